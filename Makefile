@@ -1,0 +1,44 @@
+# Every target makes .venv and installs what it needs by itself, from python3 alone, and does nothing twice.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench stress docs clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+setup: $(STAMP) ## Make .venv with everything in it
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || { echo "Making $(VENV) ..."; $(PYTHON) -m venv $(VENV); }
+	@echo "Installing paclm and its pinned dependencies (about 2 GB, a minute or two) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' 2> $(VENV)/install.log \
+		|| { cat $(VENV)/install.log; exit 1; }
+	@touch $@
+
+demo: $(STAMP) ## Run the main job on what the package brings along
+	@$(BIN)/python tools/demo.py
+
+test: lint $(STAMP) ## Lint, types and all tests
+	@$(BIN)/python -m pytest
+
+lint: $(STAMP) ## Style and types
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/mypy --no-error-summary
+
+bench: $(STAMP) ## Measure speed against named alternatives, in one run
+	@for file in bench/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+stress: $(STAMP) ## The long tests
+	@$(BIN)/python -m pytest -m stress -o addopts="-q --strict-markers --import-mode=importlib" || [ $$? -eq 5 ]
+
+docs: $(STAMP) ## Build the documentation into site/
+	@$(BIN)/mkdocs build --quiet --strict
+	@echo "Open site/index.html"
+
+clean: ## Remove what the other targets made
+	@rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,51 @@
+"""paclm: text from a language model adapted to private records, with a proof of how little it says about them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from paclm.privacy.bounds import nats_for, success_bound
+    from paclm.privacy.gaussian import release_token
+    from paclm.privacy.randomness import Coins, Noise, ResearchNoise
+    from paclm.worlds.assignment import assign_worlds
+    from paclm.worlds.workspace import Workspace
+
+# Names are loaded on first use, so that `paclm --help` and `import paclm` cost nothing.
+_HOMES = {
+    "success_bound": "paclm.privacy.bounds",
+    "nats_for": "paclm.privacy.bounds",
+    "release_token": "paclm.privacy.gaussian",
+    "Coins": "paclm.privacy.randomness",
+    "Noise": "paclm.privacy.randomness",
+    "ResearchNoise": "paclm.privacy.randomness",
+    "assign_worlds": "paclm.worlds.assignment",
+    "Workspace": "paclm.worlds.workspace",
+}
+
+__all__ = [
+    "Coins",
+    "Noise",
+    "ResearchNoise",
+    "Workspace",
+    "assign_worlds",
+    "nats_for",
+    "release_token",
+    "success_bound",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paclm' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,120 @@
+"""`paclm init`: from a pile of private text to a workspace that is ready for training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paclm.cli.console import JsonFlag, print_json
+
+if TYPE_CHECKING:
+    from paclm.worlds.creation import Created
+    from paclm.worlds.records import ReadReport
+
+
+def init(
+    workspace: Annotated[Path, typer.Argument(help="Folder to make.")],
+    corpus: Annotated[
+        str,
+        typer.Option(
+            help="A .jsonl, .csv, .tsv or .parquet file (also .gz, .xz), a folder of .txt and .md files, "
+            "a Hugging Face data set, or clinic:N for synthetic notes."
+        ),
+    ],
+    base: Annotated[str, typer.Option(help="tiny, smollm2, a folder, a .gguf file or a Hugging Face name.")],
+    worlds: Annotated[int, typer.Option(help="How many worlds; even.")] = 128,
+    seed: Annotated[
+        int, typer.Option(help="Decides who is in which world, the held-out records and the canaries.")
+    ] = 101,
+    holdout: Annotated[
+        int | None, typer.Option(help="Records no world ever sees.", show_default="min(512, 20 %)")
+    ] = None,
+    canaries: Annotated[int, typer.Option(help="Planted records, for measuring memorization; the paper has 16.")] = 0,
+    group_by: Annotated[
+        str | None, typer.Option(help="Field that says whose record it is: all records of one person go together.")
+    ] = None,
+    text_field: Annotated[str, typer.Option(help="Field or column with the text.")] = "text",
+    id_field: Annotated[
+        str | None, typer.Option(help="Field or column with the id.", show_default="id, else made from the text")
+    ] = None,
+    max_record_tokens: Annotated[int, typer.Option(help="What a record has beyond this is not trained on.")] = 2048,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out records that cannot be read.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Make a workspace from private records and a base model
+
+    Repeating the command is safe: a workspace made from the same things is left as it is.
+
+    Example usage:
+
+    \b
+        paclm init clinic --corpus notes.jsonl --base tiny --group-by patient
+        paclm init demo --corpus clinic:2000 --base tiny --worlds 32
+    """
+    from paclm.engine.base import load_tokenizer, resolve_base
+    from paclm.worlds.creation import create_workspace
+    from paclm.worlds.readers import read_corpus
+    from paclm.worlds.records import ReadOptions
+
+    options = ReadOptions(text_field=text_field, id_field=id_field, group_by=group_by, skip_bad=skip_bad)
+    read = read_corpus(corpus, options)
+    model = resolve_base(base)
+    created = create_workspace(
+        workspace,
+        corpus=read,
+        base=model,
+        tokenizer=load_tokenizer(model),
+        num_worlds=worlds,
+        seed=seed,
+        holdout=holdout,
+        num_canaries=canaries,
+        group_by=group_by,
+        max_record_tokens=max_record_tokens,
+    )
+    if as_json:
+        print_json(_figures(created, read.report))
+        return
+    for sentence in (*read.report.sentences(), *created.cautions):
+        typer.echo(f"Note: {sentence}", err=True)
+    typer.echo(_summary(created, workspace))
+
+
+def _figures(created: Created, report: ReadReport) -> dict[str, Any]:
+    manifest = created.workspace.manifest
+    return {
+        "workspace": str(created.workspace.path),
+        "is_new": created.is_new,
+        **manifest.summary,
+        "seed": manifest.arguments["seed"],
+        "base": manifest.base["name"],
+        "base_fingerprint": manifest.base["fingerprint"],
+        "notes": [*report.sentences(), *created.cautions],
+    }
+
+
+def _summary(created: Created, named: Path) -> str:
+    """What a person wants to see: counts, the unit of privacy, what was cut, what comes next."""
+    workspace = created.workspace
+    counts = workspace.manifest.summary
+    unit = "each record by itself"
+    if workspace.manifest.arguments["group_by"]:
+        unit = f"all records with the same {workspace.manifest.arguments['group_by']} ({counts['groups']:,} groups)"
+    cut = "none cut"
+    if counts["num_records_cut"]:
+        cut = f"{counts['num_records_cut']:,} cut, {counts['num_tokens_dropped']:,} tokens not trained on"
+    planted = f", {counts['canaries']} canaries planted" if counts["canaries"] else ""
+    lines = {
+        "records": f"{counts['train']:,} for the worlds, {counts['held_out']:,} held out{planted}",
+        "unit": unit,
+        "tokens": f"{counts['num_tokens']:,}; median {counts['median_per_record']:,.0f} per record, {cut}",
+        "worlds": f"{counts['worlds']}, each record in {counts['worlds'] // 2}, about "
+        f"{counts['records_per_world']:,.0f} records per world (seed {workspace.manifest.arguments['seed']})",
+        "base": f"{workspace.base.name} ({workspace.base.fingerprint[:12]})",
+    }
+    head = "Made the workspace" if created.is_new else "Already there and made from the same things; nothing done:"
+    body = "\n".join(f"  {name:<8} {said}" for name, said in lines.items())
+    next_step = f"Next: paclm train {named}" if not workspace.manifest.adapters else "Its worlds are trained."
+    return f"{head} {workspace.path}\n{body}\n{next_step}"

@@ -1,0 +1,55 @@
+"""The entry point: collects the commands and turns our errors into one sentence and exit status 2."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from paclm import __version__
+from paclm.cli.init import init
+from paclm.cli.models import models
+from paclm.cli.plan import plan
+from paclm.cli.replay import replay
+from paclm.cli.train import train
+from paclm.errors import PaclmError
+
+app = typer.Typer(
+    name="paclm",
+    help="Serve text from a language model adapted to private records, with a proof of how little it says about them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # a traceback with local variables could print what must stay private
+    rich_markup_mode=None,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"paclm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command()(init)
+app.add_typer(models, name="models")
+app.command()(plan)
+app.command()(replay)
+app.command()(train)
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app(prog_name="paclm")
+    except PaclmError as error:
+        typer.echo(f"Error: {error}", err=True)
+        sys.exit(2)

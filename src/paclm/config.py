@@ -1,0 +1,202 @@
+"""Settings and the way budgets are written. Imports nothing of ours; open to every room.
+
+Two kinds of settings, two types: what the guarantee depends on (`MechanismConfig`) and what only speed and
+memory depend on (`RuntimeConfig`). An unknown key is an error: a misspelt budget must not vanish.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal, TypeVar
+
+from paclm.errors import InvalidInput
+
+RELEASES = ("gaussian", "plurality", "mixture", "channel")
+CHARGES = ("every-token", "dissent")
+
+ReleaseName = Literal["gaussian", "plurality", "mixture", "channel"]
+ChargeName = Literal["every-token", "dissent"]
+
+_POWER = re.compile(r"(?P<base>[0-9]+(?:\.[0-9]*)?)\s*\^\s*\(?\s*(?P<exponent>[+-]?[0-9]+)\s*\)?")
+
+
+def parse_budget(text: str | float) -> float:
+    """Read a budget in nats: `2^-32`, `1e-9`, a number, or `inf` (no noise at all; studies only)."""
+    if isinstance(text, str):
+        power = _POWER.fullmatch(text.strip())
+        try:
+            value = float(power["base"]) ** int(power["exponent"]) if power else float(text)
+        except (ValueError, OverflowError, ZeroDivisionError):
+            raise InvalidInput(
+                f"The budget {text!r} is not one of: a power such as 2^-32, a number such as 1e-9, inf."
+            ) from None
+    else:
+        value = float(text)
+    if math.isnan(value) or value <= 0.0:
+        raise InvalidInput(f"A budget is a positive number of nats or inf, not {text!r}.")
+    return value
+
+
+def parse_probability(text: str | float) -> float:
+    """Read a probability strictly between 0 and 1: `1/2`, `0.51`, `51%`."""
+    try:
+        if isinstance(text, str) and text.strip().endswith("%"):
+            value = float(Fraction(text.strip()[:-1].strip()) / 100)
+        else:
+            value = float(Fraction(text.strip()) if isinstance(text, str) else text)
+    except (ValueError, ZeroDivisionError):
+        raise InvalidInput(
+            f"The probability {text!r} is none of: a fraction 1/2, a number 0.5, a percentage 50%."
+        ) from None
+    if not 0.0 < value < 1.0:
+        raise InvalidInput(f"A probability must lie strictly between 0 and 1, not {text!r}.")
+    return value
+
+
+def format_budget(nats: float) -> str:
+    """Write a budget the way people say it: exact powers of two as `2^-32`, everything else as a number."""
+    if nats > 0 and math.isfinite(nats):
+        mantissa, exponent = math.frexp(nats)
+        if mantissa == 0.5 and not -1 <= exponent - 1 <= 10:
+            return f"2^{exponent - 1}"
+    return f"{nats:.6g}"
+
+
+Config = TypeVar("Config")
+
+
+def read_settings(cls: type[Config], table: Mapping[str, Any], where: str) -> Config:
+    """Build a settings dataclass from a TOML table; an unknown or missing key is an error that lists what exists."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    unknown = sorted(set(table) - set(fields))
+    if unknown:
+        raise InvalidInput(f"Unknown setting {', '.join(unknown)} in {where}. Known: {', '.join(sorted(fields))}.")
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in table and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise InvalidInput(f"{where} needs {', '.join(missing)}: there is no default on purpose. Set it in paclm.toml.")
+    for name, value in table.items():
+        default = fields[name].default
+        if default is not dataclasses.MISSING and not _same_kind(value, default):
+            raise InvalidInput(f"{name} in {where} must be written like {default!r}, not {value!r}.")
+    return cls(**table)
+
+
+def _same_kind(value: object, default: object) -> bool:
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    if isinstance(default, float):
+        return isinstance(value, (int, float))
+    return isinstance(value, (str, list, tuple) if isinstance(default, str) else type(default))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MechanismConfig:
+    """Everything the guarantee depends on. Budgets have no default: nobody spends privacy by accident."""
+
+    per_token: float
+    """b, nats charged per token."""
+    total: float
+    """B, nats committed before the first token; the guarantee is stated at this value."""
+    release: ReleaseName = "gaussian"
+    """How votes become a token."""
+    charge: ChargeName = "every-token"
+    """Which tokens are charged."""
+    decoder: Literal["gumbel", "greedy"] = "gumbel"
+    """How a world votes: coupled Gumbel sampling, or its most likely token."""
+    temperature: float = 1.0
+    """τ of the coupled Gumbel votes."""
+    support_size: int = 200
+    """k, how many public candidates a world may vote for."""
+    on_exhausted: Literal["public", "refuse"] = "public"
+    """What happens when the budget is gone."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "per_token", parse_budget(self.per_token))
+        object.__setattr__(self, "total", parse_budget(self.total))
+        _one_of("release", self.release, RELEASES)
+        _one_of("charge", self.charge, CHARGES)
+        _one_of("decoder", self.decoder, ("gumbel", "greedy"))
+        _one_of("on_exhausted", self.on_exhausted, ("public", "refuse"))
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise InvalidInput(f"temperature must be a positive number, not {self.temperature!r}; greedy is a decoder.")
+        if self.support_size < 1:
+            raise InvalidInput(f"support_size must be at least 1, not {self.support_size!r}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeConfig:
+    """Speed and memory only: changing a field must not change which guarantee holds."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the engine runs."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the forward pass."""
+    max_sequences: int = 16
+    """How many sequences share one engine step."""
+    context: int = 512
+    """Prompt and answer together, in tokens, per sequence; at most what the base model can hold."""
+    prefill_chunk: int = 128
+    """How many prompt positions one prefill pass takes."""
+
+    def __post_init__(self) -> None:
+        _one_of("device", self.device, ("auto", "cpu", "cuda"))
+        _one_of("dtype", self.dtype, ("float32", "bfloat16"))
+        for name in ("max_sequences", "context", "prefill_chunk"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)!r}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingConfig:
+    """How every world is trained, alike. The defaults are the paper's (`tab:setup`)."""
+
+    rank: int = 8
+    """r of the adapters."""
+    alpha: float = 16.0
+    """α; an adapter is scaled by alpha / rank."""
+    targets: str | tuple[str, ...] = "auto"
+    """Which linear layers carry an adapter: `auto` (by model family), `attention`, or a list of layer names."""
+    learning_rate: float = 2e-4
+    """Of AdamW, constant."""
+    weight_decay: float = 0.01
+    """Of AdamW."""
+    batch_size: int = 8
+    """Blocks per step and world."""
+    epochs: int = 2
+    """How often a world sees each of its records."""
+    coupled: bool = True
+    """All worlds start from the same adapter and walk the same order of records: they then agree more often."""
+    block_tokens: int = 0
+    """Length of a training block; 0 is the context of the base model."""
+    max_record_tokens: int = 2048
+    """What a record has beyond this many tokens is not trained on."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.targets, str):
+            object.__setattr__(self, "targets", tuple(self.targets))
+        for name in ("rank", "batch_size", "epochs", "max_record_tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)!r}.")
+        for name in ("alpha", "learning_rate"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise InvalidInput(f"{name} must be a positive number, not {getattr(self, name)!r}.")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise InvalidInput(f"weight_decay must be a number of at least 0, not {self.weight_decay!r}.")
+        if self.block_tokens != 0 and self.block_tokens < 2:
+            raise InvalidInput(f"block_tokens must be at least 2, or 0 for the context, not {self.block_tokens!r}.")
+        if not self.targets:
+            raise InvalidInput("targets must be auto, attention or a list of at least one layer name.")
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidInput(f"{name} must be one of {', '.join(allowed)}, not {value!r}.")

@@ -1,0 +1,1 @@
+"""The only room that ever holds the secret: it turns votes into released tokens."""

@@ -1,0 +1,278 @@
+"""Every world's adapter, stacked: which layers are adapted, the tensors (m, …), and the one file they live in.
+
+    y = W x + (α / r) · B_w A_w x          A_w (r, in), B_w (out, r), one pair per world w and target layer
+
+Knows nothing of who is in which world, nor which world is realized: all worlds are alike here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from paclm.errors import EngineError, InvalidInput
+
+FORMAT = "paclm-adapters-1"
+GPT2_TARGETS = ("c_attn", "c_proj")
+LLAMA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterSpec:
+    """What an adapter is made of. `targets` empty: the family's default layers."""
+
+    rank: int = 8
+    """r, the inner size of each adapter."""
+    alpha: float = 16.0
+    """α; the adapter's output is scaled by α / r."""
+    dropout: float = 0.0
+    """Dropout on the adapter's input while training."""
+    targets: tuple[str, ...] = ()
+    """Last parts of the names of the adapted layers."""
+    attention_only: bool = False
+    """Keep only targets inside attention blocks (GPT-2's `c_proj` exists in both attention and MLP)."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "targets", tuple(self.targets))
+        if self.rank < 1:
+            raise InvalidInput(f"An adapter's rank must be at least 1, not {self.rank!r}.")
+        if not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise InvalidInput(f"An adapter's alpha must be a positive number, not {self.alpha!r}.")
+        if not 0.0 <= self.dropout < 1.0:
+            raise InvalidInput(f"An adapter's dropout must lie in [0, 1), not {self.dropout!r}.")
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One adapted layer of the base model."""
+
+    name: str
+    num_in: int
+    num_out: int
+
+
+def linear_layers(model: nn.Module) -> dict[str, Target]:
+    """Every layer of the model that could carry an adapter, by full name; the output head is not among them."""
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    layers: dict[str, Target] = {}
+    for name, module in model.named_modules():
+        if module is head:
+            continue
+        if isinstance(module, nn.Linear):
+            layers[name] = Target(name, module.in_features, module.out_features)
+        elif isinstance(module, Conv1D):
+            num_in, num_out = module.weight.shape
+            layers[name] = Target(name, int(num_in), int(num_out))
+    return layers
+
+
+def find_targets(model: nn.Module, spec: AdapterSpec) -> tuple[Target, ...]:
+    """The layers that `spec` adapts, in model order; a name that matches nothing is refused with what exists."""
+    layers = linear_layers(model)
+    leaves = sorted({name.rsplit(".", 1)[-1] for name in layers})
+    wanted = spec.targets or _family_targets(model, leaves)
+    found = [target for name, target in layers.items() if any(_matches(name, want) for want in wanted)]
+    unmatched = [want for want in wanted if not any(_matches(name, want) for name in layers)]
+    if unmatched:
+        raise EngineError(
+            f"No layer of this model is called {', '.join(unmatched)}. Layers that can be adapted: {', '.join(leaves)}."
+        )
+    if spec.attention_only:
+        found = [target for target in found if _in_attention(target.name)]
+        if not found:
+            raise EngineError(
+                f"None of the layers {', '.join(wanted)} lies inside an attention block of this model. "
+                "Name other targets, or turn attention_only off."
+            )
+    return tuple(found)
+
+
+def num_parameters(targets: tuple[Target, ...], spec: AdapterSpec) -> int:
+    """Trained numbers in one world's adapter."""
+    return sum(spec.rank * (target.num_in + target.num_out) for target in targets)
+
+
+def _matches(name: str, want: str) -> bool:
+    return name == want or name.endswith("." + want)
+
+
+def _in_attention(name: str) -> bool:
+    return any("attn" in part or "attention" in part for part in name.split(".")[:-1])
+
+
+def _family_targets(model: nn.Module, leaves: list[str]) -> tuple[str, ...]:
+    for family in (GPT2_TARGETS, LLAMA_TARGETS):
+        if set(family) <= set(leaves):
+            return family
+    kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    raise EngineError(
+        f"paclm has no default adapter targets for a model of type {kind!r}. Set targets in [training]; "
+        f"layers that can be adapted: {', '.join(leaves) or 'none'}."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterStack:
+    """All worlds' adapters over one base model, one pair of tensors per target layer."""
+
+    spec: AdapterSpec
+    base: str
+    """Fingerprint of the base model they were trained on."""
+    A: Mapping[str, Tensor]
+    """layer → (m, r, in)"""
+    B: Mapping[str, Tensor]
+    """layer → (m, out, r)"""
+
+    def __post_init__(self) -> None:
+        if not self.A or set(self.A) != set(self.B):
+            raise EngineError(
+                "An adapter stack needs both an A and a B for each of its layers, and at least one layer."
+            )
+        worlds, rank = self.num_worlds, self.spec.rank
+        for layer, a in self.A.items():
+            b = self.B[layer]
+            if (
+                a.ndim != 3
+                or b.ndim != 3
+                or a.shape[:2] != (worlds, rank)
+                or (b.shape[0], b.shape[2]) != (worlds, rank)
+            ):
+                raise EngineError(
+                    f"The adapters of layer {layer} have shapes {tuple(a.shape)} and {tuple(b.shape)}; "
+                    f"{worlds} worlds of rank {rank} need ({worlds}, {rank}, in) and ({worlds}, out, {rank})."
+                )
+
+    @property
+    def num_worlds(self) -> int:
+        return int(next(iter(self.A.values())).shape[0])
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return tuple(self.A)
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in one world's adapter."""
+        return sum(a[0].numel() + self.B[layer][0].numel() for layer, a in self.A.items())
+
+    @classmethod
+    def initial(
+        cls, targets: tuple[Target, ...], spec: AdapterSpec, num_worlds: int, seed: int, base: str, coupled: bool = True
+    ) -> AdapterStack:
+        """Adapters as they are before training: A uniform in ±1/√in, B zero. Coupled: the same A in every world."""
+        if num_worlds < 1:
+            raise InvalidInput(f"A stack needs at least 1 world, not {num_worlds!r}.")
+        generator = torch.Generator().manual_seed(seed)
+        A, B = {}, {}
+        for target in targets:
+            draws = 1 if coupled else num_worlds
+            a = torch.empty(draws, spec.rank, target.num_in).uniform_(-1.0, 1.0, generator=generator)
+            A[target.name] = (a / math.sqrt(target.num_in)).expand(num_worlds, -1, -1).clone()  # (m, r, in)
+            B[target.name] = torch.zeros(num_worlds, target.num_out, spec.rank)  # (m, out, r)
+        return cls(spec, base, A, B)
+
+    def worlds(self, which: slice | list[int]) -> AdapterStack:
+        """The stack of some of the worlds, in the order given."""
+        return AdapterStack(
+            self.spec,
+            self.base,
+            {layer: a[which] for layer, a in self.A.items()},
+            {layer: b[which] for layer, b in self.B.items()},
+        )
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> AdapterStack:
+        return AdapterStack(
+            self.spec,
+            self.base,
+            {layer: a.to(device=device, dtype=dtype) for layer, a in self.A.items()},
+            {layer: b.to(device=device, dtype=dtype) for layer, b in self.B.items()},
+        )
+
+    def with_public(self) -> AdapterStack:
+        """One more world at the end, whose adapter is zero: the public model, riding along."""
+        return AdapterStack(
+            self.spec,
+            self.base,
+            {layer: torch.cat([a, a.new_zeros(1, *a.shape[1:])]) for layer, a in self.A.items()},
+            {layer: torch.cat([b, b.new_zeros(1, *b.shape[1:])]) for layer, b in self.B.items()},
+        )
+
+    def check_fits(self, targets: Mapping[str, Target], fingerprint: str | None = None) -> None:
+        """Refuse a base model that these adapters do not belong to."""
+        if fingerprint is not None and fingerprint != self.base:
+            raise EngineError(
+                f"These adapters were trained on the base model {self.base}, but this one is {fingerprint}. "
+                "Open the workspace with the base model it was made with."
+            )
+        for layer, a in self.A.items():
+            target = targets.get(layer)
+            if target is None:
+                raise EngineError(
+                    f"The adapters name a layer {layer} that the base model does not have. "
+                    f"Its layers: {', '.join(sorted(targets)[:12])} …"
+                )
+            if (a.shape[2], self.B[layer].shape[1]) != (target.num_in, target.num_out):
+                raise EngineError(
+                    f"Layer {layer} maps {target.num_in} to {target.num_out} numbers, "
+                    f"its adapters map {a.shape[2]} to {self.B[layer].shape[1]}: they belong to another model."
+                )
+
+    def save(self, path: Path) -> None:
+        """Write one safetensors file; it appears whole or not at all."""
+        tensors = {f"{layer}.A": a.detach().cpu().contiguous() for layer, a in self.A.items()}
+        tensors |= {f"{layer}.B": b.detach().cpu().contiguous() for layer, b in self.B.items()}
+        metadata = {"format": FORMAT, "base": self.base, "spec": json.dumps(asdict(self.spec))}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        save_file(tensors, partial, metadata=metadata)
+        os.replace(partial, path)
+
+    @classmethod
+    def load(cls, path: Path, worlds: slice | None = None) -> AdapterStack:
+        """Map the file into memory (all worlds), or read only some of them."""
+        if not path.is_file():
+            raise EngineError(f"There are no adapters at {path}. Train them first: paclm train WORKSPACE")
+        try:
+            with safe_open(path, framework="pt") as file:
+                spec, base = _read_metadata(path, file.metadata())
+                A: dict[str, Tensor] = {}
+                B: dict[str, Tensor] = {}
+                for key in file.keys():  # noqa: SIM118 - a safetensors file is not a mapping
+                    layer, _, kind = key.rpartition(".")
+                    tensor = file.get_tensor(key) if worlds is None else file.get_slice(key)[worlds]
+                    (A if kind == "A" else B)[layer] = tensor
+        except SafetensorError as error:
+            raise EngineError(
+                f"{path} cannot be read as adapters ({error}). Train again or restore the file."
+            ) from error
+        order = sorted(A, key=_natural)
+        return cls(spec, base, {layer: A[layer] for layer in order}, {layer: B[layer] for layer in order if layer in B})
+
+
+def _read_metadata(path: Path, metadata: dict[str, str] | None) -> tuple[AdapterSpec, str]:
+    found = (metadata or {}).get("format")
+    if metadata is None or found != FORMAT:
+        raise EngineError(f"{path} is not a stack of adapters: its format is {found!r}, this version reads {FORMAT!r}.")
+    fields: dict[str, Any] = json.loads(metadata["spec"])
+    return AdapterSpec(**fields), metadata["base"]
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Sort key that puts h.2 before h.10."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]

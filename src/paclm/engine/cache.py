@@ -1,0 +1,55 @@
+"""Keys and values of every world for every running sequence, allocated once.
+
+Slot-major: the first n slots are one block of memory, whatever the capacity, so that a step over n sequences reads
+views and never copies. Adapters touch keys and values, so no two worlds can share them, not even for the prompt.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """keys[layer], values[layer]: (slots, W, kv heads, positions, head size)."""
+
+    def __init__(
+        self, num_layers: int, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+
+    @property
+    def num_slots(self) -> int:
+        return int(self.keys[0].shape[0])
+
+    @property
+    def capacity(self) -> int:
+        """Positions per sequence."""
+        return int(self.keys[0].shape[3])
+
+    def write_block(self, layer: int, slot: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put keys and values (W, heads, c, size) at positions start … start+c; everything of the slot so far."""
+        end = start + keys.shape[2]
+        all_keys, all_values = self.keys[layer][slot, :, :, :end], self.values[layer][slot, :, :, :end]
+        all_keys[:, :, start:] = keys
+        all_values[:, :, start:] = values
+        return all_keys, all_values
+
+    def write_step(
+        self, layer: int, positions: Tensor, reach: int, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Put keys and values (n, W, heads, size) of the first n slots, each at its own position.
+
+        Returns views of the first `reach` positions, one row per slot, world and head: (n·W·heads, reach, size).
+        """
+        n = positions.shape[0]
+        slots = torch.arange(n, device=positions.device)
+        self.keys[layer][slots, :, :, positions] = keys
+        self.values[layer][slots, :, :, positions] = values
+        return self.keys[layer][:n, :, :, :reach].flatten(0, 2), self.values[layer][:n, :, :, :reach].flatten(0, 2)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of one slot to another."""
+        for tensor in (*self.keys, *self.values):
+            tensor[target, :, :, :length] = tensor[source, :, :, :length]

@@ -1,0 +1,132 @@
+"""What training keeps on disk while it runs: finished groups, and the middle of the group under way.
+
+    run.json                  what is being trained, by hash; a resumed run must be the same
+    group-0003.safetensors    the adapters of a finished group
+    current.safetensors       rows, moments and position of the group under way
+
+Files appear whole or not at all. A run that was killed goes on at the last of them, and ends with the same adapters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from paclm.engine.schedule import Schedule
+from paclm.errors import EngineError
+from paclm.worlds.storage import make_private_folder, write_private_json
+
+RUN_FILE = "run.json"
+CURRENT_FILE = "current.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where the group under way stands."""
+
+    group: int
+    num_steps: int
+    rows: Tensor
+    first: Tensor
+    second: Tensor
+
+
+def identify_run(schedule: Schedule, details: Mapping[str, Any]) -> str:
+    """A hash of everything that decides the adapters: blocks, membership, order and settings."""
+    digest = hashlib.sha256()
+    blocks = schedule.blocks
+    for array in (blocks.tokens, blocks.starts, blocks.records, blocks.repetitions, schedule.membership):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    plain = {key: getattr(schedule, key) for key in ("batch_size", "epochs", "seed", "coupled")}
+    digest.update(json.dumps({**plain, **details}, sort_keys=True, default=str).encode())
+    return digest.hexdigest()
+
+
+class Checkpoints:
+    """The folder of a training run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def begin(self, run: str, worlds_per_step: int) -> None:
+        """Start afresh: what an earlier run left is deleted."""
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.folder)
+        write_private_json(self.folder / RUN_FILE, {"run": run, "worlds_per_step": worlds_per_step})
+
+    def worlds_per_step(self, run: str) -> int | None:
+        """How the run that is to be resumed shares out its worlds; None when there is nothing to resume."""
+        path = self.folder / RUN_FILE
+        if not path.is_file():
+            return None
+        found = json.loads(path.read_text())
+        if found["run"] != run:
+            raise EngineError(
+                f"The training run in {self.folder} cannot be resumed: records, worlds, settings, seed or base model "
+                "are not what they were. Start again without --resume."
+            )
+        return int(found["worlds_per_step"])
+
+    def save_group(self, group: int, tensors: Mapping[str, Tensor]) -> None:
+        """Keep a finished group; the position inside it is no longer needed."""
+        self._save(self._group_file(group), tensors, {})
+        (self.folder / CURRENT_FILE).unlink(missing_ok=True)
+
+    def load_group(self, group: int) -> dict[str, Tensor] | None:
+        path = self._group_file(group)
+        return _read(path, load_file) if path.is_file() else None
+
+    def save_position(self, position: Position) -> None:
+        tensors = {name: getattr(position, name) for name in ("rows", "first", "second")}
+        self._save(
+            self.folder / CURRENT_FILE, tensors, {"group": str(position.group), "num_steps": str(position.num_steps)}
+        )
+
+    def load_position(self, group: int) -> Position | None:
+        """Where `group` was left, if it was."""
+        path = self.folder / CURRENT_FILE
+        if not path.is_file():
+            return None
+        tensors, notes = _read(path, _with_notes)
+        if int(notes["group"]) != group:
+            return None
+        return Position(group, int(notes["num_steps"]), **tensors)
+
+    def remove(self) -> None:
+        """Everything is in its final place."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _group_file(self, group: int) -> Path:
+        return self.folder / f"group-{group:04d}.safetensors"
+
+    def _save(self, path: Path, tensors: Mapping[str, Tensor], notes: dict[str, str]) -> None:
+        partial = path.with_name(path.name + ".partial")
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, partial, notes)
+        partial.chmod(0o600)
+        os.replace(partial, path)
+
+
+def _with_notes(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with safe_open(path, framework="pt") as file:
+        notes: dict[str, str] = file.metadata() or {}
+        return {name: file.get_tensor(name) for name in file.keys()}, notes  # noqa: SIM118
+
+
+def _read(path: Path, reader: Any) -> Any:
+    try:
+        return reader(path)
+    except SafetensorError as error:
+        raise EngineError(f"{path} is damaged ({error}). Train again without --resume.") from error

@@ -1,0 +1,275 @@
+"""Running sequences, and every world's vote on each. This is all the curator sees of the models.
+
+    handle = engine.add(tokens, max_new_tokens=64)
+    ballot = engine.step([handle], coins, temperature=1.0)      one batched pass: all worlds, all sequences
+    engine.append(handle, token)                                the token that was released
+    engine.remove(handle)
+
+The engine is never told which world is realized, holds no budget and draws no randomness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paclm.engine.determinism import FloatArray, IntArray
+from paclm.engine.model import WorldsModel
+from paclm.engine.steps import PlainStep, Step, Tally
+from paclm.engine.votes import coupled_votes, support_logits, top_tokens
+from paclm.errors import EngineError, InvalidInput
+
+
+class VoteSource(Protocol):
+    """Every world's vote on one context. Cannot leak the realized world: it is never told which it is."""
+
+    def votes(self, context: Sequence[int], coins: FloatArray | None) -> IntArray:
+        """(k,) coins, or None for greedy → (m,) token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """Every world's vote on n contexts."""
+
+    support: IntArray
+    """(n, k) token ids, the public model's favourite first"""
+    votes: IntArray
+    """(n, m) token ids, each in the support of its row"""
+    public: IntArray
+    """(n,) what the public model would have voted, same rule and coins"""
+
+
+@dataclass(slots=True)
+class Running:
+    """One sequence: all but its last token are in the cache."""
+
+    handle: int
+    tokens: list[int] = field(repr=False)
+    limit: int
+
+
+class Engine:
+    """All worlds in one batched forward pass, for several sequences at once."""
+
+    def __init__(
+        self, model: WorldsModel, support_size: int = 200, prefill_chunk: int = 128, step: Step | None = None
+    ) -> None:
+        vocabulary = int(model.head.shape[0])
+        if not 1 <= support_size <= vocabulary:
+            raise InvalidInput(
+                f"support_size must lie between 1 and the vocabulary's {vocabulary}, not {support_size}."
+            )
+        self._model = model
+        self._step = step or PlainStep(model, support_size)
+        self._support_size = support_size
+        self._chunk = prefill_chunk
+        self._running: list[Running] = []  # index = slot; always without gaps
+        self._next_handle = 0
+        self._is_reading = False  # a text passes through the first free slot
+
+    @property
+    def num_worlds(self) -> int:
+        """m, without the public model."""
+        return self._model.num_worlds - 1
+
+    @property
+    def support_size(self) -> int:
+        return self._support_size
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self._model.head.shape[0])
+
+    @property
+    def context(self) -> int:
+        """Positions one sequence may use."""
+        return self._model.context
+
+    @property
+    def num_free(self) -> int:
+        """Sequences that can still be added."""
+        return self._model.num_slots - len(self._running)
+
+    def add(self, tokens: Sequence[int], max_new_tokens: int = 0) -> int:
+        """Start a sequence: prefill all but its last token, and return its handle."""
+        self._check_tokens(tokens)
+        asked = len(tokens) + max_new_tokens
+        if asked > self.context:
+            raise InvalidInput(
+                f"The prompt has {len(tokens)} tokens and {max_new_tokens} more were asked for, {asked} together; "
+                f"the context holds {self.context}. Shorten the prompt or ask for fewer tokens."
+            )
+        self._check_idle()
+        if not self.num_free:
+            raise EngineError(
+                f"All {self._model.num_slots} sequences of the engine are running. Wait for one to end, "
+                "or raise max_sequences in [runtime]."
+            )
+        slot = len(self._running)
+        for _, _ in self._prefill(tokens[:-1], slot):
+            pass
+        self._running.append(Running(self._next_handle, list(tokens), asked if max_new_tokens else self.context))
+        self._next_handle += 1
+        return self._running[-1].handle
+
+    def step(
+        self,
+        handles: Sequence[int] | None = None,
+        coins: FloatArray | None = None,
+        temperature: float | Sequence[float] = 1.0,
+    ) -> Ballot:
+        """Every world's vote on the next token of each sequence (all running ones by default), in the order given.
+
+        coins: (n, k) Gumbel, one row per sequence, or None for greedy votes. Repeating a step changes nothing.
+        """
+        if not self._running:
+            raise EngineError("No sequence is running. Add one before asking for votes.")
+        self._check_idle()
+        slots = [self._slot(handle) for handle in handles] if handles is not None else list(range(len(self._running)))
+        tally = self._tally(slots, coins, temperature)
+        return Ballot(tally.support[slots], tally.votes[slots, :-1], tally.votes[slots, -1])
+
+    def append(self, handle: int, token: int) -> None:
+        """Continue a sequence with one token."""
+        sequence = self._running[self._slot(handle)]
+        self._check_tokens([token])
+        if len(sequence.tokens) >= sequence.limit:
+            raise EngineError(f"The sequence already has all {sequence.limit} tokens it was started for.")
+        sequence.tokens.append(int(token))
+
+    def remove(self, handle: int) -> None:
+        """End a sequence; the last slot moves into the gap, so that a step never computes an empty one."""
+        slot = self._slot(handle)
+        last = self._running.pop()
+        if slot < len(self._running):
+            self._model.move(len(self._running), slot, len(last.tokens) - 1)
+            self._running[slot] = last
+
+    def tokens(self, handle: int) -> list[int]:
+        """The sequence so far."""
+        return list(self._running[self._slot(handle)].tokens)
+
+    def votes(self, context: Sequence[int], coins: FloatArray | None = None, temperature: float = 1.0) -> IntArray:
+        """Every world's vote on one context (m,); greedy without coins."""
+        votes: IntArray = self.ballot(context, coins, temperature).votes[0]
+        return votes
+
+    def ballot(self, context: Sequence[int], coins: FloatArray | None = None, temperature: float = 1.0) -> Ballot:
+        """Support, votes and public token on one context."""
+        handle = self.add(context)
+        try:
+            return self.step([handle], None if coins is None else np.asarray(coins)[None, :], temperature)
+        finally:
+            self.remove(handle)
+
+    def probe(self, context: Sequence[int], coins: FloatArray | None) -> tuple[IntArray, FloatArray]:
+        """Votes (m,) on one context and all logits they came from (W, k): for self-tests."""
+        handle = self.add(context)
+        try:
+            slot = self._slot(handle)
+            tally = self._tally([slot], None if coins is None else coins[None, :], 1.0)
+            return tally.votes[slot, :-1], tally.logits[slot].cpu().numpy()
+        finally:
+            self.remove(handle)
+
+    def hidden_states(self, tokens: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """Last hidden states of all worlds along a text, in chunks: (first position, (W, c, d)). Uses a free slot."""
+        self._check_tokens(tokens)
+        if len(tokens) > self.context:
+            raise InvalidInput(f"A text of {len(tokens)} tokens does not fit the context of {self.context}.")
+        if not self.num_free:
+            raise EngineError("All sequences of the engine are running; a text needs one free. Remove one first.")
+        self._is_reading = True
+        try:
+            yield from self._prefill(tokens, len(self._running))
+        finally:
+            self._is_reading = False
+
+    @torch.inference_mode()
+    def restricted(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Support (n, k) and every world's logits inside it (n, W, k), from hidden states (W, n, d)."""
+        support = top_tokens(self._step.public_logits(hidden[-1]), self._support_size)
+        return support, support_logits(hidden, self._model.head, support)
+
+    def teacher_forced(
+        self,
+        tokens: Sequence[int],
+        window: int,
+        coins: Callable[[int], FloatArray] | None = None,
+        temperature: float = 1.0,
+    ) -> Iterator[Ballot]:
+        """Votes on every position of a text given the true tokens before it; position i votes on tokens[i + 1].
+
+        The text is cut into windows that overlap by one token, so that every token but the first is voted on once.
+        `coins(n)` returns the coins of the next n positions, (n, k).
+        """
+        if not 2 <= window <= self.context:
+            raise InvalidInput(f"A window must hold between 2 tokens and the context's {self.context}, not {window}.")
+        if len(tokens) < 2:
+            raise InvalidInput(f"A text of {len(tokens)} tokens has no position to vote on; it needs at least 2.")
+        for start in range(0, len(tokens) - 1, window - 1):
+            for _, hidden in self.hidden_states(tokens[start : min(start + window, len(tokens)) - 1]):
+                support, logits = self.restricted(hidden)
+                n = support.shape[0]
+                drawn = None
+                if coins is not None:
+                    checked = _checked_coins(coins(n), (n, self._support_size))
+                    drawn = torch.from_numpy(checked).to(logits.device)
+                votes = coupled_votes(logits, support, drawn, float(_checked_temperature(temperature))).cpu().numpy()
+                yield Ballot(support.cpu().numpy(), votes[:, :-1], votes[:, -1])
+
+    def _tally(self, slots: list[int], coins: FloatArray | None, temperature: float | Sequence[float]) -> Tally:
+        """One step of everything that runs; coins and temperature belong to `slots`, the others vote greedily."""
+        n = len(self._running)
+        all_coins = np.zeros((n, self._support_size), dtype=np.float32)
+        tau = np.zeros(n, dtype=np.float32)
+        if coins is not None:
+            all_coins[slots] = _checked_coins(coins, (len(slots), self._support_size))
+            tau[slots] = _checked_temperature(temperature)
+        tokens = np.array([sequence.tokens[-1] for sequence in self._running])
+        positions = np.array([len(sequence.tokens) - 1 for sequence in self._running])
+        return self._step(tokens, positions, all_coins, tau)
+
+    def _prefill(self, tokens: Sequence[int], slot: int) -> Iterator[tuple[int, Tensor]]:
+        ids = torch.tensor(list(tokens), dtype=torch.long, device=self._model.head.device)
+        for start in range(0, len(tokens), self._chunk):
+            yield start, self._model.prefill(ids[start : start + self._chunk], start, slot)
+
+    def _check_idle(self) -> None:
+        if self._is_reading:
+            raise EngineError("The engine is in the middle of a text. Read it to its end, or close it, first.")
+
+    def _slot(self, handle: int) -> int:
+        for slot, sequence in enumerate(self._running):
+            if sequence.handle == handle:
+                return slot
+        raise EngineError(f"No sequence {handle} is running; it was removed or never added.")
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        if len(tokens) == 0:
+            raise InvalidInput("A sequence needs at least one token; start it with the tokenizer's start token.")
+        if min(tokens) < 0 or max(tokens) >= self.vocabulary:
+            raise InvalidInput(f"Token ids must lie between 0 and {self.vocabulary - 1}; one of those given does not.")
+
+
+def _checked_coins(coins: FloatArray, shape: tuple[int, int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    array = np.asarray(coins)
+    if array.shape != shape or array.dtype not in (np.float32, np.float64):
+        raise InvalidInput(
+            f"Coins must be float32 or float64 of shape {shape} (sequences, support), not {array.dtype} {array.shape}."
+        )
+    if not np.isfinite(array).all():
+        raise InvalidInput("Coins must be finite numbers.")
+    return array.astype(np.float32)
+
+
+def _checked_temperature(temperature: float | Sequence[float]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    tau = np.asarray(temperature, dtype=np.float32)
+    if not (np.isfinite(tau).all() and (tau >= 0).all()):
+        raise InvalidInput(f"temperature must be a number of at least 0, not {temperature!r}.")
+    return tau

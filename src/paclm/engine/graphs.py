@@ -1,0 +1,134 @@
+"""The decode step as CUDA graphs: recorded once per batch size, then replayed with a single launch.
+
+A graph has fixed shapes. Sequences are padded to the next recorded number; the padding runs in free slots and is
+thrown away. Inputs go up in two copies, support and votes come down in one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paclm.engine.determinism import FloatArray, IntArray
+from paclm.engine.kernels.ballots import cast_votes, public_keys
+from paclm.engine.model import WorldsModel
+from paclm.engine.steps import PlainStep, Tally
+from paclm.engine.votes import tokens_of_keys
+
+_REACH_STEP = 128
+
+
+class FusedStep(PlainStep):
+    """The step with logits, support and votes by kernels."""
+
+    def run(
+        self, tokens: Tensor, positions: Tensor, coins: Tensor, temperature: Tensor, reach: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        hidden = self._model.decode(tokens, positions, reach)  # (W, n, d)
+        keys = public_keys(hidden[-1], self._model.head)
+        support = tokens_of_keys(torch.topk(keys, self._support_size, dim=-1).values)
+        votes, logits = cast_votes(hidden, self._model.head, support, coins, temperature)
+        return support, votes, logits
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One graph with the tensors it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    integers: Tensor
+    """(2, n) tokens and positions"""
+    numbers: Tensor
+    """(n, k + 1) coins and temperature"""
+    outcome: Tensor
+    """(n, k + W) support and votes"""
+    logits: Tensor
+    """(n, W, k)"""
+    staged_integers: Tensor
+    staged_numbers: Tensor
+    staged_outcome: Tensor
+
+
+class GraphStep:
+    """Replays a step; records it on first use of a batch size."""
+
+    def __init__(self, step: PlainStep, model: WorldsModel, support_size: int, reads_whole_reach: bool) -> None:
+        self._step = step
+        self._model = model
+        self._support_size = support_size
+        self._reads_whole_reach = reads_whole_reach
+        self._recordings: dict[tuple[int, int], Recording] = {}
+        self._pool: Any = None
+
+    def public_logits(self, hidden: Tensor) -> Tensor:
+        return self._step.public_logits(hidden)
+
+    def __call__(self, tokens: IntArray, positions: IntArray, coins: FloatArray, temperature: FloatArray) -> Tally:
+        n, k = len(tokens), self._support_size
+        recording = self.recording(n, int(positions.max()) + 1)
+        recording.staged_integers.zero_()
+        recording.staged_integers[0, :n] = torch.from_numpy(tokens)
+        recording.staged_integers[1, :n] = torch.from_numpy(positions)
+        recording.staged_numbers[:n, :k] = torch.from_numpy(coins)
+        recording.staged_numbers[:n, k] = torch.from_numpy(temperature)
+        recording.integers.copy_(recording.staged_integers, non_blocking=True)
+        recording.numbers.copy_(recording.staged_numbers, non_blocking=True)
+        recording.graph.replay()
+        recording.staged_outcome.copy_(recording.outcome, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+        outcome = recording.staged_outcome[:n].numpy().astype(np.int64)  # a copy: the staging area is used again
+        return Tally(outcome[:, :k], outcome[:, k:], recording.logits[:n])
+
+    def recording(self, n: int, reach: int) -> Recording:
+        """The graph for n sequences (padded) whose positions lie below reach (padded)."""
+        size = min(1 << (n - 1).bit_length(), self._model.num_slots)
+        if self._reads_whole_reach:
+            reach = min(-(-reach // _REACH_STEP) * _REACH_STEP, self._model.context)
+        else:
+            reach = self._model.context
+        if (size, reach) not in self._recordings:
+            self._recordings[size, reach] = self._record(size, reach)
+        return self._recordings[size, reach]
+
+    @torch.inference_mode()
+    def _record(self, n: int, reach: int) -> Recording:
+        device, k = self._model.head.device, self._support_size
+        integers = torch.zeros(2, n, dtype=torch.long, device=device)
+        numbers = torch.zeros(n, k + 1, device=device)
+
+        def run() -> tuple[Tensor, Tensor]:
+            coins, temperature = numbers[:, :k].contiguous(), numbers[:, k].contiguous()
+            support, votes, logits = self._step.run(integers[0], integers[1], coins, temperature, reach)
+            return torch.cat([support, votes], 1).int(), logits
+
+        kept = self._protect(n)  # the rehearsal writes at position 0 of slots that may be in use
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            run()  # compiles kernels and lets the libraries allocate, which recording must not do
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outcome, logits = run()
+        self._pool = self._pool or graph.pool()
+        self._restore(kept)
+        return Recording(
+            graph, integers, numbers, outcome, logits,
+            torch.zeros(2, n, dtype=torch.long, pin_memory=True),
+            torch.zeros(n, k + 1, pin_memory=True),
+            torch.zeros(n, outcome.shape[1], dtype=torch.int32, pin_memory=True),
+        )  # fmt: skip
+
+    def _protect(self, n: int) -> list[Tensor]:
+        cache = getattr(self._model, "cache", None)
+        return [t[:n, :, :, 0].clone() for t in (*cache.keys, *cache.values)] if cache is not None else []
+
+    def _restore(self, kept: list[Tensor]) -> None:
+        cache = getattr(self._model, "cache", None)
+        if cache is not None:
+            for tensor, values in zip((*cache.keys, *cache.values), kept, strict=True):
+                tensor[: values.shape[0], :, :, 0] = values

@@ -1,0 +1,1 @@
+"""Triton kernels of the decode step. Imported on CUDA only; each has a plain twin in `paclm.engine.stacked`."""

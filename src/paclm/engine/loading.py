@@ -1,0 +1,129 @@
+"""From a workspace, or from a model and its adapters, to a running engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paclm.config import RuntimeConfig
+from paclm.engine.adapters import AdapterStack, linear_layers
+from paclm.engine.determinism import set_deterministic
+from paclm.engine.engine import Engine
+from paclm.engine.memory import MemoryPlan, available_memory, plan_memory, shape_of
+from paclm.engine.model import WorldsModel
+from paclm.engine.patched import PatchedModel
+from paclm.engine.stacked import StackedModel
+from paclm.engine.steps import PlainStep, Step
+from paclm.engine.weights import take_apart, unsupported
+from paclm.errors import EngineError
+
+if TYPE_CHECKING:
+    from paclm.worlds.workspace import Workspace
+
+WORLDS_FILE = "worlds.safetensors"
+FULL_FILE = "full.safetensors"
+
+
+def pick_device(setting: str) -> torch.device:
+    """`auto` is the GPU where there is one."""
+    if setting == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if setting == "cuda" and not torch.cuda.is_available():
+        raise EngineError('No CUDA device is visible to torch. Set device = "cpu" or "auto" in [runtime].')
+    return torch.device(setting)
+
+
+def model_context(model: Any) -> int:
+    """Positions the base model can hold."""
+    return int(model.config.max_position_embeddings)
+
+
+def plan_engine(model: Any, stack: AdapterStack, runtime: RuntimeConfig, support_size: int) -> MemoryPlan:
+    """What `build_engine` will take; the model may be on the meta device."""
+    return plan_memory(
+        shape_of(model, stack.num_parameters, stack.num_worlds),
+        getattr(torch, runtime.dtype),
+        max_sequences=runtime.max_sequences,
+        context=min(runtime.context, model_context(model)),
+        prefill_chunk=runtime.prefill_chunk,
+        support_size=support_size,
+    )
+
+
+def build_engine(
+    model: Any,
+    stack: AdapterStack,
+    runtime: RuntimeConfig | None = None,
+    support_size: int = 200,
+    fingerprint: str | None = None,
+) -> Engine:
+    """An engine over a loaded Hugging Face model, which it takes over. Sets torch's switches for the process."""
+    runtime = runtime or RuntimeConfig()
+    set_deterministic()
+    stack.check_fits(linear_layers(model), fingerprint)
+    device = pick_device(runtime.device)
+    plan = plan_engine(model, stack, runtime, support_size)
+    plan.check(available_memory(device))
+    context = min(runtime.context, model_context(model))
+    try:
+        model = model.eval().to(device=device, dtype=getattr(torch, runtime.dtype))
+        worlds, step = _assemble(model, stack, runtime.max_sequences, context, support_size)
+    except torch.OutOfMemoryError as error:
+        raise EngineError(
+            f"Out of GPU memory while loading; the plan was {plan}. Lower max_sequences or context in [runtime]."
+        ) from error
+    return Engine(worlds, support_size, runtime.prefill_chunk, step)
+
+
+def _assemble(
+    model: Any, stack: AdapterStack, num_slots: int, context: int, support_size: int
+) -> tuple[WorldsModel, Step]:
+    """The fastest forward pass and step that this model and device allow."""
+    if unsupported(model) is not None:
+        patched = PatchedModel(model, stack, num_slots, context)
+        return patched, PlainStep(patched, support_size)
+    weights = take_apart(model, stack, context)
+    if weights.device.type != "cuda":
+        stacked = StackedModel(weights, num_slots)
+        return stacked, PlainStep(stacked, support_size)
+    from paclm.engine.fused import FusedModel, uncovered
+    from paclm.engine.graphs import FusedStep, GraphStep
+
+    if uncovered(weights) is None:
+        fused = FusedModel(weights, num_slots)
+        return fused, GraphStep(FusedStep(fused, support_size), fused, support_size, reads_whole_reach=False)
+    plain = StackedModel(weights, num_slots)
+    return plain, GraphStep(FusedStep(plain, support_size), plain, support_size, reads_whole_reach=True)
+
+
+def load_stack(workspace: Workspace, with_full: bool = False) -> AdapterStack:
+    """The worlds' adapters; with_full: the full-corpus adapter as one more world at the end."""
+    stack = AdapterStack.load(workspace.adapters_path / WORLDS_FILE)
+    if not with_full:
+        return stack
+    full = AdapterStack.load(workspace.adapters_path / FULL_FILE)
+    if full.layers != stack.layers or full.spec.scale != stack.spec.scale:
+        raise EngineError("The full-corpus adapter was trained with other settings than the worlds. Train it again.")
+    return AdapterStack(
+        stack.spec,
+        stack.base,
+        {layer: torch.cat([stack.A[layer], full.A[layer]]) for layer in stack.layers},
+        {layer: torch.cat([stack.B[layer], full.B[layer]]) for layer in stack.layers},
+    )
+
+
+def open_engine(
+    workspace: Workspace,
+    support_size: int = 200,
+    runtime: RuntimeConfig | None = None,
+    stack: AdapterStack | None = None,
+) -> Engine:
+    """The engine of a workspace: its base model, checked against its adapters, and all its worlds."""
+    from paclm.engine.base import base_of, load_model
+
+    runtime = runtime or workspace.runtime
+    stack = stack or load_stack(workspace)
+    base = base_of(workspace)
+    model = load_model(base, getattr(torch, runtime.dtype))
+    return build_engine(model, stack, runtime, support_size, base.fingerprint)

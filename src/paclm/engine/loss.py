@@ -1,0 +1,166 @@
+"""Next-token loss of every world at once, without ever holding the logits of a whole batch.
+
+The output layer is frozen, so the gradient of the hidden states is computed together with the loss, a chunk of
+positions at a time; padded positions cost nothing. Knows tokens and weights of positions, nothing of records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from paclm.engine.schedule import NOTHING, Blocks, IntArray
+from paclm.errors import ModelError
+
+_CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+_CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**31}  # of float32 logits; a CPU keeps them in its cache
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of k worlds, world by world, and the positions whose successor is to be predicted."""
+
+    ids: Tensor
+    """(k · rows, length); right of a block's end are zeros, which causal attention keeps out of the block."""
+    where: Tensor
+    """(N,): positions that predict, as places in the flattened ids."""
+    targets: Tensor
+    """(N,): the token after each."""
+    weights: Tensor
+    """(N,) float32: 1 / number of predictions of the same world, so that a world's loss is the mean of its own."""
+    worlds: Tensor
+    """(N,): which of the k worlds."""
+    num_worlds: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.targets)
+
+
+def make_batch(blocks: Blocks, picks: IntArray, device: torch.device | str = "cpu", multiple: int = 1) -> Batch:
+    """Lay out the blocks `picks` (k, batch) of k worlds; the length is rounded up to a multiple."""
+    picks = picks[:, (picks != NOTHING).any(axis=0)]  # (k, rows): short batches are short at the end
+    num_worlds, rows = picks.shape
+    chosen = picks.ravel()
+    lengths = np.where(chosen == NOTHING, 0, blocks.lengths[chosen])  # (k · rows,)
+    length = -(-int(lengths.max()) // multiple) * multiple
+    places = np.arange(length)
+    is_token = places < lengths[:, None]  # (k · rows, length)
+    ids = np.zeros((len(chosen), length), dtype=np.int64)
+    starts = np.where(chosen == NOTHING, 0, blocks.starts[chosen])
+    ids[is_token] = blocks.tokens[(starts[:, None] + places)[is_token]]
+    where = np.flatnonzero(places + 1 < lengths[:, None])  # (N,)
+    worlds = where // (rows * length)  # (N,)
+    counts = np.bincount(worlds, minlength=num_worlds)  # (k,)
+
+    def put(array: Any) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    weights = (1.0 / counts[worlds]).astype(np.float32)
+    return Batch(put(ids), put(where), put(ids.ravel()[where + 1]), put(weights), put(worlds), num_worlds)
+
+
+def output_layer(model: PreTrainedModel) -> nn.Linear:
+    """The layer that turns hidden states into logits; a model that does more than that is refused."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise ModelError(f"{type(model).__name__} has no plain output layer, so paclm cannot train it.")
+    for setting in _CHANGED_LOGITS:
+        if getattr(model.config, setting, None) not in (None, 1.0):
+            raise ModelError(f"{type(model).__name__} changes its logits ({setting}); paclm does not support that.")
+    return head
+
+
+def batch_loss(hidden: Tensor, head: nn.Linear, batch: Batch) -> tuple[Tensor, Tensor]:
+    """From hidden states (places, d): the sum over worlds of each one's mean loss, to be differentiated; and the loss
+    of each position (N,)."""
+    total, each = _HeadLoss.apply(  # type: ignore[no-untyped-call]
+        hidden, head.weight, head.bias, batch.where, batch.targets, batch.weights
+    )
+    return total, each
+
+
+def world_means(each: Tensor, batch: Batch) -> Tensor:
+    """Mean loss of each of the k worlds."""
+    return torch.zeros(batch.num_worlds, device=each.device).index_add_(0, batch.worlds, each * batch.weights)
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        flat: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        where: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        needs_gradient = bool(ctx.needs_input_grad[0])
+        gradient = torch.zeros_like(flat) if needs_gradient else None
+        each = torch.empty(len(targets), device=flat.device)  # (N,)
+        chunk = max(64, _CHUNK_BYTES.get(flat.device.type, 2**26) // (4 * weight.shape[0]))
+        for start in range(0, len(targets), chunk):
+            part = slice(start, start + chunk)
+            logits = functional.linear(flat[where[part]], weight, bias)  # (chunk, V)
+            loss, slope = _kernel(flat.device.type)(logits, targets[part], weights[part], needs_gradient)
+            each[part] = loss
+            if gradient is not None:
+                gradient[where[part]] = slope @ weight
+        if gradient is not None:
+            ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(each)
+        return (each * weights).sum(), each
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * outer[0].to(gradient.dtype), None, None, None, None, None
+
+
+Kernel = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
+
+
+@cache
+def _kernel(device: str) -> Kernel:
+    if device == "cuda":
+        compiled: Kernel = torch.compile(_nll_and_slope)
+        return compiled
+    return _nll_and_slope_in_place
+
+
+def _nll_and_slope(logits: Tensor, targets: Tensor, weights: Tensor, needs_slope: bool) -> tuple[Tensor, Tensor]:
+    """Loss (chunk,) of the targets, and the gradient (chunk, V) of the weighted sum with respect to the logits.
+
+    Written as one expression per logit, which compiles into two passes over them.
+    """
+    log_probabilities = functional.log_softmax(logits, -1, dtype=torch.float32)  # (chunk, V)
+    places = targets.unsqueeze(1)
+    loss = -log_probabilities.gather(1, places).squeeze(1)
+    if not needs_slope:
+        return loss, loss
+    is_target = torch.arange(logits.shape[1], device=logits.device) == places  # (chunk, V)
+    slope = (log_probabilities.exp() - is_target.float()) * weights.unsqueeze(1)
+    return loss, slope.to(logits.dtype)
+
+
+def _nll_and_slope_in_place(
+    logits: Tensor, targets: Tensor, weights: Tensor, needs_slope: bool
+) -> tuple[Tensor, Tensor]:
+    """The same without a compiler."""
+    log_probabilities = functional.log_softmax(logits, -1, dtype=torch.float32)  # (chunk, V)
+    places = targets.unsqueeze(1)
+    loss = -log_probabilities.gather(1, places).squeeze(1)
+    if not needs_slope:
+        return loss, loss
+    slope = log_probabilities.exp_().mul_(weights.unsqueeze(1))
+    slope.scatter_add_(1, places, -weights.unsqueeze(1))
+    return loss, slope.to(logits.dtype)

@@ -1,0 +1,39 @@
+"""What the engine asks of a forward pass. Two answers exist: `stacked` (GPT-2, Llama families) and `patched` (any)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class WorldsModel(Protocol):
+    """All worlds and the public model, which is the last of W, over running sequences in slots."""
+
+    @property
+    def num_worlds(self) -> int:
+        """W: the worlds and the public model."""
+
+    @property
+    def num_slots(self) -> int:
+        """How many sequences can run at once."""
+
+    @property
+    def context(self) -> int:
+        """Positions per sequence."""
+
+    @property
+    def head(self) -> Tensor:
+        """Output embedding (V, d); a logit is its product with a hidden state."""
+
+    def prefill(self, tokens: Tensor, start: int, slot: int) -> Tensor:
+        """Tokens (c,) of one sequence at positions start … start+c; hidden states (W, c, d)."""
+
+    def decode(self, tokens: Tensor, positions: Tensor, reach: int) -> Tensor:
+        """One token for each of the first n slots, at positions (n,), all below reach; hidden states (W, n, d).
+
+        Running the same token at the same position again changes nothing.
+        """
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Let slot `target` continue the first `length` positions of slot `source`."""

@@ -1,0 +1,118 @@
+"""PEFT folders in and out: one folder per world, as `peft` itself writes them. Needs no `peft` installed.
+
+A folder holds `adapter_config.json` and `adapter_model.safetensors`. Released adapters carry everything that training
+put into them; no guarantee of paclm covers them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from paclm.engine.adapters import AdapterSpec, AdapterStack
+from paclm.errors import EngineError
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_PLAIN = {"use_dora": False, "bias": "none", "rank_pattern": {}, "alpha_pattern": {}, "use_rslora": False}
+
+
+def export_peft(stack: AdapterStack, folder: Path, base_name: str, conv1d: bool) -> list[Path]:
+    """Write one PEFT folder per world under `folder` (world-000, world-001, …) and return them.
+
+    `conv1d`: the adapted layers are GPT-2's transposed Conv1D, which PEFT wants told (`fan_in_fan_out`).
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise EngineError(f"{folder} is not empty. Name a folder that does not exist yet.")
+    digits = max(3, len(str(stack.num_worlds - 1)))
+    written = []
+    for world in range(stack.num_worlds):
+        place = folder / f"world-{world:0{digits}d}"
+        place.mkdir(parents=True)
+        (place / CONFIG).write_text(json.dumps(_peft_config(stack, base_name, conv1d), indent=2) + "\n")
+        save_file(_peft_tensors(stack, world), place / WEIGHTS, metadata={"format": "pt"})
+        written.append(place)
+    return written
+
+
+def import_peft(folders: Sequence[Path], base: str) -> AdapterStack:
+    """Stack PEFT folders, one world each, in the order given; they must agree in shape and settings."""
+    if not folders:
+        raise EngineError("No PEFT folder was given to import.")
+    specs = [_read_spec(folder) for folder in folders]
+    for folder, spec in zip(folders, specs, strict=True):
+        if spec != specs[0]:
+            raise EngineError(f"{folder} has other adapter settings ({spec}) than {folders[0]} ({specs[0]}).")
+    worlds = [_read_tensors(folder) for folder in folders]
+    for folder, tensors in zip(folders, worlds, strict=True):
+        if {key: value.shape for key, value in tensors.items()} != {k: v.shape for k, v in worlds[0].items()}:
+            raise EngineError(f"{folder} adapts other layers or sizes than {folders[0]}.")
+    stacked = {key: torch.stack([tensors[key] for tensors in worlds]) for key in worlds[0]}
+    A = {key.removesuffix(".lora_A.weight"): value for key, value in stacked.items() if key.endswith(".lora_A.weight")}
+    B = {key.removesuffix(".lora_B.weight"): value for key, value in stacked.items() if key.endswith(".lora_B.weight")}
+    return AdapterStack(specs[0], base, A, B)
+
+
+def _peft_config(stack: AdapterStack, base_name: str, conv1d: bool) -> dict[str, Any]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_name,
+        "inference_mode": True,
+        "r": stack.spec.rank,
+        "lora_alpha": stack.spec.alpha,
+        "lora_dropout": stack.spec.dropout,
+        "target_modules": list(stack.layers),  # full names: PEFT then adapts these layers and no others
+        "fan_in_fan_out": conv1d,
+        "bias": "none",
+        "init_lora_weights": True,
+    }
+
+
+def _peft_tensors(stack: AdapterStack, world: int) -> dict[str, Tensor]:
+    tensors = {}
+    for layer in stack.layers:
+        tensors[f"{_PREFIX}{layer}.lora_A.weight"] = stack.A[layer][world].detach().cpu().contiguous()  # (r, in)
+        tensors[f"{_PREFIX}{layer}.lora_B.weight"] = stack.B[layer][world].detach().cpu().contiguous()  # (out, r)
+    return tensors
+
+
+def _read_spec(folder: Path) -> AdapterSpec:
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise EngineError(f"{folder} is not a PEFT folder: its {CONFIG} cannot be read ({error}).") from error
+    if config.get("peft_type") != "LORA":
+        raise EngineError(f"{folder} holds a {config.get('peft_type')!r} adapter; paclm stacks LORA adapters only.")
+    for setting, plain in _PLAIN.items():
+        if config.get(setting, plain) != plain:
+            raise EngineError(
+                f"{folder} sets {setting} to {config[setting]!r}, which paclm does not stack; only {plain!r}."
+            )
+    targets = config["target_modules"]
+    if not isinstance(targets, list):
+        raise EngineError(f"{folder} names its target modules by the pattern {targets!r}; a list is needed.")
+    return AdapterSpec(
+        rank=config["r"],
+        alpha=float(config["lora_alpha"]),
+        dropout=config["lora_dropout"],
+        targets=tuple(sorted(targets)),
+    )
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise EngineError(f"{folder} has no {WEIGHTS}. Save the adapter with PEFT's save_pretrained and try again.")
+    tensors = load_file(path)
+    strange = [key for key in tensors if not key.endswith((".lora_A.weight", ".lora_B.weight"))]
+    if strange:
+        raise EngineError(f"{path} holds {strange[0]}, which is no plain LoRA tensor.")
+    return {key.removeprefix(_PREFIX): tensor for key, tensor in tensors.items()}

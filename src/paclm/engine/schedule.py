@@ -1,0 +1,150 @@
+"""Which blocks each world trains on, and when: one order of all blocks, of which every world walks its own.
+
+    order of all blocks    b7  b2  b9  b4  b0  b5 …      the same for every world (coupled training)
+    world 0 holds          b7      b9      b0            its batches: (b7, b9), (b0, …)
+    world 1 holds              b2  b9  b4                its batches: (b2, b9), (b4, …)
+
+A world sees each of its blocks exactly once per epoch, in batches of `batch_size`; its last batch of an epoch may be
+short. This file is plain numpy: it knows neither texts nor models, and no world is special.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paclm.errors import EngineError, InvalidInput
+from paclm.worlds.blocks import cut_blocks
+
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+NOTHING = -1
+_STREAM = 3  # keeps these draws apart from those of other files under the same seed
+_WINDOW = 8  # in units of √n
+_LIKE_LENGTHS = 16  # tokens; blocks that differ by less keep their random order
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Token blocks, each cut from one record."""
+
+    tokens: IntArray
+    """All blocks end to end."""
+    starts: IntArray
+    """(k + 1,): block i is tokens[starts[i] : starts[i + 1]]"""
+    records: IntArray
+    """(k,): the record each block belongs to."""
+    repetitions: IntArray
+    """(k,): how often a world that holds the record sees the block in one epoch; 1 but for canaries."""
+
+    @property
+    def lengths(self) -> IntArray:
+        return np.diff(self.starts)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, block: int) -> IntArray:
+        return self.tokens[self.starts[block] : self.starts[block + 1]]
+
+
+def make_blocks(
+    records: Sequence[Sequence[int]], block_tokens: int, max_record_tokens: int, repetitions: Sequence[int] = ()
+) -> Blocks:
+    """Cut the token ids of records into blocks; a block of a single token has nothing to predict and is left out."""
+    pieces: list[list[int]] = []
+    owners: list[int] = []
+    for record, token_ids in enumerate(records):
+        found = [block for block in cut_blocks(token_ids, block_tokens, max_record_tokens) if len(block) > 1]
+        pieces += found
+        owners += [record] * len(found)
+    if not pieces:
+        raise EngineError("No record has two tokens, so there is nothing to train on.")
+    owner_of = np.array(owners, dtype=np.int64)
+    per_record = np.array(repetitions if len(repetitions) else [1] * len(records), dtype=np.int64)
+    starts = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
+    return Blocks(np.concatenate(pieces).astype(np.int64), starts, owner_of, per_record[owner_of])
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Every world's batches, in order. The same arguments give the same schedule on every machine."""
+
+    blocks: Blocks
+    membership: BoolArray
+    """(n, m): who is in which world."""
+    batch_size: int
+    epochs: int
+    seed: int
+    coupled: bool = True
+    num_steps: IntArray = field(init=False)
+    """(m,): steps of each world."""
+    num_tokens: IntArray = field(init=False)
+    """(m,): tokens each world is trained to predict, over all epochs."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.epochs < 1:
+            raise InvalidInput(f"batch_size and epochs must be at least 1, not {self.batch_size} and {self.epochs}.")
+        if len(self.membership) <= int(self.blocks.records.max()):
+            raise InvalidInput(
+                f"The membership has {len(self.membership)} records, the blocks {self.blocks.records.max() + 1}."
+            )
+        holds = self.membership[self.blocks.records]  # (k, m)
+        visits = self.blocks.repetitions @ holds  # (m,)
+        if (visits == 0).any():
+            names = ", ".join(map(str, np.flatnonzero(visits == 0)[:10]))
+            raise EngineError(f"No record of world {names} has two tokens, so it has nothing to train on.")
+        steps = self.epochs * -(-visits // self.batch_size)
+        tokens = self.epochs * ((self.blocks.repetitions * (self.blocks.lengths - 1)) @ holds)
+        object.__setattr__(self, "num_steps", steps)
+        object.__setattr__(self, "num_tokens", tokens)
+
+    @property
+    def num_worlds(self) -> int:
+        return int(self.membership.shape[1])
+
+    def groups(self, worlds_per_step: int) -> list[IntArray]:
+        """Share the worlds out into groups that train together: worlds with as many steps, the longest first.
+
+        So worlds finish one after another from the end of their group, and the unfinished ones are always the first k.
+        """
+        if worlds_per_step < 1:
+            raise InvalidInput(f"worlds_per_step must be at least 1, not {worlds_per_step}.")
+        by_steps = np.argsort(-self.num_steps, kind="stable")  # (m,)
+        return np.array_split(by_steps, -(-self.num_worlds // worlds_per_step))
+
+    def batches(self, worlds: Sequence[int] | IntArray) -> IntArray:
+        """Block numbers (G, steps, batch_size) of some worlds; NOTHING where a batch is short or a world is done."""
+        picks = np.full((len(worlds), int(self.num_steps[worlds].max()), self.batch_size), NOTHING, dtype=np.int64)
+        for epoch in range(self.epochs):
+            shared = self._order(epoch, None) if self.coupled else None
+            for i, world in enumerate(worlds):
+                order = shared if shared is not None else self._order(epoch, int(world))
+                own = order[self.membership[self.blocks.records[order], world]]  # (visits,)
+                steps = -(-len(own) // self.batch_size)
+                full = np.full(steps * self.batch_size, NOTHING, dtype=np.int64)
+                full[: len(own)] = own
+                picks[i, epoch * steps : (epoch + 1) * steps] = full.reshape(steps, self.batch_size)
+        return picks
+
+    def _order(self, epoch: int, world: int | None) -> IntArray:
+        """Every visit of an epoch in random order, then by length within windows, so that batches need little padding.
+
+        Lengths rise in one window and fall in the next, and worlds that walk the same order drift about √n blocks
+        apart, so windows some √n long let them meet blocks of like length in the same step.
+        """
+        draws = np.random.default_rng([self.seed, _STREAM, epoch] + ([] if world is None else [world]))
+        order = draws.permutation(np.repeat(np.arange(len(self.blocks)), self.blocks.repetitions))
+        classes = self.blocks.lengths // _LIKE_LENGTHS
+        rises = bool(draws.integers(2))
+        window = max(2 * self.batch_size, int(_WINDOW * np.sqrt(len(order))))
+        windows = []
+        for start in range(0, len(order), window):
+            part = order[start : start + window]
+            windows.append(part[np.argsort(classes[part] if rises else -classes[part], kind="stable")])
+            rises = not rises
+        return np.concatenate(windows)

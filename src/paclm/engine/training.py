@@ -1,0 +1,213 @@
+"""Training all worlds, a group at a time: one forward and backward pass moves every world of the group.
+
+    schedule   which blocks each world sees in each step          checkpoint    what survives a kill
+    loss       each world's mean over its own tokens              optimizer     AdamW, one row per world
+                                                                  improvement   the check at the end
+
+A world's adapter is what training it alone would give: the base is frozen, each world's rows meet only its own
+adapter, its loss is its own mean, and AdamW is elementwise. Prints nothing, knows no workspace, and is never told
+which world is the realized one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paclm.config import TrainingConfig
+from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
+from paclm.engine.checkpoint import Checkpoints, Position, identify_run
+from paclm.engine.improvement import Improvement, measure_improvement, refuse_unimproved
+from paclm.engine.loss import batch_loss, make_batch, output_layer, world_means
+from paclm.engine.optimizer import StackedAdamW, flatten, unflatten
+from paclm.engine.schedule import Blocks, BoolArray, IntArray, Schedule
+from paclm.engine.training_forward import Forward, make_forward
+from paclm.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where training stands after a step."""
+
+    group: int
+    num_groups: int
+    step: int
+    """Steps done, over all groups."""
+    num_steps: int
+    num_tokens: int
+    """Tokens predicted in this step, over the worlds of the group."""
+    loss: float
+    """Mean over the worlds of the group in this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """All worlds, trained and checked."""
+
+    stack: AdapterStack
+    improvement: Improvement
+    worlds_per_step: int
+    seconds: float
+    """Spent in this call; a resumed run has spent more."""
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def adapter_spec(settings: TrainingConfig) -> AdapterSpec:
+    """The adapters that [training] asks for."""
+    if settings.targets == "attention":
+        return AdapterSpec(rank=settings.rank, alpha=settings.alpha, attention_only=True)
+    if settings.targets == "auto":
+        return AdapterSpec(rank=settings.rank, alpha=settings.alpha)
+    names = (settings.targets,) if isinstance(settings.targets, str) else settings.targets
+    return AdapterSpec(rank=settings.rank, alpha=settings.alpha, targets=names)
+
+
+def make_schedule(blocks: Blocks, membership: BoolArray, settings: TrainingConfig, seed: int) -> Schedule:
+    """The order in which [training] lets worlds see blocks."""
+    return Schedule(blocks, membership, settings.batch_size, settings.epochs, seed, settings.coupled)
+
+
+def train_worlds(
+    model: PreTrainedModel,
+    schedule: Schedule,
+    settings: TrainingConfig,
+    *,
+    base: str,
+    worlds_per_step: int,
+    folder: Path | None = None,
+    resume: bool = False,
+    on_progress: OnProgress | None = None,
+    checkpoint_seconds: float = 60.0,
+) -> Trained:
+    """Train every world of the schedule on a frozen base model (fingerprint `base`), from the seed of the schedule.
+
+    With a `folder`, what is done is kept there, and `resume` goes on from it; remove it once the stack is saved.
+    """
+    began = time.monotonic()
+    spec = adapter_spec(settings)
+    start = AdapterStack.initial(
+        find_targets(model, spec), spec, schedule.num_worlds, schedule.seed, base, settings.coupled
+    )
+    checkpoints = Checkpoints(folder) if folder is not None else None
+    if checkpoints is not None:
+        run = identify_run(schedule, {"base": base, "dtype": str(model.dtype), **asdict(settings)})
+        earlier = checkpoints.worlds_per_step(run) if resume else None
+        if earlier is None:
+            checkpoints.begin(run, worlds_per_step)
+        worlds_per_step = earlier or worlds_per_step
+    groups = schedule.groups(worlds_per_step)
+    group_steps = [int(schedule.num_steps[worlds].max()) for worlds in groups]
+    rows = flatten(start).rows  # (m, p)
+    figures = np.zeros((3, schedule.num_worlds))  # public, trained, moved
+    head, forward = output_layer(model), make_forward(model)
+    try:
+        for number, worlds in enumerate(groups):
+            done = checkpoints.load_group(number) if checkpoints is not None else None
+            if done is None:
+                own = start.worlds(worlds.tolist())
+                group = GroupTraining(forward, head, own, schedule, worlds, settings)
+                group.run(number, group_steps, checkpoints, on_progress, checkpoint_seconds)
+                improvement = measure_improvement(forward, head, own, group.stack, schedule, worlds.tolist())
+                refuse_unimproved(improvement, worlds.tolist())
+                measured = np.stack([improvement.public, improvement.trained, improvement.moved])
+                done = {"rows": group.optimizer.rows.cpu(), "figures": torch.from_numpy(measured)}
+                if checkpoints is not None:
+                    checkpoints.save_group(number, done)
+            rows[torch.from_numpy(worlds)] = done["rows"]
+            figures[:, worlds] = done["figures"].numpy()
+    finally:
+        forward.close()
+    return Trained(unflatten(rows, start), Improvement(*figures), worlds_per_step, time.monotonic() - began)
+
+
+class GroupTraining:
+    """The worlds of one group under way."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        head: nn.Linear,
+        start: AdapterStack,
+        schedule: Schedule,
+        worlds: IntArray,
+        settings: TrainingConfig,
+    ) -> None:
+        flat = flatten(start.to(head.weight.device))
+        self.forward = forward
+        self.head = head
+        self.stack = flat.stack
+        self.optimizer = StackedAdamW(flat.rows, settings.learning_rate, settings.weight_decay)
+        self.schedule = schedule
+        self.worlds = worlds
+        self.num_steps = schedule.num_steps[worlds]  # (G,), falling
+
+    def run(
+        self,
+        number: int,
+        group_steps: Sequence[int],
+        checkpoints: Checkpoints | None,
+        on_progress: OnProgress | None,
+        checkpoint_seconds: float,
+    ) -> None:
+        """Take all steps that are left."""
+        position = checkpoints.load_position(number) if checkpoints is not None else None
+        if position is not None:
+            self._restore(position)
+        picks = self.schedule.batches(self.worlds)  # (G, steps, batch)
+        saved = time.monotonic()
+        try:
+            for step in range(self.optimizer.num_steps, picks.shape[1]):
+                loss, num_tokens = self.step(picks[:, step])
+                if on_progress is not None:
+                    done = sum(group_steps[:number]) + step + 1
+                    on_progress(Progress(number, len(group_steps), done, sum(group_steps), num_tokens, loss))
+                if checkpoints is not None and time.monotonic() - saved >= checkpoint_seconds:
+                    checkpoints.save_position(self._position(number))
+                    saved = time.monotonic()
+        except torch.OutOfMemoryError as error:
+            raise EngineError(
+                f"Training {len(self.worlds)} worlds at a time does not fit into memory. Lower --worlds-per-step; if "
+                "it is 1 already, lower batch_size or block_tokens in [training]."
+            ) from error
+
+    def step(self, picks: IntArray) -> tuple[float, int]:
+        """One step of the worlds that are not done yet: the first k. Returns their mean loss and their tokens."""
+        k = int((self.num_steps > self.optimizer.num_steps).sum())
+        batch = make_batch(self.schedule.blocks, picks[:k], self.head.weight.device)
+        A = {layer: a[:k].detach().requires_grad_() for layer, a in self.stack.A.items()}
+        B = {layer: b[:k].detach().requires_grad_() for layer, b in self.stack.B.items()}
+        hidden = self.forward(batch.ids, A, B, self.stack.spec.scale)  # (places, d)
+        total, each = batch_loss(hidden, self.head, batch)
+        leaves = [leaf for layer in self.stack.layers for leaf in (A[layer], B[layer])]
+        gradients = torch.autograd.grad(total, leaves)
+        means = world_means(each, batch)  # (k,)
+        self._refuse_broken(means)
+        self.optimizer.step(torch.cat([gradient.flatten(1) for gradient in gradients], 1))
+        return float(means.mean()), batch.num_tokens
+
+    def _refuse_broken(self, means: Tensor) -> None:
+        broken = self.worlds[: len(means)][~torch.isfinite(means).cpu().numpy()]
+        if broken.size:
+            names = ", ".join(map(str, broken[:10]))
+            raise EngineError(
+                f"The loss of world {names} is not a finite number in step {self.optimizer.num_steps + 1}. "
+                "Lower learning_rate in [training], or train in float32."
+            )
+
+    def _position(self, number: int) -> Position:
+        held = self.optimizer
+        return Position(number, held.num_steps, held.rows, held.first, held.second)
+
+    def _restore(self, position: Position) -> None:
+        self.optimizer.num_steps = position.num_steps
+        for name in ("rows", "first", "second"):
+            getattr(self.optimizer, name).copy_(getattr(position, name))

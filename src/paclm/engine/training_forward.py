@@ -1,0 +1,192 @@
+"""The forward pass of training in plain tensors, for the GPT-2 and Llama families.
+
+    embed ── norm ─┬─ q k v ── attention ── out ─ + norm ── mlp in ── activation ── mlp out ─ + norm ── … ── hidden
+                   └ one product; adapters inside (`product`); everything between products is elementwise
+
+The same function as the model's own code, with what training many worlds wants: layers that share an input are one
+product, adapters have a hand-written gradient, and on a GPU each elementwise stretch is compiled into one kernel.
+Other models are trained by their own code with adapted layers put in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
+from paclm.engine.layers import StackedLinear, attach, detach
+from paclm.engine.product import FrozenProduct
+from paclm.engine.stacked import rotate
+from paclm.engine.weights import Norm, Product, take_apart, unsupported
+
+_GPT2_NAMES = (("attn.c_attn",), ("attn.c_proj",), ("mlp.c_fc",), ("mlp.c_proj",))
+_LLAMA_NAMES = (
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("self_attn.o_proj",),
+    ("mlp.gate_proj", "mlp.up_proj"),
+    ("mlp.down_proj",),
+)
+
+
+class Forward(Protocol):
+    """Hidden states of a batch laid out world by world, differentiable in the adapters."""
+
+    def __call__(self, ids: Tensor, A: Mapping[str, Tensor], B: Mapping[str, Tensor], scale: float) -> Tensor:
+        """Token ids (rows, length) → hidden states (rows · length, d), ready for the output layer.
+
+        A (G, r, in) and B (G, out, r) are by layer; no layers at all is the public model.
+        """
+
+    def close(self) -> None:
+        """Leave the model as it was."""
+
+
+def make_forward(model: PreTrainedModel) -> Forward:
+    """The fastest forward pass there is for this model."""
+    if unsupported(model) is None:
+        return PlainForward(model, compiled=model.device.type == "cuda")
+    return OwnForward(model)
+
+
+class OwnForward:
+    """The model's own code with adapted layers put in: any decoder."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._layers: dict[str, StackedLinear] = {}
+
+    def __call__(self, ids: Tensor, A: Mapping[str, Tensor], B: Mapping[str, Tensor], scale: float) -> Tensor:
+        if set(A) != set(self._layers):
+            self.close()
+            if A:
+                rank = next(iter(A.values())).shape[1]
+                spec = AdapterSpec(rank=rank, alpha=scale * rank)
+                self._layers = attach(self._model, AdapterStack(spec, "", dict(A), dict(B)))
+        for name, layer in self._layers.items():
+            layer.A, layer.B = A[name], B[name]
+        hidden: Tensor = self._model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        return hidden.reshape(-1, hidden.shape[-1])
+
+    def close(self) -> None:
+        detach(self._model)
+        self._layers = {}
+
+
+class PlainForward:
+    """Plain tensors of the model's weights: the GPT-2 and Llama families."""
+
+    def __init__(self, model: PreTrainedModel, compiled: bool) -> None:
+        spec = AdapterSpec(rank=1)  # only the base tensors are wanted here; adapters come with each call
+        stack = AdapterStack.initial(find_targets(model, spec), spec, 1, 0, "")
+        self.weights = take_apart(model, stack, model.config.max_position_embeddings)
+        is_gpt2 = model.config.model_type == "gpt2"
+        path, names = ("transformer.h", _GPT2_NAMES) if is_gpt2 else ("model.layers", _LLAMA_NAMES)
+        self._products = [
+            tuple(
+                _frozen(product, tuple(f"{path}.{layer}.{name}" for name in group))
+                for product, group in zip(
+                    (block.attention_in, block.attention_out, block.mlp_in, block.mlp_out), names, strict=True
+                )
+            )
+            for layer, block in enumerate(self.weights.blocks)
+        ]
+        activation = self.weights.activation
+        if self.weights.activation_name in ("gelu_new", "gelu_pytorch_tanh"):
+            activation = _gelu_tanh  # the same curve in one pass instead of eight
+        wrap: Callable[..., Any] = torch.compile if compiled else _as_it_is
+        self._activate = wrap(_gated(activation) if self.weights.is_gated else activation)
+        self._add_and_norm = wrap(_add_and_norm)
+        self._heads = wrap(_heads)
+
+    def __call__(self, ids: Tensor, A: Mapping[str, Tensor], B: Mapping[str, Tensor], scale: float) -> Tensor:
+        w = self.weights
+        rows, length = ids.shape
+        x = w.embed[ids]  # (rows, length, d)
+        if w.position is not None:
+            x = x + w.position[:length]
+        x = x.view(rows * length, -1)
+        rotary = (
+            None if w.rotary is None else tuple(table[:length].unsqueeze(1) for table in w.rotary)
+        )  # (length, 1, size)
+        shape = (rows, length, w.num_heads, w.num_kv_heads, w.head_size)
+        norms = [block.norm_attention for block in w.blocks[1:]] + [w.norm]
+        hidden = _norm(x, *_parts(w.blocks[0].norm_attention))
+        for block, products, next_norm in zip(w.blocks, self._products, norms, strict=True):
+            attention_in, attention_out, mlp_in, mlp_out = products
+            joined = attention_in(hidden, A, B, scale)
+            queries = None if block.norm_query is None else _parts(block.norm_query)
+            keys = None if block.norm_key is None else _parts(block.norm_key)
+            q, k, v = self._heads(joined, shape, rotary, queries, keys)  # (rows, length, heads, size)
+            mixed = functional.scaled_dot_product_attention(
+                q.transpose(1, 2),
+                k.transpose(1, 2),
+                v.transpose(1, 2),
+                is_causal=True,
+                enable_gqa=w.num_heads != w.num_kv_heads,
+            )
+            mixed = mixed.transpose(1, 2).reshape(rows * length, -1)
+            x, hidden = self._add_and_norm(x, attention_out(mixed, A, B, scale), *_parts(block.norm_mlp))
+            inner = self._activate(mlp_in(hidden, A, B, scale))
+            x, hidden = self._add_and_norm(x, mlp_out(inner, A, B, scale), *_parts(next_norm))
+        return hidden
+
+    def close(self) -> None:
+        """Nothing was changed."""
+
+
+def _frozen(product: Product, names: tuple[str, ...]) -> FrozenProduct:
+    return FrozenProduct(names, product.weight, product.bias, product.parts)
+
+
+def _parts(norm: Norm) -> tuple[Tensor, Tensor | None, float]:
+    return norm.weight, norm.bias, norm.epsilon
+
+
+def _norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+    if bias is not None:
+        return functional.layer_norm(x, weight.shape, weight, bias, epsilon)
+    return functional.rms_norm(x, weight.shape, weight, epsilon)
+
+
+def _add_and_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+    total = x + y
+    return total, _norm(total, weight, bias, epsilon)
+
+
+def _heads(
+    joined: Tensor,
+    shape: tuple[int, int, int, int, int],
+    rotary: tuple[Tensor, Tensor] | None,
+    queries: tuple[Tensor, Tensor | None, float] | None,
+    keys: tuple[Tensor, Tensor | None, float] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values (rows, length, heads, size) from one product's output (places, all heads · size)."""
+    rows, length, num_heads, num_kv_heads, size = shape
+    heads = joined.view(rows, length, num_heads + 2 * num_kv_heads, size)
+    q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], 2)
+    if queries is not None and keys is not None:
+        q, k = _norm(q, *queries), _norm(k, *keys)
+    if rotary is not None:
+        q, k = rotate(q, *rotary), rotate(k, *rotary)
+    return q, k, v
+
+
+def _gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def activate(inner: Tensor) -> Tensor:
+        gate, up = inner.chunk(2, -1)
+        return activation(gate) * up
+
+    return activate
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return functional.gelu(x, approximate="tanh")
+
+
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function

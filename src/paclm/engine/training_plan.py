@@ -1,0 +1,184 @@
+"""What training will take, before it starts: how many worlds fit into one step, memory, disk and time.
+
+Memory is measured, not guessed: what the backward pass keeps for one more world is the difference between a pass of
+two worlds and a pass of one. Time is that of one real step.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paclm.config import TrainingConfig
+from paclm.engine.adapters import AdapterStack, find_targets, num_parameters
+from paclm.engine.loss import batch_loss, make_batch, output_layer
+from paclm.engine.schedule import NOTHING, IntArray, Schedule
+from paclm.engine.training import GroupTraining, adapter_spec
+from paclm.engine.training_forward import Forward, make_forward
+from paclm.errors import EngineError
+
+_BYTES_PER_NUMBER = 4 * 6  # float32: the adapter, its gradient twice, two moments, one temporary
+_HEADROOM = 1.4  # beside what is kept for the backward pass there are temporaries
+_SHARE_OF_FREE = 0.7
+_ENOUGH_POSITIONS = {"cpu": 8192, "cuda": 65536}  # a larger step is no faster
+_TIMED_WORLDS = {"cpu": 2, "cuda": 64}
+_CGROUP_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingPlan:
+    """What training will take."""
+
+    num_worlds: int
+    parameters_per_world: int
+    worlds_per_step: int
+    num_steps: int
+    """Over all groups of worlds."""
+    num_tokens: int
+    """Predicted, over all worlds and epochs."""
+    num_positions: int
+    """Computed, padding included."""
+    memory_bytes: int
+    """Beside the base model."""
+    disk_bytes: int
+    """While training; about half of it stays."""
+    seconds: float | None = None
+    """Estimated from one step; None when not asked for."""
+
+
+def plan_training(
+    model: PreTrainedModel,
+    schedule: Schedule,
+    settings: TrainingConfig,
+    *,
+    worlds_per_step: int | None = None,
+    estimate_time: bool = False,
+) -> TrainingPlan:
+    """Measure one more world's memory, choose how many train together (unless told), and count steps and tokens."""
+    spec = adapter_spec(settings)
+    targets = find_targets(model, spec)
+    size = num_parameters(targets, spec)
+    head, forward = output_layer(model), make_forward(model)
+    try:
+        start = AdapterStack.initial(targets, spec, 2, schedule.seed, "", settings.coupled).to(model.device)
+        per_world = int(_HEADROOM * _kept_bytes_per_world(forward, head, start, schedule)) + _BYTES_PER_NUMBER * size
+        if worlds_per_step is None:
+            worlds_per_step = _choose(schedule, per_world, _free_bytes(model.device), model.device.type)
+        worlds_per_step = min(worlds_per_step, schedule.num_worlds)
+        groups = schedule.groups(worlds_per_step)
+        num_positions = sum(_positions(schedule, schedule.batches(worlds)) for worlds in groups)
+        seconds = None
+        if estimate_time:
+            timed = groups[0][: _TIMED_WORLDS.get(model.device.type, 2)]
+            begin = AdapterStack.initial(targets, spec, len(timed), schedule.seed, "", settings.coupled)
+            group = GroupTraining(forward, head, begin, schedule, timed, settings)
+            seconds = num_positions * _seconds_per_position(group)
+    finally:
+        forward.close()
+    return TrainingPlan(
+        num_worlds=schedule.num_worlds,
+        parameters_per_world=size,
+        worlds_per_step=worlds_per_step,
+        num_steps=sum(int(schedule.num_steps[worlds].max()) for worlds in groups),
+        num_tokens=int(schedule.num_tokens.sum()),
+        num_positions=num_positions,
+        memory_bytes=per_world * worlds_per_step,
+        disk_bytes=4 * size * (2 * schedule.num_worlds + 3 * worlds_per_step),
+        seconds=seconds,
+    )
+
+
+def _choose(schedule: Schedule, per_world: int, free: int, device: str) -> int:
+    fitting = int(_SHARE_OF_FREE * free) // per_world
+    if fitting < 1:
+        raise EngineError(
+            f"Training one world takes about {per_world / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free. "
+            "Lower batch_size or block_tokens in [training], or set worlds per step yourself: --worlds-per-step 1"
+        )
+    positions = schedule.batch_size * int(schedule.blocks.lengths.max())
+    return max(1, min(fitting, _ENOUGH_POSITIONS.get(device, 8192) // positions, schedule.num_worlds))
+
+
+def _longest(schedule: Schedule, num_worlds: int) -> IntArray:
+    """The heaviest batch there could be, once for each world."""
+    longest = np.argsort(-schedule.blocks.lengths, kind="stable")[: schedule.batch_size]
+    return np.tile(longest, (num_worlds, 1))
+
+
+def _kept_bytes_per_world(forward: Forward, head: nn.Linear, two: AdapterStack, schedule: Schedule) -> int:
+    kept = []
+    for worlds in (1, 2):
+        batch = make_batch(schedule.blocks, _longest(schedule, worlds), head.weight.device)
+        A = {layer: a[:worlds].detach().requires_grad_() for layer, a in two.A.items()}
+        B = {layer: b[:worlds].detach().requires_grad_() for layer, b in two.B.items()}
+        with _counting_kept_bytes() as storages:
+            total, _ = batch_loss(forward(batch.ids, A, B, two.spec.scale), head, batch)
+            kept.append(sum(storages.values()))
+            del total
+    return max(1, kept[1] - kept[0])
+
+
+@contextmanager
+def _counting_kept_bytes() -> Iterator[dict[int, int]]:
+    """Sizes of everything autograd keeps for the backward pass, by address."""
+    storages: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        yield storages
+
+
+def _positions(schedule: Schedule, picks: IntArray) -> int:
+    """Positions computed for a group, padding included; picks (G, steps, batch)."""
+    has_block = picks != NOTHING
+    lengths = np.where(has_block, schedule.blocks.lengths[picks], 0)
+    worlds = has_block.any(axis=2).sum(axis=0)  # (steps,)
+    rows = has_block.any(axis=0).sum(axis=1)
+    return int((worlds * rows * lengths.max(axis=(0, 2))).sum())
+
+
+def _seconds_per_position(group: GroupTraining) -> float:
+    """Time the last of a few steps on the group's own batches."""
+    picks = group.schedule.batches(group.worlds)
+    middle = min(picks.shape[1] // 2, int(group.num_steps.min()) - 1)
+    batch = picks[:, [middle]]
+    seconds = 0.0
+    for _ in range(3):
+        began = time.perf_counter()
+        group.step(batch[:, 0])
+        seconds = time.perf_counter() - began
+    return seconds / _positions(group.schedule, batch)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = _available_memory()
+    try:
+        limit, used = (int(path.read_text()) for path in _CGROUP_FILES)
+    except (OSError, ValueError):  # no such limit, or none set ("max")
+        return free
+    return min(free, limit - used)
+
+
+def _available_memory() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,0 +1,58 @@
+"""Every error paclm raises on purpose. Each message says what happened, with the value, and what to do next.
+
+PaclmError
+├── InvalidInput          a value outside its rule; also a ValueError
+├── BudgetExceeded        the next charge would pass the committed total
+├── RandomnessMisuse      coins where noise belongs, a seed where none may be; also a TypeError
+├── UnsoundState          a non-finite number, a belief that does not sum to one: stop, release nothing
+├── MissingExtra          a part of paclm that is not installed
+├── CorpusError           records that cannot be read as they stand
+├── WorkspaceError        a workspace that is missing, broken, changed or already there
+├── ModelError            a base model that cannot be had or is not supported
+└── EngineError           adapters, memory, determinism: the engine cannot do what was asked
+"""
+
+from __future__ import annotations
+
+
+class PaclmError(Exception):
+    """Base of all errors raised on purpose; the command line prints its message and exits with status 2."""
+
+
+class InvalidInput(PaclmError, ValueError):
+    """A value outside its rule."""
+
+
+class BudgetExceeded(PaclmError):
+    """The next charge would pass the committed total."""
+
+
+class RandomnessMisuse(PaclmError, TypeError):
+    """Coins where noise belongs, noise where coins belong, or a seed where none may be."""
+
+
+class UnsoundState(PaclmError):
+    """A state from which nothing may be released."""
+
+
+class MissingExtra(PaclmError):
+    """A part of paclm that is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"This needs the package {package!r}. Install it with: pip install 'paclm[{extra}]'")
+
+
+class CorpusError(PaclmError):
+    """Records that cannot be read as they stand."""
+
+
+class WorkspaceError(PaclmError):
+    """A workspace that is missing, broken, changed or already there."""
+
+
+class ModelError(PaclmError):
+    """A base model that cannot be had or is not supported."""
+
+
+class EngineError(PaclmError):
+    """Adapters, memory, determinism: the engine cannot do what was asked."""

@@ -1,0 +1,147 @@
+"""What may be spent, what was spent, and when to stop. Integers throughout: no sum ever drifts.
+
+One unit is 2^-60 nat. Charges round up, totals round down, and the stop rule is `spent + charge ≤ total`, so that an
+account never overspends by a unit. It knows neither votes nor secrets: it is told whether the worlds differed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from paclm.config import ChargeName, format_budget
+from paclm.errors import BudgetExceeded, InvalidInput
+
+UNITS_PER_NAT = 2**60
+
+
+def units_up(nats: float) -> int:
+    """Nats as a whole number of units, rounded up: for charges."""
+    return math.ceil(_exact(nats) * UNITS_PER_NAT)
+
+
+def units_down(nats: float) -> int:
+    """Nats as a whole number of units, rounded down: for totals."""
+    return math.floor(_exact(nats) * UNITS_PER_NAT)
+
+
+def nats_up(units: int) -> float:
+    """The smallest float64 that is at least so many units: for what was or may be spent."""
+    value = units / UNITS_PER_NAT
+    return value if Fraction(value) * UNITS_PER_NAT >= units else math.nextafter(value, math.inf)
+
+
+def nats_down(units: int) -> float:
+    """The largest float64 that is at most so many units: for per-token budgets that must fit."""
+    value = units / UNITS_PER_NAT
+    return value if Fraction(value) * UNITS_PER_NAT <= units else math.nextafter(value, 0.0)
+
+
+def charge_units(charge: ChargeName, per_token: float, *, reads_secret: bool, is_dissent: bool) -> int:
+    """What one token costs. Known before the release: it depends on votes and settings, never on the secret.
+
+    `every-token` charges b always; `dissent` only where the worlds differ, since elsewhere the step tells nothing. A
+    release that never reads the secret tells nothing anywhere.
+    """
+    if charge not in ("every-token", "dissent"):
+        raise InvalidInput(f"There is no charge {charge!r}. Choose one of: every-token, dissent.")
+    if not reads_secret or (charge == "dissent" and not is_dissent):
+        return 0
+    return units_up(per_token)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The state of a budget. Charging returns the next state; reading changes nothing.
+
+    Formal guarantee: on every path of charges `spent_units ≤ total_units`; so when each step's conditional information
+    is at most its charge, I(S; H) ≤ E[Σ charges] ≤ total, also at a stopping time.
+    """
+
+    total_units: int
+    spent_units: int = 0
+    tokens: int = 0
+    """Tokens released under this account."""
+    dissent_tokens: int = 0
+    """Those on which the worlds differed."""
+    charged_tokens: int = 0
+    """Those that cost anything."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise InvalidInput(f"An account's {field.name} must be an integer ≥ 0, not {value!r}.")
+        if self.spent_units > self.total_units:
+            raise InvalidInput(f"An account cannot have spent {self.spent_units} of {self.total_units} units.")
+        if not max(self.dissent_tokens, self.charged_tokens) <= self.tokens:
+            raise InvalidInput("An account cannot have more dissenting or charged tokens than tokens.")
+
+    @classmethod
+    def open(cls, total: float) -> Account:
+        """A fresh account over a committed total in nats."""
+        return cls(units_down(total))
+
+    @property
+    def spent_nats(self) -> float:
+        """Nats charged so far, rounded up. Not a guarantee: that is stated at the total."""
+        return nats_up(self.spent_units)
+
+    @property
+    def total_nats(self) -> float:
+        """Nats committed."""
+        return nats_up(self.total_units)
+
+    @property
+    def remaining_units(self) -> int:
+        """Units left."""
+        return self.total_units - self.spent_units
+
+    def remaining_tokens(self, per_token: float) -> int:
+        """How many more tokens can be charged at this per-token budget."""
+        return self.remaining_units // units_up(per_token)
+
+    def affords(self, units: int) -> bool:
+        """The stop rule: spent + charge ≤ total."""
+        return self.spent_units + units <= self.total_units
+
+    def charge(self, units: int, *, is_dissent: bool) -> Account:
+        """The account after one more token; raises rather than overspend."""
+        if isinstance(units, bool) or not isinstance(units, int) or units < 0:
+            raise InvalidInput(f"A charge must be an integer number of units ≥ 0, not {units!r}.")
+        if not self.affords(units):
+            raise BudgetExceeded(
+                f"The next token costs {format_budget(nats_up(units))} nats, and after {self.tokens:,} tokens "
+                f"{format_budget(nats_up(self.remaining_units))} of {format_budget(self.total_nats)} are left. "
+                "Extend the total, lower the per-token budget, or let the public model answer."
+            )
+        return dataclasses.replace(
+            self,
+            spent_units=self.spent_units + units,
+            tokens=self.tokens + 1,
+            dissent_tokens=self.dissent_tokens + is_dissent,
+            charged_tokens=self.charged_tokens + (units > 0),
+        )
+
+    def to_state(self) -> dict[str, int]:
+        """Plain integers, to be stored."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Account:
+        """The account that `to_state` described; anything missing, unknown or out of range is refused."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        if set(state) != names:
+            raise InvalidInput(f"An account's state has the keys {sorted(names)}, not {sorted(state)}.")
+        return cls(**state)
+
+
+def _exact(nats: float) -> Fraction:
+    value = float(nats)
+    if not math.isfinite(value) or value <= 0.0:
+        raise InvalidInput(f"An accounted budget must be a positive, finite number of nats, not {nats!r}.")
+    return Fraction(value)

@@ -1,0 +1,76 @@
+"""From nats to attacks: how often any attack can succeed when the releases tell at most so many nats.
+
+For an attack with prior success π the posterior success δ obeys KL(Bernoulli(δ) ‖ Bernoulli(π)) ≤ I(S; H). Both
+functions round to the safe side: `success_bound` up, `nats_for` down.
+"""
+
+from __future__ import annotations
+
+import math
+
+from paclm.errors import InvalidInput
+
+_ROUNDING = 1e-12
+"""Far more than float64 loses in the divergence, far less than anyone can see."""
+
+
+def success_bound(nats: float, prior: float) -> float:
+    """The largest success probability of any attack with this prior, when at most `nats` are told about the secret.
+
+    >>> round(success_bound(10**6 * 2**-32, 1 / 2), 6)
+    0.510789
+    """
+    prior = _check_prior(prior)
+    nats = float(nats)
+    if math.isnan(nats) or nats < 0.0:
+        raise InvalidInput(f"The information must be a number of nats ≥ 0, not {nats!r}.")
+    if nats == 0.0:
+        return prior
+    target = nats * (1.0 + _ROUNDING)
+    if target >= -math.log(prior):
+        return 1.0
+    low, high = 0.0, 1.0 - prior
+    while low < (middle := 0.5 * (low + high)) < high:
+        if _divergence(middle, prior) > target:
+            high = middle
+        else:
+            low = middle
+    return min(1.0, math.nextafter(prior + high, 2.0))
+
+
+def nats_for(success: float, prior: float) -> float:
+    """The most nats that keep every attack with this prior at or under `success`; the inverse of `success_bound`.
+
+    >>> round(nats_for(0.51, 1 / 2) * 2**32)
+    859050
+    """
+    prior = _check_prior(prior)
+    success = float(success)
+    if not prior <= success < 1.0:
+        raise InvalidInput(f"The target success must be at least the prior {prior:g} and below 1, not {success!r}.")
+    gain = math.nextafter(success - prior, 0.0)  # the difference is rounded; one step down keeps to the safe side
+    nats = _divergence(gain, prior) * (1.0 - _ROUNDING)
+    while nats > 0.0 and success_bound(nats, prior) > success:
+        nats *= 1.0 - _ROUNDING
+    return nats
+
+
+def _divergence(gain: float, prior: float) -> float:
+    """KL(Bernoulli(π + x) ‖ Bernoulli(π)) without cancellation: π·G(x/π) + (1−π)·G(−x/(1−π))."""
+    return prior * _bregman(gain / prior) + (1.0 - prior) * _bregman(-gain / (1.0 - prior))
+
+
+def _bregman(t: float) -> float:
+    """G(t) = (1+t)·log(1+t) − t, by its series where the difference would cancel."""
+    if abs(t) < 0.05:  # Σ_{k≥2} (−t)^k / (k(k−1)); sixteen terms reach 1e-17 relative to the first
+        return math.fsum((-t) ** k / (k * (k - 1)) for k in range(2, 18))
+    if t <= -1.0:
+        return 1.0
+    return (1.0 + t) * math.log1p(t) - t
+
+
+def _check_prior(prior: float) -> float:
+    value = float(prior)
+    if not 0.0 < value < 1.0:
+        raise InvalidInput(f"A prior must lie strictly between 0 and 1, not {prior!r}.")
+    return value

@@ -1,0 +1,59 @@
+"""How much noise hides a vote: `thm:noise` on the active subspace of the vote covariance (`lem:singular`).
+
+The covariance of a one-hot vote with masses π is C = diag(π) − ππᵀ. Its null direction is the constant vector, so
+everything happens in the a − 1 other directions, spanned by a Helmert basis. Along eigenvector j of C there, with
+eigenvalue λ_j, the noise variance is
+
+    Λ_j = √λ_j · Σ_i √λ_i / (2 b)
+
+which spends exactly b nats under a Gaussian bound on the mutual information, with the least total variance.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from paclm.privacy.arrays import FloatArray
+
+FLOOR = 1e-14
+"""Added to every eigenvalue (`rem:floor`). A solver's eigenvectors are off by about 1e-16, so that an eigenvalue left
+at (nearly) zero would place (nearly) no noise along a direction in which worlds differ. Upward is the safe side."""
+
+
+class Calibration(NamedTuple):
+    """Noise for one release: independent along each axis."""
+
+    axes: FloatArray  # (a, a-1): row v is the vote v in the noise's own coordinates
+    variances: FloatArray  # (a-1,), ascending
+
+    @property
+    def scale(self) -> float:
+        """The largest standard deviation along any axis: the σ that the tables report."""
+        return math.sqrt(float(self.variances[-1]))
+
+
+@lru_cache(maxsize=512)
+def helmert(size: int) -> FloatArray:
+    """An orthonormal basis, (size, size−1), of the directions orthogonal to the constant vector."""
+    columns = np.arange(1, size)  # (a-1,)
+    rows = np.arange(size)[:, None]  # (a, 1)
+    basis = np.where(rows < columns, 1.0, np.where(rows == columns, -columns, 0.0)) / np.sqrt(columns * (columns + 1.0))
+    basis.setflags(write=False)
+    return basis
+
+
+def calibrate_noise(mass: FloatArray, per_token: float) -> Calibration:
+    """Noise that lets one vote, drawn from the masses (a ≥ 2), tell at most `per_token` nats."""
+    basis = helmert(mass.size)
+    if mass.size == 2:  # closed form: one direction, (1, −1)/√2, with λ = 2 π₁ π₂ and Λ = λ / (2b)
+        eigenvalue = 2.0 * float(mass[0]) * float(mass[1]) + FLOOR
+        return Calibration(basis, np.array([eigenvalue / (2.0 * per_token)]))
+    projected = mass @ basis  # (a-1,)
+    covariance = (basis.T * mass) @ basis - projected[:, None] * projected  # (a-1, a-1), positive definite
+    eigenvalues, eigenvectors = np.linalg.eigh(covariance)
+    roots = np.sqrt(np.maximum(eigenvalues, 0.0) + FLOOR)
+    return Calibration(basis @ eigenvectors, roots * (float(roots.sum()) / (2.0 * per_token)))

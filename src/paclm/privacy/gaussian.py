@@ -1,0 +1,54 @@
+"""The paper's release, Algorithm 1 (`alg:pac-token`): calibrated Gaussian noise on the realized vote, argmax out."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from paclm.privacy import arrays
+from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.belief import update_belief
+from paclm.privacy.calibration import calibrate_noise
+from paclm.privacy.randomness import NoiseSource, check_noise
+from paclm.privacy.step import Step, is_unanimous, tally
+
+
+def release(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Step:
+    """Release one PAC-private token and return it with the updated belief.
+
+    The noised vector R and the noise are as secret as the secret: they live in this frame only.
+    """
+    if is_unanimous(votes):  # lem:singular (iii): nothing to hide, no draw is taken
+        return Step(int(votes[0]), belief, is_dissent=False)
+    candidates, choice, mass = tally(votes, belief)  # (a,), (m,), (a,)
+    if per_token == np.inf:  # no noise at all: the realized vote itself
+        log_likelihood = np.where(np.arange(mass.size) == choice[secret], 0.0, -np.inf)
+        return Step(int(votes[secret]), update_belief(belief, choice, log_likelihood, mass), True, np.inf)
+    axes, variances = calibration = calibrate_noise(mass, per_token)  # (a, a-1), (a-1,)
+    R = axes[choice[secret]] + np.sqrt(variances) * noise.standard_normal(variances.size)  # (a-1,)
+    token = candidates[(axes @ R).argmax()]
+    log_likelihood = ((R - axes) ** 2) @ (-0.5 / variances)  # (a,)
+    after = update_belief(belief, choice, log_likelihood, mass)
+    return Step(int(token), after, True, per_token, calibration.scale)
+
+
+def release_token(
+    votes: npt.ArrayLike, belief: npt.ArrayLike, secret: int, per_token: float, noise: NoiseSource
+) -> tuple[int, FloatArray]:
+    """Release one token by the paper's Algorithm 1; returns the token and the belief to pass to the next call.
+
+    >>> import numpy as np, paclm
+    >>> belief = np.full(4, -np.log(4))  # four worlds, equally likely
+    >>> token, belief = paclm.release_token(np.array([7, 7, 7, 7]), belief, 2, 2**-16, paclm.Noise())
+    >>> token, bool(np.all(belief == -np.log(4)))  # unanimous: the vote itself, nothing learnt
+    (7, True)
+    """
+    votes = arrays.check_votes(votes)
+    step = release(
+        votes,
+        arrays.check_belief(belief, votes.size),
+        arrays.check_secret(secret, votes.size),
+        arrays.check_per_token(per_token),
+        check_noise(noise),
+    )
+    return step.token, step.belief

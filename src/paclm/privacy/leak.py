@@ -1,0 +1,53 @@
+"""Estimating what was told: I(S; H_T) = log m − E[H(P_T)] (`prop:mi-identity`), and its twin log m + E[log P_T(S)].
+
+Both estimate the same number when the belief is the true posterior. Where they part, the noise is not what the belief
+assumes. They are estimates with sampling error, never measurements of a guarantee.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paclm.errors import InvalidInput
+from paclm.privacy.arrays import FloatArray, check_belief
+
+
+class Estimate(NamedTuple):
+    """A mean over independent sessions and its standard error (NaN for a single session)."""
+
+    mean: float
+    stderr: float
+
+
+def mean_and_stderr(samples: npt.ArrayLike) -> Estimate:
+    """Mean and standard error of independent samples."""
+    values: FloatArray = np.asarray(samples, dtype=np.float64)
+    if values.ndim != 1 or values.size == 0:
+        raise InvalidInput(f"A mean needs at least one sample in one dimension, not shape {values.shape}.")
+    stderr = math.nan if values.size == 1 else float(values.std(ddof=1) / math.sqrt(values.size))
+    return Estimate(float(values.mean()), stderr)
+
+
+def leak_by_entropy(beliefs: npt.ArrayLike) -> Estimate:
+    """log m − mean entropy, from the final beliefs of independent sessions, (sessions, m)."""
+    rows = [check_belief(row) for row in np.asarray(beliefs, dtype=np.float64)]
+    return mean_and_stderr([_divergence_from_uniform(row) for row in rows])
+
+
+def leak_by_truth(beliefs: npt.ArrayLike, secrets: npt.ArrayLike) -> Estimate:
+    """log m + mean log belief in the realized world, from final beliefs (sessions, m) and secrets (sessions,)."""
+    table: FloatArray = np.asarray(beliefs, dtype=np.float64)
+    realized = np.asarray(secrets)
+    if realized.shape != table.shape[:1]:
+        raise InvalidInput(f"There must be one secret per belief, not {realized.shape} for {table.shape}.")
+    return mean_and_stderr(math.log(table.shape[1]) + table[np.arange(len(table)), realized])
+
+
+def _divergence_from_uniform(belief: FloatArray) -> float:
+    """log m − H(P) as a sum of small terms, so that leaks of 1e-12 nats keep their digits."""
+    p = np.exp(belief)
+    return float(p @ np.where(p > 0.0, belief + math.log(belief.size), 0.0))

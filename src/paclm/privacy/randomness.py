@@ -1,0 +1,148 @@
+"""Two kinds of randomness that must never be mixed up.
+
+*Coins* are public: shared by all worlds, seedable, recorded, replayable. *Noise* is private: it hides the realized
+vote, comes from the operating system, has no seed, and is gone after the step. They are unrelated types; a release
+that is handed coins for noise refuses at run time, and a type checker refuses earlier.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+from itertools import accumulate
+from typing import NoReturn, final
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri
+
+from paclm.errors import InvalidInput, RandomnessMisuse
+from paclm.privacy.arrays import FloatArray
+
+_HALF_STEP = 2.0**-53
+_STEP = 2.0**-52
+_WEIGHT_BITS = 80
+_DRAW_BITS = 128
+
+
+WordArray = npt.NDArray[np.uint64]
+
+
+def _open_unit(words: WordArray) -> FloatArray:
+    """Uniform on (0, 1): the upper 52 bits, at the middle of their step, so that neither 0 nor 1 occurs."""
+    return (words >> 12).astype(np.float64) * _STEP + _HALF_STEP
+
+
+class Coins:
+    """Public randomness for coupled decoding: fresh standard Gumbel variables at every step.
+
+    What the paper asks of coins, and where it is met:
+
+    (C1) I(S; U_t | H_{t−1}) = 0: a draw is a function of the public seed and the step number alone; no method takes
+         a vote, a belief or a secret.
+    (C2) U_t is known before the noise is calibrated: votes cannot be formed without the array that `gumbel` returned.
+    (C3) U_t is part of the history: (`seed`, step number) is public, and `Coins(seed, step)` gives the same draw again.
+    """
+
+    __slots__ = ("seed", "step")
+
+    def __init__(self, seed: int | None = None, step: int = 0) -> None:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**128):
+            raise InvalidInput(f"A seed for coins must be an integer from 0 to 2^128 − 1, not {seed!r}.")
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise InvalidInput(f"A step number must be an integer ≥ 0, not {step!r}.")
+        self.seed = secrets.randbits(128) if seed is None else seed
+        self.step = step
+
+    def gumbel(self, size: int) -> FloatArray:
+        """The Gumbel(0, 1) variables of this step, one per candidate; the next call is the next step."""
+        if size < 1:
+            raise InvalidInput(f"The number of coins must be at least 1, not {size!r}.")
+        generator = np.random.Philox(key=self.seed, counter=self.step << 64)  # 2^64 blocks apart: steps never overlap
+        self.step += 1
+        uniform = _open_unit(generator.random_raw(size))
+        gumbel: FloatArray = -np.log(-np.log(uniform))
+        return gumbel
+
+    def __repr__(self) -> str:
+        return f"Coins(seed={self.seed}, step={self.step})"
+
+
+class NoiseSource:
+    """What a release draws its private randomness from. Everything is built on `words`, uniform 64-bit integers."""
+
+    __slots__ = ()
+
+    is_private = False
+
+    def words(self, size: int) -> WordArray:
+        """Uniform 64-bit integers, (size,)."""
+        raise RandomnessMisuse(f"{type(self).__name__} is not a source of noise. Use paclm.Noise().")
+
+    def standard_normal(self, size: int) -> FloatArray:
+        """Independent N(0, 1) variables, (size,): 52 uniform bits through the inverse normal distribution function."""
+        words = self.words(size)
+        if size <= 4:  # the usual case by far, and scalars are faster there
+            return np.array([ndtri((word >> 12) * _STEP + _HALF_STEP) for word in words.tolist()])
+        normal: FloatArray = ndtri(_open_unit(words))
+        return normal
+
+    def choose(self, probabilities: FloatArray) -> int:
+        """An index drawn from the given probabilities, by comparing integers; the work does not depend on the draw.
+
+        The probabilities become integers of 80 bits, and 128 random bits are scaled to their exact sum: what is
+        lost is below 2^-48 of the smallest representable probability.
+        """
+        weights = [int(math.ldexp(p, _WEIGHT_BITS)) for p in probabilities.tolist()]
+        high, low = self.words(2).tolist()
+        point = ((high << 64 | low) * sum(weights)) >> _DRAW_BITS
+        return sum(running <= point for running in accumulate(weights))
+
+    def below(self, size: int) -> int:
+        """A uniform integer in 0 … size−1."""
+        if size < 1:
+            raise InvalidInput(f"Cannot draw an integer below {size!r}.")
+        high, low = self.words(2).tolist()
+        return int((high << 64 | low) * size) >> _DRAW_BITS
+
+
+@final
+class Noise(NoiseSource):
+    """Noise for serving: the operating system's generator, no seed, no state, nothing to copy or to store."""
+
+    __slots__ = ()
+
+    is_private = True
+
+    def words(self, size: int) -> WordArray:
+        """Uniform 64-bit integers from the operating system."""
+        return np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
+
+    def __reduce__(self) -> NoReturn:
+        raise RandomnessMisuse("Noise cannot be pickled or copied: make a new paclm.Noise() where it is needed.")
+
+
+@final
+class ResearchNoise(NoiseSource):
+    """Seeded noise for studies. NOT PRIVATE: whoever knows the seed can subtract it from everything released."""
+
+    __slots__ = ("_generator",)
+
+    def __init__(self, seed: int | np.random.SeedSequence) -> None:
+        self._generator = np.random.PCG64(seed)
+
+    def words(self, size: int) -> WordArray:
+        """Uniform 64-bit integers from the seeded generator."""
+        raw: WordArray = self._generator.random_raw(size)
+        return raw
+
+
+def check_noise(noise: NoiseSource) -> NoiseSource:
+    """Return the source of noise, or refuse anything that is not one: coins, numpy generators, seeds."""
+    if not isinstance(noise, NoiseSource):
+        raise RandomnessMisuse(
+            f"A release needs a source of noise, not {type(noise).__name__}: paclm.Noise() to serve, "
+            "paclm.ResearchNoise(seed) to study. Coins are public and hide nothing."
+        )
+    return noise

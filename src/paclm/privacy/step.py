@@ -1,0 +1,53 @@
+"""What every release shares: the collapse of m votes onto the distinct ones, and the shape of a step's result."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.randomness import NoiseSource
+
+
+class Step(NamedTuple):
+    """One released token and everything the curator carries on. Only `token` may leave the curator."""
+
+    token: int
+    belief: FloatArray  # (m,) log probabilities after the release
+    is_dissent: bool
+    information: float = 0.0
+    """The nats this step can have told about the secret, given the history: at most b, and 0 without dissent."""
+    noise_scale: float = 0.0
+    """σ, the largest standard deviation of the noise; 0 where none was drawn."""
+
+
+class Release(Protocol):
+    """Votes, belief, secret, budget and noise in; one token and the next belief out. Pure but for the noise drawn."""
+
+    def __call__(
+        self, votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource
+    ) -> Step: ...
+
+
+class Tally(NamedTuple):
+    """The votes collapsed onto the a distinct ones."""
+
+    candidates: IntArray  # (a,) the distinct votes, ascending: a tie between them goes to the smaller token
+    choice: IntArray  # (m,) which candidate each world chose
+    mass: FloatArray  # (a,) the belief behind each candidate
+
+
+def is_unanimous(votes: IntArray) -> bool:
+    """Whether all worlds voted alike, also those whose belief has become tiny."""
+    return (
+        votes.tobytes() == votes[:1].tobytes() * votes.size
+    )  # one memory comparison: the common case must cost nothing
+
+
+def tally(votes: IntArray, belief: FloatArray) -> Tally:
+    """Collapse the votes of all worlds onto the distinct ones."""
+    candidates = np.array(sorted(set(votes.tolist())))
+    choice = candidates.searchsorted(votes)
+    mass: FloatArray = np.bincount(choice, weights=np.exp(belief)).astype(np.float64, copy=False)
+    return Tally(candidates, choice, mass)

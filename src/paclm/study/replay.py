@@ -1,0 +1,232 @@
+"""Run a release on recorded votes: what it costs, what it tells, how accurate it is. No model is needed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from paclm.config import ChargeName
+from paclm.curator.research import STAMP, ResearchSession
+from paclm.errors import InvalidInput
+from paclm.privacy.accounting import UNITS_PER_NAT, charge_units
+from paclm.privacy.arrays import FloatArray, IntArray, check_per_token
+from paclm.privacy.bounds import success_bound
+from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
+from paclm.privacy.randomness import ResearchNoise
+from paclm.privacy.releases import Rule, rule_named
+from paclm.study.votes import RecordedVotes
+
+Protocol = Literal["session", "fresh"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplaySettings:
+    """What to replay. Defaults follow the paper's sessions; `fresh` runs over every position once."""
+
+    release: str = "gaussian"
+    per_token: float
+    charge: ChargeName = "every-token"
+    protocol: Protocol = "session"
+    sessions: int | None = None
+    """How many secrets (`session`, default 100) or passes over the positions (`fresh`, default 1)."""
+    tokens: int | None = None
+    """Tokens per session (default 4,096) or positions per pass (default all of them)."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_per_token(self.per_token)
+        if self.protocol not in ("session", "fresh"):
+            raise InvalidInput(f"There is no protocol {self.protocol!r}. Choose session or fresh.")
+        for name in ("sessions", "tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidInput(f"{name} must be at least 1, not {value!r}.")
+        if self.seed < 0:
+            raise InvalidInput(f"The seed must be an integer ≥ 0, not {self.seed!r}.")
+
+
+class _Stream(NamedTuple):
+    """One run of tokens: where it read, what it released, what the realized world wanted."""
+
+    positions: IntArray  # (t,)
+    released: IntArray  # (t,)
+    realized: IntArray  # (t,) the realized world's vote
+    scales: FloatArray  # (dissenting tokens,) σ of the noise
+    information: float  # Σ_t of each step's conditional information
+    beliefs: FloatArray  # (secrets, m) the belief at the end of each secret's stream
+    secrets: IntArray  # (secrets,)
+
+
+def replay(
+    recorded: RecordedVotes, settings: ReplaySettings, advance: Callable[[int], None] = lambda _: None
+) -> dict[str, Any]:
+    """Run the release and return the figures of `paclm replay --json`; `advance` hears of tokens as they are done."""
+    started = time.perf_counter()
+    rule = rule_named(settings.release)
+    if settings.protocol == "session":
+        streams = list(_sessions(recorded, rule, settings, advance))
+    else:
+        streams = list(_fresh_passes(recorded, rule, settings, advance))
+    figures = _summary(recorded, rule, settings, streams)
+    return {**figures, "seconds": time.perf_counter() - started}
+
+
+def planned_tokens(recorded: RecordedVotes, settings: ReplaySettings) -> int:
+    """How many tokens a replay will release: what a progress bar counts to."""
+    sessions, tokens = _shape(recorded, settings)
+    return sessions * tokens
+
+
+def _shape(recorded: RecordedVotes, settings: ReplaySettings) -> tuple[int, int]:
+    if settings.protocol == "session":
+        return settings.sessions or 100, settings.tokens or 4096
+    return settings.sessions or 1, min(settings.tokens or recorded.num_positions, recorded.num_positions)
+
+
+def _sessions(
+    recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, advance: Callable[[int], None]
+) -> Iterator[_Stream]:
+    """Consecutive positions from a random start, wrapping round, against one secret each."""
+    num_sessions, num_tokens = _shape(recorded, settings)
+    is_dissent = recorded.is_dissent
+    for seed in np.random.SeedSequence(settings.seed).spawn(num_sessions):
+        noise = ResearchNoise(seed)
+        positions = (noise.below(recorded.num_positions) + np.arange(num_tokens)) % recorded.num_positions
+        session = ResearchSession(recorded.num_worlds, rule, settings.per_token, noise)
+        released = recorded.votes[positions, 0].copy()  # right wherever the worlds agree
+        scales, information = [], 0.0
+        for t in np.flatnonzero(is_dissent[positions]):
+            step = session.release(recorded.votes[positions[t]])
+            released[t] = step.token
+            scales.append(step.noise_scale)
+            information += step.information
+        yield _Stream(
+            positions,
+            released,
+            recorded.votes[positions, session.secret],
+            np.array(scales),
+            information,
+            session.belief[None],
+            np.array([session.secret]),
+        )
+        advance(num_tokens)
+
+
+def _fresh_passes(
+    recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, advance: Callable[[int], None]
+) -> Iterator[_Stream]:
+    """A fresh secret and a uniform belief at every position: the paper's teacher-forced protocol."""
+    num_passes, num_positions = _shape(recorded, settings)
+    positions = np.arange(num_positions)
+    dissenting = np.flatnonzero(recorded.is_dissent[:num_positions])
+    for seed in np.random.SeedSequence(settings.seed).spawn(num_passes):
+        noise = ResearchNoise(seed)
+        released = recorded.votes[:num_positions, 0].copy()
+        realized = released.copy()
+        beliefs = np.full((num_positions, recorded.num_worlds), -math.log(recorded.num_worlds))
+        secrets = np.zeros(num_positions, dtype=np.int64)  # where worlds agree any secret gives the same figures
+        scales, information = [], 0.0
+        for t in dissenting:
+            session = ResearchSession(recorded.num_worlds, rule, settings.per_token, noise)
+            step = session.release(recorded.votes[t])
+            released[t], beliefs[t], secrets[t] = step.token, step.belief, session.secret
+            realized[t] = recorded.votes[t, session.secret]
+            scales.append(step.noise_scale)
+            information += step.information
+        yield _Stream(positions, released, realized, np.array(scales), information, beliefs, secrets)
+        advance(num_positions)
+
+
+def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, streams: list[_Stream]) -> dict[str, Any]:
+    is_dissent = recorded.is_dissent
+    positions = np.concatenate([stream.positions for stream in streams])
+    released = np.concatenate([stream.released for stream in streams])
+    realized = np.concatenate([stream.realized for stream in streams])
+    scales = np.concatenate([stream.scales for stream in streams])
+    beliefs = np.concatenate([stream.beliefs for stream in streams])
+    secrets = np.concatenate([stream.secrets for stream in streams])
+    dissenting = is_dissent[positions]
+    per_secret = positions.size // len(secrets)  # tokens against one secret: T in a session, 1 when fresh
+
+    by_entropy = leak_by_entropy(beliefs)
+    by_truth = leak_by_truth(beliefs, secrets)
+    charged, committed = _charged(rule, settings, dissenting, len(secrets), per_secret)
+    scores = _accuracies(recorded, streams, positions, released, realized)
+    distinct = [len(set(row.tolist())) for row in recorded.votes[np.unique(positions[dissenting])]]
+    return {
+        "positions": recorded.num_positions,
+        "worlds": recorded.num_worlds,
+        "unanimity": 1.0 - float(is_dissent.mean()),
+        "dissent": float(dissenting.mean()),
+        "mean_distinct_given_dissent": float(np.mean(distinct)) if distinct else None,
+        **scores,
+        "flip_given_dissent": float((released != realized)[dissenting].mean()) if dissenting.any() else None,
+        "sigma_median": float(np.median(scales)) if scales.size else None,
+        "sigma_max": float(scales.max()) if scales.size else None,
+        "tokens": int(positions.size),
+        "charged_nats": charged,
+        "leaked_nats": by_entropy.mean,
+        "leaked_stderr": by_entropy.stderr,
+        "leaked_over_charged": by_entropy.mean / charged if 0.0 < charged < math.inf else None,
+        "mia_bound": success_bound(committed, 0.5),
+        "world_id_bound": success_bound(committed, 1.0 / recorded.num_worlds),
+        "world_id_rate": _world_identification(beliefs, secrets),
+        "leaked_nats_by_truth": by_truth.mean,
+        "leaked_stderr_by_truth": by_truth.stderr,
+        "conditional_information_nats": sum(stream.information for stream in streams) / len(secrets),
+        "release": rule.name,
+        "charge": settings.charge,
+        "protocol": settings.protocol,
+        "per_token_nats": settings.per_token,
+        "seed": settings.seed,
+        "stamp": STAMP,
+    }
+
+
+def _charged(
+    rule: Rule, settings: ReplaySettings, dissenting: np.ndarray[Any, Any], num_secrets: int, per_secret: int
+) -> tuple[float, float]:
+    """Nats charged per secret on average, and the most that could have been: what the bound is stated at."""
+    if settings.per_token == math.inf:
+        return (math.inf, math.inf) if rule.reads_secret else (0.0, 0.0)
+    cost = {
+        differs: charge_units(settings.charge, settings.per_token, reads_secret=rule.reads_secret, is_dissent=differs)
+        for differs in (False, True)
+    }
+    num_dissent = int(np.count_nonzero(dissenting))
+    units = cost[True] * num_dissent + cost[False] * (dissenting.size - num_dissent)
+    return units / num_secrets / UNITS_PER_NAT, per_secret * cost[True] / UNITS_PER_NAT
+
+
+def _accuracies(
+    recorded: RecordedVotes, streams: list[_Stream], positions: IntArray, released: IntArray, realized: IntArray
+) -> dict[str, float | None]:
+    names = ("accuracy", "accuracy_stderr", "accuracy_public", "accuracy_full", "accuracy_noiseless", "retained_gain")
+    scores: dict[str, float | None] = dict.fromkeys(names)
+    if recorded.truth is None:
+        return scores
+    truth = recorded.truth[positions]
+    hits = released == truth
+    # Tokens of one session share a secret and a text: sessions are the independent samples there.
+    samples = hits if len(streams) == 1 else [(s.released == recorded.truth[s.positions]).mean() for s in streams]
+    scores["accuracy"] = float(hits.mean())
+    scores["accuracy_stderr"] = mean_and_stderr(np.asarray(samples, dtype=np.float64)).stderr
+    scores["accuracy_noiseless"] = float((realized == truth).mean())
+    for name, column in (("accuracy_public", recorded.public), ("accuracy_full", recorded.full)):
+        if column is not None:
+            scores[name] = float((column[positions] == truth).mean())
+    public, full = scores["accuracy_public"], scores["accuracy_full"]
+    if public is not None and full is not None and full != public:
+        scores["retained_gain"] = (float(hits.mean()) - public) / (full - public)
+    return scores
+
+
+def _world_identification(beliefs: FloatArray, secrets: IntArray) -> float:
+    """How often the most likely world is the realized one; a tie counts as a uniform guess among the tied."""
+    is_top = beliefs == beliefs.max(axis=1, keepdims=True)
+    return float((is_top[np.arange(len(secrets)), secrets] / is_top.sum(axis=1)).mean())

@@ -1,0 +1,87 @@
+"""Who is in which world: every record in exactly half of the worlds, uniformly and independently of all others.
+
+This file knows neither the text of the records nor which world is the realized one: the assignment is drawn from a
+seed that may be public (the adversary of the paper knows all worlds, `sec:threat-model`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paclm.errors import InvalidInput
+
+BoolArray = NDArray[np.bool_]
+
+_ROWS_AT_ONCE = 4096  # keys of 128 worlds: 4 MiB
+
+
+def assign_worlds(num_records: int, num_worlds: int, seed: int) -> BoolArray:
+    """Draw the membership matrix (n, m): each row has exactly m/2 true entries, all such rows equally likely.
+
+    The raw stream of the bit generator is used, which NumPy keeps stable over versions and platforms, so a seed names
+    one assignment for good.
+    """
+    num_records = check_whole("num_records", num_records, at_least=1)
+    num_worlds = check_num_worlds(num_worlds)
+    bits = np.random.PCG64(check_seed(seed))
+    membership = np.empty((num_records, num_worlds), dtype=np.bool_)  # (n, m)
+    for start in range(0, num_records, _ROWS_AT_ONCE):
+        rows = membership[start : start + _ROWS_AT_ONCE]
+        rows[:] = _draw_rows(bits, *rows.shape)
+    return membership
+
+
+def assign_groups(groups: Sequence[Hashable], num_worlds: int, seed: int) -> BoolArray:
+    """Draw the membership matrix (n, m) with one row per group: records of one group are in the same worlds.
+
+    Groups are numbered by first appearance, and group g gets row g of `assign_worlds`.
+    """
+    if len(groups) == 0:
+        raise InvalidInput("There must be at least one record to assign, and there is none.")
+    numbers: dict[Hashable, int] = {}
+    number_of = np.array([numbers.setdefault(group, len(numbers)) for group in groups])  # (n,)
+    rows = assign_worlds(len(numbers), num_worlds, seed)  # (g, m)
+    return np.take(rows, number_of, axis=0)  # (n, m)
+
+
+def check_num_worlds(num_worlds: int) -> int:
+    """Refuse a number of worlds that cannot be halved."""
+    num_worlds = check_whole("num_worlds", num_worlds, at_least=2)
+    if num_worlds % 2:
+        raise InvalidInput(f"num_worlds must be even, because every record is in half of the worlds, not {num_worlds}.")
+    return num_worlds
+
+
+def check_seed(seed: int) -> int:
+    """Refuse a seed that is no whole number of at least 0."""
+    return check_whole("seed", seed, at_least=0)
+
+
+def check_whole(name: str, value: int, at_least: int) -> int:
+    """Refuse anything but a whole number of at least `at_least`, naming the value and the rule."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidInput(f"{name} must be a whole number, not {value!r}.") from None
+    if isinstance(value, (bool, np.bool_)) or number < at_least:
+        raise InvalidInput(f"{name} must be a whole number of at least {at_least}, not {value!r}.")
+    return number
+
+
+def _draw_rows(bits: np.random.PCG64, num_rows: int, num_worlds: int) -> BoolArray:
+    """Rows that are true where a random key is among the row's m/2 smallest.
+
+    The keys of a row are exchangeable, so given that the m/2-th smallest is not tied with the next, every set of m/2
+    worlds is equally likely. A row where they are tied (chance below m²/2^64) is drawn again.
+    """
+    half = num_worlds // 2
+    keys = bits.random_raw(num_rows * num_worlds).reshape(num_rows, num_worlds)  # (r, m) uint64
+    rows = keys <= np.partition(keys, half - 1, axis=1)[:, half - 1 : half]  # (r, m)
+    tied = np.flatnonzero(rows.sum(axis=1) != half)
+    if tied.size:
+        rows[tied] = _draw_rows(bits, tied.size, num_worlds)
+    return rows

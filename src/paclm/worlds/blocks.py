@@ -1,0 +1,84 @@
+"""From texts to token blocks: a cap of tokens per record, and blocks no longer than the base model's context.
+
+The unit of privacy stays the record (or its group): all blocks of a record are in the same worlds. This file knows no
+model; the tokenizer is handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+
+from paclm.errors import InvalidInput
+from paclm.worlds.records import Record
+
+_TEXTS_AT_ONCE = 1000
+
+
+class Tokenizer(Protocol):
+    """What this room needs of a Hugging Face tokenizer."""
+
+    @property
+    def all_special_ids(self) -> list[int]: ...
+    def __len__(self) -> int: ...
+    def __call__(self, text: list[str], **options: Any) -> Mapping[str, Any]: ...
+    def decode(self, token_ids: list[int], **options: Any) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenCounts:
+    """How long the records are, in tokens, and what the cap takes away."""
+
+    num_tokens: int
+    """Trained on, after the cap."""
+    median_per_record: float
+    longest_record: int
+    num_records_cut: int
+    num_tokens_dropped: int
+
+
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of texts, without special tokens and without any limit of length."""
+    encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
+    return [list(ids) for ids in encoded["input_ids"]]
+
+
+def cut_blocks(token_ids: Sequence[int], block_tokens: int, max_record_tokens: int) -> list[list[int]]:
+    """Cut one record into blocks; what lies beyond the cap is left out.
+
+    Each block starts with the last token of the one before, so every token but the first is a target exactly once.
+    """
+    if block_tokens < 2:
+        raise InvalidInput(f"block_tokens must be at least 2 (a token and its successor), not {block_tokens}.")
+    if max_record_tokens < 1:
+        raise InvalidInput(f"max_record_tokens must be at least 1, not {max_record_tokens}.")
+    kept = list(token_ids[:max_record_tokens])
+    stride = block_tokens - 1
+    return [kept[start : start + block_tokens] for start in range(0, max(len(kept) - 1, 1), stride)]
+
+
+def count_tokens(records: Iterable[Record], tokenizer: Tokenizer, max_record_tokens: int) -> TokenCounts:
+    """Tokenize all records once to see how long they are."""
+    lengths = np.array([length for batch in _batches(records) for length in _lengths(tokenizer, batch)])  # (n,)
+    kept = np.minimum(lengths, max_record_tokens)
+    return TokenCounts(
+        num_tokens=int(kept.sum()),
+        median_per_record=float(np.median(lengths)),
+        longest_record=int(lengths.max()),
+        num_records_cut=int((lengths > max_record_tokens).sum()),
+        num_tokens_dropped=int((lengths - kept).sum()),
+    )
+
+
+def _lengths(tokenizer: Tokenizer, batch: Sequence[Record]) -> list[int]:
+    return [len(ids) for ids in encode_texts(tokenizer, [record.text for record in batch])]
+
+
+def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
+    rest = iter(records)
+    while batch := list(islice(rest, _TEXTS_AT_ONCE)):
+        yield batch

@@ -1,0 +1,249 @@
+"""What happens to one patient over the years. Knows nothing about how it is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+
+from paclm.worlds.clinic.conditions import ACUTE, CHRONIC, Condition, eligible
+from paclm.worlds.clinic.dice import Dice
+from paclm.worlds.clinic.measurements import ANALYTES, ROUTINE, Analyte, Vitals, draw_vitals
+from paclm.worlds.clinic.medicines import MEDICINES, Medicine
+from paclm.worlds.clinic.people import Patient
+
+_SLOW = frozenset(("creatinine", "sodium", "potassium", "hb", "glucose", "hba1c", "platelets", "calcium"))
+
+
+@dataclass(frozen=True, slots=True)
+class Prescription:
+    medicine: Medicine
+    step: int
+    rhythm: str
+
+    @property
+    def dose(self) -> str:
+        return self.medicine.doses[self.step]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What was done to one prescription: start, raise, lower, stop or keep."""
+
+    kind: str
+    now: Prescription
+    old_dose: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    analyte: Analyte
+    value: float
+    previous: float | None
+    previous_day: date | None
+
+
+@dataclass(slots=True)
+class Problem:
+    """One condition of one patient, as it stands; only `Course` moves it."""
+
+    condition: Condition
+    side: str
+    severity: float
+    prescriptions: list[Prescription] = field(default_factory=list)
+    last_seen: date | None = None
+    last_changes: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """Everything a note may speak of."""
+
+    patient: Patient
+    day: date
+    condition: Condition
+    side: str
+    trend: str
+    """new, better, same or worse."""
+    is_acute: bool
+    last_seen: date | None
+    """When this problem was seen before."""
+    vitals: Vitals
+    readings: tuple[Reading, ...]
+    changes: tuple[Change, ...]
+    last_changes: tuple[Change, ...]
+    prescriptions: tuple[Prescription, ...]
+    background: tuple[str, ...]
+    """The other lasting conditions."""
+
+    @property
+    def age(self) -> int:
+        return self.patient.age_on(self.day)
+
+
+class Course:
+    """The moving state of one patient between visits."""
+
+    def __init__(self, patient: Patient, first_visit: date, dice: Dice) -> None:
+        self._patient = patient
+        self._dice = dice
+        self._day = first_visit
+        self._readings: dict[str, tuple[float, date]] = {}
+        self._weight = patient.weight
+        age = patient.age_on(first_visit)
+        possible = eligible(CHRONIC, age, patient.sex)
+        count = int((0.4 + age / 28) * dice.uniform() + 0.5)
+        chosen = {dice.favour(possible).name: None for _ in range(min(count, 5))} if possible else {}
+        self._lasting = [self._problem(one) for one in possible if one.name in chosen]
+        self._passing: Problem | None = None
+        for problem in self._lasting:
+            self._prescribe_first(problem)
+
+    def visits(self, count: int) -> Iterator[Visit]:
+        for index in range(count):
+            if index:
+                self._wait()
+            yield self._visit(self._choose_problem())
+
+    def _problem(self, condition: Condition) -> Problem:
+        return Problem(condition, self._dice.pick(("left", "right")), 0.15 + 0.8 * self._dice.uniform())
+
+    def _wait(self) -> None:
+        soon = self._passing is not None and self._dice.chance(0.7)
+        days = self._dice.between(2, 24) if soon else self._dice.between(12, 150) + int(500 * self._dice.tail())
+        self._day += timedelta(days=days)
+        if not soon:
+            self._passing = None
+
+    def _choose_problem(self) -> Problem:
+        dice = self._dice
+        if self._passing is not None:
+            return self._passing
+        if self._lasting and dice.chance(0.62):
+            return dice.favour(self._lasting)
+        possible = eligible(ACUTE, self._patient.age_on(self._day), self._patient.sex)
+        self._passing = self._problem(dice.favour(possible))
+        return self._passing
+
+    def _visit(self, problem: Problem) -> Visit:
+        trend = self._move(problem)
+        changes = self._treat(problem, trend)
+        readings = self._measure(problem, trend)
+        visit = Visit(
+            patient=self._patient,
+            day=self._day,
+            condition=problem.condition,
+            side=problem.side,
+            trend=trend,
+            is_acute=problem is self._passing,
+            last_seen=problem.last_seen,
+            vitals=self._vitals(problem),
+            readings=readings,
+            changes=changes,
+            last_changes=problem.last_changes,
+            prescriptions=tuple(one for other in self._known(problem) for one in other.prescriptions),
+            background=tuple(
+                other.condition.name.replace("<side>", other.side) for other in self._lasting if other is not problem
+            ),
+        )
+        problem.last_seen = self._day
+        problem.last_changes = tuple(change for change in changes if change.kind != "keep")
+        if problem is self._passing and trend == "better" and self._dice.chance(0.75):
+            self._passing = None
+        return visit
+
+    def _known(self, problem: Problem) -> list[Problem]:
+        return [problem, *(other for other in self._lasting if other is not problem)]
+
+    def _move(self, problem: Problem) -> str:
+        """Let the severity move since the last visit and say which way it went."""
+        dice = self._dice
+        before = problem.severity
+        if problem.last_seen is None:
+            return "new" if problem is self._passing else ("worse" if before > 0.7 else "same")
+        if problem is self._passing:
+            problem.severity *= 0.2 + 0.5 * dice.uniform() if dice.chance(0.8) else 1.0 + 0.15 * dice.uniform()
+        else:
+            helped = any(change.kind in ("raise", "start") for change in problem.last_changes)
+            problem.severity += 0.18 * dice.bell() + (-0.2 if helped else 0.04)
+        problem.severity = min(1.0, max(0.03, problem.severity))
+        moved = problem.severity - before
+        return "better" if moved < -0.08 else "worse" if moved > 0.06 else "same"
+
+    def _prescribe_first(self, problem: Problem) -> None:
+        dice = self._dice
+        names = problem.condition.medicines
+        for name in {dice.favour(names): None for _ in range(1 + dice.chance(0.45))} if names else ():
+            problem.prescriptions.append(self._prescription(MEDICINES[name]))
+
+    def _prescription(self, medicine: Medicine) -> Prescription:
+        step = min(len(medicine.doses) - 1, int(2.2 * self._dice.uniform()))
+        return Prescription(medicine, step, self._dice.favour(medicine.rhythms))
+
+    def _treat(self, problem: Problem, trend: str) -> tuple[Change, ...]:
+        """Change the prescriptions as the trend asks for."""
+        dice = self._dice
+        if trend == "new" and not problem.prescriptions:
+            self._prescribe_first(problem)
+            return tuple(Change("start", one) for one in problem.prescriptions)
+        if problem.prescriptions and dice.chance(0.8):
+            index = dice.between(0, len(problem.prescriptions) - 1)
+            one = problem.prescriptions[index]
+            top = len(one.medicine.doses) - 1
+            if trend == "worse" and one.step < top:
+                problem.prescriptions[index] = Prescription(one.medicine, one.step + 1, one.rhythm)
+                return (Change("raise", problem.prescriptions[index], one.dose),)
+            if trend == "better" and one.step > 0 and dice.chance(0.35):
+                problem.prescriptions[index] = Prescription(one.medicine, one.step - 1, one.rhythm)
+                return (Change("lower", problem.prescriptions[index], one.dose),)
+            if trend == "better" and problem is self._passing and dice.chance(0.4):
+                del problem.prescriptions[index]
+                return (Change("stop", one),)
+        taken = {one.medicine.name for one in problem.prescriptions}
+        others = [name for name in problem.condition.medicines if name not in taken]
+        if trend == "worse" and others:
+            problem.prescriptions.append(self._prescription(MEDICINES[dice.favour(others)]))
+            return (Change("start", problem.prescriptions[-1]),)
+        return tuple(Change("keep", one) for one in problem.prescriptions[:2])
+
+    def _measure(self, problem: Problem, trend: str) -> tuple[Reading, ...]:
+        dice = self._dice
+        chance = 0.45 if problem is self._passing else 0.75
+        keys = dice.several(problem.condition.labs, dice.between(1, 4)) if dice.chance(chance) else []
+        if keys or dice.chance(0.15):
+            keys += dice.several(ROUTINE, int(4 * dice.tail() + dice.uniform()))
+        found: dict[str, Reading] = {}
+        for key in keys:
+            analyte = ANALYTES[key]
+            if analyte.short not in found:
+                value = analyte.draw(self._severity_of(key, problem), dice)
+                previous, day = self._readings.get(analyte.short, (None, None))
+                found[analyte.short] = Reading(analyte, value, previous, day)
+                self._readings[analyte.short] = (value, self._day)
+        return tuple(found.values())
+
+    def _severity_of(self, key: str, problem: Problem) -> float:
+        """How far from healthy this value is; a passing illness hardly moves the slow ones."""
+        return max(
+            (
+                other.severity * (0.3 if other is self._passing and key in _SLOW else 1.0)
+                for other in self._known(problem)
+                if key in other.condition.labs
+            ),
+            default=0.04,
+        )
+
+    def _vitals(self, problem: Problem) -> Vitals:
+        def worst(tag: str) -> float:
+            return max((one.severity for one in self._known(problem) if tag in one.condition.tags), default=0.0)
+
+        self._weight *= 1 + 0.012 * self._dice.bell()
+        return draw_vitals(
+            self._dice,
+            age=self._patient.age_on(self._day),
+            weight=self._weight,
+            pressure=worst("pressure"),
+            fever=worst("fever"),
+            lungs=worst("lungs"),
+            heart=worst("heart"),
+        )

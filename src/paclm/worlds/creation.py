@@ -1,0 +1,260 @@
+"""Making a workspace: all or nothing, safe to repeat, and never over an existing one.
+
+Everything is written into a hidden folder beside the target, synced, and renamed at the end, so a workspace that can
+be seen is complete. What a killed run left behind is cleared by the next one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paclm.config import TrainingConfig
+from paclm.errors import InvalidInput, WorkspaceError
+from paclm.worlds.assignment import BoolArray, assign_groups, check_num_worlds, check_seed
+from paclm.worlds.blocks import Tokenizer, count_tokens
+from paclm.worlds.canaries import make_canaries
+from paclm.worlds.fingerprints import Base
+from paclm.worlds.holdout import default_holdout, split_holdout, units_of
+from paclm.worlds.manifest import FILE_NAME as MANIFEST_FILE
+from paclm.worlds.manifest import FORMAT, Manifest, describe_base, installed_versions
+from paclm.worlds.records import Corpus
+from paclm.worlds.registry import find_overlaps, remember_workspace, sketch_texts
+from paclm.worlds.settings import render_settings
+from paclm.worlds.storage import hash_file, make_private_folder, sync_folder, write_private
+from paclm.worlds.workspace import MEMBERSHIP_FILE, SETTINGS_FILE, Workspace
+
+_FEW_UNITS = 64
+_SHOWN = 3  # how many other workspaces are named
+
+_WORDS = {
+    "corpus_digest": "the records",
+    "base_fingerprint": "the base model",
+    "worlds": "--worlds",
+    "seed": "--seed",
+    "holdout": "--holdout",
+    "canaries": "--canaries",
+    "group_by": "--group-by",
+    "max_record_tokens": "--max-record-tokens",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """A workspace that is there now, whether it was before, and what its owner should know."""
+
+    workspace: Workspace
+    is_new: bool
+    cautions: tuple[str, ...]
+
+
+def create_workspace(
+    path: str | Path,
+    *,
+    corpus: Corpus,
+    base: Base,
+    tokenizer: Tokenizer,
+    num_worlds: int = 128,
+    seed: int = 101,
+    holdout: int | None = None,
+    num_canaries: int = 0,
+    group_by: str | None = None,
+    max_record_tokens: int = TrainingConfig().max_record_tokens,
+) -> Created:
+    """Make a workspace; one that is there already and was made from the same arguments is opened instead."""
+    target = Path(path).expanduser().absolute()
+    arguments = {
+        "corpus": corpus.name,
+        "corpus_digest": corpus.digest,
+        "base_fingerprint": base.fingerprint,
+        "worlds": check_num_worlds(num_worlds),
+        "seed": check_seed(seed),
+        "holdout": default_holdout(len(corpus.records)) if holdout is None else holdout,
+        "canaries": num_canaries,
+        "group_by": group_by,
+        "max_record_tokens": max_record_tokens,
+    }
+    if (target / MANIFEST_FILE).exists():
+        workspace = _reopen(target, arguments, corpus)
+        _note_in_registry(workspace, corpus)  # again: the first init may have been killed just before
+        return Created(workspace, False, ())
+    _refuse_occupied(target)
+    training = replace(TrainingConfig(), max_record_tokens=max_record_tokens)
+    with _building_site(target) as site:
+        cautions = _build(site, corpus, base, tokenizer, arguments, training)
+        _publish(site, target)
+    workspace = Workspace.open(target)
+    return Created(workspace, True, (*cautions, *_note_in_registry(workspace, corpus)))
+
+
+def _note_in_registry(workspace: Workspace, corpus: Corpus) -> list[str]:
+    """Remember whose records these are, and say which other workspaces spend on them."""
+    if corpus.is_synthetic:
+        return []
+    identifier = workspace.manifest.id
+    sketch = sketch_texts(record.text for record in corpus.records)
+    remember_workspace(identifier, workspace.path, sketch)
+    return [sighting.sentence() for sighting in find_overlaps(sketch, identifier)[:_SHOWN]]
+
+
+def _reopen(target: Path, arguments: Mapping[str, Any], corpus: Corpus) -> Workspace:
+    """Open what is there if it was made from the same arguments; else say what differs."""
+    workspace = Workspace.open(target)
+    made_from = workspace.manifest.arguments
+    differences = [name for name in _WORDS if made_from.get(name) != arguments[name]]
+    if not differences:
+        return workspace
+    if "corpus_digest" in differences and "holdout" in differences:
+        differences.remove("holdout")  # its default follows the number of records
+    said = []
+    for name in differences:
+        if name == "corpus_digest":
+            before, now = workspace.manifest.summary["records"], len(corpus.records)
+            counts = f"{before:,} then, {now:,} now" if before != now else f"{now:,} then and now, but not the same"
+            said.append(f"the records ({counts})")
+        elif name == "base_fingerprint":
+            said.append(f"the base model (was {workspace.base.name}, {made_from[name][:12]}…)")
+        else:
+            said.append(f"{_WORDS[name]} (was {made_from[name]}, now {arguments[name]})")
+    raise WorkspaceError(
+        f"The workspace {target} is there already and was made from something else: {'; '.join(said)}. "
+        "It is left as it is, because its worlds and its budget belong to what it was made from. Choose another folder."
+    )
+
+
+def _refuse_occupied(target: Path) -> None:
+    if target == Path.cwd():
+        raise WorkspaceError("A workspace cannot be made in the current folder itself. Name a folder, such as clinic.")
+    if target.exists() and not target.is_dir():
+        raise WorkspaceError(f"{target} is a file. Choose another place for the workspace.")
+    if target.is_dir() and any(target.iterdir()):
+        raise WorkspaceError(f"{target} is not empty and not a workspace. Choose another folder, or empty this one.")
+
+
+@contextmanager
+def _building_site(target: Path) -> Iterator[Path]:
+    """A hidden private folder beside the target; gone afterwards unless it was renamed."""
+    prefix = f".{target.name}.init-"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _clear_abandoned(target.parent, prefix)
+        site = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+    except OSError as error:
+        raise WorkspaceError(f"{target} cannot be made: {error.strerror}: {error.filename}.") from None
+    site.chmod(0o700)
+    descriptor = os.open(site, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # held while this process lives: others see that the site is in use
+        yield site
+    except OSError as error:
+        raise WorkspaceError(f"{target} cannot be made: {error.strerror or error}.") from None
+    finally:
+        os.close(descriptor)
+        shutil.rmtree(site, ignore_errors=True)
+
+
+def _clear_abandoned(parent: Path, prefix: str) -> None:
+    """Remove what killed runs left: private text must not lie about, hidden as it is."""
+    for site in [path for path in parent.iterdir() if path.name.startswith(prefix)]:
+        try:
+            descriptor = os.open(site, os.O_RDONLY)
+        except OSError:
+            continue  # cleared by someone else meanwhile
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(site, ignore_errors=True)
+        except BlockingIOError:
+            pass  # another init is at work there
+        finally:
+            os.close(descriptor)
+
+
+def _build(
+    site: Path,
+    corpus: Corpus,
+    base: Base,
+    tokenizer: Tokenizer,
+    arguments: dict[str, Any],
+    training: TrainingConfig,
+) -> list[str]:
+    """Write everything but the name; returns what the owner should know."""
+    train, held_out = split_holdout(corpus.records, arguments["holdout"], arguments["seed"])
+    canaries = make_canaries(arguments["canaries"], tokenizer, arguments["seed"])
+    units = units_of([*train, *(canary.record for canary in canaries)])
+    membership = assign_groups(units, arguments["worlds"], arguments["seed"])
+    counts = count_tokens(train, tokenizer, training.max_record_tokens)
+    cautions = _judge_worlds(membership, len(set(units)))
+
+    for name in ("corpus", "adapters", "curator", "study"):
+        make_private_folder(site / name)
+    _write_jsonl(site / "corpus" / "train.jsonl", map(asdict, train))
+    _write_jsonl(site / "corpus" / "heldout.jsonl", map(asdict, held_out))
+    _write_jsonl(site / "corpus" / "canaries.jsonl", map(asdict, canaries))
+    packed = io.BytesIO()
+    np.savez_compressed(packed, membership=membership)
+    write_private(site / MEMBERSHIP_FILE, packed.getvalue())
+    write_private(site / SETTINGS_FILE, render_settings(training).encode())
+    files = [*(f"corpus/{part}.jsonl" for part in ("train", "heldout", "canaries")), MEMBERSHIP_FILE]
+    summary = {
+        "records": len(corpus.records),
+        "train": len(train),
+        "held_out": len(held_out),
+        "canaries": len(canaries),
+        "groups": len({record.group for record in corpus.records}) if arguments["group_by"] else None,
+        "left_out": len(corpus.report.problems),
+        "duplicates": len(corpus.report.duplicates),
+        "worlds": arguments["worlds"],
+        "records_per_world": float(membership.sum(axis=0).mean()),
+        **asdict(counts),
+    }
+    manifest = Manifest(
+        format=FORMAT,
+        id=uuid.uuid4().hex,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=installed_versions(),
+        arguments=arguments,
+        summary=summary,
+        files={name: hash_file(site / name) for name in files},
+        base=describe_base(base),
+    )
+    manifest.write(site)
+    return cautions
+
+
+def _judge_worlds(membership: BoolArray, num_units: int) -> list[str]:
+    """Refuse worlds without records; caution where worlds are alike or units few."""
+    sizes = membership.sum(axis=0)  # (m,)
+    if not sizes.all():
+        raise InvalidInput(
+            f"{num_units} units of privacy are too few for {sizes.size} worlds: {int((sizes == 0).sum())} of them got "
+            "no record at all. Bring more records, or lower --worlds."
+        )
+    if num_units < _FEW_UNITS:
+        return [f"There are only {num_units} units of privacy: each weighs much in its worlds, so they dissent often."]
+    return []
+
+
+def _write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    write_private(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+
+
+def _publish(site: Path, target: Path) -> None:
+    """The one step that makes the workspace visible."""
+    try:
+        os.rename(site, target)
+    except OSError as error:
+        raise WorkspaceError(f"{target} came into being meanwhile or cannot be made: {error.strerror}.") from None
+    sync_folder(target.parent)

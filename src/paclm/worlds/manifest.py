@@ -1,0 +1,148 @@
+"""manifest.json: what a workspace was made of, by hash, so that a changed part is refused and named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+from paclm.errors import WorkspaceError
+from paclm.worlds.fingerprints import Base, base_files, fingerprint_base, stat_files
+from paclm.worlds.storage import hash_file, write_private_json
+
+FORMAT = 1
+FILE_NAME = "manifest.json"
+
+_REMEDY = "Restore it from a backup, or make a new workspace."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """Everything a workspace was made of. Frozen: changes make a new one, written atomically."""
+
+    format: int
+    id: str
+    created: str
+    versions: Mapping[str, str]
+    arguments: Mapping[str, Any]
+    """What `paclm init` was asked for, defaults filled in; a repeated init must ask for the same."""
+    summary: Mapping[str, Any]
+    """Counts for people: records, groups, tokens."""
+    files: Mapping[str, str]
+    """SHA-256 by path inside the workspace: corpus and membership."""
+    base: Mapping[str, Any]
+    """Name, folder, fingerprint, and size and time of its files."""
+    adapters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By file name inside adapters/: SHA-256, size and time, and what training wants to remember."""
+
+    @property
+    def digest(self) -> str:
+        """A hash of what the worlds are made of: corpus, membership and base model. Ledgers bind themselves to it."""
+        parts = {"files": dict(self.files), "base": self.base["fingerprint"]}
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def base_model(self) -> Base:
+        """The base model as it was at init."""
+        return Base(self.base["name"], Path(self.base["folder"]), self.base["fingerprint"])
+
+    def with_adapters(self, path: Path, details: Mapping[str, Any]) -> Manifest:
+        """The manifest after an adapter file was written or replaced."""
+        entry = {"sha256": hash_file(path), "stat": stat_files([path])[path.name], **details}
+        return replace(self, adapters={**self.adapters, path.name: entry})
+
+    def write(self, workspace: Path) -> None:
+        """Write manifest.json, atomically."""
+        write_private_json(workspace / FILE_NAME, asdict(self))
+
+
+def describe_base(base: Base) -> dict[str, Any]:
+    """The manifest's entry for a base model."""
+    files = stat_files(base_files(base.folder))
+    return {"name": base.name, "folder": str(base.folder), "fingerprint": base.fingerprint, "files": files}
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of what decides the worlds."""
+    found = {"python": python_version()}
+    for package in ("paclm", "numpy", "torch", "transformers", "tokenizers", "safetensors"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def load_manifest(workspace: Path) -> Manifest:
+    """Read manifest.json."""
+    path = workspace / FILE_NAME
+    try:
+        values = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        reason = "it has no manifest.json" if workspace.is_dir() else "there is no such folder"
+        raise WorkspaceError(f"{workspace} is not a workspace: {reason}. Make one with: paclm init") from None
+    except OSError as error:
+        raise WorkspaceError(f"{path} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise WorkspaceError(f"{path} is not JSON ({error}). {_REMEDY}") from None
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        found = values.get("format") if isinstance(values, dict) else None
+        raise WorkspaceError(f"{path} has format {found!r}; this version of paclm reads format {FORMAT}.")
+    if set(values) != {item.name for item in fields(Manifest)}:
+        raise WorkspaceError(f"{path} lacks or adds entries: {', '.join(sorted(values))}. {_REMEDY}")
+    return Manifest(**values)
+
+
+def verify_files(workspace: Path, manifest: Manifest) -> None:
+    """Refuse a workspace whose corpus or membership is not what it was at init."""
+    for name, expected in manifest.files.items():
+        try:
+            found = hash_file(workspace / name)
+        except OSError as error:
+            raise WorkspaceError(f"{workspace / name} cannot be read: {error.strerror}. {_REMEDY}") from None
+        if found != expected:
+            raise WorkspaceError(
+                f"{workspace / name} has changed since the workspace was made (SHA-256 {found[:12]}…, was "
+                f"{expected[:12]}…): the worlds no longer match their records. {_REMEDY}"
+            )
+
+
+def verify_base(manifest: Manifest, in_full: bool) -> None:
+    """Refuse a base model that has changed where it lay at init.
+
+    Files with the size and time they had are taken as unchanged unless `in_full`. A folder that is gone is not judged
+    here: the engine finds the model again by name and compares fingerprints.
+    """
+    base = manifest.base_model
+    if not base.folder.is_dir():
+        return
+    if not in_full and stat_files(base_files(base.folder)) == manifest.base["files"]:
+        return
+    refuse_other_base(manifest, fingerprint_base(base.folder))
+
+
+def refuse_other_base(manifest: Manifest, fingerprint: str) -> None:
+    """Adapters fit one base model only."""
+    base = manifest.base_model
+    if fingerprint != base.fingerprint:
+        raise WorkspaceError(
+            f"The base model {base.name} has changed since the workspace was made (fingerprint {fingerprint[:12]}…, "
+            f"was {base.fingerprint[:12]}…): the adapters no longer fit it. Restore it, or make a new workspace."
+        )
+
+
+def verify_adapters(workspace: Path, manifest: Manifest, in_full: bool) -> None:
+    """Refuse adapters that are not those training wrote."""
+    for name, entry in manifest.adapters.items():
+        path = workspace / "adapters" / name
+        if not path.is_file():
+            raise WorkspaceError(f"{path} is missing. Restore it from a backup, or train again with: paclm train")
+        if not in_full and stat_files([path])[name] == entry["stat"]:
+            continue
+        if hash_file(path) != entry["sha256"]:
+            raise WorkspaceError(f"{path} has changed since it was trained. Restore it, or train again: paclm train")

@@ -1,0 +1,174 @@
+"""From a path or a name to records: JSONL, CSV, a folder of texts, Parquet, a data set, the synthetic clinic.
+
+Readers turn what they find into rows and judge nothing; `records.py` says what a record is. Bytes that are no UTF-8
+become lone surrogates here and are refused there, so a broken line never hides the lines after it.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+from paclm.errors import CorpusError, InvalidInput
+from paclm.worlds.records import Corpus, ReadOptions, Row, collect_records
+from paclm.worlds.tables import read_dataset, read_parquet
+
+TEXT_SUFFIXES = (".txt", ".md")
+DEFAULT_NUM_NOTES = 2000
+
+_OPENERS: dict[str, Callable[..., IO[str]]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+_DATASET_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<split>[\w.-]+))?")
+_CLINIC = re.compile(r"clinic(?::(?P<count>[0-9_,]+))?")
+
+
+def read_corpus(spec: str, options: ReadOptions | None = None) -> Corpus:
+    """Read a corpus: a file or folder, `clinic` or `clinic:N`, or the name of a Hugging Face data set."""
+    options = options or ReadOptions()
+    path = Path(spec).expanduser()
+    clinic = _CLINIC.fullmatch(spec)
+    if clinic and not path.exists():
+        return _read_clinic(clinic["count"], options)
+    if path.is_dir():
+        return _read_folder(path, options)
+    if path.exists():
+        return collect_records(spec, _rows_of_file(path, options), options)
+    dataset = _DATASET_NAME.fullmatch(spec)
+    if dataset is None or _kind(path) in _KINDS:
+        raise CorpusError(f"There is no file or folder {spec}.")
+    return collect_records(spec, read_dataset(dataset["name"], dataset["split"] or "train"), options)
+
+
+def _rows_of_file(path: Path, options: ReadOptions) -> Iterator[Row | None]:
+    """The rows of one file, with damage to the file itself turned into one sentence."""
+    kind = _kind(path)
+    if kind not in _KINDS:
+        known = ", ".join(sorted(_KINDS))
+        raise CorpusError(
+            f"{path} is no file that can be read here: {known} (also with .gz, .xz, .bz2), or a folder of .txt and .md."
+        )
+    last = "its start"
+    try:
+        for row in _KINDS[kind](path, options):
+            if row is not None:
+                last = row.source
+            yield row
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise CorpusError(f"{path} is damaged or cut off after {last}: {error}. Make or fetch it again.") from None
+    except OSError as error:
+        raise CorpusError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def _kind(path: Path) -> str:
+    """The suffix that names the format, without a compression suffix."""
+    suffix = path.suffix.lower()
+    return Path(path.stem).suffix.lower() if suffix in _OPENERS else suffix
+
+
+def _open_text(path: Path, newline: str | None = None) -> IO[str]:
+    opener: Callable[..., IO[str]] = _OPENERS.get(path.suffix.lower(), open)
+    return opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+
+
+def _read_jsonl(path: Path, options: ReadOptions) -> Iterator[Row | None]:
+    with _open_text(path, newline="\n") as lines:
+        for number, line in enumerate(lines, start=1):
+            yield _parse_json_line(f"{path}:{number}", line) if line.strip() else None
+
+
+def _parse_json_line(source: str, line: str) -> Row:
+    try:
+        fields = json.loads(line)
+    except json.JSONDecodeError as error:
+        return Row(source, problem=f"is not JSON ({error.msg} at column {error.colno})")
+    except (ValueError, RecursionError):  # numbers or nesting beyond what Python accepts
+        return Row(source, problem="is JSON with numbers or nesting too large to read")
+    if not isinstance(fields, dict):
+        return Row(source, problem=f"is not a JSON object but {type(fields).__name__}")
+    return Row(source, fields)
+
+
+def _read_csv(path: Path, options: ReadOptions) -> Iterator[Row | None]:
+    delimiter = "\t" if _kind(path) == ".tsv" else ","
+    csv.field_size_limit(2**31 - 1)  # the module's own limit, 128 KiB, is shorter than a long document
+    with _open_text(path, newline="") as lines:
+        table = csv.reader(lines, delimiter=delimiter, strict=True)
+        header: list[str] | None = None
+        start = 1
+        try:
+            for row in table:
+                source, start = f"{path}:{start}", table.line_num + 1
+                if not row:
+                    yield None
+                elif header is None:
+                    header = _checked_header(path, row, options)
+                elif len(row) != len(header):
+                    yield Row(source, problem=f"has {len(row)} columns where the header has {len(header)}")
+                else:
+                    yield Row(source, dict(zip(header, row, strict=True)))
+        except csv.Error as error:
+            raise CorpusError(f"{path}:{start} is not a row of a table: {error}. Mend the quotes there.") from None
+
+
+def _checked_header(path: Path, header: list[str], options: ReadOptions) -> list[str]:
+    wanted = [options.text_field, options.id_field, options.group_by]
+    missing = [name for name in wanted if name is not None and name not in header]
+    if missing:
+        raise CorpusError(
+            f"{path} has no column {missing[0]!r}. Its columns are: {', '.join(header)}. "
+            "Name them with --text-field, --id-field and --group-by."
+        )
+    return header
+
+
+def _read_parquet(path: Path, options: ReadOptions) -> Iterator[Row | None]:
+    return read_parquet(path)
+
+
+_KINDS: dict[str, Callable[[Path, ReadOptions], Iterable[Row | None]]] = {
+    ".jsonl": _read_jsonl,
+    ".ndjson": _read_jsonl,
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".parquet": _read_parquet,
+}
+
+
+def _read_folder(folder: Path, options: ReadOptions) -> Corpus:
+    """One record per text file, in the order of their paths; `--group-by folder` groups those side by side."""
+    files = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.parts)
+    texts = [path for path in files if path.suffix.lower() in TEXT_SUFFIXES]
+    others = [str(path.relative_to(folder)) for path in files if path.suffix.lower() not in TEXT_SUFFIXES]
+    if not texts:
+        found = f"{len(others):,} other files, for example {others[0]}" if others else "no files at all"
+        raise CorpusError(f"The folder {folder} holds no .txt or .md files but {found}.")
+    rows = (_row_of_text(path, folder, options) for path in texts)
+    return collect_records(str(folder), rows, options, ignored_files=others)
+
+
+def _row_of_text(path: Path, folder: Path, options: ReadOptions) -> Row:
+    name = path.relative_to(folder)
+    try:
+        text = path.read_bytes().removeprefix(b"\xef\xbb\xbf").decode(errors="surrogateescape")
+    except OSError as error:
+        return Row(f"{name}:1", problem=f"cannot be read: {error.strerror or error}")
+    return Row(f"{name}:1", {"id": str(name), "folder": str(name.parent), options.text_field: text})
+
+
+def _read_clinic(count: str | None, options: ReadOptions) -> Corpus:
+    """The embedded synthetic corpus; its seed is fixed, so `clinic:500` names one corpus."""
+    from paclm.worlds.clinic import generate_notes
+
+    num_notes = int(re.sub("[_,]", "", count)) if count else DEFAULT_NUM_NOTES
+    if num_notes < 1:
+        raise InvalidInput(f"clinic:{count} asks for no notes; write clinic:2000 for two thousand.")
+    notes = enumerate(generate_notes(num_notes, seed=1), start=1)
+    rows = (Row(f"clinic:{number}", {**note, options.text_field: note["text"]}) for number, note in notes)
+    return collect_records(f"clinic:{num_notes}", rows, options, is_synthetic=True)

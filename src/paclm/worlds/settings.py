@@ -1,0 +1,117 @@
+"""paclm.toml: the settings of a workspace, written once with explanations and read strictly ever after."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from paclm.config import MechanismConfig, RuntimeConfig, TrainingConfig, read_settings
+from paclm.errors import InvalidInput, WorkspaceError
+
+_SECTIONS = ("mechanism", "runtime", "training")
+_BUDGETS = ("per_token", "total")
+
+_HEAD = """\
+# Settings of this workspace. Who is in which world, the seed and the base model are fixed in manifest.json.
+# A setting behind a # shows its default (budgets: an example); remove the # to change it.
+"""
+_MECHANISM = """
+[mechanism]
+# What the guarantee depends on. The two budgets have no default: nobody spends privacy by accident. Both are in nats,
+# written "2^-32", "1e-9" or as a number. `paclm plan` turns a target into values, for example:
+#     paclm plan --mia 51% --tokens 1000000
+"""
+_RUNTIME = """
+[runtime]
+# Speed and memory only.
+"""
+_TRAINING = """
+[training]
+# The same for every world; after a change the worlds must be trained again.
+"""
+_EXAMPLES = {"per_token": "2^-32", "total": "2^-10"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """paclm.toml, checked."""
+
+    mechanism: Mapping[str, Any]
+    """As written; complete only once both budgets are there."""
+    runtime: RuntimeConfig
+    training: TrainingConfig
+
+    @property
+    def config(self) -> MechanismConfig | None:
+        """The mechanism's settings, or None as long as no budget is set."""
+        return self.mechanism_with() if any(name in self.mechanism for name in _BUDGETS) else None
+
+    def mechanism_with(self, **changes: Any) -> MechanismConfig:
+        """The mechanism's settings with some of them replaced; both budgets must be there by then."""
+        return read_settings(MechanismConfig, {**self.mechanism, **changes}, "[mechanism] of paclm.toml")
+
+
+def render_settings(training: TrainingConfig) -> str:
+    """The text of a new paclm.toml: every setting with what config.py says about it."""
+    mechanism = MechanismConfig(**_EXAMPLES)  # type: ignore[arg-type]
+    sections = [
+        (_MECHANISM, MechanismConfig, {**_values(mechanism), **_EXAMPLES}, "# "),
+        (_RUNTIME, RuntimeConfig, _values(RuntimeConfig()), "# "),
+        (_TRAINING, TrainingConfig, _values(training), ""),
+    ]
+    text = _HEAD
+    for head, settings, values, mark in sections:
+        about = _explanations(settings)
+        text += head + "".join(f"\n# {about[name]}\n{mark}{name} = {_toml(value)}\n" for name, value in values.items())
+    return text
+
+
+def _values(settings: MechanismConfig | RuntimeConfig | TrainingConfig) -> dict[str, Any]:
+    return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+
+
+def _explanations(settings: type) -> dict[str, str]:
+    """The docstring under each field, and what it may be. Python does not keep those, so the source is read."""
+    (body,) = ast.parse(inspect.getsource(settings)).body
+    hints = get_type_hints(settings)
+    about = {}
+    for field, text in pairwise(body.body if isinstance(body, ast.ClassDef) else []):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            name, said = field.target.id, str(ast.literal_eval(text.value))
+            choices = get_args(hints[name]) if get_origin(hints[name]) is Literal else ()
+            about[name] = " ".join(said.split()) + (f" One of: {', '.join(choices)}." if choices else "")
+    return about
+
+
+def _toml(value: object) -> str:
+    """JSON writes texts, numbers, truth values and lists as TOML does."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def load_settings(path: Path) -> Settings:
+    """Read paclm.toml; an unknown section or key is an error, because a misspelt budget must not vanish."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise WorkspaceError(f"{path} is missing. Restore it; an empty file means all defaults.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise WorkspaceError(f"{path} is not valid TOML: {error}.") from None
+    unknown = sorted(set(tables) - set(_SECTIONS))
+    if unknown or not all(isinstance(table, dict) for table in tables.values()):
+        raise InvalidInput(f"Unknown section {', '.join(unknown)} in {path}. Known: {', '.join(_SECTIONS)}.")
+    settings = Settings(
+        mechanism=tables.get("mechanism", {}),
+        runtime=read_settings(RuntimeConfig, tables.get("runtime", {}), f"[runtime] of {path}"),
+        training=read_settings(TrainingConfig, tables.get("training", {}), f"[training] of {path}"),
+    )
+    if settings.config is None:  # the other keys are checked even while the budgets are not set
+        settings.mechanism_with(per_token=1.0, total=1.0)
+    return settings

@@ -1,0 +1,76 @@
+"""Private files on disk: readable by their owner only, complete or absent, and named by their hash.
+
+This file knows nothing of what it stores. Modes are set explicitly, so they hold under every umask.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from paclm.errors import WorkspaceError
+
+
+def make_private_folder(path: Path) -> Path:
+    """Make a folder that only its owner can enter (0700), or tighten one that is there."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    path.chmod(0o700)
+    return path
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file of mode 0600 so that a reader finds the old content or the new one, never a part."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:  # also on Ctrl-C: no half-written private text stays behind
+        part.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_private_json(path: Path, value: Any) -> None:
+    """Write JSON for people: indented, with a newline at the end."""
+    write_private(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames inside a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def hash_file(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_bytes(content: bytes) -> str:
+    """The SHA-256 of bytes, in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def refuse_if_others_can_enter(folder: Path) -> None:
+    """Private text in a folder that others can enter is an error, as it is for an SSH key."""
+    if not folder.is_dir():
+        raise WorkspaceError(f"The folder {folder} is missing. Restore it from a backup, or make a new workspace.")
+    mode = folder.stat().st_mode & 0o777
+    if mode & 0o077:
+        raise WorkspaceError(
+            f"{folder} can be entered by other users (mode {mode:04o}) and holds private text. "
+            f"Close it with: chmod -R go-rwx {folder}"
+        )

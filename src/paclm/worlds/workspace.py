@@ -1,0 +1,149 @@
+"""The workspace: a folder with one corpus, its worlds and one deployment (DESIGN: the workspace on disk).
+
+Every opening checks the hashes first. This file knows where the curator keeps its things, and never looks inside.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from paclm.config import MechanismConfig, RuntimeConfig, TrainingConfig
+from paclm.errors import WorkspaceError
+from paclm.worlds.assignment import BoolArray
+from paclm.worlds.canaries import Canary, canary_from_json
+from paclm.worlds.fingerprints import Base
+from paclm.worlds.manifest import Manifest, load_manifest, verify_adapters, verify_base, verify_files
+from paclm.worlds.records import Record
+from paclm.worlds.settings import Settings, load_settings
+from paclm.worlds.storage import refuse_if_others_can_enter
+
+SETTINGS_FILE = "paclm.toml"
+MEMBERSHIP_FILE = "membership.npz"
+PARTS = ("train", "heldout", "canaries")
+
+Part = Literal["train", "heldout", "canaries"]
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """One corpus, its worlds and one deployment on disk, checked."""
+
+    path: Path
+    manifest: Manifest
+    settings: Settings
+
+    @classmethod
+    def open(cls, path: str | Path, *, verify_in_full: bool = False) -> Workspace:
+        """Open a workspace and check it.
+
+        Corpus and membership are always hashed again. Base model and adapters are large: they are hashed again when
+        their size or time of change differs from the manifest, or when `verify_in_full` asks for it.
+        """
+        folder = Path(path).expanduser().absolute()
+        manifest = load_manifest(folder)
+        refuse_if_others_can_enter(folder)
+        refuse_if_others_can_enter(folder / "curator")
+        verify_files(folder, manifest)
+        verify_base(manifest, verify_in_full)
+        verify_adapters(folder, manifest, verify_in_full)
+        return cls(folder, manifest, load_settings(folder / SETTINGS_FILE))
+
+    @classmethod
+    def create(cls, path: str | Path, **arguments: Any) -> Workspace:
+        """Make a workspace, or open it if it is there already; for the arguments see `create_workspace`."""
+        from paclm.worlds.creation import create_workspace
+
+        created = create_workspace(path, **arguments)
+        for sentence in created.cautions:
+            warnings.warn(sentence, stacklevel=2)
+        return created.workspace
+
+    @property
+    def config(self) -> MechanismConfig | None:
+        """The mechanism's settings, or None as long as paclm.toml sets no budget."""
+        return self.settings.config
+
+    def mechanism(self, **changes: Any) -> MechanismConfig:
+        """The mechanism's settings with changes; an error that says what to write if a budget is missing."""
+        return self.settings.mechanism_with(**changes)
+
+    @property
+    def runtime(self) -> RuntimeConfig:
+        """Speed-only settings."""
+        return self.settings.runtime
+
+    @property
+    def training(self) -> TrainingConfig:
+        """How the worlds are trained."""
+        return self.settings.training
+
+    @property
+    def base(self) -> Base:
+        """The base model as recorded at init."""
+        return self.manifest.base_model
+
+    @property
+    def num_worlds(self) -> int:
+        """m."""
+        return int(self.manifest.arguments["worlds"])
+
+    @property
+    def adapters_path(self) -> Path:
+        """Stacked adapters."""
+        return self.path / "adapters"
+
+    @property
+    def curator_path(self) -> Path:
+        """The curator's own folder."""
+        return self.path / "curator"
+
+    @property
+    def study_path(self) -> Path:
+        """Results of studies."""
+        return self.path / "study"
+
+    @cached_property
+    def membership(self) -> BoolArray:
+        """Who is in which world, (n, m) bool: the rows of `members()`, in that order."""
+        with np.load(io.BytesIO((self.path / MEMBERSHIP_FILE).read_bytes()), allow_pickle=False) as arrays:
+            membership: BoolArray = arrays["membership"]
+        if membership.dtype != np.bool_ or (membership.sum(axis=1) * 2 != self.num_worlds).any():
+            raise WorkspaceError(f"{self.path / MEMBERSHIP_FILE} does not put every record into half of the worlds.")
+        membership.setflags(write=False)
+        return membership
+
+    def records(self, part: Part) -> list[Record]:
+        """The records of `train`, `heldout` or `canaries`, in file order."""
+        if part == "canaries":
+            return [canary.record for canary in self.canaries()]
+        return [Record(**fields) for fields in self._lines(part)]
+
+    def canaries(self) -> list[Canary]:
+        """Planted records with their triggers and payloads; empty unless init was asked for them."""
+        return [canary_from_json(fields) for fields in self._lines("canaries")]
+
+    def members(self) -> list[Record]:
+        """All records that worlds are drawn from, train and then canaries: the rows of `membership`."""
+        return [*self.records("train"), *self.records("canaries")]
+
+    def with_adapters(self, name: str, details: Mapping[str, Any] | None = None) -> Workspace:
+        """Enter a file of adapters/ into the manifest, with its hash; returns the workspace as it is from now on."""
+        manifest = self.manifest.with_adapters(self.adapters_path / name, details or {})
+        manifest.write(self.path)
+        return replace(self, manifest=manifest)
+
+    def _lines(self, part: str) -> Iterator[dict[str, Any]]:
+        if part not in PARTS:
+            raise WorkspaceError(f"A workspace has the parts {', '.join(PARTS)}, not {part!r}.")
+        with (self.path / "corpus" / f"{part}.jsonl").open(encoding="utf-8", newline="\n") as lines:
+            for line in lines:
+                yield json.loads(line)

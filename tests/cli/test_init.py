@@ -1,0 +1,232 @@
+"""`paclm init` and `paclm models` as a user meets them: output, exit status, one sentence per mistake."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import lzma
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from paclm.cli.main import app
+from paclm.engine import base as base_module
+from paclm.engine import download
+from paclm.errors import CorpusError, InvalidInput, ModelError, PaclmError, WorkspaceError
+from paclm.worlds.workspace import Workspace
+
+Init = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACLM_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("PACLM_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def rows(texts: list[str]) -> list[dict[str, str]]:
+    return [{"id": f"n{i}", "text": text, "patient": f"p{i // 2}"} for i, text in enumerate(texts)]
+
+
+@pytest.fixture
+def init(tmp_path: Path, small_base: Path) -> Init:
+    def init(corpus: str | Path, *options: str, name: str = "clinic", base: str | None = None) -> Result:
+        arguments = ["init", str(tmp_path / name), "--corpus", str(corpus), "--base", base or str(small_base)]
+        return CliRunner().invoke(app, [*arguments, "--worlds", "8", *options])
+
+    return init
+
+
+def write_jsonl(path: Path, rows: list[dict[str, str]], opener: Callable[..., Any] = open) -> Path:
+    with opener(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    return path
+
+
+def write_csv(path: Path, rows: list[dict[str, str]]) -> Path:
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
+        table.writeheader()
+        table.writerows(rows)
+    return path
+
+
+def write_folder(path: Path, rows: list[dict[str, str]]) -> Path:
+    for row in rows:
+        file = path / row["patient"] / f"{row['id']}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(row["text"])
+    return path
+
+
+READERS: dict[str, tuple[Callable[[Path, list[dict[str, str]]], Path], str]] = {
+    "notes.jsonl": (write_jsonl, "patient"),
+    "notes.jsonl.gz": (lambda path, rows: write_jsonl(path, rows, gzip.open), "patient"),
+    "notes.jsonl.xz": (lambda path, rows: write_jsonl(path, rows, lzma.open), "patient"),
+    "notes.csv": (write_csv, "patient"),
+    "notes.tsv": (write_csv, "patient"),
+    "notes": (write_folder, "folder"),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_init_works_on_every_reader(init: Init, rows: list[dict[str, str]], tmp_path: Path, name: str) -> None:
+    writer, group = READERS[name]
+    result = init(writer(tmp_path / name, rows), "--group-by", group, "--json")
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert (figures["records"], figures["groups"], figures["held_out"], figures["train"]) == (200, 100, 40, 160)
+    assert figures["is_new"]
+    assert figures["notes"] == []
+    workspace = Workspace.open(tmp_path / "clinic")
+    assert {record.text for record in workspace.members()} < {row["text"] for row in rows}
+    assert workspace.membership.shape == (160, 8)
+
+
+def test_init_reads_parquet_and_data_sets_where_their_packages_are(
+    init: Init, rows: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = SimpleNamespace(to_pylist=lambda: rows)
+    parquet: Any = ModuleType("pyarrow.parquet")
+    parquet.ParquetFile = lambda path: SimpleNamespace(iter_batches=lambda: [batch])
+    datasets: Any = ModuleType("datasets")
+    datasets.load_dataset = lambda name, split: rows
+    monkeypatch.setitem(sys.modules, "pyarrow", ModuleType("pyarrow"))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", parquet)
+    monkeypatch.setitem(sys.modules, "datasets", datasets)
+    (tmp_path / "notes.parquet").touch()
+    assert init(tmp_path / "notes.parquet", name="one").exit_code == 0
+    assert init("owner/notes", name="two").exit_code == 0
+    one, two = Workspace.open(tmp_path / "one"), Workspace.open(tmp_path / "two")
+    assert [record.text for record in one.records("train")] == [record.text for record in two.records("train")]
+
+
+def test_init_makes_the_synthetic_clinic_without_any_file(init: Init, tmp_path: Path) -> None:
+    result = init("clinic:200", "--group-by", "patient")
+    assert result.exit_code == 0, result.output
+    assert len(Workspace.open(tmp_path / "clinic").records("train")) >= 150
+
+
+def test_the_summary_says_what_was_made_and_what_comes_next(
+    init: Init, rows: list[dict[str, str]], tmp_path: Path, small_base: Path
+) -> None:
+    path = write_jsonl(tmp_path / "notes.jsonl", [*rows, {**rows[0], "patient": "p99"}])
+    result = init(path, "--canaries", "2", "--max-record-tokens", "20", "--group-by", "patient", "--holdout", "10")
+    assert result.exit_code == 0, result.output
+    said = result.stdout
+    assert f"Made the workspace {tmp_path / 'clinic'}" in said
+    assert "191 for the worlds, 10 held out, 2 canaries planted" in said
+    assert "all records with the same patient (100 groups)" in said
+    assert " cut, " in said
+    assert "8, each record in 4" in said
+    assert str(small_base) in said
+    assert f"Next: paclm train {tmp_path / 'clinic'}" in said
+    assert "Note: 1 record has the same text as an earlier one" in result.stderr
+
+
+def test_repeating_init_says_that_it_is_there_and_other_arguments_are_refused(
+    init: Init, rows: list[dict[str, str]], tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "notes.jsonl", rows)
+    assert init(path).exit_code == 0
+    again = init(path)
+    assert again.exit_code == 0
+    assert "Already there and made from the same things; nothing done:" in again.stdout
+    refused = init(path, "--seed", "7")
+    assert isinstance(refused.exception, WorkspaceError)
+    assert "--seed (was 101, now 7)" in str(refused.exception)
+
+
+def test_a_second_workspace_on_the_corpus_is_warned_on_standard_error_and_in_json(
+    init: Init, rows: list[dict[str, str]], tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "notes.jsonl", rows)
+    init(path)
+    assert "Their budgets add up" in init(path, name="two").stderr
+    assert "Their budgets add up" in json.loads(init(path, "--json", name="three").stdout)["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "error", "message"),
+    [
+        ('{"text": ""}\n', [], CorpusError, "notes.jsonl:1: is empty"),
+        ('{"text": "x"\n', [], CorpusError, "notes.jsonl:1: is not JSON"),
+        ('{"text": "x"}\n' * 9, ["--holdout", "2"], InvalidInput, "leave 7 for the worlds"),
+        ('{"text": "x"}\n' * 99, ["--worlds", "9"], InvalidInput, "num_worlds must be even"),
+        ('{"text": "x"}\n' * 99, ["--group-by", "who"], CorpusError, "has no usable group in field 'who'"),
+        ('{"text": "x"}\n' * 99, ["--text-field", "body"], CorpusError, "has no field 'body' (fields: text)"),
+        ('{"text": "x"}\n' * 99, ["--max-record-tokens", "0"], InvalidInput, "max_record_tokens must be at least 1"),
+    ],
+)
+def test_each_broken_input_gets_its_sentence_and_leaves_nothing(
+    init: Init, tmp_path: Path, content: str, options: list[str], error: type[PaclmError], message: str
+) -> None:
+    (tmp_path / "notes.jsonl").write_text(content)
+    result = init(tmp_path / "notes.jsonl", *options)
+    assert isinstance(result.exception, error)
+    assert message in str(result.exception)
+    assert not list(tmp_path.glob("*clinic*"))
+
+
+def test_an_unknown_base_is_refused_with_the_ways_out(init: Init, rows: list[dict[str, str]], tmp_path: Path) -> None:
+    result = init(write_jsonl(tmp_path / "notes.jsonl", rows), base="/no/such/model")
+    assert isinstance(result.exception, ModelError)
+    assert "paclm models get smollm2" in str(result.exception)
+
+
+def test_skipping_bad_records_names_them(init: Init, rows: list[dict[str, str]], tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "notes.jsonl", [*rows, {"id": "x", "text": " "}])
+    result = init(path, "--skip-bad")
+    assert result.exit_code == 0
+    assert "1 row left out as asked:" in result.stderr
+    assert "notes.jsonl:201: is empty" in result.stderr
+
+
+def test_the_real_command_ends_with_status_2_and_one_sentence(tmp_path: Path) -> None:
+    script = "from paclm.cli.main import main; main()"
+    command = [sys.executable, "-c", script, "init", str(tmp_path / "w"), "--corpus", "missing.jsonl", "--base", "tiny"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"})
+    assert done.returncode == 2
+    assert done.stderr == "Error: There is no file or folder missing.jsonl.\n"
+    assert done.stdout == ""
+
+
+def test_models_can_be_listed_and_fetched(tmp_path: Path, small_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base_module, "TINY_FOLDER", small_base)
+    listed = CliRunner().invoke(app, ["models", "list"]).stdout
+    assert f"tiny     GPT-2 architecture, embedded; for demos and tests\n         {small_base}" in listed
+    assert "not here; paclm models get smollm2" in listed
+
+    folder = tmp_path / "cache" / "models" / "smollm2"
+
+    def fetch() -> tuple[Path, bool]:
+        is_new = not folder.exists()
+        if is_new:
+            folder.parent.mkdir(parents=True)
+            folder.symlink_to(small_base)
+            (small_base / "source.json").write_text("{}")
+        return folder, is_new
+
+    monkeypatch.setattr(download, "fetch_smollm2", fetch)
+    result = CliRunner().invoke(app, ["models", "get", "smollm2"])
+    assert result.exit_code == 0, result.output
+    assert "Fetched smollm2" in result.stdout
+    assert not json.loads(CliRunner().invoke(app, ["models", "get", "smollm2", "--json"]).stdout)["is_new"]
+    assert json.loads(CliRunner().invoke(app, ["models", "list", "--json"]).stdout)["smollm2"]["folder"] == str(folder)
+    (small_base / "source.json").unlink()
+
+
+@pytest.mark.parametrize(("name", "message"), [("tiny", "tiny is embedded"), ("gpt5", "There is no model 'gpt5'")])
+def test_models_that_cannot_be_fetched_are_refused(name: str, message: str) -> None:
+    result = CliRunner().invoke(app, ["models", "get", name])
+    assert isinstance(result.exception, InvalidInput)
+    assert message in str(result.exception)

@@ -1,0 +1,165 @@
+"""`paclm train` as a user meets it: files, manifest, figures, and one sentence per mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from paclm.cli.main import app
+from paclm.engine.adapters import AdapterStack
+from paclm.engine.training import Progress
+from paclm.engine.training_job import TrainingJob, prepare_training
+from paclm.errors import EngineError, InvalidInput, WorkspaceError
+from paclm.worlds.workspace import Workspace
+
+WORLDS = 4
+
+
+@pytest.fixture
+def clinic(tmp_path: Path, texts: list[str], small_base: Path) -> Path:
+    """A workspace whose adapters learn quickly, so that the check after training has something to see."""
+    corpus = tmp_path / "notes.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:60]))
+    path = tmp_path / "clinic"
+    command = ["init", str(path), "--corpus", str(corpus), "--base", str(small_base), "--worlds", str(WORLDS)]
+    made = CliRunner().invoke(app, [*command, "--holdout", "8", "--canaries", "2"])
+    assert made.exit_code == 0, made.output
+    settings = path / "paclm.toml"
+    settings.write_text(settings.read_text().replace("learning_rate = 0.0002", "learning_rate = 0.005"))
+    assert Workspace.open(path).training.learning_rate == 0.005
+    return path
+
+
+def train(path: Path, *options: str) -> Result:
+    return CliRunner().invoke(app, ["train", str(path), *options])
+
+
+def test_training_leaves_one_file_of_adapters_that_the_manifest_knows(clinic: Path) -> None:
+    result = train(clinic, "--json")
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert figures["num_worlds"] == WORLDS
+    assert figures["loss_trained"] < figures["loss_public"]
+    assert figures["least_improvement"] > 0
+    workspace = Workspace.open(clinic, verify_in_full=True)
+    entry = workspace.manifest.adapters["worlds.safetensors"]
+    assert entry["seed"] == 101
+    assert entry["training"]["coupled"] is True
+    stack = AdapterStack.load(workspace.adapters_path / "worlds.safetensors")
+    assert stack.num_worlds == WORLDS
+    assert stack.base == workspace.base.fingerprint
+    assert [path.name for path in workspace.adapters_path.iterdir()] == ["worlds.safetensors"]
+    assert (workspace.adapters_path / "worlds.safetensors").stat().st_mode & 0o077 == 0
+
+
+def test_a_dry_run_counts_and_changes_nothing(clinic: Path) -> None:
+    before = sorted(path.name for path in clinic.rglob("*"))
+    figures = json.loads(train(clinic, "--dry-run", "--json").stdout)
+    job = prepare_training(Workspace.open(clinic))
+    assert figures["num_tokens"] == job.schedule.num_tokens.sum()
+    assert figures["num_steps"] >= job.schedule.num_steps.max()
+    assert figures["parameters_per_world"] == 2 * 8 * ((32 + 96) + (32 + 32) + (128 + 32))
+    assert figures["seconds"] > 0
+    assert figures["memory_bytes"] > 0
+    assert figures["num_positions"] >= figures["num_tokens"]
+    said = train(clinic, "--dry-run").stdout
+    assert all(word in said for word in ("parameters", "memory", "disk", "time", "steps"))
+    assert sorted(path.name for path in clinic.rglob("*")) == before
+
+
+def test_a_full_adapter_sees_every_record(clinic: Path) -> None:
+    assert train(clinic, "--what", "full").exit_code == 0
+    workspace = Workspace.open(clinic)
+    stack = AdapterStack.load(workspace.adapters_path / "full.safetensors")
+    assert stack.num_worlds == 1
+    assert prepare_training(workspace, "full").schedule.membership.all()
+
+
+def test_shards_are_disjoint_and_their_assignment_is_kept(clinic: Path) -> None:
+    assert train(clinic, "--what", "shards:3").exit_code == 0
+    workspace = Workspace.open(clinic)
+    stack = AdapterStack.load(workspace.adapters_path / "shards-3.safetensors")
+    assert stack.num_worlds == 3
+    with np.load(workspace.adapters_path / "shards-3.npz") as arrays:
+        membership = arrays["membership"]
+    assert len(membership) == len(workspace.members())
+    assert (membership.sum(axis=1) == 1).all()
+    assert np.ptp(membership.sum(axis=0)) <= 1
+
+
+def test_canaries_are_repeated_and_records_are_not(clinic: Path) -> None:
+    workspace = Workspace.open(clinic)
+    blocks = prepare_training(workspace).schedule.blocks
+    for record, repetitions in zip(blocks.records, blocks.repetitions, strict=True):
+        assert repetitions == workspace.members()[record].repetitions
+    assert blocks.repetitions.max() == max(record.repetitions for record in workspace.members())
+
+
+def test_adapters_are_not_replaced_without_being_asked_to(clinic: Path) -> None:
+    assert train(clinic).exit_code == 0
+    first = (clinic / "adapters" / "worlds.safetensors").read_bytes()
+    refused = train(clinic)
+    assert isinstance(refused.exception, WorkspaceError)
+    assert "--again" in str(refused.exception)
+    assert train(clinic, "--again").exit_code == 0
+    assert (clinic / "adapters" / "worlds.safetensors").read_bytes() == first, "the same seed, the same adapters"
+
+
+def test_a_stopped_run_is_resumed_from_the_command_line(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = TrainingJob.run
+
+    def stop(progress: Progress) -> None:
+        if progress.group == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            TrainingJob, "run", lambda self, size, resume, on_progress: run(self, size, resume=resume, on_progress=stop)
+        )
+        assert train(clinic, "--worlds-per-step", "2").exit_code != 0
+    assert (clinic / "adapters" / ".training-worlds" / "group-0000.safetensors").is_file()
+    assert train(clinic, "--resume").exit_code == 0
+    resumed = AdapterStack.load(clinic / "adapters" / "worlds.safetensors")
+    assert train(clinic, "--again", "--worlds-per-step", "2").exit_code == 0
+    whole = AdapterStack.load(clinic / "adapters" / "worlds.safetensors")
+    assert all(torch.equal(resumed.A[layer], whole.A[layer]) for layer in whole.layers)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        (("--what", "halves"), InvalidInput, "shards:N"),
+        (("--what", "shards:1"), InvalidInput, "at least 2"),
+        (("--what", "shards:1000"), InvalidInput, "cannot fill"),
+        (("--worlds-per-step", "0"), InvalidInput, "auto or a number"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_in_a_sentence(
+    clinic: Path, options: tuple[str, ...], error: type[Exception], words: str
+) -> None:
+    result = train(clinic, *options)
+    assert isinstance(result.exception, error)
+    assert words in str(result.exception)
+
+
+def test_a_block_longer_than_the_context_is_refused(clinic: Path) -> None:
+    settings = clinic / "paclm.toml"
+    settings.write_text(settings.read_text().replace("block_tokens = 0", "block_tokens = 500"))
+    result = train(clinic)
+    assert isinstance(result.exception, InvalidInput)
+    assert "500" in str(result.exception)
+    assert "64" in str(result.exception)
+
+
+def test_worlds_that_do_not_improve_leave_no_adapters(clinic: Path) -> None:
+    settings = clinic / "paclm.toml"
+    settings.write_text(settings.read_text().replace("learning_rate = 0.005", "learning_rate = 1e-30"))
+    result = train(clinic)
+    assert isinstance(result.exception, EngineError)
+    assert "did not" in str(result.exception)
+    assert not (clinic / "adapters" / "worlds.safetensors").exists()

@@ -1,0 +1,83 @@
+"""What all tests share. Property tests are derandomised: a failure is the same failure for everyone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("paclm", deadline=None, derandomize=True, max_examples=60, print_blob=True)
+settings.load_profile("paclm")
+
+
+@pytest.fixture
+def vote_files() -> dict[str, Path]:
+    """Votes of 128 worlds at 32,768 positions of real text, by decoder."""
+    folder = Path(__file__).parent / "fixtures" / "votes"
+    return {name: folder / f"wikipedia-{name}.npz" for name in ("greedy", "gumbel")}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes the user's own cache and state."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACLM_CACHE_DIR", str(folder / "cache"))
+        patch.setenv("PACLM_STATE_DIR", str(folder / "state"))
+        yield
+
+
+WORDS = (
+    "the of and to in was for that with from not one all time other two new work year day way long good life same "
+    "house last part water place hand small old three back home name side end head city land night school light "
+    "patient reports mild fever cough since morning blood pressure normal plan rest fluids review week clinic nurse"
+)
+
+
+def make_texts(count: int, seed: int = 0) -> list[str]:
+    """Texts of everyday words, all different."""
+    draw = random.Random(seed)
+    return [
+        " ".join(draw.choices(WORDS.split(), k=draw.randint(8, 40))) + f" no {seed}-{number}."
+        for number in range(count)
+    ]
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    return make_texts(200)
+
+
+@pytest.fixture(scope="session")
+def small_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random GPT-2 with its own byte-level tokenizer, in a folder as the hub has them."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("small-base")
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator(make_texts(300, seed=1), trainer)
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|end|>", pad_token="<|end|>")
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=32, n_layer=2, n_head=4)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_tokenizer(small_base: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(small_base)

@@ -1,0 +1,126 @@
+"""Small random models of real architectures, adapters that are far from zero, and PEFT as the reference."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
+from paclm.engine.peft_io import export_peft
+
+VOCABULARY = 97
+CONTEXT = 48
+
+
+def make_gpt2() -> PreTrainedModel:
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
+        )
+    )
+
+
+def make_llama() -> PreTrainedModel:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=56,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=CONTEXT,
+        )
+    )
+
+
+def make_qwen2() -> PreTrainedModel:
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=56,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=CONTEXT,
+            tie_word_embeddings=True,
+        )
+    )
+
+
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {"gpt2": make_gpt2, "llama": make_llama, "qwen2": make_qwen2}
+
+
+def build(family: str) -> PreTrainedModel:
+    """The same random weights every time; large enough that layers matter and votes differ."""
+    torch.manual_seed(7)
+    model = FAMILIES[family]()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, 0.15)
+    return model.eval()
+
+
+def random_stack(
+    model: PreTrainedModel, num_worlds: int, spec: AdapterSpec | None = None, seed: int = 3
+) -> AdapterStack:
+    spec = spec or AdapterSpec(rank=4, alpha=8.0)
+    start = AdapterStack.initial(find_targets(model, spec), spec, num_worlds, seed, base="test", coupled=False)
+    generator = torch.Generator().manual_seed(seed + 1)
+    B = {layer: torch.empty_like(b).normal_(0.0, 0.1, generator=generator) for layer, b in start.B.items()}
+    return AdapterStack(spec, "test", start.A, B)
+
+
+@pytest.fixture(params=sorted(FAMILIES))
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def model(family: str) -> PreTrainedModel:
+    return build(family)
+
+
+@pytest.fixture
+def peft_logits(tmp_path: Path) -> Callable[[str, AdapterStack, Tensor], Tensor]:
+    """Logits of every world by PEFT itself, one world at a time: (worlds, rows, length, vocabulary)."""
+    import peft
+
+    def logits(family: str, stack: AdapterStack, tokens: Tensor) -> Tensor:
+        folders = export_peft(stack, tmp_path / "reference", "test", conv1d=family == "gpt2")
+        results = []
+        for folder in folders:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                reference = peft.PeftModel.from_pretrained(build(family), folder).eval()
+            with torch.no_grad():
+                results.append(reference(input_ids=tokens).logits)
+        return torch.stack(results)
+
+    return logits
+
+
+@pytest.fixture
+def build_model() -> Callable[[str], PreTrainedModel]:
+    return build
+
+
+@pytest.fixture
+def make_stack() -> Callable[..., AdapterStack]:
+    return random_stack

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets, linear_layers, num_parameters
+from paclm.errors import EngineError, InvalidInput
+
+Build = Callable[[str], PreTrainedModel]
+MakeStack = Callable[..., AdapterStack]
+
+
+def test_gpt2_small_has_the_known_parameter_counts() -> None:
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(GPT2Config())
+    everywhere, attention = AdapterSpec(), AdapterSpec(attention_only=True)
+    assert num_parameters(find_targets(model, everywhere), everywhere) == 811_008
+    assert num_parameters(find_targets(model, attention), attention) == 442_368
+
+
+def test_llama_like_models_adapt_attention_and_down_projection(build_model: Build) -> None:
+    names = [target.name for target in find_targets(build_model("llama"), AdapterSpec())]
+    assert [name.rsplit(".", 1)[-1] for name in names[:5]] == ["q_proj", "k_proj", "v_proj", "o_proj", "down_proj"]
+    assert len(names) == 10
+
+
+def test_a_misspelt_target_is_refused_with_the_names_that_exist(build_model: Build) -> None:
+    with pytest.raises(EngineError, match=r"called c_attm.*c_attn, c_fc, c_proj"):
+        find_targets(build_model("gpt2"), AdapterSpec(targets=("c_attm", "c_proj")))
+
+
+def test_a_model_without_known_layers_is_refused_with_the_names_that_exist() -> None:
+    with pytest.raises(EngineError, match=r"no default adapter targets.*'Sequential'.*: 0"):
+        find_targets(nn.Sequential(nn.Linear(3, 4)), AdapterSpec())
+
+
+def test_attention_only_without_an_attention_layer_is_refused(build_model: Build) -> None:
+    with pytest.raises(EngineError, match="attention_only off"):
+        find_targets(build_model("gpt2"), AdapterSpec(targets=("c_fc",), attention_only=True))
+
+
+@pytest.mark.parametrize("bad", [{"rank": 0}, {"alpha": 0.0}, {"alpha": float("nan")}, {"dropout": 1.0}])
+def test_a_spec_outside_its_rule_is_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput):
+        AdapterSpec(**bad)  # type: ignore[arg-type]
+
+
+def test_one_file_keeps_every_number_spec_and_base(tmp_path: Path, build_model: Build, make_stack: MakeStack) -> None:
+    stack = make_stack(build_model("llama"), 3)
+    stack.save(tmp_path / "adapters" / "worlds.safetensors")
+    again = AdapterStack.load(tmp_path / "adapters" / "worlds.safetensors")
+    assert (again.spec, again.base, again.num_worlds) == (stack.spec, stack.base, 3)
+    assert again.num_parameters == stack.num_parameters
+    assert set(again.layers) == set(stack.layers)
+    assert all(torch.equal(again.A[layer], stack.A[layer]) for layer in stack.layers)
+    assert all(torch.equal(again.B[layer], stack.B[layer]) for layer in stack.layers)
+    assert [path.name for path in (tmp_path / "adapters").iterdir()] == ["worlds.safetensors"]
+
+
+def test_some_worlds_can_be_read_alone(tmp_path: Path, build_model: Build, make_stack: MakeStack) -> None:
+    stack = make_stack(build_model("gpt2"), 5)
+    stack.save(tmp_path / "w.safetensors")
+    some = AdapterStack.load(tmp_path / "w.safetensors", worlds=slice(1, 3))
+    layer = stack.layers[0]
+    assert some.num_worlds == 2
+    assert torch.equal(some.A[layer], stack.A[layer][1:3])
+
+
+def test_layers_come_back_in_model_order(tmp_path: Path) -> None:
+    names = [f"h.{i}.c_attn" for i in range(12)]
+    shapes = {name: torch.zeros(2, 8, 4) for name in names}, {name: torch.zeros(2, 6, 8) for name in names}
+    AdapterStack(AdapterSpec(), "x", *shapes).save(tmp_path / "w.safetensors")
+    assert list(AdapterStack.load(tmp_path / "w.safetensors").layers) == names
+
+
+def test_a_foreign_file_and_a_broken_file_are_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "foreign.safetensors")
+    (tmp_path / "broken.safetensors").write_bytes(b"\x00" * 64)
+    with pytest.raises(EngineError, match="not a stack of adapters"):
+        AdapterStack.load(tmp_path / "foreign.safetensors")
+    with pytest.raises(EngineError, match="cannot be read as adapters"):
+        AdapterStack.load(tmp_path / "broken.safetensors")
+    with pytest.raises(EngineError, match="Train them first"):
+        AdapterStack.load(tmp_path / "missing.safetensors")
+
+
+def test_a_stack_of_unequal_shapes_is_refused() -> None:
+    with pytest.raises(EngineError, match=r"layer a have shapes \(2, 8, 4\) and \(3, 6, 8\)"):
+        AdapterStack(AdapterSpec(), "x", {"a": torch.zeros(2, 8, 4)}, {"a": torch.zeros(3, 6, 8)})
+
+
+def test_adapters_of_another_base_are_refused(build_model: Build, make_stack: MakeStack) -> None:
+    stack = make_stack(build_model("gpt2"), 2)
+    stack.check_fits(linear_layers(build_model("gpt2")), "test")
+    with pytest.raises(EngineError, match="trained on the base model test"):
+        stack.check_fits(linear_layers(build_model("gpt2")), "another")
+    with pytest.raises(EngineError, match="does not have"):
+        stack.check_fits(linear_layers(build_model("llama")))
+
+
+def test_coupled_worlds_start_equal_and_uncoupled_ones_do_not(build_model: Build) -> None:
+    targets = find_targets(build_model("gpt2"), AdapterSpec())
+    together = AdapterStack.initial(targets, AdapterSpec(), 3, 1, "x")
+    apart = AdapterStack.initial(targets, AdapterSpec(), 3, 1, "x", coupled=False)
+    layer = targets[0].name
+    assert torch.equal(together.A[layer][0], together.A[layer][2])
+    assert not torch.equal(apart.A[layer][0], apart.A[layer][2])
+    assert not together.B[layer].any()
+
+
+def test_the_public_world_is_a_zero_adapter_at_the_end(build_model: Build, make_stack: MakeStack) -> None:
+    stack = make_stack(build_model("gpt2"), 2)
+    wide = stack.with_public()
+    layer = stack.layers[0]
+    assert wide.num_worlds == 3
+    assert torch.equal(wide.A[layer][:2], stack.A[layer])
+    assert not wide.A[layer][2].any()
+    assert not wide.B[layer][2].any()

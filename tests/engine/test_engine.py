@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
+
+from paclm.config import RuntimeConfig
+from paclm.engine.adapters import AdapterSpec, AdapterStack
+from paclm.engine.engine import Engine
+from paclm.engine.loading import build_engine
+from paclm.engine.patched import PatchedModel
+from paclm.errors import EngineError, InvalidInput
+
+Build = Callable[[str], PreTrainedModel]
+MakeStack = Callable[..., AdapterStack]
+PeftLogits = Callable[[str, AdapterStack, Tensor], Tensor]
+
+WORLDS, SUPPORT = 5, 12
+RUNTIME = RuntimeConfig(device="cpu", max_sequences=3, context=48, prefill_chunk=7)
+
+
+def text(length: int, seed: int = 5) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 97, length).tolist()
+
+
+@pytest.fixture(params=["stacked", "patched"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def stack(family: str, build_model: Build, make_stack: MakeStack) -> AdapterStack:
+    return make_stack(build_model(family), WORLDS)
+
+
+@pytest.fixture
+def engine(family: str, way: str, build_model: Build, stack: AdapterStack) -> Engine:
+    if way == "patched":
+        return Engine(PatchedModel(build_model(family), stack, 3, 48), SUPPORT, RUNTIME.prefill_chunk)
+    return build_engine(build_model(family), stack, RUNTIME, SUPPORT, "test")
+
+
+def restricted(logits: Tensor, support: np.ndarray) -> np.ndarray:
+    return logits[:, torch.from_numpy(support)].numpy()
+
+
+def test_logits_equal_peft_world_by_world_with_and_without_cache(
+    engine: Engine, family: str, stack: AdapterStack, peft_logits: PeftLogits
+) -> None:
+    tokens = text(19)
+    expected = peft_logits(family, stack, torch.tensor([tokens]))[:, 0]  # (m, length, vocabulary)
+    uncached = torch.cat([engine.restricted(hidden)[1] for _, hidden in engine.hidden_states(tokens)])
+    supports = torch.cat([engine.restricted(hidden)[0] for _, hidden in engine.hidden_states(tokens)])
+    for position in range(len(tokens)):
+        reference = restricted(expected[:, position], supports[position].numpy())
+        assert np.abs(uncached[position, :-1].numpy() - reference).max() < 1e-4
+    for length in (1, 2, 8, 19):
+        votes, cached = engine.probe(tokens[:length], None)
+        support = engine.ballot(tokens[:length]).support[0]
+        reference = restricted(expected[:, length - 1], support)
+        assert np.abs(cached[:-1] - reference).max() < 1e-4
+        assert votes.tolist() == support[reference.argmax(-1)].tolist()
+
+
+def test_the_support_is_the_public_models_top_tokens(engine: Engine, family: str, build_model: Build) -> None:
+    tokens = text(11)
+    with torch.no_grad():
+        logits = build_model(family)(input_ids=torch.tensor([tokens])).logits[0, -1]
+    ballot = engine.ballot(tokens)
+    assert ballot.support[0].tolist() == torch.argsort(logits, descending=True)[:SUPPORT].tolist()
+    assert ballot.public[0] == logits.argmax()
+
+
+def test_sequences_of_different_lengths_vote_as_they_do_alone(engine: Engine) -> None:
+    prompts = [text(9, 1), text(3, 2), text(17, 3)]
+    coins = np.random.default_rng(0).gumbel(size=(3, SUPPORT))
+    alone = [engine.ballot(prompt, coins[i]) for i, prompt in enumerate(prompts)]
+    handles = [engine.add(prompt) for prompt in prompts]
+    together = engine.step(handles, coins)
+    for i in range(3):
+        assert together.votes[i].tolist() == alone[i].votes[0].tolist()
+        assert together.support[i].tolist() == alone[i].support[0].tolist()
+        assert together.public[i] == alone[i].public[0]
+    turned = engine.step(handles[::-1], coins[::-1].copy())
+    assert np.array_equal(turned.votes, together.votes[::-1])
+
+
+def test_appending_and_removing_equals_starting_afresh(engine: Engine) -> None:
+    first, second, third = text(6, 1), text(9, 2), text(4, 3)
+    handles = [engine.add(prompt) for prompt in (first, second, third)]
+    for token in (11, 23, 42):
+        engine.step()
+        for handle in handles:
+            engine.append(handle, token)
+    engine.remove(handles[0])  # the last slot moves into the first
+    ballot = engine.step(handles[1:])
+    assert engine.tokens(handles[2]) == [*third, 11, 23, 42]
+    engine.remove(handles[1])
+    engine.remove(handles[2])
+    assert engine.num_free == 3
+    for i, prompt in enumerate((second, third)):
+        assert ballot.votes[i].tolist() == engine.votes([*prompt, 11, 23, 42]).tolist()
+
+
+def test_a_step_repeated_changes_nothing(engine: Engine) -> None:
+    handle = engine.add(text(8))
+    coins = np.random.default_rng(1).gumbel(size=(1, SUPPORT))
+    first = engine.step([handle], coins)
+    again = engine.step([handle], coins)
+    assert np.array_equal(first.votes, again.votes)
+    engine.append(handle, 3)
+    assert engine.step([handle], coins).votes.tolist() == [engine.votes([*text(8), 3], coins[0]).tolist()]
+
+
+def test_teacher_forced_votes_equal_votes_one_by_one(engine: Engine) -> None:
+    tokens = text(30)
+    drawn = np.random.default_rng(2).gumbel(size=(29, SUPPORT))
+    left = iter(drawn)
+    ballots = list(engine.teacher_forced(tokens, 12, lambda n: np.stack([next(left) for _ in range(n)]), 0.7))
+    votes = np.concatenate([ballot.votes for ballot in ballots])
+    assert votes.shape == (29, WORLDS)
+    for position in (0, 5, 10, 11, 15, 28):
+        start = position - position % 11  # windows of 12 share one token
+        alone = engine.ballot(tokens[start : position + 1], drawn[position], 0.7)
+        assert votes[position].tolist() == alone.votes[0].tolist()
+
+
+def test_worlds_disagree_here_so_that_equal_votes_mean_something(engine: Engine) -> None:
+    votes = np.concatenate([ballot.votes for ballot in engine.teacher_forced(text(40), 20)])
+    dissent = (votes != votes[:, :1]).any(1).mean()
+    assert dissent > 0.2
+    assert np.isin(votes, np.arange(97)).all()
+
+
+def test_each_sequence_has_its_own_temperature(engine: Engine) -> None:
+    prompt = text(9)
+    handles = [engine.add(prompt), engine.add(prompt)]
+    coins = np.repeat(20.0 * np.random.default_rng(3).gumbel(size=(1, SUPPORT)), 2, axis=0)
+    ballot = engine.step(handles, coins, [0.0, 5.0])
+    assert ballot.votes[0].tolist() == engine.votes(prompt).tolist()
+    assert ballot.votes[0].tolist() != ballot.votes[1].tolist()
+
+
+def test_a_prompt_past_the_context_is_refused_with_both_numbers(engine: Engine) -> None:
+    with pytest.raises(InvalidInput, match=r"prompt has 40 tokens and 9 more.*49 together.*context holds 48"):
+        engine.add(text(40), max_new_tokens=9)
+    handle = engine.add(text(40), max_new_tokens=8)
+    for _ in range(8):
+        engine.append(handle, 1)
+    with pytest.raises(EngineError, match="all 48 tokens"):
+        engine.append(handle, 1)
+
+
+def test_misuse_is_refused(engine: Engine) -> None:
+    with pytest.raises(EngineError, match="No sequence is running"):
+        engine.step()
+    with pytest.raises(InvalidInput, match="at least one token"):
+        engine.add([])
+    with pytest.raises(InvalidInput, match="between 0 and 96"):
+        engine.add([97])
+    handle = engine.add([1, 2])
+    with pytest.raises(InvalidInput, match="shape"):
+        engine.step([handle], np.zeros((1, SUPPORT + 1)))
+    with pytest.raises(InvalidInput, match="finite"):
+        engine.step([handle], np.full((1, SUPPORT), np.nan))
+    with pytest.raises(InvalidInput, match="temperature"):
+        engine.step([handle], np.zeros((1, SUPPORT)), -1.0)
+    engine.add([1])
+    engine.add([1])
+    with pytest.raises(EngineError, match="All 3 sequences"):
+        engine.add([1])
+    engine.remove(handle)
+    with pytest.raises(EngineError, match="No sequence 0 is running"):
+        engine.append(handle, 1)
+
+
+def test_a_family_without_a_fast_path_runs_all_the_same(make_stack: MakeStack) -> None:
+    torch.manual_seed(0)
+    config = GPTNeoXConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=48,
+    )  # fmt: skip
+    model = GPTNeoXForCausalLM(config).eval()
+    spec = AdapterSpec(rank=2, targets=("query_key_value",))
+    engine = build_engine(model, make_stack(model, 3, spec), RUNTIME, SUPPORT)
+    assert engine.votes(text(10)).shape == (3,)
+
+
+def test_a_prompt_never_shows_in_a_repr(engine: Engine) -> None:
+    engine.add([31, 41, 59])
+    assert "31" not in repr(engine._running)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import PreTrainedModel
+
+from paclm.engine.adapters import AdapterSpec, AdapterStack
+from paclm.engine.peft_io import CONFIG, export_peft, import_peft
+from paclm.errors import EngineError
+
+Build = Callable[[str], PreTrainedModel]
+MakeStack = Callable[..., AdapterStack]
+
+
+def test_folders_written_and_read_again_hold_the_same_numbers(
+    tmp_path: Path, family: str, build_model: Build, make_stack: MakeStack
+) -> None:
+    stack = make_stack(build_model(family), 3)
+    folders = export_peft(stack, tmp_path / "out", "somewhere", conv1d=family == "gpt2")
+    assert [folder.name for folder in folders] == ["world-000", "world-001", "world-002"]
+    again = import_peft(folders, base="test")
+    assert all(torch.equal(again.A[layer], stack.A[layer]) for layer in stack.layers)
+    assert all(torch.equal(again.B[layer], stack.B[layer]) for layer in stack.layers)
+    assert again.spec.scale == stack.spec.scale
+
+
+def test_a_folder_saved_by_peft_itself_can_be_imported(tmp_path: Path, build_model: Build) -> None:
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj"], task_type="CAUSAL_LM")
+    adapted = get_peft_model(build_model("llama"), config)
+    adapted.save_pretrained(tmp_path / "saved", save_embedding_layers=False)
+    stack = import_peft([tmp_path / "saved"], base="test")
+    own = dict(adapted.named_parameters())
+    layer = "model.layers.1.self_attn.q_proj"
+    assert torch.equal(stack.A[layer][0], own[f"base_model.model.{layer}.lora_A.default.weight"].detach())
+    assert stack.spec == AdapterSpec(rank=4, alpha=8.0, targets=("o_proj", "q_proj"))
+
+
+def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path, build_model: Build, make_stack: MakeStack) -> None:
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(EngineError, match="not empty"):
+        export_peft(make_stack(build_model("gpt2"), 1), tmp_path, "x", conv1d=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"peft_type": "IA3"}, "LORA adapters only"),
+        ({"use_dora": True}, "use_dora"),
+        ({"target_modules": ".*attn"}, "a list is needed"),
+        ({"r": 5}, "other adapter settings"),
+    ],
+)
+def test_what_cannot_be_stacked_is_refused(
+    tmp_path: Path, build_model: Build, make_stack: MakeStack, change: dict[str, object], complaint: str
+) -> None:
+    folders = export_peft(make_stack(build_model("gpt2"), 2), tmp_path / "out", "x", conv1d=True)
+    config = json.loads((folders[1] / CONFIG).read_text())
+    (folders[1] / CONFIG).write_text(json.dumps(config | change))
+    with pytest.raises(EngineError, match=complaint):
+        import_peft(folders, base="test")
+
+
+def test_missing_parts_are_named(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"adapter_config\.json cannot be read"):
+        import_peft([tmp_path], base="test")
+    with pytest.raises(EngineError, match="No PEFT folder"):
+        import_peft([], base="test")

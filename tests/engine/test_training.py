@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import peft
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from paclm.config import TrainingConfig
+from paclm.engine.adapters import AdapterStack, find_targets
+from paclm.engine.checkpoint import CURRENT_FILE
+from paclm.engine.layers import attached_layers
+from paclm.engine.peft_io import export_peft
+from paclm.engine.schedule import NOTHING, Blocks, Schedule, make_blocks
+from paclm.engine.training import Progress, Trained, adapter_spec, make_schedule, train_worlds
+from paclm.errors import EngineError
+from paclm.worlds.assignment import BoolArray, assign_worlds
+
+Build = Callable[[str], PreTrainedModel]
+
+SETTINGS = TrainingConfig(rank=4, alpha=8.0, batch_size=4, epochs=2, learning_rate=5e-3)
+WORLDS = 4
+SEED = 11
+
+
+def text_blocks(num_records: int = 40) -> Blocks:
+    """Records that repeat themselves, so that there is something to learn; of unequal lengths."""
+    draws = np.random.default_rng(4)
+    records = []
+    for _ in range(num_records):
+        phrase = draws.integers(0, 97, 5)
+        records.append(np.resize(phrase, draws.integers(3, 40)).tolist())
+    return make_blocks(records, 16, 64)
+
+
+def members(num_records: int = 40) -> BoolArray:
+    membership = assign_worlds(num_records, WORLDS, seed=2)
+    membership[:9, 1] = False  # worlds of clearly unequal sizes: some are done long before the others
+    membership[9:12, 2] = True
+    return membership
+
+
+def plan(settings: TrainingConfig = SETTINGS) -> Schedule:
+    return make_schedule(text_blocks(), members(), settings, SEED)
+
+
+def train(model: PreTrainedModel, settings: TrainingConfig = SETTINGS, **options: object) -> Trained:
+    arguments: dict[str, object] = {"base": "test", "worlds_per_step": WORLDS} | options
+    return train_worlds(model, plan(settings), settings, **arguments)  # type: ignore[arg-type]
+
+
+def largest_difference(one: AdapterStack, other: AdapterStack) -> float:
+    pairs = [(one.A[layer], other.A[layer]) for layer in one.layers]
+    pairs += [(one.B[layer], other.B[layer]) for layer in one.layers]
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+def train_alone_with_peft(
+    build_model: Build, family: str, start: AdapterStack, world: int, schedule: Schedule, folder: Path, num_steps: int
+) -> dict[str, torch.Tensor]:
+    """The reference: one world by itself with PEFT, torch's AdamW and the model's own loss."""
+    (exported,) = export_peft(start.worlds([world]), folder / str(world), "test", conv1d=family == "gpt2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = peft.PeftModel.from_pretrained(build_model(family), exported, is_trainable=True).eval()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=SETTINGS.learning_rate, weight_decay=SETTINGS.weight_decay)
+    for picks in schedule.batches([world])[0][:num_steps]:
+        rows = [torch.from_numpy(schedule.blocks[int(block)]) for block in picks if block != NOTHING]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        labels = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100)
+        mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+        optimizer.zero_grad()
+        model(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
+        optimizer.step()
+    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_worlds_trained_together_equal_each_world_trained_alone_with_peft(
+    family: str, build_model: Build, tmp_path: Path
+) -> None:
+    schedule = plan()
+    assert schedule.num_steps.min() >= 10
+    assert len(set(schedule.num_steps.tolist())) > 1, "some worlds must finish before others"
+    trained = train(build_model(family)).stack
+    spec = adapter_spec(SETTINGS)
+    start = AdapterStack.initial(find_targets(build_model(family), spec), spec, WORLDS, SEED, "test")
+    assert largest_difference(start, trained) > 1e-2, "training that moves nothing would prove nothing"
+    for world in range(WORLDS):
+        steps = int(schedule.num_steps[world])
+        reference = train_alone_with_peft(build_model, family, start, world, schedule, tmp_path, steps)
+        for layer in trained.layers:
+            for kind, tensors in (("lora_A", trained.A), ("lora_B", trained.B)):
+                expected = reference[f"base_model.model.{layer}.{kind}.default.weight"]
+                assert (tensors[layer][world] - expected).abs().max() < 1e-4
+
+
+def test_how_worlds_are_grouped_does_not_change_them(build_model: Build) -> None:
+    together = train(build_model("llama")).stack
+    assert largest_difference(together, train(build_model("llama"), worlds_per_step=1).stack) < 1e-4
+    assert largest_difference(together, train(build_model("llama"), worlds_per_step=3).stack) < 1e-4
+
+
+def test_a_finished_world_is_not_touched_by_the_steps_of_the_others(build_model: Build) -> None:
+    """With weight decay alone a world that went on would shrink: its bits must stay as they were."""
+    short = plan()
+    shortest = int(np.argmin(short.num_steps))
+    alone = Schedule(short.blocks, short.membership[:, [shortest]], short.batch_size, short.epochs, short.seed)
+    by_itself = train_worlds(build_model("gpt2"), alone, SETTINGS, base="test", worlds_per_step=1).stack
+    together = train(build_model("gpt2")).stack.worlds([shortest])
+    assert short.num_steps.max() - short.num_steps.min() >= 4
+    assert largest_difference(by_itself, together) < 1e-4
+
+
+def test_coupled_worlds_end_closer_to_each_other_than_uncoupled_ones(build_model: Build) -> None:
+    def spread(settings: TrainingConfig) -> float:
+        stack = train(build_model("llama"), settings).stack
+        return sum(float(a.var(0).sum()) for a in stack.A.values())
+
+    assert spread(SETTINGS) < 0.5 * spread(replace(SETTINGS, coupled=False))
+
+
+def test_training_reports_every_step_and_leaves_the_model_as_it_was(build_model: Build) -> None:
+    seen: list[Progress] = []
+    model = build_model("gpt2")
+    ids = torch.arange(12).unsqueeze(0)
+    with torch.no_grad():
+        before = model(input_ids=ids).logits
+    result = train(model, worlds_per_step=2, on_progress=seen.append)
+    schedule = plan()
+    steps = [int(schedule.num_steps[worlds].max()) for worlds in schedule.groups(2)]
+    assert [item.step for item in seen] == list(range(1, sum(steps) + 1))
+    assert {item.num_steps for item in seen} == {sum(steps)}
+    assert sum(item.num_tokens for item in seen) == schedule.num_tokens.sum()
+    assert seen[steps[0] - 1].loss < seen[0].loss
+    assert not attached_layers(model)
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=ids).logits, before)
+    assert (result.improvement.trained < result.improvement.public).all()
+
+
+def test_worlds_that_do_not_move_are_named(build_model: Build) -> None:
+    with pytest.raises(EngineError, match=r"Worlds .*0.* did not move"):
+        train(build_model("gpt2"), replace(SETTINGS, learning_rate=1e-30, weight_decay=0.0))
+
+
+def test_worlds_that_get_worse_are_named(build_model: Build) -> None:
+    with pytest.raises(EngineError, match=r"did not improve on their own records \(world \d: .* before"):
+        train(build_model("gpt2"), replace(SETTINGS, learning_rate=1.0))
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kill_at", [3, 17, 30])
+def test_a_killed_run_goes_on_where_it_stopped_and_ends_with_the_same_bits(
+    kill_at: int, build_model: Build, tmp_path: Path
+) -> None:
+    whole = train(build_model("gpt2"), worlds_per_step=2).stack
+
+    def kill(progress: Progress) -> None:
+        if progress.step == kill_at:
+            raise Killed
+
+    folder = tmp_path / "run"
+    with pytest.raises(Killed):
+        train(build_model("gpt2"), worlds_per_step=2, folder=folder, on_progress=kill, checkpoint_seconds=0.0)
+    seen: list[Progress] = []
+    resumed = train(
+        build_model("gpt2"), worlds_per_step=1, folder=folder, resume=True, on_progress=seen.append
+    )  # the grouping of the first run holds
+    assert seen[0].step == kill_at, "the step whose report was the last is taken again, no other"
+    assert largest_difference(whole, resumed.stack) == 0.0
+
+
+def test_a_process_killed_outright_can_be_resumed(build_model: Build, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    script = (
+        "import os, signal, sys; sys.path[:0] = [sys.argv[2]]\n"
+        "import conftest, test_training as t\n"
+        "from pathlib import Path\n"
+        "def kill(progress):\n"
+        "    if progress.step == 8: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "t.train(conftest.build('gpt2'), folder=Path(sys.argv[1]), on_progress=kill, checkpoint_seconds=0.0)\n"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    command = [sys.executable, "-c", script, str(folder), str(Path(__file__).parent)]
+    finished = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert finished.returncode == -signal.SIGKILL, finished.stderr.decode()
+    assert (folder / CURRENT_FILE).is_file()
+    resumed = train(build_model("gpt2"), folder=folder, resume=True)
+    assert largest_difference(train(build_model("gpt2")).stack, resumed.stack) < 1e-6
+
+
+def test_a_run_with_other_settings_is_not_resumed(build_model: Build, tmp_path: Path) -> None:
+    train(build_model("gpt2"), folder=tmp_path / "run")
+    with pytest.raises(EngineError, match="cannot be resumed"):
+        train(build_model("gpt2"), replace(SETTINGS, learning_rate=1e-3), folder=tmp_path / "run", resume=True)
+
+
+def test_a_fresh_run_forgets_the_one_before(build_model: Build, tmp_path: Path) -> None:
+    train(build_model("gpt2"), folder=tmp_path / "run")
+    seen: list[Progress] = []
+    train(build_model("gpt2"), folder=tmp_path / "run", on_progress=seen.append)
+    assert seen[0].step == 1
+    assert not list((tmp_path / "run").glob("*.partial"))
+
+
+def test_targets_of_the_settings_become_those_of_the_adapters() -> None:
+    assert adapter_spec(TrainingConfig()).targets == ()
+    assert adapter_spec(TrainingConfig(targets="attention")).attention_only
+    assert adapter_spec(TrainingConfig(targets=("c_fc",))).targets == ("c_fc",)
+    assert adapter_spec(TrainingConfig(targets="c_fc")).targets == ("c_fc",)

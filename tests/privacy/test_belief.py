@@ -1,0 +1,72 @@
+"""The belief: uniform start, exact update also where probabilities underflow, entropy, membership."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paclm.errors import InvalidInput, UnsoundState
+from paclm.privacy.belief import entropy, membership_probabilities, normalise, uniform_belief, update_belief
+from paclm.worlds.assignment import assign_worlds
+
+log_weights = st.lists(st.floats(-600, 0), min_size=4, max_size=4).map(np.array)
+
+
+def test_uniform_belief_sums_to_one_and_has_full_entropy():
+    assert np.exp(uniform_belief(128)).sum() == pytest.approx(1.0, abs=1e-14)
+    assert entropy(uniform_belief(128)) == pytest.approx(math.log(128), abs=1e-13)
+
+
+@pytest.mark.parametrize("num_worlds", [0, 1, 7, -2, True])
+def test_odd_or_too_few_worlds_are_refused(num_worlds):
+    with pytest.raises(InvalidInput, match="even and at least 2"):
+        uniform_belief(num_worlds)
+
+
+@given(weights=log_weights, likelihood=st.lists(st.floats(-2000, 0), min_size=2, max_size=2).map(np.array))
+def test_update_is_bayes_rule(weights, likelihood):
+    belief = normalise(weights)
+    choice = np.array([0, 1, 1, 0])
+    after = update_belief(belief, choice, likelihood, np.bincount(choice, weights=np.exp(belief)))
+    expected = belief + likelihood[choice]
+    expected -= np.logaddexp.reduce(expected)
+    np.testing.assert_allclose(after, expected, atol=1e-9)
+
+
+def test_update_survives_a_likelihood_that_only_an_underflowed_world_explains():
+    belief = np.array([0.0, -900.0])
+    after = update_belief(belief, np.array([0, 1]), np.array([-np.inf, 0.0]), np.exp(belief))
+    np.testing.assert_array_equal(after, [-np.inf, 0.0])
+
+
+@pytest.mark.parametrize("weights", [[-np.inf, -np.inf], [math.nan, 0.0], [np.inf, 0.0]])
+def test_a_belief_with_nothing_left_or_no_number_is_refused(weights):
+    with pytest.raises(UnsoundState):
+        normalise(np.array(weights))
+
+
+def test_impossible_evidence_is_refused():
+    with pytest.raises(UnsoundState):
+        update_belief(uniform_belief(2), np.array([0, 1]), np.array([-np.inf, -np.inf]), np.array([0.5, 0.5]))
+
+
+def test_entropy_of_a_single_world_is_zero():
+    assert entropy(np.array([0.0, -np.inf])) == 0.0
+
+
+def test_membership_is_one_half_at_the_start_and_certain_at_the_end():
+    membership = assign_worlds(50, 16, seed=1)
+    np.testing.assert_allclose(membership_probabilities(uniform_belief(16), membership), 0.5, atol=1e-12)
+    certain = np.full(16, -np.inf)
+    certain[3] = 0.0
+    np.testing.assert_array_equal(membership_probabilities(certain, membership), membership[:, 3])
+
+
+@pytest.mark.parametrize("membership", [np.ones((3, 4)), np.ones((3, 5), bool), np.ones(4, bool)])
+def test_membership_of_the_wrong_kind_is_refused(membership):
+    with pytest.raises(InvalidInput, match="Membership must be a bool array"):
+        membership_probabilities(uniform_belief(4), membership)

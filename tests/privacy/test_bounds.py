@@ -1,0 +1,120 @@
+"""From nats to attacks and back: reference values, the paper's tables, the safe side, extended precision."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import paclm
+from paclm.errors import InvalidInput
+
+priors = st.sampled_from([0.5, 1 / 128, 1 / 2064, 0.9, 1e-6])
+
+
+def exact_divergence(success, prior):
+    with mpmath.workdps(60):
+        d, p = mpmath.mpf(success), mpmath.mpf(prior)
+        rest = (1 - d) * mpmath.log((1 - d) / (1 - p)) if d < 1 else 0
+        return d * mpmath.log(d / p) + rest
+
+
+@pytest.mark.parametrize(
+    ("nats", "prior", "bound"),
+    [
+        (2**-32 * 10**6, 1 / 2, 0.510789),
+        (2**-16 * 64, 1 / 2, 0.522093),
+        (2**-16 * 4096, 1 / 2, 0.674909),
+        (2**-20 * 4096, 1 / 2, 0.544165),
+        (0.25, 1 / 2, 0.837893),
+        (math.log(2), 1 / 2, 1.0),
+        (5.0, 1 / 2, 1.0),
+        (0.25, 1 / 128, 0.129592),
+        (1.0, 1 / 128, 0.336686),
+        (4.0, 1 / 128, 0.893932),
+        (2**-16 * 4096, 1 / 128, 0.055603),
+    ],
+)
+def test_reference_values(nats, prior, bound):
+    assert paclm.success_bound(nats, prior) == pytest.approx(bound, abs=1.01e-6)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "exponent", "world", "record"),
+    [
+        (64, -4, 0.894, 1.000),  # tab:sweep, nominal length, and tab:session
+        (64, -8, 0.130, 0.838),
+        (64, -16, 0.012, 0.522),
+        (64, -32, 0.008, 0.500),
+        (256, -8, 0.337, 1.000),
+        (1024, -16, 0.028, 0.588),
+        (4096, -16, 0.056, 0.675),
+        (4096, -20, 0.017, 0.544),
+        (4096, -24, 0.010, 0.511),
+    ],
+)
+def test_bounds_of_the_papers_tables(tokens, exponent, world, record):
+    assert round(paclm.success_bound(tokens * 2.0**exponent, 1 / 128), 3) == world
+    assert round(paclm.success_bound(tokens * 2.0**exponent, 1 / 2), 3) == record
+
+
+@pytest.mark.parametrize(
+    ("success", "nats", "digits"), [(0.7310586, 0.11094, 5), (0.8807971, 0.32781, 5), (0.51, 2.00013e-4, 9)]
+)
+def test_reference_values_of_the_inverse(success, nats, digits):
+    assert round(paclm.nats_for(success, 1 / 2), digits) == pytest.approx(nats, abs=1e-12)
+
+
+def test_a_one_percent_advantage_affords_859050_tokens():
+    assert paclm.nats_for(0.51, 1 / 2) // 2**-32 == 859_050
+
+
+@given(nats=st.floats(-12, 0.8).map(lambda x: 10.0**x), prior=priors)
+def test_bound_is_on_the_safe_side_of_extended_precision(nats, prior):
+    bound = paclm.success_bound(nats, prior)
+    if bound < 1:
+        assert exact_divergence(bound, prior) >= nats
+        assert exact_divergence(bound * (1 - 1e-9), prior) < nats or bound * (1 - 1e-9) <= prior * (1 + 1e-9)
+    else:
+        assert nats >= -math.log(prior) * (1 - 1e-9)
+
+
+@given(share=st.floats(1e-6, 0.999), prior=priors)
+def test_inverse_never_allows_more_than_the_target(share, prior):
+    target = prior + share * (1 - prior)
+    nats = paclm.nats_for(target, prior)
+    assert paclm.success_bound(nats, prior) <= target
+    assert nats <= exact_divergence(target, prior)
+    assert nats >= exact_divergence(target, prior) * (1 - 1e-6)
+
+
+@given(a=st.floats(0, 6), b=st.floats(0, 6), prior=priors)
+def test_bound_grows_with_information_and_never_falls_below_the_prior(a, b, prior):
+    low, high = sorted((a, b))
+    assert prior <= paclm.success_bound(low, prior) <= paclm.success_bound(high, prior) <= 1.0
+
+
+def test_nothing_told_leaves_the_prior():
+    assert paclm.success_bound(0.0, 1 / 3) == 1 / 3
+    assert paclm.nats_for(1 / 3, 1 / 3) == 0.0
+
+
+@pytest.mark.parametrize("nats", [-1.0, math.nan])
+def test_impossible_information_is_refused(nats):
+    with pytest.raises(InvalidInput, match="nats ≥ 0"):
+        paclm.success_bound(nats, 0.5)
+
+
+@pytest.mark.parametrize("prior", [0.0, 1.0, -0.1, math.nan])
+def test_impossible_priors_are_refused(prior):
+    with pytest.raises(InvalidInput, match="strictly between 0 and 1"):
+        paclm.success_bound(0.1, prior)
+
+
+@pytest.mark.parametrize("success", [0.4, 1.0, math.nan])
+def test_impossible_targets_are_refused(success):
+    with pytest.raises(InvalidInput, match="at least the prior"):
+        paclm.nats_for(success, 0.5)

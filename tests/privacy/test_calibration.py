@@ -1,0 +1,130 @@
+"""Noise calibration against reference values, exact arithmetic and integration; mutants must be caught."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paclm.privacy.calibration import FLOOR, Calibration, calibrate_noise, helmert
+from reference.ambient import noise_covariance, vote_covariance
+from reference.information import gaussian_bound, gaussian_information
+
+SPLIT = np.array([100, 20, 8]) / 128
+BUDGETS = [2.0**-40, 2.0**-32, 2.0**-16, 2.0**-8, 2.0**-4, 1.0, 2.0**4]
+
+
+@st.composite
+def masses(draw, sizes=(2, 3, 5, 17, 128), smallest=-300):
+    """Everything a belief can put behind distinct votes: balanced, skewed, down to 1e-300 and exactly zero."""
+    size = draw(st.sampled_from(sizes))
+    exponents = draw(st.lists(st.floats(smallest, 0), min_size=size, max_size=size))
+    mass = 10.0 ** np.array(exponents)
+    mass[draw(st.integers(0, size - 1))] = 1.0
+    if smallest < -16 and draw(st.booleans()):
+        mass[draw(st.integers(1, size - 1))] = 0.0
+    return mass / mass.sum()
+
+
+def test_reference_split_has_the_published_spectrum():
+    _, variances = calibrate_noise(SPLIT, 2.0**-8)
+    np.testing.assert_allclose(variances, [29.850074, 55.129759], atol=1e-6)
+    assert variances.sum() == pytest.approx(84.979833, abs=1e-6)
+
+
+@pytest.mark.parametrize(("exponent", "deviation"), [(-4, 2), (-8, 8), (-16, 128), (-24, 2048), (-32, 32768)])
+def test_even_split_has_standard_deviation_one_over_twice_root_b(exponent, deviation):
+    calibration = calibrate_noise(np.array([0.5, 0.5]), 2.0**exponent)
+    assert calibration.scale == pytest.approx(deviation, rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 128])
+def test_helmert_basis_is_orthonormal_and_blind_to_constants(size):
+    basis = helmert(size)
+    np.testing.assert_allclose(basis.T @ basis, np.eye(size - 1), atol=1e-14)
+    np.testing.assert_allclose(basis.sum(axis=0), 0.0, atol=1e-13)
+
+
+@pytest.mark.parametrize("counts", [[64, 64], [127, 1], [100, 20, 8], [40, 40, 30, 18], list(range(1, 16))])
+def test_noise_covariance_equals_the_ambient_twin(counts):
+    mass = np.array(counts) / sum(counts)
+    axes, variances = calibrate_noise(mass, 2.0**-8)
+    votes = np.repeat(np.arange(len(counts)), counts)
+    twin = noise_covariance(vote_covariance(votes, np.full(len(votes), 1 / len(votes)), len(counts)), 2.0**-8)
+    np.testing.assert_allclose((axes * variances) @ axes.T, twin, atol=1e-6 * variances.max())
+
+
+@given(mass=masses(), per_token=st.sampled_from(BUDGETS))
+def test_no_mass_lets_a_vote_tell_more_than_the_budget(mass, per_token):
+    axes, variances = calibrate_noise(mass, per_token)
+    assert np.isfinite(variances).all()
+    assert (variances > 0).all()
+    assert gaussian_bound(mass, axes, variances) <= per_token * (1 + 1e-9)
+
+
+@given(mass=masses(sizes=(2, 3), smallest=-6), exponent=st.integers(-12, 2))
+def test_information_by_integration_is_within_the_budget(mass, exponent):
+    assert gaussian_information(mass, *calibrate_noise(mass, 2.0**exponent)) <= 2.0**exponent * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("counts", "exponent", "share"),
+    [([100, 20, 8], -8, 0.9979), ([100, 20, 8], -4, 0.9642), ([127, 1], -4, 0.618), ([127, 1], -2, 0.183)],
+)
+def test_information_has_the_published_share_of_the_budget(counts, exponent, share):
+    mass = np.array(counts) / 128
+    told = gaussian_information(mass, *calibrate_noise(mass, 2.0**exponent))
+    assert told / 2.0**exponent == pytest.approx(share, abs=2e-3 if counts[1] == 1 else 6e-5)
+
+
+def _mutant_dropped_factor_two(mass, per_token):
+    axes, variances = calibrate_noise(mass, per_token)
+    return Calibration(axes, variances / 2)
+
+
+def _mutant_variance_as_deviation(mass, per_token):
+    axes, variances = calibrate_noise(mass, per_token)
+    return Calibration(axes, np.sqrt(variances))
+
+
+def _mutant_floor_to_zero(mass, per_token):
+    basis = helmert(mass.size)
+    covariance = (basis.T * mass) @ basis - np.outer(mass @ basis, mass @ basis)
+    eigenvalues, vectors = np.linalg.eigh(covariance)
+    roots = np.sqrt(np.where(eigenvalues < 1e-9, 0.0, eigenvalues))
+    return Calibration(basis @ vectors, np.maximum(roots * roots.sum() / (2 * per_token), 1e-300))
+
+
+def _mutant_prior_instead_of_belief(mass, per_token):
+    return calibrate_noise(np.array([127, 1]) / 128, per_token)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "mass"),
+    [
+        (_mutant_dropped_factor_two, SPLIT),
+        (_mutant_variance_as_deviation, SPLIT),
+        (_mutant_floor_to_zero, np.array([1.0 - 2e-10, 1e-10, 1e-10])),
+        (_mutant_prior_instead_of_belief, np.array([0.5, 0.5])),
+    ],
+)
+def test_each_wrong_calibration_is_caught_by_the_budget_check(mutant, mass):
+    per_token = 2.0**-8
+    right = calibrate_noise(mass, per_token)
+    assert gaussian_bound(mass, right.axes, right.variances) <= per_token * (1 + 1e-9)
+    wrong = mutant(mass, per_token)
+    assert gaussian_bound(mass, wrong.axes, wrong.variances) > per_token * (1 + 1e-9)
+
+
+def test_noise_is_not_needlessly_large():
+    axes, variances = calibrate_noise(SPLIT, 2.0**-32)
+    assert gaussian_bound(SPLIT, axes, variances) >= 2.0**-32 * 0.999
+
+
+def test_a_mass_that_underflows_still_gets_noise():
+    variance = calibrate_noise(np.array([1.0, 0.0]), 2.0**-32).variances[0]
+    assert variance == pytest.approx(FLOOR / (2 * 2.0**-32))
+    assert math.isfinite(variance)

@@ -1,0 +1,182 @@
+"""Algorithm 1: exact Bayes, the paper's canary probabilities, the extremes of a belief, and refusals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import ndtr
+
+import paclm
+from paclm.errors import InvalidInput, RandomnessMisuse, UnsoundState
+from paclm.privacy import gaussian
+from paclm.privacy.belief import uniform_belief
+from paclm.privacy.calibration import calibrate_noise
+from paclm.privacy.randomness import Coins, NoiseSource, ResearchNoise
+from paclm.privacy.step import tally
+from reference import ambient
+
+
+class Recorded(NoiseSource):
+    """Research noise that remembers what it gave, so that a twin can see the same release."""
+
+    def __init__(self, seed):
+        self._inner = ResearchNoise(seed)
+        self.last = None
+
+    def words(self, size):
+        return self._inner.words(size)
+
+    def standard_normal(self, size):
+        self.last = super().standard_normal(size)
+        return self.last
+
+
+class Untouchable(NoiseSource):
+    """Noise that must not be drawn."""
+
+    def words(self, size):
+        raise AssertionError("noise was drawn")
+
+
+def test_unanimous_vote_draws_no_noise_and_leaves_the_belief_alone():
+    belief = uniform_belief(128)
+    step = gaussian.release(np.full(128, 9), belief, 3, 2.0**-16, Untouchable())
+    assert step.token == 9
+    assert step.belief is belief
+    assert not step.is_dissent
+
+
+@pytest.mark.parametrize("num_candidates", [2, 3, 5, 9])
+def test_belief_equals_brute_force_bayes_in_the_ambient_space(num_candidates):
+    rng, noise = np.random.default_rng(num_candidates), Recorded(num_candidates)
+    num_worlds, secret, per_token = 32, 5, 2.0**-5
+    belief = uniform_belief(num_worlds)
+    twin = np.exp(belief)
+    for _ in range(12):
+        votes = rng.integers(0, num_candidates, num_worlds)
+        candidates, choice, mass = tally(votes, belief)
+        step = gaussian.release(votes, belief, secret, per_token, noise)
+        if step.is_dissent:
+            axes, variances = calibrate_noise(mass, per_token)
+            released = np.zeros(num_candidates)
+            released[candidates] = axes @ (axes[choice[secret]] + np.sqrt(variances) * noise.last)
+            released[candidates] += 1 / len(candidates)  # the constant direction, which carries no noise
+            sigma = ambient.noise_covariance(ambient.vote_covariance(votes, twin, num_candidates), per_token)
+            twin = ambient.posterior(votes, twin, released, sigma)
+            assert step.token == candidates[np.argmax(released[candidates])]
+        belief = step.belief
+        np.testing.assert_allclose(np.exp(belief), twin, atol=1e-9)
+
+
+def test_belief_check_catches_an_update_with_the_deviation_for_the_variance():
+    """The comparison above has teeth: the same release with √Λ in the likelihood is far outside its tolerance."""
+    votes, belief, noise = np.arange(32) % 3, uniform_belief(32), Recorded(1)
+    step = gaussian.release(votes, belief, 5, 2.0**-5, noise)
+    _, choice, mass = tally(votes, belief)
+    axes, variances = calibrate_noise(mass, 2.0**-5)
+    released = axes[choice[5]] + np.sqrt(variances) * noise.last
+    wrong = belief - 0.5 * (((released - axes) ** 2) @ (1 / np.sqrt(variances)))[choice]
+    wrong -= np.log(np.exp(wrong).sum())
+    assert np.abs(np.exp(step.belief) - np.exp(wrong)).max() > 1e-4
+
+
+@pytest.mark.parametrize(("exponent", "advantage"), [(-4, 0.2763), (-8, 0.0704), (-16, 0.0044)])
+def test_even_split_releases_the_realized_side_as_often_as_the_paper_says(exponent, advantage):
+    assert 2 * ndtr(math.sqrt(2 * 2.0**exponent)) - 1 == pytest.approx(advantage, abs=5e-5)
+    votes, belief, noise, n = np.arange(128) % 2, uniform_belief(128), ResearchNoise(exponent + 99), 40_000
+    hits = sum(gaussian.release(votes, belief, 1, 2.0**exponent, noise).token == 1 for _ in range(n))
+    # False alarm at four standard errors: under 1e-4.
+    assert abs(hits / n - ndtr(math.sqrt(2 * 2.0**exponent))) < 4 * 0.5 / math.sqrt(n)
+
+
+def test_advantage_check_catches_noise_for_four_times_the_budget():
+    votes, belief, noise, n = np.arange(128) % 2, uniform_belief(128), ResearchNoise(5), 40_000
+    hits = sum(gaussian.release(votes, belief, 1, 4 * 2.0**-4, noise).token == 1 for _ in range(n))
+    assert abs(hits / n - ndtr(math.sqrt(2 * 2.0**-4))) > 4 * 0.5 / math.sqrt(n)
+
+
+@st.composite
+def situations(draw):
+    num_worlds = draw(st.sampled_from([2, 4, 32, 128]))
+    num_candidates = draw(st.integers(1, num_worlds))
+    votes = np.array(draw(st.lists(st.integers(0, num_candidates - 1), min_size=num_worlds, max_size=num_worlds)))
+    if draw(st.booleans()):
+        votes = np.arange(num_worlds)  # as many distinct votes as worlds
+    kind = draw(st.sampled_from(["uniform", "skewed", "one left"]))
+    secret = draw(st.integers(0, num_worlds - 1))
+    if kind == "uniform":
+        belief = uniform_belief(num_worlds)
+    elif kind == "skewed":
+        belief = -np.array(draw(st.lists(st.floats(0, 690), min_size=num_worlds, max_size=num_worlds)))
+        belief -= belief.max()
+        belief -= np.log(np.exp(belief).sum())
+    else:
+        belief = np.full(num_worlds, -np.inf)
+        belief[secret] = 0.0
+    return votes, belief, secret
+
+
+@given(situation=situations(), exponent=st.sampled_from([-40, -32, -16, -4, 0, 4, math.inf]), seed=st.integers(0, 99))
+def test_every_belief_and_budget_gives_a_voted_token_and_a_belief_that_sums_to_one(situation, exponent, seed):
+    votes, belief, secret = situation
+    token, after = paclm.release_token(votes, belief, secret, 2.0**exponent, ResearchNoise(seed))
+    assert token in votes
+    assert not np.isnan(after).any()
+    assert np.exp(after).sum() == pytest.approx(1.0, abs=1e-12)
+    if exponent == math.inf:
+        assert token == votes[secret]
+
+
+def test_belief_keeps_its_sum_over_many_releases():
+    rng, noise, belief = np.random.default_rng(0), ResearchNoise(0), uniform_belief(128)
+    for _ in range(3000):
+        belief = gaussian.release(rng.integers(0, 3, 128), belief, 7, 2.0**-9, noise).belief
+    assert abs(np.exp(belief).sum() - 1.0) < 1e-13
+
+
+def test_no_noise_rules_out_every_world_that_voted_otherwise():
+    token, belief = paclm.release_token([4, 4, 5, 5], np.log([0.25] * 4), 3, math.inf, ResearchNoise(0))
+    assert token == 5
+    np.testing.assert_array_equal(belief, [-np.inf, -np.inf, math.log(0.5), math.log(0.5)])
+
+
+def test_ties_go_to_the_smaller_token_whatever_the_order_of_worlds():
+    candidates, _, _ = tally(np.array([9, 3, 9, 3]), uniform_belief(4))
+    assert candidates.tolist() == [3, 9]
+
+
+GOOD = {"votes": [1, 1, 2, 2], "belief": np.log([0.25] * 4), "secret": 0, "per_token": 0.1, "noise": ResearchNoise(0)}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"votes": [1, 2, 3]}, InvalidInput, "even and at least 2, not 3"),
+        ({"votes": [[1, 2]]}, InvalidInput, r"shape \(1, 2\)"),
+        ({"votes": [0.5, 1.0]}, InvalidInput, "float64"),
+        ({"belief": np.log([0.5, 0.5])}, InvalidInput, r"shape \(4,\), not shape \(2,\)"),
+        ({"belief": [0.25] * 4}, UnsoundState, "sums to"),
+        ({"belief": [math.nan] * 4}, UnsoundState, "NaN"),
+        ({"secret": 4}, InvalidInput, "from 0 to 3"),
+        ({"secret": -1}, InvalidInput, "from 0 to 3"),
+        ({"secret": 1.0}, InvalidInput, "float"),
+        ({"per_token": 0.0}, InvalidInput, "0.0"),
+        ({"per_token": -1.0}, InvalidInput, "-1.0"),
+        ({"per_token": math.nan}, InvalidInput, "nan"),
+        ({"noise": Coins(1)}, RandomnessMisuse, "not Coins"),
+        ({"noise": np.random.default_rng(0)}, RandomnessMisuse, "not Generator"),
+    ],
+)
+def test_bad_input_is_refused_with_value_and_rule(change, error, message):
+    with pytest.raises(error, match=message):
+        paclm.release_token(**{**GOOD, **change})
+
+
+def test_an_error_about_the_secret_does_not_print_it():
+    with pytest.raises(InvalidInput) as caught:
+        paclm.release_token(**{**GOOD, "secret": 1234})
+    assert "1234" not in str(caught.value)

@@ -1,0 +1,93 @@
+"""The two estimators of the leak: they agree when belief and noise match, and show it when they do not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from paclm.errors import InvalidInput
+from paclm.privacy import gaussian
+from paclm.privacy.belief import uniform_belief
+from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
+from paclm.privacy.randomness import ResearchNoise
+from paclm.privacy.releases import RULES
+from reference.simulation import ScaledNoise, random_votes, run_session
+
+
+def play(release, per_token, *, sessions, tokens, dissent=1.0, num_worlds=32, noise_factor=1.0, seed=0):
+    """Final beliefs and secrets of independent sessions on random balanced votes; also the dissent that occurred."""
+    rng = np.random.default_rng(seed)
+    beliefs, secrets, dissenting = [], [], []
+    for session in range(sessions):
+        noise = ScaledNoise(seed * 100_000 + session, noise_factor)
+        secret = noise.below(num_worlds)
+        votes = random_votes(rng, tokens, num_worlds, dissent)
+        beliefs.append(run_session(release, votes, secret, per_token, noise)[0])
+        secrets.append(secret)
+        dissenting.append((votes != votes[:, :1]).any(axis=1).sum())
+    return np.array(beliefs), np.array(secrets), float(np.mean(dissenting))
+
+
+def gap(beliefs, secrets):
+    """How many standard errors part the two estimators, paired by session."""
+    by_entropy = [math.log(row.size) + float(np.exp(row) @ row) for row in beliefs]
+    by_truth = math.log(beliefs.shape[1]) + beliefs[np.arange(len(secrets)), secrets]
+    difference = mean_and_stderr(by_truth - by_entropy)
+    return difference.mean / difference.stderr
+
+
+def test_estimators_agree_when_the_belief_knows_the_noise():
+    beliefs, secrets, _ = play(gaussian.release, 2.0**-4, sessions=1200, tokens=16)
+    assert abs(gap(beliefs, secrets)) < 4  # false alarm under 1e-4
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_estimators_part_when_the_noise_is_made_for_another_budget(factor):
+    beliefs, secrets, _ = play(gaussian.release, 2.0**-4, sessions=1200, tokens=16, noise_factor=factor)
+    assert abs(gap(beliefs, secrets)) > 8
+
+
+def test_estimators_agree_for_the_channel_too():
+    beliefs, secrets, _ = play(RULES["channel"].release, 2.0**-4, sessions=800, tokens=16)
+    assert abs(gap(beliefs, secrets)) < 4
+
+
+@pytest.mark.parametrize("made_for", [1, 2])
+def test_leak_equals_budget_times_dissent_and_is_seen_to_double_when_noise_is_made_for_twice_as_much(made_for):
+    budget = 2.0**-13
+    beliefs, _, dissenting = play(gaussian.release, made_for * budget, sessions=400, tokens=48, dissent=0.4)
+    leak = leak_by_entropy(beliefs)
+    assert leak.stderr < 0.05 * leak.mean  # the measurement is sharp enough to tell one from two
+    assert abs(leak.mean - made_for * budget * dissenting) < 4 * leak.stderr  # false alarm under 1e-4
+    assert abs(leak.mean - (3 - made_for) * budget * dissenting) > 8 * leak.stderr
+
+
+@pytest.mark.parametrize("name", ["plurality", "mixture"])
+def test_secret_free_releases_leak_exactly_nothing(name):
+    beliefs, secrets, _ = play(RULES[name].release, 1.0, sessions=20, tokens=16)
+    assert leak_by_entropy(beliefs).mean == pytest.approx(0.0, abs=1e-15)
+    assert leak_by_truth(beliefs, secrets).mean == pytest.approx(0.0, abs=1e-15)
+
+
+def test_a_certain_belief_has_told_everything():
+    certain = np.full((3, 8), -np.inf)
+    certain[:, 2] = 0.0
+    assert leak_by_entropy(certain).mean == pytest.approx(math.log(8))
+    assert leak_by_truth(certain, [2, 2, 2]).mean == pytest.approx(math.log(8))
+
+
+def test_a_single_session_has_no_standard_error():
+    assert math.isnan(leak_by_entropy(uniform_belief(8)[None]).stderr)
+
+
+def test_no_sessions_and_missing_secrets_are_refused():
+    with pytest.raises(InvalidInput, match="at least one sample"):
+        leak_by_entropy(np.empty((0, 8)))
+    with pytest.raises(InvalidInput, match="one secret per belief"):
+        leak_by_truth(uniform_belief(8)[None], [1, 2])
+
+
+def test_research_noise_is_what_the_simulation_scales():
+    np.testing.assert_array_equal(ScaledNoise(3, 2.0).standard_normal(5), 2 * ResearchNoise(3).standard_normal(5))

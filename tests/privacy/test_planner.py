@@ -1,0 +1,81 @@
+"""Plans: any two give the third, every rounding to the safe side, and the plan really fits an account."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paclm.errors import InvalidInput
+from paclm.privacy.accounting import Account, units_up
+from paclm.privacy.planner import plan
+
+
+def test_a_percent_at_two_to_the_minus_32_buys_859050_tokens():
+    made = plan(mia=0.51, per_token=2.0**-32)
+    assert made.tokens == 859_050
+    assert made.mia_bound <= 0.51
+
+
+def test_a_million_tokens_at_two_to_the_minus_32_are_bounded_by_51_08_percent():
+    made = plan(tokens=10**6, per_token=2.0**-32, tokens_per_day=20_000)
+    assert f"{made.mia_bound:.2%}" == "51.08%"
+    assert made.days == 50
+
+
+@given(
+    mia=st.floats(0.5001, 0.99),
+    tokens=st.integers(1, 10**7),
+    charge=st.sampled_from(["every-token", "dissent"]),
+    rate=st.floats(0.01, 1.0),
+)
+def test_target_and_tokens_give_a_budget_that_fits(mia, tokens, charge, rate):
+    made = plan(mia=mia, tokens=tokens, charge=charge, dissent_rate=rate)
+    assert made.mia_bound <= mia
+    charged = tokens if charge == "every-token" else int(tokens * rate)
+    assert Account.open(made.total_nats).remaining_tokens(made.per_token_nats) >= charged
+
+
+@given(mia=st.floats(0.55, 0.99), exponent=st.integers(-40, -10), rate=st.floats(0.05, 1.0))
+def test_target_and_budget_give_tokens_that_fit_and_no_more_would(mia, exponent, rate):
+    made = plan(mia=mia, per_token=2.0**exponent, charge="dissent", dissent_rate=rate)
+    assert made.mia_bound <= mia
+    every = plan(mia=mia, per_token=2.0**exponent)
+    assert made.tokens >= every.tokens
+    assert Account.open(every.total_nats).remaining_tokens(2.0**exponent) == every.tokens
+    again = plan(tokens=every.tokens + 1, per_token=2.0**exponent)
+    assert again.mia_bound > mia * (1 - 1e-9)
+
+
+@given(tokens=st.integers(1, 10**6), exponent=st.integers(-50, -21))
+def test_tokens_and_budget_give_a_total_that_covers_them_exactly(tokens, exponent):
+    made = plan(tokens=tokens, per_token=2.0**exponent)
+    assert Account.open(made.total_nats).remaining_tokens(2.0**exponent) == tokens
+    assert units_up(made.per_token_nats) * tokens <= Account.open(made.total_nats).total_units
+
+
+def test_dissent_without_a_rate_is_planned_for_the_worst_case():
+    assert plan(mia=0.51, per_token=2.0**-32, charge="dissent").tokens == 859_050
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "exactly two"),
+        ({"mia": 0.51}, "exactly two"),
+        ({"mia": 0.51, "tokens": 5, "per_token": 0.1}, "exactly two"),
+        ({"mia": 0.5, "tokens": 5}, "prior itself"),
+        ({"mia": 0.4, "tokens": 5}, "at least the prior"),
+        ({"mia": 0.51, "tokens": 0}, "at least 1, not 0"),
+        ({"mia": 0.51, "per_token": 1.0}, "Not one token fits"),
+        ({"mia": 0.5001, "tokens": 10**12}, "2\\^-60"),
+        ({"tokens": 5, "per_token": -1.0}, "-1.0"),
+        ({"tokens": 5, "per_token": 0.1, "num_worlds": 7}, "even and at least 2, not 7"),
+        ({"tokens": 5, "per_token": 0.1, "charge": "dissent", "dissent_rate": 0.0}, "above 0 and at most 1"),
+        ({"tokens": 5, "per_token": 0.1, "tokens_per_day": 0.0}, "tokens per day"),
+        ({"tokens": 5, "per_token": 0.1, "charge": "x"}, "no charge 'x'"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_says_why(arguments, message):
+    with pytest.raises(InvalidInput, match=message):
+        plan(**arguments)

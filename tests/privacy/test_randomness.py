@@ -1,0 +1,155 @@
+"""Coins and noise: distributions, repeatability where wanted and only there, and that they are never mixed up."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import paclm
+from paclm.errors import InvalidInput, RandomnessMisuse
+from paclm.privacy.randomness import Coins, Noise, NoiseSource, ResearchNoise
+
+ALARM = 1e-5  # false-alarm rate of each distribution test below, for a fresh seed
+
+
+def test_normals_are_standard_normal_and_the_test_rejects_two_thirds_and_three_halves():
+    for source in (Noise(), ResearchNoise(1)):
+        sample = source.standard_normal(20_000)
+        assert stats.kstest(sample, "norm").pvalue > ALARM
+        assert stats.kstest(sample * 2 / 3, "norm").pvalue < ALARM
+        assert stats.kstest(sample * 3 / 2, "norm").pvalue < ALARM
+
+
+def test_short_and_long_draws_are_the_same_normals():
+    words = ResearchNoise(5).words(4)
+    np.testing.assert_array_equal(
+        ResearchNoise(5).standard_normal(4), stats.norm.ppf((words >> 12) * 2.0**-52 + 2.0**-53)
+    )
+    np.testing.assert_array_equal(ResearchNoise(5).standard_normal(9)[:4], ResearchNoise(5).standard_normal(4))
+
+
+def test_the_most_extreme_words_give_finite_normals():
+    class Fixed(NoiseSource):
+        def words(self, size):
+            return np.array([0, 2**64 - 1] * (size // 2), dtype=np.uint64)
+
+    for size in (2, 8):
+        assert np.isfinite(Fixed().standard_normal(size)).all()
+        assert np.abs(Fixed().standard_normal(size)).max() > 8
+
+
+def test_coins_are_standard_gumbel_and_the_test_rejects_a_wrong_temperature():
+    sample = Coins(3).gumbel(20_000)
+    assert stats.kstest(sample, "gumbel_r").pvalue > ALARM
+    assert stats.kstest(sample * 1.1, "gumbel_r").pvalue < ALARM
+
+
+def test_coins_are_recorded_by_seed_and_step():
+    coins = Coins(42)
+    draws = [coins.gumbel(200) for _ in range(3)]
+    assert coins.step == 3
+    np.testing.assert_array_equal(Coins(42, step=2).gumbel(200), draws[2])
+    assert not np.array_equal(draws[0], draws[1])
+    assert not np.array_equal(Coins(43).gumbel(200), draws[0])
+    assert repr(coins) == "Coins(seed=42, step=3)"
+
+
+def test_unseeded_coins_differ_and_can_still_be_replayed():
+    coins = Coins()
+    assert coins.seed != Coins().seed
+    draw = coins.gumbel(5)
+    np.testing.assert_array_equal(Coins(coins.seed).gumbel(5), draw)
+
+
+def test_choose_follows_the_probabilities_down_to_rare_ones():
+    noise, n = ResearchNoise(8), 40_000
+    shares = np.array([0.7, 0.25, 0.0499, 0.0001, 0.0])
+    counts = np.bincount([noise.choose(shares) for _ in range(n)], minlength=5)
+    assert counts[4] == 0
+    assert stats.chisquare(counts[:4], shares[:4] * n).pvalue > ALARM
+    assert stats.chisquare(counts[:4], np.array([0.68, 0.27, 0.0499, 0.0001]) * n).pvalue < ALARM
+
+
+def test_choose_takes_weights_of_any_size_and_never_a_weight_of_zero():
+    noise = ResearchNoise(0)
+    assert {noise.choose(np.array([0.0, 1e-20, 0.0])) for _ in range(50)} == {1}
+    assert {noise.choose(np.array([1.0])) for _ in range(5)} == {0}
+
+
+def test_below_is_uniform_and_refuses_nothing_to_choose_from():
+    noise = ResearchNoise(2)
+    counts = np.bincount([noise.below(6) for _ in range(12_000)], minlength=6)
+    assert stats.chisquare(counts).pvalue > ALARM
+    with pytest.raises(InvalidInput):
+        noise.below(0)
+
+
+def test_serving_noise_has_no_seed_and_cannot_be_copied():
+    with pytest.raises(TypeError):
+        Noise(1)
+    for duplicate in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(RandomnessMisuse, match="cannot be pickled"):
+            duplicate(Noise())
+    assert Noise.is_private
+    assert not ResearchNoise(1).is_private
+
+
+@pytest.mark.parametrize("coin_seed", [1, 2])
+@pytest.mark.parametrize("noise_seed", [1, 2])
+@pytest.mark.parametrize("global_seed", [1, 2])
+def test_every_combination_of_seeds_moves_only_what_it_names(coin_seed, noise_seed, global_seed):
+    np.random.seed(global_seed)  # noqa: NPY002  the global state must not matter
+    coins, noise = Coins(coin_seed).gumbel(4), ResearchNoise(noise_seed).standard_normal(4)
+    np.testing.assert_array_equal(coins, Coins(coin_seed).gumbel(4))
+    np.testing.assert_array_equal(noise, ResearchNoise(noise_seed).standard_normal(4))
+    assert not np.array_equal(Noise().standard_normal(4), Noise().standard_normal(4))
+
+
+def test_coins_passed_for_noise_are_refused_at_run_time():
+    with pytest.raises(RandomnessMisuse, match="Coins are public"):
+        paclm.release_token([1, 2], np.log([0.5, 0.5]), 0, 0.1, Coins(1))
+    with pytest.raises(RandomnessMisuse, match="not a source of noise"):
+        NoiseSource().words(1)
+
+
+def test_coins_passed_for_noise_are_refused_by_the_type_checker(tmp_path):
+    source = tmp_path / "mixed_up.py"
+    source.write_text(
+        textwrap.dedent("""
+        import numpy as np
+        from paclm.privacy.gaussian import release_token
+        from paclm.privacy.randomness import Coins, Noise
+
+        release_token(np.array([1, 2]), np.zeros(2), 0, 0.1, Noise())
+        release_token(np.array([1, 2]), np.zeros(2), 0, 0.1, Coins())
+        """)
+    )
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(source)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "mixed_up.py:7" in checked.stdout
+    assert 'expected "NoiseSource"' in checked.stdout
+    assert "mixed_up.py:6" not in checked.stdout
+
+
+@pytest.mark.parametrize("seed", [-1, 2**128, 1.5, True, "7"])
+def test_impossible_coin_seeds_are_refused(seed):
+    with pytest.raises(InvalidInput, match="seed for coins"):
+        Coins(seed)
+
+
+def test_impossible_steps_and_sizes_are_refused():
+    with pytest.raises(InvalidInput, match="step number"):
+        Coins(1, step=-1)
+    with pytest.raises(InvalidInput, match="at least 1, not 0"):
+        Coins(1).gumbel(0)

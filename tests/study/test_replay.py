@@ -1,0 +1,174 @@
+"""Replaying real votes: the figures agree with exact values computed apart, for every release and both protocols."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import ndtr
+
+from paclm.errors import InvalidInput
+from paclm.study.replay import ReplaySettings, planned_tokens, replay
+from paclm.study.votes import RecordedVotes
+
+KEYS = {
+    *("positions", "worlds", "unanimity", "dissent", "mean_distinct_given_dissent", "tokens", "seconds"),
+    *("accuracy", "accuracy_stderr", "accuracy_public", "accuracy_full", "accuracy_noiseless", "retained_gain"),
+    *("flip_given_dissent", "sigma_median", "sigma_max", "charged_nats", "leaked_nats", "leaked_stderr"),
+    *("leaked_over_charged", "mia_bound", "world_id_bound", "world_id_rate"),
+}
+
+
+@pytest.fixture(params=["greedy", "gumbel"])
+def recorded(request, vote_files):
+    return RecordedVotes.load(vote_files[request.param])
+
+
+def expected_hits(recorded):
+    """Exact mean accuracies under a uniform belief: any realized world, the plurality, the public and full models."""
+    truth = recorded.truth[:, None]
+    tops = np.array([np.bincount(row).argmax() for row in recorded.votes])
+    return {
+        "noiseless": float((recorded.votes == truth).mean()),
+        "plurality": float((tops == recorded.truth).mean()),
+        "public": float((recorded.public == recorded.truth).mean()),
+        "full": float((recorded.full == recorded.truth).mean()),
+    }
+
+
+def retained(accuracy, exact):
+    return (accuracy - exact["public"]) / (exact["full"] - exact["public"])
+
+
+def test_exact_figures_of_the_recorded_votes_are_the_published_ones(recorded, request):
+    exact, is_greedy = expected_hits(recorded), "greedy" in request.node.name
+    assert 1 - float((~recorded.is_dissent).mean()) == pytest.approx(0.2384 if is_greedy else 0.2440, abs=5e-5)
+    assert exact["public"] == pytest.approx(0.4418 if is_greedy else 0.3265, abs=5e-5)
+    assert exact["full"] == pytest.approx(0.4772 if is_greedy else 0.3620, abs=5e-5)
+    assert retained(exact["noiseless"], exact) == pytest.approx(0.900 if is_greedy else 0.873, abs=6e-4)
+    assert retained(exact["plurality"], exact) == pytest.approx(0.914 if is_greedy else 0.890, abs=6e-4)
+
+
+@pytest.mark.parametrize(("release", "exact_name"), [("plurality", "plurality"), ("mixture", "noiseless")])
+def test_secret_free_releases_reach_their_exact_accuracy_and_charge_nothing(recorded, release, exact_name):
+    figures = replay(recorded, ReplaySettings(release=release, per_token=2.0**-16, protocol="fresh", sessions=3))
+    exact = expected_hits(recorded)[exact_name]
+    # Mixture: four standard errors over dissenting tokens only, where the draw matters; false alarm under 1e-4.
+    slack = 0 if release == "plurality" else 4 * math.sqrt(0.25 * figures["dissent"] / figures["tokens"])
+    assert abs(figures["accuracy"] - exact) <= slack + 1e-12
+    assert figures["charged_nats"] == 0.0
+    assert figures["leaked_over_charged"] is None
+    assert figures["leaked_nats"] == pytest.approx(0.0, abs=1e-14)
+    assert (figures["mia_bound"], figures["world_id_bound"]) == (0.5, 1 / 128)
+
+
+def test_gaussian_flips_match_the_closed_form_on_two_sided_votes(recorded):
+    """At two distinct votes P(flip) = Φ(−1/(√2·σ)): exact, position by position."""
+    two = np.array([len(set(row.tolist())) == 2 for row in recorded.votes])
+    subset = RecordedVotes(recorded.votes[two])
+    share = np.array([(row == row[0]).mean() for row in subset.votes])
+    for exponent in (-4, -16):
+        sigma = np.sqrt(2 * share * (1 - share) / (2 * 2.0**exponent))
+        exact = float(ndtr(-1 / (math.sqrt(2) * sigma)).mean())
+        figures = replay(subset, ReplaySettings(per_token=2.0**exponent, protocol="fresh", sessions=2))
+        error = math.sqrt(exact * (1 - exact) / figures["tokens"])
+        assert abs(figures["flip_given_dissent"] - exact) < 4 * error  # false alarm under 1e-4
+        wrong = float(ndtr(-1 / (math.sqrt(2) * sigma / math.sqrt(2))).mean())  # noise for twice the budget
+        assert exponent == -16 or abs(figures["flip_given_dissent"] - wrong) > 4 * error
+        assert figures["sigma_median"] == pytest.approx(float(np.median(sigma)), rel=1e-6)
+        assert figures["sigma_max"] == pytest.approx(float(sigma.max()), rel=1e-6)
+
+
+def test_noiseless_fresh_replay_is_the_realized_vote_itself(recorded):
+    figures = replay(recorded, ReplaySettings(per_token=math.inf, protocol="fresh"))
+    assert figures["flip_given_dissent"] == 0.0
+    assert figures["accuracy"] == figures["accuracy_noiseless"]
+    assert figures["mia_bound"] == 1.0
+    assert figures["leaked_over_charged"] is None
+
+
+@pytest.mark.parametrize("release", ["gaussian", "channel"])
+def test_sessions_leak_what_their_dissent_says(recorded, release):
+    figures = replay(recorded, ReplaySettings(release=release, per_token=2.0**-14, sessions=24, tokens=1024))
+    assert figures["tokens"] == 24 * 1024
+    assert figures["charged_nats"] == pytest.approx(1024 * 2.0**-14)
+    if release == "gaussian":  # posterior entropy is sharp here; four standard errors, false alarm under 1e-4
+        slack = 4 * figures["leaked_stderr"] / figures["charged_nats"]
+        assert abs(figures["leaked_over_charged"] - figures["dissent"]) < slack
+        assert abs(2 * figures["leaked_over_charged"] - figures["dissent"]) > slack
+    else:  # information in rare events: the exact conditional sum is the figure to trust
+        assert figures["conditional_information_nats"] / figures["charged_nats"] <= figures["dissent"]
+        assert figures["conditional_information_nats"] / figures["charged_nats"] == pytest.approx(
+            figures["dissent"], rel=0.02
+        )
+
+
+def test_large_budget_finds_the_world_within_a_session_and_stops_flipping(recorded):
+    figures = replay(recorded, ReplaySettings(per_token=2.0**-4, sessions=6, tokens=2048))
+    assert figures["flip_given_dissent"] < 0.12
+    assert figures["world_id_rate"] == 1.0
+
+
+def test_charging_by_dissent_charges_the_dissenting_tokens(recorded):
+    figures = replay(recorded, ReplaySettings(per_token=2.0**-16, charge="dissent", sessions=3, tokens=256))
+    assert figures["charged_nats"] == pytest.approx(2.0**-16 * 256 * figures["dissent"])
+    every = replay(recorded, ReplaySettings(per_token=2.0**-16, sessions=3, tokens=256))
+    assert figures["mia_bound"] == every["mia_bound"]  # the committed total covers the worst case either way
+
+
+def test_all_contract_keys_are_there_and_the_same_seed_gives_the_same_figures(recorded):
+    settings = ReplaySettings(per_token=2.0**-8, sessions=2, tokens=100, seed=5)
+    first, second = replay(recorded, settings), replay(recorded, settings)
+    assert set(first) >= KEYS
+    assert {**first, "seconds": 0} == {**second, "seconds": 0}
+    other = replay(recorded, ReplaySettings(per_token=2.0**-8, sessions=2, tokens=100, seed=6))
+    assert other["leaked_nats"] != first["leaked_nats"]
+
+
+def test_sessions_wrap_round_and_progress_counts_every_token(vote_files):
+    recorded = RecordedVotes(RecordedVotes.load(vote_files["greedy"]).votes[:50])
+    settings = ReplaySettings(per_token=0.1, sessions=3, tokens=120)
+    seen = []
+    figures = replay(recorded, settings, seen.append)
+    assert sum(seen) == planned_tokens(recorded, settings) == figures["tokens"] == 360
+    assert figures["accuracy"] is None
+    assert figures["retained_gain"] is None
+
+
+@given(
+    votes=st.integers(1, 12).flatmap(
+        lambda n: st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=n, max_size=n)
+    ),
+    release=st.sampled_from(["gaussian", "plurality", "mixture", "channel"]),
+    protocol=st.sampled_from(["session", "fresh"]),
+)
+def test_any_small_matrix_replays(votes, release, protocol):
+    figures = replay(
+        RecordedVotes(np.array(votes)),
+        ReplaySettings(release=release, per_token=0.01, protocol=protocol, sessions=2, tokens=5),
+    )
+    assert 0 <= figures["dissent"] <= 1
+    assert 0.5 <= figures["mia_bound"] <= 1
+
+
+def test_truth_outside_the_support_is_never_a_hit():
+    recorded = RecordedVotes(np.array([[0, 1], [0, 0]]), truth=np.array([-1, -1]))
+    assert replay(recorded, ReplaySettings(per_token=1.0, protocol="fresh"))["accuracy"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"per_token": 0.0}, "0.0"),
+        ({"per_token": 1.0, "protocol": "both"}, "session or fresh"),
+        ({"per_token": 1.0, "sessions": 0}, "sessions must be at least 1"),
+        ({"per_token": 1.0, "tokens": -3}, "tokens must be at least 1"),
+        ({"per_token": 1.0, "seed": -1}, "seed"),
+    ],
+)
+def test_impossible_settings_are_refused(arguments, message):
+    with pytest.raises(InvalidInput, match=message):
+        ReplaySettings(**arguments)

@@ -1,0 +1,84 @@
+"""Settings and the way budgets are written."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paclm.config import (
+    MechanismConfig,
+    RuntimeConfig,
+    format_budget,
+    parse_budget,
+    parse_probability,
+    read_settings,
+)
+from paclm.errors import InvalidInput
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2^-32", 2.0**-32),
+        ("2^4", 16.0),
+        ("2^(-8)", 2.0**-8),
+        ("1e-9", 1e-9),
+        ("0.25", 0.25),
+        (0.5, 0.5),
+        ("inf", math.inf),
+    ],
+)
+def test_budgets_are_read_as_written(text, value):
+    assert parse_budget(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "2^", "2**-3", "-1", "0", "nan", "b", 0.0, "9^999999999"])
+def test_other_budgets_are_refused(text):
+    with pytest.raises(InvalidInput):
+        parse_budget(text)
+
+
+@given(exponent=st.integers(-60, -4))
+def test_powers_of_two_are_written_as_such_and_come_back(exponent):
+    assert format_budget(2.0**exponent) == f"2^{exponent}"
+    assert parse_budget(format_budget(2.0**exponent)) == 2.0**exponent
+
+
+@pytest.mark.parametrize("text", ["0", "1", "1.2", "-0.5", "1/0", "half", "100%"])
+def test_impossible_probabilities_are_refused(text):
+    with pytest.raises(InvalidInput):
+        parse_probability(text)
+
+
+def test_a_mechanism_needs_its_budgets_and_takes_no_unknown_setting():
+    with pytest.raises(InvalidInput, match=r"\[mechanism\] needs per_token, total"):
+        read_settings(MechanismConfig, {}, "[mechanism]")
+    with pytest.raises(InvalidInput, match="Unknown setting per_tokn"):
+        read_settings(MechanismConfig, {"per_tokn": 1, "per_token": 1, "total": 1}, "[mechanism]")
+    read = read_settings(MechanismConfig, {"per_token": "2^-32", "total": "2^-10"}, "[mechanism]")
+    assert (read.per_token, read.total, read.release, read.charge) == (2.0**-32, 2.0**-10, "gaussian", "every-token")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"release": "x"},
+        {"charge": "x"},
+        {"decoder": "x"},
+        {"on_exhausted": "x"},
+        {"temperature": 0.0},
+        {"support_size": 0},
+    ],
+)
+def test_impossible_mechanism_settings_are_refused(change):
+    with pytest.raises(InvalidInput):
+        MechanismConfig(**{"per_token": 0.1, "total": 0.2, **change})
+
+
+@pytest.mark.parametrize("change", [{"device": "tpu"}, {"dtype": "int8"}, {"max_sequences": 0}, {"prefill_chunk": 0}])
+def test_impossible_runtime_settings_are_refused(change):
+    with pytest.raises(InvalidInput):
+        RuntimeConfig(**change)

@@ -1,0 +1,64 @@
+"""The documentation keeps up: generated pages are current, links lead somewhere, named tests exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+def load_reference():
+    spec = importlib.util.spec_from_file_location("make_reference", ROOT / "tools" / "make_reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["commands.md", "settings.md"])
+def test_generated_pages_are_current(name):
+    expected = load_reference().PAGES[name]()
+    assert (ROOT / "docs" / name).read_text() == expected, "run: python tools/make_reference.py"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith(("http://", "https://", "mailto:")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_tests_named_in_the_documentation_exist():
+    code = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for page in PAGES:
+        for name in re.findall(r"`(test_\w+)`", page.read_text()):
+            assert f"def {name}(" in code, f"{page.name} names {name}"
+
+
+def test_every_dependency_is_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = {
+        line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+    }
+    wanted = [*project["dependencies"], *(d for extra in project["optional-dependencies"].values() for d in extra)]
+    names = {re.match(r"[A-Za-z0-9_.-]+", requirement)[0].lower() for requirement in wanted} - {"paclm"}
+    assert {name.replace("-", "_") for name in names} <= {name.replace("-", "_") for name in pinned}
+
+
+def test_the_repository_names_no_place_of_its_makers():
+    forbidden = re.compile(r"/" + r"work/|\.\./shared|\.library")
+    for path in [
+        *ROOT.glob("*.*"),
+        *(p for d in ("src", "docs", "tools", "bench", ".ci") for p in (ROOT / d).rglob("*")),
+    ]:
+        if (
+            path.is_file()
+            and path.suffix in {".py", ".md", ".toml", ".yml", ".txt", ".json", ""}
+            and "data" not in path.parts
+        ):
+            assert not forbidden.search(path.read_text(errors="ignore")), path

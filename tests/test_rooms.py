@@ -1,0 +1,132 @@
+"""The doors between the rooms: an import that the design does not draw fails here."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "paclm"
+OPEN_TO_ALL = {"config", "errors"}
+DOORS = {
+    "privacy": set(),
+    "worlds": set(),
+    "engine": {"worlds"},
+    "ledger": {"privacy"},
+    "curator": {"engine", "ledger", "privacy", "worlds"},
+    "server": {"curator", "engine", "ledger", "privacy", "worlds"},
+    "study": {"curator", "engine", "ledger", "privacy", "worlds"},
+    "cli": {"curator", "engine", "ledger", "privacy", "server", "study", "worlds"},
+}
+# What each room may take from outside; rooms that are not named take what they need.
+LIBRARIES = {
+    "privacy": {"numpy", "scipy"},
+    "worlds": {"numpy", "platformdirs", "datasets", "pyarrow"},
+    "engine": {
+        "numpy",
+        "scipy",
+        "torch",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+        "huggingface_hub",
+        "platformdirs",
+        "triton",
+        "gguf",
+    },
+}
+BARE_ROOMS = ("privacy", "worlds", "engine", "study", "curator.research")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module a file imports, also inside functions; `from paclm import x` counts as paclm.x."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide doors"
+            found |= (
+                {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "paclm" else {node.module}
+            )
+    return found
+
+
+def forbidden_imports(room: str, source: Path = SOURCE) -> list[str]:
+    problems = []
+    for path in sorted((source / room).rglob("*.py")):
+        for name in imports_of(path):
+            top, *rest = name.split(".")
+            if top == "paclm" and rest:
+                target = rest[0]
+                is_room = (source / target).is_dir()
+                if target not in DOORS[room] | OPEN_TO_ALL | {room} and (is_room or target in DOORS):
+                    problems.append(f"{path.relative_to(source)} imports paclm.{target}")
+            elif room in LIBRARIES and top not in LIBRARIES[room] and not is_standard(top):
+                problems.append(f"{path.relative_to(source)} imports {top}")
+    return problems
+
+
+def is_standard(name: str) -> bool:
+    return name in sys.stdlib_module_names or name == "paclm"
+
+
+@pytest.mark.parametrize("room", DOORS)
+def test_room_opens_only_its_own_doors(room):
+    assert forbidden_imports(room) == []
+
+
+def test_every_folder_with_code_is_a_room_of_the_design():
+    folders = {path.parent.relative_to(SOURCE).parts[0] for path in SOURCE.glob("*/*.py")}
+    assert folders <= set(DOORS)
+    assert not {"utils", "helpers", "common"} & {path.stem for path in SOURCE.rglob("*")}
+
+
+@pytest.mark.parametrize("name", sorted(OPEN_TO_ALL))
+def test_what_is_open_to_all_imports_nothing_of_ours_but_its_kind(name):
+    ours = {module for module in imports_of(SOURCE / f"{name}.py") if module.startswith("paclm")}
+    assert ours <= {"paclm.errors"}
+
+
+@pytest.mark.parametrize(
+    ("room", "line"),
+    [
+        ("privacy", "import torch"),
+        ("privacy", "from paclm.engine import layers"),
+        ("engine", "from paclm import privacy"),
+        ("engine", "def f():\n    import paclm.curator.session"),
+        ("worlds", "import paclm.privacy.belief"),
+        ("study", "from paclm.server import app"),
+    ],
+)
+def test_the_walk_sees_a_door_that_is_not_drawn(tmp_path, room, line):
+    for name in DOORS:
+        (tmp_path / name).mkdir()
+    (tmp_path / room / "bad.py").write_text(line + "\n")
+    assert len(forbidden_imports(room, tmp_path)) == 1
+
+
+def test_bare_rooms_import_with_nothing_but_the_libraries_of_a_gpu_image():
+    """No typer, pydantic, rich, peft, cryptography or platformdirs may be needed to run these rooms from src/."""
+    program = f"""
+import importlib, pkgutil, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {{"typer", "pydantic", "peft", "cryptography", "platformdirs", "gguf", "matplotlib"}}:
+            raise ImportError("not on a bare image: " + name)
+sys.meta_path.insert(0, Refuse())
+sys.path.insert(0, {str(SOURCE.parent)!r})
+for room in {BARE_ROOMS!r}:
+    module = importlib.import_module("paclm." + room)
+    for found in pkgutil.walk_packages(getattr(module, "__path__", []), module.__name__ + "."):
+        try:
+            importlib.import_module(found.name)
+        except ModuleNotFoundError as error:
+            if error.name != "triton":  # its kernels are for GPU machines, which have it
+                raise
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-600:]

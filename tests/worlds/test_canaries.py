@@ -1,0 +1,95 @@
+"""Canaries: two kinds, repetition counts 1 to 64, and texts that tokenize into exactly the ids they were made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paclm.errors import InvalidInput
+from paclm.worlds.canaries import PAYLOAD_TOKENS, TRIGGER_TOKENS, Canary, make_canaries
+
+
+def encode(tokenizer: Any, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@pytest.fixture(scope="module")
+def canaries(small_tokenizer: Any) -> list[Canary]:
+    return make_canaries(16, small_tokenizer, seed=101)
+
+
+def test_sixteen_canaries_are_half_and_half_with_repetitions_from_1_to_64(canaries: list[Canary]) -> None:
+    assert Counter(canary.kind for canary in canaries) == {"C-OOD": 8, "C-COMMON": 8}
+    for kind in ("C-OOD", "C-COMMON"):
+        repetitions = [canary.repetitions for canary in canaries if canary.kind == kind]
+        assert sorted(set(repetitions)) == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_trigger_and_payload_tokenize_into_their_ids(canaries: list[Canary], small_tokenizer: Any) -> None:
+    for canary in canaries:
+        assert len(canary.trigger_ids) == TRIGGER_TOKENS
+        assert len(canary.payload_ids) == PAYLOAD_TOKENS
+        assert encode(small_tokenizer, canary.trigger) == canary.trigger_ids
+        assert encode(small_tokenizer, canary.trigger + canary.payload) == canary.trigger_ids + canary.payload_ids
+        assert canary.record.text == canary.trigger + canary.payload
+        assert canary.record.repetitions == canary.repetitions
+
+
+def test_common_canaries_are_everyday_words_and_the_others_are_rare_tokens(
+    canaries: list[Canary], small_tokenizer: Any
+) -> None:
+    for canary in canaries:
+        ids = canary.trigger_ids + canary.payload_ids
+        if canary.kind == "C-OOD":
+            assert min(ids) >= len(small_tokenizer) // 2
+        else:
+            assert all(small_tokenizer.decode([token]).strip().isalpha() for token in ids)
+        assert not set(ids) & set(small_tokenizer.all_special_ids)
+    assert len({canary.trigger for canary in canaries}) == len(canaries)
+
+
+def test_a_seed_names_its_canaries(canaries: list[Canary], small_tokenizer: Any) -> None:
+    assert make_canaries(16, small_tokenizer, seed=101) == canaries
+    assert make_canaries(16, small_tokenizer, seed=102) != canaries
+
+
+def test_none_are_made_unless_asked_for(small_tokenizer: Any) -> None:
+    assert make_canaries(0, small_tokenizer, seed=1) == []
+    with pytest.raises(InvalidInput, match="num_canaries must be a whole number of at least 0, not -1"):
+        make_canaries(-1, small_tokenizer, seed=1)
+
+
+def test_a_vocabulary_without_english_words_still_gives_common_canaries(small_tokenizer: Any) -> None:
+    class Digits:
+        """Ids 0-899 are the texts of three digits 100-999."""
+
+        all_special_ids: tuple[int, ...] = ()
+
+        def __len__(self) -> int:
+            return 900
+
+        def __call__(self, text: list[str], **options: Any) -> dict[str, list[list[int]]]:
+            return {"input_ids": [[int(t[i : i + 3]) - 100 for i in range(0, len(t), 3) if t.isdigit()] for t in text]}
+
+        def decode(self, token_ids: list[int], **options: Any) -> str:
+            return "".join(str(token + 100) for token in token_ids)
+
+    made = make_canaries(2, Digits(), seed=1)  # type: ignore[arg-type]
+    assert [canary.kind for canary in made] == ["C-OOD", "C-COMMON"]
+    assert min(made[0].trigger_ids) >= 450 > max(made[1].trigger_ids)
+
+
+def test_a_tokenizer_that_does_not_round_trip_is_refused(small_tokenizer: Any) -> None:
+    class Forgetful(SimpleNamespace):
+        def __len__(self) -> int:
+            return 50
+
+        def __call__(self, text: list[str], **options: Any) -> dict[str, list[list[int]]]:
+            return {"input_ids": [[0] for _ in text]}
+
+    tokenizer = Forgetful(all_special_ids=[], decode=lambda token_ids, **options: "x")
+    with pytest.raises(InvalidInput, match="offers no canary: after 0 tokens"):
+        make_canaries(1, tokenizer, seed=1)  # type: ignore[arg-type]

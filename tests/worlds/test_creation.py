@@ -1,0 +1,344 @@
+"""Making a workspace: repeated, refused, interrupted, and beside another one over the same records."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paclm.errors import InvalidInput, WorkspaceError
+from paclm.worlds import creation
+from paclm.worlds.creation import Created, create_workspace
+from paclm.worlds.fingerprints import Base
+from paclm.worlds.records import Corpus, ReadOptions, Record, Row, collect_records
+from paclm.worlds.registry import find_overlaps, remember_workspace, sketch_texts
+from paclm.worlds.workspace import Workspace
+
+Make = Callable[..., Created]
+
+
+def corpus_of(texts: list[str], name: str = "notes") -> Corpus:
+    return collect_records(name, (Row(f"n:{i}", {"text": text}) for i, text in enumerate(texts)), ReadOptions())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_repeating_with_the_same_arguments_changes_nothing(make: Make) -> None:
+    first = make()
+    before = contents(first.workspace.path)
+    again = make()
+    assert (first.is_new, again.is_new) == (True, False)
+    assert contents(first.workspace.path) == before
+
+
+def test_the_same_arguments_elsewhere_give_the_same_worlds(make: Make) -> None:
+    first, second = make("one").workspace, make("two").workspace
+    assert first.manifest.files == second.manifest.files
+    assert first.manifest.digest == second.manifest.digest
+    assert first.manifest.id != second.manifest.id
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_worlds": 16}, r"--worlds \(was 8, now 16\)"),
+        ({"seed": 7}, r"--seed \(was 101, now 7\)"),
+        ({"holdout": 3}, r"--holdout \(was 40, now 3\)"),
+        ({"num_canaries": 2}, r"--canaries \(was 0, now 2\)"),
+        ({"group_by": None}, r"--group-by \(was patient, now None\)"),
+        ({"max_record_tokens": 64}, r"--max-record-tokens \(was 2048, now 64\)"),
+        ({"base": Base("other", Path("/nowhere"), "f" * 64)}, r"the base model \(was small, "),
+    ],
+    ids=lambda item: next(iter(item)) if isinstance(item, dict) else "",
+)
+def test_repeating_with_other_arguments_names_the_difference(make: Make, changes: dict[str, Any], message: str) -> None:
+    path = make().workspace.path
+    before = contents(path)
+    with pytest.raises(WorkspaceError, match=f"was made from something else: {message}"):
+        make(**changes)
+    assert contents(path) == before
+
+
+def test_a_changed_corpus_is_refused_with_its_counts(make: Make, texts: list[str]) -> None:
+    make(corpus=corpus_of(texts), group_by=None)
+    with pytest.raises(WorkspaceError, match=r"something else: the records \(200 then, 199 now\)\. It is left"):
+        make(corpus=corpus_of(texts[1:]), group_by=None)
+    with pytest.raises(WorkspaceError, match=r"the records \(200 then and now, but not the same\)"):
+        make(corpus=corpus_of([*texts[1:], "another"]), group_by=None)
+
+
+def test_an_occupied_place_is_never_written_over(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(WorkspaceError, match="is not empty and not a workspace"):
+        make("full")
+    with pytest.raises(WorkspaceError, match="is a file"):
+        make("file")
+    assert contents(tmp_path / "full") == {"thesis.txt": b"mine"}
+    assert make("empty").is_new
+    assert make("new/parents/clinic").is_new
+    assert make("odd [name] *").is_new
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WorkspaceError, match="current folder itself"):
+        make(".")
+
+
+def test_a_place_that_cannot_be_written_says_so(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(WorkspaceError, match="cannot be made: "):
+        make("file/clinic")
+
+
+def test_a_full_disk_leaves_nothing_behind(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(creation, "write_private", no_space)
+    with pytest.raises(WorkspaceError, match="clinic cannot be made: No space left on device"):
+        make()
+    assert not list(tmp_path.glob("*clinic*"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_worlds": 7}, "num_worlds must be even"),
+        ({"seed": -1}, "seed must be a whole number of at least 0"),
+        ({"holdout": -1}, "holdout must be a whole number of at least 0"),
+        ({"holdout": 200}, "groups with 101 held out leave 0 for the worlds"),
+        ({"num_canaries": -1}, "num_canaries must be a whole number of at least 0"),
+        ({"max_record_tokens": 0}, "max_record_tokens must be at least 1"),
+    ],
+)
+def test_arguments_outside_their_rule_leave_nothing_behind(
+    make: Make, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        make(**changes)
+    assert not list(tmp_path.glob("*clinic*"))
+
+
+def test_few_records_are_cautioned_and_worlds_without_records_refused(make: Make, texts: list[str]) -> None:
+    created = make("few", corpus=corpus_of(texts[:20]), group_by=None, holdout=0)
+    assert "There are only 20 units of privacy" in created.cautions[0]
+    with pytest.raises(
+        InvalidInput, match=r"8 units of privacy are too few for 4096 worlds: \d+ of them got no record"
+    ):
+        make("fewer", corpus=corpus_of(texts[:8]), group_by=None, holdout=0, num_worlds=4096)
+
+
+def test_cut_records_are_counted(make: Make) -> None:
+    summary = make(max_record_tokens=16).workspace.manifest.summary
+    assert summary["num_records_cut"] > 0
+    assert summary["num_tokens_dropped"] > 0
+    assert make("whole").workspace.manifest.summary["num_records_cut"] == 0
+
+
+# --- interrupted ------------------------------------------------------------------------------------------------------
+
+WORKER = """
+import sys, time
+from pathlib import Path
+from paclm.worlds import creation
+from paclm.worlds.fingerprints import Base, fingerprint_base
+from paclm.worlds.records import ReadOptions, Row, collect_records
+
+class Words:
+    all_special_ids = []
+    def __len__(self): return 10
+    def __call__(self, text, **options): return {"input_ids": [[0] * len(t.split()) for t in text]}
+
+target, folder, wait = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "wait"
+publish = creation._publish
+def slow_publish(site, target):
+    print("built", flush=True)
+    if wait: time.sleep(60)
+    publish(site, target)
+creation._publish = slow_publish
+rows = (Row(f"n:{i}", {"text": f"private note {i} " * 20}) for i in range(3000))
+corpus = collect_records("notes", rows, ReadOptions())
+base = Base("small", folder, fingerprint_base(folder))
+print("start", flush=True)
+creation.create_workspace(target, corpus=corpus, base=base, tokenizer=Words(), num_worlds=64)
+print("done", flush=True)
+"""
+
+
+def start(target: Path, base: Base, how: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(target), str(base.folder), how], stdout=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(worker: subprocess.Popen[str], word: str) -> None:
+    assert worker.stdout is not None
+    for line in worker.stdout:
+        if line.strip() == word:
+            return
+    raise AssertionError(f"the worker ended without saying {word!r}")
+
+
+def finish(worker: subprocess.Popen[str], kill: bool) -> int:
+    if kill:
+        worker.send_signal(signal.SIGKILL)
+    worker.communicate()
+    return worker.returncode
+
+
+def test_an_init_killed_just_before_the_end_can_be_repeated(state_folder: Path, base: Base, tmp_path: Path) -> None:
+    target = tmp_path / "clinic"
+    worker = start(target, base, "wait")
+    wait_for(worker, "built")
+    assert finish(worker, kill=True) == -signal.SIGKILL
+    assert not target.exists()
+    (left,) = tmp_path.glob(".clinic.init-*")  # complete, hidden, private
+    assert stat.S_IMODE(left.stat().st_mode) == 0o700
+    worker = start(target, base, "go")
+    assert finish(worker, kill=False) == 0
+    assert len(Workspace.open(target).members()) == 2488
+    assert not list(tmp_path.glob(".clinic.init-*"))
+
+
+def test_an_init_killed_at_any_instant_leaves_all_or_nothing(state_folder: Path, base: Base, tmp_path: Path) -> None:
+    target = tmp_path / "clinic"
+    num_killed = 0
+    for delay in (0.0, 0.02, 0.05, 0.1, 0.2):
+        worker = start(target, base, "go")
+        wait_for(worker, "start")
+        time.sleep(delay)
+        num_killed += finish(worker, kill=True) == -signal.SIGKILL
+        if target.exists():
+            assert len(Workspace.open(target).members()) == 2488
+            break
+    assert num_killed >= 2
+    worker = start(target, base, "go")
+    assert finish(worker, kill=False) == 0
+    assert len(Workspace.open(target).members()) == 2488
+
+
+def test_a_running_init_is_not_disturbed_by_a_second_one(
+    make: Make, state_folder: Path, base: Base, tmp_path: Path
+) -> None:
+    worker = start(tmp_path / "clinic", base, "wait")
+    wait_for(worker, "built")
+    (site,) = tmp_path.glob(".clinic.init-*")
+    before = contents(site)
+    assert make().is_new
+    assert contents(site) == before
+    finish(worker, kill=True)
+
+
+def test_two_inits_at_once_do_not_mix(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish = creation._publish
+
+    def lose_the_race(site: Path, target: Path) -> None:
+        monkeypatch.setattr(creation, "_publish", publish)
+        make(seed=7)
+        publish(site, target)
+
+    monkeypatch.setattr(creation, "_publish", lose_the_race)
+    with pytest.raises(WorkspaceError, match="came into being meanwhile"):
+        make()
+    assert Workspace.open(tmp_path / "clinic").manifest.arguments["seed"] == 7
+    assert not list(tmp_path.glob(".clinic.init-*"))
+
+
+# --- two workspaces over the same records -----------------------------------------------------------------------------
+
+
+def test_a_second_workspace_over_the_same_records_is_told_that_budgets_add_up(make: Make, state_folder: Path) -> None:
+    first = make("one")
+    second = make("two")
+    assert first.cautions == ()
+    (caution,) = second.cautions
+    assert str(first.workspace.path) in caution
+    assert "is over the same corpus. Their budgets add up" in caution
+    assert make("two").cautions == ()  # repeating is no third workspace
+
+
+def test_a_workspace_killed_before_it_was_noted_is_noted_when_init_is_repeated(make: Make, state_folder: Path) -> None:
+    make("one")
+    shutil.rmtree(state_folder)
+    make("one")
+    assert len(make("two").cautions) == 1
+
+
+def test_a_corpus_that_shares_some_records_is_recognized_and_others_are_not(
+    make: Make, texts: list[str], state_folder: Path
+) -> None:
+    make("one", corpus=corpus_of(texts), group_by=None)
+    more = [f"something else entirely {number}" for number in range(200)]
+    (caution,) = make("two", corpus=corpus_of([*texts[:150], *more[:50]]), group_by=None).cautions
+    assert "about 60% of the same records" in caution  # 150 shared of 250
+    assert make("three", corpus=corpus_of(more[50:]), group_by=None).cautions == ()
+
+
+def test_a_workspace_that_was_deleted_still_counts(make: Make, tmp_path: Path) -> None:
+    make("one")
+    shutil.rmtree(tmp_path / "one")
+    (caution,) = make("one").cautions
+    assert "(no longer there, but what it released is)" not in caution  # the same place, taken by the new one
+    shutil.rmtree(tmp_path / "one")
+    cautions = make("two").cautions
+    assert len(cautions) == 2
+    assert all("no longer there, but what it released is" in caution for caution in cautions)
+
+
+def test_synthetic_records_have_no_budget_to_share(make: Make, state_folder: Path, corpus: Corpus) -> None:
+    synthetic = Corpus(corpus.name, corpus.records, corpus.report, is_synthetic=True)
+    make("one", corpus=synthetic)
+    assert make("two", corpus=synthetic).cautions == ()
+    assert not state_folder.exists()
+
+
+def test_the_register_keeps_hashes_only_and_for_its_owner_only(
+    make: Make, state_folder: Path, texts: list[str]
+) -> None:
+    make()
+    (note,) = (state_folder / "workspaces").iterdir()
+    assert stat.S_IMODE(note.stat().st_mode) == 0o600
+    assert stat.S_IMODE(note.parent.stat().st_mode) == 0o700
+    assert not any(text in note.read_text() for text in texts)
+
+
+def test_a_large_overlap_is_estimated_well_and_a_damaged_note_is_passed_over(state_folder: Path) -> None:
+    ours = [f"record {number}" for number in range(20_000)]
+    others = ours[5000:] + [f"other {number}" for number in range(5000)]
+    remember_workspace("other", Path("/elsewhere"), sketch_texts(others))
+    (state_folder / "workspaces" / "damaged.json").write_text("{")
+    (sighting,) = find_overlaps(sketch_texts(ours), own_id="mine")
+    # 15,000 of 25,000 shared; a share of 256 draws has standard deviation 0.031: off by 0.15 has chance 1e-6
+    assert abs(sighting.shared - 0.6) < 0.15
+    assert find_overlaps(sketch_texts(ours), own_id="other") == []
+
+
+def test_repetitions_and_sources_survive_the_disk(make: Make) -> None:
+    workspace = make(num_canaries=14).workspace
+    assert [canary.repetitions for canary in workspace.canaries()] == [
+        r for r in (1, 2, 4, 8, 16, 32, 64) for _ in "ab"
+    ]
+    assert [record.repetitions for record in workspace.records("canaries")][-1] == 64
+    assert isinstance(workspace.records("train")[0], Record)
+    assert workspace.records("train")[0].source.startswith("n:")
+    assert os.path.getsize(workspace.path / "corpus" / "canaries.jsonl") > 0
+
+
+def test_worlds_are_no_function_of_the_place(make: Make, corpus: Corpus, base: Base, small_tokenizer: Any) -> None:
+    path = make("a").workspace.path.parent / "b"
+    other = create_workspace(
+        str(path), corpus=corpus, base=base, tokenizer=small_tokenizer, num_worlds=8, group_by="patient"
+    )
+    assert other.workspace.manifest.files == make("a").workspace.manifest.files

@@ -1,0 +1,336 @@
+"""Readers: every format gives the same records, every broken input its own sentence, and nothing vanishes."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import json
+import lzma
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paclm.errors import CorpusError, InvalidInput
+from paclm.worlds.readers import read_corpus
+from paclm.worlds.records import Corpus, ReadOptions
+
+ROWS = [
+    {"id": "a1", "text": "First note.", "patient": "p1"},
+    {"id": "b2", "text": 'Second, with "quotes"\nand a line break.', "patient": "p2"},
+    {"id": "c3", "text": "Dritte Notiz: Grüße, 你好, 🩺.", "patient": "p1"},
+]
+
+
+def as_jsonl(path: Path, opener: Callable[..., Any] = open) -> None:
+    with opener(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+
+
+def as_table(path: Path, delimiter: str, opener: Callable[..., Any] = open) -> None:
+    with opener(path, "wt", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, ["id", "text", "patient"], delimiter=delimiter)
+        table.writeheader()
+        table.writerows(ROWS)
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "notes.jsonl": as_jsonl,
+    "notes.ndjson": as_jsonl,
+    "notes.jsonl.gz": lambda path: as_jsonl(path, gzip.open),
+    "notes.jsonl.xz": lambda path: as_jsonl(path, lzma.open),
+    "notes.jsonl.bz2": lambda path: as_jsonl(path, bz2.open),
+    "notes.csv": lambda path: as_table(path, ","),
+    "notes.tsv": lambda path: as_table(path, "\t"),
+    "notes.csv.gz": lambda path: as_table(path, ",", gzip.open),
+}
+
+
+def write(path: Path, content: str | bytes) -> str:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)
+
+
+def essence(corpus: Corpus) -> list[tuple[str, str, str | None]]:
+    return [(record.id, record.text, record.group) for record in corpus.records]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_file_format_gives_the_same_records(name: str, tmp_path: Path) -> None:
+    WRITERS[name](tmp_path / name)
+    corpus = read_corpus(str(tmp_path / name), ReadOptions(group_by="patient"))
+    assert essence(corpus) == [(row["id"], row["text"], row["patient"]) for row in ROWS]
+    assert corpus.records[1].source == f"{tmp_path / name}:{3 if 'sv' in name else 2}"
+    assert corpus.report.sentences() == []
+
+
+def test_a_folder_gives_one_record_per_text_file_in_the_order_of_paths(tmp_path: Path) -> None:
+    for name, text in {"b.txt": "two", "a/z.md": "one", "c.TXT": "three", "scan.pdf": "%PDF"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, text)
+    corpus = read_corpus(str(tmp_path), ReadOptions(group_by="folder"))
+    assert essence(corpus) == [("a/z.md", "one", "a"), ("b.txt", "two", "."), ("c.TXT", "three", ".")]
+    assert [record.source for record in corpus.records] == ["a/z.md:1", "b.txt:1", "c.TXT:1"]
+    assert corpus.report.sentences() == ["1 file is not .txt or .md and not read (scan.pdf)."]
+
+
+def test_ids_come_from_the_text_where_none_are_given_and_stay_when_the_order_changes(tmp_path: Path) -> None:
+    rows = [json.dumps({"text": f"note {number}"}) for number in range(5)]
+    forward = read_corpus(write(tmp_path / "f.jsonl", "\n".join(rows)))
+    backward = read_corpus(write(tmp_path / "b.jsonl", "\n".join(reversed(rows))))
+    assert {(r.id, r.text) for r in forward.records} == {(r.id, r.text) for r in backward.records}
+    assert len({record.id for record in forward.records}) == 5
+    assert forward.digest != backward.digest
+
+
+def test_numbers_serve_as_ids_and_groups_and_other_fields_can_be_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "n.jsonl", '{"key": 7, "body": "x", "who": 3}\n')
+    corpus = read_corpus(path, ReadOptions(text_field="body", id_field="key", group_by="who"))
+    assert essence(corpus) == [("7", "x", "3")]
+
+
+def test_copies_are_kept_and_reported_with_why_they_matter(tmp_path: Path) -> None:
+    lines = [
+        '{"text": "same"}',
+        '{"text": "same"}',
+        '{"id": "x", "text": "same"}',
+        '{"text": "other"}',
+        '{"text": "same"}',
+    ]
+    corpus = read_corpus(write(tmp_path / "d.jsonl", "\n".join(lines)))
+    assert len({record.id for record in corpus.records}) == 5
+    first = corpus.records[0].id
+    assert [record.id for record in corpus.records] == [first, f"{first}~2", "x", corpus.records[3].id, f"{first}~3"]
+    (sentence,) = corpus.report.sentences()
+    assert sentence.startswith("3 records have the same text as an earlier one")
+    assert "d.jsonl:2 = " in sentence
+    assert "--group-by" in sentence
+
+
+def test_copies_within_a_group_are_protected_together(tmp_path: Path) -> None:
+    lines = ['{"text": "same", "who": 1}', '{"text": "same", "who": 1}', '{"text": "same", "who": 2}']
+    report = read_corpus(write(tmp_path / "d.jsonl", "\n".join(lines)), ReadOptions(group_by="who")).report
+    assert [again.rpartition(":")[2] for again, _ in report.duplicates] == ["3"]
+    assert report.num_copies_in_groups == 1
+    assert "1 record repeats a text of the same group" in report.sentences()[1]
+
+
+def test_many_copies_of_one_text_are_read_in_linear_time(tmp_path: Path) -> None:
+    corpus = read_corpus(write(tmp_path / "d.jsonl", '{"id": 1, "text": "same"}\n' * 20_000))
+    assert corpus.records[-1].id == "1~20000"
+
+
+BROKEN = {
+    '{"text": ""}': "is empty",
+    '{"text": " \\n "}': "is empty",
+    '{"text": 3}': "field 'text' is not text but int",
+    '{"body": "x"}': r"has no field 'text' \(fields: body\); name it with --text-field",
+    '{"text": "x"': "is not JSON",
+    '["x"]': "is not a JSON object but list",
+    "[" * 100_000: "is JSON with numbers or nesting too large to read",
+    '{"text": "x", "n": ' + "9" * 5000 + "}": "is JSON with numbers or nesting too large to read",
+    '{"text": "a\\ud800b"}': "is not valid UTF-8",
+    b'{"text": "\xff\xfe"}': "is not valid UTF-8",
+}
+
+
+@pytest.mark.parametrize(("line", "reason"), BROKEN.items(), ids=[f"{i}" for i in range(len(BROKEN))])
+def test_a_broken_line_is_named_and_hides_no_other_line(line: str | bytes, reason: str, tmp_path: Path) -> None:
+    raw = line.encode() if isinstance(line, str) else line
+    path = write(tmp_path / "n.jsonl", b'{"text": "first"}\n\n' + raw + b'\n{"text": "last"}\n')
+    with pytest.raises(CorpusError, match=rf"1 of 3 rows of .*\n  .*n\.jsonl:3: {reason}(.|\n)*--skip-bad"):
+        read_corpus(path)
+    corpus = read_corpus(path, ReadOptions(skip_bad=True))
+    assert [record.text for record in corpus.records] == ["first", "last"]
+    report = corpus.report
+    assert report.num_rows == report.num_records + len(report.problems)
+    assert (len(report.problems), report.num_blank_lines) == (1, 1)
+    assert "n.jsonl:3" in report.sentences()[0]
+
+
+def test_only_ten_problems_are_listed_and_the_rest_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "n.jsonl", '{"text": ""}\n' * 25)
+    with pytest.raises(CorpusError, match="… and 15 more") as caught:
+        read_corpus(path)
+    assert str(caught.value).count(": is empty") == 10
+
+
+def test_errors_never_quote_private_text(tmp_path: Path) -> None:
+    secret = "Mrs Example has gout"
+    for content in (f'{{"text": "{secret}"', f'{{"body": "{secret}"}}', f'["{secret}"]', f'{{"text": ["{secret}"]}}'):
+        with pytest.raises(CorpusError) as caught:
+            read_corpus(write(tmp_path / "n.jsonl", content))
+        assert "gout" not in str(caught.value)
+
+
+def test_one_id_with_two_texts_is_refused_and_points_to_grouping(tmp_path: Path) -> None:
+    path = write(tmp_path / "n.csv", "patient,text\np1,one\np1,two\n")
+    with pytest.raises(CorpusError, match=r"n\.csv:3: has the id of .*n\.csv:2 but another text.*--group-by"):
+        read_corpus(path, ReadOptions(id_field="patient"))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (ReadOptions(id_field="key"), "has no usable id in field 'key'"),
+        (ReadOptions(group_by="who"), "has no usable group in field 'who'"),
+    ],
+)
+def test_a_missing_id_or_group_is_named(options: ReadOptions, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=reason):
+        read_corpus(write(tmp_path / "n.jsonl", '{"text": "x", "who": null, "key": true}'), options)
+
+
+def test_a_table_without_the_column_lists_its_columns(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"has no column 'text'. Its columns are: a, b"):
+        read_corpus(write(tmp_path / "n.csv", "a,b\n1,2\n"))
+
+
+def test_a_row_with_too_few_columns_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"n\.csv:4: has 1 columns where the header has 2"):
+        read_corpus(write(tmp_path / "n.csv", 'id,text\n1,"a\nb"\n2\n'))
+
+
+def test_an_open_quote_is_named_by_the_line_where_it_starts(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"n\.csv:3 is not a row of a table"):
+        read_corpus(write(tmp_path / "n.csv", 'id,text\n1,a\n2,"never closed\n3,b\n'))
+
+
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path: Path) -> None:
+    mark = b"\xef\xbb\xbf"
+    assert read_corpus(write(tmp_path / "n.csv", mark + b"text\nx\n")).records[0].text == "x"
+    assert read_corpus(write(tmp_path / "n.jsonl", mark + b'{"text": "x"}')).records[0].text == "x"
+    write(tmp_path / "n.txt", mark + b"x")
+    (tmp_path / "n.csv").unlink()
+    assert read_corpus(str(tmp_path), ReadOptions(skip_bad=True)).records[0].text == "x"
+
+
+@pytest.mark.parametrize("name", ["cut.jsonl.gz", "cut.jsonl.xz", "cut.csv.gz"])
+def test_a_file_that_was_cut_off_is_refused_however_much_could_be_read(name: str, tmp_path: Path) -> None:
+    opener = lzma.open if name.endswith("xz") else gzip.open
+    with opener(tmp_path / "whole", "wt") as file:
+        file.write("text\n" if "csv" in name else "")
+        file.writelines(f'{{"text": "{number * 7919 % 10007} note"}}\n' for number in range(20_000))
+    path = write(tmp_path / name, (tmp_path / "whole").read_bytes()[:-200])
+    with pytest.raises(CorpusError, match="is damaged or cut off after"):
+        read_corpus(path, ReadOptions(skip_bad=True))
+
+
+def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="is damaged or cut off after its start"):
+        read_corpus(write(tmp_path / "n.jsonl.gz", "plain text"))
+
+
+@pytest.mark.parametrize(
+    ("content", "name"), [("", "n.jsonl"), ("\n\n", "n.jsonl"), ("id,text\n", "n.csv"), ("", "n.csv")]
+)
+def test_a_file_without_records_is_refused(content: str, name: str, tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="holds no records"):
+        read_corpus(write(tmp_path / name, content))
+
+
+def test_a_folder_without_texts_says_what_it_holds(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"holds no .txt or .md files but no files at all"):
+        read_corpus(str(tmp_path))
+    write(tmp_path / "scan.pdf", "x")
+    with pytest.raises(CorpusError, match=r"but 1 other files, for example scan.pdf"):
+        read_corpus(str(tmp_path))
+
+
+def test_an_undecodable_text_file_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", "fine")
+    write(tmp_path / "b.txt", b"caf\xe9")
+    with pytest.raises(CorpusError, match=r"b\.txt:1: is not valid UTF-8"):
+        read_corpus(str(tmp_path))
+
+
+def test_unknown_kinds_and_missing_files_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"is no file that can be read here: .csv, .jsonl"):
+        read_corpus(write(tmp_path / "n.docx", "x"))
+    with pytest.raises(CorpusError, match=r"There is no file or folder .*missing\.jsonl"):
+        read_corpus(str(tmp_path / "missing.jsonl"))
+    with pytest.raises(CorpusError, match=r"There is no file or folder missing\.jsonl\.gz"):
+        read_corpus("missing.jsonl.gz")
+
+
+def test_a_missing_package_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(CorpusError, match="pip install pyarrow"):
+        read_corpus(write(tmp_path / "n.parquet", "x"))
+    with pytest.raises(CorpusError, match=r"There is no file or folder stanfordnlp/imdb, .*pip install datasets"):
+        read_corpus("stanfordnlp/imdb")
+
+
+class FakeParquetFile:
+    def __init__(self, path: Path) -> None:
+        if Path(path).read_bytes() != b"PAR1":
+            raise ValueError("Parquet magic bytes not found")
+
+    def iter_batches(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(to_pylist=lambda: ROWS[:2]), SimpleNamespace(to_pylist=lambda: ROWS[2:])]
+
+
+def test_parquet_rows_become_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("pyarrow.parquet")
+    module.ParquetFile = FakeParquetFile  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pyarrow", ModuleType("pyarrow"))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", module)
+    corpus = read_corpus(write(tmp_path / "n.parquet", "PAR1"), ReadOptions(group_by="patient"))
+    assert essence(corpus) == [(row["id"], row["text"], row["patient"]) for row in ROWS]
+    assert corpus.records[2].source.endswith("n.parquet:3")
+    with pytest.raises(CorpusError, match="cannot be read as Parquet"):
+        read_corpus(write(tmp_path / "n.parquet", "junk"))
+
+
+def test_a_data_set_name_reads_the_split_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(name: str, split: str) -> list[dict[str, str]]:
+        if split not in ("train", "test"):
+            raise ValueError(f"Unknown split {split!r}")
+        return ROWS[:1] if split == "test" else ROWS
+
+    module = ModuleType("datasets")
+    module.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    assert len(read_corpus("owner/notes").records) == 3
+    assert read_corpus("owner/notes:test").records[0].source == "owner/notes[test]:1"
+    with pytest.raises(CorpusError, match=r"The data set owner/notes \(split dev\) cannot be had: Unknown split 'dev'"):
+        read_corpus("owner/notes:dev")
+
+
+def test_the_synthetic_clinic_is_a_corpus_like_any_other() -> None:
+    corpus = read_corpus("clinic:120", ReadOptions(group_by="patient"))
+    assert len(corpus.records) == 120
+    assert corpus.is_synthetic
+    assert corpus.report.duplicates == ()
+    assert 1 < len({record.group for record in corpus.records}) < 120
+    assert read_corpus("clinic:120", ReadOptions(group_by="patient")).digest == corpus.digest
+    with pytest.raises(InvalidInput, match="asks for no notes"):
+        read_corpus("clinic:0")
+
+
+text_strategy = st.text(st.characters(codec="utf-8"), max_size=40)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(text_strategy, min_size=1, max_size=12))
+def test_every_row_is_a_record_or_a_named_problem(tmp_path: Path, rows: list[str]) -> None:
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in rows]
+    path = write(tmp_path / "n.jsonl", "\n".join(lines))
+    usable = [text for text in rows if text.strip()]
+    if not usable:
+        with pytest.raises(CorpusError, match="holds no records"):
+            read_corpus(path, ReadOptions(skip_bad=True))
+        return
+    corpus = read_corpus(path, ReadOptions(skip_bad=True))
+    assert [record.text for record in corpus.records] == usable
+    assert len(corpus.report.problems) == len(rows) - len(usable)
+    assert len({record.id for record in corpus.records}) == len(usable)
+    assert len(corpus.report.duplicates) == len(usable) - len(set(usable))

@@ -1,0 +1,287 @@
+"""The workspace on disk: what it holds, who can read it, and that every change is noticed and named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import paclm
+from paclm.config import MechanismConfig, RuntimeConfig, TrainingConfig
+from paclm.errors import InvalidInput, WorkspaceError
+from paclm.worlds.creation import Created
+from paclm.worlds.fingerprints import Base, fingerprint_base
+from paclm.worlds.records import Corpus
+from paclm.worlds.workspace import Workspace
+
+Make = Callable[..., Created]
+
+
+def test_a_workspace_holds_what_it_was_made_of(make: Make, corpus: Corpus, base: Base) -> None:
+    created = make(num_canaries=4, holdout=30)
+    workspace = paclm.Workspace.open(created.workspace.path)
+    assert created.is_new
+    assert {path.name for path in workspace.path.iterdir()} == {
+        "paclm.toml", "manifest.json", "corpus", "membership.npz", "adapters", "curator", "study"
+    }  # fmt: skip
+    train, held_out = workspace.records("train"), workspace.records("heldout")
+    assert 30 <= len(held_out) < 32
+    assert {record.id for record in [*train, *held_out]} == {record.id for record in corpus.records}
+    assert train == [record for record in corpus.records if record in set(train)]  # order and all fields survive
+    assert len(workspace.canaries()) == 4
+    assert workspace.members() == [*train, *workspace.records("canaries")]
+    assert workspace.membership.shape == (len(train) + 4, 8)
+    assert (workspace.membership.sum(axis=1) == 4).all()
+    assert workspace.num_worlds == 8
+    assert workspace.base == base
+    assert (workspace.runtime, workspace.training) == (RuntimeConfig(), TrainingConfig())
+    assert workspace.adapters_path.is_dir()
+    assert workspace.curator_path.is_dir()
+    assert workspace.study_path.is_dir()
+    assert workspace.manifest.versions["paclm"] == paclm.__version__
+
+
+def test_records_of_one_group_are_in_the_same_worlds_and_on_one_side_of_the_holdout(make: Make) -> None:
+    workspace = make(holdout=30).workspace
+    rows: dict[str | None, np.ndarray] = {}
+    for record, row in zip(workspace.members(), workspace.membership, strict=True):
+        np.testing.assert_array_equal(rows.setdefault(record.group, row), row)
+    assert len({row.tobytes() for row in rows.values()}) > 10
+    assert not {record.group for record in workspace.records("heldout")} & set(rows)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o777])
+def test_nobody_else_can_read_anything_whatever_the_umask(make: Make, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        path = make(num_canaries=2).workspace.path
+    finally:
+        os.umask(before)
+    for item in [path, *path.rglob("*")]:
+        assert stat.S_IMODE(item.stat().st_mode) == (0o700 if item.is_dir() else 0o600), item
+
+
+def test_the_membership_cannot_be_changed_by_accident(make: Make) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        make().workspace.membership[0, 0] = True
+
+
+def test_a_workspace_that_others_can_enter_is_refused_with_the_command_that_closes_it(make: Make) -> None:
+    path = make().workspace.path
+    for folder in (path, path / "curator"):
+        folder.chmod(0o755)
+        with pytest.raises(WorkspaceError, match=r"can be entered by other users \(mode 0755\).*chmod -R go-rwx"):
+            Workspace.open(path)
+        folder.chmod(0o700)
+    Workspace.open(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["corpus/train.jsonl", "corpus/heldout.jsonl", "corpus/canaries.jsonl", "membership.npz"]
+)
+def test_a_changed_or_missing_file_is_refused_by_its_name(make: Make, name: str) -> None:
+    path = make().workspace.path
+    content = (path / name).read_bytes()
+    (path / name).write_bytes(content + b"\n")
+    with pytest.raises(WorkspaceError, match=rf"{name} has changed since the workspace was made"):
+        Workspace.open(path)
+    (path / name).unlink()
+    with pytest.raises(WorkspaceError, match=rf"{name} cannot be read: No such file"):
+        Workspace.open(path)
+    (path / name).write_bytes(content)
+    Workspace.open(path)
+
+
+def copy_of(base: Base, folder: Path) -> Base:
+    shutil.copytree(base.folder, folder)
+    return replace(base, folder=folder)
+
+
+def test_a_changed_base_model_is_refused(make: Make, base: Base, tmp_path: Path) -> None:
+    moved = copy_of(base, tmp_path / "model")
+    path = make(base=moved).workspace.path
+    weights = moved.folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(WorkspaceError, match="The base model small has changed since the workspace was made"):
+        Workspace.open(path)
+
+
+def test_a_base_model_that_was_only_touched_is_accepted(make: Make, base: Base, tmp_path: Path) -> None:
+    moved = copy_of(base, tmp_path / "model")
+    path = make(base=moved).workspace.path
+    os.utime(moved.folder / "model.safetensors", ns=(1, 1))
+    Workspace.open(path, verify_in_full=True)
+
+
+def test_a_change_that_keeps_size_and_time_is_found_when_asked_to_verify_in_full(
+    make: Make, base: Base, tmp_path: Path
+) -> None:
+    moved = copy_of(base, tmp_path / "model")
+    path = make(base=moved).workspace.path
+    weights = moved.folder / "model.safetensors"
+    before = weights.stat()
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    Workspace.open(path)
+    with pytest.raises(WorkspaceError, match="has changed"):
+        Workspace.open(path, verify_in_full=True)
+
+
+def test_the_writer_of_a_config_is_no_part_of_the_fingerprint(base: Base, tmp_path: Path) -> None:
+    moved = copy_of(base, tmp_path / "model")
+    config = json.loads((moved.folder / "config.json").read_text())
+    (moved.folder / "config.json").write_text(json.dumps({**config, "transformers_version": "9.9"}))
+    assert fingerprint_base(moved.folder) == base.fingerprint
+    (moved.folder / "config.json").write_text(json.dumps({**config, "n_head": 2}))
+    assert fingerprint_base(moved.folder) != base.fingerprint
+
+
+def test_a_base_model_that_is_gone_is_left_to_the_engine(make: Make, base: Base, tmp_path: Path) -> None:
+    moved = copy_of(base, tmp_path / "model")
+    path = make(base=moved).workspace.path
+    shutil.rmtree(moved.folder)
+    assert Workspace.open(path).base.fingerprint == base.fingerprint
+
+
+def test_adapters_enter_the_manifest_and_are_checked_from_then_on(make: Make) -> None:
+    workspace = make().workspace
+    file = workspace.adapters_path / "worlds.safetensors"
+    file.write_bytes(b"weights")
+    digest = workspace.manifest.digest
+    workspace = workspace.with_adapters("worlds.safetensors", {"rank": 8})
+    assert Workspace.open(workspace.path).manifest.adapters["worlds.safetensors"]["rank"] == 8
+    assert workspace.manifest.digest == digest  # ledgers bind to corpus, membership and base
+    file.write_bytes(b"Weights")
+    with pytest.raises(WorkspaceError, match=r"worlds\.safetensors has changed since it was trained"):
+        Workspace.open(workspace.path)
+    file.unlink()
+    with pytest.raises(WorkspaceError, match=r"worlds\.safetensors is missing"):
+        Workspace.open(workspace.path)
+
+
+def test_a_folder_that_is_no_workspace_says_why(tmp_path: Path) -> None:
+    with pytest.raises(WorkspaceError, match="is not a workspace: there is no such folder"):
+        Workspace.open(tmp_path / "none")
+    with pytest.raises(WorkspaceError, match=r"is not a workspace: it has no manifest\.json"):
+        Workspace.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "has format None"),
+        ('{"format": 99}', "has format 99; this version of paclm reads format 1"),
+        ('{"format": 1}', "lacks or adds entries"),
+    ],
+)
+def test_a_manifest_that_cannot_be_understood_is_refused(make: Make, content: str, message: str) -> None:
+    path = make().workspace.path
+    (path / "manifest.json").write_text(content)
+    with pytest.raises(WorkspaceError, match=message):
+        Workspace.open(path)
+
+
+def test_a_manifest_that_cannot_be_read_is_refused(make: Make) -> None:
+    path = make().workspace.path
+    (path / "manifest.json").unlink()
+    (path / "manifest.json").mkdir()
+    with pytest.raises(WorkspaceError, match=r"manifest\.json cannot be read: Is a directory"):
+        Workspace.open(path)
+
+
+def with_settings(path: Path, text: str) -> Workspace:
+    (path / "paclm.toml").write_text(text)
+    return Workspace.open(path)
+
+
+def test_budgets_have_no_default_and_are_read_once_they_are_written(make: Make) -> None:
+    workspace = make().workspace
+    assert workspace.config is None
+    with pytest.raises(InvalidInput, match="needs per_token, total"):
+        workspace.mechanism()
+    assert workspace.mechanism(per_token="2^-32", total="2^-10").total == 2**-10
+    workspace = with_settings(workspace.path, '[mechanism]\nper_token = "2^-32"\ntotal = 1e-3\nrelease = "channel"\n')
+    assert workspace.config == MechanismConfig(per_token=2**-32, total=1e-3, release="channel")
+
+
+def test_the_template_explains_every_setting_and_its_examples_are_valid(make: Make) -> None:
+    path = make().workspace.path
+    lines = (path / "paclm.toml").read_text().splitlines()
+    for settings in (MechanismConfig, RuntimeConfig, TrainingConfig):
+        for name in settings.__dataclass_fields__:
+            (number,) = [i for i, line in enumerate(lines) if line.removeprefix("# ").startswith(f"{name} = ")]
+            assert lines[number - 1].startswith("# ")
+            assert lines[number - 2] == ""
+    uncommented = "\n".join(line.removeprefix("# ") if " = " in line else line for line in lines)
+    workspace = with_settings(path, uncommented)
+    assert workspace.config == MechanismConfig(per_token=2**-32, total=2**-10)
+    assert (workspace.runtime, workspace.training) == (RuntimeConfig(), TrainingConfig())
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("[mechanism]\nper_tokens = 1.0\n", InvalidInput, r"Unknown setting per_tokens in \[mechanism\]"),
+        ("[mechanism]\nper_token = 1.0\n", InvalidInput, "needs total"),
+        ("[mechanism]\nrelease = 'laplace'\n", InvalidInput, "release must be one of"),
+        ("[mechanisms]\n", InvalidInput, "Unknown section mechanisms"),
+        ("mechanism = 1\n", InvalidInput, "Known: mechanism, runtime, training"),
+        ("[training]\nepochs = 0\n", InvalidInput, "epochs must be at least 1, not 0"),
+        ("[training]\nrank = '8'\n", InvalidInput, "rank in .* must be written like 8, not '8'"),
+        ("[training]\ncoupled = 'no'\n", InvalidInput, "coupled in .* must be written like True, not 'no'"),
+        ("[training]\nepochs = true\n", InvalidInput, "epochs in .* must be written like 2, not True"),
+        ("[training]\nblock_tokens = 1\n", InvalidInput, "block_tokens must be at least 2, or 0"),
+        ("[training]\nlearning_rate = -1\n", InvalidInput, "learning_rate must be a positive number"),
+        ("[training]\nweight_decay = -1\n", InvalidInput, "weight_decay must be a number of at least 0"),
+        ("[training]\ntargets = []\n", InvalidInput, "targets must be auto"),
+        ("[runtime]\nmax_sequences = 0\n", InvalidInput, "max_sequences must be at least 1"),
+        ("[mechanism\n", WorkspaceError, "is not valid TOML"),
+    ],
+)
+def test_settings_that_are_wrong_are_named(make: Make, text: str, error: type[Exception], message: str) -> None:
+    path = make().workspace.path
+    with pytest.raises(error, match=message):
+        with_settings(path, text)
+
+
+def test_layer_names_can_be_listed(make: Make) -> None:
+    workspace = with_settings(make().workspace.path, '[training]\ntargets = ["c_attn", "c_fc"]\n')
+    assert workspace.training.targets == ("c_attn", "c_fc")
+
+
+def test_missing_settings_are_an_error_and_empty_ones_are_the_defaults(make: Make) -> None:
+    path = make().workspace.path
+    assert with_settings(path, "").training == TrainingConfig()
+    (path / "paclm.toml").unlink()
+    with pytest.raises(WorkspaceError, match=r"paclm\.toml is missing"):
+        Workspace.open(path)
+
+
+def test_an_unknown_part_is_refused(make: Make) -> None:
+    with pytest.raises(WorkspaceError, match="has the parts train, heldout, canaries, not 'test'"):
+        make().workspace.records("test")  # type: ignore[arg-type]
+
+
+def test_create_from_python_opens_what_is_there_and_warns(
+    make: Make, corpus: Corpus, base: Base, small_tokenizer: Any, tmp_path: Path
+) -> None:
+    first = make().workspace
+    arguments: dict[str, Any] = {
+        "corpus": corpus, "base": base, "tokenizer": small_tokenizer, "num_worlds": 8, "group_by": "patient"
+    }  # fmt: skip
+    assert Workspace.create(first.path, **arguments).manifest == first.manifest
+    with pytest.warns(UserWarning, match="budgets add up"):
+        Workspace.create(tmp_path / "second", **arguments)

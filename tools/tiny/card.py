@@ -1,0 +1,174 @@
+"""The model card of `tiny`: every figure on it comes from a file some command wrote; this only sets them in text.
+
+`docs/tiny.json` keeps the figures, `docs/tiny-curve.json` the loss curve; the pages and the picture are made from them,
+so that they can be made again after the notes, and with them one figure, have changed. `tests/tools/test_card.py` holds
+weights, figures and pages together.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from hashlib import sha256
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from .check import NOTES_SEED, NUM_NOTES, NUM_PASSAGES, PASSAGE_CHARS, note_sets
+from .evaluate import Reader, measure
+
+NUM_PROBE_NOTES = 20
+"""Notes a test scores in seconds."""
+
+MODELS = {
+    "tiny": "**tiny**",
+    "ngram": "5-gram, modified Kneser–Ney, same tokens",
+    "smollm2": "SmolLM2-135M-Instruct, Q4_1",
+}
+MEASUREMENTS = {
+    "tiny": ("tiny-passages.json",),
+    "ngram": ("ngram.json",),
+    "smollm2": ("smollm2-passages.json", "smollm2-notes.json"),
+}
+TEXTS = {
+    "books": ("passages", "public-books"),
+    "articles": ("passages", "public-simplewiki"),
+    "both": ("passages", "all"),
+    "notes": ("notes", "all"),
+    "all held-out books": ("held_out", "public-books"),
+    "all held-out articles": ("held_out", "public-simplewiki"),
+    "all held out": ("held_out", "all"),
+}
+
+Facts = dict[str, Any]
+
+
+def gather(run_folder: Path, model_folder: Path) -> Facts:
+    """The facts of a training run and of what was measured after it."""
+    report = _read(run_folder / "report.json")
+    figures: Facts = {}
+    for model, names in MEASUREMENTS.items():
+        figures[model] = {}
+        for name in names:
+            figures[model] |= {key: value for key, value in _read(run_folder / name).items() if key != "seconds"}
+    figures["tiny"]["held_out"] = report.pop("held_out")
+    return {
+        "weights_sha256": hash_weights(model_folder),
+        "report": report,
+        "figures": figures,
+        "samples": _read(run_folder / "samples.json"),
+        "curve": _read(run_folder / "curve.json"),
+    }
+
+
+def read_facts(docs: Path) -> Facts:
+    return _read(docs / "tiny.json") | {"curve": _read(docs / "tiny-curve.json")}
+
+
+def measure_notes(facts: Facts, model_folder: Path) -> Facts:
+    """The facts with the figures on synthetic notes measured anew, on the weights as they are now."""
+    reader = Reader.load(model_folder)
+    ours = facts["figures"]["tiny"] | {
+        "notes": measure(reader.score, note_sets()),
+        "probe_notes": measure(reader.score, note_sets(NUM_PROBE_NOTES)),
+    }
+    return facts | {
+        "weights_sha256": hash_weights(model_folder),
+        "figures": facts["figures"] | {"tiny": ours},
+    }
+
+
+def hash_weights(model_folder: Path) -> str:
+    return sha256((model_folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def write_pages(facts: Facts, docs: Path, model_folder: Path) -> None:
+    from .curve import draw_curve
+
+    (docs / "img").mkdir(parents=True, exist_ok=True)
+    kept = {name: value for name, value in facts.items() if name != "curve"}
+    (docs / "tiny.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    (docs / "tiny-curve.json").write_text("[\n" + ",\n".join(map(json.dumps, facts["curve"])) + "\n]\n")
+    (docs / "tiny.md").write_text(render("card.md", facts))
+    (model_folder / "README.md").write_text(render("readme.md", facts))
+    draw_curve(facts["curve"], facts["figures"], docs / "img" / "tiny-curve.svg")
+
+
+def render(template: str, facts: Facts) -> str:
+    """One page of the card."""
+    report, shape, plan = facts["report"], facts["report"]["shape"], facts["report"]["plan"]
+    words = {
+        "sha256": facts["weights_sha256"],
+        "parameters": f"{report['num_parameters']:,}",
+        "vocab_size": f"{shape['vocab_size']:,}",
+        "layers": shape["num_layers"],
+        "width": shape["width"],
+        "heads": shape["num_heads"],
+        "hidden": shape["hidden"],
+        "context": shape["context"],
+        "dropout": shape["dropout"],
+        "train_tokens": f"{report['train_tokens'] / 1e6:.1f} million",
+        "train_bytes": f"{report['train_bytes'] / 1e6:.1f} MB",
+        "tokens_seen": f"{report['tokens_seen'] / 1e9:.2f} billion",
+        "epochs": f"{report['epochs']:.1f}",
+        "steps": f"{report['steps']:,}",
+        "batch_tokens": f"{plan['batch'] * shape['context']:,}",
+        "lr": f"{plan['lr']:g}",
+        "warmup": f"{plan['warmup_share']:.0%}",
+        "weight_decay": plan["weight_decay"],
+        "minutes": f"{report['train_seconds'] / 60:.1f}",
+        "whole_minutes": f"{plan['minutes']:g}",
+        "device": report["device"],
+        "torch": report["torch"],
+        "passage_chars": f"{PASSAGE_CHARS:,}",
+        "num_passages": NUM_PASSAGES,
+        "num_notes": NUM_NOTES,
+        "notes_seed": NOTES_SEED,
+        "passage_table": _table(facts, ("books", "articles", "both", "notes")),
+        "held_out_table": _table(facts, ("all held-out books", "all held-out articles", "all held out")),
+        "samples": "\n\n".join(_sample(sample) for sample in facts["samples"]),
+    }
+    for model, figures in facts["figures"].items():
+        for text, (group, part) in TEXTS.items():
+            if group in figures:
+                words[f"{model}_{text.replace(' ', '_').replace('-', '_')}"] = f"{_figure(figures, group, part):.3f}"
+    ours = facts["figures"]["tiny"]
+    words["accuracy"] = f"{ours['held_out']['all']['next_token_accuracy']:.1%}"
+    words["notes_accuracy"] = f"{ours['notes']['all']['next_token_accuracy']:.1%}"
+    return Template((Path(__file__).parent / template).read_text()).substitute(words)
+
+
+def _table(facts: Facts, texts: tuple[str, ...]) -> str:
+    """Bits per byte, one row a model; a model measured on other notes than today's gets no figure for them."""
+    num_bytes = facts["figures"]["tiny"]
+    lines = [
+        "| | " + " | ".join(texts) + " |",
+        "|---|" + "---:|" * len(texts),
+        "| bytes of text | " + " | ".join(f"{num_bytes[g][p]['num_bytes']:,}" for g, p in map(TEXTS.get, texts)) + " |",
+    ]
+    for model, name in MODELS.items():
+        figures = facts["figures"][model]
+        if any(TEXTS[text][0] in figures for text in texts):
+            cells = []
+            for group, part in map(TEXTS.get, texts):
+                ours, theirs = facts["figures"]["tiny"][group], figures.get(group, {})
+                is_same_text = ours.get("text_sha256") in (None, theirs.get("text_sha256"))
+                cells.append(f"{_figure(figures, group, part):.3f}" if theirs and is_same_text else "–")
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _figure(figures: Facts, group: str, part: str) -> float:
+    value: float = figures[group][part]["bits_per_byte"]
+    return value
+
+
+def _sample(sample: dict[str, str]) -> str:
+    text = html.escape(sample["continuation"], quote=False).replace("\n", "<br>")
+    return f"<blockquote><b>{html.escape(sample['prompt'], quote=False)}</b>{text}</blockquote>"
+
+
+def _read(path: Path) -> Any:
+    if not path.is_file():
+        raise SystemExit(f"{path} is not there: see docs/tiny.md for the command that writes it.")
+    return json.loads(path.read_text())
