@@ -24,7 +24,7 @@ DOORS = {
 # What each room may take from outside; rooms that are not named take what they need.
 LIBRARIES = {
     "privacy": {"numpy", "scipy"},
-    "worlds": {"numpy", "platformdirs", "datasets", "pyarrow"},
+    "worlds": {"numpy", "datasets", "pyarrow"},
     "engine": {
         "numpy",
         "scipy",
@@ -33,7 +33,6 @@ LIBRARIES = {
         "tokenizers",
         "safetensors",
         "huggingface_hub",
-        "platformdirs",
         "triton",
         "gguf",
     },

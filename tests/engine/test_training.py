@@ -159,7 +159,7 @@ def test_worlds_that_get_worse_are_named(build_model: Build) -> None:
         train(build_model("gpt2"), replace(SETTINGS, learning_rate=1.0))
 
 
-class Killed(Exception):
+class KilledError(Exception):
     pass
 
 
@@ -171,10 +171,10 @@ def test_a_killed_run_goes_on_where_it_stopped_and_ends_with_the_same_bits(
 
     def kill(progress: Progress) -> None:
         if progress.step == kill_at:
-            raise Killed
+            raise KilledError
 
     folder = tmp_path / "run"
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         train(build_model("gpt2"), worlds_per_step=2, folder=folder, on_progress=kill, checkpoint_seconds=0.0)
     seen: list[Progress] = []
     resumed = train(

@@ -24,7 +24,6 @@ from paclm.worlds.clinic.notes import written_visits
 from paclm.worlds.clinic.visits import Visit
 
 AGE = re.compile(r"\b(\d{1,3})(?:-year-old|-yo)\b|\baged (\d{1,3})\b|\bis (\d{1,3})(?: now|[,;])")
-MG_OF_RAMIPRIL = re.compile(r"ramipril ([\d.]+ mg)")
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +135,7 @@ def test_most_notes_name_their_patient_and_none_names_another(written):
     for visit, text, _ in written:
         named += visit.patient.surname in text or visit.patient.given in text
         assert {name for name in titled.findall(text) if name in surnames} <= {visit.patient.surname}
-    assert named / len(written) > 0.8
+    assert named / len(written) > 0.75
 
 
 def test_visits_of_a_patient_go_forward_in_time(written):
@@ -170,23 +169,21 @@ def test_side_stays_and_a_background_illness_is_never_lost(written):
 
 
 def test_a_dose_moves_one_step_at_a_time_and_only_by_a_written_change(written):
-    steps: dict[tuple[str, str], int] = {}
+    steps: dict[str, dict[str, int]] = {}
     moved = 0
     for visit, _, _ in written:
-        if visit.is_acute:
-            continue
+        names = [one.medicine.name for one in visit.prescriptions]
+        assert len(set(names)) == len(names)
         changed = {one.now.medicine.name: one.kind for one in visit.changes}
-        own = [one for one in visit.prescriptions if one.medicine.name in visit.condition.medicines]
-        for one in own:
-            key = (visit.patient.id, visit.condition.name + one.medicine.name)
-            if key in steps and steps[key] != one.step and own.count(one) == 1:
-                others = sum(one.medicine is two.medicine for two in visit.prescriptions)
-                if others == 1:
-                    moved += 1
-                    assert abs(one.step - steps[key]) == 1
-                    assert changed[one.medicine.name] == ("raise" if one.step > steps[key] else "lower")
-            steps[key] = one.step
-    assert moved > 50
+        before = steps.get(visit.patient.id, {})
+        for one in visit.prescriptions:
+            name = one.medicine.name
+            if name in before and before[name] != one.step and changed.get(name) != "start":
+                moved += 1
+                assert abs(one.step - before[name]) == 1
+                assert changed[name] == ("raise" if one.step > before[name] else "lower")
+        steps[visit.patient.id] = {one.medicine.name: one.step for one in visit.prescriptions}
+    assert moved > 100
 
 
 def test_blood_pressure_and_sugar_follow_the_illness(written):

@@ -62,7 +62,8 @@ def gather(run_folder: Path, model_folder: Path) -> Facts:
 
 
 def read_facts(docs: Path) -> Facts:
-    return _read(docs / "tiny.json") | {"curve": _read(docs / "tiny-curve.json")}
+    facts: Facts = _read(docs / "tiny.json")
+    return facts | {"curve": _read(docs / "tiny-curve.json")}
 
 
 def measure_notes(facts: Facts, model_folder: Path) -> Facts:
@@ -140,21 +141,23 @@ def render(template: str, facts: Facts) -> str:
 
 def _table(facts: Facts, texts: tuple[str, ...]) -> str:
     """Bits per byte, one row a model; a model measured on other notes than today's gets no figure for them."""
-    num_bytes = facts["figures"]["tiny"]
+    ours = facts["figures"]["tiny"]
+    places = [TEXTS[text] for text in texts]
     lines = [
         "| | " + " | ".join(texts) + " |",
         "|---|" + "---:|" * len(texts),
-        "| bytes of text | " + " | ".join(f"{num_bytes[g][p]['num_bytes']:,}" for g, p in map(TEXTS.get, texts)) + " |",
+        "| bytes of text | " + " | ".join(f"{ours[group][part]['num_bytes']:,}" for group, part in places) + " |",
     ]
     for model, name in MODELS.items():
-        figures = facts["figures"][model]
-        if any(TEXTS[text][0] in figures for text in texts):
-            cells = []
-            for group, part in map(TEXTS.get, texts):
-                ours, theirs = facts["figures"]["tiny"][group], figures.get(group, {})
-                is_same_text = ours.get("text_sha256") in (None, theirs.get("text_sha256"))
-                cells.append(f"{_figure(figures, group, part):.3f}" if theirs and is_same_text else "–")
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        theirs = facts["figures"][model]
+        if not any(group in theirs for group, _ in places):
+            continue
+        cells = []
+        for group, part in places:
+            expected = ours[group].get("text_sha256")
+            is_same_text = group in theirs and expected in (None, theirs[group].get("text_sha256"))
+            cells.append(f"{_figure(theirs, group, part):.3f}" if is_same_text else "–")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
 """The texts a base model is measured on, cut to what a CPU scores in a minute; no model is known here.
 
 Two sets. *Passages* come from the held-out books and articles: each held-out document is cut into passages of 2,000
-characters, and of each corpus 100 are taken at even distances, in order; each is read as a document of its own, so that
+characters, and of each corpus 50 are taken at even distances, in order; each is read as a document of its own, so that
 every model sees the same text with the same history, whatever its tokenizer and its context. *Notes* come from the
 generator of synthetic clinic notes inside the package and need no file: their figure can be had from a bare clone.
 """
@@ -15,8 +15,8 @@ from paclm.worlds.clinic import generate_notes
 from .data import Corpus
 
 PASSAGE_CHARS = 2000
-NUM_PASSAGES = 100
-NUM_NOTES = 400
+NUM_PASSAGES = 50
+NUM_NOTES = 200
 NOTES_SEED = 1930
 
 

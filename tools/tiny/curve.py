@@ -16,7 +16,7 @@ def draw_curve(curve: list[dict[str, Any]], figures: dict[str, Any], path: Path)
     from matplotlib import pyplot as plt
 
     measured = [point for point in curve if "held_out" in point]
-    settings = {
+    settings: Any = {
         "font.family": "sans-serif",
         "font.size": 10,
         "svg.fonttype": "none",

@@ -41,12 +41,14 @@ class Score:
     """Unknown where finding the likeliest token is too slow."""
 
     def __add__(self, other: Score) -> Score:
-        is_known = self.num_correct is not None and other.num_correct is not None
+        correct = None
+        if self.num_correct is not None and other.num_correct is not None:
+            correct = self.num_correct + other.num_correct
         return Score(
             self.total_nats + other.total_nats,
             self.num_tokens + other.num_tokens,
             self.num_bytes + other.num_bytes,
-            self.num_correct + other.num_correct if is_known else None,
+            correct,
         )
 
     def figures(self) -> dict[str, float]:

@@ -111,7 +111,8 @@ def token_nats(model: KneserNey, documents: list[TokenArray]) -> FloatArray:
             above = stream[:-1].astype(np.int64)
         else:
             above = np.concatenate([[-1], np.where(is_seen & is_target, row, -1)[:-1]])
-    return -np.log(chance[is_target])
+    nats: FloatArray = -np.log(chance[is_target])
+    return nats
 
 
 def next_token(model: KneserNey, context: list[int]) -> FloatArray:

@@ -123,6 +123,7 @@ def measure(model: TinyGPT2, held_out: list[HeldOut], end_of_text: int, device: 
 def save_and_load(model: TinyGPT2, end_of_text: int, out: Path) -> GPT2LMHeadModel:
     """Write the half-precision Hugging Face folder; return what a user would load from it, in single precision."""
     to_hugging_face(model, end_of_text).half().save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)  # written for the owner alone, which a package must not be
     loaded: GPT2LMHeadModel = GPT2LMHeadModel.from_pretrained(out, dtype=torch.float32)
     return loaded.eval()
 
@@ -204,7 +205,12 @@ def train_tiny(
             recent = []
             next_line = elapsed + plan.seconds_per_line
             num_seen = step * plan.batch * shape.context
-            point = {"seconds": round(elapsed, 1), "step": step, "epoch": round(epoch, 3), "tokens": num_seen}
+            point: dict[str, Any] = {
+                "seconds": round(elapsed, 1),
+                "step": step,
+                "epoch": round(epoch, 3),
+                "tokens": num_seen,
+            }
             point |= {"lr": lr, "train_loss": round(mean_loss, 4)}
             if not math.isfinite(mean_loss):
                 say(f"loss is {mean_loss} at step {step}: back to the last good weights, half the learning rate")

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,21 @@ class FrozenProduct:
         if not columns:
             return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
         stacked = down[0] if len(down) == 1 else torch.cat(down, 1)  # (G, parts · r, in)
+        if x.is_cuda and len(up) > 1:
+            columns, up = _joined(columns, up)
         result: Tensor = _AdaptedProduct.apply(  # type: ignore[no-untyped-call]
             x, self.weight, self.bias, stacked, scale, tuple(columns), *up
         )
         return result
+
+
+def _joined(columns: list[tuple[int, int]], up: list[Tensor]) -> tuple[list[tuple[int, int]], list[Tensor]]:
+    """The parts as one block-diagonal part: more zeros to multiply, fewer and wider passes over memory."""
+    begin, end = columns[0][0], columns[-1][1]
+    placed = [
+        functional.pad(B, (first - begin, end - last)) for (first, last), B in zip(columns, up, strict=True)
+    ]  # (G, r, end - begin) each
+    return [(begin, end)], [torch.cat(placed, 1)]
 
 
 class _AdaptedProduct(torch.autograd.Function):

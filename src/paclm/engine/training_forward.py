@@ -10,6 +10,8 @@ Other models are trained by their own code with adapted layers put in.
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -49,7 +51,7 @@ class Forward(Protocol):
 def make_forward(model: PreTrainedModel) -> Forward:
     """The fastest forward pass there is for this model."""
     if unsupported(model) is None:
-        return PlainForward(model, compiled=model.device.type == "cuda")
+        return PlainForward(model, compiled=model.device.type == "cuda" and _has_compiler())
     return OwnForward(model)
 
 
@@ -98,13 +100,12 @@ class PlainForward:
         activation = self.weights.activation
         if self.weights.activation_name in ("gelu_new", "gelu_pytorch_tanh"):
             activation = _gelu_tanh  # the same curve in one pass instead of eight
-        wrap: Callable[..., Any] = torch.compile if compiled else _as_it_is
-        self._activate = wrap(_gated(activation) if self.weights.is_gated else activation)
-        self._add_and_norm = wrap(_add_and_norm)
-        self._heads = wrap(_heads)
+        self._plain = (_heads, _add_and_norm, _gated(activation) if self.weights.is_gated else activation)
+        self._compiled = tuple(torch.compile(part) for part in self._plain) if compiled else self._plain
 
     def __call__(self, ids: Tensor, A: Mapping[str, Tensor], B: Mapping[str, Tensor], scale: float) -> Tensor:
         w = self.weights
+        split_heads, add_and_norm, activate = self._compiled if torch.is_grad_enabled() else self._plain
         rows, length = ids.shape
         x = w.embed[ids]  # (rows, length, d)
         if w.position is not None:
@@ -121,7 +122,7 @@ class PlainForward:
             joined = attention_in(hidden, A, B, scale)
             queries = None if block.norm_query is None else _parts(block.norm_query)
             keys = None if block.norm_key is None else _parts(block.norm_key)
-            q, k, v = self._heads(joined, shape, rotary, queries, keys)  # (rows, length, heads, size)
+            q, k, v = split_heads(joined, shape, rotary, queries, keys)  # (rows, length, heads, size)
             mixed = functional.scaled_dot_product_attention(
                 q.transpose(1, 2),
                 k.transpose(1, 2),
@@ -130,9 +131,9 @@ class PlainForward:
                 enable_gqa=w.num_heads != w.num_kv_heads,
             )
             mixed = mixed.transpose(1, 2).reshape(rows * length, -1)
-            x, hidden = self._add_and_norm(x, attention_out(mixed, A, B, scale), *_parts(block.norm_mlp))
-            inner = self._activate(mlp_in(hidden, A, B, scale))
-            x, hidden = self._add_and_norm(x, mlp_out(inner, A, B, scale), *_parts(next_norm))
+            x, hidden = add_and_norm(x, attention_out(mixed, A, B, scale), *_parts(block.norm_mlp))
+            inner = activate(mlp_in(hidden, A, B, scale))
+            x, hidden = add_and_norm(x, mlp_out(inner, A, B, scale), *_parts(next_norm))
         return hidden
 
     def close(self) -> None:
@@ -188,5 +189,6 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return functional.gelu(x, approximate="tanh")
 
 
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
+def _has_compiler() -> bool:
+    """Triton builds a small C program for each kernel."""
+    return any(shutil.which(name) for name in (os.environ.get("CC") or "cc", "gcc", "clang"))

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from paclm.config import ChargeName
-from paclm.curator.research import STAMP, ResearchSession
+from paclm.curator.research import STAMP
 from paclm.errors import InvalidInput
 from paclm.privacy.accounting import UNITS_PER_NAT, charge_units
 from paclm.privacy.arrays import FloatArray, IntArray, check_per_token
 from paclm.privacy.bounds import success_bound
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
-from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import Rule, rule_named
+from paclm.study.streams import Stream, play_fresh, play_sessions
 from paclm.study.votes import RecordedVotes
 
 Protocol = Literal["session", "fresh"]
@@ -50,28 +50,18 @@ class ReplaySettings:
             raise InvalidInput(f"The seed must be an integer ≥ 0, not {self.seed!r}.")
 
 
-class _Stream(NamedTuple):
-    """One run of tokens: where it read, what it released, what the realized world wanted."""
-
-    positions: IntArray  # (t,)
-    released: IntArray  # (t,)
-    realized: IntArray  # (t,) the realized world's vote
-    scales: FloatArray  # (dissenting tokens,) σ of the noise
-    information: float  # Σ_t of each step's conditional information
-    beliefs: FloatArray  # (secrets, m) the belief at the end of each secret's stream
-    secrets: IntArray  # (secrets,)
-
-
 def replay(
     recorded: RecordedVotes, settings: ReplaySettings, advance: Callable[[int], None] = lambda _: None
 ) -> dict[str, Any]:
     """Run the release and return the figures of `paclm replay --json`; `advance` hears of tokens as they are done."""
     started = time.perf_counter()
     rule = rule_named(settings.release)
-    if settings.protocol == "session":
-        streams = list(_sessions(recorded, rule, settings, advance))
-    else:
-        streams = list(_fresh_passes(recorded, rule, settings, advance))
+    play = play_sessions if settings.protocol == "session" else play_fresh
+    count, length = _shape(recorded, settings)
+    streams = []
+    for stream in play(recorded, rule, settings.per_token, count, length, settings.seed):
+        streams.append(stream)
+        advance(stream.positions.size)
     figures = _summary(recorded, rule, settings, streams)
     return {**figures, "seconds": time.perf_counter() - started}
 
@@ -88,61 +78,7 @@ def _shape(recorded: RecordedVotes, settings: ReplaySettings) -> tuple[int, int]
     return settings.sessions or 1, min(settings.tokens or recorded.num_positions, recorded.num_positions)
 
 
-def _sessions(
-    recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, advance: Callable[[int], None]
-) -> Iterator[_Stream]:
-    """Consecutive positions from a random start, wrapping round, against one secret each."""
-    num_sessions, num_tokens = _shape(recorded, settings)
-    is_dissent = recorded.is_dissent
-    for seed in np.random.SeedSequence(settings.seed).spawn(num_sessions):
-        noise = ResearchNoise(seed)
-        positions = (noise.below(recorded.num_positions) + np.arange(num_tokens)) % recorded.num_positions
-        session = ResearchSession(recorded.num_worlds, rule, settings.per_token, noise)
-        released = recorded.votes[positions, 0].copy()  # right wherever the worlds agree
-        scales, information = [], 0.0
-        for t in np.flatnonzero(is_dissent[positions]):
-            step = session.release(recorded.votes[positions[t]])
-            released[t] = step.token
-            scales.append(step.noise_scale)
-            information += step.information
-        yield _Stream(
-            positions,
-            released,
-            recorded.votes[positions, session.secret],
-            np.array(scales),
-            information,
-            session.belief[None],
-            np.array([session.secret]),
-        )
-        advance(num_tokens)
-
-
-def _fresh_passes(
-    recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, advance: Callable[[int], None]
-) -> Iterator[_Stream]:
-    """A fresh secret and a uniform belief at every position: the paper's teacher-forced protocol."""
-    num_passes, num_positions = _shape(recorded, settings)
-    positions = np.arange(num_positions)
-    dissenting = np.flatnonzero(recorded.is_dissent[:num_positions])
-    for seed in np.random.SeedSequence(settings.seed).spawn(num_passes):
-        noise = ResearchNoise(seed)
-        released = recorded.votes[:num_positions, 0].copy()
-        realized = released.copy()
-        beliefs = np.full((num_positions, recorded.num_worlds), -math.log(recorded.num_worlds))
-        secrets = np.zeros(num_positions, dtype=np.int64)  # where worlds agree any secret gives the same figures
-        scales, information = [], 0.0
-        for t in dissenting:
-            session = ResearchSession(recorded.num_worlds, rule, settings.per_token, noise)
-            step = session.release(recorded.votes[t])
-            released[t], beliefs[t], secrets[t] = step.token, step.belief, session.secret
-            realized[t] = recorded.votes[t, session.secret]
-            scales.append(step.noise_scale)
-            information += step.information
-        yield _Stream(positions, released, realized, np.array(scales), information, beliefs, secrets)
-        advance(num_positions)
-
-
-def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, streams: list[_Stream]) -> dict[str, Any]:
+def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, streams: list[Stream]) -> dict[str, Any]:
     is_dissent = recorded.is_dissent
     positions = np.concatenate([stream.positions for stream in streams])
     released = np.concatenate([stream.released for stream in streams])
@@ -204,7 +140,7 @@ def _charged(
 
 
 def _accuracies(
-    recorded: RecordedVotes, streams: list[_Stream], positions: IntArray, released: IntArray, realized: IntArray
+    recorded: RecordedVotes, streams: list[Stream], positions: IntArray, released: IntArray, realized: IntArray
 ) -> dict[str, float | None]:
     names = ("accuracy", "accuracy_stderr", "accuracy_public", "accuracy_full", "accuracy_noiseless", "retained_gain")
     scores: dict[str, float | None] = dict.fromkeys(names)

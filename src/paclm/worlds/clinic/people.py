@@ -82,16 +82,7 @@ def _life(sex: str, age: int, dice: Dice) -> dict[str, str]:
 
 
 def _is_woman(companion: str) -> bool:
-    return companion.split()[-1] in {
-        "daughter",
-        "sister",
-        "niece",
-        "landlady",
-        "mother",
-        "mother-in-law",
-        "grandmother",
-        "aunt",
-    }
+    return companion.split()[-1] in ("daughter", "sister", "niece", "landlady", "mother-in-law")
 
 
 def _fitting_job(job: str, age: int) -> str:

@@ -98,6 +98,7 @@ def _assessment(s: Scribe) -> list[str]:
 def _plan_items(s: Scribe, is_list: bool) -> list[str]:
     items = s.noted_changes() if is_list else s.changes()
     items += s.picks(s.visit.condition.plans, s.dice.between(1, 1 + s.amount(0.9)))
+    items += s.several(s.amount(0.5), "any_plan")
     return s.dice.several(items, 99) if s.dice.chance(0.3) else items
 
 

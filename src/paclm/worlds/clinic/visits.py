@@ -93,7 +93,7 @@ class Course:
         age = patient.age_on(first_visit)
         possible = eligible(CHRONIC, age, patient.sex)
         count = int((0.4 + age / 28) * dice.uniform() + 0.5)
-        chosen = {dice.favour(possible).name: None for _ in range(min(count, 5))} if possible else {}
+        chosen = {self._one_of(possible).name: None for _ in range(min(count, 5))} if possible else {}
         self._lasting = [self._problem(one) for one in possible if one.name in chosen]
         self._passing: Problem | None = None
         for problem in self._lasting:
@@ -107,6 +107,10 @@ class Course:
 
     def _problem(self, condition: Condition) -> Problem:
         return Problem(condition, self._dice.pick(("left", "right")), 0.15 + 0.8 * self._dice.uniform())
+
+    def _one_of(self, conditions: list[Condition]) -> Condition:
+        """The common ones often, but not so often that the corpus speaks of little else."""
+        return self._dice.favour(conditions) if self._dice.chance(0.5) else self._dice.pick(conditions)
 
     def _wait(self) -> None:
         soon = self._passing is not None and self._dice.chance(0.7)
@@ -122,7 +126,7 @@ class Course:
         if self._lasting and dice.chance(0.62):
             return dice.favour(self._lasting)
         possible = eligible(ACUTE, self._patient.age_on(self._day), self._patient.sex)
-        self._passing = self._problem(dice.favour(possible))
+        self._passing = self._problem(self._one_of(possible))
         return self._passing
 
     def _visit(self, problem: Problem) -> Visit:
@@ -172,9 +176,14 @@ class Course:
 
     def _prescribe_first(self, problem: Problem) -> None:
         dice = self._dice
-        names = problem.condition.medicines
+        names = self._free_medicines(problem)
         for name in {dice.favour(names): None for _ in range(1 + dice.chance(0.45))} if names else ():
             problem.prescriptions.append(self._prescription(MEDICINES[name]))
+
+    def _free_medicines(self, problem: Problem) -> list[str]:
+        """What would help and is not taken already, for this or for anything else."""
+        taken = {one.medicine.name for other in self._known(problem) for one in other.prescriptions}
+        return [name for name in problem.condition.medicines if name not in taken]
 
     def _prescription(self, medicine: Medicine) -> Prescription:
         step = min(len(medicine.doses) - 1, int(2.2 * self._dice.uniform()))
@@ -199,8 +208,7 @@ class Course:
             if trend == "better" and problem is self._passing and dice.chance(0.4):
                 del problem.prescriptions[index]
                 return (Change("stop", one),)
-        taken = {one.medicine.name for one in problem.prescriptions}
-        others = [name for name in problem.condition.medicines if name not in taken]
+        others = self._free_medicines(problem)
         if trend == "worse" and others:
             problem.prescriptions.append(self._prescription(MEDICINES[dice.favour(others)]))
             return (Change("start", problem.prescriptions[-1]),)

@@ -1,0 +1,77 @@
+"""Streams of releases on recorded votes: the one place where studies without a model play sessions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from paclm.curator.research import ResearchSession
+from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.randomness import ResearchNoise
+from paclm.privacy.releases import Rule
+from paclm.study.votes import RecordedVotes
+
+
+class Stream(NamedTuple):
+    """One run of tokens: where it read, what it released, what the realized world wanted."""
+
+    positions: IntArray  # (t,)
+    released: IntArray  # (t,)
+    realized: IntArray  # (t,) the realized world's vote
+    scales: FloatArray  # (dissenting tokens,) σ of the noise
+    information: float  # Σ_t of each step's conditional information
+    beliefs: FloatArray  # (secrets, m) the belief at the end of each secret's stream
+    secrets: IntArray  # (secrets,)
+
+
+def play_sessions(
+    recorded: RecordedVotes, rule: Rule, per_token: float, sessions: int, tokens: int, seed: int
+) -> Iterator[Stream]:
+    """Consecutive positions from a random start, wrapping round, against one secret each."""
+    is_dissent = recorded.is_dissent
+    for child in np.random.SeedSequence(seed).spawn(sessions):
+        noise = ResearchNoise(child)
+        positions = (noise.below(recorded.num_positions) + np.arange(tokens)) % recorded.num_positions
+        session = ResearchSession(recorded.num_worlds, rule, per_token, noise)
+        released = recorded.votes[positions, 0].copy()  # right wherever the worlds agree
+        scales, information = [], 0.0
+        for t in np.flatnonzero(is_dissent[positions]):
+            step = session.release(recorded.votes[positions[t]])
+            released[t] = step.token
+            scales.append(step.noise_scale)
+            information += step.information
+        yield Stream(
+            positions,
+            released,
+            recorded.votes[positions, session.secret],
+            np.array(scales),
+            information,
+            session.belief[None],
+            np.array([session.secret]),
+        )
+
+
+def play_fresh(
+    recorded: RecordedVotes, rule: Rule, per_token: float, passes: int, length: int, seed: int
+) -> Iterator[Stream]:
+    """A fresh secret and a uniform belief at every position: the paper's teacher-forced protocol."""
+    positions = np.arange(length)
+    dissenting = np.flatnonzero(recorded.is_dissent[:length])
+    for child in np.random.SeedSequence(seed).spawn(passes):
+        noise = ResearchNoise(child)
+        released = recorded.votes[:length, 0].copy()
+        realized = released.copy()
+        beliefs = np.full((length, recorded.num_worlds), -math.log(recorded.num_worlds))
+        secrets = np.zeros(length, dtype=np.int64)  # where worlds agree any secret gives the same figures
+        scales, information = [], 0.0
+        for t in dissenting:
+            session = ResearchSession(recorded.num_worlds, rule, per_token, noise)
+            step = session.release(recorded.votes[t])
+            released[t], beliefs[t], secrets[t] = step.token, step.belief, session.secret
+            realized[t] = recorded.votes[t, session.secret]
+            scales.append(step.noise_scale)
+            information += step.information
+        yield Stream(positions, released, realized, np.array(scales), information, beliefs, secrets)
