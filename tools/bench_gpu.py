@@ -26,6 +26,7 @@ from gpu_timing import (
     DEVICE,
     DTYPES,
     SUPPORT,
+    TOKENS,
     Clock,
     attempt,
     floor_ms,
@@ -50,7 +51,7 @@ FUSED = Choices(fused_rows=2**30)
 
 def step_ms(model: StackedModel, step: PlainStep, sequences: int, context: int, use_graph: bool = True) -> float:
     """Device time of one step, votes included, every sequence at the last position of `context`."""
-    tokens = torch.randint(0, 49000, (sequences,), device=DEVICE)
+    tokens = torch.randint(0, TOKENS, (sequences,), device=DEVICE)
     positions = torch.full((sequences,), context - 1, device=DEVICE)
     coins = torch.randn(sequences, SUPPORT, device=DEVICE)
     tau = torch.ones(sequences, device=DEVICE)
@@ -66,7 +67,7 @@ def wall_ms(model: StackedModel, sequences: int) -> float:
     """Host time of a whole step of a generate loop: copies, replay, copy back, append."""
     engine = Engine(model, SUPPORT, 128, graph_of(model))
     generator = np.random.default_rng(0)
-    handles = [engine.add(generator.integers(0, 49000, 64).tolist()) for _ in range(sequences)]
+    handles = [engine.add(generator.integers(0, TOKENS, 64).tolist()) for _ in range(sequences)]
     coins = generator.gumbel(size=(sequences, SUPPORT))
     times = []
     for _ in range(50):
@@ -105,7 +106,7 @@ def compare(weights: Weights) -> dict[str, Any]:
         "fused": FusedModel(weights, 4),
         "vendor": FusedModel(weights, 4, VENDOR),
     }
-    text = torch.randint(0, 49000, (4, 128), device=DEVICE)
+    text = torch.randint(0, TOKENS, (4, 128), device=DEVICE)
     lengths = [17, 60, 2, 90]
     found: dict[str, Any] = {}
     for n in (1, 4):
@@ -259,7 +260,7 @@ def reading(dtype: torch.dtype) -> dict[str, float]:
     tidy()
     model = FusedModel(small_gpt2(dtype, 128, context=512), 1)
     engine = Engine(model, SUPPORT, 128, FusedStep(model, SUPPORT))
-    text = np.random.default_rng(0).integers(0, 49000, 512).tolist()
+    text = np.random.default_rng(0).integers(0, TOKENS, 512).tolist()
     times = []
     for _ in range(3):
         begun = time.perf_counter()

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from gpu_timing import DEVICE, DTYPES, SUPPORT, Clock, attempt, graphed, milliseconds, small_gpt2, tidy, warm
+from gpu_timing import DEVICE, DTYPES, SUPPORT, TOKENS, Clock, attempt, graphed, milliseconds, small_gpt2, tidy, warm
 from paclm.engine.fused import FusedModel
 from paclm.engine.kernels.attention import attend
 from paclm.engine.kernels.ballots import cast_votes, public_keys
 from paclm.engine.kernels.norms import normalise_rows
 from paclm.engine.kernels.products import GELU_TANH, Tile, multiply, precision_of
+from paclm.engine.kernels.selection import largest
 from paclm.engine.steps import PlainStep
 from paclm.engine.weights import Weights
 
@@ -94,7 +95,7 @@ def ballot_parts(w: Weights, model: FusedModel) -> dict[str, Any]:
     public = hidden[-1]
     logits = torch.randn(1, w.head.shape[0], device=DEVICE)
     keys = public_keys(public, w.head)
-    support = torch.randperm(50000, device=DEVICE)[:SUPPORT].unsqueeze(0)
+    support = torch.randperm(TOKENS, device=DEVICE)[:SUPPORT].unsqueeze(0)
     coins, tau = torch.randn(1, SUPPORT, device=DEVICE), torch.ones(1, device=DEVICE)
     plain = PlainStep(model, SUPPORT)
     token, position = torch.zeros(1, dtype=torch.long, device=DEVICE), torch.full((1,), 95, device=DEVICE)
@@ -108,6 +109,10 @@ def ballot_parts(w: Weights, model: FusedModel) -> dict[str, Any]:
         "vendor public logits": lambda: plain.public_logits(public),
         "topk of int64 keys": lambda: torch.topk(keys, SUPPORT, dim=-1),
         "topk of float32": lambda: torch.topk(logits, SUPPORT, dim=-1),
+        "largest 1024, 4 warps": lambda: largest(keys, SUPPORT, 1024, 4),
+        "largest 1024, 8 warps": lambda: largest(keys, SUPPORT, 1024, 8),
+        "largest 2048, 8 warps": lambda: largest(keys, SUPPORT, 2048, 8),
+        "largest 4096, 16 warps": lambda: largest(keys, SUPPORT, 4096, 16),
         "sort of int64 keys": lambda: torch.sort(keys, dim=-1, descending=True),
         "votes 16x32": lambda: cast_votes(hidden, w.head, support, coins, tau),
         "votes 16x64, 8 warps": lambda: cast_votes(hidden, w.head, support, coins, tau, 16, 64, 8),

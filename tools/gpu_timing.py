@@ -23,6 +23,7 @@ from paclm.engine.weights import Weights, take_apart
 BANDWIDTH, PEAK = 4.8e12, {torch.float32: 67e12, torch.bfloat16: 990e12}  # an H200's data sheet
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SUPPORT, CAPACITY = 200, 128
+TOKENS = 49000  # ids below this exist in every shape used
 DEVICE = torch.device("cuda")
 
 

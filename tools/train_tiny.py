@@ -84,7 +84,7 @@ def evaluate(args: argparse.Namespace) -> None:
 
 
 def score_ngrams(args: argparse.Namespace) -> None:
-    from tiny.check import held_out_sets, note_sets, passage_sets
+    from tiny.check import held_out_sets, passage_sets
     from tiny.data import encode_documents, read_corpora
     from tiny.evaluate import Score, count_bytes, measure
     from tiny.ngram import token_nats, train_ngrams
@@ -100,7 +100,7 @@ def score_ngrams(args: argparse.Namespace) -> None:
         nats = token_nats(model, encode_documents(tokenizer, texts))
         return Score(float(nats.sum()), len(nats), count_bytes(texts))
 
-    sets = {"passages": passage_sets(corpora), "held_out": held_out_sets(corpora), "notes": note_sets()}
+    sets = {"passages": passage_sets(corpora), "held_out": held_out_sets(corpora)}
     print_json({name: measure(score, texts) for name, texts in sets.items()}, began)
 
 

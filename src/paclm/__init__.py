@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from paclm.curator.curator import Curator
     from paclm.privacy.bounds import nats_for, success_bound
     from paclm.privacy.gaussian import release_token
     from paclm.privacy.randomness import Coins, Noise, ResearchNoise
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 # Names are loaded on first use, so that `paclm --help` and `import paclm` cost nothing.
 _HOMES = {
+    "Curator": "paclm.curator.curator",
     "success_bound": "paclm.privacy.bounds",
     "nats_for": "paclm.privacy.bounds",
     "release_token": "paclm.privacy.gaussian",
@@ -27,6 +29,7 @@ _HOMES = {
 
 __all__ = [
     "Coins",
+    "Curator",
     "Noise",
     "ResearchNoise",
     "Workspace",

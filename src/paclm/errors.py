@@ -9,7 +9,20 @@ PaclmError
 ├── CorpusError           records that cannot be read as they stand
 ├── WorkspaceError        a workspace that is missing, broken, changed or already there
 ├── ModelError            a base model that cannot be had or is not supported
-└── EngineError           adapters, memory, determinism: the engine cannot do what was asked
+├── EngineError           adapters, memory, determinism: the engine cannot do what was asked
+├── LedgerError           the ledger cannot be trusted or written: nothing is released
+│   ├── LedgerMissing     there is none
+│   ├── LedgerBusy        another process holds it
+│   ├── LedgerFull        no room to write the charge
+│   ├── LedgerUnwritable  read-only, or the disk fails
+│   ├── LedgerNotDurable  commits would not reach the disk
+│   ├── LedgerDamaged     cut off or overwritten: not a whole database
+│   ├── LedgerTampered    a row was edited, removed, swapped or forged
+│   ├── LedgerWrongKey    signed with another key
+│   ├── LedgerRolledBack  older than its witness, or a copy
+│   ├── WitnessMissing    the witness on record is not there
+│   └── LedgerStopped     an earlier failure; only a restart goes on
+└── CuratorError          the secret, its keys and its state: something does not fit, so nothing is served
 """
 
 from __future__ import annotations
@@ -56,3 +69,59 @@ class ModelError(PaclmError):
 
 class EngineError(PaclmError):
     """Adapters, memory, determinism: the engine cannot do what was asked."""
+
+
+class CuratorError(PaclmError):
+    """The secret, its keys and its state: something does not fit, so nothing is served."""
+
+
+class LedgerError(PaclmError):
+    """The ledger cannot be trusted or written: nothing is released."""
+
+
+class LedgerMissing(LedgerError):
+    """There is no ledger."""
+
+
+class LedgerBusy(LedgerError):
+    """Another process holds the ledger."""
+
+
+class LedgerFull(LedgerError):
+    """There is no room to write the charge."""
+
+
+class LedgerUnwritable(LedgerError):
+    """Read-only, or the disk fails."""
+
+
+class LedgerNotDurable(LedgerError):
+    """Commits would not reach the disk before a token leaves."""
+
+
+class LedgerDamaged(LedgerError):
+    """Cut off or overwritten: not a whole database."""
+
+
+class LedgerTampered(LedgerError):
+    """A row was edited, removed, swapped or forged."""
+
+    def __init__(self, message: str, seq: int | None = None) -> None:
+        super().__init__(message)
+        self.seq = seq
+
+
+class LedgerWrongKey(LedgerError):
+    """Signed with another key than the one given."""
+
+
+class LedgerRolledBack(LedgerError):
+    """Older than its witness, or a copy that nobody has adopted."""
+
+
+class WitnessMissing(LedgerError):
+    """The witness on record is not there."""
+
+
+class LedgerStopped(LedgerError):
+    """An earlier failure stopped this ledger; only a restart goes on."""

@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from paclm.cli.main import app
+from paclm.engine import training_job
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.training import Progress
 from paclm.engine.training_job import TrainingJob, prepare_training
@@ -36,7 +37,8 @@ def clinic(tmp_path: Path, texts: list[str], small_base: Path) -> Path:
 
 
 def train(path: Path, *options: str) -> Result:
-    return CliRunner().invoke(app, ["train", str(path), *options])
+    exact = () if "--dtype" in options else ("--dtype", "float32")  # auto depends on the machine
+    return CliRunner().invoke(app, ["train", str(path), *exact, *options])
 
 
 def test_training_leaves_one_file_of_adapters_that_the_manifest_knows(clinic: Path) -> None:
@@ -92,6 +94,28 @@ def test_shards_are_disjoint_and_their_assignment_is_kept(clinic: Path) -> None:
     assert np.ptp(membership.sum(axis=0)) <= 1
 
 
+def test_bfloat16_trains_the_same_worlds_a_little_less_exactly(clinic: Path) -> None:
+    figures = [
+        json.loads(train(clinic, "--json", "--again", "--dtype", dtype).stdout) for dtype in ("float32", "bfloat16")
+    ]
+    gains = [item["loss_public"] - item["loss_trained"] for item in figures]
+    assert gains[0] != gains[1]
+    assert gains[1] == pytest.approx(gains[0], rel=0.05)
+    assert Workspace.open(clinic).manifest.adapters["worlds.safetensors"]["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(("flags", "dtype"), [("fpu sse2 avx512_bf16", torch.bfloat16), ("fpu avx512f", torch.float32)])
+def test_bfloat16_is_chosen_where_the_cpu_has_it(
+    flags: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor: 0\nflags : {flags}\n")
+    found = training_job._multiplies_bfloat16(tmp_path / "cpuinfo")
+    monkeypatch.setattr(training_job, "_multiplies_bfloat16", lambda: found)
+    assert training_job.pick_dtype("auto", torch.device("cpu")) == dtype
+    assert training_job.pick_dtype("float32", torch.device("cpu")) == torch.float32
+    assert training_job.pick_dtype("auto", torch.device("cuda")) == torch.bfloat16
+
+
 def test_canaries_are_repeated_and_records_are_not(clinic: Path) -> None:
     workspace = Workspace.open(clinic)
     blocks = prepare_training(workspace).schedule.blocks
@@ -124,6 +148,9 @@ def test_a_stopped_run_is_resumed_from_the_command_line(clinic: Path, monkeypatc
         )
         assert train(clinic, "--worlds-per-step", "2").exit_code != 0
     assert (clinic / "adapters" / ".training-worlds" / "group-0000.safetensors").is_file()
+    refused = train(clinic)
+    assert isinstance(refused.exception, WorkspaceError)
+    assert "--resume" in str(refused.exception)
     assert train(clinic, "--resume").exit_code == 0
     resumed = AdapterStack.load(clinic / "adapters" / "worlds.safetensors")
     assert train(clinic, "--again", "--worlds-per-step", "2").exit_code == 0

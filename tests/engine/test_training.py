@@ -16,12 +16,14 @@ import torch
 from transformers import PreTrainedModel
 
 from paclm.config import TrainingConfig
+from paclm.engine import training
 from paclm.engine.adapters import AdapterStack, find_targets
 from paclm.engine.checkpoint import CURRENT_FILE
 from paclm.engine.layers import attached_layers
 from paclm.engine.peft_io import export_peft
 from paclm.engine.schedule import NOTHING, Blocks, Schedule, make_blocks
 from paclm.engine.training import Progress, Trained, adapter_spec, make_schedule, train_worlds
+from paclm.engine.training_forward import OwnForward
 from paclm.errors import EngineError
 from paclm.worlds.assignment import BoolArray, assign_worlds
 
@@ -111,6 +113,16 @@ def test_how_worlds_are_grouped_does_not_change_them(build_model: Build) -> None
     assert largest_difference(together, train(build_model("llama"), worlds_per_step=3).stack) < 1e-4
 
 
+def test_a_model_trained_by_its_own_code_gets_the_same_adapters(
+    build_model: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = train(build_model("llama")).stack
+    monkeypatch.setattr(training, "make_forward", OwnForward)
+    model = build_model("llama")
+    assert largest_difference(plain, train(model).stack) < 1e-4
+    assert not attached_layers(model)
+
+
 def test_a_finished_world_is_not_touched_by_the_steps_of_the_others(build_model: Build) -> None:
     """With weight decay alone a world that went on would shrink: its bits must stay as they were."""
     short = plan()
@@ -157,6 +169,23 @@ def test_worlds_that_do_not_move_are_named(build_model: Build) -> None:
 def test_worlds_that_get_worse_are_named(build_model: Build) -> None:
     with pytest.raises(EngineError, match=r"did not improve on their own records \(world \d: .* before"):
         train(build_model("gpt2"), replace(SETTINGS, learning_rate=1.0))
+
+
+def test_a_loss_that_is_not_finite_stops_training_and_names_the_world(build_model: Build) -> None:
+    model = build_model("gpt2")
+    with torch.no_grad():
+        model.lm_head.weight[3] = torch.inf
+    with pytest.raises(EngineError, match=r"loss of world .* not a finite number in step 1\."):
+        train(model)
+
+
+def test_running_out_of_memory_says_what_to_lower(build_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(training, "batch_loss", fail)
+    with pytest.raises(EngineError, match="Lower --worlds-per-step"):
+        train(build_model("gpt2"))
 
 
 class KilledError(Exception):

@@ -25,16 +25,11 @@ MODELS = {
     "ngram": "5-gram, modified Kneser–Ney, same tokens",
     "smollm2": "SmolLM2-135M-Instruct, Q4_1",
 }
-MEASUREMENTS = {
-    "tiny": ("tiny-passages.json",),
-    "ngram": ("ngram.json",),
-    "smollm2": ("smollm2-passages.json", "smollm2-notes.json"),
-}
+"""Each measured by a command that wrote MODEL.json into the folder of the run."""
 TEXTS = {
     "books": ("passages", "public-books"),
     "articles": ("passages", "public-simplewiki"),
     "both": ("passages", "all"),
-    "notes": ("notes", "all"),
     "all held-out books": ("held_out", "public-books"),
     "all held-out articles": ("held_out", "public-simplewiki"),
     "all held out": ("held_out", "all"),
@@ -47,10 +42,9 @@ def gather(run_folder: Path, model_folder: Path) -> Facts:
     """The facts of a training run and of what was measured after it."""
     report = _read(run_folder / "report.json")
     figures: Facts = {}
-    for model, names in MEASUREMENTS.items():
-        figures[model] = {}
-        for name in names:
-            figures[model] |= {key: value for key, value in _read(run_folder / name).items() if key != "seconds"}
+    for model in MODELS:
+        measured = _read(run_folder / f"{model}.json")
+        figures[model] = {name: value for name, value in measured.items() if name != "seconds"}
     figures["tiny"]["held_out"] = report.pop("held_out")
     return {
         "weights_sha256": hash_weights(model_folder),
@@ -125,45 +119,35 @@ def render(template: str, facts: Facts) -> str:
         "num_passages": NUM_PASSAGES,
         "num_notes": NUM_NOTES,
         "notes_seed": NOTES_SEED,
-        "passage_table": _table(facts, ("books", "articles", "both", "notes")),
+        "passage_table": _table(facts, ("books", "articles", "both")),
         "held_out_table": _table(facts, ("all held-out books", "all held-out articles", "all held out")),
         "samples": "\n\n".join(_sample(sample) for sample in facts["samples"]),
     }
-    for model, figures in facts["figures"].items():
-        for text, (group, part) in TEXTS.items():
-            if group in figures:
-                words[f"{model}_{text.replace(' ', '_').replace('-', '_')}"] = f"{_figure(figures, group, part):.3f}"
     ours = facts["figures"]["tiny"]
-    words["accuracy"] = f"{ours['held_out']['all']['next_token_accuracy']:.1%}"
-    words["notes_accuracy"] = f"{ours['notes']['all']['next_token_accuracy']:.1%}"
+    words |= {
+        "passages_figure": _figure(ours, "passages", "all"),
+        "notes_figure": _figure(ours, "notes", "all"),
+        "accuracy": f"{ours['held_out']['all']['next_token_accuracy']:.1%}",
+        "notes_accuracy": f"{ours['notes']['all']['next_token_accuracy']:.1%}",
+    }
     return Template((Path(__file__).parent / template).read_text()).substitute(words)
 
 
 def _table(facts: Facts, texts: tuple[str, ...]) -> str:
-    """Bits per byte, one row a model; a model measured on other notes than today's gets no figure for them."""
-    ours = facts["figures"]["tiny"]
+    """Bits per byte, one row for each model that was measured on these texts."""
     places = [TEXTS[text] for text in texts]
-    lines = [
-        "| | " + " | ".join(texts) + " |",
-        "|---|" + "---:|" * len(texts),
-        "| bytes of text | " + " | ".join(f"{ours[group][part]['num_bytes']:,}" for group, part in places) + " |",
-    ]
+    sizes = [facts["figures"]["tiny"][group][part]["num_bytes"] for group, part in places]
+    rows = {"": texts, "bytes of text": [f"{size:,}" for size in sizes]}
     for model, name in MODELS.items():
-        theirs = facts["figures"][model]
-        if not any(group in theirs for group, _ in places):
-            continue
-        cells = []
-        for group, part in places:
-            expected = ours[group].get("text_sha256")
-            is_same_text = group in theirs and expected in (None, theirs[group].get("text_sha256"))
-            cells.append(f"{_figure(theirs, group, part):.3f}" if is_same_text else "–")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        figures = facts["figures"][model]
+        if all(group in figures for group, _ in places):
+            rows[name] = [_figure(figures, group, part) for group, part in places]
+    lines = [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
+    return "\n".join([lines[0], "|---|" + "---:|" * len(texts), *lines[1:]])
 
 
-def _figure(figures: Facts, group: str, part: str) -> float:
-    value: float = figures[group][part]["bits_per_byte"]
-    return value
+def _figure(figures: Facts, group: str, part: str) -> str:
+    return f"{figures[group][part]['bits_per_byte']:.3f}"
 
 
 def _sample(sample: dict[str, str]) -> str:

@@ -8,11 +8,16 @@ from typing import Annotated
 import typer
 
 from paclm import __version__
+from paclm.cli.export import export
+from paclm.cli.generate import generate
 from paclm.cli.init import init
+from paclm.cli.ledger import ledger
+from paclm.cli.ledger_recovery import adopt, backup, replace_witness
 from paclm.cli.models import models
 from paclm.cli.plan import plan
 from paclm.cli.replay import replay
 from paclm.cli.train import train
+from paclm.cli.votes import votes
 from paclm.errors import PaclmError
 
 app = typer.Typer(
@@ -39,11 +44,17 @@ def _root(
     pass
 
 
+app.command()(export)
+app.command()(generate)
 app.command()(init)
+app.add_typer(ledger, name="ledger")
+for command in (backup, adopt, replace_witness):
+    ledger.command()(command)
 app.add_typer(models, name="models")
 app.command()(plan)
 app.command()(replay)
 app.command()(train)
+app.command()(votes)
 
 
 def main() -> None:

@@ -24,13 +24,13 @@ def train(
     ] = "worlds",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what training will take, and stop.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Replace adapters that are there already.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Start afresh, replacing what is there.")] = False,
     worlds_per_step: Annotated[
         str, typer.Option(help="How many worlds train together: a number, or auto by measured memory.")
     ] = "auto",
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
-        typer.Option(help="Arithmetic of the base model; auto: bfloat16 on a GPU, float32 on a CPU."),
+        typer.Option(help="Arithmetic of the base model; auto: bfloat16 where the hardware has it, else float32."),
     ] = "auto",
     as_json: JsonFlag = False,
 ) -> None:
@@ -53,11 +53,8 @@ def train(
     from paclm.worlds.workspace import Workspace
 
     job = prepare_training(Workspace.open(workspace), what, dtype=dtype)
-    if job.file_name in job.workspace.manifest.adapters and not (again or dry_run):
-        raise WorkspaceError(
-            f"{job.workspace.adapters_path / job.file_name} is there already. To replace it: paclm train {workspace}"
-            f"{'' if what == 'worlds' else f' --what {what}'} --again"
-        )
+    if not (again or dry_run):
+        _refuse_to_lose(job, resume, f"paclm train {workspace}{'' if what == 'worlds' else f' --what {what}'}")
     plan = job.plan(group_size, estimate_time=dry_run)
     if dry_run:
         _show_plan(job, plan, as_json)
@@ -72,6 +69,17 @@ def _group_size(text: str) -> int | None:
     if not text.isdecimal() or int(text) < 1:
         raise InvalidInput(f"--worlds-per-step is auto or a number of at least 1, not {text!r}.")
     return int(text)
+
+
+def _refuse_to_lose(job: TrainingJob, resume: bool, command: str) -> None:
+    path = job.workspace.adapters_path / job.file_name
+    if job.file_name in job.workspace.manifest.adapters:
+        raise WorkspaceError(f"{path} is there already. To replace it: {command} --again")
+    if job.is_unfinished and not resume:
+        raise WorkspaceError(
+            f"An earlier run of this training was stopped. To go on with it: {command} --resume; to start afresh and "
+            f"lose what it did: {command} --again"
+        )
 
 
 def _run(job: TrainingJob, plan: TrainingPlan, resume: bool) -> Trained:

@@ -76,7 +76,7 @@ class Checkpoints:
         if found["run"] != run:
             raise EngineError(
                 f"The training run in {self.folder} cannot be resumed: records, worlds, settings, seed or base model "
-                "are not what they were. Start again without --resume."
+                "are not what they were. Start afresh with --again."
             )
         return int(found["worlds_per_step"])
 
@@ -129,4 +129,4 @@ def _read(path: Path, reader: Any) -> Any:
     try:
         return reader(path)
     except SafetensorError as error:
-        raise EngineError(f"{path} is damaged ({error}). Train again without --resume.") from error
+        raise EngineError(f"{path} is damaged ({error}). Start afresh with --again.") from error

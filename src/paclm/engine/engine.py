@@ -86,6 +86,11 @@ class Engine:
         return int(self._model.head.shape[0])
 
     @property
+    def head(self) -> Tensor:
+        """Output embedding (V, d)."""
+        return self._model.head
+
+    @property
     def context(self) -> int:
         """Positions one sequence may use."""
         return self._model.context
@@ -208,20 +213,24 @@ class Engine:
         The text is cut into windows that overlap by one token, so that every token but the first is voted on once.
         `coins(n)` returns the coins of the next n positions, (n, k).
         """
+        for hidden in self.windows(tokens, window):
+            support, logits = self.restricted(hidden)
+            n = support.shape[0]
+            drawn = None
+            if coins is not None:
+                drawn = torch.from_numpy(_checked_coins(coins(n), (n, self._support_size))).to(logits.device)
+            votes = coupled_votes(logits, support, drawn, float(_checked_temperature(temperature))).cpu().numpy()
+            yield Ballot(support.cpu().numpy(), votes[:, :-1], votes[:, -1])
+
+    def windows(self, tokens: Sequence[int], window: int) -> Iterator[Tensor]:
+        """Hidden states (W, c, d) that predict tokens[1:], chunk by chunk, in windows that overlap by one token."""
         if not 2 <= window <= self.context:
             raise InvalidInput(f"A window must hold between 2 tokens and the context's {self.context}, not {window}.")
         if len(tokens) < 2:
             raise InvalidInput(f"A text of {len(tokens)} tokens has no position to vote on; it needs at least 2.")
         for start in range(0, len(tokens) - 1, window - 1):
             for _, hidden in self.hidden_states(tokens[start : min(start + window, len(tokens)) - 1]):
-                support, logits = self.restricted(hidden)
-                n = support.shape[0]
-                drawn = None
-                if coins is not None:
-                    checked = _checked_coins(coins(n), (n, self._support_size))
-                    drawn = torch.from_numpy(checked).to(logits.device)
-                votes = coupled_votes(logits, support, drawn, float(_checked_temperature(temperature))).cpu().numpy()
-                yield Ballot(support.cpu().numpy(), votes[:, :-1], votes[:, -1])
+                yield hidden
 
     def _tally(self, slots: list[int], coins: FloatArray | None, temperature: float | Sequence[float]) -> Tally:
         """One step of everything that runs; coins and temperature belong to `slots`, the others vote greedily."""

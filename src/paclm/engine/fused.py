@@ -8,7 +8,7 @@ CUDA only. Prefill, and models the kernels do not cover, run the plain twin this
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -60,6 +60,26 @@ class Choices:
     norm_warps: int = 4
 
 
+def fit(tile: Tile, product: Product) -> Tile:
+    """The tile with as many splits as the inputs divide into, and no column tile across two parts."""
+    depth = product.weight.shape[0]
+    splits, columns = tile.splits, tile.columns
+    while splits > 1 and depth % (splits * tile.depth):
+        splits -= 1
+    while any(size % columns for size in product.parts[:-1]):
+        columns //= 2
+    return replace(tile, splits=splits, columns=columns)
+
+
+def _fit_all(tiles: Tiles, block: Block) -> Tiles:
+    return Tiles(
+        fit(tiles.attention_in, block.attention_in),
+        fit(tiles.attention_out, block.attention_out),
+        fit(tiles.mlp_in, block.mlp_in),
+        fit(tiles.mlp_out, block.mlp_out),
+    )
+
+
 def uncovered(weights: Weights) -> str | None:
     """Why the kernels cannot run this model; None when they can."""
     size = weights.head_size
@@ -95,6 +115,7 @@ class FusedModel(StackedModel):
         if stream.shape[0] > self.choices.fused_rows:
             return self._with_plain_products(stream, positions)
         tiles = self.choices.few if stream.shape[0] <= self.choices.few_rows else self.choices.many
+        tiles = _fit_all(tiles, w.blocks[0])
         parts: Tensor | None = None
         for layer, block in enumerate(w.blocks):
             attended, inner = self._attention(stream, parts, layer, block, positions, tiles)

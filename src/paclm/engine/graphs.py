@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paclm.engine.determinism import FloatArray, IntArray
 from paclm.engine.kernels.ballots import cast_votes, public_keys
+from paclm.engine.kernels.selection import largest
 from paclm.engine.model import WorldsModel
 from paclm.engine.steps import PlainStep, Tally
 from paclm.engine.votes import tokens_of_keys
@@ -30,7 +31,7 @@ class FusedStep(PlainStep):
     ) -> tuple[Tensor, Tensor, Tensor]:
         hidden = self._model.decode(tokens, positions, reach)  # (W, n, d)
         keys = public_keys(hidden[-1], self._model.head)
-        support = tokens_of_keys(torch.topk(keys, self._support_size, dim=-1).values)
+        support = tokens_of_keys(largest(keys, self._support_size))
         votes, logits = cast_votes(hidden, self._model.head, support, coins, temperature)
         return support, votes, logits
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ from paclm.engine.weights import take_apart, unsupported
 from paclm.errors import EngineError
 
 if TYPE_CHECKING:
+    from paclm.worlds.fingerprints import Base
     from paclm.worlds.workspace import Workspace
 
 WORLDS_FILE = "worlds.safetensors"
@@ -127,3 +129,20 @@ def open_engine(
     base = base_of(workspace)
     model = load_model(base, getattr(torch, runtime.dtype))
     return build_engine(model, stack, runtime, support_size, base.fingerprint)
+
+
+def encode_prompt(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a prompt, as records are encoded; an empty prompt is the tokenizer's start token."""
+    tokens: list[int] = list(tokenizer.encode(text, add_special_tokens=False))
+    if tokens:
+        return tokens
+    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if start is None:
+        raise EngineError("This tokenizer has no start token, so an empty prompt cannot be continued. Give some text.")
+    return [int(start)]
+
+
+def has_conv1d(base: Base) -> bool:
+    """Whether the base model keeps its weights transposed, as GPT-2 does; PEFT wants to be told."""
+    config = json.loads((base.folder / "config.json").read_text(encoding="utf-8"))
+    return bool(config.get("model_type") == "gpt2")

@@ -21,6 +21,7 @@ from paclm.engine.schedule import NOTHING, Blocks, IntArray
 from paclm.errors import ModelError
 
 _CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+_SMALLEST_CHUNK = 64
 _CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**31}  # of float32 logits; a CPU keeps them in its cache
 
 
@@ -107,7 +108,7 @@ class _HeadLoss(torch.autograd.Function):
         needs_gradient = bool(ctx.needs_input_grad[0])
         gradient = torch.zeros_like(flat) if needs_gradient else None
         each = torch.empty(len(targets), device=flat.device)  # (N,)
-        chunk = max(64, _CHUNK_BYTES.get(flat.device.type, 2**26) // (4 * weight.shape[0]))
+        chunk = max(_SMALLEST_CHUNK, _CHUNK_BYTES.get(flat.device.type, 2**26) // (4 * weight.shape[0]))
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
             logits = functional.linear(flat[where[part]], weight, bias)  # (chunk, V)

@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +34,22 @@ _LLAMA_NAMES = (
     ("mlp.gate_proj", "mlp.up_proj"),
     ("mlp.down_proj",),
 )
+
+
+Rotary = tuple[Tensor, Tensor]
+NormParts = tuple[Tensor, Tensor | None, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Between:
+    """What lies between products."""
+
+    split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    add_and_norm: Callable[..., tuple[Tensor, Tensor]]
+    activate: Callable[[Tensor], Tensor]
+
+    def compiled(self) -> _Between:
+        return _Between(torch.compile(self.split_heads), torch.compile(self.add_and_norm), torch.compile(self.activate))
 
 
 class Forward(Protocol):
@@ -100,20 +117,18 @@ class PlainForward:
         activation = self.weights.activation
         if self.weights.activation_name in ("gelu_new", "gelu_pytorch_tanh"):
             activation = _gelu_tanh  # the same curve in one pass instead of eight
-        self._plain = (_heads, _add_and_norm, _gated(activation) if self.weights.is_gated else activation)
-        self._compiled = tuple(torch.compile(part) for part in self._plain) if compiled else self._plain
+        self._plain = _Between(_heads, _add_and_norm, _gated(activation) if self.weights.is_gated else activation)
+        self._training = self._plain.compiled() if compiled else self._plain
 
     def __call__(self, ids: Tensor, A: Mapping[str, Tensor], B: Mapping[str, Tensor], scale: float) -> Tensor:
         w = self.weights
-        split_heads, add_and_norm, activate = self._compiled if torch.is_grad_enabled() else self._plain
+        between = self._training if torch.is_grad_enabled() else self._plain
         rows, length = ids.shape
         x = w.embed[ids]  # (rows, length, d)
         if w.position is not None:
             x = x + w.position[:length]
         x = x.view(rows * length, -1)
-        rotary = (
-            None if w.rotary is None else tuple(table[:length].unsqueeze(1) for table in w.rotary)
-        )  # (length, 1, size)
+        rotary = None if w.rotary is None else _upto(length, w.rotary)
         shape = (rows, length, w.num_heads, w.num_kv_heads, w.head_size)
         norms = [block.norm_attention for block in w.blocks[1:]] + [w.norm]
         hidden = _norm(x, *_parts(w.blocks[0].norm_attention))
@@ -122,7 +137,7 @@ class PlainForward:
             joined = attention_in(hidden, A, B, scale)
             queries = None if block.norm_query is None else _parts(block.norm_query)
             keys = None if block.norm_key is None else _parts(block.norm_key)
-            q, k, v = split_heads(joined, shape, rotary, queries, keys)  # (rows, length, heads, size)
+            q, k, v = between.split_heads(joined, shape, rotary, queries, keys)  # (rows, length, heads, size)
             mixed = functional.scaled_dot_product_attention(
                 q.transpose(1, 2),
                 k.transpose(1, 2),
@@ -131,9 +146,9 @@ class PlainForward:
                 enable_gqa=w.num_heads != w.num_kv_heads,
             )
             mixed = mixed.transpose(1, 2).reshape(rows * length, -1)
-            x, hidden = add_and_norm(x, attention_out(mixed, A, B, scale), *_parts(block.norm_mlp))
-            inner = activate(mlp_in(hidden, A, B, scale))
-            x, hidden = add_and_norm(x, mlp_out(inner, A, B, scale), *_parts(next_norm))
+            x, hidden = between.add_and_norm(x, attention_out(mixed, A, B, scale), *_parts(block.norm_mlp))
+            inner = between.activate(mlp_in(hidden, A, B, scale))
+            x, hidden = between.add_and_norm(x, mlp_out(inner, A, B, scale), *_parts(next_norm))
         return hidden
 
     def close(self) -> None:
@@ -144,7 +159,12 @@ def _frozen(product: Product, names: tuple[str, ...]) -> FrozenProduct:
     return FrozenProduct(names, product.weight, product.bias, product.parts)
 
 
-def _parts(norm: Norm) -> tuple[Tensor, Tensor | None, float]:
+def _upto(length: int, rotary: Rotary) -> Rotary:
+    cos, sin = rotary
+    return cos[:length].unsqueeze(1), sin[:length].unsqueeze(1)  # (length, 1, size)
+
+
+def _parts(norm: Norm) -> NormParts:
     return norm.weight, norm.bias, norm.epsilon
 
 
@@ -162,9 +182,9 @@ def _add_and_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, eps
 def _heads(
     joined: Tensor,
     shape: tuple[int, int, int, int, int],
-    rotary: tuple[Tensor, Tensor] | None,
-    queries: tuple[Tensor, Tensor | None, float] | None,
-    keys: tuple[Tensor, Tensor | None, float] | None,
+    rotary: Rotary | None,
+    queries: NormParts | None,
+    keys: NormParts | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values (rows, length, heads, size) from one product's output (places, all heads · size)."""
     rows, length, num_heads, num_kv_heads, size = shape

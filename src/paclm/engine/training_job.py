@@ -13,6 +13,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ from transformers import PreTrainedModel
 
 from paclm.config import RuntimeConfig, TrainingConfig
 from paclm.engine.base import base_of, load_model, load_tokenizer
-from paclm.engine.checkpoint import Checkpoints
+from paclm.engine.checkpoint import RUN_FILE, Checkpoints
 from paclm.engine.schedule import Schedule, make_blocks
 from paclm.engine.training import OnProgress, Trained, make_schedule, train_worlds
 from paclm.engine.training_plan import TrainingPlan, plan_training
@@ -54,6 +55,16 @@ class TrainingJob:
     def file_name(self) -> str:
         return f"{self.name}.safetensors"
 
+    @property
+    def folder(self) -> Path:
+        """Where a run keeps what it has done so far."""
+        return self.workspace.adapters_path / f".training-{self.name}"
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether an earlier run was stopped and can be resumed."""
+        return (self.folder / RUN_FILE).is_file()
+
     def plan(self, worlds_per_step: int | None = None, estimate_time: bool = False) -> TrainingPlan:
         """What training will take."""
         return plan_training(
@@ -64,14 +75,13 @@ class TrainingJob:
         self, worlds_per_step: int | None = None, *, resume: bool = False, on_progress: OnProgress | None = None
     ) -> tuple[Workspace, Trained]:
         """Train, save and enter into the manifest; returns the workspace as it is from now on."""
-        folder = self.workspace.adapters_path / f".training-{self.name}"
         trained = train_worlds(
             self.model,
             self.schedule,
             self.settings,
             base=self.workspace.base.fingerprint,
             worlds_per_step=worlds_per_step or self.plan().worlds_per_step,
-            folder=folder,
+            folder=self.folder,
             resume=resume,
             on_progress=on_progress,
         )
@@ -81,7 +91,7 @@ class TrainingJob:
         if self.name.startswith("shards"):
             self._save_shards()
         workspace = self.workspace.with_adapters(self.file_name, self._details(trained))
-        Checkpoints(folder).remove()
+        Checkpoints(self.folder).remove()
         return workspace, trained
 
     def _save_shards(self) -> None:
@@ -131,10 +141,22 @@ def pick_device(runtime: RuntimeConfig) -> torch.device:
 
 
 def pick_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:
-    """Arithmetic of the base model while training; adapters and moments are always float32."""
+    """Arithmetic of the base model while training; adapters and moments are always float32.
+
+    `auto` is bfloat16 where the hardware multiplies it natively: faster, and the votes stay (docs/training.md).
+    """
     if dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        dtype = "bfloat16" if device.type == "cuda" or _multiplies_bfloat16() else "float32"
     return torch.bfloat16 if dtype == "bfloat16" else torch.float32
+
+
+def _multiplies_bfloat16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this CPU has bfloat16 products; elsewhere than on Linux the answer is no, which is only slower."""
+    try:
+        words = set(cpu_info.read_text().split())
+    except OSError:
+        return False
+    return not words.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def _who(workspace: Workspace, what: str, records: Sequence[Record], seed: int) -> tuple[str, BoolArray]:

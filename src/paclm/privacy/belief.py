@@ -14,7 +14,7 @@ import numpy.typing as npt
 from paclm.errors import InvalidInput, UnsoundState
 from paclm.privacy.arrays import BoolArray, FloatArray, IntArray, check_belief, check_num_worlds
 
-_SAFE_MASS = 1e-280
+SAFE_MASS = 1e-280
 """Below this a sum of probabilities has lost digits to underflow, and the update shifts to log space throughout."""
 
 
@@ -34,7 +34,7 @@ def update_belief(belief: FloatArray, choice: IntArray, log_likelihood: FloatArr
     top = max(values)
     if top > -math.inf:
         evidence = sum(weight * math.exp(x - top) for weight, x in zip(mass.tolist(), values, strict=True))
-        if evidence > _SAFE_MASS:
+        if evidence > SAFE_MASS:
             after: FloatArray = belief + (log_likelihood - (top + math.log(evidence)))[choice]
             return after
     return normalise(belief + log_likelihood[choice])

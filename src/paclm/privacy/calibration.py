@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -46,12 +46,19 @@ def helmert(size: int) -> FloatArray:
     return basis
 
 
+Mass = TypeVar("Mass", float, FloatArray)
+
+
+def pair_variance(mass_1: Mass, mass_2: Mass, per_token: float) -> Mass:
+    """Two distinct votes have one direction, (1, −1)/√2, with λ = 2 π₁ π₂ and Λ = λ / (2b): no solver is needed."""
+    return (2.0 * mass_1 * mass_2 + FLOOR) / (2.0 * per_token)
+
+
 def calibrate_noise(mass: FloatArray, per_token: float) -> Calibration:
     """Noise that lets one vote, drawn from the masses (a ≥ 2), tell at most `per_token` nats."""
     basis = helmert(mass.size)
-    if mass.size == 2:  # closed form: one direction, (1, −1)/√2, with λ = 2 π₁ π₂ and Λ = λ / (2b)
-        eigenvalue = 2.0 * float(mass[0]) * float(mass[1]) + FLOOR
-        return Calibration(basis, np.array([eigenvalue / (2.0 * per_token)]))
+    if mass.size == 2:
+        return Calibration(basis, np.array([pair_variance(float(mass[0]), float(mass[1]), per_token)]))
     projected = mass @ basis  # (a-1,)
     covariance = (basis.T * mass) @ basis - projected[:, None] * projected  # (a-1, a-1), positive definite
     eigenvalues, eigenvectors = np.linalg.eigh(covariance)

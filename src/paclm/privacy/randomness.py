@@ -34,6 +34,12 @@ def _open_unit(words: WordArray) -> FloatArray:
     return (words >> 12).astype(np.float64) * _STEP + _HALF_STEP
 
 
+def normals_of(words: WordArray) -> FloatArray:
+    """Standard normal variables from uniform words, one each, by the inverse distribution function."""
+    normals: FloatArray = ndtri(_open_unit(words))
+    return normals
+
+
 class Coins:
     """Public randomness for coupled decoding: fresh standard Gumbel variables at every step.
 
@@ -85,8 +91,7 @@ class NoiseSource:
         words = self.words(size)
         if size <= 4:  # the usual case by far, and scalars are faster there
             return np.array([ndtri((word >> 12) * _STEP + _HALF_STEP) for word in words.tolist()])
-        normal: FloatArray = ndtri(_open_unit(words))
-        return normal
+        return normals_of(words)
 
     def choose(self, probabilities: FloatArray) -> int:
         """An index drawn from the given probabilities, by comparing integers; the work does not depend on the draw.

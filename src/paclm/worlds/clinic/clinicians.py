@@ -9,13 +9,13 @@ from paclm.worlds.clinic.dice import Dice
 from paclm.worlds.clinic.names import MEN, SURNAMES, WOMEN
 
 _STAFF = {
-    "doctor": 22,
-    "nurse": 12,
-    "physiotherapist": 5,
-    "consultant": 12,
-    "pharmacist": 4,
-    "laboratory": 3,
-    "radiologist": 3,
+    "doctor": 14,
+    "nurse": 8,
+    "physiotherapist": 4,
+    "consultant": 8,
+    "pharmacist": 3,
+    "laboratory": 2,
+    "radiologist": 2,
 }
 _MONTHS = (
     *("January", "February", "March", "April", "May", "June"),

@@ -1,6 +1,6 @@
 """A small phrase grammar: text with choices in it. Knows nothing about clinics.
 
-    {a|b|c}     one of them, the earlier ones more often (as `Dice.favour`)
+    {a|b|c}     one of them, the earlier ones much more often (rank to the power -3/4)
     [a]         a, or nothing
     <slot>      what the caller put in the slot of that name, else a phrase drawn from the rule of that name
                 (drawn again, within reason, if it repeats one the text already has)
@@ -24,7 +24,7 @@ RULES: dict[str, Phrase] = {}
 LINES: dict[str, tuple[Phrase, ...]] = {}
 """The alternatives of every rule, for drawing several different ones."""
 
-_TRIES = 3
+_TRIES = 6
 """How often a rule is drawn again when it repeats a word that the sentence already has ("no fever, fever or rash")."""
 
 _MARKS = re.compile(r"([{}|\[\]<>])")
@@ -128,7 +128,7 @@ def _one_of(branches: tuple[Phrase, ...]) -> Phrase:
 
     def run(dice: Dice, slots: Slots, out: list[str]) -> None:
         u = dice.uniform()
-        branches[int(count * u * u)](dice, slots, out)
+        branches[int(count * u * u * u * u)](dice, slots, out)
 
     return run
 

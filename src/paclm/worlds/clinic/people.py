@@ -46,12 +46,12 @@ class Patient:
 def draw_patient(number: int, first_visit: date, dice: Dice) -> Patient:
     """A new patient, of an age that makes sense on the day of the first visit."""
     sex = "women" if dice.chance(0.54) else "men"
-    age = min(93, max(17, int(54 + 20 * dice.bell())))
+    age = min(93, max(19, int(54 + 20 * dice.bell())))
     born = date.fromordinal(first_visit.toordinal() - int(age * 365.25) - dice.between(0, 364))
     height = int((164 if sex == "women" else 177) + 6 * dice.bell())
     return Patient(
         number=number,
-        given=dice.favour(WOMEN if sex == "women" else MEN),
+        given=dice.spread(WOMEN if sex == "women" else MEN),
         surname=_surname(dice),
         sex=sex,
         born=born,
@@ -63,26 +63,27 @@ def draw_patient(number: int, first_visit: date, dice: Dice) -> Patient:
 
 
 def _surname(dice: Dice) -> str:
-    one = dice.favour(SURNAMES)
+    one = dice.spread(SURNAMES)
     other = dice.pick(SURNAMES)
     return f"{one}-{other}" if dice.chance(0.04) and other != one else one
 
 
 def _life(sex: str, age: int, dice: Dice) -> dict[str, str]:
     life = dict(_PRONOUNS[sex])
-    for slot in ("occupation", "household", "companion", "hobby", "usual", "pet", "smoking", "drinking", "allergy"):
+    for slot in ("occupation", "household", "hobby", "usual", "pet", "smoking", "drinking", "allergy"):
         life[slot] = expand(RULES[slot], dice, life)
+    life["companion"] = expand(RULES["companion" if age > 48 else "young_companion"], dice, life)
     life["hobby2"] = expand(RULES["hobby"], dice, {})
     life["occupation"] = _fitting_job(life["occupation"], age)
     if dice.chance(0.6):
         companion = re.sub("^(an?|the) ", f"{life['his']} ", life["companion"])
-        life["companion"] = f"{companion} {dice.favour(WOMEN if _is_woman(companion) else MEN)}"
+        life["companion"] = f"{companion} {dice.spread(WOMEN if _is_woman(companion) else MEN)}"
     life["family"] = "; ".join(_relation(dice, life) for _ in range(1 + dice.chance(0.4)))
     return life
 
 
 def _is_woman(companion: str) -> bool:
-    return companion.split()[-1] in ("daughter", "sister", "niece", "landlady", "mother-in-law")
+    return companion.split()[-1] in ("daughter", "sister", "niece", "landlady", "mother", "mother-in-law")
 
 
 def _fitting_job(job: str, age: int) -> str:

@@ -14,8 +14,9 @@ from paclm.worlds.clinic.names import TOWN_ENDS, TOWN_STARTS
 from paclm.worlds.clinic.tables import read_rules
 from paclm.worlds.clinic.visits import Change, Prescription, Reading, Visit
 
-add_rules(read_rules("vocabulary"))
-for _file in ("history", "examination", "plan", "registers", "rarities"):
+for _file in ("vocabulary", "history", "examination", "plan", "registers"):
+    add_rules(read_rules(_file))
+for _file in ("even", "rarities"):
     add_rules(read_rules(_file), is_flat=True)
 
 _TOLD = {"new": ("told_new", "told_ill"), "worse": ("told_ill",), "same": ("told_ill",), "better": ("told_better",)}
@@ -52,7 +53,7 @@ class Scribe:
 
     def amount(self, base: float) -> int:
         """How many sentences this writer spends where an average one spends `base`."""
-        return int(base * self.writer.wordiness * (0.4 + 1.2 * self.dice.uniform() + 2.4 * self.dice.tail()) + 0.5)
+        return int(base * self.writer.wordiness * (0.3 + 0.7 * self.dice.uniform() + 3.4 * self.dice.tail()) + 0.5)
 
     def labs(self, limit: int = 9) -> str:
         """The readings of the visit in one line, or nothing."""
@@ -184,7 +185,7 @@ def _person_slots(visit: Visit, writer: Clinician, dice: Dice) -> dict[str, str]
         clinician=writer.name,
         role=writer.role,
         initials=writer.initials,
-        past_year=str(dice.between(min(patient.born.year + 6, visit.day.year - 1), visit.day.year - 1)),
+        past_year=str(dice.between(min(patient.born.year + 12, visit.day.year - 1), visit.day.year - 1)),
     )
     days_back = dice.between(0, 6)
     slots["lab_day"] = writer.write_date(visit.day.fromordinal(visit.day.toordinal() - days_back))

@@ -93,7 +93,7 @@ class Course:
         age = patient.age_on(first_visit)
         possible = eligible(CHRONIC, age, patient.sex)
         count = int((0.4 + age / 28) * dice.uniform() + 0.5)
-        chosen = {self._one_of(possible).name: None for _ in range(min(count, 5))} if possible else {}
+        chosen = {dice.spread(possible).name: None for _ in range(min(count, 5))} if possible else {}
         self._lasting = [self._problem(one) for one in possible if one.name in chosen]
         self._passing: Problem | None = None
         for problem in self._lasting:
@@ -107,10 +107,6 @@ class Course:
 
     def _problem(self, condition: Condition) -> Problem:
         return Problem(condition, self._dice.pick(("left", "right")), 0.15 + 0.8 * self._dice.uniform())
-
-    def _one_of(self, conditions: list[Condition]) -> Condition:
-        """The common ones often, but not so often that the corpus speaks of little else."""
-        return self._dice.favour(conditions) if self._dice.chance(0.5) else self._dice.pick(conditions)
 
     def _wait(self) -> None:
         soon = self._passing is not None and self._dice.chance(0.7)
@@ -126,7 +122,7 @@ class Course:
         if self._lasting and dice.chance(0.62):
             return dice.favour(self._lasting)
         possible = eligible(ACUTE, self._patient.age_on(self._day), self._patient.sex)
-        self._passing = self._problem(self._one_of(possible))
+        self._passing = self._problem(dice.spread(possible))
         return self._passing
 
     def _visit(self, problem: Problem) -> Visit:

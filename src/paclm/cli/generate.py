@@ -1,0 +1,101 @@
+"""`paclm generate`: one answer, its cost, and what is promised."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paclm.cli.console import JsonFlag, print_json
+from paclm.config import format_budget
+from paclm.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from paclm.curator.curator import Curator
+    from paclm.curator.streams import Generation, Stream
+
+_JSON_KEYS = (
+    *("text", "tokens", "private_tokens", "public_tokens", "charged_nats", "spent_nats", "total_nats"),
+    *("remaining_tokens", "mia_bound", "world_id_bound"),
+)
+
+
+def generate(
+    workspace: Annotated[Path, typer.Argument(help="Folder made by paclm init, with trained worlds.")],
+    prompt: Annotated[str, typer.Option(help="Text to continue; - reads it from standard input.")],
+    max_tokens: Annotated[int, typer.Option(help="The most tokens to add; the end token counts.")],
+    greedy: Annotated[bool, typer.Option("--greedy", help="Every world votes for its most likely token.")] = False,
+    temperature: Annotated[
+        float | None, typer.Option(help="τ of the coupled Gumbel votes.", show_default="as in [mechanism]")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Continue a prompt privately, and say what it cost
+
+    The text goes to standard output as it comes, the figures to standard error. Every charge is on the disk before
+    its token is shown.
+
+    Example usage:
+
+    \b
+        paclm generate clinic --prompt "The patient" --max-tokens 64
+        paclm generate clinic --prompt - --max-tokens 64 --greedy < prompt.txt
+        paclm generate clinic --prompt "The patient" --max-tokens 64 --json | jq .spent_nats
+    """
+    if greedy and temperature is not None:
+        raise InvalidInput("Choose --greedy or --temperature, not both.")
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with _open(workspace) as curator:
+        stream = curator.submit(
+            curator.request(text, max_tokens, greedy=greedy or None, temperature=temperature, tag="command line")
+        )
+        while stream.finish_reason is None:
+            curator.step()
+            if not as_json:
+                _show_pieces(stream)
+        generation = curator.result(stream)
+    if as_json:
+        print_json({key: getattr(generation, key) for key in _JSON_KEYS})
+    else:
+        typer.echo()
+        _show_figures(generation)
+
+
+def _open(path: Path) -> Curator:
+    from paclm.curator.curator import Curator
+    from paclm.curator.terms import budgets_of, cautions
+    from paclm.worlds.workspace import Workspace
+
+    workspace = Workspace.open(path)
+    for sentence in cautions(budgets_of(workspace)):
+        typer.echo(f"Caution: {sentence}", err=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # said above, as a sentence
+        return Curator.open(workspace)
+
+
+def _show_pieces(stream: Stream) -> None:
+    """Text of the public model is dimmed on a terminal."""
+    for piece in stream.take():
+        typer.echo(typer.style(piece.text, dim=True) if piece.mark == "public" and piece.text else piece.text, nl=False)
+    sys.stdout.flush()
+
+
+def _show_figures(generation: Generation) -> None:
+    tokens = f"{generation.private_tokens:,} private"
+    if generation.public_tokens:
+        tokens += f", {generation.public_tokens:,} of the public model alone, because the budget is gone"
+    lines: dict[str, Any] = {
+        "tokens": tokens,
+        "charged": f"{format_budget(generation.charged_nats)} nats",
+        "spent so far": f"{format_budget(generation.spent_nats)} of {format_budget(generation.total_nats)} nats, "
+        f"{generation.remaining_tokens:,} charged tokens remain",
+        "guarantee": f"membership attacks succeed at most {generation.mia_bound:.4%} of the time, naming the world at "
+        f"most {generation.world_id_bound:.4%} (at the committed total)",
+    }
+    for name, line in lines.items():
+        typer.echo(f"  {name:<13} {line}", err=True)

@@ -1,0 +1,244 @@
+"""`paclm ledger`: what was spent, whether the books can be believed, and a larger total when someone wants one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paclm.cli.console import JsonFlag, print_json
+from paclm.config import format_budget
+from paclm.errors import InvalidInput, LedgerError
+
+if TYPE_CHECKING:
+    from paclm.ledger.reading import Contents, UsageTable
+
+ledger = typer.Typer(help="What was spent, and whether the books can be believed.", no_args_is_help=True)
+
+WorkspaceArgument = Annotated[Path, typer.Argument(help="Folder made by paclm init.")]
+WitnessOption = Annotated[
+    Path | None, typer.Option(envvar="PACLM_WITNESS", help="The ledger's witness: a file on another disk.")
+]
+YesFlag = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+_BARS = "▁▂▃▄▅▆▇█"
+_COLUMNS = 60
+
+
+def ledger_path(workspace: Path) -> Path:
+    """Where a workspace keeps its ledger."""
+    return workspace / "curator" / "ledger.sqlite"
+
+
+def mac_key(workspace: Path) -> bytes:
+    """The key that signs the ledger, from where the operator keeps it."""
+    from paclm.curator.keys import load_keys
+
+    return load_keys(workspace / "curator", may_create=False).mac.reveal()
+
+
+def operator() -> str:
+    """Who is recorded as having confirmed."""
+    return os.environ.get("USER") or f"user {os.getuid()}"
+
+
+@ledger.command("show")
+def show(workspace: WorkspaceArgument, as_json: JsonFlag = False) -> None:
+    """
+    Show spending, remaining tokens and bounds
+
+    Spent is so far; bounds are at the committed total. Needs no key and works while the workspace serves.
+
+    Example usage:
+
+    \b
+        paclm ledger show clinic
+        paclm ledger show clinic --json | jq .remaining_tokens
+    """
+    from paclm.ledger.verify import verify as verify_ledger
+
+    report = verify_ledger(ledger_path(workspace))
+    if report.contents is None:
+        raise LedgerError(report.problem or "The ledger cannot be read.")
+    if as_json:
+        print_json({**_figures(report.contents), "intact": report.intact})
+        return
+    if report.intact:
+        typer.echo(f"{report.num_events:,} rows, intact (hashes and sums; with the key: paclm ledger verify).\n")
+    else:
+        typer.echo(f"NOT INTACT: {report.problem}\nWhat follows is what the newest row says.\n")
+    _print_figures(report.contents)
+    _print_history(report.usage)
+
+
+@ledger.command("verify")
+def verify(
+    workspace: WorkspaceArgument,
+    without_key: Annotated[
+        bool, typer.Option("--without-key", help="Check hashes and sums only: no MAC, no key needed.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Check every row of the ledger
+
+    Hashes, links, sums, figures and, with the key, MACs. Works without the secret and while the workspace serves. Exit status 1 when something is wrong.
+
+    Example usage:
+
+    \b
+        paclm ledger verify clinic
+        paclm ledger verify copy-for-the-auditor --without-key --json | jq .intact
+    """
+    from paclm.ledger.verify import verify as verify_ledger
+
+    report = verify_ledger(ledger_path(workspace), None if without_key else [mac_key(workspace)])
+    figures: dict[str, Any] = {
+        "intact": report.intact,
+        "problem": report.problem,
+        "bad_row": report.bad_seq,
+        "rows": report.num_events,
+        "macs_checked": report.macs_checked,
+        "is_copy": report.is_copy,
+        "head_row": report.contents.head.seq if report.contents else None,
+        "head_digest": report.contents.head.digest.hex() if report.contents else None,
+    }
+    if as_json:
+        print_json(figures)
+    elif report.intact:
+        checked = "hashes, sums and MACs" if report.macs_checked else "hashes and sums; without the key no MACs"
+        typer.echo(f"Intact: {report.num_events:,} rows ({checked}).")
+        typer.echo(f"Head: row {figures['head_row']}, {figures['head_digest']}")
+        if report.is_copy:
+            typer.echo("This is a backup copy: paclm ledger adopt is needed before it can serve.")
+    else:
+        typer.echo(f"NOT INTACT: {report.problem}", err=True)
+    if not report.intact:
+        raise typer.Exit(1)
+
+
+@ledger.command("extend")
+def extend(
+    workspace: WorkspaceArgument, witness: WitnessOption = None, yes: YesFlag = False, as_json: JsonFlag = False
+) -> None:
+    """
+    Commit to a larger total, and a weaker guarantee
+
+    Write the new total into [mechanism] of paclm.toml first. The old and the new bound are shown before anything is
+    done; the weaker one then holds for everything, also for what was released before.
+
+    Example usage:
+
+    \b
+        paclm ledger extend clinic
+    """
+    from paclm.ledger.ledger import Ledger
+    from paclm.worlds.settings import load_settings
+
+    config = load_settings(workspace / "paclm.toml").config
+    if config is None:
+        raise InvalidInput("[mechanism] of paclm.toml sets no total. Write the new total there, then repeat.")
+    with Ledger.open(ledger_path(workspace), mac_key(workspace), witness=witness) as books:
+        if config.total <= books.settings.total:
+            raise InvalidInput(
+                f"paclm.toml has a total of {format_budget(config.total)} nats, and "
+                f"{format_budget(books.settings.total)} are committed. Write the larger total into [mechanism] of "
+                "paclm.toml, then repeat."
+            )
+        old, new = books.bounds, books.bounds_for(config.total)
+        figures = {
+            "old_total_nats": books.settings.total,
+            "new_total_nats": config.total,
+            "old_mia_bound": old.mia,
+            "new_mia_bound": new.mia,
+            "old_world_id_bound": old.world_id,
+            "new_world_id_bound": new.world_id,
+        }
+        question = (
+            f"Total: {format_budget(books.settings.total)} → {format_budget(config.total)} nats.\n"
+            f"Bound on attacks against a record: {old.mia:.4%} → {new.mia:.4%}.\n"
+            f"Bound on naming the realized world: {old.world_id:.4%} → {new.world_id:.4%}.\n"
+            "The new bounds hold for everything, also for what has left already. Extend?"
+        )
+        if not yes:
+            typer.confirm(question, abort=True, err=True)
+        books.extend(config.total, confirmed_by=operator())
+    if as_json:
+        print_json(figures)
+    else:
+        typer.echo(f"Committed: {format_budget(config.total)} nats, {new.mia:.4%} on a record.")
+
+
+def _figures(contents: Contents) -> dict[str, Any]:
+    state, account = contents.state, contents.state.account
+    bounds = state.bounds(contents.opened.num_worlds)
+    return {
+        "private_tokens": account.tokens,
+        "public_tokens": state.public_tokens,
+        "dissent_tokens": account.dissent_tokens,
+        "charged_tokens": account.charged_tokens,
+        "spent_nats": account.spent_nats,
+        "total_nats": account.total_nats,
+        "remaining_tokens": account.remaining_tokens(contents.settings.per_token),
+        "mia_bound": bounds.mia,
+        "world_id_bound": bounds.world_id,
+    }
+
+
+def _print_figures(contents: Contents) -> None:
+    from paclm.privacy.accounting import nats_up
+
+    figures, worlds = _figures(contents), contents.opened.num_worlds
+    share = figures["spent_nats"] / figures["total_nats"] if figures["total_nats"] else 1.0
+    committed = format_budget(nats_up(contents.state.committed_units))
+    price = format_budget(contents.settings.per_token)
+    for name, text in (
+        ("Spent so far", f"{figures['spent_nats']:.6g} of {figures['total_nats']:.6g} nats ({share:.3%})"),
+        (
+            "Private tokens",
+            f"{figures['private_tokens']:,}, of which {figures['dissent_tokens']:,} disputed, "
+            f"{figures['charged_tokens']:,} charged",
+        ),
+        ("Public tokens", f"{figures['public_tokens']:,}"),
+        ("Remaining", f"{figures['remaining_tokens']:,} charged tokens at {price} nats"),
+        ("Guarantee", f"at the committed total of {committed} nats, whatever was spent so far:"),
+        ("", f"no attack on a record above {figures['mia_bound']:.4%} (a guess: 50%),"),
+        ("", f"none that names the realized world above {figures['world_id_bound']:.4%} (a guess: 1/{worlds})"),
+    ):
+        typer.echo(f"{name:<16}{text}")
+    if contents.state.belief_is_lost:
+        typer.echo("This ledger was restored without a witness: nothing can be charged to it any more.")
+
+
+def _print_history(usage: UsageTable) -> None:
+    from paclm.ledger.history import by_day, by_key, over_time
+    from paclm.privacy.accounting import nats_up
+
+    hours = over_time(usage)
+    if not hours:
+        return
+    typer.echo(f"\nSpending over time (UTC), {hours[0][0]}h to {hours[-1][0]}h\n  {picture(hours)}")
+    for title, groups in (("day (UTC)", by_day(usage)), ("key", by_key(usage))):
+        width = max(len(title), *map(len, groups))
+        typer.echo(f"\n{title:<{width}}  {'private':>12}  {'charged':>12}  {'public':>12}  {'nats so far':>12}")
+        for name, had in groups.items():
+            typer.echo(
+                f"{name:<{width}}  {had.tokens:>12,}  {had.charged_tokens:>12,}  {had.public_tokens:>12,}  "
+                f"{nats_up(had.units):>12.6g}"
+            )
+
+
+def picture(hours: list[tuple[str, int]]) -> str:
+    """Bars of equal spans of time, from the first hour to the last; a span without spending is a space."""
+    from datetime import datetime
+
+    first = datetime.fromisoformat(f"{hours[0][0]}:00")
+    offsets = [int((datetime.fromisoformat(f"{hour}:00") - first).total_seconds()) // 3600 for hour, _ in hours]
+    columns = min(_COLUMNS, offsets[-1] + 1)
+    sums = [0] * columns
+    for offset, (_, units) in zip(offsets, hours, strict=True):
+        sums[offset * columns // (offsets[-1] + 1)] += units
+    top = max(sums)
+    return "".join(_BARS[(units * len(_BARS) - 1) // top] if units else " " for units in sums)

@@ -1,0 +1,96 @@
+"""`paclm ledger backup|adopt|replace-witness`: for the day a disk breaks. Each is explicit and recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paclm.cli.ledger import WitnessOption, WorkspaceArgument, YesFlag, ledger_path, mac_key, operator
+from paclm.config import parse_budget
+
+
+def backup(workspace: WorkspaceArgument, to: Annotated[Path, typer.Argument(help="File to write.")]) -> None:
+    """
+    Copy the ledger, also while it is in use
+
+    The copy is as of one moment; copying the file by hand misses what its side files hold. The copy is marked and never serves before it is adopted.
+
+    Example usage:
+
+    \b
+        paclm ledger backup clinic /backup/ledger-monday.sqlite
+    """
+    from paclm.ledger.recovery import backup as copy_ledger
+
+    copy_ledger(ledger_path(workspace), to)
+    typer.echo(f"Copied to {to}. To use it: put it back as {ledger_path(workspace)}, then paclm ledger adopt.")
+
+
+def adopt(
+    workspace: WorkspaceArgument,
+    witness: WitnessOption = None,
+    largest_total: Annotated[
+        str | None, typer.Option(help="Without a witness: the largest total ever committed, if this copy is older.")
+    ] = None,
+    yes: YesFlag = False,
+) -> None:
+    """
+    Use a ledger that came back from a backup
+
+    Charges what can have been spent since. With the witness, account and belief are taken from it and nothing is lost. Without one the whole budget counts
+    as spent for good, because nobody knows what has left.
+
+    Example usage:
+
+    \b
+        paclm ledger adopt clinic --witness /mnt/other/clinic.witness
+    """
+    from paclm.ledger.recovery import adopt_restored
+
+    if witness is None and not yes:
+        typer.confirm("Without a witness the whole remaining budget is charged, for good. Adopt?", abort=True, err=True)
+    event = adopt_restored(
+        ledger_path(workspace),
+        mac_key(workspace),
+        confirmed_by=operator(),
+        witness=witness,
+        largest_total=None if largest_total is None else parse_budget(largest_total),
+    )
+    typer.echo(
+        {
+            "current": "Adopted: the witness shows that nothing is missing.",
+            "witness": f"Adopted: rows {event.last_seq + 1} to {event.lost_until} are lost, and account and belief "
+            "were taken from the witness.",
+            "none": "Adopted: the whole budget counts as spent. A new workspace is needed for more private tokens.",
+        }[event.proof]
+    )
+
+
+def replace_witness(
+    workspace: WorkspaceArgument,
+    new: Annotated[Path | None, typer.Argument(help="The new witness; none when left out.")] = None,
+    yes: YesFlag = False,
+) -> None:
+    """
+    Declare the witness lost, and name another
+
+    Records that the ledger's file is the newest one, on your word.
+
+    Example usage:
+
+    \b
+        paclm ledger replace-witness clinic /mnt/other/clinic.witness
+    """
+    from paclm.ledger.recovery import replace_witness as replace
+
+    if not yes:
+        typer.confirm(
+            "This records your word that the ledger's file was not put back from a copy. If it was, the guarantee "
+            "is void: adopt it instead. Go on?",
+            abort=True,
+            err=True,
+        )
+    replace(ledger_path(workspace), mac_key(workspace), confirmed_by=operator(), witness=new)
+    typer.echo(f"Recorded. The witness is now: {new or 'none'}.")

@@ -1,0 +1,391 @@
+"""The curator: votes in, tokens out, and nothing leaves before its charge and the belief are on the disk.
+
+    engine step for all streams ─► charges, from the votes alone ─► releases, one after another, each against the
+    belief the last one left ─► one durable commit ─► tokens leave, text grows, finished streams end
+
+A step happens as a whole or not at all. If anything in it fails, the curator stops for good: what is in memory may
+then be ahead of the ledger, and only a new opening finds out what was committed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, NoReturn, Self, TypedDict, Unpack
+
+import numpy as np
+
+from paclm.curator.hidden import Hidden
+from paclm.curator.opening import Custody, open_custody
+from paclm.curator.streams import Generation, Mark, Piece, Request, Stream
+from paclm.curator.terms import cautions
+from paclm.curator.text import Tokenizer
+from paclm.engine.engine import Ballot, Engine
+from paclm.errors import BudgetExceeded, CuratorError, EngineError, InvalidInput, UnsoundState
+from paclm.ledger.events import Usage
+from paclm.privacy.accounting import Account, charge_units, nats_up
+from paclm.privacy.arrays import FloatArray
+from paclm.privacy.randomness import Noise
+from paclm.privacy.releases import rule_named
+from paclm.privacy.step import is_unanimous
+from paclm.worlds.workspace import Workspace
+
+WITNESS_VARIABLE = "PACLM_WITNESS"
+
+
+class Options(TypedDict, total=False):
+    """What a request may say beside its prompt and length; see `Curator.request`."""
+
+    temperature: float | None
+    greedy: bool | None
+    stop: str | Sequence[str]
+    coins_seed: int | None
+    tag: str
+
+
+class Delivery(NamedTuple):
+    """One token of one stream, after it was paid for."""
+
+    stream: Stream
+    piece: Piece
+
+
+class Outcome(NamedTuple):
+    """What a step decided for one stream, before it is durable: the token stays hidden until then."""
+
+    token: Hidden[int]
+    mark: Mark
+    units: int
+
+
+class Curator:
+    """Single writer over one secret. Open it with `Curator.open`, use it as a context manager."""
+
+    def __init__(self, custody: Custody, engine: Engine, tokenizer: Tokenizer) -> None:
+        self._custody = custody
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._noise = Noise()
+        self._running: list[Stream] = []  # in the order they were submitted: also the order of their releases
+        self._waiting: list[Stream] = []
+        self._failure: str | None = None
+        self._one_at_a_time = threading.RLock()
+        self.config = custody.ledger.settings
+        self._rule = rule_named(self.config.release)
+
+    @classmethod
+    def open(
+        cls,
+        workspace: Workspace | str | Path,
+        *,
+        engine: Engine | None = None,
+        tokenizer: Tokenizer | None = None,
+        witness: str | Path | None = None,
+    ) -> Curator:
+        """Take the lock, restore account and belief, load the models and check that they repeat bit for bit.
+
+        `witness`: a second file, best on another disk, that knows how far the ledger came; PACLM_WITNESS names it too.
+        """
+        if not isinstance(workspace, Workspace):
+            workspace = Workspace.open(workspace)
+        witness = witness or os.environ.get(WITNESS_VARIABLE) or None
+        custody = open_custody(workspace, Path(witness) if witness else None)
+        for sentence in cautions(custody.ledger.settings):
+            warnings.warn(sentence, stacklevel=2)
+        try:
+            return cls(custody, *_load(workspace, custody, engine, tokenizer))
+        except BaseException:
+            custody.ledger.close()
+            raise
+
+    # --- one request, for whoever has only one -----------------------------------------------------------------
+
+    def generate(self, prompt: str | Sequence[int], max_new_tokens: int, **options: Unpack[Options]) -> Generation:
+        """One whole answer; other streams move along meanwhile. For the options see `request`."""
+        stream = self.submit(self.request(prompt, max_new_tokens, **options))
+        for _ in self._pieces(stream):
+            pass
+        return self.result(stream)
+
+    def stream(self, prompt: str | Sequence[int], max_new_tokens: int, **options: Unpack[Options]) -> Iterator[Piece]:
+        """One answer, piece by piece; closing the iterator early ends it. For the options see `request`."""
+        return self._pieces(self.submit(self.request(prompt, max_new_tokens, **options)))
+
+    def _pieces(self, stream: Stream) -> Iterator[Piece]:
+        try:
+            while not stream.finish_reason:
+                self.step()
+                yield from stream.take()
+        finally:
+            self.cancel(stream)
+
+    # --- many requests ------------------------------------------------------------------------------------------
+
+    def request(
+        self,
+        prompt: str | Sequence[int],
+        max_new_tokens: int,
+        *,
+        temperature: float | None = None,
+        greedy: bool | None = None,
+        stop: str | Sequence[str] = (),
+        coins_seed: int | None = None,
+        tag: str = "",
+    ) -> Request:
+        """Check what is asked for; what is left out comes from [mechanism]. Costs nothing.
+
+        `coins_seed` sets the public coins; there is no way to set the noise. `tag` says whose charge it is.
+        """
+        if greedy and temperature:
+            raise InvalidInput(f"Ask for greedy or for temperature {temperature!r}, not for both.")
+        is_greedy = self.config.decoder == "greedy" and temperature is None if greedy is None else greedy
+        tau = 0.0 if is_greedy else self.config.temperature if temperature is None else temperature
+        request = Request(
+            prompt=self._encode(prompt),
+            max_new_tokens=max_new_tokens,
+            temperature=float(tau),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            coins_seed=coins_seed,
+            tag=tag,
+        )
+        asked = len(request.prompt) + max_new_tokens
+        if asked > self._engine.context:
+            raise InvalidInput(
+                f"The prompt has {len(request.prompt)} tokens and {max_new_tokens} more were asked for, {asked} "
+                f"together; the context holds {self._engine.context}. Shorten the prompt or ask for fewer tokens."
+            )
+        return request
+
+    def submit(self, request: Request) -> Stream:
+        """Queue a request. Under on_exhausted = refuse its worst case must fit into what is left, and is held free."""
+        with self._one_at_a_time:
+            self._refuse_if_stopped()
+            must_reserve = self.config.on_exhausted == "refuse"
+            stream = Stream(request, self._tokenizer, self._price(is_dissent=True) if must_reserve else 0)
+            self._check_fits(stream)
+            self._waiting.append(stream)
+            return stream
+
+    def cancel(self, stream: Stream) -> None:
+        """End a stream; what was held free for it is free again. Nothing happens to one that has ended."""
+        with self._one_at_a_time:
+            stream.finish_reason = stream.finish_reason or "cancelled"
+            if stream in self._waiting:
+                self._waiting.remove(stream)
+            if stream in self._running and self._failure is None:
+                self._end(stream)
+
+    def step(self) -> list[Delivery]:
+        """The next token of every stream: one engine step, one commit. Empty when nothing was asked for."""
+        with self._one_at_a_time, self._all_or_nothing():
+            self._admit()
+            if not self._running:
+                return []
+            streams = list(self._running)
+            outcomes, belief = self._release(streams, self._ask(streams))
+            self._custody.commit(_entries(streams, outcomes), belief)
+            return [self._deliver(stream, outcome) for stream, outcome in zip(streams, outcomes, strict=True)]
+
+    def result(self, stream: Stream) -> Generation:
+        """A stream that has ended, as a whole."""
+        if stream.finish_reason is None:
+            raise InvalidInput("The stream is still running; call step() until it has a finish_reason.")
+        num_public = stream.marks.count("public")
+        return Generation(
+            text=stream.text,
+            tokens=tuple(stream.tokens),
+            marks=tuple(stream.marks),
+            finish_reason=stream.finish_reason,
+            private_tokens=len(stream.tokens) - num_public,
+            public_tokens=num_public,
+            charged_nats=nats_up(stream.charged_units),
+            **self.figures(),
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """Where the budget stands, in the names of the command line's JSON. Bounds are at the committed total."""
+        account, bounds = self.account, self._custody.ledger.bounds
+        return {
+            "spent_nats": account.spent_nats,
+            "total_nats": account.total_nats,
+            "remaining_tokens": account.remaining_tokens(self.config.per_token),
+            "mia_bound": bounds.mia,
+            "world_id_bound": bounds.world_id,
+        }
+
+    @property
+    def account(self) -> Account:
+        """The budget after the last commit."""
+        return self._custody.ledger.account
+
+    @property
+    def reserved_units(self) -> int:
+        """What running and waiting streams can still cost; in memory only."""
+        return sum(stream.reserved_units for stream in (*self._running, *self._waiting))
+
+    @property
+    def num_active(self) -> int:
+        """Streams that run or wait."""
+        return len(self._running) + len(self._waiting)
+
+    # --- the parts of a step ------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        while self._waiting and self._engine.num_free:
+            stream = self._waiting[0]
+            stream.handle = self._engine.add(stream.request.prompt, stream.request.max_new_tokens)
+            self._running.append(self._waiting.pop(0))
+
+    def _ask(self, streams: list[Stream]) -> Ballot:
+        """All worlds' votes on all streams. Coins are drawn here: before any noise is calibrated."""
+        k = self._engine.support_size
+        coins = [stream.coins.gumbel(k) if stream.request.temperature else np.zeros(k) for stream in streams]
+        handles = [stream.handle for stream in streams if stream.handle is not None]
+        return self._engine.step(handles, np.stack(coins), [stream.request.temperature for stream in streams])
+
+    def _release(self, streams: list[Stream], ballot: Ballot) -> tuple[list[Outcome], Hidden[FloatArray]]:
+        """One outcome per stream, in order, and the belief after the last."""
+        if ballot.votes.shape != (len(streams), self._custody.secret.num_worlds):
+            raise UnsoundState(f"The engine returned votes {ballot.votes.shape}. Nothing may be released.")
+        account, belief = self.account, self._custody.belief
+        outcomes = []
+        for votes, public in zip(ballot.votes, ballot.public.tolist(), strict=True):
+            is_dissent = not is_unanimous(votes)
+            units = self._price(is_dissent=is_dissent)
+            if not account.affords(units):
+                if self.config.on_exhausted == "refuse":
+                    raise UnsoundState("A stream met the end of a budget that was held free for it.")
+                outcomes.append(Outcome(Hidden(public), "public", 0))
+                continue
+            account = account.charge(units, is_dissent=is_dissent)
+            token, belief = self._custody.secret.release(self._rule, votes, belief, self.config.per_token, self._noise)
+            outcomes.append(Outcome(token, "disputed" if is_dissent else "agreed", units))
+        return outcomes, belief
+
+    def _deliver(self, stream: Stream, outcome: Outcome) -> Delivery:
+        piece = stream.receive(outcome.token.reveal(), outcome.mark, outcome.units)
+        if stream.finish_reason:
+            self._end(stream)
+        elif stream.handle is not None:
+            self._engine.append(stream.handle, piece.token)
+        return Delivery(stream, piece)
+
+    def _end(self, stream: Stream) -> None:
+        self._running.remove(stream)
+        if stream.handle is not None:
+            self._engine.remove(stream.handle)
+
+    # --- checks -------------------------------------------------------------------------------------------------
+
+    def _price(self, *, is_dissent: bool) -> int:
+        return charge_units(
+            self.config.charge,
+            self.config.per_token,
+            reads_secret=self._rule.reads_secret,
+            is_dissent=is_dissent,
+        )
+
+    def _check_fits(self, stream: Stream) -> None:
+        if self.account.affords(self.reserved_units + stream.reserved_units):
+            return
+        free = max(0, self.account.remaining_units - self.reserved_units)
+        raise BudgetExceeded(
+            f"The request may cost {nats_up(stream.reserved_units):.6g} nats ({stream.request.max_new_tokens:,} "
+            f"tokens), and {nats_up(free):.6g} are free: of {self.account.total_nats:.6g}, "
+            f"{self.account.spent_nats:.6g} are spent and {nats_up(self.reserved_units):.6g} held for other requests. "
+            f"Ask for at most {free // stream.worst_units:,} tokens, extend the total with `paclm ledger extend`, or "
+            'set on_exhausted = "public" in [mechanism].'
+        )
+
+    def _encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        tokens = tuple(self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+        if not tokens and self._tokenizer.eos_token_id is not None:
+            tokens = (self._tokenizer.eos_token_id,)  # what separates records in training: a text begins after it
+        if not tokens:
+            raise InvalidInput("An empty prompt needs a tokenizer with an end token. Give at least one token.")
+        if not all(isinstance(t, int) and 0 <= t < self._engine.vocabulary for t in tokens):
+            raise InvalidInput(f"Token ids of a prompt must be integers from 0 to {self._engine.vocabulary - 1}.")
+        return tokens
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        self._refuse_if_stopped()
+        try:
+            yield
+        except BaseException as failure:
+            self._failure = type(failure).__name__
+            raise
+
+    def _refuse_if_stopped(self) -> None:
+        if self._failure == "closed":
+            raise CuratorError("This curator is closed. Open the workspace again.")
+        if self._failure is not None:
+            raise CuratorError(
+                f"An earlier step failed ({self._failure}) and nothing of it left. What was committed is known only to "
+                "the ledger: close this curator and open the workspace again."
+            )
+
+    # --- end ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop serving and let the next writer in."""
+        with self._one_at_a_time:
+            for stream in (*self._running, *self._waiting):
+                self.cancel(stream)
+            self._failure = self._failure or "closed"
+            self._custody.ledger.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Curator over {self._custody.secret.num_worlds} worlds, {self.num_active} streams>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise UnsoundState("A curator cannot be pickled or copied: one secret has one holder.")
+
+
+def _entries(streams: list[Stream], outcomes: list[Outcome]) -> list[Usage]:
+    """The step's figures, one entry per tag."""
+    entries: dict[str, Usage] = {}
+    for stream, (_, mark, units) in zip(streams, outcomes, strict=True):
+        entry = entries.get(stream.request.tag, Usage(stream.request.tag))
+        entries[entry.key] = dataclasses.replace(
+            entry,
+            tokens=entry.tokens + (mark != "public"),
+            dissent_tokens=entry.dissent_tokens + (mark == "disputed"),
+            charged_tokens=entry.charged_tokens + (units > 0),
+            units=entry.units + units,
+            public_tokens=entry.public_tokens + (mark == "public"),
+        )
+    return list(entries.values())
+
+
+def _load(
+    workspace: Workspace, custody: Custody, engine: Engine | None, tokenizer: Tokenizer | None
+) -> tuple[Engine, Tokenizer]:
+    from paclm.engine.base import base_of, load_tokenizer
+    from paclm.engine.determinism import check_repeatable
+    from paclm.engine.loading import open_engine
+
+    config = custody.ledger.settings
+    engine = engine or open_engine(workspace, config.support_size)
+    found = (engine.num_worlds, engine.support_size)
+    if found != (workspace.num_worlds, config.support_size):
+        raise EngineError(
+            f"The engine has {found[0]} worlds and a support of {found[1]}; the workspace has {workspace.num_worlds} "
+            f"and {config.support_size}. Open it with paclm.engine.loading.open_engine."
+        )
+    check_repeatable(engine)
+    return engine, tokenizer or load_tokenizer(base_of(workspace))

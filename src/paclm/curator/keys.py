@@ -1,0 +1,194 @@
+"""The curator's keys: one master key, kept by the operator, and one key per purpose derived from it.
+
+    PACLM_KEY        the key itself, 64 hexadecimal digits or base64
+    PACLM_KEY_FILE   a file that holds it
+    neither          curator/key inside the workspace, made at the first opening
+
+Knows nothing of what the keys protect. Whoever holds the master key and the workspace can read the secret: keep the
+two apart where that matters.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import NoReturn, final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from paclm.curator.hidden import Hidden
+from paclm.errors import CuratorError, UnsoundState
+from paclm.worlds.storage import sync_folder
+
+KEY_VARIABLE = "PACLM_KEY"
+KEY_FILE_VARIABLE = "PACLM_KEY_FILE"
+KEY_FILE = "key"
+NEW_KEY_FILE = "key.new"
+SIZE = 32
+
+_HEX = re.compile(r"[0-9a-fA-F]{64}")
+_NONCE = 12
+_NAME = 16
+PACKED_SIZE = _NAME + 2 * SIZE
+
+
+@final
+class Keys:
+    """The keys derived from one master key. Nothing prints, copies or pickles them."""
+
+    __slots__ = ("__mac", "__seal", "id")
+
+    def __init__(self, name: str, mac: Hidden[bytes], seal: Hidden[bytes]) -> None:
+        self.id = name
+        """Tells keys apart without saying anything about them."""
+        self.__mac = mac
+        self.__seal = seal
+
+    @classmethod
+    def derived(cls, master: Hidden[bytes]) -> Keys:
+        """The keys that follow from a master key."""
+        name = _derive(master, "id").reveal().hex()[:_NAME]
+        return cls(name, _derive(master, "ledger-mac"), _derive(master, "seal"))
+
+    def packed(self) -> Hidden[bytes]:
+        """Both keys, to be sealed: a key that was replaced is still needed to check what it signed."""
+        return Hidden(self.id.encode() + self.__mac.reveal() + self.__seal.reveal())
+
+    @classmethod
+    def unpacked(cls, packed: Hidden[bytes]) -> Keys:
+        """The keys that `packed` wrote."""
+        content = packed.reveal()
+        return cls(content[:_NAME].decode(), Hidden(content[_NAME : _NAME + SIZE]), Hidden(content[_NAME + SIZE :]))
+
+    @property
+    def mac(self) -> Hidden[bytes]:
+        """The key of the ledger's message authentication codes."""
+        return self.__mac
+
+    def seal(self, content: bytes, about: bytes) -> bytes:
+        """Encrypt, and bind to what it is about."""
+        nonce = os.urandom(_NONCE)
+        return nonce + AESGCM(self.__seal.reveal()).encrypt(nonce, content, about)
+
+    def unseal(self, sealed: bytes, about: bytes) -> Hidden[bytes] | None:
+        """Decrypt; None for another key, another subject or changed bytes."""
+        try:
+            return Hidden(AESGCM(self.__seal.reveal()).decrypt(sealed[:_NONCE], sealed[_NONCE:], about))
+        except (InvalidTag, ValueError):
+            return None
+
+    def __repr__(self) -> str:
+        return f"<Keys {self.id}>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise UnsoundState(
+            "Keys cannot be pickled or copied: each process reads them from where the operator keeps them."
+        )
+
+
+def load_keys(folder: Path, *, may_create: bool) -> Keys:
+    """The keys of a workspace, whose curator folder is given; a first opening may make curator/key."""
+    return keys_at_hand(folder, may_create=may_create)[0]
+
+
+def keys_at_hand(folder: Path, *, may_create: bool = False) -> list[Keys]:
+    """More than one where an exchange of curator/key was cut short: only the ledger knows then which is in force."""
+    if os.environ.get(KEY_VARIABLE):
+        return [Keys.derived(parse_key(Hidden(os.environ[KEY_VARIABLE]), KEY_VARIABLE))]
+    if os.environ.get(KEY_FILE_VARIABLE):
+        return [Keys.derived(read_key(Path(os.environ[KEY_FILE_VARIABLE]).expanduser()))]
+    path, following = folder / KEY_FILE, folder / NEW_KEY_FILE
+    if may_create and not path.exists():
+        write_key(path, new_key())
+    found = [Keys.derived(read_key(path))]
+    return [*found, Keys.derived(read_key(following))] if following.exists() else found
+
+
+def keeps_own_key() -> bool:
+    """Whether the key lies in the workspace, because the operator named no other place."""
+    return not (os.environ.get(KEY_VARIABLE) or os.environ.get(KEY_FILE_VARIABLE))
+
+
+def settle_own_key(folder: Path, keys: Keys) -> None:
+    """After an exchange, finished or cut short: the key in force is the one in curator/key, and the only one."""
+    following = folder / NEW_KEY_FILE
+    if not keeps_own_key() or not following.exists():
+        return
+    if Keys.derived(read_key(following)).id == keys.id:
+        os.replace(following, folder / KEY_FILE)
+    else:
+        following.unlink()
+    sync_folder(folder)
+
+
+def new_key() -> Hidden[bytes]:
+    """A fresh master key."""
+    return Hidden(secrets.token_bytes(SIZE))
+
+
+def write_key(path: Path, master: Hidden[bytes]) -> None:
+    """Write a new key file, readable by its owner only, durably; one that is there is never overwritten.
+
+    Complete or absent: a key of which half was written when the machine died would be lost for ever.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+        os.write(descriptor, master.reveal().hex().encode() + b"\n")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    try:
+        os.link(part, path)  # unlike a rename, a link never replaces what is there
+    finally:
+        part.unlink()
+    sync_folder(path.parent)
+
+
+def read_key(path: Path) -> Hidden[bytes]:
+    """The master key in a file that only its owner can read."""
+    try:
+        mode = path.stat().st_mode & 0o777
+        text = Hidden(path.read_bytes().decode("ascii", errors="replace"))
+    except OSError as error:
+        raise CuratorError(
+            f"The key file {path} cannot be read: {error.strerror}. Restore it, or set {KEY_VARIABLE} or "
+            f"{KEY_FILE_VARIABLE}: without the key the secret cannot be read, and nothing can be served."
+        ) from None
+    if mode & 0o077:
+        raise CuratorError(
+            f"The key file {path} can be read by other users (mode {mode:04o}). Close it: chmod 600 {path}"
+        )
+    return parse_key(text, str(path))
+
+
+def parse_key(text: Hidden[str], where: str) -> Hidden[bytes]:
+    """Read a key from hexadecimal or base64; the error never repeats it."""
+    master = _decoded(text)
+    if master is None:
+        raise CuratorError(
+            f"{where} holds no key: it must be {SIZE} bytes as {2 * SIZE} hexadecimal digits or in base64. "
+            "Make one with: openssl rand -hex 32"
+        )
+    return master
+
+
+def _decoded(text: Hidden[str]) -> Hidden[bytes] | None:
+    written = text.reveal().strip()
+    try:
+        master = bytes.fromhex(written) if _HEX.fullmatch(written) else base64.b64decode(written, validate=True)
+    except ValueError:
+        return None
+    return Hidden(master) if len(master) == SIZE else None
+
+
+def _derive(master: Hidden[bytes], purpose: str) -> Hidden[bytes]:
+    derivation = HKDF(algorithm=hashes.SHA256(), length=SIZE, salt=None, info=f"paclm {purpose} 1".encode())
+    return Hidden(derivation.derive(master.reveal()))

@@ -1,0 +1,143 @@
+"""From a workspace on disk to ledger, secret and belief, or to a refusal that says why.
+
+ledger   secret file
+no       no            first opening: make the ledger, then draw the secret
+yes      no            safe to draw as long as no private token has left; refused afterwards
+no       yes           refused: a deleted ledger must not give the budget back
+yes      yes           restore the belief of the last commit, bit for bit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paclm.config import MechanismConfig
+from paclm.curator.hidden import Hidden, tells_only_its_message
+from paclm.curator.keys import Keys, keys_at_hand, load_keys, settle_own_key
+from paclm.curator.sealed import SealedFile, Sealing
+from paclm.curator.secret import Secret, prior_belief, seal_belief, unseal_belief
+from paclm.curator.terms import budgets_of, check_same_worlds, worlds_digest
+from paclm.errors import CuratorError, LedgerWrongKey
+from paclm.ledger.events import Usage
+from paclm.ledger.ledger import Ledger
+from paclm.privacy.arrays import FloatArray
+from paclm.worlds.workspace import Workspace
+
+LEDGER_FILE = "ledger.sqlite"
+
+
+@dataclass(slots=True)
+class Custody:
+    """What one process holds while it serves: the lock and the account in the ledger, the secret, the belief."""
+
+    ledger: Ledger
+    secret: Secret
+    keys: Keys
+    belief: Hidden[FloatArray]
+    digest: str
+
+    def commit(self, entries: Iterable[Usage], belief: Hidden[FloatArray]) -> None:
+        """Make charges and belief durable, together. Only when this returns may a token leave."""
+        sealed = None if belief is self.belief else seal_belief(belief, self.keys, self.digest)
+        self.ledger.commit(entries, sealed)
+        self.belief = belief
+
+
+def open_custody(workspace: Workspace, witness: Path | None = None) -> Custody:
+    """Take the lock and restore everything; the first time, make it."""
+    config = budgets_of(workspace)
+    digest = worlds_digest(workspace)
+    file = SealedFile(workspace.curator_path)
+    has_secret = file.exists()  # asked first: another process that opens for the first time makes the ledger first
+    if (workspace.curator_path / LEDGER_FILE).exists():
+        ledger, keys, retired = open_ledger(workspace, witness)
+    elif has_secret:
+        raise CuratorError(
+            f"{file.path} holds a secret, and the ledger beside it is gone: what was spent on it is unknown, and "
+            "a new ledger would forget it. Restore ledger.sqlite and adopt it, or make a new workspace."
+        )
+    else:
+        keys, retired = load_keys(workspace.curator_path, may_create=True), []
+        ledger = _create_ledger(workspace, config, keys, digest, witness)
+    try:
+        check_same_worlds(ledger.workspace, digest, tokens=ledger.state.tokens, workspace=workspace)
+        ledger.change_settings(config)
+        secret = _restore_secret(file, ledger, keys, retired, digest)
+        settle_own_key(workspace.curator_path, keys)
+        return Custody(ledger, secret, keys, _restore_belief(ledger, keys, retired, digest), digest)
+    except BaseException:
+        ledger.close()
+        raise
+
+
+def open_ledger(workspace: Workspace, witness: Path | None = None) -> tuple[Ledger, Keys, list[Keys]]:
+    """The ledger, with the key that signs it now and those that signed it before. Does not touch the secret."""
+    sealings = SealedFile(workspace.curator_path).read()
+
+    def attempt(keys: Keys) -> tuple[Ledger, Keys, list[Keys]]:
+        retired = sealings[keys.id].retired_keys(keys) if keys.id in sealings else []
+        return _open_ledger(workspace.curator_path / LEDGER_FILE, keys, retired, witness), keys, retired
+
+    current, *following = keys_at_hand(workspace.curator_path)
+    try:
+        return attempt(current)
+    except LedgerWrongKey:
+        if not following:
+            raise
+    return attempt(following[0])
+
+
+@tells_only_its_message
+def _open_ledger(path: Path, keys: Keys, retired: Sequence[Keys], witness: Path | None) -> Ledger:
+    return Ledger.open(path, keys.mac.reveal(), old_keys=[old.mac.reveal() for old in retired], witness=witness)
+
+
+@tells_only_its_message
+def _create_ledger(
+    workspace: Workspace, config: MechanismConfig, keys: Keys, digest: str, witness: Path | None
+) -> Ledger:
+    return Ledger.create(
+        workspace.curator_path / LEDGER_FILE,
+        keys.mac.reveal(),
+        workspace=digest,
+        num_worlds=workspace.num_worlds,
+        settings=config,
+        sealed_belief=seal_belief(prior_belief(workspace.num_worlds), keys, digest),
+        witness=witness,
+    )
+
+
+def _restore_secret(file: SealedFile, ledger: Ledger, keys: Keys, retired: list[Keys], digest: str) -> Secret:
+    sealings = file.read()
+    if not sealings:
+        if ledger.state.tokens or ledger.state.belief_is_lost:
+            raise CuratorError(
+                f"The ledger has {ledger.state.tokens:,} private tokens, and the sealed secret {file.path} is gone. "
+                "Another secret would not be the one they were about. Restore the file, or make a new workspace."
+            )
+        secret = Secret.draw(ledger.num_worlds)
+    elif keys.id in sealings:
+        secret = Secret.unsealed(sealings[keys.id].secret, keys, digest, ledger.num_worlds)
+    else:
+        raise CuratorError(
+            f"The secret {file.path} was sealed with the key {', '.join(sealings)}, and the key given is {keys.id}. "
+            "Name the key in force, or restore the file that belongs to it."
+        )
+    if sealings.keys() != {keys.id}:
+        file.write({keys.id: Sealing.make(secret, keys, digest, retired)})
+    return secret
+
+
+def _restore_belief(ledger: Ledger, keys: Keys, retired: list[Keys], digest: str) -> Hidden[FloatArray]:
+    for key in (keys, *reversed(retired)):
+        belief = unseal_belief(ledger.sealed_belief, key, digest, ledger.num_worlds)
+        if belief is not None:
+            if key is not keys:  # an exchange of keys was cut short before the belief was sealed anew
+                ledger.commit((), seal_belief(belief, keys, digest))
+            return belief
+    raise CuratorError(
+        "The sealed belief in the ledger cannot be opened with the key in force: it was changed, or belongs to other "
+        "worlds. Restore the curator folder from a backup and adopt it."
+    )

@@ -1,0 +1,71 @@
+"""Exchanging the master key: secret and belief sealed anew, the ledger signed anew, readable at every instant.
+
+    1  the new key is on the disk (curator/key.new; elsewhere the operator has it)
+    2  secret.json holds the secret under both keys; under the new one also the old key, which the ledger still needs
+    3  the ledger's row "key-rotated": from here on the new key is in force
+    4  the belief, sealed anew
+    5  secret.json holds the secret under the new key alone
+    6  curator/key.new becomes curator/key
+
+A crash before 3 leaves the old key in force, a crash after it the new one; the next opening clears up the rest.
+Whoever had both the old key and an old copy of the workspace knows the secret for good: no exchange undoes that.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paclm.curator.hidden import Hidden, tells_only_its_message
+from paclm.curator.keys import (
+    KEY_FILE_VARIABLE,
+    KEY_VARIABLE,
+    NEW_KEY_FILE,
+    Keys,
+    keeps_own_key,
+    new_key,
+    settle_own_key,
+    write_key,
+)
+from paclm.curator.opening import open_custody
+from paclm.curator.sealed import SealedFile, Sealing
+from paclm.curator.secret import seal_belief
+from paclm.errors import CuratorError
+from paclm.ledger.ledger import Ledger
+from paclm.worlds.workspace import Workspace
+
+
+def rotate_key(workspace: Workspace, master: Hidden[bytes] | None = None, witness: Path | None = None) -> str:
+    """Put a new master key in force and return its id. Nothing may be serving meanwhile: this takes the lock.
+
+    A key in curator/key is replaced there, by a fresh one unless `master` is given. A key that the operator keeps is
+    the operator's to make: pass it as `master`, and name it in the environment once this has returned.
+    """
+    if master is None and not keeps_own_key():
+        raise CuratorError(
+            f"The key comes from {KEY_VARIABLE} or {KEY_FILE_VARIABLE}, where paclm cannot put a new one. Make it, "
+            "pass it as `master`, and name it there afterwards."
+        )
+    master = master or new_key()
+    new, folder = Keys.derived(master), workspace.curator_path
+    custody = open_custody(workspace, witness)
+    try:
+        old, file = custody.keys, SealedFile(folder)
+        if new.id == old.id:
+            raise CuratorError(f"The new key is the one in force ({old.id}). Make another: openssl rand -hex 32")
+        if keeps_own_key():
+            write_key(folder / NEW_KEY_FILE, master)
+        before = file.read()[old.id]
+        after = Sealing.make(custody.secret, new, custody.digest, [*before.retired_keys(old), old])
+        file.write({old.id: before, new.id: after})
+        _sign_with(custody.ledger, new)
+        custody.ledger.commit((), seal_belief(custody.belief, new, custody.digest))
+        file.write({new.id: after})
+        settle_own_key(folder, new)
+    finally:
+        custody.ledger.close()
+    return new.id
+
+
+@tells_only_its_message
+def _sign_with(ledger: Ledger, keys: Keys) -> None:
+    ledger.rotate_key(keys.mac.reveal())

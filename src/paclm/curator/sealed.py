@@ -1,0 +1,97 @@
+"""curator/secret.json: the secret and the keys that were replaced, sealed under the key in force.
+
+While a key is being exchanged the file holds two sealings of the same secret, one under each key, so that there is no
+moment at which a crash could leave it unreadable.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paclm.curator.hidden import Hidden
+from paclm.curator.keys import PACKED_SIZE, Keys, load_keys
+from paclm.curator.secret import FORMAT, Secret
+from paclm.errors import CuratorError
+from paclm.worlds.storage import write_private
+
+SECRET_FILE = "secret.json"
+_RETIRED = b"paclm retired keys 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """The secret and the retired keys, under one key."""
+
+    secret: bytes
+    retired: bytes
+
+    @classmethod
+    def make(cls, secret: Secret, keys: Keys, digest: str, retired: Sequence[Keys] = ()) -> Sealing:
+        """Seal everything under these keys."""
+        packed = Hidden(b"".join(old.packed().reveal() for old in retired))
+        return cls(secret.sealed(keys, digest), keys.seal(packed.reveal(), _RETIRED))
+
+    def retired_keys(self, keys: Keys) -> list[Keys]:
+        """The keys that were replaced, the newest last."""
+        packed = keys.unseal(self.retired, _RETIRED)
+        if packed is None or len(packed.reveal()) % PACKED_SIZE:
+            raise CuratorError(
+                "The retired keys beside the sealed secret cannot be opened: the file was changed. Restore it from a "
+                "backup."
+            )
+        count = len(packed.reveal()) // PACKED_SIZE
+        parts = (Hidden(packed.reveal()[i * PACKED_SIZE : (i + 1) * PACKED_SIZE]) for i in range(count))
+        return [Keys.unpacked(part) for part in parts]
+
+
+class SealedFile:
+    """The file, by key id: one sealing, or two while a key is being exchanged."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / SECRET_FILE
+
+    def exists(self) -> bool:
+        """Whether a secret was ever drawn."""
+        return self.path.exists()
+
+    def write(self, sealings: dict[str, Sealing]) -> None:
+        """Write durably and all at once."""
+        encoded = {name: {"secret": _text(s.secret), "retired": _text(s.retired)} for name, s in sealings.items()}
+        write_private(self.path, (json.dumps({"format": FORMAT, "sealings": encoded}, indent=2) + "\n").encode())
+
+    def read(self) -> dict[str, Sealing]:
+        """The sealings by key id; none if no secret was ever drawn."""
+        if not self.exists():
+            return {}
+        try:
+            values: Any = json.loads(self.path.read_bytes())
+            if values["format"] != FORMAT:
+                raise ValueError
+            return {
+                str(name): Sealing(_bytes(parts["secret"]), _bytes(parts["retired"]))
+                for name, parts in values["sealings"].items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            raise CuratorError(
+                f"The sealed secret {self.path} cannot be read. Restore it from a backup; without it nothing can be "
+                "served."
+            ) from None
+
+
+def signing_keys(folder: Path) -> list[Keys]:
+    """The keys that signed the ledger in this curator folder, the one in force first. Does not touch the secret."""
+    keys, sealings = load_keys(folder, may_create=False), SealedFile(folder).read()
+    return [keys, *(sealings[keys.id].retired_keys(keys) if keys.id in sealings else [])]
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)

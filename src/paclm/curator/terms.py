@@ -1,0 +1,75 @@
+"""What may be served: budgets with which a guarantee means something, and worlds that are still the same."""
+
+from __future__ import annotations
+
+import math
+
+from paclm.config import MechanismConfig, format_budget
+from paclm.errors import CuratorError, InvalidInput, WorkspaceError
+from paclm.privacy.bounds import success_bound
+from paclm.worlds.workspace import Workspace
+
+WORLDS_FILE = "worlds.safetensors"
+_LARGEST_TOTAL = 8.0
+"""Nats that 63 bits of 2^-60 hold."""
+
+
+def budgets_of(workspace: Workspace) -> MechanismConfig:
+    """The settings to serve under; without budgets, an error that says what to write."""
+    if workspace.config is None:
+        raise InvalidInput(
+            f"{workspace.path / 'paclm.toml'} sets no budget, and nobody spends privacy by accident. Write both under "
+            '[mechanism], for example: per_token = "2^-32" and total = "2^-10". For a target of your own: '
+            "paclm plan --mia 51% --tokens 1000000"
+        )
+    check_budgets(workspace.config, workspace.num_worlds)
+    return workspace.config
+
+
+def check_budgets(config: MechanismConfig, num_worlds: int) -> None:
+    """Refuse budgets that promise nothing."""
+    if math.isinf(config.per_token) or math.isinf(config.total):
+        raise InvalidInput(
+            "per_token and total must be finite to generate or serve: inf means no noise at all, for studies only. "
+            "Change [mechanism] of paclm.toml; `paclm plan` finds values."
+        )
+    largest = min(_LARGEST_TOTAL, math.log(num_worlds))
+    if config.total >= largest:
+        raise InvalidInput(
+            f"total = {format_budget(config.total)} nats promises nothing: {largest:.4g} nats name the realized world "
+            f"among {num_worlds}. Lower it in [mechanism] of paclm.toml; `paclm plan` finds a value."
+        )
+
+
+def cautions(config: MechanismConfig) -> list[str]:
+    """What the owner should know about budgets that are legal and weak."""
+    if config.total < math.log(2):
+        return []
+    return [
+        f"total = {format_budget(config.total)} nats is at least ln 2 = 0.693: the bound on membership attacks is "
+        f"{success_bound(config.total, 1 / 2):.0%}, so nothing is promised about single records."
+    ]
+
+
+def worlds_digest(workspace: Workspace) -> str:
+    """What ledger and secret are bound to: corpus, membership and base model, and the adapters of all worlds."""
+    if WORLDS_FILE not in workspace.manifest.adapters:
+        raise WorkspaceError(f"{workspace.path} has no trained worlds yet. Train them: paclm train {workspace.path}")
+    return f"{workspace.manifest.digest}-{workspace.manifest.adapters[WORLDS_FILE]['sha256']}"
+
+
+def check_same_worlds(bound_to: str, digest: str, *, tokens: int, workspace: Workspace) -> None:
+    """Refuse worlds that are not those the secret was drawn from."""
+    if bound_to == digest:
+        return
+    same_records = bound_to.split("-")[0] == digest.split("-")[0]
+    what = "the adapters were trained again" if same_records else "its records, worlds or base model are others"
+    remedy = (
+        "Restore what it was, or make a new workspace."
+        if tokens
+        else f"No token has left yet, so you may start anew: empty {workspace.curator_path}."
+    )
+    raise CuratorError(
+        f"The secret and ledger of {workspace.path} belong to something else: {what}. A belief about other worlds "
+        f"protects nobody. {remedy}"
+    )

@@ -1,0 +1,74 @@
+"""Ledger and witness meet: at every opening both must tell the same story. Decides; reads and writes little."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paclm.errors import LedgerRolledBack, WitnessMissing
+from paclm.ledger import database
+from paclm.ledger.events import WitnessChanged
+from paclm.ledger.witness import Testimony, Witness
+from paclm.ledger.writer import Writer
+
+
+def meet_witness(writer: Writer, path: Path | None) -> None:
+    """Compare the heads and keep the witness for later commits; makes and records one that is named the first time."""
+    recorded = writer.state.witness
+    if path is None:
+        if recorded is not None:
+            raise WitnessMissing(
+                f"{writer.path} has a witness ({recorded}), and none was named. Without it nobody knows whether "
+                "this file is the newest. Name it; if it is lost for good, declare so with "
+                "paclm ledger replace-witness."
+            )
+        return
+    if recorded is None and not path.exists():
+        attach(writer, path, "first use")
+        return
+    witness = Witness(path, writer.keys)
+    try:
+        testimony = witness.read()
+        if testimony.ledger != writer.opened.ledger or (recorded is not None and testimony.witness != recorded):
+            raise WitnessMissing(f"{path} is the witness of another ledger. Name the one of {writer.path}.")
+        ahead = rows_ahead(writer, testimony)
+    except BaseException:
+        witness.close()
+        raise
+    writer.witness = witness
+    if recorded is None:  # a crash came between making the witness and recording it
+        writer.append(WitnessChanged(None, testimony.witness, "first use"))
+    elif ahead:  # a crash came between the commit and its witness; nothing had left by then
+        witness.write(writer.testimony(recorded))
+
+
+def attach(writer: Writer, path: Path, confirmed_by: str) -> None:
+    """Make a witness and record it; a witness on record before is no longer asked for."""
+    name = Witness.new_name()
+    witness = Witness.create(path, writer.keys, writer.testimony(name))
+    writer.witness = witness
+    writer.append(WitnessChanged(writer.state.witness, name, confirmed_by))
+
+
+def rows_ahead(writer: Writer, testimony: Testimony) -> int:
+    """How many rows the ledger has that the witness does not know: 0 or 1; anything else is refused."""
+    with database.translated(writer.path):
+        found = writer.db.execute("SELECT digest FROM events WHERE seq = ?", (testimony.head.seq,)).fetchone()
+        (ahead,) = writer.db.execute("SELECT count(*) FROM events WHERE seq > ?", (testimony.head.seq,)).fetchone()
+    if writer.head.seq < testimony.head.seq:
+        raise LedgerRolledBack(
+            f"{writer.path} ends at row {writer.head.seq}, and its witness has seen row {testimony.head.seq}: the file "
+            "was put back to an earlier day, and what was charged since is missing. Put the newest file back, or "
+            "adopt this one with paclm ledger adopt, which takes account and belief from the witness."
+        )
+    if found is None or found[0] != testimony.head.digest:
+        raise LedgerRolledBack(
+            f"Row {testimony.head.seq} of {writer.path} is not the one its witness has seen: another copy of this "
+            "ledger was in use. Put the file back that the witness knows; two histories of one secret cannot be merged."
+        )
+    if ahead > 1:
+        raise LedgerRolledBack(
+            f"The witness of {writer.path} is {ahead} rows behind it, where a crash leaves it one behind: the witness "
+            "was itself put back to an earlier day. If the ledger's file is the newest, declare so with "
+            "paclm ledger replace-witness."
+        )
+    return int(ahead)

@@ -1,0 +1,141 @@
+"""Backup, restore and a lost witness: rare, explicit, recorded, and always on the safe side.
+
+A restored file lacks the charges made after it was copied, and the belief that they left. With a witness both come
+back exactly. Without one nobody knows how much has left: everything counts as spent, for good.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+from paclm.errors import LedgerError, LedgerRolledBack, WitnessMissing
+from paclm.ledger import database
+from paclm.ledger.attendance import attach, rows_ahead
+from paclm.ledger.chain import Keys
+from paclm.ledger.events import Restored, WitnessChanged
+from paclm.ledger.witness import Testimony, Witness
+from paclm.ledger.writer import Clock, Writer, hash_belief, utc_now
+from paclm.privacy.accounting import units_down
+
+
+def backup(path: str | Path, to: str | Path) -> None:
+    """Copy a ledger, also one in use, as of one moment. The copy is marked: it never opens before it is adopted."""
+    source_path, target_path = Path(path).absolute(), Path(to).absolute()
+    part = target_path.with_name(target_path.name + ".part")
+    if target_path.exists():
+        raise LedgerError(f"{target_path} is there already. A backup never overwrites another: choose a new name.")
+    part.unlink(missing_ok=True)
+    source = database.open_reader(source_path)
+    try:
+        database.create_file(part)
+        with database.translated(part):
+            target = sqlite3.connect(part, isolation_level=None)
+            try:
+                source.backup(target)
+                target.execute("PRAGMA journal_mode=DELETE").fetchall()  # one file, that can be carried anywhere
+                target.execute("PRAGMA synchronous=FULL")
+                target.execute(f"PRAGMA application_id={database.COPY}")
+            finally:
+                target.close()
+    finally:
+        source.close()
+    os.replace(part, target_path)
+    database.sync_folder(target_path.parent)
+
+
+def adopt_restored(
+    path: str | Path,
+    mac_key: bytes,
+    *,
+    confirmed_by: str,
+    old_keys: Sequence[bytes] = (),
+    witness: str | Path | None = None,
+    largest_total: float | None = None,
+    clock: Clock = utc_now,
+) -> Restored:
+    """Declare that this file came back from a backup, and charge all that can have been spent since.
+
+    With the witness: account and belief as the witness has them, nothing guessed. Without: the whole budget is spent
+    and nothing can be charged any more, because noise calibrated to an old belief protects less than it says; pass
+    `largest_total` if the total was ever extended beyond what this file knows.
+    """
+    keys = Keys(mac_key, old_keys)
+    writer = Writer(Path(path), keys, in_full=True, accept_copy=True, clock=clock)
+    try:
+        if witness is None:
+            total = writer.state.total_units if largest_total is None else units_down(largest_total)
+            event = _restored(writer, "none", confirmed_by, total_units=total)
+            writer.append(event)
+        else:
+            writer.witness = Witness(Path(witness).absolute(), keys)
+            event = _adopt_with_witness(writer, writer.witness.read(), confirmed_by)
+        with database.translated(writer.path):
+            writer.db.execute(f"PRAGMA application_id={database.LIVE}")
+        return event
+    finally:
+        writer.close()
+
+
+def _adopt_with_witness(writer: Writer, testimony: Testimony, confirmed_by: str) -> Restored:
+    if testimony.ledger != writer.opened.ledger or writer.state.witness not in (None, testimony.witness):
+        raise WitnessMissing(f"This is the witness of another ledger. Name the one of {writer.path}.")
+    if writer.head.seq >= testimony.head.seq:
+        rows_ahead(writer, testimony)  # the same history, or refused
+        event = _restored(writer, "current", confirmed_by)
+        writer.append(event)
+        return event
+    event = _restored(writer, "witness", confirmed_by, testimony=testimony)
+    writer.append(event, testimony.sealed_belief, seq=testimony.head.seq + 1)
+    return event
+
+
+def _restored(
+    writer: Writer,
+    proof: str,
+    confirmed_by: str,
+    *,
+    total_units: int | None = None,
+    testimony: Testimony | None = None,
+) -> Restored:
+    return Restored(
+        proof=proof,
+        last_seq=writer.head.seq,
+        lost_until=writer.head.seq if testimony is None else testimony.head.seq,
+        total_units=writer.state.total_units if total_units is None else total_units,
+        state=None if testimony is None else testimony.state,
+        settings=None if testimony is None else testimony.settings,
+        belief=None if testimony is None else hash_belief(testimony.sealed_belief),
+        confirmed_by=confirmed_by,
+    )
+
+
+def replace_witness(
+    path: str | Path,
+    mac_key: bytes,
+    *,
+    confirmed_by: str,
+    old_keys: Sequence[bytes] = (),
+    witness: str | Path | None,
+    clock: Clock = utc_now,
+) -> None:
+    """Declare that the witness on record is lost and that this file is the newest; name a new witness, or None.
+
+    The declaration is recorded with its author. It is the operator's word alone: a file that did come from a backup
+    must be adopted instead.
+    """
+    writer = Writer(Path(path), Keys(mac_key, old_keys), in_full=True, clock=clock)
+    try:
+        if witness is None:
+            writer.append(WitnessChanged(writer.state.witness, None, confirmed_by))
+            return
+        place = Path(witness).absolute()
+        if place.exists():
+            raise LedgerRolledBack(
+                f"{place} is there already. A new witness starts from nothing; one that exists is asked, not replaced."
+            )
+        attach(writer, place, confirmed_by)
+    finally:
+        writer.close()

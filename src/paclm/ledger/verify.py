@@ -1,0 +1,67 @@
+"""Verify a ledger without the secret, without a key if need be, and while it is in use. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paclm.errors import LedgerError, LedgerMissing, LedgerTampered
+from paclm.ledger import database
+from paclm.ledger.chain import Keys
+from paclm.ledger.reading import Contents, UsageTable, check_pages, read_all, read_contents, read_usage
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a ledger says, and whether it can be believed."""
+
+    intact: bool
+    problem: str | None
+    """The first thing that is wrong, as a sentence."""
+    bad_seq: int | None
+    """The first bad row, where one row can be named."""
+    macs_checked: bool
+    """False: hashes and sums were checked, but whoever can write the file could have recomputed them."""
+    is_copy: bool
+    """Made by `backup`; must be adopted before anything is released from it."""
+    num_events: int
+    contents: Contents | None
+    """Where the ledger stands; None where not even its newest row can be read."""
+    usage: UsageTable
+
+
+def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
+    """Recompute every hash, link, sum and figure; with keys (the newest first) also every MAC."""
+    path = Path(path)
+    known = Keys(keys[0], keys[1:]) if keys else None
+    contents: Contents | None = None
+    num_events, is_copy = 0, False
+    usage: UsageTable = {}
+    error: LedgerError | None = None
+    try:
+        db = database.open_reader(path)
+        try:
+            with database.translated(path):
+                db.execute("BEGIN")  # one view of the file, whatever a writer does meanwhile
+                is_copy = db.execute("PRAGMA application_id").fetchone() == (database.COPY,)
+                (num_events,) = db.execute("SELECT count(*) FROM events").fetchone()
+                contents, usage = read_contents(db, path, None), read_usage(db)
+                check_pages(db, path)
+                read_all(db, path, known)
+        finally:
+            db.close()
+    except LedgerMissing:
+        raise
+    except LedgerError as found:
+        error = found
+    return Report(
+        intact=error is None,
+        problem=None if error is None else str(error),
+        bad_seq=error.seq if isinstance(error, LedgerTampered) else None,
+        macs_checked=known is not None,
+        is_copy=is_copy,
+        num_events=num_events,
+        contents=contents,
+        usage=usage,
+    )

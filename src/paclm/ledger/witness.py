@@ -1,0 +1,156 @@
+"""A second file, best on another disk, that knows how far the ledger had come.
+
+Files can be put back to an older day and look whole; the witness then knows better. It holds head, running totals,
+settings and the sealed belief of the newest commit, so that a backup plus the witness lose nothing. Two slots take
+turns: a write torn by a crash spoils one, and the other is at most one commit old.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paclm.errors import LedgerError, LedgerFull, LedgerTampered, WitnessMissing
+from paclm.ledger.chain import Head, Keys
+from paclm.ledger.database import sync_folder
+from paclm.ledger.events import canonical
+
+_MAGIC = b"paclm witness 1\n"
+_SLOT_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Testimony:
+    """What a witness knows."""
+
+    witness: str
+    ledger: str
+    head: Head
+    state: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    sealed_belief: bytes
+
+
+class Witness:
+    """An open witness file. `write` returns when the testimony is on the disk."""
+
+    def __init__(self, path: Path, keys: Keys) -> None:
+        self.path = path
+        self.keys = keys
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise WitnessMissing(
+                f"The witness {path} cannot be opened ({error.strerror}). Mount its disk; if the file is lost for "
+                "good, declare so with paclm ledger replace-witness."
+            ) from None
+        self._slot_bytes = os.fstat(self._descriptor).st_size // 2
+        self._next_slot = 0
+
+    @classmethod
+    def create(cls, path: Path, keys: Keys, testimony: Testimony) -> Witness:
+        """A new witness with its first testimony; complete or absent, with room for beliefs several times as large."""
+        part = path.with_name(path.name + ".part")
+        slot = max(_SLOT_BYTES, 8 * len(testimony.sealed_belief))
+        try:
+            part.unlink(missing_ok=True)
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.fchmod(descriptor, 0o600)
+                os.pwrite(descriptor, bytes(2 * slot), 0)  # full size at once: later writes change no metadata
+            finally:
+                os.close(descriptor)
+            witness = cls(part, keys)
+            witness.write(testimony)
+            os.rename(part, path)
+            sync_folder(path.parent)
+        except OSError as error:
+            raise WitnessMissing(f"The witness {path} cannot be made ({error.strerror}).") from None
+        witness.path = path
+        return witness
+
+    @staticmethod
+    def new_name() -> str:
+        """A random name for a witness."""
+        return secrets.token_hex(8)
+
+    def read(self) -> Testimony:
+        """The newest whole testimony."""
+        slots = [os.pread(self._descriptor, self._slot_bytes, n * self._slot_bytes) for n in (0, 1)]
+        found = [(*content, n) for n, slot in enumerate(slots) if (content := _unpack(slot)) is not None]
+        if not found:
+            raise LedgerTampered(f"The witness {self.path} holds no whole testimony: both of its slots are damaged.")
+        payload, mac, slot = max(found, key=lambda content: int(json.loads(content[0])["seq"]))
+        self._next_slot = 1 - slot
+        fields = json.loads(payload)
+        if not hmac.compare_digest(self.keys.mac(fields["key"], payload), mac):
+            raise LedgerTampered(f"The witness {self.path} carries a MAC that the ledger's key did not make.")
+        return Testimony(
+            fields["witness"],
+            fields["ledger"],
+            Head(fields["seq"], bytes.fromhex(fields["digest"])),
+            fields["state"],
+            fields["settings"],
+            bytes.fromhex(fields["belief"]),
+        )
+
+    def write(self, testimony: Testimony) -> None:
+        """Record a newer head durably, over the older of the two slots."""
+        payload = canonical(
+            {
+                "witness": testimony.witness,
+                "ledger": testimony.ledger,
+                "key": self.keys.current,
+                "seq": testimony.head.seq,
+                "digest": testimony.head.digest.hex(),
+                "state": dict(testimony.state),
+                "settings": dict(testimony.settings),
+                "belief": testimony.sealed_belief.hex(),
+            }
+        ).encode()
+        slot = _pack(payload, self.keys.mac(self.keys.current, payload))
+        if len(slot) > self._slot_bytes:
+            raise LedgerFull(f"The witness {self.path} has room for {self._slot_bytes} bytes, not {len(slot)}.")
+        try:
+            written = os.pwrite(self._descriptor, slot, self._next_slot * self._slot_bytes)
+            _sync(self._descriptor)
+        except OSError as error:
+            raise LedgerError(f"The witness {self.path} cannot be written: {error.strerror}. Mend its disk.") from None
+        if written != len(slot):
+            raise LedgerFull(f"The witness {self.path} took {written} of {len(slot)} bytes. Make room on its disk.")
+        self._next_slot = 1 - self._next_slot
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+def _pack(payload: bytes, mac: bytes) -> bytes:
+    body = _MAGIC + len(payload).to_bytes(4, "big") + payload + mac
+    return body + hashlib.sha256(body).digest()
+
+
+def _unpack(slot: bytes) -> tuple[bytes, bytes] | None:
+    start = len(_MAGIC) + 4
+    if slot[: len(_MAGIC)] != _MAGIC:
+        return None
+    end = start + int.from_bytes(slot[len(_MAGIC) : start], "big")
+    if hashlib.sha256(slot[: end + 32]).digest() != slot[end + 32 : end + 64]:
+        return None
+    return slot[start:end], slot[end : end + 32]
+
+
+def _sync(descriptor: int) -> None:
+    if sys.platform == "darwin":  # fsync there stops at the drive's cache
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fdatasync(descriptor)

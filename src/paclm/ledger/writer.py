@@ -1,0 +1,220 @@
+"""The one place that writes: a row, its figures and the belief in one transaction, then the witness.
+
+After any failure it refuses everything, because nobody knows then what reached the disk: only a new opening finds out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
+
+from paclm.config import MechanismConfig
+from paclm.errors import LedgerDamaged, LedgerError, LedgerRolledBack, LedgerStopped, RandomnessMisuse
+from paclm.ledger import database
+from paclm.ledger.chain import GENESIS, Head, Keys, make_row
+from paclm.ledger.events import COUNTS, Event, Opened, Usage
+from paclm.ledger.lock import WriterLock
+from paclm.ledger.reading import (
+    UsageTable,
+    add_usages,
+    check_pages,
+    new_settings,
+    read_chain,
+    read_contents,
+)
+from paclm.ledger.state import apply, to_state_fields, usages
+from paclm.ledger.witness import Testimony, Witness
+
+Clock = Callable[[], datetime]
+
+_ADD_ROW = "INSERT INTO events VALUES (?,?,?,?,?,?,?,?)"
+_SET_BELIEF = "INSERT OR REPLACE INTO belief VALUES (1, ?, ?)"
+_FIND_FIGURES = f"SELECT {', '.join(COUNTS)} FROM usage WHERE hour = ? AND key = ?"
+_SET_FIGURES = f"INSERT OR REPLACE INTO usage (hour, key, {', '.join(COUNTS)}) VALUES (?,?,?,?,?,?,?)"
+
+
+def utc_now() -> datetime:
+    """The time of a row: for people and for figures by day; nothing is decided by it."""
+    return datetime.now(UTC)
+
+
+def stamp(clock: Clock) -> str:
+    """Now, in UTC, as rows have it."""
+    return clock().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class Writer:
+    """An open ledger file and its lock, from `load` to `close`."""
+
+    def __init__(
+        self, path: Path, keys: Keys, *, in_full: bool, accept_copy: bool = False, clock: Clock = utc_now
+    ) -> None:
+        """Open without asking the witness; every caller has its own questions for it."""
+        self.path = path.absolute()
+        self.keys = keys
+        self.witness: Witness | None = None
+        self._clock = clock
+        self._process = os.getpid()
+        self._failure: str | None = None
+        self.one_at_a_time = threading.RLock()
+        database.check_private(self.path)
+        self._lock = WriterLock(lock_path(self.path))
+        try:
+            self.db = database.open_writer(self.path)
+            try:
+                self._load(in_full, accept_copy)
+            except BaseException:
+                self.db.close()
+                raise
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _load(self, in_full: bool, accept_copy: bool) -> None:
+        with database.translated(self.path):
+            (kind,) = self.db.execute("PRAGMA application_id").fetchone()
+            if kind == database.COPY and not accept_copy:
+                raise LedgerRolledBack(
+                    f"{self.path} is a backup copy: tokens may have left after it was made. Adopt it with "
+                    "paclm ledger adopt, which charges what can have been spent since."
+                )
+            if kind not in (database.LIVE, database.COPY):
+                raise LedgerDamaged(f"{self.path} is not a ledger: it was overwritten or emptied. Restore a backup.")
+            if in_full:
+                check_pages(self.db, self.path)
+            with transaction(self.db):
+                database.migrate(self.db, stamp(self._clock), self.path)
+            contents = (read_chain if in_full else read_contents)(self.db, self.path, self.keys)
+        if contents.key != self.keys.current:
+            raise LedgerError(f"The newest rows of {self.path} are signed with an old key. Pass the newest key first.")
+        self.opened = contents.opened
+        self.head = contents.head
+        self.state = contents.state
+        self.settings = contents.settings
+        self.sealed_belief = contents.sealed_belief
+
+    def append(self, event: Event, sealed_belief: bytes | None = None, seq: int | None = None) -> None:
+        """Write one event durably. When this returns it is on the disk, and the witness knows."""
+        with self.one_at_a_time:
+            self.refuse_if_stopped()
+            seq = self.head.seq + 1 if seq is None else seq
+            after = apply(self.state, seq, event)
+            row = make_row(self.head, seq, stamp(self._clock), event, after, self.keys)
+            try:
+                with database.translated(self.path), transaction(self.db):
+                    self.db.execute(_ADD_ROW, row)
+                    add_figures(self.db, row.at, usages(self.state, after, event))
+                    if sealed_belief is not None:
+                        self.db.execute(_SET_BELIEF, (after.belief_seq, sealed_belief))
+                self.head, self.state = Head(seq, row.digest), after
+                if sealed_belief is not None:
+                    self.sealed_belief = sealed_belief
+                if (settings := new_settings(event)) is not None:
+                    self.settings = MechanismConfig(**settings)
+                if self.witness is not None and self.state.witness is not None:
+                    self.witness.write(self.testimony(self.state.witness))
+            except BaseException as failure:
+                self._failure = str(failure) or type(failure).__name__
+                raise
+
+    def use_keys(self, keys: Keys) -> None:
+        """Sign rows and testimonies with other keys from now on."""
+        self.keys = keys
+        if self.witness is not None:
+            self.witness.keys = keys
+
+    def testimony(self, witness: str) -> Testimony:
+        """What a witness of that name should know now."""
+        return Testimony(
+            witness,
+            self.opened.ledger,
+            self.head,
+            to_state_fields(self.state),
+            dataclasses.asdict(self.settings),
+            self.sealed_belief,
+        )
+
+    def refuse_if_stopped(self) -> None:
+        """Nothing is written after a failure, after `close`, or in a process that was forked off."""
+        if self._failure is not None:
+            raise LedgerStopped(f"This ledger stopped: {self._failure} Restart to go on from what is on the disk.")
+        if os.getpid() != self._process:
+            raise LedgerStopped("This ledger was opened before the process forked. One secret has one writer.")
+
+    def close(self) -> None:
+        """Close files and let the next writer in; closing twice is fine."""
+        with self.one_at_a_time:
+            if self._failure == _CLOSED:
+                return
+            self._failure = _CLOSED
+            if self.witness is not None:
+                self.witness.close()
+            self.db.close()
+            self._lock.release()
+
+    def __reduce__(self) -> NoReturn:
+        raise RandomnessMisuse("An open ledger cannot be pickled or copied: one secret has one writer.")
+
+
+_CLOSED = "it was closed."
+
+
+def write_first_row(path: Path, event: Opened, sealed_belief: bytes, keys: Keys, clock: Clock) -> None:
+    """A new file with the row that opens a ledger, durable."""
+    database.create_file(path)
+    at = stamp(clock)
+    with database.translated(path):
+        db = sqlite3.connect(path, isolation_level=None)
+        try:
+            db.execute("PRAGMA synchronous=FULL")
+            with transaction(db):
+                db.execute(f"PRAGMA application_id={database.LIVE}")
+                database.migrate(db, at, path)
+                row = make_row(Head(0, GENESIS), 1, at, event, apply(None, 1, event), keys)
+                db.execute(_ADD_ROW, row)
+                db.execute(_SET_BELIEF, (1, sealed_belief))
+        finally:
+            db.close()
+
+
+def add_figures(db: sqlite3.Connection, at: str, entries: tuple[Usage, ...]) -> None:
+    """Add an event's entries to the figures by hour and key."""
+    added: UsageTable = {}
+    add_usages(added, at, entries)
+    for place, counts in added.items():
+        found = db.execute(_FIND_FIGURES, place).fetchone()
+        if found is not None:
+            counts = tuple(int(old) + new for old, new in zip(found, counts, strict=True))
+        stored = (str(n) if name == "units" else n for name, n in zip(COUNTS, counts, strict=True))
+        db.execute(_SET_FIGURES, (*place, *stored))
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """All or nothing; the commit is on the disk when the block has ended."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def lock_path(path: Path) -> Path:
+    """The lock beside a ledger."""
+    return path.with_name("ledger.lock")
+
+
+def hash_belief(sealed: bytes) -> str:
+    """What the rows say of a sealed belief."""
+    return hashlib.sha256(sealed).hexdigest()

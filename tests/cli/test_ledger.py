@@ -1,0 +1,190 @@
+"""`paclm ledger`: figures as in the contract, bounds at the committed total only, and a question before extending."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from typer.testing import CliRunner
+
+from paclm.cli.ledger import picture
+from paclm.cli.main import app
+from paclm.config import MechanismConfig
+from paclm.curator.keys import load_keys
+from paclm.errors import InvalidInput, LedgerBusy, LedgerError, LedgerMissing, LedgerRolledBack
+from paclm.ledger.events import Usage
+from paclm.ledger.ledger import Ledger
+from paclm.privacy.bounds import success_bound
+
+PRICE = 2**28
+
+
+def run(*arguments, **options):
+    done = CliRunner().invoke(app, ["ledger", *map(str, arguments)], catch_exceptions=True, **options)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+@pytest.fixture
+def workspace(tmp_path, monkeypatch):
+    """As much of a workspace as the commands need: settings, a key and a ledger with five days of use."""
+    for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_WITNESS"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "clinic"
+    (folder / "curator").mkdir(parents=True)
+    (folder / "curator").chmod(0o700)
+    write_total(folder, "2^-10")
+    now = datetime(2026, 11, 10, 8, tzinfo=UTC)
+    with open_ledger(folder, clock=lambda: now) as ledger:
+        for day in range(5):
+            now += timedelta(days=1)
+            tokens = 4 * (day + 1)
+            ledger.commit(
+                [Usage("alice", tokens, day, tokens, tokens * PRICE), Usage("bob", public_tokens=3)], b"%d" % day
+            )
+    return folder
+
+
+def open_ledger(folder, **changes):
+    key = load_keys(folder / "curator", may_create=True).mac.reveal()
+    path = folder / "curator" / "ledger.sqlite"
+    if path.exists():
+        return Ledger.open(path, key, **changes)
+    settings = MechanismConfig(per_token=2.0**-32, total=2.0**-10)
+    return Ledger.create(
+        path, key, workspace="w", num_worlds=128, settings=settings, sealed_belief=b"sealed", **changes
+    )
+
+
+def write_total(folder, total):
+    (folder / "paclm.toml").write_text(f'[mechanism]\nper_token = "2^-32"\ntotal = "{total}"\n')
+
+
+def test_show_prints_the_figures_of_the_contract(workspace):
+    figures = json.loads(run("show", workspace, "--json").output)
+    expected = {
+        "private_tokens": 60,
+        "public_tokens": 15,
+        "dissent_tokens": 10,
+        "charged_tokens": 60,
+        "spent_nats": 60 * 2.0**-32,
+        "total_nats": 2.0**-10,
+        "remaining_tokens": 2**22 - 60,
+        "mia_bound": success_bound(2.0**-10, 1 / 2),
+        "world_id_bound": success_bound(2.0**-10, 1 / 128),
+        "intact": True,
+    }
+    assert list(figures.items()) == list(expected.items())
+
+
+def test_show_tells_people_by_day_by_key_and_in_a_picture(workspace):
+    shown = run("show", workspace).output
+    for text in ("Spent so far", "2026-11-15", "alice", "bob", "█", "committed total of 2^-10", "52.2093%", "intact"):
+        assert text in shown
+    assert f"{success_bound(60 * 2.0**-32, 1 / 2):.4%}" not in shown  # never a bound at the spend
+
+
+def test_show_works_without_the_key_and_while_the_ledger_is_in_use(workspace):
+    with open_ledger(workspace):
+        (workspace / "curator" / "key").unlink()
+        assert json.loads(run("show", workspace, "--json").output)["intact"]
+
+
+def test_show_and_verify_say_so_when_a_row_was_edited(workspace):
+    db = sqlite3.connect(workspace / "curator" / "ledger.sqlite")
+    (sql,) = db.execute("SELECT sql FROM sqlite_master WHERE name = 'events_no_update'").fetchone()
+    db.execute("DROP TRIGGER events_no_update")
+    db.execute("UPDATE events SET body = replace(body, 'alice', 'carol') WHERE seq = 3")
+    db.execute(sql)
+    db.commit()
+    db.close()
+    assert json.loads(run("show", workspace, "--json").output)["intact"] is False
+    assert "NOT INTACT: Row 3" in run("show", workspace).output
+    done = run("verify", workspace, "--json")
+    assert done.exit_code == 1
+    assert json.loads(done.output)["bad_row"] == 3
+
+
+def test_verify_checks_macs_with_the_key_and_says_when_it_did_not(workspace):
+    figures = json.loads(run("verify", workspace, "--json").output)
+    assert (figures["intact"], figures["macs_checked"], figures["rows"]) == (True, True, 6)
+    assert "without the key no MACs" in run("verify", workspace, "--without-key").output
+
+
+def test_a_workspace_without_a_ledger_is_told_so(tmp_path):
+    with pytest.raises(LedgerMissing, match="first generates a token"):
+        run("show", tmp_path)
+
+
+def test_a_ledger_that_cannot_be_read_is_an_error(workspace):
+    (workspace / "curator" / "ledger.sqlite").write_bytes(b"nothing like a database" * 100)
+    with pytest.raises(LedgerError, match="not a whole database"):
+        run("show", workspace)
+
+
+def test_extend_states_both_bounds_and_asks(workspace):
+    write_total(workspace, "2^-9")
+    declined = run("extend", workspace, input="n\n")
+    assert declined.exit_code == 1
+    for text in ("2^-10 → 2^-9", "52.2093% → 53.1240%", "also for what has left already"):
+        assert text in declined.output
+    assert json.loads(run("show", workspace, "--json").output)["total_nats"] == 2.0**-10
+    assert run("extend", workspace, input="y\n").exit_code == 0
+    after = json.loads(run("show", workspace, "--json").output)
+    assert (after["total_nats"], after["mia_bound"]) == (2.0**-9, success_bound(2.0**-9, 1 / 2))
+
+
+def test_extend_without_a_question_gives_the_figures(workspace):
+    write_total(workspace, "2^-9")
+    figures = json.loads(run("extend", workspace, "--yes", "--json").output)
+    assert figures["old_mia_bound"] < figures["new_mia_bound"] == success_bound(2.0**-9, 1 / 2)
+
+
+def test_extend_takes_the_new_total_from_the_settings(workspace):
+    with pytest.raises(InvalidInput, match="Write the larger total into"):
+        run("extend", workspace, "--yes")
+    (workspace / "paclm.toml").write_text("[mechanism]\n")
+    with pytest.raises(InvalidInput, match="sets no total"):
+        run("extend", workspace, "--yes")
+
+
+def test_extend_is_refused_while_the_ledger_is_in_use(workspace):
+    write_total(workspace, "2^-9")
+    with open_ledger(workspace), pytest.raises(LedgerBusy, match="One secret has one writer"):
+        run("extend", workspace, "--yes")
+
+
+def test_a_backup_is_adopted_with_the_witness_or_at_the_price_of_the_budget(workspace, tmp_path, monkeypatch):
+    path, copy, witness = workspace / "curator" / "ledger.sqlite", tmp_path / "copy.sqlite", tmp_path / "witness"
+    open_ledger(workspace, witness=witness).close()
+    run("backup", workspace, copy)
+    with open_ledger(workspace, witness=witness) as ledger:
+        ledger.commit([Usage("alice", 1, 1, 1, PRICE)], b"newest")
+    path.write_bytes(copy.read_bytes())
+    with pytest.raises(LedgerRolledBack):
+        open_ledger(workspace, witness=witness)
+    monkeypatch.setenv("PACLM_WITNESS", str(witness))
+    assert "taken from the witness" in run("adopt", workspace).output
+    with open_ledger(workspace, witness=witness) as ledger:
+        assert (ledger.sealed_belief, ledger.account.tokens) == (b"newest", 61)
+    monkeypatch.delenv("PACLM_WITNESS")
+    assert run("adopt", workspace, input="n\n").exit_code == 1
+    assert "counts as spent" in run("adopt", workspace, "--yes").output
+    assert json.loads(run("show", workspace, "--json").output)["remaining_tokens"] == 0
+
+
+def test_a_lost_witness_is_replaced_after_a_question(workspace, tmp_path):
+    open_ledger(workspace, witness=tmp_path / "old").close()
+    assert run("replace-witness", workspace, tmp_path / "new", input="n\n").exit_code == 1
+    assert "is now" in run("replace-witness", workspace, tmp_path / "new", input="y\n").output
+    open_ledger(workspace, witness=tmp_path / "new").close()
+
+
+def test_the_picture_has_a_bar_for_each_span_of_time():
+    assert picture([("2026-11-20T08", 1)]) == "█"
+    assert picture([("2026-11-20T08", 1), ("2026-11-20T10", 8)]) == "▁ █"
+    long = picture([("2026-01-01T00", 5), ("2026-12-31T23", 5)])
+    assert (len(long), long.strip("█ ")) == (60, "")

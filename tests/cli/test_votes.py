@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from paclm.cli.main import app
+from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
+from paclm.engine.base import base_of, load_model
+from paclm.errors import EngineError, InvalidInput
+from paclm.study.votes import RecordedVotes
+from paclm.worlds.workspace import Workspace
+
+WORLDS = 4
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def adapters(workspace: Workspace, worlds: int, seed: int) -> AdapterStack:
+    base = base_of(workspace)
+    model = load_model(base, torch.float32)
+    start = AdapterStack.initial(find_targets(model, AdapterSpec()), AdapterSpec(), worlds, seed, base.fingerprint)
+    generator = torch.Generator().manual_seed(seed)
+    B = {layer: torch.empty_like(b).normal_(0.0, 0.02, generator=generator) for layer, b in start.B.items()}
+    return AdapterStack(start.spec, start.base, start.A, B)
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("votes") / "clinic"
+    run("init", folder, "--corpus", "clinic:40", "--base", "tiny", "--worlds", WORLDS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def workspace(untrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "clinic"
+    run("init", folder, "--corpus", "clinic:40", "--base", "tiny", "--worlds", WORLDS)
+    opened = Workspace.open(folder)
+    adapters(opened, WORLDS, 0).save(opened.adapters_path / "worlds.safetensors")
+    opened.with_adapters("worlds.safetensors")
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("The patient reports a mild headache since Monday. Blood pressure is normal. " * 3)
+    return path
+
+
+def test_a_prompt_gives_support_votes_and_unanimity(workspace: Path) -> None:
+    figures = json.loads(run("votes", workspace, "--prompt", "The patient reports", "--decoder", "greedy", "--json"))
+    assert set(figures) == {"support", "votes", "unanimous"}
+    assert len(set(figures["support"])) == 200
+    assert len(figures["votes"]) == WORLDS
+    assert set(figures["votes"]) <= set(figures["support"])
+    assert figures["unanimous"] == (len(set(figures["votes"])) == 1)
+
+
+def test_the_same_seed_gives_the_same_votes_and_another_seed_others(workspace: Path) -> None:
+    def votes(seed: int) -> list[int]:
+        found = run("votes", workspace, "--prompt", "Then", "--seed", seed, "--temperature", 3, "--json")
+        return list(json.loads(found)["votes"])
+
+    assert votes(1) == votes(1)
+    assert len({tuple(votes(seed)) for seed in range(4)}) > 1
+
+
+def test_people_see_tokens_and_counts(workspace: Path) -> None:
+    shown = run("votes", workspace, "--prompt", "The patient", "--seed", 5)
+    assert f"of {WORLDS}" in shown
+    assert "seed 5" in shown
+
+
+def test_votes_along_a_text_can_be_replayed(workspace: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "votes.npz"
+    figures = json.loads(run("votes", workspace, "--text", text, "--out", out, "--seed", 1, "--window", 16, "--json"))
+    recorded = RecordedVotes.load(out)
+    assert recorded.votes.shape == (figures["positions"], WORLDS)
+    assert recorded.full is None
+    assert recorded.truth is not None
+    assert recorded.public is not None
+    assert figures["unanimity"] == pytest.approx(1 - recorded.is_dissent.mean())
+    replayed = json.loads(
+        run("replay", out, "--per-token", "2^-8", "--tokens", 8, "--sessions", 2, "--seed", 1, "--json")
+    )
+    assert replayed["positions"] == figures["positions"]
+
+
+def test_the_full_adapter_is_recorded_when_there_is_one(workspace: Path, text: Path, tmp_path: Path) -> None:
+    opened = Workspace.open(workspace)
+    run("votes", workspace, "--text", text, "--out", tmp_path / "before.npz", "--seed", 2, "--limit", 20)
+    adapters(opened, 1, 9).save(opened.adapters_path / "full.safetensors")
+    try:
+        run("votes", workspace, "--text", text, "--out", tmp_path / "after.npz", "--seed", 2, "--limit", 20)
+    finally:
+        (opened.adapters_path / "full.safetensors").unlink()
+    before, after = RecordedVotes.load(tmp_path / "before.npz"), RecordedVotes.load(tmp_path / "after.npz")
+    assert after.full is not None
+    assert after.full.shape == (19,)
+    assert np.array_equal(before.votes, after.votes)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--prompt", "a", "--text", "b.txt"], ["--text", "b.txt"], ["--prompt", "a", "--out", "v.npz"]]
+)
+def test_half_a_question_is_refused(workspace: Path, arguments: list[str]) -> None:
+    with pytest.raises(InvalidInput):
+        run("votes", workspace, *arguments)
+
+
+def test_untrained_worlds_are_sent_to_training(untrained: Path) -> None:
+    with pytest.raises(EngineError, match="paclm train"):
+        run("votes", untrained, "--prompt", "a")
+
+
+def test_export_writes_folders_that_peft_loads_and_warns(workspace: Path, tmp_path: Path) -> None:
+    import peft
+
+    result = CliRunner().invoke(app, ["export", str(workspace), "--peft", str(tmp_path / "peft")])
+    assert result.exit_code == 0
+    assert "Never publish" in result.stderr
+    folders = sorted((tmp_path / "peft").iterdir())
+    assert len(folders) == WORLDS
+    opened = Workspace.open(workspace)
+    loaded = peft.PeftModel.from_pretrained(load_model(base_of(opened), torch.float32), folders[2])
+    stack = AdapterStack.load(opened.adapters_path / "worlds.safetensors")
+    layer = stack.layers[0]
+    parameter = loaded.get_parameter(f"base_model.model.{layer}.lora_B.default.weight")
+    assert torch.equal(parameter, stack.B[layer][2])
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    check = "import sys, paclm.cli.votes, paclm.cli.export; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -1,0 +1,66 @@
+"""Small workspaces with random adapters: real engine, real ledger, real files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from curator.deployments import ScriptedEngine, build_workspace, set_mechanism
+from paclm import Curator
+from paclm.engine.engine import Engine
+from paclm.worlds.workspace import Workspace
+
+MakeWorkspace = Callable[..., Workspace]
+
+
+@pytest.fixture(autouse=True)
+def no_keys_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_WITNESS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory, texts: list[str], small_base: Path) -> Path:
+    return build_workspace(tmp_path_factory.mktemp("template") / "clinic", texts[:60], small_base).path
+
+
+@pytest.fixture(scope="session")
+def engine(template: Path) -> Engine:
+    """One engine for all tests: it keeps nothing between sequences."""
+    from paclm.engine.loading import open_engine
+
+    return open_engine(Workspace.open(template), support_size=40)
+
+
+@pytest.fixture
+def scripted() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture
+def open_curator(scripted: ScriptedEngine, small_tokenizer: Any) -> Callable[..., Curator]:
+    """A curator over the scripted engine, unless the options name another."""
+
+    def open_curator(workspace: Workspace, **options: Any) -> Curator:
+        return Curator.open(workspace, **{"engine": scripted, "tokenizer": small_tokenizer, **options})
+
+    return open_curator
+
+
+@pytest.fixture
+def make(tmp_path: Path, template: Path) -> MakeWorkspace:
+    """A fresh copy of the workspace with these settings in [mechanism]."""
+
+    def make(name: str = "clinic", **mechanism: Any) -> Workspace:
+        target = tmp_path / name
+        if not target.exists():
+            shutil.copytree(template, target)
+        settings = {"per_token": "2^-16", "total": "2^-4", "support_size": 40, **mechanism}
+        set_mechanism(target, **settings)
+        return Workspace.open(target)
+
+    return make

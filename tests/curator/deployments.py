@@ -1,0 +1,102 @@
+"""What tests and their worker processes share: a small workspace with random adapters, and its settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paclm.engine.engine import Ballot
+
+WORLDS = 8
+SUPPORT = 40
+CONTEXT = 64
+
+
+def build_workspace(path: Path, texts: list[str], base_folder: Path, spread: float = 0.6) -> Any:
+    """A workspace over a few texts, whose worlds have random adapters that disagree now and then."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
+    from paclm.engine.base import load_model
+    from paclm.worlds.creation import create_workspace
+    from paclm.worlds.fingerprints import Base, fingerprint_base
+    from paclm.worlds.records import ReadOptions, Row, collect_records
+
+    base = Base(str(base_folder), base_folder, fingerprint_base(base_folder))
+    rows = (Row(f"n:{i}", {"text": text}) for i, text in enumerate(texts, start=1))
+    workspace = create_workspace(
+        path,
+        corpus=collect_records("notes", rows, ReadOptions()),
+        base=base,
+        tokenizer=AutoTokenizer.from_pretrained(base_folder),
+        num_worlds=WORLDS,
+        holdout=4,
+    ).workspace
+    spec = AdapterSpec(rank=2, alpha=4.0)
+    targets = find_targets(load_model(base, torch.float32), spec)
+    start = AdapterStack.initial(targets, spec, WORLDS, 3, base.fingerprint, coupled=False)
+    generator = torch.Generator().manual_seed(5)
+    B = {layer: torch.empty_like(b).normal_(0.0, spread, generator=generator) for layer, b in start.B.items()}
+    AdapterStack(spec, base.fingerprint, start.A, B).save(workspace.adapters_path / "worlds.safetensors")
+    return workspace.with_adapters("worlds.safetensors")
+
+
+def set_mechanism(path: Path, **settings: Any) -> None:
+    """Write these settings, and no others, into [mechanism]."""
+    lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+    runtime = '\n[runtime]\ndevice = "cpu"\nmax_sequences = 64\ncontext = 64\n'
+    (path / "paclm.toml").write_text("[mechanism]\n" + "\n".join(lines) + "\n" + runtime)
+
+
+class ScriptedEngine:
+    """Votes by a fixed rule of context and coins, no model: quick, and every ballot is kept for the test to replay."""
+
+    def __init__(self, vocabulary: int = 700, dissent: float = 0.5, num_slots: int = 64) -> None:
+        self.num_worlds, self.support_size, self.vocabulary, self.context = WORLDS, SUPPORT, vocabulary, CONTEXT
+        self.dissent = dissent
+        self.num_slots = num_slots
+        self.ballots: list[Ballot] = []
+        self.sequences: dict[int, list[int]] = {}
+        self.num_added = 0
+
+    @property
+    def num_free(self) -> int:
+        return self.num_slots - len(self.sequences)
+
+    def add(self, tokens: Any, max_new_tokens: int = 0) -> int:
+        assert len(tokens) + max_new_tokens <= self.context
+        assert self.num_free
+        self.num_added += 1
+        self.sequences[self.num_added] = list(tokens)
+        return self.num_added
+
+    def append(self, handle: int, token: int) -> None:
+        self.sequences[handle].append(token)
+
+    def remove(self, handle: int) -> None:
+        del self.sequences[handle]
+
+    def step(self, handles: list[int], coins: np.ndarray, temperature: list[float]) -> Ballot:
+        assert coins.shape == (len(handles), self.support_size)
+        rows = [self._vote(self.sequences[h], c, t) for h, c, t in zip(handles, coins, temperature, strict=True)]
+        self.ballots.append(Ballot(*(np.array(part) for part in zip(*rows, strict=True))))
+        return self.ballots[-1]
+
+    def probe(self, context: Any, coins: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        no_coins = np.zeros(self.support_size)
+        _, votes, _ = self._vote(list(context), no_coins if coins is None else coins, 0.0 if coins is None else 1.0)
+        return votes, np.zeros(1)
+
+    def _vote(self, tokens: list[int], coins: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray, int]:
+        rng = np.random.default_rng(tokens)
+        support = np.sort(rng.choice(np.arange(1, self.vocabulary), self.support_size, replace=False))
+        score = rng.normal(size=self.support_size) + temperature * coins
+        first, second = np.argsort(-score)[:2]
+        votes = np.full(self.num_worlds, support[first])
+        if rng.random() < self.dissent:
+            votes[rng.permutation(self.num_worlds)[: rng.integers(1, self.num_worlds)]] = support[second]
+        return support, votes, int(support[first])

@@ -1,0 +1,351 @@
+"""Tokens leave after their charge is durable, in order, as many as the budget affords, and marked for what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from curator.deployments import CONTEXT, ScriptedEngine
+from paclm import Curator, Noise, Workspace
+from paclm.engine.engine import Engine
+from paclm.errors import BudgetExceeded, CuratorError, InvalidInput, LedgerError, UnsoundState
+from paclm.ledger.verify import verify
+from paclm.privacy.accounting import units_up
+
+Make = Callable[..., Workspace]
+OpenCurator = Callable[..., Curator]
+B = 2.0**-16
+
+
+def test_an_answer_says_what_left_what_it_cost_and_what_is_promised(make: Make, open_curator: OpenCurator) -> None:
+    with open_curator(make()) as curator:
+        out = curator.generate("the patient", 12)
+        again = curator.generate("the patient", 3)
+    assert len(out.tokens) == len(out.marks) == out.private_tokens == 12
+    assert set(out.marks) == {"agreed", "disputed"}
+    assert (out.public_tokens, out.finish_reason) == (0, "length")
+    assert out.charged_nats == out.spent_nats == 12 * B
+    assert (again.charged_nats, again.spent_nats) == (3 * B, 15 * B)
+    assert out.total_nats == 2.0**-4
+    assert again.remaining_tokens == 4096 - 15
+    assert out.mia_bound == pytest.approx(0.674909, abs=1e-6)  # at the total, whatever was spent
+    assert again.mia_bound == out.mia_bound
+    assert 1 / 8 < out.world_id_bound < 1
+
+
+def test_text_is_that_of_the_tokens(make: Make, open_curator: OpenCurator, small_tokenizer: Any) -> None:
+    with open_curator(make()) as curator:
+        out = curator.generate(small_tokenizer.encode("the patient"), 20)
+    assert out.text == small_tokenizer.decode(list(out.tokens), clean_up_tokenization_spaces=False)
+
+
+def test_a_stream_gives_the_same_pieces_one_by_one(make: Make, open_curator: OpenCurator) -> None:
+    with open_curator(make(release="plurality")) as curator:  # no noise: the same coins give the same tokens
+        whole = curator.generate("the patient", 15, coins_seed=9)
+        pieces = list(curator.stream("the patient", 15, coins_seed=9))
+    assert tuple(piece.token for piece in pieces) == whole.tokens
+    assert tuple(piece.mark for piece in pieces) == whole.marks
+    assert "".join(piece.text for piece in pieces) == whole.text
+
+
+def test_coins_can_be_set_and_noise_cannot(make: Make, open_curator: OpenCurator) -> None:
+    with open_curator(make(release="plurality")) as curator:
+        first, second = (curator.generate("the", 20, coins_seed=1).tokens for _ in range(2))
+        third = curator.generate("the", 20, coins_seed=2).tokens
+        fresh = {curator.generate("the", 20).tokens for _ in range(2)}
+        with pytest.raises(TypeError, match="seed"):
+            curator.generate("the", 20, seed=1)  # type: ignore[call-arg]
+        assert isinstance(curator._noise, Noise)
+    assert first == second != third
+    assert len(fresh) == 2
+
+
+def test_greedy_and_temperature_come_from_the_request_or_else_from_the_settings(
+    make: Make, open_curator: OpenCurator
+) -> None:
+    with open_curator(make(temperature=0.7)) as curator:
+        assert curator.request("the", 1).temperature == 0.7
+        assert curator.request("the", 1, temperature=1.3).temperature == 1.3
+        assert curator.request("the", 1, temperature=0).temperature == 0.0
+        assert curator.request("the", 1, greedy=True).temperature == 0.0
+    with open_curator(make(temperature=0.7, decoder="greedy")) as curator:
+        assert curator.request("the", 1).temperature == 0.0
+        assert curator.request("the", 1, temperature=1.3).temperature == 1.3
+        assert curator.request("the", 1, greedy=False).temperature == 0.7
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"max_new_tokens": 0}, "at least 1"),
+        ({"max_new_tokens": CONTEXT}, "the context holds 64"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": 1.0, "greedy": True}, "not for both"),
+        ({"stop": ("",)}, "at least one character"),
+        ({"prompt": [1, 700]}, "from 0 to 699"),
+        ({"prompt": [-1]}, "from 0 to 699"),
+        ({"tag": "x" * 201}, "200 characters"),
+        ({"coins_seed": -1}, "seed"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_is_charged(
+    make: Make, open_curator: OpenCurator, options: dict[str, Any], reason: str
+) -> None:
+    with open_curator(make()) as curator:
+        with pytest.raises(InvalidInput, match=reason) as caught:
+            curator.generate(**{"prompt": "patient zero", "max_new_tokens": 3, **options})
+        assert "patient zero" not in str(caught.value)
+        assert curator.account.spent_units == 0
+        assert curator.num_active == 0
+        curator.generate("the", 1)
+
+
+def test_an_empty_prompt_starts_after_the_end_token(
+    make: Make, open_curator: OpenCurator, small_tokenizer: Any
+) -> None:
+    with open_curator(make()) as curator:
+        assert curator.request("", 1).prompt == (small_tokenizer.eos_token_id,)
+
+
+class Talkative(ScriptedEngine):
+    """All worlds say the same words, then end."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    def _vote(self, tokens: list[int], coins: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray, int]:
+        said = self.tokens[min(len(tokens) - 1, len(self.tokens) - 1)]
+        return np.full(self.support_size, said), np.full(self.num_worlds, said), said
+
+
+def test_the_end_token_is_charged_and_ends_the_answer(
+    make: Make, open_curator: OpenCurator, small_tokenizer: Any
+) -> None:
+    words = small_tokenizer.encode(" fever cough")
+    with open_curator(make(), engine=Talkative([*words, small_tokenizer.eos_token_id])) as curator:
+        out = curator.generate([1], 40)
+    assert out.tokens == (*words, small_tokenizer.eos_token_id)
+    assert (out.text, out.finish_reason) == (" fever cough", "stop")
+    assert out.charged_nats == len(out.tokens) * B
+
+
+def test_a_stop_string_ends_the_answer_and_is_neither_shown_nor_streamed(
+    make: Make, open_curator: OpenCurator, small_tokenizer: Any
+) -> None:
+    words = small_tokenizer.encode(" fever\n\nNext patient")
+    with open_curator(make(), engine=Talkative(words)) as curator:
+        out = curator.generate([1], 40, stop="\n\nN")
+        pieces = list(curator.stream([1], 40, stop=["\n\nN"]))
+    assert (out.text, out.finish_reason) == (" fever", "stop")
+    assert "".join(piece.text for piece in pieces) == " fever"
+    assert out.charged_nats == len(out.tokens) * B
+
+
+@pytest.mark.parametrize("charge", ["every-token", "dissent"])
+@pytest.mark.parametrize("release", ["gaussian", "channel", "plurality", "mixture"])
+def test_the_charge_follows_release_and_rule(make: Make, open_curator: OpenCurator, release: str, charge: str) -> None:
+    with open_curator(make(release=release, charge=charge)) as curator:
+        out = curator.generate("the patient", 30)
+        charged = {"every-token": 30, "dissent": out.marks.count("disputed")}[charge]
+        assert 0 < out.marks.count("disputed") < 30
+        assert out.charged_nats == (charged if release in ("gaussian", "channel") else 0) * B
+        state = curator._custody.ledger.state
+        assert (state.tokens, state.dissent_tokens) == (30, out.marks.count("disputed"))
+
+
+def test_nothing_is_seen_before_the_commit_returned(
+    make: Make, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_curator(make()) as curator:
+        streams = [curator.submit(curator.request("the", 3, tag=f"client {i % 2}")) for i in range(5)]
+        seen_at_commit = []
+        commit = curator._custody.ledger.commit
+
+        def watched(entries: Any, sealed: bytes | None) -> None:
+            entries = list(entries)
+            seen_at_commit.append(([len(stream.tokens) for stream in streams], entries))
+            commit(entries, sealed)
+
+        monkeypatch.setattr(curator._custody.ledger, "commit", watched)
+        for _ in range(3):
+            assert len(curator.step()) == 5
+    assert [counts for counts, _ in seen_at_commit] == [[0] * 5, [1] * 5, [2] * 5]  # one commit a step, tokens after it
+    assert [(entry.key, entry.tokens) for entry in seen_at_commit[0][1]] == [("client 0", 3), ("client 1", 2)]
+
+
+def test_requests_beyond_the_engines_places_wait_their_turn(make: Make, open_curator: OpenCurator) -> None:
+    with open_curator(make(), engine=ScriptedEngine(num_slots=2)) as curator:
+        streams = [curator.submit(curator.request("the", 3)) for _ in range(5)]
+        sizes = []
+        while curator.num_active:
+            sizes.append(len(curator.step()))
+        assert sizes == [2, 2, 2, 2, 2, 2, 1, 1, 1]
+        assert all(stream.finish_reason == "length" for stream in streams)
+        assert curator.step() == []
+
+
+def test_exactly_the_affordable_tokens_are_private_and_the_rest_is_marked_public(
+    make: Make, open_curator: OpenCurator
+) -> None:
+    engine = ScriptedEngine()
+    with open_curator(make(per_token="2^-16", total=str(7.9 * B)), engine=engine) as curator:
+        out = curator.generate("the", 12)
+        assert out.marks[:7].count("public") == 0
+        assert out.marks[7:] == ("public",) * 5
+        assert (out.private_tokens, out.public_tokens, out.remaining_tokens) == (7, 5, 0)
+        assert out.charged_nats == 7 * B
+        assert list(out.tokens[7:]) == [int(ballot.public[0]) for ballot in engine.ballots[7:]]
+        belief = curator._custody.belief
+        assert curator.generate("the", 4).marks == ("public",) * 4
+        assert curator._custody.belief is belief
+        assert curator._custody.ledger.state.public_tokens == 9
+
+
+def test_where_worlds_agree_the_dissent_rule_goes_on_for_free(make: Make, open_curator: OpenCurator) -> None:
+    with open_curator(make(total=str(2 * B), charge="dissent")) as curator:
+        out = curator.generate("the", 40)
+    assert out.marks.count("disputed") == 2
+    assert out.marks.count("public") > 0
+    after = out.marks[out.marks.index("public") :]
+    assert "agreed" in after
+    assert "disputed" not in after
+
+
+def test_a_request_that_might_not_fit_is_refused_at_once_with_numbers(make: Make, open_curator: OpenCurator) -> None:
+    with open_curator(make(total=str(10 * B), on_exhausted="refuse")) as curator:
+        running = curator.submit(curator.request("the", 6))
+        with pytest.raises(BudgetExceeded, match=r"\(5 tokens\).*Ask for at most 4 tokens") as caught:
+            curator.submit(curator.request("the", 5))
+        assert "paclm ledger extend" in str(caught.value)
+        other = curator.submit(curator.request("the", 4))
+        while curator.num_active:
+            curator.step()
+        assert running.marks.count("public") == other.marks.count("public") == 0
+        assert curator.account.remaining_units == 0
+        with pytest.raises(BudgetExceeded, match="at most 0 tokens"):
+            curator.generate("the", 1)
+
+
+def test_what_was_held_free_and_not_used_is_given_back(
+    make: Make, open_curator: OpenCurator, small_tokenizer: Any
+) -> None:
+    ends = Talkative([5, 6, small_tokenizer.eos_token_id])
+    with open_curator(make(total=str(10 * B), on_exhausted="refuse"), engine=ends) as curator:
+        assert curator.generate([1], 10).private_tokens == 3
+        assert curator.reserved_units == 0
+        cancelled = curator.submit(curator.request([1], 7))
+        assert curator.reserved_units == 7 * units_up(B)
+        curator.step()
+        assert curator.reserved_units == 6 * units_up(B)
+        curator.cancel(cancelled)
+        assert curator.reserved_units == 0
+        assert cancelled.finish_reason == "cancelled"
+        assert curator.result(cancelled).private_tokens == 1
+
+
+@pytest.mark.parametrize(("release", "charge"), [("plurality", "every-token"), ("gaussian", "dissent")])
+def test_the_worst_case_is_what_the_rule_can_charge(
+    make: Make, open_curator: OpenCurator, release: str, charge: str
+) -> None:
+    with open_curator(make(total=str(3 * B), on_exhausted="refuse", release=release, charge=charge)) as curator:
+        if release == "plurality":
+            assert curator.generate("the", 30).charged_nats == 0
+        else:
+            with pytest.raises(BudgetExceeded):
+                curator.generate("the", 4)
+            assert curator.generate("the", 3).public_tokens == 0
+
+
+def test_closing_a_stream_early_ends_it(make: Make, open_curator: OpenCurator) -> None:
+    engine = ScriptedEngine()
+    with open_curator(make(), engine=engine) as curator:
+        pieces = curator.stream("the", 30)
+        next(pieces)
+        pieces.close()  # type: ignore[attr-defined]
+        assert curator.num_active == 0
+        assert engine.sequences == {}
+        assert curator.account.tokens == 1
+
+
+class Stumbling(ScriptedEngine):
+    def step(self, *args: Any) -> Any:
+        if len(self.ballots) == 2:
+            raise RuntimeError("out of memory")
+        return super().step(*args)
+
+
+@pytest.mark.parametrize("where", ["engine", "release", "ledger", "delivery"])
+def test_after_any_failure_in_a_step_nothing_more_leaves_and_a_restart_knows_what_was_committed(
+    make: Make, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    workspace = make()
+    curator = open_curator(workspace, engine=Stumbling() if where == "engine" else ScriptedEngine(dissent=1.0))
+    stream = curator.submit(curator.request("the", 9))
+    curator.step()
+    curator.step()
+    if where == "release":
+        monkeypatch.setattr("paclm.privacy.gaussian.calibrate_noise", lambda *_: 1 / 0)
+    elif where == "ledger":
+        monkeypatch.setattr("paclm.ledger.writer.add_figures", lambda *_: 1 / 0)
+    elif where == "delivery":
+        monkeypatch.setattr(curator._engine, "append", lambda *_: 1 / 0)
+    kinds = (RuntimeError, UnsoundState, ZeroDivisionError, LedgerError)
+    with pytest.raises(kinds):
+        curator.step()
+    monkeypatch.undo()
+    charged = 3 if where == "delivery" else 2
+    assert len(stream.tokens) <= charged
+    for attempt in (curator.step, lambda: curator.generate("the", 1), lambda: curator.submit(stream.request)):
+        with pytest.raises(CuratorError, match="An earlier step failed"):
+            attempt()
+    committed = curator._custody.belief.reveal().tobytes()
+    curator.close()
+    with open_curator(workspace) as restarted:
+        assert restarted.account.tokens == charged
+        assert restarted._custody.belief.reveal().tobytes() == committed
+        restarted.generate("the", 2)
+
+
+def test_votes_of_another_shape_release_nothing(make: Make, open_curator: OpenCurator) -> None:
+    class Short(ScriptedEngine):
+        def step(self, *args: Any) -> Any:
+            ballot = super().step(*args)
+            return type(ballot)(ballot.support, ballot.votes[:, :-1], ballot.public)
+
+    with open_curator(make(), engine=Short()) as curator:
+        with pytest.raises(UnsoundState, match="votes"):
+            curator.generate("the", 1)
+        assert curator.account.tokens == 0
+
+
+def test_a_closed_curator_says_so(make: Make, open_curator: OpenCurator) -> None:
+    engine = ScriptedEngine()
+    curator = open_curator(make(), engine=engine)
+    waiting = curator.submit(curator.request("the", 3))
+    curator.step()
+    curator.close()
+    assert waiting.finish_reason == "cancelled"
+    assert engine.sequences == {}
+    with pytest.raises(CuratorError, match="closed"):
+        curator.step()
+
+
+def test_a_real_engine_runs_many_streams_and_the_ledger_is_intact(
+    make: Make, engine: Engine, open_curator: OpenCurator
+) -> None:
+    workspace = make(charge="dissent")
+    with open_curator(workspace, engine=engine) as curator:
+        options: list[dict[str, Any]] = [{"greedy": True}, {"temperature": 0.5}, {}]
+        streams = [curator.submit(curator.request("the patient", 8, **options[i % 3])) for i in range(9)]
+        while curator.num_active:
+            curator.step()
+        disputed = sum(stream.marks.count("disputed") for stream in streams)
+        assert 0 < disputed < sum(len(stream.tokens) for stream in streams)
+        assert curator.account.spent_units == disputed * units_up(B)
+        assert len({tuple(stream.tokens) for stream in streams if stream.request.temperature}) > 3
+    assert verify(workspace.curator_path / "ledger.sqlite").intact

@@ -1,0 +1,122 @@
+"""What is hidden stays hidden: print, format, pickle, copy, comparison, tracebacks with all their local variables."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import pickle
+import traceback
+
+import pytest
+
+from paclm.curator.hidden import Hidden, leaves_no_trace, tells_only_its_message
+from paclm.errors import CuratorError, UnsoundState
+
+TELLTALE = 982451653
+
+
+def everything_in(error: BaseException) -> str:
+    """An error as a thorough reporter would write it: all frames, local variables, causes and contexts."""
+    said, pending, seen = "", [error], set()
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        said += "".join(traceback.TracebackException.from_exception(current, capture_locals=True).format())
+        pending += [current.__cause__, current.__context__]
+    return said
+
+
+def test_a_hidden_value_shows_in_no_way_that_programs_print() -> None:
+    box = Hidden(TELLTALE)
+    for said in (repr(box), str(box), f"{box}", f"{box!r:>20}", format(box, ""), f"{[box]} { ({'a': box}) }"):
+        assert str(TELLTALE) not in said
+    assert box.reveal() == TELLTALE
+    with pytest.raises(TypeError):
+        vars(box)
+    with pytest.raises(TypeError):
+        json.dumps(box)
+
+
+def test_a_hidden_value_is_neither_pickled_nor_copied_nor_compared() -> None:
+    box = Hidden(TELLTALE)
+    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(UnsoundState, match="cannot be pickled or copied"):
+            attempt(box)
+    assert box != Hidden(TELLTALE)
+    assert box == box
+    assert len({box, Hidden(TELLTALE)}) == 2
+
+
+class Oddity(Exception):
+    pass
+
+
+@leaves_no_trace
+def fails(box: Hidden[int], kind: type[BaseException]) -> None:
+    inside = box.reveal()
+    raise kind(f"the value is {inside}")
+
+
+@pytest.mark.parametrize("kind", [ValueError, Oddity, MemoryError, AssertionError])
+def test_a_failure_tells_its_kind_and_nothing_else(kind: type[Exception]) -> None:
+    with pytest.raises(UnsoundState, match=kind.__name__) as caught:
+        fails(Hidden(TELLTALE), kind)
+    assert caught.value.__context__ is None
+    assert caught.value.__cause__ is None
+    said = everything_in(caught.value)
+    assert "fails(" in said  # the reporter does see frames and their variables
+    assert str(TELLTALE) not in said
+
+
+def test_an_interruption_is_passed_on_without_the_frames_it_met() -> None:
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fails(Hidden(TELLTALE), KeyboardInterrupt)
+    said = everything_in(caught.value)  # apart: pytest keeps the parts of an assertion in local variables
+    assert str(TELLTALE) not in said
+
+
+def test_our_own_errors_can_keep_their_message_and_lose_their_frames() -> None:
+    @tells_only_its_message
+    def opens(box: Hidden[int]) -> None:
+        key = box.reveal()
+        try:
+            raise OSError(key)
+        except OSError as error:
+            raise CuratorError("There is no such file.") from error
+
+    with pytest.raises(CuratorError, match="There is no such file") as caught:
+        opens(Hidden(TELLTALE))
+    said = everything_in(caught.value)
+    assert str(TELLTALE) not in said
+
+
+def test_the_reporter_would_see_a_value_that_is_not_hidden() -> None:
+    def careless(value: int) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no") as caught:
+        careless(TELLTALE)
+    assert str(TELLTALE) in everything_in(caught.value)
+
+
+def test_raising_from_none_would_not_have_been_enough() -> None:
+    def half_careful(box: Hidden[int]) -> None:
+        try:
+            inside = box.reveal()
+            raise ValueError(inside)
+        except ValueError:
+            raise UnsoundState("no") from None
+
+    with pytest.raises(UnsoundState) as caught:
+        half_careful(Hidden(TELLTALE))
+    assert str(TELLTALE) in everything_in(caught.value)
+
+
+def test_a_failed_step_leaves_no_error_behind_in_memory() -> None:
+    with pytest.raises(UnsoundState):
+        fails(Hidden(TELLTALE), Oddity)
+    gc.collect()
+    assert not [thing for thing in gc.get_objects() if type(thing) is Oddity]  # isinstance would ask lazy modules

@@ -1,0 +1,99 @@
+"""Keys: where they come from, what derives from them, and that they never show."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+
+from paclm.curator.hidden import Hidden
+from paclm.curator.keys import KEY_FILE, Keys, load_keys, parse_key, read_key, write_key
+from paclm.errors import CuratorError, UnsoundState
+
+MASTER = bytes(range(32))
+
+
+@pytest.fixture(autouse=True)
+def no_keys_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PACLM_KEY", raising=False)
+    monkeypatch.delenv("PACLM_KEY_FILE", raising=False)
+
+
+def test_a_first_opening_makes_a_key_that_only_its_owner_can_read_and_finds_it_again(tmp_path: Path) -> None:
+    made = load_keys(tmp_path, may_create=True)
+    assert (tmp_path / KEY_FILE).stat().st_mode & 0o777 == 0o600
+    assert load_keys(tmp_path, may_create=False).id == made.id
+    assert load_keys(tmp_path, may_create=True).id == made.id
+
+
+def test_a_missing_key_is_not_replaced_by_a_new_one(tmp_path: Path) -> None:
+    with pytest.raises(CuratorError, match="cannot be read: No such file"):
+        load_keys(tmp_path, may_create=False)
+    assert not (tmp_path / KEY_FILE).exists()
+
+
+def test_the_environment_goes_before_a_named_file_and_that_before_the_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = load_keys(tmp_path, may_create=True)
+    named = tmp_path / "elsewhere"
+    write_key(named, Hidden(bytes(32)))
+    monkeypatch.setenv("PACLM_KEY_FILE", str(named))
+    assert load_keys(tmp_path, may_create=False).id == Keys.derived(Hidden(bytes(32))).id != own.id
+    monkeypatch.setenv("PACLM_KEY", MASTER.hex())
+    assert load_keys(tmp_path, may_create=False).id == Keys.derived(Hidden(MASTER)).id
+
+
+@pytest.mark.parametrize("text", [MASTER.hex(), MASTER.hex().upper() + "\n", base64.b64encode(MASTER).decode()])
+def test_a_key_is_written_in_hexadecimal_or_base64(text: str) -> None:
+    assert parse_key(Hidden(text), "it").reveal() == MASTER
+
+
+@pytest.mark.parametrize("text", ["", "sesame", MASTER.hex()[:-2], base64.b64encode(MASTER[:-1]).decode()])
+def test_anything_else_is_refused_without_repeating_it(text: str) -> None:
+    with pytest.raises(CuratorError, match="32 bytes") as caught:
+        parse_key(Hidden(text), "PACLM_KEY")
+    assert not text or text not in str(caught.value)
+
+
+def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    write_key(tmp_path / "key", Hidden(MASTER))
+    (tmp_path / "key").chmod(0o640)
+    with pytest.raises(CuratorError, match="chmod 600"):
+        read_key(tmp_path / "key")
+
+
+def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
+    write_key(tmp_path / "key", Hidden(MASTER))
+    with pytest.raises(FileExistsError):
+        write_key(tmp_path / "key", Hidden(bytes(32)))
+    assert read_key(tmp_path / "key").reveal() == MASTER
+
+
+def test_what_is_sealed_opens_with_the_same_key_and_subject_only() -> None:
+    keys, other = Keys.derived(Hidden(MASTER)), Keys.derived(Hidden(bytes(32)))
+    sealed = keys.seal(b"content", b"subject")
+    assert b"content" not in sealed
+    assert keys.seal(b"content", b"subject") != sealed
+    opened = keys.unseal(sealed, b"subject")
+    assert opened is not None
+    assert opened.reveal() == b"content"
+    assert keys.unseal(sealed, b"another") is None
+    assert other.unseal(sealed, b"subject") is None
+    assert keys.unseal(sealed[:-1] + bytes([sealed[-1] ^ 1]), b"subject") is None
+    assert keys.unseal(b"", b"subject") is None
+
+
+def test_every_purpose_has_its_own_key_and_none_shows() -> None:
+    keys = Keys.derived(Hidden(MASTER))
+    assert keys.mac.reveal() != MASTER
+    assert len(keys.mac.reveal()) == 32
+    for secret in (MASTER.hex(), keys.mac.reveal().hex()):
+        assert secret not in repr(keys) + str(keys) + f"{keys}"
+        assert secret[:16] != keys.id
+    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(UnsoundState):
+            attempt(keys)

@@ -1,0 +1,296 @@
+"""Opening a workspace: what is made, what is restored, and what is refused, each for its own reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from curator.deployments import WORLDS, ScriptedEngine, set_mechanism
+from paclm import Curator, Workspace
+from paclm.curator.keys import KEY_FILE
+from paclm.curator.opening import LEDGER_FILE, open_custody
+from paclm.curator.sealed import SECRET_FILE
+from paclm.curator.terms import WORLDS_FILE, worlds_digest
+from paclm.engine import loading
+from paclm.errors import (
+    CuratorError,
+    EngineError,
+    InvalidInput,
+    LedgerBusy,
+    LedgerRolledBack,
+    LedgerWrongKey,
+    WitnessMissing,
+    WorkspaceError,
+)
+
+Make = Callable[..., Workspace]
+OpenCurator = Callable[..., Curator]
+
+
+@pytest.fixture
+def used(make: Make, open_curator: OpenCurator) -> Workspace:
+    """A workspace from which a few private tokens have left."""
+    workspace = make()
+    with open_curator(workspace) as curator:
+        curator.generate("the", 6)
+    return workspace
+
+
+def belief_of(curator: Curator) -> bytes:
+    return curator._custody.belief.reveal().tobytes()
+
+
+def secret_of(curator: Curator) -> int:
+    return curator._custody.secret._Secret__world.reveal()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_a_first_opening_makes_key_ledger_and_secret_for_the_owner_only(make: Make, open_curator: OpenCurator) -> None:
+    workspace = make()
+    with open_curator(workspace) as curator:
+        assert curator.account.spent_units == 0
+        assert np.exp(curator._custody.belief.reveal()).tolist() == pytest.approx([1 / WORLDS] * WORLDS)
+    for name in (KEY_FILE, LEDGER_FILE, SECRET_FILE):
+        assert (workspace.curator_path / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_later_opening_restores_secret_belief_and_account_exactly(make: Make, open_curator: OpenCurator) -> None:
+    workspace = make(per_token="2^-6", total="1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with open_curator(workspace) as first:
+            first.generate("the", 30)
+            state = (secret_of(first), belief_of(first), first.account)
+        assert np.ptp(np.frombuffer(state[1])) > 0  # the belief has moved
+        with open_curator(workspace) as second:
+            assert (secret_of(second), belief_of(second), second.account) == state
+
+
+def test_secrets_of_different_workspaces_are_drawn_apart(make: Make, open_curator: OpenCurator) -> None:
+    secrets = set()
+    for number in range(12):
+        with open_curator(make(f"clinic-{number}")) as curator:
+            secrets.add(secret_of(curator))
+    assert len(secrets) > 1  # all twelve equal: once in 8^11
+
+
+def test_a_ledger_from_which_nothing_left_may_get_its_secret_later(used: Workspace, make: Make) -> None:
+    """A crash between making the ledger and drawing the secret."""
+    workspace = make("crashed")
+    open_custody(workspace).ledger.close()
+    (workspace.curator_path / SECRET_FILE).unlink()
+    open_custody(workspace).ledger.close()
+    assert (workspace.curator_path / SECRET_FILE).exists()
+
+
+def test_a_ledger_with_tokens_whose_secret_is_gone_is_refused(used: Workspace) -> None:
+    (used.curator_path / SECRET_FILE).unlink()
+    with pytest.raises(CuratorError, match=r"6 private tokens, and the sealed secret .* is gone"):
+        open_custody(used)
+    assert not (used.curator_path / SECRET_FILE).exists()
+
+
+def test_a_deleted_ledger_does_not_give_the_budget_back(used: Workspace) -> None:
+    for path in used.curator_path.glob(f"{LEDGER_FILE}*"):
+        path.unlink()
+    with pytest.raises(CuratorError, match="the ledger beside it is gone"):
+        open_custody(used)
+
+
+def test_another_key_is_refused_and_the_right_one_still_opens(used: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACLM_KEY", "11" * 32)
+    with pytest.raises(LedgerWrongKey):
+        open_custody(used)
+    monkeypatch.delenv("PACLM_KEY")
+    open_custody(used).ledger.close()
+
+
+def test_a_lost_key_is_not_replaced(used: Workspace) -> None:
+    (used.curator_path / KEY_FILE).unlink()
+    with pytest.raises(CuratorError, match=r"key file .* cannot be read"):
+        open_custody(used)
+    assert not (used.curator_path / KEY_FILE).exists()
+
+
+def test_a_secret_of_another_workspace_is_refused(used: Workspace, make: Make, open_curator: OpenCurator) -> None:
+    other = make("other")
+    open_custody(other).ledger.close()
+    (used.curator_path / SECRET_FILE).write_bytes((other.curator_path / SECRET_FILE).read_bytes())
+    with pytest.raises(CuratorError, match="was sealed with the key"):
+        open_custody(used)
+
+
+def test_worlds_that_were_trained_again_are_refused(used: Workspace) -> None:
+    path = used.adapters_path / WORLDS_FILE
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(CuratorError, match=r"the adapters were trained again.*Restore what it was"):
+        open_custody(used.with_adapters(WORLDS_FILE))
+
+
+def test_other_records_are_refused(used: Workspace) -> None:
+    manifest = dataclasses.replace(used.manifest, files={**used.manifest.files, "membership.npz": "0" * 64})
+    with pytest.raises(CuratorError, match="its records, worlds or base model are others"):
+        open_custody(dataclasses.replace(used, manifest=manifest))
+
+
+def test_as_long_as_nothing_left_the_refusal_says_how_to_start_anew(make: Make) -> None:
+    workspace = make()
+    open_custody(workspace).ledger.close()
+    manifest = dataclasses.replace(workspace.manifest, files={**workspace.manifest.files, "membership.npz": "0" * 64})
+    with pytest.raises(CuratorError, match="No token has left yet, so you may start anew"):
+        open_custody(dataclasses.replace(workspace, manifest=manifest))
+
+
+def test_worlds_must_be_trained_first(make: Make) -> None:
+    workspace = make()
+    untrained = dataclasses.replace(workspace, manifest=dataclasses.replace(workspace.manifest, adapters={}))
+    with pytest.raises(WorkspaceError, match="paclm train"):
+        open_custody(untrained)
+    assert WORLDS_FILE == loading.WORLDS_FILE
+    assert worlds_digest(workspace).startswith(workspace.manifest.digest)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "reason"),
+    [
+        ({"per_token": "inf"}, "studies only"),
+        ({"total": "inf"}, "studies only"),
+        ({"total": str(np.log(WORLDS))}, "promises nothing"),
+        ({"total": "9"}, "promises nothing"),
+    ],
+)
+def test_budgets_that_promise_nothing_are_refused(make: Make, mechanism: dict[str, str], reason: str) -> None:
+    workspace = make(**mechanism)
+    with pytest.raises(InvalidInput, match=reason):
+        open_custody(workspace)
+    assert not list(workspace.curator_path.iterdir())
+
+
+def test_a_total_of_ln_2_is_served_with_a_warning(make: Make, open_curator: OpenCurator) -> None:
+    with pytest.warns(UserWarning, match="membership attacks is 100%"):
+        open_curator(make(total="0.7")).close()
+
+
+def test_a_missing_budget_says_what_to_write(make: Make) -> None:
+    workspace = make()
+    set_mechanism(workspace.path)
+    with pytest.raises(InvalidInput, match=r'per_token = "2\^-32" and total = "2\^-10"'):
+        open_custody(Workspace.open(workspace.path))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"total": "2^-5"},
+        {"per_token": "2^-20"},
+        {"temperature": 0.5},
+        {"decoder": "greedy"},
+        {"release": "channel"},
+        {"charge": "dissent"},
+        {"on_exhausted": "refuse"},
+    ],
+)
+def test_other_settings_hold_from_now_on_and_are_recorded(
+    used: Workspace, make: Make, open_curator: OpenCurator, change: dict[str, Any]
+) -> None:
+    with open_curator(make(**change)) as curator:
+        assert curator.config == make(**change).config
+        rows = curator._custody.ledger.head.seq
+        curator.generate("the", 2)
+    with open_curator(make(**change)) as curator:  # the same again: no further event
+        assert curator._custody.ledger.head.seq == rows + 2
+
+
+def test_a_larger_support_is_a_setting_too(used: Workspace, make: Make, small_tokenizer: Any) -> None:
+    engine = ScriptedEngine()
+    engine.support_size = 50
+    with Curator.open(make(support_size=50), engine=engine, tokenizer=small_tokenizer) as curator:
+        curator.generate("the", 2)
+
+
+def test_a_larger_total_needs_the_command_that_asks(used: Workspace, make: Make) -> None:
+    with pytest.raises(InvalidInput, match="paclm ledger extend"):
+        open_custody(make(total="2^-3"))
+    custody = open_custody(make())
+    custody.ledger.extend(2.0**-3, confirmed_by="test")
+    custody.ledger.close()
+    custody = open_custody(make(total="2^-3"))
+    assert custody.ledger.account.total_nats == 2.0**-3
+    custody.ledger.close()
+
+
+def test_a_total_below_what_is_spent_is_refused(used: Workspace, make: Make) -> None:
+    with pytest.raises(InvalidInput, match="already"):
+        open_custody(make(total="2^-20"))
+
+
+def test_a_second_process_is_refused(make: Make, open_curator: OpenCurator) -> None:
+    workspace = make()
+    program = (
+        "import sys\nfrom paclm.worlds.workspace import Workspace\nfrom paclm.curator.opening import open_custody\n"
+        "open_custody(Workspace.open(sys.argv[1]))"
+    )
+    with open_curator(workspace) as curator:
+        curator.generate("the", 2)
+        with pytest.raises(LedgerBusy):
+            open_custody(workspace)
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(workspace.path)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1
+        assert "LedgerBusy" in done.stderr
+        curator.generate("the", 2)
+    assert subprocess.run([sys.executable, "-c", program, str(workspace.path)], check=False).returncode == 0
+
+
+def test_an_engine_that_does_not_repeat_is_refused_and_the_lock_given_back(make: Make, small_tokenizer: Any) -> None:
+    class Moody(ScriptedEngine):
+        def probe(self, context: Any, coins: Any) -> tuple[np.ndarray, np.ndarray]:
+            return super().probe(context, coins)[0], np.frombuffer(os.urandom(8))
+
+    workspace = make()
+    with pytest.raises(EngineError, match="not repeatable"):
+        Curator.open(workspace, engine=Moody(), tokenizer=small_tokenizer)  # type: ignore[arg-type]
+    open_custody(workspace).ledger.close()
+
+
+def test_an_engine_with_other_worlds_or_support_is_refused(make: Make, open_curator: OpenCurator) -> None:
+    with pytest.raises(EngineError, match="support of 40; the workspace has 8 and 30"):
+        open_curator(make(support_size=30))
+
+
+def test_a_rolled_back_ledger_is_refused_where_a_witness_knows_better(
+    make: Make, open_curator: OpenCurator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace, witness = make(), tmp_path / "witness"
+    with open_curator(workspace, witness=witness) as curator:
+        curator.generate("the", 3)
+    old = {path: path.read_bytes() for path in workspace.curator_path.glob(f"{LEDGER_FILE}*")}
+    monkeypatch.setenv("PACLM_WITNESS", str(witness))
+    with open_curator(workspace) as curator:
+        curator.generate("the", 3)
+    for path in workspace.curator_path.glob(f"{LEDGER_FILE}*"):
+        path.unlink()
+    for path, content in old.items():
+        path.write_bytes(content)
+        path.chmod(0o600)
+    with pytest.raises(LedgerRolledBack):
+        open_curator(workspace)
+    monkeypatch.delenv("PACLM_WITNESS")
+    with pytest.raises(WitnessMissing):
+        open_curator(workspace)
+
+
+def test_a_real_engine_is_loaded_from_the_workspace(make: Make) -> None:
+    with Curator.open(make().path) as curator:
+        out = curator.generate("the patient reports", 5)
+    assert len(out.tokens) == len(out.marks) <= 5
+    assert out.private_tokens == len(out.tokens)

@@ -1,0 +1,103 @@
+"""Research mode: sessions side by side are the single sessions bit for bit, and everything says NOT PRIVATE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paclm.curator.research import STAMP, ResearchSession, ResearchSessions
+from paclm.errors import InvalidInput
+from paclm.privacy.pairs import has_two_votes, release_pairs
+from paclm.privacy.randomness import ResearchNoise
+from paclm.privacy.releases import RULES, rule_named
+
+
+def noises(count: int, seed: int) -> list[ResearchNoise]:
+    return [ResearchNoise(child) for child in np.random.SeedSequence(seed).spawn(count)]
+
+
+def run_both(
+    votes: np.ndarray, release: str, per_token: float, seed: int = 3
+) -> tuple[ResearchSessions, list[ResearchSession]]:
+    """Votes (steps, sessions, m) through both; every step is compared exactly."""
+    count, worlds = votes.shape[1:]
+    together = ResearchSessions(worlds, rule_named(release), per_token, noises(count, seed))
+    alone = [ResearchSession(worlds, rule_named(release), per_token, noise) for noise in noises(count, seed)]
+    assert together.secrets.tolist() == [session.secret for session in alone]
+    for rows in votes:
+        steps = together.release(rows)
+        expected = [session.release(row) for session, row in zip(alone, rows, strict=True)]
+        assert steps.tokens.tolist() == [step.token for step in expected]
+        assert steps.is_dissent.tolist() == [step.is_dissent for step in expected]
+        assert steps.information.tolist() == [step.information for step in expected]
+        assert steps.noise_scales.tolist() == [step.noise_scale for step in expected]
+        assert together.beliefs.tobytes() == np.stack([session.belief for session in alone]).tobytes()
+    return together, alone
+
+
+@pytest.mark.parametrize("release", sorted(RULES))
+@pytest.mark.parametrize("per_token", [2.0**-16, 2.0**-4])
+def test_sessions_side_by_side_are_the_single_sessions_bit_for_bit(
+    release: str, per_token: float, vote_files: dict[str, Path]
+) -> None:
+    """On real votes: two distinct votes, more, and none, mixed; longer than the random words fetched ahead."""
+    votes = np.load(vote_files["gumbel"])["votes"][: 120 * 16].reshape(120, 16, 128).astype(np.int64)
+    distinct = {len(set(row.tolist())) for row in votes.reshape(-1, 128)}
+    assert {1, 2, 3} <= distinct
+    run_both(votes, release, per_token)
+
+
+def test_they_stay_equal_when_the_belief_has_collapsed_onto_one_world() -> None:
+    """Large budgets and lone dissenters drive masses to underflow, where the update shifts to log space."""
+    rng = np.random.default_rng(0)
+    votes = (rng.random((200, 8, 16)) < 0.15).astype(np.int64)
+    together, _ = run_both(votes, "gaussian", 3.0)
+    assert together.beliefs.min() < -700  # e^-700 underflows
+
+
+@given(st.integers(0, 2**32), st.integers(1, 12), st.sampled_from([2, 8, 30]))
+def test_any_votes_give_the_same_tokens_and_beliefs(seed: int, count: int, worlds: int) -> None:
+    rng = np.random.default_rng(seed)
+    votes = rng.integers(-1, rng.integers(1, 5), size=(6, count, worlds))
+    run_both(votes, "gaussian", float(rng.choice([2.0**-32, 2.0**-8, 1.0])), seed)
+
+
+def test_without_noise_the_realized_vote_itself_is_released() -> None:
+    sessions = ResearchSessions.seeded(8, rule_named("gaussian"), np.inf, seed=1, num_sessions=40)
+    votes = np.random.default_rng(2).integers(0, 3, size=(40, 8))
+    assert sessions.release(votes).tokens.tolist() == votes[np.arange(40), sessions.secrets].tolist()
+
+
+def test_secrets_are_spread_over_the_worlds() -> None:
+    secrets = ResearchSessions.seeded(4, rule_named("gaussian"), 0.1, seed=5, num_sessions=2000).secrets
+    assert np.bincount(secrets, minlength=4).min() > 400  # seeded; a fresh seed fails once in 1e6
+
+
+def test_rows_with_exactly_two_votes_are_found() -> None:
+    rows = np.array([[1, 1, 1, 1], [1, 2, 1, 2], [1, 2, 3, 1], [-1, 5, 5, -1]])
+    assert has_two_votes(rows).tolist() == [False, True, False, True]
+
+
+def test_the_comparison_notices_noise_that_is_wrong_by_one_part_in_a_million() -> None:
+    votes = np.array([[0, 0, 1, 1]])
+    belief, secret = np.full((1, 4), -np.log(4)), np.array([0])
+    right = release_pairs(votes, belief, secret, 0.01, np.array([0.3]))
+    wrong = release_pairs(votes, belief, secret, 0.01, np.array([0.3 * (1 + 1e-6)]))
+    assert right.beliefs.tobytes() != wrong.beliefs.tobytes()
+
+
+@pytest.mark.parametrize("make", [lambda v: v.astype(float), lambda v: v[:1], lambda v: v[:, :4]])
+def test_votes_of_another_shape_or_kind_are_refused(make: Callable[[np.ndarray], np.ndarray]) -> None:
+    sessions = ResearchSessions.seeded(8, rule_named("gaussian"), 0.1, seed=0, num_sessions=2)
+    with pytest.raises(InvalidInput, match="Votes must be integers"):
+        sessions.release(make(np.zeros((2, 8), dtype=np.int64)))
+
+
+def test_everything_is_stamped() -> None:
+    assert ResearchSession.stamp == ResearchSessions.stamp == STAMP
+    assert "NOT PRIVATE" in STAMP

@@ -1,0 +1,150 @@
+"""The secret and the belief: uniform, sealed, bound to their workspace, and told to nobody."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paclm.curator.hidden import Hidden
+from paclm.curator.keys import Keys
+from paclm.curator.sealed import SealedFile, Sealing
+from paclm.curator.secret import Secret, prior_belief, seal_belief, unseal_belief
+from paclm.errors import CuratorError, UnsoundState
+from paclm.privacy.belief import uniform_belief
+from paclm.privacy.randomness import Noise, ResearchNoise
+from paclm.privacy.releases import RULES, Rule, rule_named
+
+KEYS, OTHER = Keys.derived(Hidden(bytes(range(32)))), Keys.derived(Hidden(bytes(32)))
+WORLDS = 8
+VOTES = np.arange(WORLDS)
+
+
+def realized(secret: Secret) -> int:
+    """Without noise the realized vote itself comes out."""
+    released = secret.release(rule_named("gaussian"), VOTES, prior_belief(secret.num_worlds), np.inf, Noise())
+    return released.token.reveal()
+
+
+def test_secrets_are_drawn_from_all_worlds_alike() -> None:
+    counts = np.bincount([realized(Secret.draw(WORLDS)) for _ in range(4000)], minlength=WORLDS)
+    assert counts.min() > 350  # expected 500, standard deviation 21: false alarm below 1e-11
+    assert counts.max() < 650
+
+
+def test_a_sealed_secret_is_the_same_secret_again() -> None:
+    for world in range(WORLDS):
+        secret = Secret(Hidden(world), WORLDS)
+        assert realized(Secret.unsealed(secret.sealed(KEYS, "digest"), KEYS, "digest", WORLDS)) == world
+
+
+def test_a_sealed_secret_opens_with_its_own_key_workspace_and_number_of_worlds_only() -> None:
+    sealed = Secret.draw(WORLDS).sealed(KEYS, "digest")
+    for keys, digest, worlds in ((OTHER, "digest", WORLDS), (KEYS, "other", WORLDS), (KEYS, "digest", 2 * WORLDS)):
+        with pytest.raises(CuratorError, match="cannot be opened"):
+            Secret.unsealed(sealed, keys, digest, worlds)
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_a_release_is_that_of_the_rule(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = bytes(range(64))
+    monkeypatch.setattr("os.urandom", lambda size: words[:size])
+    released = Secret(Hidden(3), WORLDS).release(rule_named(name), VOTES, prior_belief(WORLDS), 0.1, Noise())
+    expected = rule_named(name).release(VOTES, uniform_belief(WORLDS), 3, 0.1, Noise())
+    assert released.token.reveal() == expected.token
+    assert released.belief.reveal().tobytes() == expected.belief.tobytes()
+
+
+def test_seeded_noise_is_refused() -> None:
+    with pytest.raises(UnsoundState, match="RandomnessMisuse"):
+        Secret.draw(WORLDS).release(rule_named("gaussian"), VOTES, prior_belief(WORLDS), 0.1, ResearchNoise(0))
+
+
+@pytest.mark.parametrize(
+    "belief",
+    [np.full(WORLDS, -1.0), np.full(WORLDS, np.nan), uniform_belief(WORLDS + 2)],
+    ids=["not summing to one", "not a number", "of other worlds"],
+)
+def test_nothing_is_released_from_an_unsound_belief(belief: np.ndarray) -> None:
+    with pytest.raises(UnsoundState):
+        Secret.draw(WORLDS).release(rule_named("gaussian"), VOTES, Hidden(belief), 0.1, Noise())
+
+
+def test_a_release_that_leaves_an_unsound_belief_is_refused() -> None:
+    good = rule_named("gaussian")
+
+    def broken(votes, belief, secret, per_token, noise):  # type: ignore[no-untyped-def]
+        return good.release(votes, belief, secret, per_token, noise)._replace(belief=belief + 1.0)
+
+    with pytest.raises(UnsoundState):
+        Secret.draw(WORLDS).release(Rule("broken", broken, True), VOTES, prior_belief(WORLDS), 0.1, Noise())
+
+
+def test_a_belief_is_restored_bit_for_bit_with_its_own_key_and_workspace_only() -> None:
+    belief = np.log(np.random.default_rng(0).dirichlet(np.ones(WORLDS)))
+    sealed = seal_belief(Hidden(belief), KEYS, "digest")
+    restored = unseal_belief(sealed, KEYS, "digest", WORLDS)
+    assert restored is not None
+    assert restored.reveal().tobytes() == belief.tobytes()
+    assert belief.tobytes() not in sealed
+    for keys, digest, worlds in ((OTHER, "digest", WORLDS), (KEYS, "other", WORLDS), (KEYS, "digest", WORLDS + 2)):
+        assert unseal_belief(sealed, keys, digest, worlds) is None
+
+
+def test_a_world_that_was_ruled_out_survives_sealing() -> None:
+    belief = np.array([0.0] + [-np.inf] * (WORLDS - 1))
+    restored = unseal_belief(seal_belief(Hidden(belief), KEYS, ""), KEYS, "", WORLDS)
+    assert restored is not None
+    assert restored.reveal().tolist() == belief.tolist()
+
+
+def test_a_belief_that_did_not_move_stays_in_the_same_box() -> None:
+    secret, belief = Secret.draw(WORLDS), prior_belief(WORLDS)
+    same, other = np.full(WORLDS, 7), VOTES
+    assert secret.release(rule_named("gaussian"), same, belief, 0.1, Noise()).belief is belief
+    assert secret.release(rule_named("mixture"), other, belief, 0.1, Noise()).belief is belief
+    assert secret.release(rule_named("gaussian"), other, belief, 0.1, Noise()).belief is not belief
+
+
+def test_the_file_is_private_and_keeps_retired_keys_sealed(tmp_path: Path) -> None:
+    file, secret = SealedFile(tmp_path), Secret(Hidden(5), WORLDS)
+    assert not file.exists()
+    assert file.read() == {}
+    sealing = Sealing.make(secret, KEYS, "digest", retired=[OTHER])
+    file.write({KEYS.id: sealing})
+    assert file.path.stat().st_mode & 0o777 == 0o600
+    found = file.read()[KEYS.id]
+    assert realized(Secret.unsealed(found.secret, KEYS, "digest", WORLDS)) == 5
+    (retired,) = found.retired_keys(KEYS)
+    assert (retired.id, retired.mac.reveal()) == (OTHER.id, OTHER.mac.reveal())
+    assert retired.unseal(OTHER.seal(b"old", b""), b"") is not None
+    assert OTHER.mac.reveal().hex() not in file.path.read_text()
+    with pytest.raises(CuratorError, match="retired keys"):
+        found.retired_keys(OTHER)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b'{"format": 2, "sealings": {}}', b'{"format": 1, "sealings": 3}']
+)
+def test_a_damaged_file_is_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
+    file = SealedFile(tmp_path)
+    file.path.write_bytes(content)
+    with pytest.raises(CuratorError, match="Restore it from a backup"):
+        file.read()
+
+
+def test_a_secret_does_not_show() -> None:
+    shown = {repr(s) + str(s) + f"{s}" for s in (Secret(Hidden(w), 4096) for w in (0, 4001))}
+    assert len(shown) == 1
+    secret = Secret(Hidden(4001), 4096)
+    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(UnsoundState, match="pickled or copied"):
+            attempt(secret)
+    with pytest.raises(TypeError):
+        vars(secret)
+    with pytest.raises(TypeError):
+        json.dumps(secret)

@@ -1,0 +1,121 @@
+"""Triton kernels against their plain twins. On a GPU, or by Triton's interpreter with TRITON_INTERPRET=1."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
+from paclm.engine.stacked import StackedModel
+from paclm.engine.votes import coupled_votes, support_logits, tokens_of_keys, top_tokens
+from paclm.engine.weights import Weights, take_apart
+
+pytest.importorskip("triton", reason="Triton comes with the CUDA build of torch")
+if not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
+    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
+
+from paclm.engine.fused import Choices, FusedModel, Tiles, fit, uncovered
+from paclm.engine.kernels.ballots import cast_votes, public_keys
+from paclm.engine.kernels.products import Tile
+from paclm.engine.kernels.selection import largest
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+VOCABULARY, WORLDS, CONTEXT = 300, 6, 64
+SMALL = Tiles(Tile(16, 64, 64), Tile(16, 64, 64, splits=2), Tile(16, 64, 64), Tile(16, 64, 64, splits=2))
+CLOSE = {torch.float32: 5e-5, torch.bfloat16: 0.15}
+
+
+def gpt2() -> PreTrainedModel:
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=128, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    return GPT2LMHeadModel(config)
+
+
+def llama() -> PreTrainedModel:
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=192,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        max_position_embeddings=CONTEXT,
+    )
+    return LlamaForCausalLM(config)
+
+
+@pytest.fixture(params=["gpt2", "llama"])
+def weights(request: pytest.FixtureRequest, dtype: torch.dtype) -> Weights:
+    torch.manual_seed(0)
+    model = gpt2() if request.param == "gpt2" else llama()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, 0.05)
+    model = model.eval().to(DEVICE, dtype)
+    spec = AdapterSpec()
+    start = AdapterStack.initial(find_targets(model, spec), spec, WORLDS, 0, "x", coupled=False)
+    B = {layer: torch.randn_like(b) * 0.05 for layer, b in start.B.items()}
+    return take_apart(model, AdapterStack(spec, "x", start.A, B), CONTEXT)
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    if request.param == torch.bfloat16 and DEVICE.type == "cpu":
+        pytest.skip("Triton's interpreter multiplies bfloat16 wrongly")
+    chosen: torch.dtype = request.param
+    return chosen
+
+
+@pytest.mark.parametrize("fused_rows", [1024, 0], ids=["fused products", "vendor products"])
+@pytest.mark.parametrize("lengths", [[9], [9, 17, 1]])
+def test_the_fused_step_equals_the_plain_one(weights: Weights, fused_rows: int, lengths: list[int]) -> None:
+    assert uncovered(weights) is None
+    plain = StackedModel(weights, 3)
+    fused = FusedModel(weights, 3, Choices(fused_rows=fused_rows, few=SMALL, attention_block=16))
+    text = torch.randint(0, VOCABULARY, (3, 32), device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(1))
+    for slot, length in enumerate(lengths):
+        for model in (plain, fused):
+            model.prefill(text[slot, :length], 0, slot)
+    positions = torch.tensor(lengths, device=DEVICE)
+    for step in range(2):
+        tokens = text[: len(lengths), 20 + step].contiguous()
+        expected = plain.decode(tokens, positions + step, CONTEXT).float()
+        found = fused.decode(tokens, positions + step, CONTEXT).float()
+        assert (found - expected).abs().max() < CLOSE[weights.dtype]
+
+
+def test_keys_support_and_votes_equal_the_plain_ones(weights: Weights) -> None:
+    generator = torch.Generator(DEVICE).manual_seed(2)
+    shape = (WORLDS + 1, 3, weights.hidden_size)
+    hidden = torch.randn(shape, device=DEVICE, generator=generator).to(weights.dtype)
+    support = tokens_of_keys(largest(public_keys(hidden[-1], weights.head), 20))
+    assert torch.equal(support, top_tokens(hidden[-1].float() @ weights.head.float().T, 20))
+    coins = torch.from_numpy(np.random.default_rng(0).gumbel(size=(3, 20)).astype(np.float32)).to(DEVICE)
+    temperature = torch.tensor([0.0, 0.5, 1.0], device=DEVICE)
+    votes, logits = cast_votes(hidden, weights.head, support, coins, temperature)
+    plain = support_logits(hidden, weights.head, support)
+    assert (logits - plain).abs().max() < 1e-4
+    assert torch.equal(votes, coupled_votes(plain, support, coins, temperature))
+
+
+@pytest.mark.parametrize(("width", "k", "block"), [(1000, 50, 128), (3000, 200, 512), (300, 200, 2048)])
+def test_the_tournament_finds_the_largest_keys(width: int, k: int, block: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    keys = torch.stack([torch.randperm(2**16, generator=generator)[:width] * 7 - 200_000 for _ in range(3)]).to(DEVICE)
+    assert torch.equal(largest(keys, k, block), torch.topk(keys, k).values)
+
+
+def test_a_tile_is_cut_to_what_divides_a_product() -> None:
+    torch.manual_seed(0)
+    model = gpt2().eval()
+    spec = AdapterSpec()
+    stack = AdapterStack.initial(find_targets(model, spec), spec, 2, 0, "x")
+    product = take_apart(model, stack, CONTEXT).blocks[0].attention_out  # 128 inputs
+    assert fit(Tile(16, 64, 64, splits=3), product).splits == 2
+    assert fit(Tile(16, 64, 128, splits=4), product).splits == 1

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from paclm.config import RuntimeConfig
+from paclm.engine import memory
+from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
+from paclm.engine.loading import build_engine, plan_engine
+from paclm.engine.memory import GIB, MemoryPlan, available_memory
+from paclm.errors import EngineError
+
+
+def gpt2_small_plan(**settings: object) -> MemoryPlan:
+    spec = AdapterSpec()
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(GPT2Config())
+        targets = find_targets(model, spec)
+        A = {t.name: torch.zeros(128, 8, t.num_in) for t in targets}
+        B = {t.name: torch.zeros(128, t.num_out, 8) for t in targets}
+    runtime = RuntimeConfig(**{"max_sequences": 1, "context": 128, "prefill_chunk": 16, **settings})  # type: ignore[arg-type]
+    return plan_engine(model, AdapterStack(spec, "x", A, B), runtime, 200)
+
+
+def test_gpt2_small_with_128_worlds_takes_what_it_takes() -> None:
+    plan = gpt2_small_plan()
+    assert plan.base == 124_439_808 * 4
+    assert plan.adapters == 129 * 811_008 * 4
+    assert plan.cache == 2 * 12 * 129 * 768 * 128 * 4
+    assert plan.total < 2.5 * GIB
+
+
+def test_half_the_bytes_in_bfloat16_and_twice_the_cache_for_twice_the_sequences() -> None:
+    plan = gpt2_small_plan()
+    assert gpt2_small_plan(dtype="bfloat16").base * 2 == plan.base
+    assert gpt2_small_plan(max_sequences=2).cache == 2 * plan.cache
+
+
+@pytest.mark.parametrize(
+    ("plan", "advice"),
+    [
+        (MemoryPlan(1, 1, 9 * GIB, 1), "lower max_sequences or context"),
+        (MemoryPlan(1, 1, 1, 9 * GIB), "lower prefill_chunk"),
+        (MemoryPlan(1, 9 * GIB, 1, 1), "fewer worlds"),
+        (MemoryPlan(9 * GIB, 1, 1, 1), "smaller base model"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_setting_to_lower(plan: MemoryPlan, advice: str) -> None:
+    plan.check(10 * GIB)
+    with pytest.raises(EngineError, match=f"9.00 GiB.*4.00 GiB are free.*{advice}"):
+        plan.check(4 * GIB)
+
+
+def test_an_engine_that_cannot_fit_is_not_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+    build_model: Callable[[str], PreTrainedModel],
+    make_stack: Callable[..., AdapterStack],
+) -> None:
+    monkeypatch.setattr("paclm.engine.loading.available_memory", lambda device: 1000)
+    model = build_model("gpt2")
+    with pytest.raises(EngineError, match="GiB are free"):
+        build_engine(model, make_stack(model, 2), RuntimeConfig(device="cpu"), 10)
+
+
+def test_free_memory_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    listing = tmp_path / "meminfo"
+    listing.write_text("MemTotal: 10 kB\nMemAvailable:    7 kB\n")
+    monkeypatch.setattr(memory, "MEMINFO", listing)
+    assert available_memory(torch.device("cpu")) == 7 * 1024
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "missing")
+    assert available_memory(torch.device("cpu")) > 2**60

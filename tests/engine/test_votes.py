@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from paclm.engine.votes import (
+    HybridCoins,
+    coupled_votes,
+    coupling_ceiling,
+    hybrid_votes,
+    independent_votes,
+    pick,
+    support_coverage,
+    support_logits,
+    top_tokens,
+)
+from paclm.errors import InvalidInput
+
+DRAWS, WORLDS, SUPPORT = 20_000, 4, 6
+TOKENS = torch.tensor([31, 7, 90, 2, 55, 18])
+
+
+def some_logits(spread: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(4)
+    common = torch.randn(1, SUPPORT, generator=generator)
+    return common + spread * torch.randn(WORLDS, SUPPORT, generator=generator)  # (W, k)
+
+
+def gumbel(*shape: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).gumbel(size=shape))
+
+
+def chi_square_p(votes: Tensor, logits: Tensor, temperature: float) -> list[float]:
+    """One p-value per world: votes (draws, W) against softmax(logits / τ)."""
+    expected = torch.softmax(logits.double() / temperature, -1) * len(votes)
+    return [
+        float(
+            stats.chisquare(
+                [(votes[:, w] == t).sum().item() for t in TOKENS], expected[w].numpy(), sum_check=False
+            ).pvalue
+        )
+        for w in range(votes.shape[1])
+    ]
+
+
+def draw(rule: str, logits: Tensor, temperature: float) -> Tensor:
+    """(draws, W) votes under fresh coins."""
+    many, support = logits.expand(DRAWS, -1, -1), TOKENS.expand(DRAWS, -1)
+    if rule == "coupled":
+        return coupled_votes(many, support, gumbel(DRAWS, SUPPORT), temperature)
+    if rule == "independent":
+        return independent_votes(many, support, gumbel(DRAWS, WORLDS, SUPPORT), temperature)
+    switch = torch.from_numpy(np.random.default_rng(9).random(DRAWS))
+    coins = HybridCoins(switch, gumbel(DRAWS, SUPPORT, seed=1), gumbel(DRAWS, WORLDS, SUPPORT, seed=2))
+    return hybrid_votes(many, support, coins, temperature)
+
+
+@pytest.mark.parametrize("rule", ["coupled", "independent", "hybrid"])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("spread", [0.01, 1.0])
+def test_each_worlds_marginal_is_its_own_restricted_conditional(rule: str, temperature: float, spread: float) -> None:
+    logits = some_logits(spread)
+    # 72 p-values in all; for fresh seeds one falls below 1e-6 with probability below 1e-4.
+    assert min(chi_square_p(draw(rule, logits, temperature), logits, temperature)) > 1e-6
+
+
+@pytest.mark.parametrize("rule", ["coupled", "independent", "hybrid"])
+def test_the_marginal_check_catches_a_wrong_temperature(rule: str) -> None:
+    logits = some_logits()
+    assert max(chi_square_p(draw(rule, logits, 1.15), logits, 1.0)) < 1e-6
+
+
+@pytest.mark.parametrize("rule", ["coupled", "independent", "hybrid"])
+@pytest.mark.parametrize("spread", [0.02, 0.3, 1.0])
+def test_worlds_never_agree_more_often_than_the_coupling_ceiling(rule: str, spread: float) -> None:
+    logits = some_logits(spread)
+    votes = draw(rule, logits, 1.0)
+    agreed = float((votes == votes[:, :1]).all(1).double().mean())
+    ceiling = float(coupling_ceiling(logits.unsqueeze(0))[0])
+    # 4.5 standard errors; for fresh seeds a false alarm has probability below 1e-4.
+    assert agreed <= ceiling + 4.5 * (ceiling * (1 - ceiling) / DRAWS) ** 0.5
+
+
+def test_the_ceiling_check_catches_votes_that_copy_one_world() -> None:
+    logits = some_logits()
+    assert float(coupling_ceiling(logits.unsqueeze(0))[0]) < 0.9  # copying agrees always
+
+
+def test_hybrid_reaches_the_ceiling_where_coupled_gumbel_does_not() -> None:
+    logits = some_logits(0.05)
+    ceiling = float(coupling_ceiling(logits.unsqueeze(0))[0])
+    agreed = {}
+    for rule in ("coupled", "hybrid"):
+        votes = draw(rule, logits, 1.0)
+        agreed[rule] = float((votes == votes[:, :1]).all(1).double().mean())
+    assert ceiling >= 0.9
+    assert agreed["hybrid"] > ceiling - 4.5 * (ceiling * (1 - ceiling) / DRAWS) ** 0.5  # false alarm below 1e-5
+    assert agreed["hybrid"] >= agreed["coupled"] - 0.01
+
+
+def test_hybrid_below_the_threshold_is_coupled_gumbel() -> None:
+    logits = some_logits(1.0).expand(50, -1, -1)
+    support = TOKENS.expand(50, -1)
+    coins = HybridCoins(torch.zeros(50), gumbel(50, SUPPORT), gumbel(50, WORLDS, SUPPORT))
+    assert float(coupling_ceiling(logits)[0]) < 0.9
+    assert torch.equal(hybrid_votes(logits, support, coins, 1.0), coupled_votes(logits, support, coins.common, 1.0))
+
+
+def test_identical_worlds_always_agree_and_have_ceiling_one() -> None:
+    logits = some_logits()[:1].expand(WORLDS, -1)
+    for rule in ("coupled", "hybrid"):
+        votes = draw(rule, logits, 1.0)
+        assert bool((votes == votes[:, :1]).all())
+    assert float(coupling_ceiling(logits.unsqueeze(0))[0]) == pytest.approx(1.0)
+
+
+def test_temperature_towards_zero_is_greedy_and_zero_is_exactly_greedy() -> None:
+    logits, support = some_logits().expand(500, -1, -1), TOKENS.expand(500, -1)
+    greedy = coupled_votes(logits, support, None)
+    for temperature in (0.0, 1e-40, 1e-6):
+        assert torch.equal(coupled_votes(logits, support, gumbel(500, SUPPORT), temperature), greedy)
+    assert not torch.equal(coupled_votes(logits, support, gumbel(500, SUPPORT), 1.0), greedy)
+
+
+def test_greedy_is_the_argmax() -> None:
+    logits = some_logits()
+    assert (
+        coupled_votes(logits.unsqueeze(0), TOKENS.unsqueeze(0), None)[0].tolist() == TOKENS[logits.argmax(-1)].tolist()
+    )
+
+
+def test_equal_scores_go_to_the_smaller_token_id() -> None:
+    assert pick(torch.tensor([[[1.0, 3.0, 3.0, 3.0, 0.0, 1.0]]]), TOKENS.unsqueeze(0)).item() == 2
+
+
+@pytest.mark.parametrize("k", [1, 5, 40, 64])
+def test_the_support_breaks_ties_by_token_id(k: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randint(-3, 3, (20, 64), generator=generator).float()
+    logits[:, ::7] *= -0.0
+    expected = [sorted(range(64), key=lambda t: (-row[t].item(), t))[:k] for row in logits]
+    assert top_tokens(logits, k).tolist() == expected
+
+
+def test_the_support_orders_extreme_and_negative_logits() -> None:
+    logits = torch.tensor([[-1e30, 5.0, -2.5, float("-inf"), 1e-40, 0.0, -1e-40, 3e38]])
+    assert top_tokens(logits, 8)[0].tolist() == [7, 1, 4, 5, 6, 2, 0, 3]
+
+
+def test_a_support_larger_than_the_vocabulary_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="65 tokens cannot be taken from a vocabulary of 64"):
+        top_tokens(torch.zeros(1, 64), 65)
+
+
+def test_nothing_outside_the_support_is_voted_for_not_even_a_special_token_every_world_loves() -> None:
+    generator = torch.Generator().manual_seed(1)
+    head = torch.randn(50, 8, generator=generator)
+    hidden = torch.randn(WORLDS + 1, 200, 8, generator=generator)
+    end_of_text = 0
+    head[end_of_text] = 30 * hidden[:-1].mean((0, 1)) / hidden[:-1].mean((0, 1)).norm()
+    public = hidden[-1] @ head.T
+    public[:, end_of_text] = -1e9  # the public model never offers it
+    support = top_tokens(public, 10)
+    logits = support_logits(hidden, head, support)
+    for coins in (None, gumbel(200, 10)):
+        votes = coupled_votes(logits, support, coins, 3.0)
+        assert bool((votes.unsqueeze(2) == support.unsqueeze(1)).any(2).all())
+        assert not bool((votes == end_of_text).any())
+    favourite = (hidden[:-1] @ head.T).argmax(-1)
+    assert bool((favourite == end_of_text).any()), "the test needs worlds that would have chosen it"
+
+
+def test_logits_inside_the_support_are_those_of_the_whole_vocabulary() -> None:
+    generator = torch.Generator().manual_seed(2)
+    head, hidden = torch.randn(40, 8, generator=generator), torch.randn(3, 5, 8, generator=generator)
+    support = torch.stack([torch.randperm(40, generator=generator)[:7] for _ in range(5)])
+    whole = hidden @ head.T  # (W, n, V)
+    expected = torch.stack([whole[:, i, support[i]] for i in range(5)])
+    assert torch.allclose(support_logits(hidden, head, support), expected, atol=1e-5)
+
+
+def test_coverage_counts_argmax_and_mass_inside_the_support() -> None:
+    generator = torch.Generator().manual_seed(3)
+    head, hidden = torch.randn(40, 8, generator=generator), torch.randn(3, 5, 8, generator=generator)
+    support = top_tokens(hidden[-1] @ head.T, 7)
+    inside, mass = support_coverage(hidden, head, support)
+    whole = torch.softmax((hidden @ head.T).double(), -1)
+    for w in range(3):
+        for i in range(5):
+            assert bool(inside[w, i]) == (int(whole[w, i].argmax()) in support[i].tolist())
+            assert float(mass[w, i]) == pytest.approx(float(whole[w, i, support[i]].sum()), rel=1e-4)
+    everything = torch.arange(40).expand(5, -1)
+    assert bool(support_coverage(hidden, head, everything)[0].all())

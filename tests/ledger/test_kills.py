@@ -1,0 +1,58 @@
+"""SIGKILL at random instants, then a restart: never fewer charged than left, at most one step more, belief exact.
+
+Killing a process loses nothing that the kernel has: whether commits reach the disk is what `test_syncs.py` looks at.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from paclm.ledger.verify import verify
+
+
+def load(name):
+    """A module beside this file; test files are not a package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+kills = load("kills")
+
+
+def check(folder, num_kills, seed, with_witness):
+    tally = kills.run_kills(folder, num_kills, "commit-first", seed=seed, with_witness=with_witness)
+    assert tally.kills == num_kills
+    assert tally.undercounts == 0
+    assert tally.most_overcharged_tokens <= kills.TOKENS
+    assert tally.lost_beliefs == 0
+    assert verify(folder / "ledger.sqlite", [kills.KEY]).intact
+
+
+@pytest.mark.parametrize("with_witness", [False, True], ids=["alone", "with witness"])
+def test_kills_never_leave_fewer_tokens_charged_than_left(books, with_witness):
+    check(books.folder, 6, 1, with_witness)
+
+
+def test_the_driver_reports_undercounts_when_tokens_leave_first(books):
+    """A worker spends most of its time between release and commit there; missing it 8 times is below 1e-4."""
+    tally = kills.run_kills(books.folder, 8, "release-first", seed=2)
+    assert tally.undercounts > 0
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("with_witness", [False, True], ids=["alone", "with witness"])
+def test_two_hundred_kills(books, with_witness):
+    check(books.folder, 200, 3, with_witness)
+
+
+@pytest.mark.stress
+def test_two_hundred_kills_of_the_wrong_order_are_reported(books):
+    tally = kills.run_kills(books.folder, 200, "release-first", seed=4)
+    assert tally.undercounts > 50

@@ -1,0 +1,232 @@
+"""Any sequence of charges, crashes, restarts, extensions, changed settings and restored files.
+
+What left is known to the machine alone; the ledger must never say less. A crash is an image of the files taken while
+the ledger is open, and everything after it lost.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from paclm.config import MechanismConfig
+from paclm.errors import BudgetExceeded, InvalidInput, LedgerRolledBack, UnsoundState
+from paclm.ledger.events import Usage
+from paclm.ledger.ledger import Ledger
+from paclm.ledger.recovery import adopt_restored, backup
+from paclm.ledger.verify import verify
+from paclm.privacy.accounting import units_down, units_up
+
+KEY = bytes(range(32))
+MEMORY = "/dev/shm"
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """One ledger through a hard life. `has_witness` is set by the two classes below."""
+
+    has_witness = False
+    survives_a_crash = ("ledger.sqlite", "ledger.sqlite-wal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Nothing here is about the disk, so that memory does where there is such a folder.
+        self._home = tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
+        self.home = Path(self._home.name)
+        self.witness = self.home / "witness" if self.has_witness else None
+        self.config = MechanismConfig(per_token=2.0**-12, total=2.0**-8)
+        self.left = Usage("left")
+        self.left_public = 0
+        self.largest_total = self.config.total
+        self.belief = b"belief 0"
+        self.num_beliefs = 0
+        self.lost = False
+        self.copies: list[Path] = []
+        self.path = self._folder("life-0") / "ledger.sqlite"
+        self.ledger = Ledger.create(
+            self.path,
+            KEY,
+            workspace="w",
+            num_worlds=8,
+            settings=self.config,
+            sealed_belief=self.belief,
+            witness=self.witness,
+        )
+
+    def _folder(self, name: str) -> Path:
+        folder = self.home / name
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def _move_to(self, folder: Path) -> None:
+        self.path = folder / "ledger.sqlite"
+
+    @rule(tokens=st.integers(0, 3), dissent=st.integers(0, 3), key=st.sampled_from("ab"), public=st.integers(0, 2))
+    def charge(self, tokens: int, dissent: int, key: str, public: int) -> None:
+        """One step: commit, then the tokens leave."""
+        dissent = min(dissent, tokens)
+        charged = dissent if self.config.charge == "dissent" else tokens
+        usage = Usage(key, tokens, dissent, charged, charged * units_up(self.config.per_token), public)
+        affordable = self.ledger.account.affords(usage.units)
+        moved = b"belief %d" % (self.num_beliefs + 1) if dissent else None
+        try:
+            self.ledger.commit([usage], moved)
+        except (BudgetExceeded, UnsoundState):
+            assert not affordable or self.lost
+            return
+        assert affordable
+        assert not (self.lost and usage.units)
+        self.left = Usage(
+            "left", self.left.tokens + tokens, self.left.dissent_tokens + dissent, units=self.left.units + usage.units
+        )
+        self.left_public += public
+        if moved:
+            self.num_beliefs += 1
+            self.belief = moved
+
+    @rule()
+    def exhaust(self) -> None:
+        """Spend nearly all that is left."""
+        price = units_up(self.config.per_token)
+        tokens = self.ledger.account.remaining_units // price
+        if tokens > 1 and not self.lost:
+            self.ledger.commit([Usage("a", tokens - 1, tokens - 1, tokens - 1, (tokens - 1) * price)], self.belief)
+            count, units = self.left.tokens + tokens - 1, self.left.units + (tokens - 1) * price
+            self.left = Usage("left", count, self.left.dissent_tokens + tokens - 1, units=units)
+
+    @rule()
+    def restart(self) -> None:
+        """Close and open again."""
+        self.ledger.close()
+        self.ledger = Ledger.open(self.path, KEY, witness=self.witness)
+
+    @rule()
+    def crash(self) -> None:
+        """Go on from the bare files, as the dead process left them."""
+        folder = self._folder(f"life-{len(list(self.home.iterdir()))}")
+        for name in self.survives_a_crash:
+            shutil.copy(self.path.with_name(name), folder / name)
+        self.ledger.close()
+        self._move_to(folder)
+        self.ledger = Ledger.open(self.path, KEY, witness=self.witness)
+
+    @rule(
+        per_token=st.sampled_from([2.0**-12, 2.0**-13, 3.0 * 2**-14]),
+        charge=st.sampled_from(["every-token", "dissent"]),
+    )
+    def change_settings(self, per_token: float, charge: str) -> None:
+        """Other settings from now on."""
+        self.config = replace(self.config, per_token=per_token, charge=charge)
+        self.ledger.change_settings(self.config)
+
+    @rule(share=st.sampled_from([0.5, 0.9]))
+    def lower_total(self, share: float) -> None:
+        """A smaller total, down to what is spent."""
+        config = replace(self.config, total=self.config.total * share)
+        if units_down(config.total) < self.ledger.account.spent_units:
+            try:
+                self.ledger.change_settings(config)
+            except InvalidInput:
+                return
+            raise AssertionError("a total below the spend was accepted")
+        bounds, had_spent = self.ledger.bounds, self.ledger.account.spent_units > 0
+        self.ledger.change_settings(config)
+        self.config = config
+        assert self.ledger.bounds == bounds or not had_spent
+
+    @precondition(lambda self: not self.lost and self.config.total < 2.0)
+    @rule()
+    def extend(self) -> None:
+        """A larger total, confirmed."""
+        self.config = replace(self.config, total=self.config.total * 1.5)
+        self.largest_total = max(self.largest_total, self.config.total)
+        self.ledger.extend(self.config.total, confirmed_by="machine")
+
+    @rule()
+    def back_up(self) -> None:
+        """Keep a copy for later, made while the ledger is in use."""
+        copy = self.home / f"copy-{len(self.copies)}.sqlite"
+        backup(self.path, copy)
+        self.copies.append(copy)
+
+    @precondition(lambda self: self.copies)
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        """Put an old copy back: refused as it stands, adopted with or without the witness."""
+        copy = data.draw(st.sampled_from(self.copies))
+        self.ledger.close()
+        folder = self._folder(f"life-{len(list(self.home.iterdir()))}")
+        shutil.copy(copy, folder / "ledger.sqlite")
+        self._move_to(folder)
+        try:
+            Ledger.open(self.path, KEY, witness=self.witness).close()
+        except LedgerRolledBack:
+            pass
+        else:
+            raise AssertionError("a copy was opened without being adopted")
+        event = adopt_restored(
+            self.path, KEY, confirmed_by="machine", witness=self.witness, largest_total=self.largest_total
+        )
+        self.ledger = Ledger.open(self.path, KEY, witness=self.witness)
+        self.config = self.ledger.settings
+        if event.proof == "none":
+            self.lost = True
+            assert self.ledger.account.remaining_units == 0
+
+    @invariant()
+    def ledger_says_at_least_what_left(self) -> None:
+        account = self.ledger.account
+        assert account.spent_units >= self.left.units
+        assert account.spent_units <= account.total_units <= self.ledger.state.committed_units
+        if not self.lost:
+            assert (account.spent_units, account.tokens) == (self.left.units, self.left.tokens)
+            assert account.dissent_tokens == self.left.dissent_tokens
+            assert self.ledger.state.public_tokens == self.left_public
+            assert self.ledger.sealed_belief == self.belief
+
+    @invariant()
+    def figures_add_up(self) -> None:
+        sums = self.ledger.by_key().values()
+        assert sum(usage.units for usage in sums) == self.ledger.account.spent_units
+        assert sum(usage.tokens for usage in sums) == self.ledger.account.tokens
+
+    @invariant()
+    def every_row_verifies(self) -> None:
+        report = verify(self.path, [KEY])
+        assert report.intact, report.problem
+
+    def teardown(self) -> None:
+        self.ledger.close()
+        self._home.cleanup()
+
+
+class WitnessedMachine(LedgerMachine):
+    """The same with a witness: nothing is ever lost."""
+
+    has_witness = True
+
+
+class ForgetfulMachine(LedgerMachine):
+    """A crash that loses the log, as one without syncs can: the machine must notice."""
+
+    survives_a_crash = ("ledger.sqlite",)
+
+
+def test_the_machine_notices_commits_that_a_crash_lost():
+    quick = hypothesis_settings(max_examples=25, stateful_step_count=20, phases=[Phase.generate])
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(ForgetfulMachine, settings=quick)
+
+
+TestLedger = LedgerMachine.TestCase
+TestLedger.settings = hypothesis_settings(max_examples=25, stateful_step_count=20)
+TestWitnessedLedger = WitnessedMachine.TestCase
+TestWitnessedLedger.settings = hypothesis_settings(max_examples=25, stateful_step_count=20)

@@ -1,0 +1,308 @@
+"""What someone, or a bad disk, can do to the file: each has its own error, and nothing is released after it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from paclm.errors import (
+    LedgerBusy,
+    LedgerDamaged,
+    LedgerError,
+    LedgerFull,
+    LedgerStopped,
+    LedgerTampered,
+    LedgerUnwritable,
+    LedgerWrongKey,
+)
+from paclm.ledger import database
+from paclm.ledger.chain import Head, Keys, Row, digest_of, make_row
+from paclm.ledger.verify import verify
+
+
+@pytest.fixture
+def closed(books):
+    """A ledger with ten steps, closed."""
+    books.with_steps(10).close()
+    return books
+
+
+def edit(path, *statements):
+    """Change the file behind the ledger's back: triggers away, change, triggers back."""
+    db = sqlite3.connect(path, isolation_level=None)
+    triggers = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+    for name, _ in triggers:
+        db.execute(f"DROP TRIGGER {name}")
+    for statement, *arguments in statements:
+        db.execute(statement, *arguments)
+    for _, sql in triggers:
+        db.execute(sql)
+    db.close()
+
+
+def refused(books, error, match):
+    """The same error at opening and in the report, with and without the key; returns the report."""
+    with pytest.raises(error, match=match):
+        books.open()
+    report = verify(books.path)
+    assert not report.intact
+    assert re.search(match, report.problem)
+    return report
+
+
+def test_rows_cannot_be_changed_through_sqlite(closed):
+    db = sqlite3.connect(closed.path)
+    for statement in ("UPDATE events SET body = 'x' WHERE seq = 3", "DELETE FROM events WHERE seq = 3"):
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            db.execute(statement)
+    db.close()
+
+
+def test_a_truncated_file_is_refused(closed):
+    os.truncate(closed.path, closed.path.stat().st_size // 2)
+    refused(closed, LedgerDamaged, "not a whole database")
+
+
+def test_an_emptied_file_is_refused(closed):
+    os.truncate(closed.path, 0)
+    with pytest.raises(LedgerDamaged, match="not a ledger"):
+        closed.open()
+    assert not verify(closed.path).intact
+
+
+def test_an_overwritten_file_is_refused(closed):
+    closed.path.write_bytes(b"not a database at all" * 500)
+    refused(closed, LedgerDamaged, "NOTADB")
+
+
+def test_an_edited_row_is_named(closed):
+    edit(closed.path, ("UPDATE events SET body = replace(body, '\"tokens\":4', '\"tokens\":1') WHERE seq = 5",))
+    assert refused(closed, LedgerTampered, "Row 5 .*was edited").bad_seq == 5
+
+
+def test_an_edited_time_is_named(closed):
+    edit(closed.path, ("UPDATE events SET at = '2027-01-01T00:00:00.000Z' WHERE seq = 7",))
+    assert refused(closed, LedgerTampered, "Row 7 .*was edited").bad_seq == 7
+
+
+def test_a_deleted_row_is_named(closed):
+    edit(closed.path, ("DELETE FROM events WHERE seq = 6",))
+    assert refused(closed, LedgerTampered, "Row 7 .*comes where row 6 should be").bad_seq == 7
+
+
+def test_a_deleted_row_with_the_rest_moved_up_is_found(closed):
+    edit(
+        closed.path,
+        ("DELETE FROM events WHERE seq = 6",),
+        *[("UPDATE events SET seq = ? WHERE seq = ?", (seq - 1, seq)) for seq in range(7, 12)],
+    )
+    refused(closed, LedgerTampered, "was edited")
+
+
+def test_swapped_rows_are_found(closed):
+    edit(
+        closed.path,
+        ("UPDATE events SET seq = 99 WHERE seq = 4",),
+        ("UPDATE events SET seq = 4 WHERE seq = 5",),
+        ("UPDATE events SET seq = 5 WHERE seq = 99",),
+    )
+    assert refused(closed, LedgerTampered, "Row 4 .*was edited").bad_seq == 4
+
+
+def test_removing_the_newest_row_leaves_a_belief_that_does_not_fit(closed):
+    edit(closed.path, ("DELETE FROM events WHERE seq = 11",))
+    refused(closed, LedgerTampered, "belief .* is not the one that row 10 left")
+
+
+def test_a_changed_belief_is_refused(closed):
+    edit(closed.path, ("UPDATE belief SET sealed = ?", (b"sealed 9",)))
+    refused(closed, LedgerTampered, "belief .* is not the one")
+
+
+def test_a_removed_trigger_is_refused(closed):
+    db = sqlite3.connect(closed.path)
+    db.execute("DROP TRIGGER events_no_delete")
+    db.close()
+    refused(closed, LedgerTampered, "events_no_delete differ")
+
+
+def test_changed_figures_by_key_are_found(closed):
+    edit(closed.path, ("UPDATE usage SET units = '0'",))
+    report = verify(closed.path)
+    assert not report.intact
+    assert "figures by hour and key" in report.problem
+
+
+def forge(books, change):
+    """Rewrite the last row and its digest as someone without the key could, signed with a key of their own."""
+    db = sqlite3.connect(books.path)
+    rows = [Row(*found) for found in db.execute("SELECT * FROM events ORDER BY seq")]
+    db.close()
+    event, after = rows[-1].contents
+    event, after = change(event, after)
+    forged = make_row(Head(10, rows[-2].digest), 11, rows[-1].at, event, after, Keys(bytes(32)))
+    row = forged._replace(key=rows[-1].key)
+    row = row._replace(digest=digest_of(*row[:6]))
+    edit(books.path, ("DELETE FROM events WHERE seq = 11",), ("INSERT INTO events VALUES (?,?,?,?,?,?,?,?)", row))
+
+
+def test_a_row_forged_with_correct_hashes_and_sums_fails_its_mac(closed):
+    def cheaper(event, after):
+        entry = dataclasses.replace(event.entries[0], tokens=3, charged_tokens=3, units=3 * closed.price)
+        saved = {"tokens": after.tokens - 1, "charged_tokens": after.charged_tokens - 1}
+        after = dataclasses.replace(after, spent_units=after.spent_units - closed.price, **saved)
+        return dataclasses.replace(event, entries=(entry,)), after
+
+    forge(closed, cheaper)
+    edit(closed.path, ("UPDATE usage SET tokens = 39, charged_tokens = 39, units = ?", (str(39 * closed.price),)))
+    assert verify(closed.path).intact  # hashes alone cannot tell, and the report says that no MAC was checked
+    assert not verify(closed.path).macs_checked
+    report = verify(closed.path, [closed.key])
+    assert (report.intact, report.bad_seq) == (False, 11)
+    with pytest.raises(LedgerTampered, match=r"Row 11 .*MAC"):
+        closed.open(in_full=False)
+
+
+def test_running_totals_that_do_not_follow_are_found_without_a_key(closed):
+    forge(closed, lambda event, after: (event, dataclasses.replace(after, spent_units=0)))
+    report = verify(closed.path)
+    assert (report.intact, report.bad_seq) == (False, 11)
+    assert "running totals" in report.problem
+
+
+def test_a_row_that_charges_less_than_its_settings_say_is_found_without_a_key(closed):
+    def free(event, after):
+        entry = dataclasses.replace(event.entries[0], units=0, charged_tokens=0)
+        after = dataclasses.replace(
+            after, spent_units=after.spent_units - 4 * closed.price, charged_tokens=after.charged_tokens - 4
+        )
+        return dataclasses.replace(event, entries=(entry,)), after
+
+    forge(closed, free)
+    report = verify(closed.path)
+    assert (report.intact, report.bad_seq) == (False, 11)
+    assert "breaks a rule" in report.problem
+
+
+@pytest.mark.parametrize("body", ["", "{}", "[]", '{"event":{},"after":{}}', '{"event":1,"after":2}'])
+def test_a_row_that_cannot_be_read_is_named(closed, body):
+    db = sqlite3.connect(closed.path)
+    row = Row(*db.execute("SELECT * FROM events WHERE seq = 11").fetchone())._replace(body=body)
+    db.close()
+    row = row._replace(digest=digest_of(*row[:6]))
+    edit(closed.path, ("UPDATE events SET body = ?, digest = ? WHERE seq = 11", (row.body, row.digest)))
+    report = verify(closed.path)
+    assert (report.intact, report.bad_seq) == (False, 11)
+
+
+def test_another_key_is_refused_by_name(closed):
+    with pytest.raises(LedgerWrongKey, match="signed with the key"):
+        closed.open(mac_key=bytes(32))
+    report = verify(closed.path, [bytes(32)])
+    assert not report.intact
+
+
+def test_a_ledger_of_a_newer_paclm_is_refused(closed):
+    db = sqlite3.connect(closed.path, isolation_level=None)
+    db.execute("INSERT INTO migrations VALUES ('m999_later', '2030')")
+    db.close()
+    with pytest.raises(LedgerError, match=r"newer paclm .*m999_later"):
+        closed.open()
+
+
+def test_a_full_disk_stops_the_ledger_and_keeps_what_was_committed(books):
+    ledger = books.with_steps(3)
+    (pages,) = ledger._writer.db.execute("PRAGMA page_count").fetchone()
+    ledger._writer.db.execute(f"PRAGMA max_page_count={pages}")
+
+    def fill():
+        while True:
+            books.before = ledger.account
+            ledger.commit(books.step(), b"sealed")
+
+    with pytest.raises(LedgerFull, match=r"no room left .* nothing was released"):
+        fill()
+    with pytest.raises(LedgerStopped, match="no room left"):
+        ledger.commit(books.step(), b"later")
+    ledger.close()
+    with books.open() as ledger:
+        assert ledger.account == books.before
+
+
+def test_a_write_that_the_system_cuts_off_stops_the_ledger(books):
+    """A limit on file sizes in a process of its own: the write fails in the kernel, as on a failing disk."""
+    books.create().close()
+    program = f"""
+import resource, sys
+from paclm.errors import LedgerError, LedgerStopped
+from paclm.ledger.events import Usage
+from paclm.ledger.ledger import Ledger
+ledger = Ledger.open({str(books.path)!r}, bytes(range(32)))
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    while True:
+        ledger.commit([Usage("a", 1, 0, 1, {books.price})], b"sealed")
+        print(ledger.account.tokens, flush=True)
+except LedgerError as error:
+    print(type(error).__name__)
+try:
+    ledger.commit([], None)
+except LedgerStopped:
+    print("stopped")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    *counted, name, stopped = done.stdout.split()
+    assert (name in ("LedgerFull", "LedgerUnwritable"), stopped) == (True, "stopped")
+    with books.open() as ledger:
+        assert ledger.account.tokens == int(counted[-1]) > 0
+
+
+def test_another_program_that_holds_the_database_stops_the_ledger(books, monkeypatch):
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    ledger = books.with_steps(1)
+    other = sqlite3.connect(books.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(LedgerBusy, match="Another program"):
+        ledger.commit(books.step(), b"sealed 2")
+    other.execute("ROLLBACK")
+    other.close()
+    with pytest.raises(LedgerStopped):
+        ledger.commit(books.step(), b"sealed 2")
+    ledger.close()
+    with books.open() as ledger:
+        assert ledger.sealed_belief == b"sealed 1"
+
+
+def test_a_folder_that_cannot_be_written_is_refused(closed, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # the tests may run as root, who can write everywhere
+    with pytest.raises(LedgerUnwritable, match="Nothing can be released without a durable ledger"):
+        closed.open()
+
+
+def test_losing_the_side_file_after_a_crash_is_seen_by_the_witness(books, tmp_path):
+    """The write-ahead log is part of the ledger: without it the newest commits are gone."""
+    ledger = books.with_steps(3, witness=books.witness)
+    image = tmp_path / "image"
+    image.mkdir(mode=0o700)
+    shutil.copy(books.path, image / "ledger.sqlite")  # by hand, without ledger.sqlite-wal
+    ledger.close()
+    books.path = image / "ledger.sqlite"
+    with pytest.raises(LedgerError, match="witness has seen row 5"):
+        books.open(witness=books.witness)
+
+
+def test_a_body_is_canonical_json_that_names_its_fields(closed):
+    db = sqlite3.connect(closed.path)
+    (body,) = db.execute("SELECT body FROM events WHERE seq = 2").fetchone()
+    db.close()
+    fields = json.loads(body)
+    assert fields["event"]["entries"][0]["units"] == 4 * closed.price
+    assert json.dumps(fields, sort_keys=True, separators=(",", ":")) == body

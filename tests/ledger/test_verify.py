@@ -1,0 +1,79 @@
+"""Verification reads only, needs no key, and works while the ledger is in use and on read-only media."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sqlite3
+
+import pytest
+
+from paclm.errors import LedgerMissing
+from paclm.ledger import database
+from paclm.ledger.verify import verify
+
+
+def test_an_intact_ledger_is_verified_with_and_without_its_key(books):
+    books.with_steps(5).close()
+    for keys in (None, [books.key]):
+        report = verify(books.path, keys)
+        assert report.intact
+        assert report.num_events == 6
+        assert report.macs_checked == (keys is not None)
+        assert report.contents.state.tokens == 20
+
+
+def test_verification_works_while_the_ledger_is_in_use(books):
+    with books.with_steps(5) as ledger:
+        assert verify(books.path).contents.head == ledger.head
+        ledger.commit(books.step(), b"sealed 6")
+        assert verify(books.path, [books.key]).contents.head == ledger.head
+
+
+def test_verification_changes_no_byte(books):
+    books.with_steps(5).close()
+    before = hashlib.sha256(books.path.read_bytes()).digest()
+    verify(books.path, [books.key])
+    assert hashlib.sha256(books.path.read_bytes()).digest() == before
+    reader = database.open_reader(books.path)
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        reader.execute("UPDATE belief SET seq = 0")
+    reader.close()
+
+
+def test_a_crash_image_is_verified_from_its_log(books, tmp_path):
+    image = tmp_path / "image"
+    image.mkdir(mode=0o700)
+    with books.with_steps(5):
+        for name in ("ledger.sqlite", "ledger.sqlite-wal"):
+            shutil.copy(books.folder / name, image / name)
+    report = verify(image / "ledger.sqlite", [books.key])
+    assert report.intact
+    assert report.num_events == 6
+
+
+def test_a_ledger_on_read_only_media_is_verified(books, monkeypatch):
+    """SQLite cannot make its side files there; the file is then read as it stands."""
+    books.with_steps(2).close()
+    real, asked = sqlite3.connect, []
+
+    class NoSideFiles(sqlite3.Connection):
+        def execute(self, sql, *arguments):
+            if "immutable" not in asked[-1]:
+                raise sqlite3.OperationalError("unable to open database file")
+            return super().execute(sql, *arguments)
+
+    def connect(name, **options):
+        if not str(name).startswith("file:"):
+            return real(name, **options)
+        asked.append(name)
+        return real(name, **options, factory=NoSideFiles)
+
+    monkeypatch.setattr(database.sqlite3, "connect", connect)
+    assert database.open_reader(books.path).execute("SELECT count(*) FROM events").fetchone() == (3,)
+    assert len(asked) == 2
+
+
+def test_a_missing_ledger_is_an_error_and_no_report(tmp_path):
+    with pytest.raises(LedgerMissing, match="no ledger"):
+        verify(tmp_path / "ledger.sqlite")
