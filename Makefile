@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP) ## Run the main job on what the package brings along
-	@$(BIN)/python tools/demo.py
+	@$(BIN)/paclm demo demo-workspace
 
 test: lint $(STAMP) ## Lint, types and all tests
 	@$(BIN)/python -m pytest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,14 +19,14 @@ pytest.importorskip("triton", reason="Triton comes with the CUDA build of torch"
 if not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
-from paclm.engine.fused import Choices, FusedModel, Tiles, fit, uncovered
+from paclm.engine.fused import Choices, FusedModel, fit, uncovered
 from paclm.engine.kernels.ballots import cast_votes, public_keys
 from paclm.engine.kernels.products import Tile
 from paclm.engine.kernels.selection import largest
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCABULARY, WORLDS, CONTEXT = 300, 6, 64
-SMALL = Tiles(Tile(16, 64, 64), Tile(16, 64, 64, splits=2), Tile(16, 64, 64), Tile(16, 64, 64, splits=2))
+SMALL = Choices(narrow=Tile(16, 64, 32, splits=2), wide=Tile(16, 64, 32), lanes=16, chunk=128)
 CLOSE = {torch.float32: 5e-5, torch.bfloat16: 0.15}
 
 
@@ -72,13 +73,17 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return chosen
 
 
-@pytest.mark.parametrize("fused_rows", [1024, 0], ids=["fused products", "vendor products"])
-@pytest.mark.parametrize("lengths", [[9], [9, 17, 1]])
-def test_the_fused_step_equals_the_plain_one(weights: Weights, fused_rows: int, lengths: list[int]) -> None:
+@pytest.mark.parametrize(
+    "choices",
+    [SMALL, replace(SMALL, own_products=False), replace(SMALL, fold_rows=0)],
+    ids=["own products", "vendor products", "adapters added before attention"],
+)
+@pytest.mark.parametrize("lengths", [[9], [9, 17, 1], [3, 1, 20, 16]])
+def test_the_fused_step_equals_the_plain_one(weights: Weights, choices: Choices, lengths: list[int]) -> None:
     assert uncovered(weights) is None
-    plain = StackedModel(weights, 3)
-    fused = FusedModel(weights, 3, Choices(fused_rows=fused_rows, few=SMALL, attention_block=16))
-    text = torch.randint(0, VOCABULARY, (3, 32), device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(1))
+    plain = StackedModel(weights, 4)
+    fused = FusedModel(weights, 4, choices)
+    text = torch.randint(0, VOCABULARY, (4, 32), device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(1))
     for slot, length in enumerate(lengths):
         for model in (plain, fused):
             model.prefill(text[slot, :length], 0, slot)
@@ -112,10 +117,6 @@ def test_the_tournament_finds_the_largest_keys(width: int, k: int, block: int) -
 
 
 def test_a_tile_is_cut_to_what_divides_a_product() -> None:
-    torch.manual_seed(0)
-    model = gpt2().eval()
-    spec = AdapterSpec()
-    stack = AdapterStack.initial(find_targets(model, spec), spec, 2, 0, "x")
-    product = take_apart(model, stack, CONTEXT).blocks[0].attention_out  # 128 inputs
-    assert fit(Tile(16, 64, 64, splits=3), product).splits == 2
-    assert fit(Tile(16, 64, 128, splits=4), product).splits == 1
+    assert fit(Tile(16, 64, 64, splits=3), 128) == Tile(16, 64, 64, splits=2)
+    assert fit(Tile(16, 64, 32, splits=4), 320) == Tile(16, 64, 32, splits=2)
+    assert fit(Tile(16, 64, 64, splits=4), 100) is None

@@ -325,3 +325,16 @@ def test_a_new_key_that_the_old_one_does_not_vouch_for_is_found(books, monkeypat
 def test_rotating_to_the_same_key_is_refused(books):
     with books.create() as ledger, pytest.raises(LedgerError, match="is the old one"):
         ledger.rotate_key(books.key)
+
+
+def test_a_testimony_that_would_give_budget_back_is_refused(rolled_back, monkeypatch):
+    """No honest witness says so; one that does is not believed, whatever its MAC."""
+    books, read = rolled_back, witness_file.Witness.read
+
+    def generous(self):
+        testimony = read(self)
+        return replace(testimony, state={**testimony.state, "spent_units": 0})
+
+    monkeypatch.setattr(witness_file.Witness, "read", generous)
+    with pytest.raises(LedgerTampered, match="gives budget back"):
+        adopt_restored(books.path, books.key, confirmed_by="ada", witness=books.witness)

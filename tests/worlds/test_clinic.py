@@ -17,10 +17,11 @@ from paclm.worlds.clinic import notes as notes_module
 from paclm.worlds.clinic.clinicians import MARKS
 from paclm.worlds.clinic.conditions import ACUTE, CHRONIC
 from paclm.worlds.clinic.dice import Dice
-from paclm.worlds.clinic.grammar import RULES, add_rules, expand, parse_phrase
+from paclm.worlds.clinic.grammar import add_rules, expand, parse_phrase
 from paclm.worlds.clinic.measurements import ANALYTES
 from paclm.worlds.clinic.medicines import MEDICINES
 from paclm.worlds.clinic.notes import written_visits
+from paclm.worlds.clinic.phrases import RULES
 from paclm.worlds.clinic.visits import Visit
 
 AGE = re.compile(r"\b(\d{1,3})(?:-year-old|-yo)\b|\baged (\d{1,3})\b|\bis (\d{1,3})(?: now|[,;])")
@@ -50,7 +51,7 @@ def test_another_seed_gives_other_notes():
 
 def test_the_corpus_is_the_same_on_every_machine_and_python():
     joined = "\n".join(note["text"] for note in generate_notes(300, seed=7))
-    assert sha256(joined.encode()).hexdigest()[:16] == "PINNED"
+    assert sha256(joined.encode()).hexdigest()[:16] == "57480f7f0baf3cd4"
 
 
 def test_every_note_has_its_four_fields_in_order():

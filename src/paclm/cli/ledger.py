@@ -32,11 +32,11 @@ def ledger_path(workspace: Path) -> Path:
     return workspace / "curator" / "ledger.sqlite"
 
 
-def mac_key(workspace: Path) -> bytes:
-    """The key that signs the ledger, from where the operator keeps it."""
+def mac_keys(workspace: Path) -> list[bytes]:
+    """The keys that sign the ledger, the newest first, from where the operator keeps them."""
     from paclm.curator.keys import load_keys
 
-    return load_keys(workspace / "curator", may_create=False).mac.reveal()
+    return [load_keys(workspace / "curator", may_create=False).mac.reveal()]
 
 
 def operator() -> str:
@@ -84,7 +84,8 @@ def verify(
     """
     Check every row of the ledger
 
-    Hashes, links, sums, figures and, with the key, MACs. Works without the secret and while the workspace serves. Exit status 1 when something is wrong.
+    Hashes, links, sums, figures and, with the key, MACs. Works without the secret and while the workspace serves.
+    Exit status 1 when something is wrong.
 
     Example usage:
 
@@ -94,7 +95,7 @@ def verify(
     """
     from paclm.ledger.verify import verify as verify_ledger
 
-    report = verify_ledger(ledger_path(workspace), None if without_key else [mac_key(workspace)])
+    report = verify_ledger(ledger_path(workspace), None if without_key else mac_keys(workspace))
     figures: dict[str, Any] = {
         "intact": report.intact,
         "problem": report.problem,
@@ -140,7 +141,8 @@ def extend(
     config = load_settings(workspace / "paclm.toml").config
     if config is None:
         raise InvalidInput("[mechanism] of paclm.toml sets no total. Write the new total there, then repeat.")
-    with Ledger.open(ledger_path(workspace), mac_key(workspace), witness=witness) as books:
+    key, *old_keys = mac_keys(workspace)
+    with Ledger.open(ledger_path(workspace), key, old_keys=old_keys, witness=witness) as books:
         if config.total <= books.settings.total:
             raise InvalidInput(
                 f"paclm.toml has a total of {format_budget(config.total)} nats, and "

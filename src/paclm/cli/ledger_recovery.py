@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paclm.cli.ledger import WitnessOption, WorkspaceArgument, YesFlag, ledger_path, mac_key, operator
+from paclm.cli.ledger import WitnessOption, WorkspaceArgument, YesFlag, ledger_path, mac_keys, operator
 from paclm.config import parse_budget
 
 
@@ -15,7 +15,8 @@ def backup(workspace: WorkspaceArgument, to: Annotated[Path, typer.Argument(help
     """
     Copy the ledger, also while it is in use
 
-    The copy is as of one moment; copying the file by hand misses what its side files hold. The copy is marked and never serves before it is adopted.
+    The copy is as of one moment; copying the file by hand misses what its side files hold. The copy is marked and
+    never serves before it is adopted.
 
     Example usage:
 
@@ -39,8 +40,8 @@ def adopt(
     """
     Use a ledger that came back from a backup
 
-    Charges what can have been spent since. With the witness, account and belief are taken from it and nothing is lost. Without one the whole budget counts
-    as spent for good, because nobody knows what has left.
+    Charges what can have been spent since. With the witness, account and belief are taken from it and nothing is
+    lost. Without one the whole budget counts as spent for good, because nobody knows what has left.
 
     Example usage:
 
@@ -51,10 +52,12 @@ def adopt(
 
     if witness is None and not yes:
         typer.confirm("Without a witness the whole remaining budget is charged, for good. Adopt?", abort=True, err=True)
+    key, *old_keys = mac_keys(workspace)
     event = adopt_restored(
         ledger_path(workspace),
-        mac_key(workspace),
+        key,
         confirmed_by=operator(),
+        old_keys=old_keys,
         witness=witness,
         largest_total=None if largest_total is None else parse_budget(largest_total),
     )
@@ -92,5 +95,6 @@ def replace_witness(
             abort=True,
             err=True,
         )
-    replace(ledger_path(workspace), mac_key(workspace), confirmed_by=operator(), witness=new)
+    key, *old_keys = mac_keys(workspace)
+    replace(ledger_path(workspace), key, confirmed_by=operator(), old_keys=old_keys, witness=new)
     typer.echo(f"Recorded. The witness is now: {new or 'none'}.")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from paclm import __version__
+from paclm.cli.demo import demo
 from paclm.cli.export import export
 from paclm.cli.generate import generate
 from paclm.cli.init import init
@@ -51,6 +52,7 @@ app.add_typer(ledger, name="ledger")
 for command in (backup, adopt, replace_witness):
     ledger.command()(command)
 app.add_typer(models, name="models")
+app.command()(demo)
 app.command()(plan)
 app.command()(replay)
 app.command()(train)

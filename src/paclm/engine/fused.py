@@ -1,9 +1,10 @@
-"""The decode step by Triton kernels: seven launches a layer, each cached key and each adapter read once.
+"""The decode step by Triton kernels between the products: each cached key and each adapter is read once.
 
-    norm + A ─► q,k,v product + B ─► attention + cache write + A ─► output product + B (split)
-    ─► add + norm ─► MLP product + activation + A ─► MLP output product + B (split) ─► add + norm + A …
+    rows: add, norm, A ─► q,k,v product ─► attention: bias, B, rotation, cache, A ─► output product
+    ─► rows: bias, B, add, norm ─► MLP product ─► rows: bias, activation, A ─► MLP output product ─► rows: bias, B, add …
 
-CUDA only. Prefill, and models the kernels do not cover, run the plain twin this class inherits from.
+The products themselves are the vendor's in bfloat16 and ours in float32. CUDA only. Prefill, and models the kernels do
+not cover, run the plain twin this class inherits from.
 """
 
 from __future__ import annotations
@@ -14,70 +15,34 @@ import torch
 from torch import Tensor
 
 from paclm.engine.kernels.attention import attend
-from paclm.engine.kernels.norms import normalise_rows
-from paclm.engine.kernels.products import GELU_TANH, PLAIN, SILU_GATED, Tile, multiply, precision_of
-from paclm.engine.stacked import StackedModel, apply_product, normalise
-from paclm.engine.weights import Block, Product, Weights
+from paclm.engine.kernels.products import Tile, multiply
+from paclm.engine.kernels.rows import GELU_TANH, SILU_GATED, activate_rows, normalise_rows
+from paclm.engine.stacked import StackedModel
+from paclm.engine.weights import Product, Weights
 
 _ACTIVATIONS = {("gelu_new", False): GELU_TANH, ("gelu_pytorch_tanh", False): GELU_TANH, ("silu", True): SILU_GATED}
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
-    """How each product of a layer is cut."""
-
-    attention_in: Tile
-    attention_out: Tile
-    mlp_in: Tile
-    mlp_out: Tile
-
-
-FEW_ROWS = Tiles(  # one sequence: as many programs as multiprocessors, products with few columns split along K
-    attention_in=Tile(64, 64, 64),
-    attention_out=Tile(64, 64, 64, splits=3),
-    mlp_in=Tile(64, 64, 64),
-    mlp_out=Tile(64, 64, 64, splits=4),
-)
-MANY_ROWS = Tiles(
-    attention_in=Tile(128, 64, 64),
-    attention_out=Tile(128, 64, 64),
-    mlp_in=Tile(128, 64, 64),
-    mlp_out=Tile(128, 64, 64),
-)
-
-
-@dataclass(frozen=True, slots=True)
 class Choices:
-    """What runs as a kernel of ours; speed only."""
+    """How the step is cut up; speed only."""
 
-    fused_rows: int = 1024
-    """Up to this many rows products are fused with their adapters; beyond, the vendor's products are faster."""
-    few: Tiles = FEW_ROWS
-    many: Tiles = MANY_ROWS
+    narrow: Tile = Tile(32, 64, 32, splits=4)
+    """float32 products of a few rows with fewer columns than inputs, or as many"""
+    wide: Tile = Tile(32, 64, 32, splits=2)
+    """float32 products of a few rows with more columns than inputs"""
+    many: Tile = Tile(128, 64, 32, num_warps=8)
+    """float32 products of many rows"""
     few_rows: int = 512
-    attention_block: int = 32
-    attention_warps: int = 2
-    norm_warps: int = 4
-
-
-def fit(tile: Tile, product: Product) -> Tile:
-    """The tile with as many splits as the inputs divide into, and no column tile across two parts."""
-    depth = product.weight.shape[0]
-    splits, columns = tile.splits, tile.columns
-    while splits > 1 and depth % (splits * tile.depth):
-        splits -= 1
-    while any(size % columns for size in product.parts[:-1]):
-        columns //= 2
-    return replace(tile, splits=splits, columns=columns)
-
-
-def _fit_all(tiles: Tiles, block: Block) -> Tiles:
-    return Tiles(
-        fit(tiles.attention_in, block.attention_in),
-        fit(tiles.attention_out, block.attention_out),
-        fit(tiles.mlp_in, block.mlp_in),
-        fit(tiles.mlp_out, block.mlp_out),
-    )
+    own_products: bool = True
+    """Our float32 products; False: the vendor's"""
+    fold_rows: int = 1024
+    """Up to this many rows attention adds the adapters of q, k and v itself"""
+    lanes: int = 16
+    attention_warps: int = 1
+    attention_stages: int = 3
+    row_warps: int = 4
+    chunk: int = 512
 
 
 def uncovered(weights: Weights) -> str | None:
@@ -87,15 +52,19 @@ def uncovered(weights: Weights) -> str | None:
         return f"a head of {size} numbers is no power of two"
     if (weights.activation_name, weights.is_gated) not in _ACTIVATIONS:
         return f"the activation {weights.activation_name} is not among the kernels"
-    block = weights.blocks[0]
-    if block.norm_query is not None:
+    if weights.blocks[0].norm_query is not None:
         return "queries and keys are normalised"
-    if block.mlp_in.A is not None:
-        return "the first MLP product is adapted"
-    products = (block.attention_in, block.attention_out, block.mlp_in, block.mlp_out)
-    if any(size % 64 for product in products for size in (product.weight.shape[0], *product.parts)):
-        return "a layer's size is no multiple of 64"
     return None
+
+
+def fit(tile: Tile, depth: int) -> Tile | None:
+    """The tile with as many splits as the inputs divide into; None where they do not even divide into its depth."""
+    if depth % tile.depth:
+        return None
+    splits = tile.splits
+    while depth % (splits * tile.depth):
+        splits -= 1
+    return replace(tile, splits=splits)
 
 
 class FusedModel(StackedModel):
@@ -104,80 +73,81 @@ class FusedModel(StackedModel):
     def __init__(self, weights: Weights, num_slots: int, choices: Choices | None = None) -> None:
         super().__init__(weights, num_slots)
         self.choices = choices or Choices()
-        self._precision = precision_of(weights.dtype)
         self._activation = _ACTIVATIONS[weights.activation_name, weights.is_gated]
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor, positions: Tensor, reach: int) -> Tensor:
         """One token for each of the first n slots; hidden states (W, n, d). Reads what is there, whatever `reach`."""
-        w, n = self.weights, tokens.shape[0]
+        w, o, n = self.weights, self.choices, tokens.shape[0]
         stream = self._embed(tokens, positions).view(w.num_worlds * n, -1)  # (rows, d)
-        if stream.shape[0] > self.choices.fused_rows:
-            return self._with_plain_products(stream, positions)
-        tiles = self.choices.few if stream.shape[0] <= self.choices.few_rows else self.choices.many
-        tiles = _fit_all(tiles, w.blocks[0])
-        parts: Tensor | None = None
-        for layer, block in enumerate(w.blocks):
-            attended, inner = self._attention(stream, parts, layer, block, positions, tiles)
-            parts = self._product(attended, block.attention_out, tiles.attention_out, n, inner)
-            normed = torch.empty_like(stream)
-            normalise_rows(stream, block.norm_mlp, normed, n, parts, num_warps=self.choices.norm_warps)
-            parts = self._mlp(normed, block, tiles, n)
-        out = torch.empty_like(stream)
-        normalise_rows(stream, w.norm, out, n, parts, num_warps=self.choices.norm_warps)
-        return out.view(w.num_worlds, n, -1)
-
-    def _attention(
-        self, stream: Tensor, parts: Tensor | None, layer: int, block: Block, positions: Tensor, tiles: Tiles
-    ) -> tuple[Tensor, Tensor | None]:
-        n, product = positions.shape[0], block.attention_in
         normed = torch.empty_like(stream)
-        inner = _inner(stream, product, 1)
-        normalise_rows(stream, block.norm_attention, normed, n, parts, product, inner, self.choices.norm_warps)
-        joined = stream.new_empty(stream.shape[0], product.weight.shape[1])
-        multiply(normed, product, joined, n, tiles.attention_in, self._precision, inner)
-        return self._attend(joined, layer, block, positions)
-
-    def _attend(self, joined: Tensor, layer: int, block: Block, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        w, choices = self.weights, self.choices
-        out = joined.new_empty(joined.shape[0], w.num_heads * w.head_size)
-        inner = _inner(joined, block.attention_out, w.num_kv_heads)
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        attend(
-            joined, keys, values, positions, w, block.attention_out, out, inner,
-            choices.attention_block, choices.attention_warps,
-        )  # fmt: skip
-        return out, inner
-
-    def _product(self, x: Tensor, product: Product, tile: Tile, n: int, inner: Tensor | None) -> Tensor:
-        """Parts (splits, rows, out) in float32, for the next norm to add."""
-        parts = torch.empty(tile.splits, x.shape[0], product.weight.shape[1], device=x.device)
-        multiply(x, product, parts, n, tile, self._precision, inner, PLAIN)
-        return parts
-
-    def _mlp(self, normed: Tensor, block: Block, tiles: Tiles, n: int) -> Tensor:
-        width = block.mlp_out.weight.shape[0]
-        wide = normed.new_empty(normed.shape[0], width)
-        inner = _inner(normed, block.mlp_out, -(-width // tiles.mlp_in.columns))
-        multiply(
-            normed, block.mlp_in, wide, n, tiles.mlp_in, self._precision,
-            activation=self._activation, following=block.mlp_out, inner_next=inner,
-        )  # fmt: skip
-        return self._product(wide, block.mlp_out, tiles.mlp_out, n, inner)
-
-    def _with_plain_products(self, stream: Tensor, positions: Tensor) -> Tensor:
-        """Many rows: the vendor's products and batched adapters, our attention."""
-        w = self.weights
-        x = stream.view(w.num_worlds, -1, stream.shape[1])
+        attended = stream.new_empty(stream.shape[0], w.num_heads * w.head_size)
+        parts: Tensor | None = None
+        inner: Tensor | None = None
+        before: Product | None = None
         for layer, block in enumerate(w.blocks):
-            joined = apply_product(normalise(x, block.norm_attention), block.attention_in)
-            out, _ = self._attend(joined.flatten(0, 1), layer, block, positions)
-            x = self._finish(x, out.view(w.num_worlds, x.shape[1], -1), block)
-        return normalise(x, w.norm)
+            inner_in = _inner(stream, block.attention_in)
+            normalise_rows(
+                stream, block.norm_attention, normed, n, parts, before, inner, block.attention_in, inner_in, o.row_warps
+            )
+            parts = self._product(normed, block.attention_in)
+            if inner_in is not None and stream.shape[0] > o.fold_rows:
+                _add_adapters(parts, block.attention_in, inner_in)
+                inner_in = None
+            inner = _inner(stream, block.attention_out, w.num_kv_heads)
+            keys, values = self.cache.keys[layer], self.cache.values[layer]
+            attend(
+                parts, inner_in, keys, values, positions, w, block, attended, inner,
+                o.lanes, o.attention_warps, o.attention_stages,
+            )  # fmt: skip
+            parts = self._product(attended, block.attention_out)
+            inner_in = _inner(stream, block.mlp_in)
+            normalise_rows(
+                stream,
+                block.norm_mlp,
+                normed,
+                n,
+                parts,
+                block.attention_out,
+                inner,
+                block.mlp_in,
+                inner_in,
+                o.row_warps,
+            )
+            parts = self._product(normed, block.mlp_in)
+            active = stream.new_empty(stream.shape[0], block.mlp_out.weight.shape[0])
+            inner = activate_rows(
+                parts, block.mlp_in, active, n, self._activation, inner_in, block.mlp_out, o.chunk, o.row_warps
+            )
+            parts, before = self._product(active, block.mlp_out), block.mlp_out
+        normalise_rows(stream, w.norm, normed, n, parts, before, inner, num_warps=o.row_warps)
+        return normed.view(w.num_worlds, n, -1)
+
+    def _product(self, x: Tensor, product: Product) -> Tensor:
+        """The base product without its bias, as parts (splits, rows, out) still to be added up."""
+        o, (depth, width) = self.choices, product.weight.shape
+        tile = fit(o.many if x.shape[0] > o.few_rows else o.wide if width > depth else o.narrow, depth)
+        if x.dtype != torch.float32 or not o.own_products or tile is None:
+            return torch.mm(x, product.weight).unsqueeze(0)
+        return multiply(x, product.weight, tile)
 
 
-def _inner(like: Tensor, product: Product, sums: int) -> Tensor | None:
-    """Room for the inner products of a product's adapters: (rows, parts·r, sums)."""
+def _inner(stream: Tensor, product: Product, *sums: int) -> Tensor | None:
+    """Room for the inner products of a product's adapters: (rows, parts·r), or (rows, r, sums)."""
     if product.A is None:
         return None
-    return torch.empty(like.shape[0], product.A.shape[1], sums, device=like.device)
+    return torch.empty(stream.shape[0], product.A.shape[1], *sums, device=stream.device)
+
+
+def _add_adapters(parts: Tensor, product: Product, inner: Tensor) -> None:
+    """Add B · inner to the first of the parts, world by world."""
+    if product.B is None:
+        return
+    worlds, rank, width = product.B.shape
+    y = parts[0].view(worlds, -1, width)
+    u = inner.to(y.dtype).view(worlds, -1, inner.shape[1])
+    start = 0
+    for part, size in enumerate(product.parts):
+        columns = slice(start, start + size)
+        y[:, :, columns].baddbmm_(u[:, :, part * rank : (part + 1) * rank], product.B[:, :, columns])
+        start += size

@@ -68,6 +68,7 @@ class GraphStep:
     def public_logits(self, hidden: Tensor) -> Tensor:
         return self._step.public_logits(hidden)
 
+    @torch.inference_mode()
     def __call__(self, tokens: IntArray, positions: IntArray, coins: FloatArray, temperature: FloatArray) -> Tally:
         n, k = len(tokens), self._support_size
         recording = self.recording(n, int(positions.max()) + 1)

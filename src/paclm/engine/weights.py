@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
@@ -149,7 +151,7 @@ def _gpt2(model: Any, stack: AdapterStack, context: int) -> Weights:
         blocks=tuple(blocks),
         norm=_norm(model.transformer.ln_f),
         head=model.lm_head.weight,
-        activation=ACT2FN[config.activation_function],
+        activation=_activation(config.activation_function),
         activation_name=config.activation_function,
         is_gated=False,
     )
@@ -192,10 +194,18 @@ def _llama(model: Any, stack: AdapterStack, context: int) -> Weights:
         blocks=tuple(blocks),
         norm=_norm(model.model.norm),
         head=model.lm_head.weight,
-        activation=ACT2FN[config.hidden_act],
+        activation=_activation(config.hidden_act),
         activation_name=config.hidden_act,
         is_gated=True,
     )
+
+
+def _activation(name: str) -> Callable[[Tensor], Tensor]:
+    """GELU's tanh form in one pass; Transformers spells it out in eight."""
+    if name in ("gelu_new", "gelu_pytorch_tanh"):
+        return partial(functional.gelu, approximate="tanh")
+    function: Callable[[Tensor], Tensor] = ACT2FN[name]
+    return function
 
 
 def _norm(module: Any) -> Norm:

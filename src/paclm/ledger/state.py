@@ -100,6 +100,8 @@ def from_state_fields(fields: Mapping[str, Any]) -> State:
 def apply(state: State | None, seq: int, event: Event) -> State:
     """The state after an event that becomes row `seq`; raises rather than overspend."""
     if isinstance(event, Opened):
+        if state is not None or seq != 1:
+            raise BadRow("opens a ledger that was open already")
         return State(event.total_units, event.total_units, settings_seq=seq, belief_row=seq, belief_seq=seq)
     if state is None:
         raise BadRow("comes before the row that opens a ledger")

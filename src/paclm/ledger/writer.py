@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from paclm.config import MechanismConfig
-from paclm.errors import LedgerDamaged, LedgerError, LedgerRolledBack, LedgerStopped, RandomnessMisuse
+from paclm.errors import LedgerDamaged, LedgerError, LedgerRolledBack, LedgerStopped, LedgerTampered, RandomnessMisuse
 from paclm.ledger import database
 from paclm.ledger.chain import GENESIS, Head, Keys, make_row
-from paclm.ledger.events import COUNTS, Event, Opened, Usage
+from paclm.ledger.events import COUNTS, BadRow, Event, Opened, Usage
 from paclm.ledger.lock import WriterLock
 from paclm.ledger.reading import (
     UsageTable,
@@ -106,7 +106,10 @@ class Writer:
         with self.one_at_a_time:
             self.refuse_if_stopped()
             seq = self.head.seq + 1 if seq is None else seq
-            after = apply(self.state, seq, event)
+            try:
+                after = apply(self.state, seq, event)
+            except BadRow as problem:
+                raise LedgerTampered(f"A new row for {self.path} {problem}. Nothing was written.") from None
             row = make_row(self.head, seq, stamp(self._clock), event, after, self.keys)
             try:
                 with database.translated(self.path), transaction(self.db):

@@ -1,8 +1,8 @@
 """Decode attention that reads every key and value once; its plain twin is `StackedModel.decode`.
 
-One program per sequence, world and key-value head. It turns the new query and key (rotary models), stores the new key
-and value in the cache, attends over everything before and the new position, and, while the result is still in
-registers, multiplies it with its columns of A: the inner product of the output layer's adapter, one part per head.
+One program per sequence, world and key-value head. It finishes its query, key and value (bias, adapter, rotation),
+attends over everything before and the new position, stores the new key and value, and, while the result is still in
+registers, multiplies it with its columns of A: the inner product of the output layer's adapter, one sum per head.
 """
 
 from __future__ import annotations
@@ -11,81 +11,124 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paclm.engine.weights import Product, Weights
+from paclm.engine.weights import Block, Weights
+
+_NEVER = tl.constexpr(-1.0e30)
+
+
+@triton.jit
+def _columns(
+    parts, bias, inner, B, row, world, num_rows, c, part,
+    WIDTH: tl.constexpr, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
+):  # fmt: skip
+    """Columns c of the finished product of one row: the sum of its splits, its bias, its adapter."""
+    x = tl.load(parts + row * WIDTH + c).to(tl.float32)
+    for split in tl.static_range(1, SPLITS):
+        x += tl.load(parts + (split * num_rows + row) * WIDTH + c).to(tl.float32)
+    if HAS_BIAS:
+        x += tl.load(bias + c).to(tl.float32)
+    for j in tl.static_range(RANK):
+        u = tl.load(inner + row * RANKS + part * RANK + j)
+        x += u * tl.load(B + (world * RANK + j) * WIDTH + c).to(tl.float32)
+    return x
 
 
 @triton.jit
 def _attend(
-    joined, keys, values, out, inner, A, cos, sin, positions, scale, num_sequences, num_worlds, capacity,
+    parts, bias, inner_in, B, keys, values, out, inner, A, cos, sin, positions, scale, sequences, worlds, capacity,
     KV: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-    ROTARY: tl.constexpr, RANK: tl.constexpr,
+    STAGES: tl.constexpr, ROTARY: tl.constexpr, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    RANK_IN: tl.constexpr, RANKS_IN: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     head = program % KV
-    slot = (program // KV) // num_worlds
-    world = (program // KV) % num_worlds
-    row = world * num_sequences + slot  # hidden states are world-major, the cache is slot-major
+    slot = (program // KV) // worlds
+    world = (program // KV) % worlds
+    row = world * sequences + slot  # hidden states are world-major, the cache is slot-major
+    rows = worlds * sequences
     position = tl.load(positions + slot)
     g = tl.arange(0, GROUP_PAD)
     d = tl.arange(0, SIZE)
+    t = tl.arange(0, BLOCK)
     heads: tl.constexpr = KV * GROUP
-    source = joined + row * (heads + 2 * KV) * SIZE
-    real = (g < GROUP)[:, None]
-    q = tl.load(source + (head * GROUP + g)[:, None] * SIZE + d[None, :], mask=real, other=0.0).to(tl.float32)
-    k_new = tl.load(source + (heads + head) * SIZE + d).to(tl.float32)
-    v_new = tl.load(source + (heads + KV + head) * SIZE + d)
+    width: tl.constexpr = (heads + 2 * KV) * SIZE
+    apart: tl.constexpr = RANKS_IN // RANK_IN if RANK_IN > 0 else 1  # 3 where q, k and v have adapters of their own
+    k_part: tl.constexpr = 1 if apart > 1 else 0
+    v_part: tl.constexpr = 2 if apart > 1 else 0
+    query = tl.minimum(head * GROUP + g, heads - 1)[:, None] * SIZE
+    key = (heads + head) * SIZE
+    base = program * capacity * SIZE
+
+    q = _columns(parts, bias, inner_in, B, row, world, rows, query + d[None, :], 0, width, SPLITS, HAS_BIAS, RANK_IN, RANKS_IN)  # fmt: skip  # noqa: E501
     if ROTARY:
         other = (d + SIZE // 2) % SIZE
         c = tl.load(cos + position * SIZE + d).to(tl.float32)
-        s = tl.load(sin + position * SIZE + d).to(tl.float32)
-        s = tl.where(d < SIZE // 2, -s, s)
-        q_other = tl.load(source + (head * GROUP + g)[:, None] * SIZE + other[None, :], mask=real, other=0.0)
-        q = q * c[None, :] + q_other.to(tl.float32) * s[None, :]
-        k_new = k_new * c + tl.load(source + (heads + head) * SIZE + other).to(tl.float32) * s
-    base = program * capacity * SIZE
-    stored = k_new.to(keys.dtype.element_ty)
-    tl.store(keys + base + position * SIZE + d, stored)
-    tl.store(values + base + position * SIZE + d, v_new)
-
-    # Online softmax, started from the new position, which need not be read back.
+        s = tl.where(d < SIZE // 2, -1.0, 1.0) * tl.load(sin + position * SIZE + d).to(tl.float32)
+        turned = _columns(parts, bias, inner_in, B, row, world, rows, query + other[None, :], 0, width, SPLITS, HAS_BIAS, RANK_IN, RANKS_IN)  # fmt: skip  # noqa: E501
+        q = q * c[None, :] + turned * s[None, :]
     q = q * scale
-    top = tl.sum(q * stored.to(tl.float32)[None, :], 1)  # (GROUP_PAD,)
-    total = tl.full((GROUP_PAD,), 1.0, tl.float32)
-    acc = tl.zeros((GROUP_PAD, SIZE), tl.float32) + v_new.to(tl.float32)[None, :]
-    for start in range(0, position, BLOCK):
-        t = start + tl.arange(0, BLOCK)
-        before = t < position
-        place = base + t[:, None] * SIZE + d[None, :]
+
+    # Each of the BLOCK lanes keeps a softmax of its own; they are merged once, at the end.
+    top = tl.full((GROUP_PAD, BLOCK), _NEVER, tl.float32)
+    total = tl.zeros((GROUP_PAD, BLOCK), tl.float32)
+    acc = tl.zeros((GROUP_PAD, BLOCK, SIZE), tl.float32)
+    for start in tl.range(0, position, BLOCK, num_stages=STAGES):
+        before = start + t < position
+        place = base + (start + t)[:, None] * SIZE + d[None, :]
         k = tl.load(keys + place, mask=before[:, None], other=0.0).to(tl.float32)
         v = tl.load(values + place, mask=before[:, None], other=0.0).to(tl.float32)
-        score = tl.sum(q[:, None, :] * k[None, :, :], 2)  # (GROUP_PAD, BLOCK)
-        score = tl.where(before[None, :], score, -float("inf"))
-        new_top = tl.maximum(top, tl.max(score, 1))
+        score = tl.where(before[None, :], tl.sum(q[:, None, :] * k[None, :, :], 2), _NEVER)  # (GROUP_PAD, BLOCK)
+        new_top = tl.maximum(top, score)
         shrink = tl.exp(top - new_top)
-        weight = tl.exp(score - new_top[:, None])
-        acc = acc * shrink[:, None] + tl.sum(weight[:, :, None] * v[None, :, :], 1)
-        total = total * shrink + tl.sum(weight, 1)
+        weight = tl.where(before[None, :], tl.exp(score - new_top), 0.0)
+        acc = acc * shrink[:, :, None] + weight[:, :, None] * v[None, :, :]
+        total = total * shrink + weight
         top = new_top
-    result = acc / total[:, None]
-    columns = (head * GROUP + g)[:, None] * SIZE + d[None, :]
-    tl.store(out + row * heads * SIZE + columns, result.to(out.dtype.element_ty), mask=real)
+
+    k_new = _columns(parts, bias, inner_in, B, row, world, rows, key + d, k_part, width, SPLITS, HAS_BIAS, RANK_IN, RANKS_IN)  # fmt: skip  # noqa: E501
+    v_new = _columns(parts, bias, inner_in, B, row, world, rows, key + KV * SIZE + d, v_part, width, SPLITS, HAS_BIAS, RANK_IN, RANKS_IN)  # fmt: skip  # noqa: E501
+    if ROTARY:
+        turned = _columns(parts, bias, inner_in, B, row, world, rows, key + other, k_part, width, SPLITS, HAS_BIAS, RANK_IN, RANKS_IN)  # fmt: skip  # noqa: E501
+        k_new = k_new * c + turned * s
+    k_new = k_new.to(keys.dtype.element_ty)
+    v_new = v_new.to(values.dtype.element_ty)
+    tl.store(keys + base + position * SIZE + d, k_new)
+    tl.store(values + base + position * SIZE + d, v_new)
+
+    own = tl.sum(q * k_new.to(tl.float32)[None, :], 1)  # (GROUP_PAD,)
+    highest = tl.maximum(own, tl.max(top, 1))
+    share = tl.exp(top - highest[:, None])
+    own = tl.exp(own - highest)
+    result = tl.sum(acc * share[:, :, None], 1) + own[:, None] * v_new.to(tl.float32)[None, :]
+    result = result / (tl.sum(total * share, 1) + own)[:, None]
+    real = (g < GROUP)[:, None]
+    tl.store(out + row * heads * SIZE + query + d[None, :], result.to(out.dtype.element_ty), mask=real)
     for j in tl.static_range(RANK):
-        a = tl.load(A + (world * RANK + j) * heads * SIZE + columns, mask=real, other=0.0).to(tl.float32)
+        a = tl.load(A + (world * RANK + j) * heads * SIZE + query + d[None, :], mask=real, other=0.0).to(tl.float32)
         tl.store(inner + (row * RANK + j) * KV + head, tl.sum(tl.sum(a * result, 1), 0))
 
 
 def attend(
-    joined: Tensor, keys: Tensor, values: Tensor, positions: Tensor, weights: Weights, output: Product,
-    out: Tensor, inner: Tensor | None, block: int = 32, num_warps: int = 2,
+    parts: Tensor, inner_in: Tensor | None, keys: Tensor, values: Tensor, positions: Tensor,
+    weights: Weights, block: Block, out: Tensor, inner: Tensor | None,
+    lanes: int = 16, num_warps: int = 1, num_stages: int = 3,
 ) -> None:  # fmt: skip
-    """joined (W·n, q+k+v) → out (W·n, heads·size) and, where the output layer is adapted, inner (W·n, r, kv heads)."""
-    w = weights
+    """parts (splits, W·n, q+k+v) → out (W·n, heads·size) and inner (W·n, r, kv heads) for the output layer's adapter.
+
+    inner_in (W·n, parts·r): the inner products of the adapters of q, k and v; None where they are added already.
+    """
+    w, into, output = weights, block.attention_in, block.attention_out
     group = w.num_heads // w.num_kv_heads
-    cos, sin = w.rotary if w.rotary is not None else (joined, joined)
+    cos, sin = w.rotary if w.rotary is not None else (parts, parts)
+    adapted = inner_in is not None and into.B is not None
     _attend[(positions.shape[0] * w.num_worlds * w.num_kv_heads,)](
-        joined, keys, values, out, inner if inner is not None else out, output.A if inner is not None else out,
-        cos, sin, positions, w.head_size**-0.5, positions.shape[0], w.num_worlds, keys.shape[3],
-        KV=w.num_kv_heads, GROUP=group, GROUP_PAD=triton.next_power_of_2(group), SIZE=w.head_size, BLOCK=block,
-        ROTARY=w.rotary is not None, RANK=0 if inner is None or output.B is None else output.B.shape[1],
-        num_warps=num_warps,
+        parts, into.bias if into.bias is not None else parts, inner_in if adapted else parts,
+        into.B if adapted else parts, keys, values, out, inner if inner is not None else out,
+        output.A if inner is not None else out, cos, sin, positions, w.head_size**-0.5, positions.shape[0],
+        w.num_worlds, keys.shape[3],
+        KV=w.num_kv_heads, GROUP=group, GROUP_PAD=triton.next_power_of_2(group), SIZE=w.head_size, BLOCK=lanes,
+        STAGES=num_stages, ROTARY=w.rotary is not None, SPLITS=parts.shape[0], HAS_BIAS=into.bias is not None,
+        RANK_IN=into.B.shape[1] if adapted and into.B is not None else 0,
+        RANKS_IN=inner_in.shape[1] if adapted and inner_in is not None else 0,
+        RANK=0 if inner is None or output.B is None else output.B.shape[1], num_warps=num_warps,
     )  # fmt: skip

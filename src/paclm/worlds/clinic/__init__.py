@@ -4,9 +4,8 @@ Everything is invented. The people, their illnesses, the staff, the towns and ev
 lists and phrases written for this purpose; no real record was read, copied or imitated, and nothing in the notes is
 medical advice. Every note says on itself that it is synthetic.
 
-    dice ─► grammar ─► conditions ┐
-              people, medicines,  ├─► visits ─► scribe ─► registers ─► notes
-                 measurements     ┘
+    dice ─► grammar ─► phrases, conditions, people,
+                       medicines, measurements ─► visits ─► scribe ─► registers ─► notes
 """
 
 from paclm.worlds.clinic.notes import generate_notes

@@ -44,7 +44,7 @@ class Clinician:
     role: str
     date_style: int
     wordiness: float
-    """How much more than the least is written, about 0.3 to 2."""
+    """How many sentences, as a multiple of what the register asks for: 0.55 to 2.25."""
     is_terse: bool
     """Abbreviates, drops capitals and full stops."""
     uses_signs: bool
@@ -54,7 +54,7 @@ class Clinician:
     writes_units: bool
     mark: str
     marks_first: bool
-    signs: int
+    signs: bool
 
     @property
     def initials(self) -> str:
@@ -90,5 +90,5 @@ def _draw_clinician(role: str, index: int, dice: Dice) -> Clinician:
         writes_units=dice.chance(0.5),
         mark=dice.favour(MARKS),
         marks_first=dice.chance(0.35),
-        signs=dice.between(0, 4),
+        signs=dice.chance(0.6),
     )

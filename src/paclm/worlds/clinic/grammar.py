@@ -19,7 +19,7 @@ Slots = Mapping[str, str]
 Phrase = Callable[[Dice, Slots, list[str]], None]
 
 RULES: dict[str, Phrase] = {}
-"""Every rule of the corpus, filled by `add_rules` when the modules that hold them are imported."""
+"""Every rule of the corpus; `phrases` fills it."""
 
 LINES: dict[str, tuple[Phrase, ...]] = {}
 """The alternatives of every rule, for drawing several different ones."""

@@ -110,6 +110,7 @@ def _rare_fact(scribe: Scribe, seen: set[str]) -> str:
 
 
 def _write(sections: list[Section], fact: str, scribe: Scribe) -> str:
+    """The text of a note: sections under their headings, a header and a signature now and then, always the mark."""
     writer, dice = scribe.writer, scribe.dice
     if fact:
         sentences = sections[0][1]
@@ -123,14 +124,11 @@ def _write(sections: list[Section], fact: str, scribe: Scribe) -> str:
             told[0] = _LABEL.sub("", told[0])
         body = _run_on(told, fact, writer)
         if body:
-            blocks.append(
-                f"{heading}{' ' if heading.endswith((':', '-')) or writer.is_terse else chr(10)}{body}"
-                if heading
-                else body
-            )
+            is_inline = heading.endswith((":", "-")) or writer.is_terse
+            blocks.append(f"{heading} {body}" if heading and is_inline else f"{heading}\n{body}" if heading else body)
     if dice.chance(0.3):
         blocks.insert(0, _header(scribe))
-    if writer.signs < 3 and dice.chance(0.7):
+    if writer.signs and dice.chance(0.7):
         blocks.append(scribe.say("sign"))
     blocks.insert(0 if writer.marks_first else len(blocks), writer.mark)
     between = "\n" if writer.is_terse or writer.heading_style % 2 else "\n\n"

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from datetime import date
 
 from paclm.worlds.clinic.dice import Dice
-from paclm.worlds.clinic.grammar import RULES, expand
+from paclm.worlds.clinic.grammar import expand
 from paclm.worlds.clinic.names import MEN, SURNAMES, TOWN_ENDS, TOWN_STARTS, WOMEN
+from paclm.worlds.clinic.phrases import RULES
 
 _PRONOUNS = {
     "women": {"man": "woman", "he": "she", "him": "her", "his": "her", "himself": "herself"},

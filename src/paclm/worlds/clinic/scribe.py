@@ -9,15 +9,10 @@ from collections.abc import Mapping, Sequence
 
 from paclm.worlds.clinic.clinicians import Clinician
 from paclm.worlds.clinic.dice import Dice
-from paclm.worlds.clinic.grammar import LINES, RULES, Phrase, add_rules, expand
+from paclm.worlds.clinic.grammar import Phrase, expand
 from paclm.worlds.clinic.names import TOWN_ENDS, TOWN_STARTS
-from paclm.worlds.clinic.tables import read_rules
+from paclm.worlds.clinic.phrases import LINES, RULES
 from paclm.worlds.clinic.visits import Change, Prescription, Reading, Visit
-
-for _file in ("vocabulary", "history", "examination", "plan", "registers"):
-    add_rules(read_rules(_file))
-for _file in ("even", "rarities"):
-    add_rules(read_rules(_file), is_flat=True)
 
 _TOLD = {"new": ("told_new", "told_ill"), "worse": ("told_ill",), "same": ("told_ill",), "better": ("told_better",)}
 _WORDS_FOR_COUNT = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -55,9 +50,9 @@ class Scribe:
         """How many sentences this writer spends where an average one spends `base`."""
         return int(base * self.writer.wordiness * (0.3 + 0.7 * self.dice.uniform() + 3.4 * self.dice.tail()) + 0.5)
 
-    def labs(self, limit: int = 9) -> str:
+    def labs(self) -> str:
         """The readings of the visit in one line, or nothing."""
-        return self._join([self._reading(one) for one in self.visit.readings[:limit]])
+        return self._join([self._reading(one) for one in self.visit.readings])
 
     def changes(self) -> list[str]:
         """What is done to the tablets, each fit for 'we agreed to …'."""
@@ -87,6 +82,7 @@ class Scribe:
         return ""
 
     def picks(self, phrases: Sequence[Phrase], count: int) -> list[str]:
+        """Different ones of a condition's phrases."""
         return [expand(phrase, self.dice, self._slots) for phrase in self.dice.several(phrases, count)]
 
     def _fill_condition(self) -> None:
@@ -134,9 +130,8 @@ class Scribe:
 
     def _reading(self, one: Reading) -> str:
         analyte, dice = one.analyte, self.dice
-        words = (
-            f"{analyte.short if self.writer.is_terse or dice.chance(0.4) else analyte.name} {analyte.write(one.value)}"
-        )
+        name = analyte.short if self.writer.is_terse or dice.chance(0.4) else analyte.name
+        words = f"{name} {analyte.write(one.value)}"
         if self.writer.writes_units and analyte.unit:
             words += f" {analyte.unit}"
         if one.previous is None or dice.chance(0.45):
@@ -181,7 +176,7 @@ def _person_slots(visit: Visit, writer: Clinician, dice: Dice) -> dict[str, str]
         sat=str(vitals.saturation),
         weight=f"{vitals.weight:.1f}",
         height=str(patient.height),
-        bmi=f"{vitals.weight / (patient.height / 100) ** 2:.1f}",
+        bmi=f"{10_000 * vitals.weight / (patient.height * patient.height):.1f}",
         clinician=writer.name,
         role=writer.role,
         initials=writer.initials,

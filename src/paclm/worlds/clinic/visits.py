@@ -12,11 +12,14 @@ from paclm.worlds.clinic.measurements import ANALYTES, ROUTINE, Analyte, Vitals,
 from paclm.worlds.clinic.medicines import MEDICINES, Medicine
 from paclm.worlds.clinic.people import Patient
 
+# What a few days of illness hardly move.
 _SLOW = frozenset(("creatinine", "sodium", "potassium", "hb", "glucose", "hba1c", "platelets", "calcium"))
 
 
 @dataclass(frozen=True, slots=True)
 class Prescription:
+    """A medicine at one step of its ladder of doses."""
+
     medicine: Medicine
     step: int
     rhythm: str
@@ -37,6 +40,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
+    """A measured value, and the one before it."""
+
     analyte: Analyte
     value: float
     previous: float | None
@@ -128,7 +133,7 @@ class Course:
     def _visit(self, problem: Problem) -> Visit:
         trend = self._move(problem)
         changes = self._treat(problem, trend)
-        readings = self._measure(problem, trend)
+        readings = self._measure(problem)
         visit = Visit(
             patient=self._patient,
             day=self._day,
@@ -210,7 +215,7 @@ class Course:
             return (Change("start", problem.prescriptions[-1]),)
         return tuple(Change("keep", one) for one in problem.prescriptions[:2])
 
-    def _measure(self, problem: Problem, trend: str) -> tuple[Reading, ...]:
+    def _measure(self, problem: Problem) -> tuple[Reading, ...]:
         dice = self._dice
         chance = 0.45 if problem is self._passing else 0.75
         keys = dice.several(problem.condition.labs, dice.between(1, 4)) if dice.chance(chance) else []

@@ -1,0 +1,74 @@
+"""The slow, plain twin of the curator's bookkeeping: the same votes and noise, one release after another, sums by hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from paclm import Curator
+from paclm.engine.engine import Ballot
+from paclm.privacy.belief import uniform_belief
+from paclm.privacy.randomness import NoiseSource
+from paclm.privacy.releases import rule_named
+
+
+class Recorded(NoiseSource):
+    """Noise that was drawn before, again."""
+
+    __slots__ = ("_words",)
+
+    def __init__(self, draws: list[bytes]) -> None:
+        self._words = iter(draws)
+
+    def words(self, size: int) -> np.ndarray:
+        draw = next(self._words)
+        assert len(draw) == 8 * size
+        return np.frombuffer(draw, dtype=np.uint64)
+
+
+@contextmanager
+def recorded_noise() -> Iterator[list[bytes]]:
+    """Every draw that releases make from the operating system; sealing draws 12 bytes at a time and is left out."""
+    draws: list[bytes] = []
+    original = os.urandom
+
+    def urandom(size: int) -> bytes:
+        drawn = original(size)
+        if size % 8 == 0:
+            draws.append(drawn)
+        return drawn
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "urandom", urandom)
+        yield draws
+
+
+def world_of(curator: Curator) -> int:
+    return int(curator._custody.secret._Secret__world.reveal())  # type: ignore[attr-defined]
+
+
+def belief_of(curator: Curator) -> np.ndarray:
+    return curator._custody.belief.reveal()
+
+
+class Reference:
+    """Replays what the engine voted, from a uniform belief."""
+
+    def __init__(self, num_worlds: int, world: int, draws: list[bytes]) -> None:
+        self.belief = uniform_belief(num_worlds)
+        self.world = world
+        self.noise = Recorded(draws)
+        self.tokens: list[int] = []
+
+    def follow(self, ballot: Ballot, is_private: list[bool], release: str, per_token: float) -> None:
+        for votes, public, private in zip(ballot.votes, ballot.public.tolist(), is_private, strict=True):
+            if private:
+                step = rule_named(release).release(votes, self.belief, self.world, per_token, self.noise)
+                self.belief = step.belief
+                self.tokens.append(step.token)
+            else:
+                self.tokens.append(public)

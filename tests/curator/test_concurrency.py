@@ -1,0 +1,270 @@
+"""Many clients, one secret: whatever the order of arrival, charges add up and the belief is the sequential one."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from curator.deployments import WORLDS, ScriptedEngine, set_mechanism
+from curator.sequential import Reference, belief_of, recorded_noise, world_of
+from paclm import Curator, Workspace
+from paclm.curator.streams import Stream
+from paclm.errors import BudgetExceeded, InvalidInput
+from paclm.ledger.ledger import Ledger
+from paclm.privacy.accounting import units_up
+
+Make = Callable[..., Workspace]
+OpenCurator = Callable[..., Curator]
+B = 2.0**-10
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_64_clients_in_random_order_leave_the_sequential_belief_and_the_exact_sum(
+    make: Make, open_curator: OpenCurator, seed: int
+) -> None:
+    chance = random.Random(seed)
+    engine = ScriptedEngine(num_slots=16)
+    workspace = make(per_token="2^-10", total="0.6", charge="dissent", on_exhausted="public")
+    with recorded_noise() as draws, open_curator(workspace, engine=engine) as curator:
+        draws.clear()  # those of making keys
+        waiting = [curator.request("the", chance.randint(1, 12), tag=f"client {i}") for i in range(64)]
+        streams: list[Stream] = []
+        reference = Reference(WORLDS, world_of(curator), draws)
+        left: dict[str, int] = {}
+        tokens = []
+        while waiting or curator.num_active:
+            for _ in range(min(len(waiting), chance.choice([0, 0, 1, 5]))):
+                streams.append(curator.submit(waiting.pop()))
+            if streams and chance.random() < 0.05:
+                curator.cancel(chance.choice(streams))
+            delivered = curator.step()
+            for stream, piece in delivered:
+                tokens.append(piece.token)
+                price = units_up(B) if piece.mark == "disputed" else 0
+                left[stream.request.tag] = left.get(stream.request.tag, 0) + price
+            if delivered:
+                marks = [piece.mark != "public" for _, piece in delivered]
+                reference.follow(engine.ballots[-1], marks, "gaussian", B)
+        assert len(streams) == 64
+        assert reference.tokens == tokens
+        assert belief_of(curator).tobytes() == reference.belief.tobytes()
+        assert np.ptp(belief_of(curator)) > 0
+        ledger = curator._custody.ledger
+        assert sum(left.values()) == ledger.account.spent_units > 0
+        assert {key: had.units for key, had in ledger.by_key().items()} == left
+        assert sum(stream.charged_units for stream in streams) == ledger.account.spent_units
+
+
+def test_threads_that_all_generate_at_once_are_served_one_after_another(make: Make, open_curator: OpenCurator) -> None:
+    engine = ScriptedEngine()
+    with recorded_noise() as draws, open_curator(make(per_token="2^-10", total="0.6"), engine=engine) as curator:
+        draws.clear()
+        results: list[Any] = []
+        threads = [
+            threading.Thread(target=lambda n=n: results.append(curator.generate("the", 6, tag=f"{n}")))
+            for n in range(16)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        reference = Reference(WORLDS, world_of(curator), draws)
+        for ballot in engine.ballots:
+            reference.follow(ballot, [True] * len(ballot.votes), "gaussian", B)
+        assert belief_of(curator).tobytes() == reference.belief.tobytes()
+        assert [out.private_tokens for out in results] == [6] * 16
+        assert curator.account.spent_units == 16 * 6 * units_up(B)
+
+
+class Lifetime(RuleBasedStateMachine):
+    """Submit, step, cancel, crash, restart, change settings, extend: in any order, ledger ≥ left, belief = reference."""
+
+    template: Path
+    tokenizer: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.path = self.folder / "clinic"
+        shutil.copytree(self.template, self.path)
+        self.settings = {"per_token": 2.0**-10, "total": 2.0**-5, "support_size": 40}
+        self.engine = ScriptedEngine()
+        self.left_units = 0
+        self.reference: Reference | None = None
+        self.draws: list[bytes] = []
+        self.streams: list[Stream] = []
+        self.recording = recorded_noise()
+        self.all_draws = self.recording.__enter__()
+
+    @initialize()
+    def start(self) -> None:
+        self.open()
+        self.reference = Reference(WORLDS, world_of(self.curator), self.draws)
+
+    def open(self) -> None:
+        set_mechanism(self.path, **self.settings)
+        self.engine.sequences.clear()
+        self.streams = []
+        self.curator = Curator.open(self.path, engine=self.engine, tokenizer=self.tokenizer)  # type: ignore[arg-type]
+        self.all_draws.clear()
+
+    @rule(tokens=st.integers(1, 12))
+    def submit(self, tokens: int) -> None:
+        try:
+            self.streams.append(self.curator.submit(self.curator.request("the", tokens)))
+        except BudgetExceeded:
+            assert self.settings.get("on_exhausted") == "refuse"
+
+    @rule(number=st.integers(1, 4))
+    def step(self, number: int) -> None:
+        for _ in range(number):
+            delivered = self.curator.step()
+            if delivered:
+                self.record([piece.mark for _, piece in delivered])
+
+    def record(self, marks: list[str]) -> None:
+        assert self.reference is not None
+        price = units_up(float(self.settings["per_token"]))
+        is_free = self.settings.get("charge") == "dissent"
+        self.left_units += sum(price for mark in marks if mark == "disputed" or (mark == "agreed" and not is_free))
+        self.draws += self.all_draws
+        self.all_draws.clear()
+        release = str(self.settings.get("release", "gaussian"))
+        per_token = float(self.settings["per_token"])
+        self.reference.follow(self.engine.ballots[-1], [mark != "public" for mark in marks], release, per_token)
+
+    @precondition(lambda self: self.streams)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.curator.cancel(data.draw(st.sampled_from(self.streams)))
+
+    @rule()
+    def crash_and_restart(self) -> None:
+        self.curator._custody.ledger.close()  # what the operating system does for a process that dies
+        self.open()
+
+    @precondition(lambda self: self.curator.num_active)
+    @rule()
+    def crash_after_the_commit(self) -> None:
+        """Charged, and the tokens never left: the ledger is ahead, the belief includes the step."""
+        original = self.curator._deliver
+        marks: list[str] = []
+
+        def die(stream: Stream, outcome: Any) -> Any:
+            marks.append(outcome.mark)
+            raise KeyboardInterrupt
+
+        streams = list(self.curator._running)
+        self.curator._deliver = die  # type: ignore[method-assign]
+        try:
+            self.curator.step()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self.curator._deliver = original  # type: ignore[method-assign]
+        del streams
+        before = self.left_units
+        spent = self.curator.account.spent_units
+        self.record(self.marks_of_last_step(spent - before))
+        self.left_units = before
+        self.crash_and_restart()
+        self.slack = spent - before
+
+    slack = 0
+
+    def marks_of_last_step(self, units: int) -> list[str]:
+        """Which rows of the last ballot were released: in order, as long as the budget lasted."""
+        price, is_free = units_up(float(self.settings["per_token"])), self.settings.get("charge") == "dissent"
+        marks, left = [], self.curator.account.total_units - (self.curator.account.spent_units - units)
+        for votes in self.engine.ballots[-1].votes:
+            is_dissent = len(set(votes.tolist())) > 1
+            cost = 0 if is_free and not is_dissent else price
+            if cost > left:
+                marks.append("public")
+                continue
+            left -= cost
+            marks.append("disputed" if is_dissent else "agreed")
+        return marks
+
+    @rule(
+        change=st.sampled_from(
+            [
+                {"per_token": 2.0**-12},
+                {"per_token": 2.0**-9},
+                {"charge": "dissent"},
+                {"charge": "every-token"},
+                {"release": "channel"},
+                {"release": "gaussian"},
+                {"on_exhausted": "refuse"},
+                {"on_exhausted": "public"},
+            ]
+        )
+    )
+    def change_settings(self, change: dict[str, Any]) -> None:
+        self.curator.close()
+        self.settings = {**self.settings, **change}
+        self.open()
+
+    @rule()
+    def lower_the_total(self) -> None:
+        account = self.curator.account
+        lower = (account.spent_units + account.total_units) // 2 / 2**60
+        self.curator.close()
+        self.settings = {**self.settings, "total": lower}
+        self.open()
+
+    @rule()
+    def raise_the_total(self) -> None:
+        larger = float(self.settings["total"]) * 1.5
+        self.curator.close()
+        old, self.settings = self.settings, {**self.settings, "total": larger}
+        with pytest.raises(InvalidInput, match="paclm ledger extend"):
+            self.open()
+        self.settings = old
+        self.open()
+        self.curator._custody.ledger.extend(larger, confirmed_by="test")
+        self.curator.close()
+        self.settings = {**self.settings, "total": larger}
+        self.open()
+
+    @invariant()
+    def the_ledger_has_at_least_what_left_and_never_more_than_the_total(self) -> None:
+        if self.reference is not None:
+            assert self.left_units <= self.curator.account.spent_units <= self.curator.account.total_units
+
+    @invariant()
+    def the_belief_is_the_sequential_one(self) -> None:
+        if self.reference is not None:
+            assert belief_of(self.curator).tobytes() == self.reference.belief.tobytes()
+
+    def teardown(self) -> None:
+        self.curator.close()
+        self.recording.__exit__(None, None, None)
+        shutil.rmtree(self.folder)
+
+
+def test_any_life_of_a_workspace_keeps_the_books(template: Path, small_tokenizer: Any) -> None:
+    machine = type("Lifetime", (Lifetime,), {"template": template, "tokenizer": small_tokenizer})
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(machine, settings=settings(max_examples=15, stateful_step_count=20, deadline=None))
+
+
+def test_the_invariant_notices_a_curator_that_forgets_to_commit_the_belief(
+    template: Path, small_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Ledger.commit
+    monkeypatch.setattr(Ledger, "commit", lambda self, entries, sealed: original(self, entries, None))
+    with pytest.raises(AssertionError):
+        test_any_life_of_a_workspace_keeps_the_books(template, small_tokenizer)
