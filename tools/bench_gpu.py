@@ -45,8 +45,7 @@ from paclm.engine.stacked import StackedModel
 from paclm.engine.steps import PlainStep, Step
 from paclm.engine.weights import Weights
 
-VENDOR = Choices(fused_rows=0)
-FUSED = Choices(fused_rows=2**30)
+VENDOR = Choices(own_products=False)
 
 
 def step_ms(model: StackedModel, step: PlainStep, sequences: int, context: int, use_graph: bool = True) -> float:
@@ -163,17 +162,21 @@ def one_sequence(dtype: torch.dtype) -> dict[str, Any]:
     fused = attempt(step_ms, model, FusedStep(model, SUPPORT), 1, 96)
     memory = (torch.cuda.max_memory_allocated() - before) / 2**30
     vendor, plain = FusedModel(w, 1, VENDOR), StackedModel(w, 1)
-    vendor.cache = plain.cache = model.cache
+    lanes32 = FusedModel(w, 1, Choices(lanes=32, attention_stages=2))
+    warps8 = FusedModel(w, 1, Choices(row_warps=8))
+    lanes32.cache = warps8.cache = vendor.cache = plain.cache = model.cache
     floor = floor_ms(w, 1, 96)
     return {
         "floor ms": floor,
         "fused graph": fused,
         "÷ floor": fused / floor if isinstance(fused, float) else None,
         "memory GiB": memory,
-        "vendor products, our attention, graph": attempt(step_ms, vendor, FusedStep(vendor, SUPPORT), 1, 96),
+        "vendor products, graph": attempt(step_ms, vendor, FusedStep(vendor, SUPPORT), 1, 96),
         "plain graph": attempt(step_ms, plain, PlainStep(plain, SUPPORT), 1, 96),
         "plain graph, our ballot": attempt(step_ms, plain, FusedStep(plain, SUPPORT), 1, 96),
         "plain eager": attempt(step_ms, plain, PlainStep(plain, SUPPORT), 1, 96, False),
+        "32 lanes": attempt(step_ms, lanes32, FusedStep(lanes32, SUPPORT), 1, 96),
+        "8 warps for rows": attempt(step_ms, warps8, FusedStep(warps8, SUPPORT), 1, 96),
         "fused eager": attempt(step_ms, model, FusedStep(model, SUPPORT), 1, 96, False),
         "wall ms, fused graph with copies": attempt(wall_ms, model, 1),
     }
@@ -189,8 +192,8 @@ def section_parts(clock: Clock) -> dict[str, Any]:
 
 
 def section_tiles(clock: Clock) -> dict[str, Any]:
-    """Other cuts of the four products."""
-    return {name: attempt(best_tiles, name, clock) for name in DTYPES}
+    """Other cuts of the four float32 products."""
+    return best_tiles(clock)
 
 
 def section_streams(clock: Clock) -> dict[str, Any]:
@@ -207,12 +210,14 @@ def many_sequences(w: Weights, n: int) -> dict[str, Any]:
     model = FusedModel(w, n)
     warm(model)
     ways = {
-        "vendor products": VENDOR,
-        "vendor products, attention 16x1": dataclasses.replace(VENDOR, attention_block=16, attention_warps=1),
-        "vendor products, attention 64x4": dataclasses.replace(VENDOR, attention_block=64, attention_warps=4),
+        "default": Choices(),
+        "adapters of q, k, v added before attention": Choices(fold_rows=0),
+        "adapters of q, k, v added by attention": Choices(fold_rows=2**30),
+        "attention without stages": Choices(attention_stages=1),
+        "attention with 5 stages": Choices(attention_stages=5),
+        "attention with 32 lanes": Choices(lanes=32, attention_stages=2),
+        "8 warps for rows": Choices(row_warps=8),
     }
-    if n <= 32:
-        ways["fused products"] = FUSED
     row: dict[str, Any] = {}
     for label, choices in ways.items():
         model.choices = choices

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from gpu_timing import DEVICE, DTYPES, SUPPORT, TOKENS, Clock, attempt, graphed, milliseconds, small_gpt2, tidy, warm
-from paclm.engine.fused import FusedModel
+from gpu_timing import DEVICE, SUPPORT, TOKENS, Clock, attempt, graphed, milliseconds, small_gpt2, tidy, warm
+from paclm.engine.fused import FusedModel, fit
 from paclm.engine.kernels.attention import attend
 from paclm.engine.kernels.ballots import cast_votes, public_keys
-from paclm.engine.kernels.norms import normalise_rows
-from paclm.engine.kernels.products import GELU_TANH, Tile, multiply, precision_of
+from paclm.engine.kernels.products import Tile, multiply
+from paclm.engine.kernels.rows import GELU_TANH, activate_rows, normalise_rows
 from paclm.engine.kernels.selection import largest
 from paclm.engine.steps import PlainStep
 from paclm.engine.weights import Weights
@@ -31,60 +31,54 @@ def layer_parts(dtype: torch.dtype) -> dict[str, Any]:
     w = small_gpt2(dtype, 128)
     model = FusedModel(w, 1)
     warm(model)
-    rows, precision, tiles, blocks = w.num_worlds, precision_of(dtype), model.choices.few, w.blocks
-    stream, out = (torch.randn(rows, 768, device=DEVICE, dtype=dtype) for _ in range(2))
-    joined, wide = (torch.randn(rows, size, device=DEVICE, dtype=dtype) for size in (2304, 3072))
+    rows, blocks = w.num_worlds, w.blocks
+    stream, normed, attended = (torch.randn(rows, 768, device=DEVICE, dtype=dtype) for _ in range(3))
+    active = torch.randn(rows, 3072, device=DEVICE, dtype=dtype)
+    joined, wide, narrow = (
+        model._product(x, product)
+        for x, product in ((normed, blocks[0].attention_in), (normed, blocks[0].mlp_in), (active, blocks[0].mlp_out))
+    )
     positions = torch.full((1,), 95, device=DEVICE)
-    inner, by_head, by_tile = (
-        torch.randn(rows, 8, sums, device=DEVICE) for sums in (1, 12, 3072 // tiles.mlp_in.columns)
-    )
-    after_attention, after_mlp = (
-        torch.zeros(tile.splits, rows, 768, device=DEVICE) for tile in (tiles.attention_out, tiles.mlp_out)
-    )
+    inner, by_head = torch.randn(rows, 8, device=DEVICE), torch.randn(rows, 8, 12, device=DEVICE)
 
-    def attention(i: int, block: int = 32, warps: int = 2) -> None:
+    def attention(i: int, lanes: int = 16, warps: int = 1, stages: int = 3) -> None:
         keys, values = model.cache.keys[i], model.cache.values[i]
-        attend(joined, keys, values, positions, w, blocks[i].attention_out, out, by_head, block, warps)
+        attend(joined, inner, keys, values, positions, w, blocks[i], attended, by_head, lanes, warps, stages)
 
-    def first_norm(i: int) -> None:
-        normalise_rows(stream, blocks[i].norm_attention, out, 1, after_mlp, blocks[i].attention_in, inner)
+    def first_norm(i: int, warps: int = 4) -> None:
+        block = blocks[i]
+        normalise_rows(
+            stream, block.norm_attention, normed, 1, narrow, block.mlp_out, by_head, block.attention_in, inner, warps
+        )
 
-    def mlp_in(i: int) -> None:
-        multiply(
-            stream, blocks[i].mlp_in, wide, 1, tiles.mlp_in, precision, None, GELU_TANH, blocks[i].mlp_out, by_tile
-        )  # fmt: skip
+    def second_norm(i: int, warps: int = 4) -> None:
+        normalise_rows(stream, blocks[i].norm_mlp, normed, 1, narrow, blocks[i].attention_out, by_head, num_warps=warps)
 
-    def vendor(part: str, x: torch.Tensor, i: int) -> torch.Tensor:
-        product = getattr(blocks[i], part)
-        return torch.addmm(product.bias, x, product.weight)
+    def activation(i: int, chunk: int = 512, warps: int = 4) -> None:
+        activate_rows(wide, blocks[i].mlp_in, active, 1, GELU_TANH, None, blocks[i].mlp_out, chunk, warps)
 
-    times = {
-        "norm+add+A": attempt(per_layer_us, first_norm),
-        "qkv": attempt(
-            per_layer_us,
-            lambda i: multiply(stream, blocks[i].attention_in, joined, 1, tiles.attention_in, precision, inner),
-        ),
-        "attention": attempt(per_layer_us, attention),
-        "attention_out": attempt(
-            per_layer_us,
-            lambda i: multiply(
-                stream, blocks[i].attention_out, after_attention, 1, tiles.attention_out, precision, by_head
-            ),
-        ),
-        "norm+add": attempt(
-            per_layer_us, lambda i: normalise_rows(stream, blocks[i].norm_mlp, out, 1, after_attention)
-        ),
-        "mlp_in": attempt(per_layer_us, mlp_in),
-        "mlp_out": attempt(
-            per_layer_us, lambda i: multiply(wide, blocks[i].mlp_out, after_mlp, 1, tiles.mlp_out, precision, by_tile)
-        ),
-    }
-    for part, x in (("attention_in", stream), ("attention_out", stream), ("mlp_in", stream), ("mlp_out", wide)):
-        times[f"vendor {part}, 129 rows"] = attempt(per_layer_us, partial(vendor, part, x))
-        times[f"vendor {part}, 128 rows"] = attempt(per_layer_us, partial(vendor, part, x[:128]))
-    for block, warps in ((16, 1), (16, 2), (32, 1), (32, 2), (32, 4), (64, 2), (64, 4), (128, 4), (128, 8)):
-        times[f"attention block {block} warps {warps}"] = attempt(
-            per_layer_us, partial(attention, block=block, warps=warps)
+    def product(part: str, x: torch.Tensor, i: int) -> object:
+        return model._product(x, getattr(blocks[i], part))
+
+    def vendor(part: str, x: torch.Tensor, i: int) -> object:
+        return torch.mm(x, getattr(blocks[i], part).weight)
+
+    times = {"norm+A": attempt(per_layer_us, first_norm), "norm": attempt(per_layer_us, second_norm)}
+    times |= {"attention": attempt(per_layer_us, attention), "activation": attempt(per_layer_us, activation)}
+    for part, x in (("attention_in", stream), ("attention_out", stream), ("mlp_in", stream), ("mlp_out", active)):
+        times[part] = attempt(per_layer_us, partial(product, part, x))
+        if dtype == torch.float32:
+            times[f"vendor {part}"] = attempt(per_layer_us, partial(vendor, part, x))
+    for warps in (2, 8):
+        times[f"norm+A, {warps} warps"] = attempt(per_layer_us, partial(first_norm, warps=warps))
+        times[f"norm, {warps} warps"] = attempt(per_layer_us, partial(second_norm, warps=warps))
+    for chunk, warps in ((256, 2), (1024, 4), (1024, 8)):
+        times[f"activation, chunk {chunk}, {warps} warps"] = attempt(
+            per_layer_us, partial(activation, chunk=chunk, warps=warps)
+        )
+    for lanes, warps, stages in ((16, 1, 1), (16, 1, 2), (16, 1, 4), (16, 1, 6), (32, 1, 2), (32, 2, 3), (16, 2, 3), (8, 1, 4)):  # fmt: skip  # noqa: E501
+        times[f"attention, {lanes} lanes, {warps} warps, {stages} stages"] = attempt(
+            per_layer_us, partial(attention, lanes=lanes, warps=warps, stages=stages)
         )
     return times | ballot_parts(w, model)
 
@@ -121,50 +115,41 @@ def ballot_parts(w: Weights, model: FusedModel) -> dict[str, Any]:
     return {label: attempt(lambda f: 1e3 * milliseconds(graphed(f)), run) for label, run in runs.items()}
 
 
-def product_us(w: Weights, part: str, tile: Tile, rows: int) -> float:
+def product_us(w: Weights, part: str, tile: Tile) -> float:
     """Microseconds of one of the four products, cut as `tile` says."""
-    products = [getattr(block, part) for block in w.blocks]
-    size, width = products[0].weight.shape
-    x = torch.randn(rows, size, device=DEVICE, dtype=w.dtype)
-    sums = {"attention_in": 1, "attention_out": 12, "mlp_out": 48}.get(part)
-    inner = torch.randn(rows, 8, sums, device=DEVICE) if sums else None
-    is_first = part == "mlp_in"
-    inner_next = torch.empty(rows, 8, -(-width // tile.columns), device=DEVICE) if is_first else None
-    y = torch.empty(tile.splits, rows, width, device=DEVICE) if part.endswith("out") else x.new_empty(rows, width)
-
-    def launch(i: int) -> None:
-        block = w.blocks[i % len(w.blocks)]
-        multiply(
-            x, getattr(block, part), y, rows // w.num_worlds, tile, precision_of(w.dtype), inner,
-            GELU_TANH if is_first else 0, block.mlp_out if is_first else None, inner_next,
-        )  # fmt: skip
-
-    return per_layer_us(launch)
+    x = torch.randn(w.num_worlds, getattr(w.blocks[0], part).weight.shape[0], device=DEVICE, dtype=w.dtype)
+    return per_layer_us(lambda i: multiply(x, getattr(w.blocks[i], part).weight, tile))
 
 
-SPLITS = {"attention_in": (1,), "mlp_in": (1,), "attention_out": (1, 2, 3, 4), "mlp_out": (2, 4, 6, 8)}
-CUTS = {
-    "bf16": [(64, 64, 64), (64, 32, 64), (32, 64, 64), (64, 32, 128), (128, 32, 64), (128, 64, 64), (32, 32, 64)],
-    "fp32": [(64, 64, 32), (64, 32, 32), (32, 64, 32), (128, 32, 32), (64, 64, 64), (64, 32, 64)],
-}
+SPLITS = {"attention_in": (1, 2, 3), "attention_out": (2, 3, 4, 6), "mlp_in": (1, 2, 3), "mlp_out": (4, 6, 8, 12)}
+CUTS = [
+    (32, 64, 32),
+    (16, 64, 64),
+    (16, 128, 32),
+    (32, 64, 64),
+    (32, 128, 32),
+    (64, 64, 32),
+    (64, 32, 32),
+    (16, 64, 32),
+]
 
 
-def best_tiles(name: str, clock: Clock) -> dict[str, list[str]]:
-    """The best cuts of each product for one sequence, and the first failures."""
-    w = small_gpt2(DTYPES[name], 128, LAYERS)
-    found = {}
-    for part, splits in SPLITS.items():
-        times: dict[str, Any] = {}
-        for cut in CUTS[name]:
-            for split in splits:
-                for warps, stages in ((4, 3), (4, 5), (8, 3)) if split == splits[-1] else ((4, 3),):
-                    if clock.is_out():
-                        break
+def best_tiles(clock: Clock) -> dict[str, list[str]]:
+    """The best cuts of each float32 product for one sequence, and the first failures."""
+    w = small_gpt2(torch.float32, 128, LAYERS)
+    times: dict[str, dict[str, Any]] = {part: {} for part in SPLITS}
+    for cut in CUTS:
+        for warps, stages in ((4, 3), (4, 4)):
+            for part, splits in SPLITS.items():
+                for split in splits:
                     tile = Tile(*cut, splits=split, num_warps=warps, num_stages=stages)
-                    label = f"{cut[0]}x{cut[1]}x{cut[2]} splits {split} warps {warps} stages {stages}"
-                    times[label] = attempt(product_us, w, part, tile, w.num_worlds)
-        ranked = sorted((time, label) for label, time in times.items() if isinstance(time, float))
-        failed = [f"{label}: {time}" for label, time in times.items() if not isinstance(time, float)]
-        found[f"{name} {part}"] = [f"{time:.2f} µs {label}" for time, label in ranked[:6]] + failed[:2]
+                    label = f"{cut[0]}x{cut[1]}x{cut[2]}, {split} splits, {warps} warps, {stages} stages"
+                    if not clock.is_out() and fit(tile, getattr(w.blocks[0], part).weight.shape[0]) == tile:
+                        times[part][label] = attempt(product_us, w, part, tile)
+    found = {}
+    for part, measured in times.items():
+        ranked = sorted((time, label) for label, time in measured.items() if isinstance(time, float))
+        failed = [f"{label}: {time}" for label, time in measured.items() if not isinstance(time, float)]
+        found[part] = [f"{time:.2f} µs {label}" for time, label in ranked[:6]] + failed[:2]
     tidy()
     return found

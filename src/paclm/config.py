@@ -35,6 +35,8 @@ def parse_budget(text: str | float) -> float:
             raise InvalidInput(
                 f"The budget {text!r} is not one of: a power such as 2^-32, a number such as 1e-9, inf."
             ) from None
+    elif isinstance(text, bool):
+        raise InvalidInput(f"A budget is a positive number of nats or inf, not {text!r}.")
     else:
         value = float(text)
     if math.isnan(value) or value <= 0.0:

@@ -15,7 +15,9 @@ SUPPORT = 40
 CONTEXT = 64
 
 
-def build_workspace(path: Path, texts: list[str], base_folder: Path, spread: float = 0.6) -> Any:
+def build_workspace(
+    path: Path, texts: list[str], base_folder: Path, num_worlds: int = WORLDS, spread: float = 0.6
+) -> Any:
     """A workspace over a few texts, whose worlds have random adapters that disagree now and then."""
     import torch
     from transformers import AutoTokenizer
@@ -33,12 +35,12 @@ def build_workspace(path: Path, texts: list[str], base_folder: Path, spread: flo
         corpus=collect_records("notes", rows, ReadOptions()),
         base=base,
         tokenizer=AutoTokenizer.from_pretrained(base_folder),
-        num_worlds=WORLDS,
+        num_worlds=num_worlds,
         holdout=4,
     ).workspace
     spec = AdapterSpec(rank=2, alpha=4.0)
     targets = find_targets(load_model(base, torch.float32), spec)
-    start = AdapterStack.initial(targets, spec, WORLDS, 3, base.fingerprint, coupled=False)
+    start = AdapterStack.initial(targets, spec, num_worlds, 3, base.fingerprint, coupled=False)
     generator = torch.Generator().manual_seed(5)
     B = {layer: torch.empty_like(b).normal_(0.0, spread, generator=generator) for layer, b in start.B.items()}
     AdapterStack(spec, base.fingerprint, start.A, B).save(workspace.adapters_path / "worlds.safetensors")

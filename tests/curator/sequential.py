@@ -1,4 +1,4 @@
-"""The slow, plain twin of the curator's bookkeeping: the same votes and noise, one release after another, sums by hand."""
+"""The plain twin of the curator's bookkeeping: the same votes and noise, one release after another."""
 
 from __future__ import annotations
 

@@ -12,9 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from curator.deployments import WORLDS, ScriptedEngine, set_mechanism
 from curator.sequential import Reference, belief_of, recorded_noise, world_of
@@ -88,7 +95,7 @@ def test_threads_that_all_generate_at_once_are_served_one_after_another(make: Ma
 
 
 class Lifetime(RuleBasedStateMachine):
-    """Submit, step, cancel, crash, restart, change settings, extend: in any order, ledger ≥ left, belief = reference."""
+    """Serve, cancel, crash, restart, change settings, extend, in any order: ledger ≥ left, right belief."""
 
     template: Path
     tokenizer: Any
@@ -119,16 +126,14 @@ class Lifetime(RuleBasedStateMachine):
         self.curator = Curator.open(self.path, engine=self.engine, tokenizer=self.tokenizer)  # type: ignore[arg-type]
         self.all_draws.clear()
 
-    @rule(tokens=st.integers(1, 12))
-    def submit(self, tokens: int) -> None:
-        try:
-            self.streams.append(self.curator.submit(self.curator.request("the", tokens)))
-        except BudgetExceeded:
-            assert self.settings.get("on_exhausted") == "refuse"
-
-    @rule(number=st.integers(1, 4))
-    def step(self, number: int) -> None:
-        for _ in range(number):
+    @rule(requests=st.lists(st.integers(1, 12), max_size=3), steps=st.integers(0, 6))
+    def serve(self, requests: list[int], steps: int) -> None:
+        for tokens in requests:
+            try:
+                self.streams.append(self.curator.submit(self.curator.request("the", tokens)))
+            except BudgetExceeded:
+                assert self.settings.get("on_exhausted") == "refuse"
+        for _ in range(steps):
             delivered = self.curator.step()
             if delivered:
                 self.record([piece.mark for _, piece in delivered])
@@ -158,35 +163,22 @@ class Lifetime(RuleBasedStateMachine):
     @rule()
     def crash_after_the_commit(self) -> None:
         """Charged, and the tokens never left: the ledger is ahead, the belief includes the step."""
-        original = self.curator._deliver
-        marks: list[str] = []
 
         def die(stream: Stream, outcome: Any) -> Any:
-            marks.append(outcome.mark)
             raise KeyboardInterrupt
 
-        streams = list(self.curator._running)
         self.curator._deliver = die  # type: ignore[method-assign]
-        try:
+        spent, left = self.curator.account.spent_units, self.left_units
+        with pytest.raises(KeyboardInterrupt):
             self.curator.step()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            self.curator._deliver = original  # type: ignore[method-assign]
-        del streams
-        before = self.left_units
-        spent = self.curator.account.spent_units
-        self.record(self.marks_of_last_step(spent - before))
-        self.left_units = before
+        self.record(self.marks_of_last_step(spent))
+        self.left_units = left
         self.crash_and_restart()
-        self.slack = spent - before
 
-    slack = 0
-
-    def marks_of_last_step(self, units: int) -> list[str]:
+    def marks_of_last_step(self, spent: int) -> list[str]:
         """Which rows of the last ballot were released: in order, as long as the budget lasted."""
         price, is_free = units_up(float(self.settings["per_token"])), self.settings.get("charge") == "dissent"
-        marks, left = [], self.curator.account.total_units - (self.curator.account.spent_units - units)
+        marks, left = [], self.curator.account.total_units - spent
         for votes in self.engine.ballots[-1].votes:
             is_dissent = len(set(votes.tolist())) > 1
             cost = 0 if is_free and not is_dissent else price
@@ -224,6 +216,7 @@ class Lifetime(RuleBasedStateMachine):
         self.settings = {**self.settings, "total": lower}
         self.open()
 
+    @precondition(lambda self: self.settings["total"] < 0.4)
     @rule()
     def raise_the_total(self) -> None:
         larger = float(self.settings["total"]) * 1.5
@@ -248,23 +241,45 @@ class Lifetime(RuleBasedStateMachine):
         if self.reference is not None:
             assert belief_of(self.curator).tobytes() == self.reference.belief.tobytes()
 
+    def check_all(self) -> None:
+        self.the_belief_is_the_sequential_one()
+        self.the_ledger_has_at_least_what_left_and_never_more_than_the_total()
+
     def teardown(self) -> None:
         self.curator.close()
         self.recording.__exit__(None, None, None)
         shutil.rmtree(self.folder)
 
 
-def test_any_life_of_a_workspace_keeps_the_books(template: Path, small_tokenizer: Any) -> None:
-    machine = type("Lifetime", (Lifetime,), {"template": template, "tokenizer": small_tokenizer})
-    from hypothesis.stateful import run_state_machine_as_test
-
-    run_state_machine_as_test(machine, settings=settings(max_examples=15, stateful_step_count=20, deadline=None))
+@pytest.fixture
+def machine(template: Path, small_tokenizer: Any) -> type[Lifetime]:
+    return type("Lifetime", (Lifetime,), {"template": template, "tokenizer": small_tokenizer})
 
 
-def test_the_invariant_notices_a_curator_that_forgets_to_commit_the_belief(
-    template: Path, small_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+def test_any_life_of_a_workspace_keeps_the_books(machine: type[Lifetime]) -> None:
+    # Shrinking a failure takes minutes of file handling, and the failing steps are printed anyway.
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=20, stateful_step_count=25, deadline=None, phases=[Phase.generate])
+    )
+
+
+def test_the_invariants_notice_a_ledger_that_forgets_the_belief_or_the_charge(
+    machine: type[Lifetime], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = Ledger.commit
-    monkeypatch.setattr(Ledger, "commit", lambda self, entries, sealed: original(self, entries, None))
-    with pytest.raises(AssertionError):
-        test_any_life_of_a_workspace_keeps_the_books(template, small_tokenizer)
+    for forgetful in (
+        lambda self, entries, sealed: original(self, entries, None),
+        lambda self, entries, sealed: original(self, (), sealed),
+    ):
+        life = machine()
+        life.start()
+        life.serve([12, 12], 6)
+        life.crash_and_restart()
+        life.check_all()
+        monkeypatch.setattr(Ledger, "commit", forgetful)
+        life.serve([12, 12], 6)
+        life.crash_and_restart()
+        with pytest.raises(AssertionError):
+            life.check_all()
+        life.teardown()
+        monkeypatch.undo()

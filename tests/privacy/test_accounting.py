@@ -123,7 +123,18 @@ def test_a_broken_state_is_refused(state):
         Account.from_state(state)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+@given(units=st.integers(1, 7 * UNITS_PER_NAT))
+def test_figures_in_nats_are_never_below_what_they_stand_for(units):
+    account = Account(units, spent_units=units)
+    assert Fraction(account.total_nats) >= Fraction(units, UNITS_PER_NAT)
+    assert Fraction(account.spent_nats) >= Fraction(units, UNITS_PER_NAT)
+
+
+def test_exact_fractions_are_not_rounded_on_the_way():
+    assert units_up(Fraction(2**53 + 1, 2**60)) == 2**53 + 1
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan, True, "0.5"])
 def test_an_unaccountable_budget_is_refused(value):
     with pytest.raises(InvalidInput, match="positive, finite"):
         units_up(value)

@@ -43,6 +43,15 @@ def test_update_survives_a_likelihood_that_only_an_underflowed_world_explains():
     np.testing.assert_array_equal(after, [-np.inf, 0.0])
 
 
+def test_update_keeps_its_digits_where_the_evidence_is_a_denormal_number():
+    belief = np.array([0.0, math.log(1e-320), math.log(1e-320)])
+    belief = np.append(belief, -np.inf)
+    choice = np.array([0, 1, 2, 0])
+    likelihood = np.array([-np.inf, math.log(0.25), math.log(0.75)])
+    after = update_belief(belief, choice, likelihood, np.bincount(choice, weights=np.exp(belief)))
+    np.testing.assert_allclose(np.exp(after), [0.0, 0.25, 0.75, 0.0], rtol=1e-12)
+
+
 @pytest.mark.parametrize("weights", [[-np.inf, -np.inf], [math.nan, 0.0], [np.inf, 0.0]])
 def test_a_belief_with_nothing_left_or_no_number_is_refused(weights):
     with pytest.raises(UnsoundState):

@@ -97,6 +97,13 @@ def test_bound_grows_with_information_and_never_falls_below_the_prior(a, b, prio
     assert prior <= paclm.success_bound(low, prior) <= paclm.success_bound(high, prior) <= 1.0
 
 
+@pytest.mark.parametrize("prior", [0.5, 1 / 128, 0.9999978])
+@pytest.mark.parametrize("ulps", [1, 2, 1000])
+def test_inverse_answers_at_once_next_to_the_prior(prior, ulps):
+    target = prior + ulps * (math.nextafter(prior, 1) - prior)
+    assert paclm.success_bound(paclm.nats_for(target, prior), prior) <= target
+
+
 def test_nothing_told_leaves_the_prior():
     assert paclm.success_bound(0.0, 1 / 3) == 1 / 3
     assert paclm.nats_for(1 / 3, 1 / 3) == 0.0

@@ -16,6 +16,7 @@ from paclm.privacy import gaussian
 from paclm.privacy.belief import uniform_belief
 from paclm.privacy.calibration import calibrate_noise
 from paclm.privacy.randomness import Coins, NoiseSource, ResearchNoise
+from paclm.privacy.releases import RULES
 from paclm.privacy.step import tally
 from reference import ambient
 
@@ -84,9 +85,48 @@ def test_belief_check_catches_an_update_with_the_deviation_for_the_variance():
     assert np.abs(np.exp(step.belief) - np.exp(wrong)).max() > 1e-4
 
 
+def test_each_axis_gets_its_own_draw():
+    """Three votes have two axes; one draw for both would let the realized vote be read off R."""
+    noise = Recorded(2)
+    gaussian.release(np.arange(32) % 3, uniform_belief(32), 5, 2.0**-5, noise)
+    assert noise.last.shape == (2,)
+    assert noise.last[0] != noise.last[1]
+
+
+def test_a_dissenting_world_of_no_belief_still_is_dissent():
+    votes, belief = np.array([1, 1, 1, 2]), np.array([0.0, -800.0, -800.0, -800.0])
+    step = gaussian.release(votes, belief, 0, 2.0**-16, ResearchNoise(0))
+    assert step.is_dissent
+    assert step.noise_scale > 0
+
+
+def test_a_realized_world_that_the_belief_ruled_out_is_refused():
+    belief = np.array([math.log(0.5), math.log(0.5), -np.inf, -np.inf])
+    for rule in (RULES["gaussian"], RULES["channel"]):
+        with pytest.raises(UnsoundState):
+            rule(np.array([1, 1, 2, 2]), belief, 3, 2.0**-4 if rule.name == "gaussian" else 5.0, ResearchNoise(0))
+
+
+def test_votes_of_any_integer_type_are_told_apart():
+    for dtype in (np.uint8, np.int16, np.uint64):
+        big = np.array([0, 1] * 2, dtype=dtype) + np.array(2**53 if dtype == np.uint64 else 0, dtype=dtype)
+        token, _ = paclm.release_token(big, uniform_belief(4), 1, math.inf, ResearchNoise(0))
+        assert token == int(big[1])
+
+
+def test_a_step_does_not_print_its_belief():
+    step = gaussian.release(np.array([1, 2]), np.log([0.25, 0.75]), 0, 2.0**-4, ResearchNoise(0))
+    assert "belief" not in repr(step)
+    assert str(step.belief[0])[:6] not in repr(step)
+
+
 @pytest.mark.parametrize(("exponent", "advantage"), [(-4, 0.2763), (-8, 0.0704), (-16, 0.0044)])
-def test_even_split_releases_the_realized_side_as_often_as_the_paper_says(exponent, advantage):
+def test_advantage_has_the_published_values(exponent, advantage):
     assert 2 * ndtr(math.sqrt(2 * 2.0**exponent)) - 1 == pytest.approx(advantage, abs=5e-5)
+
+
+@pytest.mark.parametrize("exponent", [-4, -8])
+def test_even_split_releases_the_realized_side_as_often_as_the_paper_says(exponent):
     votes, belief, noise, n = np.arange(128) % 2, uniform_belief(128), ResearchNoise(exponent + 99), 40_000
     hits = sum(gaussian.release(votes, belief, 1, 2.0**exponent, noise).token == 1 for _ in range(n))
     # False alarm at four standard errors: under 1e-4.
@@ -160,6 +200,7 @@ GOOD = {"votes": [1, 1, 2, 2], "belief": np.log([0.25] * 4), "secret": 0, "per_t
         ({"votes": [0.5, 1.0]}, InvalidInput, "float64"),
         ({"belief": np.log([0.5, 0.5])}, InvalidInput, r"shape \(4,\), not shape \(2,\)"),
         ({"belief": [0.25] * 4}, UnsoundState, "sums to"),
+        ({"belief": np.log([0.25] * 4) + 1e-8}, UnsoundState, "sums to"),
         ({"belief": [math.nan] * 4}, UnsoundState, "NaN"),
         ({"secret": 4}, InvalidInput, "from 0 to 3"),
         ({"secret": -1}, InvalidInput, "from 0 to 3"),
@@ -167,13 +208,18 @@ GOOD = {"votes": [1, 1, 2, 2], "belief": np.log([0.25] * 4), "secret": 0, "per_t
         ({"per_token": 0.0}, InvalidInput, "0.0"),
         ({"per_token": -1.0}, InvalidInput, "-1.0"),
         ({"per_token": math.nan}, InvalidInput, "nan"),
+        ({"per_token": True}, InvalidInput, "True"),
+        ({"per_token": 2.0**-61}, InvalidInput, "at least 2"),
         ({"noise": Coins(1)}, RandomnessMisuse, "not Coins"),
         ({"noise": np.random.default_rng(0)}, RandomnessMisuse, "not Generator"),
     ],
 )
-def test_bad_input_is_refused_with_value_and_rule(change, error, message):
+@pytest.mark.parametrize("name", ["release_token", *RULES])
+def test_bad_input_is_refused_with_value_and_rule(name, change, error, message):
+    release = paclm.release_token if name == "release_token" else RULES[name]
+    release(**GOOD)
     with pytest.raises(error, match=message):
-        paclm.release_token(**{**GOOD, **change})
+        release(**{**GOOD, **change})
 
 
 def test_an_error_about_the_secret_does_not_print_it():

@@ -16,14 +16,16 @@ from paclm.privacy.releases import RULES
 from reference.simulation import ScaledNoise, random_votes, run_session
 
 
-def play(release, per_token, *, sessions, tokens, dissent=1.0, num_worlds=32, noise_factor=1.0, seed=0):
+def play(
+    release, per_token, *, sessions, tokens, dissent=1.0, num_worlds=32, noise_factor=1.0, seed=0, num_candidates=2
+):
     """Final beliefs and secrets of independent sessions on random balanced votes; also the dissent that occurred."""
     rng = np.random.default_rng(seed)
     beliefs, secrets, dissenting = [], [], []
     for session in range(sessions):
         noise = ScaledNoise(seed * 100_000 + session, noise_factor)
         secret = noise.below(num_worlds)
-        votes = random_votes(rng, tokens, num_worlds, dissent)
+        votes = random_votes(rng, tokens, num_worlds, dissent, num_candidates)
         beliefs.append(run_session(release, votes, secret, per_token, noise)[0])
         secrets.append(secret)
         dissenting.append((votes != votes[:, :1]).any(axis=1).sum())
@@ -47,6 +49,14 @@ def test_estimators_agree_when_the_belief_knows_the_noise():
 def test_estimators_part_when_the_noise_is_made_for_another_budget(factor):
     beliefs, secrets, _ = play(gaussian.release, 2.0**-4, sessions=1200, tokens=16, noise_factor=factor)
     assert abs(gap(beliefs, secrets)) > 8
+
+
+@pytest.mark.parametrize(("factor", "parts"), [(1.0, False), (0.5, True)])
+def test_estimators_judge_three_votes_as_well(factor, parts):
+    beliefs, secrets, _ = play(
+        gaussian.release, 2.0**-4, sessions=700, tokens=16, noise_factor=factor, num_worlds=48, num_candidates=3
+    )
+    assert (abs(gap(beliefs, secrets)) > 8) if parts else (abs(gap(beliefs, secrets)) < 4)
 
 
 def test_estimators_agree_for_the_channel_too():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paclm.errors import InvalidInput
 from paclm.privacy.accounting import Account, units_up
+from paclm.privacy.bounds import success_bound
 from paclm.privacy.planner import plan
 
 
@@ -32,8 +36,9 @@ def test_a_million_tokens_at_two_to_the_minus_32_are_bounded_by_51_08_percent():
 def test_target_and_tokens_give_a_budget_that_fits(mia, tokens, charge, rate):
     made = plan(mia=mia, tokens=tokens, charge=charge, dissent_rate=rate)
     assert made.mia_bound <= mia
-    charged = tokens if charge == "every-token" else int(tokens * rate)
+    charged = tokens if charge == "every-token" else math.ceil(tokens * Fraction(rate))
     assert Account.open(made.total_nats).remaining_tokens(made.per_token_nats) >= charged
+    assert made.world_id_bound == success_bound(made.total_nats, 1 / 128)
 
 
 @given(mia=st.floats(0.55, 0.99), exponent=st.integers(-40, -10), rate=st.floats(0.05, 1.0))
@@ -52,6 +57,20 @@ def test_tokens_and_budget_give_a_total_that_covers_them_exactly(tokens, exponen
     made = plan(tokens=tokens, per_token=2.0**exponent)
     assert Account.open(made.total_nats).remaining_tokens(2.0**exponent) == tokens
     assert units_up(made.per_token_nats) * tokens <= Account.open(made.total_nats).total_units
+
+
+@given(tokens=st.integers(1, 1000), rate=st.floats(0.01, 1.0), exponent=st.integers(-12, -4))
+def test_a_plan_by_dissent_covers_every_charge_that_is_expected(tokens, rate, exponent):
+    made = plan(tokens=tokens, per_token=2.0**exponent, charge="dissent", dissent_rate=rate)
+    assert Account.open(made.total_nats).remaining_tokens(2.0**exponent) >= math.ceil(tokens * Fraction(rate))
+    back = plan(mia=0.999, per_token=2.0**exponent, charge="dissent", dissent_rate=rate)
+    assert back.tokens * Fraction(rate) <= Account.open(back.total_nats).remaining_tokens(2.0**exponent)
+
+
+@pytest.mark.parametrize("num_worlds", [2, 32, 1024])
+def test_the_world_bound_is_for_the_worlds_there_are(num_worlds):
+    made = plan(tokens=1000, per_token=2.0**-16, num_worlds=num_worlds)
+    assert made.world_id_bound == success_bound(made.total_nats, 1 / num_worlds)
 
 
 def test_dissent_without_a_rate_is_planned_for_the_worst_case():

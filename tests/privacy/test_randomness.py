@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 import paclm
-from paclm.errors import InvalidInput, RandomnessMisuse
+from paclm.errors import InvalidInput, RandomnessMisuse, UnsoundState
 from paclm.privacy.randomness import Coins, Noise, NoiseSource, ResearchNoise
 
 ALARM = 1e-5  # false-alarm rate of each distribution test below, for a fresh seed
@@ -61,6 +61,12 @@ def test_coins_are_recorded_by_seed_and_step():
     assert repr(coins) == "Coins(seed=42, step=3)"
 
 
+def test_coins_of_consecutive_steps_share_no_value():
+    coins = Coins(9)
+    first, second = set(coins.gumbel(200).tolist()), set(coins.gumbel(200).tolist())
+    assert not first & second
+
+
 def test_unseeded_coins_differ_and_can_still_be_replayed():
     coins = Coins()
     assert coins.seed != Coins().seed
@@ -83,12 +89,40 @@ def test_choose_takes_weights_of_any_size_and_never_a_weight_of_zero():
     assert {noise.choose(np.array([1.0])) for _ in range(5)} == {0}
 
 
+def test_choose_takes_the_extreme_words_to_the_first_and_the_last_choice():
+    class Fixed(NoiseSource):
+        def __init__(self, word):
+            self.word = word
+
+        def words(self, size):
+            return np.full(size, self.word, dtype=np.uint64)
+
+    for probabilities in ([0.5, 0.5], [0.25, 0.5, 0.25], [1e-20, 1.0, 1e-20]):
+        assert Fixed(0).choose(np.array(probabilities)) == 0
+        assert Fixed(2**64 - 1).choose(np.array(probabilities)) == len(probabilities) - 1
+    assert Fixed(2**63).choose(np.array([0.5, 0.5])) == 1
+
+
+@pytest.mark.parametrize("probabilities", [[0.0, 0.0], [-0.5, 1.5]])
+def test_choose_refuses_what_is_no_distribution(probabilities):
+    with pytest.raises(UnsoundState):
+        ResearchNoise(0).choose(np.array(probabilities))
+
+
 def test_below_is_uniform_and_refuses_nothing_to_choose_from():
     noise = ResearchNoise(2)
     counts = np.bincount([noise.below(6) for _ in range(12_000)], minlength=6)
     assert stats.chisquare(counts).pvalue > ALARM
     with pytest.raises(InvalidInput):
         noise.below(0)
+
+
+def test_serving_noise_takes_no_subclass_and_research_noise_needs_a_seed():
+    with pytest.raises(RandomnessMisuse, match="no subclass"):
+        type("Evil", (Noise,), {})
+    for seed in (None, True, 1.5):
+        with pytest.raises(InvalidInput, match="needs a seed"):
+            ResearchNoise(seed)
 
 
 def test_serving_noise_has_no_seed_and_cannot_be_copied():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from paclm.errors import InvalidInput
+from paclm.privacy.bounds import success_bound
 from paclm.study.replay import ReplaySettings, planned_tokens, replay
 from paclm.study.votes import RecordedVotes
 
@@ -61,6 +62,8 @@ def test_secret_free_releases_reach_their_exact_accuracy_and_charge_nothing(reco
     assert abs(figures["accuracy"] - exact) <= slack + 1e-12
     assert figures["charged_nats"] == 0.0
     assert figures["leaked_over_charged"] is None
+    assert figures["sigma_max"] is None
+    assert figures["accuracy_stderr"] > 0
     assert figures["leaked_nats"] == pytest.approx(0.0, abs=1e-14)
     assert (figures["mia_bound"], figures["world_id_bound"]) == (0.5, 1 / 128)
 
@@ -117,6 +120,8 @@ def test_charging_by_dissent_charges_the_dissenting_tokens(recorded):
     assert figures["charged_nats"] == pytest.approx(2.0**-16 * 256 * figures["dissent"])
     every = replay(recorded, ReplaySettings(per_token=2.0**-16, sessions=3, tokens=256))
     assert figures["mia_bound"] == every["mia_bound"]  # the committed total covers the worst case either way
+    assert every["mia_bound"] == success_bound(256 * 2.0**-16, 1 / 2)
+    assert every["world_id_bound"] == success_bound(256 * 2.0**-16, 1 / 128)
 
 
 def test_all_contract_keys_are_there_and_the_same_seed_gives_the_same_figures(recorded):

@@ -96,9 +96,9 @@ class Curator:
             workspace = Workspace.open(workspace)
         witness = witness or os.environ.get(WITNESS_VARIABLE) or None
         custody = open_custody(workspace, Path(witness) if witness else None)
-        for sentence in cautions(custody.ledger.settings):
-            warnings.warn(sentence, stacklevel=2)
         try:
+            for sentence in cautions(custody.ledger.settings):
+                warnings.warn(sentence, stacklevel=2)
             return cls(custody, *_load(workspace, custody, engine, tokenizer))
         except BaseException:
             custody.ledger.close()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paclm.engine.determinism import distinct_writes
+
 
 class KVCache:
     """keys[layer], values[layer]: (slots, W, kv heads, positions, head size)."""
@@ -45,8 +47,9 @@ class KVCache:
         """
         n = positions.shape[0]
         slots = torch.arange(n, device=positions.device)
-        self.keys[layer][slots, :, :, positions] = keys
-        self.values[layer][slots, :, :, positions] = values
+        with distinct_writes():  # one place per slot
+            self.keys[layer][slots, :, :, positions] = keys
+            self.values[layer][slots, :, :, positions] = values
         return self.keys[layer][:n, :, :, :reach].flatten(0, 2), self.values[layer][:n, :, :, :reach].flatten(0, 2)
 
     def move(self, source: int, target: int, length: int) -> None:

@@ -6,7 +6,8 @@ A release must be explainable from its votes: the same context, coins and batch 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -33,12 +34,24 @@ class Repeatable(Protocol):
 def set_deterministic() -> None:
     """Full float32 products (no TF32), deterministic algorithms only, a fixed cuBLAS workspace."""
     os.environ.setdefault(_CUBLAS_WORKSPACE, ":4096:8")  # cuBLAS reads it once, with the first handle
-    torch.use_deterministic_algorithms(True)
+    # The same as use_deterministic_algorithms(True), without importing the compiler, which takes a second.
+    torch.set_deterministic_debug_mode("error")
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.benchmark = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     # Deterministic mode would fill every fresh tensor with NaN, a launch each; nothing here reads before writing.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+@contextmanager
+def distinct_writes() -> Iterator[None]:
+    """Around scattered writes whose places are all different: their order cannot matter, so no sorting is needed."""
+    was = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(was)
 
 
 def check_repeatable(

@@ -1,7 +1,7 @@
 """The decode step by Triton kernels between the products: each cached key and each adapter is read once.
 
     rows: add, norm, A ─► q,k,v product ─► attention: bias, B, rotation, cache, A ─► output product
-    ─► rows: bias, B, add, norm ─► MLP product ─► rows: bias, activation, A ─► MLP output product ─► rows: bias, B, add …
+    ─► rows: bias, B, add, norm ─► MLP product ─► rows: bias, activation, A ─► MLP output product ─► rows: …
 
 The products themselves are the vendor's in bfloat16 and ours in float32. CUDA only. Prefill, and models the kernels do
 not cover, run the plain twin this class inherits from.
@@ -23,15 +23,20 @@ from paclm.engine.weights import Product, Weights
 _ACTIVATIONS = {("gelu_new", False): GELU_TANH, ("gelu_pytorch_tanh", False): GELU_TANH, ("silu", True): SILU_GATED}
 
 
+NARROW = Tile(32, 64, 32, splits=4)
+WIDE = Tile(32, 64, 32, splits=2)
+MANY = Tile(128, 64, 32, num_warps=8)
+
+
 @dataclass(frozen=True, slots=True)
 class Choices:
     """How the step is cut up; speed only."""
 
-    narrow: Tile = Tile(32, 64, 32, splits=4)
+    narrow: Tile = NARROW
     """float32 products of a few rows with fewer columns than inputs, or as many"""
-    wide: Tile = Tile(32, 64, 32, splits=2)
+    wide: Tile = WIDE
     """float32 products of a few rows with more columns than inputs"""
-    many: Tile = Tile(128, 64, 32, num_warps=8)
+    many: Tile = MANY
     """float32 products of many rows"""
     few_rows: int = 512
     own_products: bool = True

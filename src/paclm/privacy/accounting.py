@@ -141,7 +141,6 @@ class Account:
 
 
 def _exact(nats: float) -> Fraction:
-    value = float(nats)
-    if not math.isfinite(value) or value <= 0.0:
+    if isinstance(nats, bool | str) or not 0.0 < nats < math.inf:
         raise InvalidInput(f"An accounted budget must be a positive, finite number of nats, not {nats!r}.")
-    return Fraction(value)
+    return Fraction(nats)

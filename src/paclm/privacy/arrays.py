@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,10 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.integer[Any]]
 BoolArray = npt.NDArray[np.bool_]
 
-SUM_TOLERANCE = 1e-9
+SUM_TOLERANCE = 1e-12
 """How far a belief may be from summing to one before it is refused. Updates renormalise, so drift stays near 1e-15."""
+SMALLEST_PER_TOKEN = 2.0**-60
+"""One unit of account; below it the integers that a channel is sampled with would be too coarse."""
 
 
 def check_num_worlds(num_worlds: int) -> int:
@@ -28,7 +29,7 @@ def check_num_worlds(num_worlds: int) -> int:
 def check_votes(votes: npt.ArrayLike) -> IntArray:
     """Return the votes as an integer array (m,)."""
     array = np.asarray(votes)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+    if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InvalidInput(f"Votes must be one integer per world, not {array.dtype} with shape {array.shape}.")
     check_num_worlds(array.size)
     return array
@@ -63,7 +64,8 @@ def check_secret(secret: int, num_worlds: int) -> int:
 
 def check_per_token(per_token: float) -> float:
     """Return the per-token budget as a float: positive nats, or inf for no noise at all."""
-    value = float(per_token)
-    if math.isnan(value) or value <= 0.0:
-        raise InvalidInput(f"The per-token budget must be a positive number of nats or inf, not {per_token!r}.")
-    return value
+    if isinstance(per_token, bool | str) or not float(per_token) >= SMALLEST_PER_TOKEN:
+        raise InvalidInput(
+            f"The per-token budget must be a positive number of nats, at least 2^-60, or inf, not {per_token!r}."
+        )
+    return float(per_token)

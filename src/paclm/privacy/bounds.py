@@ -50,8 +50,10 @@ def nats_for(success: float, prior: float) -> float:
         raise InvalidInput(f"The target success must be at least the prior {prior:g} and below 1, not {success!r}.")
     gain = math.nextafter(success - prior, 0.0)  # the difference is rounded; one step down keeps to the safe side
     nats = _divergence(gain, prior) * (1.0 - _ROUNDING)
+    step = _ROUNDING  # doubled each time: near the prior one unit in the last place of the success is many nats
     while nats > 0.0 and success_bound(nats, prior) > success:
-        nats *= 1.0 - _ROUNDING
+        nats *= 1.0 - step
+        step = min(0.5, 2.0 * step)
     return nats
 
 

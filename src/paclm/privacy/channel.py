@@ -20,6 +20,8 @@ from paclm.privacy.step import Step, is_unanimous, tally
 
 MARGIN = 2.0**-20
 """The search aims at b·(1 − MARGIN) and stops within as much again below it: rounding never reaches b."""
+_ROUNDING = 1e-12
+"""Far more than float64 loses in an entropy, far less than the margin."""
 _LARGEST_LOG_GAIN = 700.0
 """Past e^700 a gain overflows. Votes so light that they would need more carry no information that could matter."""
 
@@ -54,8 +56,9 @@ def optimal_channel(mass: FloatArray, per_token: float) -> Channel:
     """The channel that releases the realized vote most often among those with I(vote; token) ≤ per_token."""
     order = np.argsort(-mass, kind="stable")
     heaviest = mass[order].tolist()
-    if _entropy(heaviest) <= per_token:
-        return Channel(mass, math.inf, _entropy(heaviest))
+    entropy = _entropy(heaviest) * (1.0 + _ROUNDING)
+    if entropy <= per_token:
+        return Channel(mass, math.inf, entropy)
     ceiling = per_token * (1.0 - MARGIN)
     gain, sorted_weights, information = _search(heaviest, ceiling, per_token * MARGIN)
     weights = np.zeros(mass.size)
@@ -74,8 +77,11 @@ def release(votes: IntArray, belief: FloatArray, secret: int, per_token: float, 
     return Step(int(candidates[index]), after, True, channel.information)
 
 
-def _entropy(mass: list[float]) -> float:
-    return -math.fsum(p * math.log(p) for p in mass if p > 0.0)
+def _entropy(heaviest: list[float]) -> float:
+    """H(π) of masses in descending order; the heaviest may round to 1, so it enters by what it lacks to 1."""
+    lighter = heaviest[1:]
+    rest = math.fsum(lighter)
+    return -(1.0 - rest) * math.log1p(-rest) - math.fsum(p * math.log(p) for p in lighter if p > 0.0)
 
 
 def _weights(heaviest: list[float], gain: float) -> list[float]:

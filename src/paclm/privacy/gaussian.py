@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from paclm.privacy import arrays
+from paclm.errors import UnsoundState
 from paclm.privacy.arrays import FloatArray, IntArray
 from paclm.privacy.belief import update_belief
 from paclm.privacy.calibration import calibrate_noise
-from paclm.privacy.randomness import NoiseSource, check_noise
-from paclm.privacy.step import Step, is_unanimous, tally
+from paclm.privacy.randomness import NoiseSource
+from paclm.privacy.step import Step, checked, is_unanimous, tally
 
 
 def release(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Step:
@@ -29,6 +29,8 @@ def release(votes: IntArray, belief: FloatArray, secret: int, per_token: float, 
     token = candidates[(axes @ R).argmax()]
     log_likelihood = ((R - axes) ** 2) @ (-0.5 / variances)  # (a,)
     after = update_belief(belief, choice, log_likelihood, mass)
+    if after[secret] == -np.inf:
+        raise UnsoundState("The belief had ruled the realized world out. Nothing may be released from it.")
     return Step(int(token), after, True, per_token, calibration.scale)
 
 
@@ -43,12 +45,5 @@ def release_token(
     >>> token, bool(np.all(belief == -np.log(4)))  # unanimous: the vote itself, nothing learnt
     (7, True)
     """
-    votes = arrays.check_votes(votes)
-    step = release(
-        votes,
-        arrays.check_belief(belief, votes.size),
-        arrays.check_secret(secret, votes.size),
-        arrays.check_per_token(per_token),
-        check_noise(noise),
-    )
+    step = checked(release, votes, belief, secret, per_token, noise)
     return step.token, step.belief

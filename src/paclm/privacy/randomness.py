@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-from paclm.errors import InvalidInput, RandomnessMisuse
+from paclm.errors import InvalidInput, RandomnessMisuse, UnsoundState
 from paclm.privacy.arrays import FloatArray
 
 _HALF_STEP = 2.0**-53
@@ -96,10 +96,12 @@ class NoiseSource:
     def choose(self, probabilities: FloatArray) -> int:
         """An index drawn from the given probabilities, by comparing integers; the work does not depend on the draw.
 
-        The probabilities become integers of 80 bits, and 128 random bits are scaled to their exact sum: what is
-        lost is below 2^-48 of the smallest representable probability.
+        The probabilities become integers of 80 bits (one under 2^-80 becomes zero), and 128 random bits are scaled to
+        their exact sum.
         """
         weights = [int(math.ldexp(p, _WEIGHT_BITS)) for p in probabilities.tolist()]
+        if min(weights) < 0 or sum(weights) == 0:
+            raise UnsoundState("There is nothing to choose from: probabilities must not be negative, nor all zero.")
         high, low = self.words(2).tolist()
         point = ((high << 64 | low) * sum(weights)) >> _DRAW_BITS
         return sum(running <= point for running in accumulate(weights))
@@ -124,6 +126,9 @@ class Noise(NoiseSource):
         """Uniform 64-bit integers from the operating system."""
         return np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
 
+    def __init_subclass__(cls) -> None:
+        raise RandomnessMisuse("paclm.Noise is what serving trusts, and takes no subclass. Derive from NoiseSource.")
+
     def __reduce__(self) -> NoReturn:
         raise RandomnessMisuse("Noise cannot be pickled or copied: make a new paclm.Noise() where it is needed.")
 
@@ -135,6 +140,8 @@ class ResearchNoise(NoiseSource):
     __slots__ = ("_generator",)
 
     def __init__(self, seed: int | np.random.SeedSequence) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int | np.random.SeedSequence):
+            raise InvalidInput(f"Research noise needs a seed, an integer ≥ 0, not {seed!r}.")
         self._generator = np.random.PCG64(seed)
 
     def words(self, size: int) -> WordArray:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy.typing as npt
+
 from paclm.errors import InvalidInput
 from paclm.privacy import channel, gaussian, mixture, plurality
-from paclm.privacy.step import Release
+from paclm.privacy.randomness import NoiseSource
+from paclm.privacy.step import Release, Step, checked
 
 
 class Rule(NamedTuple):
@@ -16,6 +19,12 @@ class Rule(NamedTuple):
     release: Release
     reads_secret: bool
     """False: a function of the history alone, so that it leaks nothing and nothing is charged."""
+
+    def __call__(
+        self, votes: npt.ArrayLike, belief: npt.ArrayLike, secret: int, per_token: float, noise: NoiseSource
+    ) -> Step:
+        """The release behind checks of everything it is given; `release` is the bare function for inner loops."""
+        return checked(self.release, votes, belief, secret, per_token, noise)
 
 
 RULES = {

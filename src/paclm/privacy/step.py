@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
+from paclm.privacy import arrays
 from paclm.privacy.arrays import FloatArray, IntArray
-from paclm.privacy.randomness import NoiseSource
+from paclm.privacy.randomness import NoiseSource, check_noise
 
 
 class Step(NamedTuple):
@@ -21,6 +23,9 @@ class Step(NamedTuple):
     noise_scale: float = 0.0
     """σ, the largest standard deviation of the noise; 0 where none was drawn."""
 
+    def __repr__(self) -> str:
+        return f"Step(token={self.token}, is_dissent={self.is_dissent})"  # a belief is sealed: it is not for printing
+
 
 class Release(Protocol):
     """Votes, belief, secret, budget and noise in; one token and the next belief out. Pure but for the noise drawn."""
@@ -28,6 +33,25 @@ class Release(Protocol):
     def __call__(
         self, votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource
     ) -> Step: ...
+
+
+def checked(
+    release: Release,
+    votes: npt.ArrayLike,
+    belief: npt.ArrayLike,
+    secret: int,
+    per_token: float,
+    noise: NoiseSource,
+) -> Step:
+    """Any release, behind checks of everything it is given: the door for callers that this package does not know."""
+    votes = arrays.check_votes(votes)
+    return release(
+        votes,
+        arrays.check_belief(belief, votes.size),
+        arrays.check_secret(secret, votes.size),
+        arrays.check_per_token(per_token),
+        check_noise(noise),
+    )
 
 
 class Tally(NamedTuple):
@@ -47,7 +71,7 @@ def is_unanimous(votes: IntArray) -> bool:
 
 def tally(votes: IntArray, belief: FloatArray) -> Tally:
     """Collapse the votes of all worlds onto the distinct ones."""
-    candidates = np.array(sorted(set(votes.tolist())))
+    candidates = np.array(sorted(set(votes.tolist())), dtype=votes.dtype)  # another type would compare as floats
     choice = candidates.searchsorted(votes)
     mass: FloatArray = np.bincount(choice, weights=np.exp(belief)).astype(np.float64, copy=False)
     return Tally(candidates, choice, mass)

@@ -92,7 +92,7 @@ def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, stre
     by_entropy = leak_by_entropy(beliefs)
     by_truth = leak_by_truth(beliefs, secrets)
     charged, committed = _charged(rule, settings, dissenting, len(secrets), per_secret)
-    scores = _accuracies(recorded, streams, positions, released, realized)
+    scores = _accuracies(recorded, settings, streams, positions, released, realized)
     distinct = [len(set(row.tolist())) for row in recorded.votes[np.unique(positions[dissenting])]]
     return {
         "positions": recorded.num_positions,
@@ -102,8 +102,8 @@ def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, stre
         "mean_distinct_given_dissent": float(np.mean(distinct)) if distinct else None,
         **scores,
         "flip_given_dissent": float((released != realized)[dissenting].mean()) if dissenting.any() else None,
-        "sigma_median": float(np.median(scales)) if scales.size else None,
-        "sigma_max": float(scales.max()) if scales.size else None,
+        "sigma_median": float(np.median(scales)) if scales.any() else None,
+        "sigma_max": float(scales.max()) if scales.any() else None,
         "tokens": int(positions.size),
         "charged_nats": charged,
         "leaked_nats": by_entropy.mean,
@@ -140,7 +140,12 @@ def _charged(
 
 
 def _accuracies(
-    recorded: RecordedVotes, streams: list[Stream], positions: IntArray, released: IntArray, realized: IntArray
+    recorded: RecordedVotes,
+    settings: ReplaySettings,
+    streams: list[Stream],
+    positions: IntArray,
+    released: IntArray,
+    realized: IntArray,
 ) -> dict[str, float | None]:
     names = ("accuracy", "accuracy_stderr", "accuracy_public", "accuracy_full", "accuracy_noiseless", "retained_gain")
     scores: dict[str, float | None] = dict.fromkeys(names)
@@ -148,10 +153,11 @@ def _accuracies(
         return scores
     truth = recorded.truth[positions]
     hits = released == truth
-    # Tokens of one session share a secret and a text: sessions are the independent samples there.
-    samples = hits if len(streams) == 1 else [(s.released == recorded.truth[s.positions]).mean() for s in streams]
+    # Tokens of a session share a secret and a text, so sessions are the samples; passes share positions, so those are.
+    by_stream = [s.released == recorded.truth[s.positions] for s in streams]
+    samples = np.mean(by_stream, axis=1 if settings.protocol == "session" and len(streams) > 1 else 0)
     scores["accuracy"] = float(hits.mean())
-    scores["accuracy_stderr"] = mean_and_stderr(np.asarray(samples, dtype=np.float64)).stderr
+    scores["accuracy_stderr"] = mean_and_stderr(samples).stderr
     scores["accuracy_noiseless"] = float((realized == truth).mean())
     for name, column in (("accuracy_public", recorded.public), ("accuracy_full", recorded.full)):
         if column is not None:

@@ -30,13 +30,13 @@ class Tile:
 
 @triton.jit
 def _multiply(
-    x, weight, y, rows, K, N, stride_k, stride_n,
-    SPLITS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    x, weight, y, rows, K, depth, N, stride_k, stride_n,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(2)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
-    k = split * (K // SPLITS) + tl.arange(0, BK)
+    k = split * depth + tl.arange(0, BK)
     row_ok = m < rows
     col_ok = n < N
     m64 = m.to(tl.int64)
@@ -44,7 +44,7 @@ def _multiply(
     x_place = x + m64[:, None] * K + k[None, :]
     w_place = weight + k.to(tl.int64)[:, None] * stride_k + n64[None, :] * stride_n
     acc = tl.zeros((BM, BN), tl.float32)
-    for _ in range(0, K // SPLITS, BK):
+    for _ in range(0, depth, BK):
         a = tl.load(x_place, mask=row_ok[:, None], other=0.0)
         b = tl.load(w_place, mask=col_ok[None, :], other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
@@ -60,8 +60,8 @@ def multiply(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
     N = weight.shape[1]
     y = torch.empty(tile.splits, rows, N, device=x.device, dtype=torch.float32)
     _multiply[(triton.cdiv(rows, tile.rows), triton.cdiv(N, tile.columns), tile.splits)](
-        x, weight, y, rows, K, N, weight.stride(0), weight.stride(1),
-        SPLITS=tile.splits, PRECISION=precision_of(x.dtype), BM=tile.rows, BN=tile.columns, BK=tile.depth,
+        x, weight, y, rows, K, K // tile.splits, N, weight.stride(0), weight.stride(1),
+        PRECISION=precision_of(x.dtype), BM=tile.rows, BN=tile.columns, BK=tile.depth,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return y

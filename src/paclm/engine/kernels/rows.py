@@ -154,7 +154,7 @@ def activate_rows(
     parts: Tensor, product: Product, out: Tensor, rows_per_world: int, activation: int,
     inner_in: Tensor | None = None, after: Product | None = None, chunk: int = 512, num_warps: int = 4,
 ) -> Tensor | None:  # fmt: skip
-    """out (rows, size) = the activation of the finished first MLP product; returns A of `after` · out, (rows, r, sums)."""
+    """out (rows, size) = the activation of the finished product; returns A of `after` · out, (rows, r, sums)."""
     rows, size = out.shape
     chunks = triton.cdiv(size, chunk)
     inner = None

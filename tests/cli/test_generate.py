@@ -1,0 +1,117 @@
+"""`paclm generate` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from curator.deployments import build_workspace, set_mechanism
+from typer.testing import CliRunner, Result
+
+from paclm.cli.main import app
+from paclm.errors import InvalidInput, WorkspaceError
+
+KEYS = [
+    *("text", "tokens", "private_tokens", "public_tokens", "charged_nats", "spent_nats", "total_nats"),
+    *("remaining_tokens", "mia_bound", "world_id_bound"),
+]
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory, texts: list[str], small_base: Path) -> Path:
+    path: Path = build_workspace(tmp_path_factory.mktemp("generate") / "clinic", texts[:60], small_base).path
+    return path
+
+
+@pytest.fixture
+def clinic(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_WITNESS"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "clinic"
+    shutil.copytree(template, path)
+    set_mechanism(path, per_token="2^-16", total="2^-4", support_size=40)
+    return path
+
+
+def run(path: Path, *options: str, text: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["generate", str(path), *options], input=text)
+
+
+def figures_of(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    figures: dict[str, Any] = json.loads(result.stdout)
+    return figures
+
+
+def test_json_has_the_keys_of_the_contract_and_the_budget_is_kept_between_calls(clinic: Path) -> None:
+    first = figures_of(run(clinic, "--prompt", "the patient", "--max-tokens", "6", "--json"))
+    second = figures_of(run(clinic, "--prompt", "the patient", "--max-tokens", "4", "--json"))
+    assert list(first) == list(second) == KEYS
+    count = len(first["tokens"])
+    assert first["private_tokens"] == count <= 6
+    assert first["charged_nats"] == first["spent_nats"] == count * 2**-16
+    assert second["spent_nats"] == (count + second["private_tokens"]) * 2**-16
+    assert second["mia_bound"] == first["mia_bound"] == pytest.approx(0.674909, abs=1e-6)
+    assert (first["public_tokens"], first["total_nats"]) == (0, 2**-4)
+
+
+def test_text_goes_to_standard_output_and_figures_to_standard_error(clinic: Path) -> None:
+    result = run(clinic, "--prompt", "the patient", "--max-tokens", "5", "--greedy")
+    assert result.exit_code == 0
+    assert "nats" not in result.stdout
+    for words in ("charged", "spent so far", "remain", "at the committed total"):
+        assert words in result.stderr
+
+
+def test_a_prompt_can_come_from_standard_input(clinic: Path) -> None:
+    set_mechanism(clinic, per_token="2^-16", total="2^-4", support_size=40, release="plurality")
+    options = ("--max-tokens", "5", "--greedy", "--json")
+    typed = figures_of(run(clinic, "--prompt", "the old nurse", *options))
+    piped = figures_of(run(clinic, "--prompt", "-", *options, text="the old nurse"))
+    assert piped["tokens"] == typed["tokens"]
+
+
+def test_when_the_budget_is_gone_public_tokens_are_counted_and_said(clinic: Path) -> None:
+    set_mechanism(clinic, per_token="2^-16", total=3 * 2.0**-16, support_size=40)
+    figures = figures_of(run(clinic, "--prompt", "the", "--max-tokens", "8", "--json"))
+    assert figures["private_tokens"] <= 3
+    assert figures["remaining_tokens"] == 3 - figures["private_tokens"]
+    again = run(clinic, "--prompt", "the", "--max-tokens", "8")
+    assert "of the public model alone, because the budget is gone" in again.stderr
+
+
+def test_a_missing_budget_says_what_to_write(clinic: Path) -> None:
+    set_mechanism(clinic)
+    result = run(clinic, "--prompt", "the", "--max-tokens", "8")
+    assert isinstance(result.exception, InvalidInput)
+    assert 'per_token = "2^-32"' in str(result.exception)
+
+
+def test_a_weak_total_is_said_as_a_caution(clinic: Path) -> None:
+    set_mechanism(clinic, per_token="2^-16", total=0.7, support_size=40)
+    result = run(clinic, "--prompt", "the", "--max-tokens", "1")
+    assert result.exit_code == 0
+    assert "Caution: total = 0.7 nats" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--greedy", "--temperature", "1"), "not both"),
+        (("--temperature", "-1"), "temperature"),
+        (("--max-tokens", "1000"), "context"),
+    ],
+)
+def test_mistakes_get_one_sentence_and_cost_nothing(clinic: Path, options: tuple[str, ...], reason: str) -> None:
+    result = run(clinic, "--prompt", "the", "--max-tokens", "3", *options)
+    assert isinstance(result.exception, InvalidInput)
+    assert reason in str(result.exception)
+    assert figures_of(run(clinic, "--prompt", "the", "--max-tokens", "1", "--json"))["spent_nats"] == 2**-16
+
+
+def test_a_folder_that_is_no_workspace_is_named(tmp_path: Path) -> None:
+    result = run(tmp_path / "nowhere", "--prompt", "the", "--max-tokens", "3")
+    assert isinstance(result.exception, WorkspaceError)

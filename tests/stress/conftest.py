@@ -1,0 +1,7 @@
+"""The long tests use the workspaces of the curator's tests."""
+
+from __future__ import annotations
+
+from curator.conftest import make, no_keys_around, template
+
+__all__ = ["make", "no_keys_around", "template"]

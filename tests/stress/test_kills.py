@@ -1,0 +1,47 @@
+"""200 real kills through the whole curator, and a comparison of times between secrets."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from curator.deployments import WORLDS
+from curator.test_kills import check_report, drive
+from paclm import Noise, Workspace
+from paclm.curator.hidden import Hidden
+from paclm.curator.secret import Secret, prior_belief
+from paclm.privacy.releases import rule_named
+
+pytestmark = pytest.mark.stress
+
+
+def test_200_kills_overcharge_one_step_at_most_and_never_undercharge(make: Callable[..., Workspace]) -> None:
+    check_report(drive(make(per_token="2^-32"), kills=200, order="right", seed=11), kills=200)
+
+
+def test_40_kills_of_the_wrong_order_are_reported(make: Callable[..., Workspace]) -> None:
+    assert drive(make(per_token="2^-32"), kills=40, order="release-first", seed=12)["undercounts"] >= 5
+
+
+def release_seconds(world: int, rounds: int) -> float:
+    secret, belief, rule, noise = Secret(Hidden(world), WORLDS), prior_belief(WORLDS), rule_named("gaussian"), Noise()
+    votes = np.array([3, 3, 9, 9, 9, 4, 4, 9])
+    started = time.perf_counter()
+    for _ in range(rounds):
+        secret.release(rule, votes, belief, 2.0**-16, noise)
+    return time.perf_counter() - started
+
+
+def test_a_release_takes_the_same_time_for_every_secret() -> None:
+    """Secrets take turns; the medians of all worlds lie within 5 % of one another, as those of one world do."""
+    times: dict[Any, list[float]] = {world: [] for world in (*range(WORLDS), "again")}
+    for _ in range(60):
+        for world, seconds in times.items():
+            seconds.append(release_seconds(0 if world == "again" else world, 200))
+    medians = [statistics.median(seconds) for seconds in times.values()]
+    assert max(medians) / min(medians) < 1.05
