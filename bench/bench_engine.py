@@ -126,7 +126,7 @@ def main() -> None:
     ours = median(seconds["engine"])
     rows = []
     for name, times in seconds.items():
-        tokens = 16 if "16" in name else 1
+        tokens = 16 if name.endswith("16 sequences") else 1
         ratio = "" if name == "control" else f"{median(times) / ours:.1f} ×"
         speed = "" if name == "control" else f"{tokens / median(times):.0f}"
         rows.append([name, f"{1e3 * median(times):.1f} ms", ratio, speed, spread(times)])

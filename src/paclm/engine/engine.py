@@ -242,12 +242,24 @@ class Engine:
             tau[slots] = _checked_temperature(temperature)
         tokens = np.array([sequence.tokens[-1] for sequence in self._running])
         positions = np.array([len(sequence.tokens) - 1 for sequence in self._running])
-        return self._step(tokens, positions, all_coins, tau)
+        try:
+            return self._step(tokens, positions, all_coins, tau)
+        except torch.OutOfMemoryError as error:
+            raise EngineError(
+                f"Out of GPU memory in a step of {n} sequences. Lower max_sequences or context in [runtime]."
+            ) from error
 
     def _prefill(self, tokens: Sequence[int], slot: int) -> Iterator[tuple[int, Tensor]]:
         ids = torch.tensor(list(tokens), dtype=torch.long, device=self._model.head.device)
         for start in range(0, len(tokens), self._chunk):
-            yield start, self._model.prefill(ids[start : start + self._chunk], start, slot)
+            try:
+                hidden = self._model.prefill(ids[start : start + self._chunk], start, slot)
+            except torch.OutOfMemoryError as error:
+                raise EngineError(
+                    f"Out of GPU memory while reading a prompt in chunks of {self._chunk} tokens. "
+                    "Lower prefill_chunk in [runtime]."
+                ) from error
+            yield start, hidden
 
     def _check_idle(self) -> None:
         if self._is_reading:

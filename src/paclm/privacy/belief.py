@@ -33,7 +33,9 @@ def update_belief(belief: FloatArray, choice: IntArray, log_likelihood: FloatArr
     values = log_likelihood.tolist()  # two or three of them nearly always: plain floats beat array calls there
     top = max(values)
     if top > -math.inf:
-        evidence = sum(weight * math.exp(x - top) for weight, x in zip(mass.tolist(), values, strict=True))
+        evidence = 0.0
+        for weight, value in zip(mass.tolist(), values, strict=True):
+            evidence += weight * math.exp(value - top)
         if evidence > SAFE_MASS:
             after: FloatArray = belief + (log_likelihood - (top + math.log(evidence)))[choice]
             return after

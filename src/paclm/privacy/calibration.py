@@ -59,8 +59,35 @@ def calibrate_noise(mass: FloatArray, per_token: float) -> Calibration:
     basis = helmert(mass.size)
     if mass.size == 2:
         return Calibration(basis, np.array([pair_variance(float(mass[0]), float(mass[1]), per_token)]))
-    projected = mass @ basis  # (a-1,)
-    covariance = (basis.T * mass) @ basis - projected[:, None] * projected  # (a-1, a-1), positive definite
-    eigenvalues, eigenvectors = np.linalg.eigh(covariance)
+    if mass.size == 3:
+        eigenvalues, eigenvectors = _spectrum_of_three(*mass.tolist())
+    else:
+        projected = mass @ basis  # (a-1,)
+        covariance = (basis.T * mass) @ basis - projected[:, None] * projected  # (a-1, a-1), positive definite
+        eigenvalues, eigenvectors = np.linalg.eigh(covariance)
     roots = np.sqrt(np.maximum(eigenvalues, 0.0) + FLOOR)
     return Calibration(basis @ eigenvectors, roots * (float(roots.sum()) / (2.0 * per_token)))
+
+
+def _spectrum_of_three(p: float, q: float, r: float) -> tuple[FloatArray, FloatArray]:
+    """Eigenvalues, ascending, and eigenvectors of the 2 × 2 covariance of three masses, by one Jacobi rotation.
+
+    Nine disputed tokens in ten have two or three distinct votes; a general solver would take longer than all the rest.
+    """
+    along, across = (
+        p - q,
+        p + q - 2.0 * r,
+    )  # the mean in the Helmert directions (1, −1, 0)/√2 and (1, 1, −2)/√6, unscaled
+    first = (p + q - along * along) / 2.0
+    mixed = along * (1.0 - across) / math.sqrt(12.0)
+    second = (p + q + 4.0 * r - across * across) / 6.0
+    tangent = 0.0
+    if mixed != 0.0:
+        slope = (second - first) / (2.0 * mixed)
+        tangent = math.copysign(1.0, slope) / (abs(slope) + math.hypot(1.0, slope))
+    cosine = 1.0 / math.hypot(1.0, tangent)
+    sine = tangent * cosine
+    low, high = first - tangent * mixed, second + tangent * mixed
+    if low <= high:
+        return np.array([low, high]), np.array([[cosine, sine], [-sine, cosine]])
+    return np.array([high, low]), np.array([[sine, cosine], [cosine, -sine]])

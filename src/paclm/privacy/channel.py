@@ -69,7 +69,7 @@ def optimal_channel(mass: FloatArray, per_token: float) -> Channel:
 def release(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Step:
     """Release a token through the channel and return it with the exact token-level belief."""
     if is_unanimous(votes):
-        return Step(int(votes[0]), belief, is_dissent=False)
+        return Step(votes.item(0), belief, False)
     candidates, choice, mass = tally(votes, belief)  # (a,), (m,), (a,)
     channel = optimal_channel(mass / mass.sum(), per_token)
     index = noise.choose(channel.given_vote(int(choice[secret])))

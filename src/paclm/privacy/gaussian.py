@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
 from paclm.errors import UnsoundState
 from paclm.privacy.arrays import FloatArray, IntArray
-from paclm.privacy.belief import update_belief
-from paclm.privacy.calibration import calibrate_noise
+from paclm.privacy.belief import SAFE_MASS, update_belief
+from paclm.privacy.calibration import calibrate_noise, helmert, pair_variance
 from paclm.privacy.randomness import NoiseSource
 from paclm.privacy.step import Step, checked, is_unanimous, tally
 
@@ -19,19 +21,55 @@ def release(votes: IntArray, belief: FloatArray, secret: int, per_token: float, 
     The noised vector R and the noise are as secret as the secret: they live in this frame only.
     """
     if is_unanimous(votes):  # lem:singular (iii): nothing to hide, no draw is taken
-        return Step(int(votes[0]), belief, is_dissent=False)
+        return Step(votes.item(0), belief, False)
     candidates, choice, mass = tally(votes, belief)  # (a,), (m,), (a,)
     if per_token == np.inf:  # no noise at all: the realized vote itself
         log_likelihood = np.where(np.arange(mass.size) == choice[secret], 0.0, -np.inf)
         return Step(int(votes[secret]), update_belief(belief, choice, log_likelihood, mass), True, np.inf)
+    if mass.size == 2:
+        return _release_pair(candidates, choice, mass, belief, secret, per_token, noise)
     axes, variances = calibration = calibrate_noise(mass, per_token)  # (a, a-1), (a-1,)
     R = axes[choice[secret]] + np.sqrt(variances) * noise.standard_normal(variances.size)  # (a-1,)
-    token = candidates[(axes @ R).argmax()]
+    token = candidates.item((axes @ R).argmax())
     log_likelihood = ((R - axes) ** 2) @ (-0.5 / variances)  # (a,)
     after = update_belief(belief, choice, log_likelihood, mass)
     if after[secret] == -np.inf:
-        raise UnsoundState("The belief had ruled the realized world out. Nothing may be released from it.")
-    return Step(int(token), after, True, per_token, calibration.scale)
+        raise _ruled_out()
+    return Step(token, after, True, per_token, calibration.scale)
+
+
+_HALF = float(helmert(2)[0, 0])
+
+
+def _release_pair(
+    candidates: IntArray,
+    choice: IntArray,
+    mass: FloatArray,
+    belief: FloatArray,
+    secret: int,
+    per_token: float,
+    noise: NoiseSource,
+) -> Step:
+    """The same for two distinct votes, three disputed tokens in four: one direction, where plain numbers are faster."""
+    side = (_HALF, -_HALF)  # where each vote lies along that direction
+    low, high = mass.tolist()
+    variance = pair_variance(low, high, per_token)
+    R = side[choice[secret]] + math.sqrt(variance) * noise.standard_normal(1).item()
+    log_likelihood = [(R - x) * (R - x) * (-0.5 / variance) for x in side]
+    top = max(log_likelihood)
+    evidence = low * math.exp(log_likelihood[0] - top) + high * math.exp(log_likelihood[1] - top)
+    if evidence > SAFE_MASS:
+        shift = top + math.log(evidence)
+        after = belief + np.array([log_likelihood[0] - shift, log_likelihood[1] - shift])[choice]
+    else:
+        after = update_belief(belief, choice, np.array(log_likelihood), mass)
+    if after[secret] == -math.inf:
+        raise _ruled_out()
+    return Step(candidates.item(0 if R >= 0.0 else 1), after, True, per_token, math.sqrt(variance))
+
+
+def _ruled_out() -> UnsoundState:
+    return UnsoundState("The belief had ruled the realized world out. Nothing may be released from it.")
 
 
 def release_token(

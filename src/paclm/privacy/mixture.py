@@ -15,6 +15,6 @@ def release(votes: IntArray, belief: FloatArray, secret: int, per_token: float, 
     """Release a vote with the probability the belief gives it. The belief does not change."""
     del secret, per_token
     if is_unanimous(votes):
-        return Step(int(votes[0]), belief, is_dissent=False)
+        return Step(votes.item(0), belief, False)
     candidates, _, mass = tally(votes, belief)
-    return Step(int(candidates[noise.choose(mass)]), belief, is_dissent=True)
+    return Step(candidates.item(noise.choose(mass)), belief, True)

@@ -11,6 +11,6 @@ def release(votes: IntArray, belief: FloatArray, secret: int, per_token: float, 
     """Release the vote with the most belief behind it; ties go to the smaller token. The belief does not change."""
     del secret, per_token, noise
     if is_unanimous(votes):
-        return Step(int(votes[0]), belief, is_dissent=False)
+        return Step(votes.item(0), belief, False)
     candidates, _, mass = tally(votes, belief)
-    return Step(int(candidates[mass.argmax()]), belief, is_dissent=True)
+    return Step(candidates.item(mass.argmax()), belief, True)

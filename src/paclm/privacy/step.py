@@ -73,5 +73,5 @@ def tally(votes: IntArray, belief: FloatArray) -> Tally:
     """Collapse the votes of all worlds onto the distinct ones."""
     candidates = np.array(sorted(set(votes.tolist())), dtype=votes.dtype)  # another type would compare as floats
     choice = candidates.searchsorted(votes)
-    mass: FloatArray = np.bincount(choice, weights=np.exp(belief)).astype(np.float64, copy=False)
+    mass: FloatArray = np.bincount(choice, np.exp(belief))  # type: ignore[assignment]
     return Tally(candidates, choice, mass)
