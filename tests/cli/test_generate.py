@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from curator.deployments import build_workspace, set_mechanism
 from typer.testing import CliRunner, Result
 
+from curator.deployments import build_workspace, set_mechanism
 from paclm.cli.main import app
 from paclm.errors import InvalidInput, WorkspaceError
 

@@ -57,9 +57,9 @@ def set_mechanism(path: Path, **settings: Any) -> None:
 class ScriptedEngine:
     """Votes by a fixed rule of context and coins, no model: quick, and every ballot is kept for the test to replay."""
 
-    def __init__(self, vocabulary: int = 700, dissent: float = 0.5, num_slots: int = 64) -> None:
+    def __init__(self, vocabulary: int = 700, dissent: float = 0.5, num_slots: int = 64, distinct: int = 2) -> None:
         self.num_worlds, self.support_size, self.vocabulary, self.context = WORLDS, SUPPORT, vocabulary, CONTEXT
-        self.dissent = dissent
+        self.dissent, self.distinct = dissent, distinct
         self.num_slots = num_slots
         self.ballots: list[Ballot] = []
         self.sequences: dict[int, list[int]] = {}
@@ -97,8 +97,10 @@ class ScriptedEngine:
         rng = np.random.default_rng(tokens)
         support = np.sort(rng.choice(np.arange(1, self.vocabulary), self.support_size, replace=False))
         score = rng.normal(size=self.support_size) + temperature * coins
-        first, second = np.argsort(-score)[:2]
+        first, second, third = np.argsort(-score)[:3]
         votes = np.full(self.num_worlds, support[first])
         if rng.random() < self.dissent:
-            votes[rng.permutation(self.num_worlds)[: rng.integers(1, self.num_worlds)]] = support[second]
+            others = rng.permutation(self.num_worlds)[: rng.integers(2, self.num_worlds)]
+            votes[others] = support[second]
+            votes[others[: self.distinct - 2]] = support[third]
         return support, votes, int(support[first])

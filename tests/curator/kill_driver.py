@@ -1,6 +1,6 @@
 """Kill a serving process with SIGKILL at random instants, restart it, and compare what left with the ledger.
 
-    python kill_driver.py WORKSPACE KILLS right|release-first SEED
+    python kill_driver.py WORKSPACE KILLS right|release-first|belief-forgotten SEED
 
 The driver loads the engine once and forks a worker per life. A worker serves four streams through the whole curator
 and tells the driver over a pipe, in this order: what it is about to commit (row, hash of the belief), and each token
@@ -37,7 +37,7 @@ def serve(curator: Any, pipe: int, order: str) -> None:
             for entry in entries:
                 for _ in range(entry.tokens):
                     say("token", entry.units // entry.tokens)
-        original(entries, sealed)
+        original(entries, None if order == "belief-forgotten" else sealed)
 
     original_commit = type(custody).commit
 
@@ -51,7 +51,7 @@ def serve(curator: Any, pipe: int, order: str) -> None:
         while curator.num_active < STREAMS:
             curator.submit(curator.request("the patient", TOKENS))
         for stream, _ in curator.step():
-            if order == "right":
+            if order != "release-first":
                 say("token", stream.charged_units // len(stream.tokens))
 
 
@@ -87,12 +87,22 @@ def live_and_die(path: str, engine: Any, tokenizer: Any, order: str, chance: ran
     }
 
 
+def look(workspace: Any) -> tuple[int, int, str]:
+    """What a restart finds: units spent, the newest row, and the hash of the belief."""
+    from paclm.curator.opening import open_custody
+
+    custody = open_custody(workspace)
+    spent, row = custody.ledger.account.spent_units, custody.ledger.head.seq
+    found = hashlib.sha256(custody.belief.reveal().tobytes()).hexdigest()
+    custody.ledger.close()
+    return spent, row, found
+
+
 def main() -> None:
     path, kills, order, seed = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     import torch
     from transformers.utils import logging
 
-    from paclm.curator.opening import open_custody
     from paclm.engine.base import base_of, load_tokenizer
     from paclm.engine.loading import open_engine
     from paclm.worlds.workspace import Workspace
@@ -105,15 +115,13 @@ def main() -> None:
     chance = random.Random(seed)
     report: dict[str, Any] = {"kills": 0, "undercounts": 0, "worst_overcharge": 0, "wrong_beliefs": 0, "left_tokens": 0}
     left_units = lost_units = 0
-    beliefs: dict[int, str] = {}
+    _, row, found = look(workspace)  # makes ledger and secret
+    beliefs = {row: found}
     for _ in range(kills):
         life = live_and_die(path, engine, tokenizer, order, chance)
         beliefs.update(life["beliefs"])
         left_units += sum(life["left_units"])
-        custody = open_custody(workspace)
-        spent, row = custody.ledger.account.spent_units, custody.ledger.state.belief_seq
-        found = hashlib.sha256(custody.belief.reveal().tobytes()).hexdigest()
-        custody.ledger.close()
+        spent, row, found = look(workspace)
         unpaid = left_units - spent
         report["kills"] += life["was_killed"]
         report["left_tokens"] += len(life["left_units"])

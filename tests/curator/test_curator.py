@@ -289,7 +289,7 @@ def test_after_any_failure_in_a_step_nothing_more_leaves_and_a_restart_knows_wha
     curator.step()
     curator.step()
     if where == "release":
-        monkeypatch.setattr("paclm.privacy.gaussian.calibrate_noise", lambda *_: 1 / 0)
+        monkeypatch.setattr("paclm.privacy.gaussian.tally", lambda *_: 1 / 0)
     elif where == "ledger":
         monkeypatch.setattr("paclm.ledger.writer.add_figures", lambda *_: 1 / 0)
     elif where == "delivery":

@@ -18,7 +18,7 @@ from curator.deployments import WORLDS, ScriptedEngine, set_mechanism
 from paclm import Curator, Workspace
 from paclm.curator.keys import KEY_FILE
 from paclm.curator.opening import LEDGER_FILE, open_custody
-from paclm.curator.sealed import SECRET_FILE
+from paclm.curator.sealed import SECRET_FILE, signing_keys
 from paclm.curator.terms import WORLDS_FILE, worlds_digest
 from paclm.engine import loading
 from paclm.errors import (
@@ -31,6 +31,7 @@ from paclm.errors import (
     WitnessMissing,
     WorkspaceError,
 )
+from paclm.ledger.recovery import adopt_restored, backup
 
 Make = Callable[..., Workspace]
 OpenCurator = Callable[..., Curator]
@@ -287,6 +288,37 @@ def test_a_rolled_back_ledger_is_refused_where_a_witness_knows_better(
     monkeypatch.delenv("PACLM_WITNESS")
     with pytest.raises(WitnessMissing):
         open_curator(workspace)
+
+
+def restore(workspace: Workspace, copy: Path) -> None:
+    for path in workspace.curator_path.glob(f"{LEDGER_FILE}*"):
+        path.unlink()
+    (workspace.curator_path / LEDGER_FILE).write_bytes(copy.read_bytes())
+    (workspace.curator_path / LEDGER_FILE).chmod(0o600)
+
+
+@pytest.mark.parametrize("has_witness", [True, False], ids=["with a witness", "without"])
+def test_a_restored_backup_never_gives_budget_or_belief_back(
+    make: Make, open_curator: OpenCurator, tmp_path: Path, has_witness: bool
+) -> None:
+    workspace, witness = make(), tmp_path / "witness" if has_witness else None
+    with open_curator(workspace, witness=witness, engine=ScriptedEngine(dissent=1.0)) as curator:
+        curator.generate("the", 3)
+        backup(workspace.curator_path / LEDGER_FILE, tmp_path / "copy.sqlite")
+        curator.generate("the", 3)
+        state = belief_of(curator), curator.account
+    restore(workspace, tmp_path / "copy.sqlite")
+    with pytest.raises(LedgerRolledBack, match="backup copy"):
+        open_curator(workspace, witness=witness)
+    key = signing_keys(workspace.curator_path)[0].mac.reveal()
+    adopt_restored(workspace.curator_path / LEDGER_FILE, key, confirmed_by="test", witness=witness)
+    with open_curator(workspace, witness=witness) as curator:
+        if has_witness:
+            assert (belief_of(curator), curator.account) == state
+            assert curator.generate("the", 2).private_tokens == 2
+        else:
+            assert curator.account.remaining_units == 0
+            assert curator.generate("the", 2).marks == ("public", "public")
 
 
 def test_a_real_engine_is_loaded_from_the_workspace(make: Make) -> None:

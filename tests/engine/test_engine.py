@@ -193,3 +193,32 @@ def test_a_family_without_a_fast_path_runs_all_the_same(make_stack: MakeStack) -
 def test_a_prompt_never_shows_in_a_repr(engine: Engine) -> None:
     engine.add([31, 41, 59])
     assert "31" not in repr(engine._running)
+
+
+def test_running_out_of_memory_names_the_setting_to_lower(build_model: Build, make_stack: MakeStack) -> None:
+    model = build_model("gpt2")
+    engine = build_engine(model, make_stack(model, 2), RUNTIME, SUPPORT)
+    engine.add(text(4))
+
+    def exhausted(*arguments: object, **options: object) -> Tensor:
+        raise torch.OutOfMemoryError("no room")
+
+    engine._model.decode = exhausted  # type: ignore[method-assign]
+    engine._model.prefill = exhausted  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match=r"step of 1 sequences\. Lower max_sequences or context"):
+        engine.step()
+    with pytest.raises(EngineError, match=r"chunks of 7 tokens\. Lower prefill_chunk"):
+        engine.add(text(4))
+    assert engine.num_free == 2
+
+
+def test_a_step_in_the_middle_of_a_text_is_refused(engine: Engine) -> None:
+    handle = engine.add(text(4))
+    reading = engine.teacher_forced(text(30), 20)
+    next(reading)
+    with pytest.raises(EngineError, match="middle of a text"):
+        engine.step([handle])
+    with pytest.raises(EngineError, match="middle of a text"):
+        engine.add(text(3))
+    reading.close()
+    assert engine.step([handle]).votes.shape == (1, WORLDS)

@@ -28,6 +28,12 @@ def test_40_kills_of_the_wrong_order_are_reported(make: Callable[..., Workspace]
     assert drive(make(per_token="2^-32"), kills=40, order="release-first", seed=12)["undercounts"] >= 5
 
 
+def test_a_belief_that_is_not_committed_is_reported(make: Callable[..., Workspace]) -> None:
+    report = drive(make(per_token="2^-32"), kills=5, order="belief-forgotten", seed=13)
+    assert report["wrong_beliefs"] > 0
+    assert report["undercounts"] == 0
+
+
 def release_seconds(world: int, rounds: int) -> float:
     secret, belief, rule, noise = Secret(Hidden(world), WORLDS), prior_belief(WORLDS), rule_named("gaussian"), Noise()
     votes = np.array([3, 3, 9, 9, 9, 4, 4, 9])

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from paclm.study.votes import RecordedVotes
     from paclm.worlds.workspace import Workspace
 
-NOTES = 100
+NOTES = 90
 WORLDS = 32
 HELD_OUT_TOKENS = 2000
 PER_TOKEN, TOTAL = "2^-16", "2^-6"
 PROMPT = "[synthetic note]\nThe patient"
 _CHANGES = {  # small corpus, small model: larger steps than the paper's, so that two minutes of training show something
     "learning_rate = 0.0002": "learning_rate = 0.004",
+    "epochs = 2": "epochs = 1",
     '# per_token = "2^-32"': f'per_token = "{PER_TOKEN}"',
     '# total = "2^-10"': f'total = "{TOTAL}"',
 }

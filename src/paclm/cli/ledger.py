@@ -34,9 +34,9 @@ def ledger_path(workspace: Path) -> Path:
 
 def mac_keys(workspace: Path) -> list[bytes]:
     """The keys that sign the ledger, the newest first, from where the operator keeps them."""
-    from paclm.curator.keys import load_keys
+    from paclm.curator.sealed import signing_keys
 
-    return [load_keys(workspace / "curator", may_create=False).mac.reveal()]
+    return [keys.mac.reveal() for keys in signing_keys(workspace / "curator")]
 
 
 def operator() -> str:
@@ -135,6 +135,7 @@ def extend(
     \b
         paclm ledger extend clinic
     """
+    from paclm.curator.terms import check_budgets
     from paclm.ledger.ledger import Ledger
     from paclm.worlds.settings import load_settings
 
@@ -149,6 +150,7 @@ def extend(
                 f"{format_budget(books.settings.total)} are committed. Write the larger total into [mechanism] of "
                 "paclm.toml, then repeat."
             )
+        check_budgets(config, books.num_worlds)
         old, new = books.bounds, books.bounds_for(config.total)
         figures = {
             "old_total_nats": books.settings.total,
