@@ -21,7 +21,8 @@ HELD_OUT_TOKENS = 2000
 PER_TOKEN, TOTAL = "2^-16", "2^-6"
 PROMPT = "[synthetic note]\nThe patient"
 _CHANGES = {  # small corpus, small model: larger steps than the paper's, so that two minutes of training show something
-    "learning_rate = 0.0002": "learning_rate = 0.004",
+    "learning_rate = 0.0002": "learning_rate = 0.002",
+    "batch_size = 8": "batch_size = 2",
     "epochs = 2": "epochs = 1",
     '# per_token = "2^-32"': f'per_token = "{PER_TOKEN}"',
     '# total = "2^-10"': f'total = "{TOTAL}"',
@@ -34,8 +35,8 @@ def demo(
     """
     Run everything on the embedded corpus and base model
 
-    Synthetic clinic notes, worlds trained on them, a budget, a private completion, its accuracy beside the public and the
-    non-private model, and an attack that fails against the private stream and succeeds without noise. No network.
+    Synthetic clinic notes, worlds trained on them, a budget, a private completion, its accuracy beside the public and
+    the non-private model, and an attack that fails against the private stream and succeeds without noise. No network.
 
     Example usage:
 
@@ -88,8 +89,8 @@ def _prepare(path: Path) -> Workspace:
     settings.write_text(text, encoding="utf-8")
     counts = created.workspace.manifest.summary
     typer.echo(
-        f"   {counts['train']} notes of {counts['groups']} patients for the worlds, {counts['held_out']} held out; all notes "
-        f"of a patient go together. {'Made' if created.is_new else 'Found'} {created.workspace.path}."
+        f"   {counts['train']} notes of {counts['groups']} patients for the worlds, {counts['held_out']} held out; "
+        f"all notes of a patient go together. {'Made' if created.is_new else 'Found'} {created.workspace.path}."
     )
     return Workspace.open(path)
 
@@ -125,9 +126,10 @@ def _plan() -> None:
 
     per_token, total = parse_budget(PER_TOKEN), parse_budget(TOTAL)
     typer.echo(
-        f"   {PER_TOKEN} nats a token, {TOTAL} in total: {math.floor(total / per_token):,} tokens. Until they are gone no "
-        f"attack on a patient\n   succeeds more than {success_bound(total, 0.5):.1%} of the time (a guess: 50%), and none "
-        f"names the realized world more than\n   {success_bound(total, 1 / WORLDS):.1%} (a guess: {1 / WORLDS:.1%})."
+        f"   {PER_TOKEN} nats a token, {TOTAL} in total: {math.floor(total / per_token):,} tokens. Until then\n"
+        f"   no attack on a patient succeeds more than {success_bound(total, 0.5):.1%} of the time (a guess: 50%),\n"
+        f"   and none names the realized world more than {success_bound(total, 1 / WORLDS):.1%} "
+        f"(a guess: {1 / WORLDS:.1%})."
     )
 
 
@@ -184,8 +186,8 @@ def _accuracy(recorded: RecordedVotes) -> None:
     for name, value in rows.items():
         typer.echo(f"   {name:<36} {value:6.1%}")
     typer.echo(
-        f"   {recorded.num_positions:,} positions; the worlds agree on {private['unanimity']:.1%}; of the gain over the public "
-        f"model {private['retained_gain']:.0%} is kept."
+        f"   {recorded.num_positions:,} positions; the worlds agree on {private['unanimity']:.1%}; of the gain over "
+        f"the public model {private['retained_gain']:.0%} is kept."
     )
 
 
