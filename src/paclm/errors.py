@@ -116,7 +116,7 @@ class LedgerWrongKey(LedgerError):
 
 
 class LedgerRolledBack(LedgerError):
-    """Older than its witness, or a copy that nobody has adopted."""
+    """Older than its witness or its lock know, or a copy that nobody has adopted."""
 
 
 class WitnessMissing(LedgerError):

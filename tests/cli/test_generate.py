@@ -16,7 +16,7 @@ from paclm.errors import InvalidInput, WorkspaceError
 
 KEYS = [
     *("text", "tokens", "private_tokens", "public_tokens", "charged_nats", "spent_nats", "total_nats"),
-    *("remaining_tokens", "mia_bound", "world_id_bound"),
+    *("remaining_tokens", "mia_bound", "world_id_bound", "token_ids"),
 ]
 
 
@@ -50,8 +50,8 @@ def test_json_has_the_keys_of_the_contract_and_the_budget_is_kept_between_calls(
     first = figures_of(run(clinic, "--prompt", "the patient", "--max-tokens", "6", "--json"))
     second = figures_of(run(clinic, "--prompt", "the patient", "--max-tokens", "4", "--json"))
     assert list(first) == list(second) == KEYS
-    count = len(first["tokens"])
-    assert first["private_tokens"] == count <= 6
+    count = first["tokens"]
+    assert first["private_tokens"] == len(first["token_ids"]) == count <= 6
     assert first["charged_nats"] == first["spent_nats"] == count * 2**-16
     assert second["spent_nats"] == (count + second["private_tokens"]) * 2**-16
     assert second["mia_bound"] == first["mia_bound"] == pytest.approx(0.674909, abs=1e-6)
@@ -71,7 +71,7 @@ def test_a_prompt_can_come_from_standard_input(clinic: Path) -> None:
     options = ("--max-tokens", "5", "--greedy", "--json")
     typed = figures_of(run(clinic, "--prompt", "the old nurse", *options))
     piped = figures_of(run(clinic, "--prompt", "-", *options, text="the old nurse"))
-    assert piped["tokens"] == typed["tokens"]
+    assert piped["token_ids"] == typed["token_ids"]
 
 
 def test_when_the_budget_is_gone_public_tokens_are_counted_and_said(clinic: Path) -> None:
@@ -94,7 +94,10 @@ def test_a_weak_total_is_said_as_a_caution(clinic: Path) -> None:
     set_mechanism(clinic, per_token="2^-16", total=0.7, support_size=40)
     result = run(clinic, "--prompt", "the", "--max-tokens", "1")
     assert result.exit_code == 0
-    assert "Caution: total = 0.7 nats" in result.stderr
+    assert "Caution: The committed total, 0.7 nats," in result.stderr
+    set_mechanism(clinic, per_token="2^-16", total=0.5, support_size=40)
+    again = run(clinic, "--prompt", "the", "--max-tokens", "1")
+    assert "Caution: The committed total, 0.7 nats," in again.stderr  # the bound stays where it was
 
 
 @pytest.mark.parametrize(

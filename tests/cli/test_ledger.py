@@ -12,10 +12,14 @@ from typer.testing import CliRunner
 from paclm.cli.ledger import picture
 from paclm.cli.main import app
 from paclm.config import MechanismConfig
-from paclm.curator.keys import load_keys
+from paclm.curator.keys import keys_at_hand, load_keys, new_key, write_key
+from paclm.curator.sealed import SealedFile, Sealing
+from paclm.curator.secret import Secret
 from paclm.errors import InvalidInput, LedgerBusy, LedgerError, LedgerMissing, LedgerRolledBack
+from paclm.ledger.chain import key_name
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
+from paclm.ledger.verify import signing_key
 from paclm.privacy.bounds import success_bound
 
 PRICE = 2**28
@@ -174,6 +178,85 @@ def test_a_backup_is_adopted_with_the_witness_or_at_the_price_of_the_budget(work
     assert run("adopt", workspace, input="n\n").exit_code == 1
     assert "counts as spent" in run("adopt", workspace, "--yes").output
     assert json.loads(run("show", workspace, "--json").output)["remaining_tokens"] == 0
+
+
+def restored_from_before_an_extension(workspace, copy):
+    """A backup, then a larger total, then the backup put back in place."""
+    run("backup", workspace, copy)
+    write_total(workspace, "2^-6")
+    run("extend", workspace, "--yes")
+    (workspace / "curator" / "ledger.sqlite").write_bytes(copy.read_bytes())
+
+
+def bound_shown(workspace):
+    return json.loads(run("show", workspace, "--json").output)["mia_bound"]
+
+
+def test_adopting_without_a_witness_states_the_bound_at_the_total_of_the_settings(workspace, tmp_path):
+    restored_from_before_an_extension(workspace, tmp_path / "copy.sqlite")
+    run("adopt", workspace, "--yes")
+    assert bound_shown(workspace) == success_bound(2.0**-6, 1 / 2)
+
+
+@pytest.mark.parametrize(("given", "bound_at"), [("2^-8", 2.0**-6), ("2^-4", 2.0**-4)])
+def test_of_the_total_given_and_that_of_the_settings_the_larger_counts(workspace, tmp_path, given, bound_at):
+    restored_from_before_an_extension(workspace, tmp_path / "copy.sqlite")
+    run("adopt", workspace, "--yes", "--largest-total", given)
+    assert bound_shown(workspace) == success_bound(bound_at, 1 / 2)
+
+
+@pytest.mark.parametrize("settings", [None, "[mechanism", "[mechanism]\n"])
+def test_adopting_without_a_witness_needs_to_know_the_largest_total(workspace, tmp_path, settings):
+    restored_from_before_an_extension(workspace, tmp_path / "copy.sqlite")
+    (workspace / "paclm.toml").unlink()
+    if settings is not None:
+        (workspace / "paclm.toml").write_text(settings)
+    with pytest.raises(InvalidInput, match="name that total with --largest-total"):
+        run("adopt", workspace, "--yes")
+    run("adopt", workspace, "--yes", "--largest-total", "2^-6")
+    assert bound_shown(workspace) == success_bound(2.0**-6, 1 / 2)
+
+
+@pytest.fixture
+def exchanged(workspace):
+    """An exchange of keys that ends whenever the test says: secret.json as it is meanwhile, and both keys."""
+    folder, file = workspace / "curator", SealedFile(workspace / "curator")
+    old, secret = load_keys(folder, may_create=False), Secret.draw(128)
+    write_key(folder / "key.new", new_key())
+    new = keys_at_hand(folder)[1]
+    after = Sealing.make(secret, new, "w", "ledger", [old])
+    file.write({old.id: Sealing.make(secret, old, "w", "ledger"), new.id: after})
+
+    def until(step):
+        if step == "rotated":
+            with open_ledger(workspace) as ledger:
+                ledger.rotate_key(new.mac.reveal())
+        if step == "sealed":
+            file.write({new.id: after})
+
+    return until
+
+
+@pytest.mark.parametrize("steps", [(), ("rotated",), ("rotated", "sealed")], ids=["before", "during", "nearly done"])
+def test_after_an_exchange_of_keys_was_cut_short_the_key_in_force_is_used(workspace, exchanged, steps):
+    for step in steps:
+        exchanged(step)
+    figures = json.loads(run("verify", workspace, "--json").output)
+    assert (figures["intact"], figures["macs_checked"]) == (True, True)
+    write_total(workspace, "2^-9")
+    assert run("extend", workspace, "--yes").exit_code == 0
+    assert json.loads(run("verify", workspace, "--json").output)["intact"]
+
+
+def test_a_backup_from_before_an_exchange_of_keys_is_adopted_under_the_new_key(workspace, exchanged, tmp_path):
+    run("backup", workspace, tmp_path / "copy.sqlite")
+    exchanged("rotated")
+    exchanged("sealed")
+    (workspace / "curator" / "ledger.sqlite").write_bytes((tmp_path / "copy.sqlite").read_bytes())
+    assert "counts as spent" in run("adopt", workspace, "--yes").output
+    new = keys_at_hand(workspace / "curator")[1]
+    assert signing_key(workspace / "curator" / "ledger.sqlite") == key_name(new.mac.reveal())
+    assert json.loads(run("verify", workspace, "--json").output)["intact"]
 
 
 def test_a_lost_witness_is_replaced_after_a_question(workspace, tmp_path):

@@ -27,7 +27,7 @@ from curator.deployments import WORLDS, ScriptedEngine, set_mechanism
 from curator.sequential import Reference, belief_of, recorded_noise, world_of
 from paclm import Curator, Workspace
 from paclm.curator.streams import Stream
-from paclm.errors import BudgetExceeded, InvalidInput
+from paclm.errors import BudgetExceeded, InvalidInput, LedgerRolledBack
 from paclm.ledger.ledger import Ledger
 from paclm.privacy.accounting import units_up
 
@@ -95,15 +95,17 @@ def test_threads_that_all_generate_at_once_are_served_one_after_another(make: Ma
 
 
 class Lifetime(RuleBasedStateMachine):
-    """Serve, cancel, crash, restart, change settings, extend, in any order: ledger ≥ left, right belief."""
+    """Serve, cancel, crash, restart, change settings, extend, put old files back: ledger ≥ left, right belief."""
 
     template: Path
     tokenizer: Any
+    has_witness = True
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.path = self.folder / "clinic"
+        self.copies: dict[Path, int] = {}
         shutil.copytree(self.template, self.path)
         self.settings = {"per_token": 2.0**-10, "total": 2.0**-5, "support_size": 40}
         self.engine = ScriptedEngine()
@@ -123,7 +125,13 @@ class Lifetime(RuleBasedStateMachine):
         set_mechanism(self.path, **self.settings)
         self.engine.sequences.clear()
         self.streams = []
-        self.curator = Curator.open(self.path, engine=self.engine, tokenizer=self.tokenizer)  # type: ignore[arg-type]
+        witness = self.folder / "witness" if self.has_witness else None
+        self.curator = Curator.open(
+            self.path,
+            engine=self.engine,  # type: ignore[arg-type]
+            tokenizer=self.tokenizer,
+            witness=witness,
+        )
         self.all_draws.clear()
 
     @rule(requests=st.lists(st.integers(1, 12), max_size=3), steps=st.integers(0, 6))
@@ -231,6 +239,38 @@ class Lifetime(RuleBasedStateMachine):
         self.settings = {**self.settings, "total": larger}
         self.open()
 
+    @precondition(lambda self: len(self.copies) < 2)
+    @rule()
+    def copy_the_curators_folder(self) -> None:
+        self.curator.close()
+        copy = self.folder / f"copy-{len(self.copies)}"
+        shutil.copytree(self.path / "curator", copy)
+        self.open()
+        self.copies[copy] = self.curator._custody.ledger.head.seq
+
+    def put_back(self, copy: Path) -> None:
+        """The whole folder as it was: ledger, secret and key."""
+        shutil.rmtree(self.path / "curator")
+        shutil.copytree(copy, self.path / "curator")
+
+    @precondition(lambda self: self.old_copies())
+    @rule(data=st.data())
+    def restore_an_old_file(self, data: st.DataObject) -> None:
+        copy = data.draw(st.sampled_from(self.old_copies()))
+        self.curator.close()
+        today = self.folder / "today"
+        shutil.copytree(self.path / "curator", today)
+        self.put_back(copy)
+        with pytest.raises(LedgerRolledBack):
+            self.open()
+        self.put_back(today)
+        shutil.rmtree(today)
+        self.open()
+
+    def old_copies(self) -> list[Path]:
+        now = self.curator._custody.ledger.head.seq
+        return [copy for copy, row in self.copies.items() if row < now]
+
     @invariant()
     def the_ledger_has_at_least_what_left_and_never_more_than_the_total(self) -> None:
         if self.reference is not None:
@@ -283,3 +323,25 @@ def test_the_invariants_notice_a_ledger_that_forgets_the_belief_or_the_charge(
             life.check_all()
         life.teardown()
         monkeypatch.undo()
+
+
+def test_an_old_folder_is_refused_with_a_witness_and_the_invariants_notice_it_without(
+    machine: type[Lifetime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for has_witness in (True, False):
+        monkeypatch.setattr(machine, "has_witness", has_witness)
+        life = machine()
+        life.start()
+        life.copy_the_curators_folder()
+        life.serve([12, 12], 6)
+        (copy,) = life.old_copies()
+        life.curator.close()
+        life.put_back(copy)
+        if has_witness:
+            with pytest.raises(LedgerRolledBack):
+                life.open()
+        else:
+            life.open()
+            with pytest.raises(AssertionError):
+                life.check_all()
+        life.teardown()

@@ -10,7 +10,9 @@ import pytest
 
 from curator.deployments import CONTEXT, ScriptedEngine
 from paclm import Curator, Noise, Workspace
+from paclm.curator.streams import Request
 from paclm.engine.engine import Engine
+from paclm.engine.loading import encode_prompt
 from paclm.errors import BudgetExceeded, CuratorError, InvalidInput, LedgerError, UnsoundState
 from paclm.ledger.verify import verify
 from paclm.privacy.accounting import units_up
@@ -81,6 +83,9 @@ def test_greedy_and_temperature_come_from_the_request_or_else_from_the_settings(
     ("options", "reason"),
     [
         ({"max_new_tokens": 0}, "at least 1"),
+        ({"max_new_tokens": 1.5}, "whole number"),
+        ({"max_new_tokens": 3.0}, "whole number"),
+        ({"max_new_tokens": True}, "whole number"),
         ({"max_new_tokens": CONTEXT}, "the context holds 64"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
@@ -89,6 +94,10 @@ def test_greedy_and_temperature_come_from_the_request_or_else_from_the_settings(
         ({"prompt": [1, 700]}, "from 0 to 699"),
         ({"prompt": [-1]}, "from 0 to 699"),
         ({"tag": "x" * 201}, "200 characters"),
+        ({"tag": "\ud800"}, "UTF-8"),
+        ({"tag": b"x"}, "not bytes"),
+        ({"tag": ["a"]}, "not list"),
+        ({"tag": None}, "not NoneType"),
         ({"coins_seed": -1}, "seed"),
     ],
 )
@@ -104,11 +113,44 @@ def test_what_cannot_be_served_is_refused_before_anything_is_charged(
         curator.generate("the", 1)
 
 
-def test_an_empty_prompt_starts_after_the_end_token(
-    make: Make, open_curator: OpenCurator, small_tokenizer: Any
-) -> None:
+@pytest.mark.parametrize("tag", ["\x00", "naïve 🩺", "x" * 200, "'; drop table events; --"])
+def test_any_text_can_be_a_tag(make: Make, open_curator: OpenCurator, tag: str) -> None:
     with open_curator(make()) as curator:
-        assert curator.request("", 1).prompt == (small_tokenizer.eos_token_id,)
+        curator.generate("the", 2, tag=tag)
+        assert curator._custody.ledger.by_key()[tag].tokens == 2
+
+
+def test_a_request_made_by_hand_is_checked_before_it_waits(make: Make, open_curator: OpenCurator) -> None:
+    with open_curator(make()) as curator:
+        for prompt in ((), (700,), (1,) * CONTEXT):
+            with pytest.raises(InvalidInput):
+                curator.submit(Request(prompt=prompt, max_new_tokens=2, temperature=0.0))
+        assert curator.num_active == 0
+        curator.generate("the", 1)
+
+
+def test_a_prompt_is_encoded_as_records_are(make: Make, open_curator: OpenCurator, small_tokenizer: Any) -> None:
+    """Tokenizers that put a start token before every text did not do so in training."""
+
+    class Starting:
+        eos_token_id, bos_token_id = small_tokenizer.eos_token_id, 7
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            return [7] * add_special_tokens + list(small_tokenizer.encode(text, add_special_tokens=False))
+
+        def decode(self, ids: list[int], **options: Any) -> str:
+            return str(small_tokenizer.decode(ids, **options))
+
+    with open_curator(make(), tokenizer=Starting()) as curator:
+        plain = tuple(small_tokenizer.encode("the patient", add_special_tokens=False))
+        assert curator.request("the patient", 1).prompt == plain
+        assert curator.request("", 1).prompt == curator.request([], 1).prompt == (7,)
+
+
+def test_an_empty_prompt_is_the_start_token(make: Make, open_curator: OpenCurator, small_tokenizer: Any) -> None:
+    with open_curator(make()) as curator:
+        (start,) = encode_prompt(small_tokenizer, "")
+        assert curator.request("", 1).prompt == (start,)
 
 
 class Talkative(ScriptedEngine):
@@ -266,10 +308,33 @@ def test_closing_a_stream_early_ends_it(make: Make, open_curator: OpenCurator) -
     with open_curator(make(), engine=engine) as curator:
         pieces = curator.stream("the", 30)
         next(pieces)
-        pieces.close()  # type: ignore[attr-defined]
+        pieces.close()
         assert curator.num_active == 0
         assert engine.sequences == {}
         assert curator.account.tokens == 1
+        assert list(pieces) == []
+
+
+@pytest.mark.parametrize("how", ["closed", "lost"])
+def test_a_stream_that_was_never_asked_for_a_piece_ends_too(make: Make, open_curator: OpenCurator, how: str) -> None:
+    with open_curator(make(on_exhausted="refuse")) as curator:
+        pieces = curator.stream("the", 10)
+        assert curator.num_active == 1
+        if how == "closed":
+            pieces.close()
+        del pieces
+        assert (curator.num_active, curator.reserved_units) == (0, 0)
+        curator.generate("patient", 5)
+        assert curator.account.tokens == 5
+
+
+def test_pieces_that_came_while_others_were_served_are_not_lost(make: Make, open_curator: OpenCurator) -> None:
+    with open_curator(make()) as curator:
+        pieces = curator.stream("the", 5)
+        first = next(pieces)
+        curator.generate("patient", 10)  # carries the stream to its end
+        assert len([first, *pieces]) == 5
+        assert curator.account.tokens == 15
 
 
 class Stumbling(ScriptedEngine):
@@ -309,6 +374,28 @@ def test_after_any_failure_in_a_step_nothing_more_leaves_and_a_restart_knows_wha
         assert restarted.account.tokens == charged
         assert restarted._custody.belief.reveal().tobytes() == committed
         restarted.generate("the", 2)
+
+
+@pytest.mark.parametrize("place", ["text of the second", "engine of the second"])
+def test_a_step_that_fails_after_its_commit_delivers_to_nobody(
+    make: Make, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    with open_curator(make()) as curator:
+        first, second = (curator.submit(curator.request("the", 5)) for _ in range(2))
+        if place.startswith("text"):
+            monkeypatch.setattr(second._text, "push", lambda *_: 1 / 0)
+        else:
+            append = curator._engine.append
+            monkeypatch.setattr(
+                curator._engine, "append", lambda handle, token: append(handle, token) if handle == 1 else 1 / 0
+            )
+        with pytest.raises(ZeroDivisionError):
+            curator.step()
+        assert first.take() == second.take() == first.tokens == second.tokens == []
+        assert first.text == ""
+        assert curator.account.tokens == 2
+        with pytest.raises(CuratorError, match="no more of it will leave"):
+            curator.step()
 
 
 def test_votes_of_another_shape_release_nothing(make: Make, open_curator: OpenCurator) -> None:

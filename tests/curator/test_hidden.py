@@ -45,6 +45,8 @@ def test_a_hidden_value_is_neither_pickled_nor_copied_nor_compared() -> None:
     for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(UnsoundState, match="cannot be pickled or copied"):
             attempt(box)
+    with pytest.raises(UnsoundState, match="cannot be pickled or copied"):
+        box.__getstate__()
     assert box != Hidden(TELLTALE)
     assert box == box
     assert len({box, Hidden(TELLTALE)}) == 2
@@ -76,6 +78,19 @@ def test_an_interruption_is_passed_on_without_the_frames_it_met() -> None:
         fails(Hidden(TELLTALE), KeyboardInterrupt)
     said = everything_in(caught.value)  # apart: pytest keeps the parts of an assertion in local variables
     assert str(TELLTALE) not in said
+
+
+@pytest.mark.parametrize(("code", "kept"), [(3, 3), (0, 0), (None, None), (f"the value is {TELLTALE}", 1), (True, 1)])
+def test_an_exit_keeps_its_status_and_nothing_else(code: object, kept: int | None) -> None:
+    @leaves_no_trace
+    def leaves(box: Hidden[object]) -> None:
+        raise SystemExit(box.reveal())
+
+    with pytest.raises(SystemExit) as caught:
+        leaves(Hidden(code))
+    said = everything_in(caught.value)
+    assert (caught.value.code, type(caught.value.code)) == (kept, type(kept))
+    assert str(TELLTALE) not in said.replace(repr(code), "")  # the test's own frame
 
 
 def test_our_own_errors_can_keep_their_message_and_lose_their_frames() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import copy
+import errno
+import os
 import pickle
 from pathlib import Path
 
@@ -68,9 +70,35 @@ def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
 
 def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
     write_key(tmp_path / "key", Hidden(MASTER))
-    with pytest.raises(FileExistsError):
+    with pytest.raises(CuratorError, match="never overwritten"):
         write_key(tmp_path / "key", Hidden(bytes(32)))
     assert read_key(tmp_path / "key").reveal() == MASTER
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "link"])
+def test_a_key_that_cannot_be_written_leaves_nothing_behind_and_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, call, refuse)
+    with pytest.raises(CuratorError, match=r"Operation not permitted.*hard links.*PACLM_KEY_FILE"):
+        write_key(tmp_path / "key", Hidden(MASTER))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interruption_while_a_key_is_written_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_key(tmp_path / "key", Hidden(MASTER))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_sealed_opens_with_the_same_key_and_subject_only() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from curator.deployments import WORLDS, ScriptedEngine, set_mechanism
 from paclm import Curator, Workspace
+from paclm.curator import opening
 from paclm.curator.keys import KEY_FILE
 from paclm.curator.opening import LEDGER_FILE, open_custody
 from paclm.curator.sealed import SECRET_FILE, signing_keys
@@ -129,6 +131,84 @@ def test_a_secret_of_another_workspace_is_refused(used: Workspace, make: Make, o
         open_custody(used)
 
 
+def test_a_secret_of_another_ledger_over_the_same_worlds_is_refused(
+    used: Workspace, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same key, same worlds, ledger made anew: an old secret under a new belief would not be the one it is about."""
+    file = used.curator_path / SECRET_FILE
+    old = file.read_text()
+    for path in used.curator_path.iterdir():
+        if path.name != KEY_FILE:
+            path.unlink()
+    with open_curator(used) as curator:
+        curator.generate("the", 2)
+        ledger_id = curator._custody.ledger.ledger_id
+    own = file.read_text()
+    file.write_text(old)
+    with pytest.raises(CuratorError, match="belongs to another ledger"):
+        open_custody(used)
+    (sealing,) = json.loads(old)["sealings"].values()
+    file.write_text(old.replace(sealing["ledger"], ledger_id))  # the id in clear is not what binds
+    with pytest.raises(CuratorError, match="cannot be opened"):
+        open_custody(used)
+    file.write_text(own)
+    open_custody(used).ledger.close()
+
+
+def change_adapters(workspace: Workspace) -> None:
+    path = workspace.adapters_path / WORLDS_FILE
+    content = bytearray(path.read_bytes())
+    content[-400:] = bytes(400)
+    path.write_bytes(content)
+
+
+def test_adapters_that_changed_behind_an_open_workspace_are_refused(used: Workspace, open_curator: OpenCurator) -> None:
+    change_adapters(used)
+    with pytest.raises(WorkspaceError, match="has changed since it was trained"):
+        open_curator(used)
+
+
+def test_adapters_that_changed_and_kept_size_and_time_are_refused(used: Workspace, open_curator: OpenCurator) -> None:
+    path = used.adapters_path / WORLDS_FILE
+    before = path.stat()
+    change_adapters(used)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    Workspace.open(used.path)  # a quick look does not notice
+    with pytest.raises(WorkspaceError, match="has changed since it was trained"):
+        open_curator(used.path)
+
+
+def test_files_are_hashed_under_the_lock_and_before_they_are_loaded(
+    used: Workspace, small_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adapters that change between the first look and the loading: here, when the lock is taken."""
+    original = opening.open_ledger
+
+    def change_then_open(*args: Any) -> Any:
+        change_adapters(used)
+        return original(*args)
+
+    monkeypatch.setattr(opening, "open_ledger", change_then_open)
+    monkeypatch.setattr(loading, "load_stack", lambda *_: pytest.fail("loaded what was not verified"))
+    with pytest.raises(WorkspaceError, match="has changed since it was trained"):
+        Curator.open(used, tokenizer=small_tokenizer)
+
+
+def test_adapters_trained_while_the_workspace_is_being_opened_are_refused(
+    used: Workspace, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = opening.open_ledger
+
+    def train_then_open(*args: Any) -> Any:
+        change_adapters(used)
+        used.with_adapters(WORLDS_FILE)  # a whole manifest, of other adapters than the ledger is about
+        return original(*args)
+
+    monkeypatch.setattr(opening, "open_ledger", train_then_open)
+    with pytest.raises(CuratorError, match="the adapters were trained again"):
+        open_curator(used)
+
+
 def test_worlds_that_were_trained_again_are_refused(used: Workspace) -> None:
     path = used.adapters_path / WORLDS_FILE
     path.write_bytes(path.read_bytes() + b" ")
@@ -178,6 +258,24 @@ def test_budgets_that_promise_nothing_are_refused(make: Make, mechanism: dict[st
 def test_a_total_of_ln_2_is_served_with_a_warning(make: Make, open_curator: OpenCurator) -> None:
     with pytest.warns(UserWarning, match="membership attacks is 100%"):
         open_curator(make(total="0.7")).close()
+
+
+def test_lowering_the_total_after_the_first_charge_does_not_silence_the_warning(
+    make: Make, open_curator: OpenCurator
+) -> None:
+    with pytest.warns(UserWarning, match="The committed total, 1 nats"), open_curator(make(total="1")) as curator:
+        curator.generate("the", 2)
+    with pytest.warns(UserWarning, match="The committed total, 1 nats"):
+        lowered = open_curator(make(total="0.5"))
+    with lowered as curator:
+        assert curator.generate("the", 2).mia_bound == 1.0
+        assert curator.account.total_nats == 0.5
+
+
+def test_a_total_lowered_before_the_first_charge_needs_no_warning(make: Make, open_curator: OpenCurator) -> None:
+    with pytest.warns(UserWarning, match="The committed total, 1 nats"):
+        open_curator(make(total="1")).close()
+    open_curator(make(total="0.5")).close()  # warnings are errors
 
 
 def test_a_missing_budget_says_what_to_write(make: Make) -> None:

@@ -56,6 +56,8 @@ def test_a_new_key_keeps_secret_belief_and_account(used: Workspace, open_curator
     assert report.macs_checked
     with open_curator(used) as curator:
         curator.generate("the", 3)
+        (sealing,) = SealedFile(used.curator_path).read().values()
+        assert sealing.ledger == curator._custody.ledger.ledger_id
 
 
 def test_the_old_key_opens_nothing_any_more(used: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,14 +39,22 @@ def test_secrets_are_drawn_from_all_worlds_alike() -> None:
 def test_a_sealed_secret_is_the_same_secret_again() -> None:
     for world in range(WORLDS):
         secret = Secret(Hidden(world), WORLDS)
-        assert realized(Secret.unsealed(secret.sealed(KEYS, "digest"), KEYS, "digest", WORLDS)) == world
+        assert (
+            realized(Secret.unsealed(secret.sealed(KEYS, "digest", "ledger"), KEYS, "digest", "ledger", WORLDS))
+            == world
+        )
 
 
-def test_a_sealed_secret_opens_with_its_own_key_workspace_and_number_of_worlds_only() -> None:
-    sealed = Secret.draw(WORLDS).sealed(KEYS, "digest")
-    for keys, digest, worlds in ((OTHER, "digest", WORLDS), (KEYS, "other", WORLDS), (KEYS, "digest", 2 * WORLDS)):
+def test_a_sealed_secret_opens_with_its_own_key_workspace_ledger_and_number_of_worlds_only() -> None:
+    sealed = Secret.draw(WORLDS).sealed(KEYS, "digest", "ledger")
+    for keys, digest, ledger, worlds in (
+        (OTHER, "digest", "ledger", WORLDS),
+        (KEYS, "other", "ledger", WORLDS),
+        (KEYS, "digest", "other", WORLDS),
+        (KEYS, "digest", "ledger", 2 * WORLDS),
+    ):
         with pytest.raises(CuratorError, match="cannot be opened"):
-            Secret.unsealed(sealed, keys, digest, worlds)
+            Secret.unsealed(sealed, keys, digest, ledger, worlds)
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
@@ -114,11 +122,11 @@ def test_the_file_is_private_and_keeps_retired_keys_sealed(tmp_path: Path) -> No
     file, secret = SealedFile(tmp_path), Secret(Hidden(5), WORLDS)
     assert not file.exists()
     assert file.read() == {}
-    sealing = Sealing.make(secret, KEYS, "digest", retired=[OTHER])
+    sealing = Sealing.make(secret, KEYS, "digest", "ledger", retired=[OTHER])
     file.write({KEYS.id: sealing})
     assert file.path.stat().st_mode & 0o777 == 0o600
     found = file.read()[KEYS.id]
-    assert realized(Secret.unsealed(found.secret, KEYS, "digest", WORLDS)) == 5
+    assert realized(Secret.unsealed(found.secret, KEYS, "digest", "ledger", WORLDS)) == 5
     (retired,) = found.retired_keys(KEYS)
     assert (retired.id, retired.mac.reveal()) == (OTHER.id, OTHER.mac.reveal())
     assert retired.unseal(OTHER.seal(b"old", b""), b"") is not None

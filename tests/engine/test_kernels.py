@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -11,18 +10,13 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
-from paclm.engine.stacked import StackedModel
-from paclm.engine.votes import coupled_votes, support_logits, tokens_of_keys, top_tokens
-from paclm.engine.weights import Weights, take_apart
-
-pytest.importorskip("triton", reason="Triton comes with the CUDA build of torch")
-if not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
-    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
-
 from paclm.engine.fused import Choices, FusedModel, fit, uncovered
 from paclm.engine.kernels.ballots import cast_votes, public_keys
 from paclm.engine.kernels.products import Tile
 from paclm.engine.kernels.selection import largest
+from paclm.engine.stacked import StackedModel
+from paclm.engine.votes import coupled_votes, support_logits, tokens_of_keys, top_tokens
+from paclm.engine.weights import Weights, take_apart
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCABULARY, WORLDS, CONTEXT = 300, 6, 64

@@ -34,7 +34,7 @@ class LedgerMachine(RuleBasedStateMachine):
     """One ledger through a hard life. `has_witness` is set by the two classes below."""
 
     has_witness = False
-    survives_a_crash = ("ledger.sqlite", "ledger.sqlite-wal")
+    survives_a_crash = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.lock")
 
     def __init__(self) -> None:
         super().__init__()

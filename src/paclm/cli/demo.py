@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 NOTES = 90
 WORLDS = 32
 HELD_OUT_TOKENS = 2000
+NEW_TOKENS = 60
 PER_TOKEN, TOTAL = "2^-16", "2^-6"
 PROMPT = "[synthetic note]\nThe patient"
 _CHANGES = {  # small corpus, small model: larger steps than the paper's, so that two minutes of training show something
@@ -138,7 +139,7 @@ def _generate(workspace: Workspace) -> None:
 
     colours = {"agreed": "", "disputed": "\x1b[33m", "public": "\x1b[34m"}
     with Curator.open(workspace) as curator:
-        stream = curator.submit(curator.request(PROMPT, 60))
+        stream = curator.submit(curator.request(PROMPT, NEW_TOKENS))
         typer.echo("   " + PROMPT.replace("\n", "\n   "), nl=False)
         while not stream.finish_reason:
             curator.step()

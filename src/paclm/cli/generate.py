@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from paclm.curator.curator import Curator
     from paclm.curator.streams import Generation, Stream
 
-_JSON_KEYS = (
-    *("text", "tokens", "private_tokens", "public_tokens", "charged_nats", "spent_nats", "total_nats"),
-    *("remaining_tokens", "mia_bound", "world_id_bound"),
+_FIGURES = (
+    *("private_tokens", "public_tokens", "charged_nats", "spent_nats", "total_nats", "remaining_tokens"),
+    *("mia_bound", "world_id_bound"),
 )
 
 
@@ -59,7 +59,9 @@ def generate(
                 _show_pieces(stream)
         generation = curator.result(stream)
     if as_json:
-        print_json({key: getattr(generation, key) for key in _JSON_KEYS})
+        counts = {"text": generation.text, "tokens": len(generation.tokens)}
+        figures = {key: getattr(generation, key) for key in _FIGURES}
+        print_json({**counts, **figures, "token_ids": list(generation.tokens)})
     else:
         typer.echo()
         _show_figures(generation)
@@ -67,15 +69,13 @@ def generate(
 
 def _open(path: Path) -> Curator:
     from paclm.curator.curator import Curator
-    from paclm.curator.terms import budgets_of, cautions
-    from paclm.worlds.workspace import Workspace
 
-    workspace = Workspace.open(path)
-    for sentence in cautions(budgets_of(workspace)):
-        typer.echo(f"Caution: {sentence}", err=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # said above, as a sentence
-        return Curator.open(workspace)
+        warnings.simplefilter("ignore", UserWarning)  # said below, as a sentence
+        curator = Curator.open(path)
+    for sentence in curator.cautions:
+        typer.echo(f"Caution: {sentence}", err=True)
+    return curator
 
 
 def _show_pieces(stream: Stream) -> None:

@@ -34,9 +34,20 @@ def ledger_path(workspace: Path) -> Path:
 
 def mac_keys(workspace: Path) -> list[bytes]:
     """The keys that sign the ledger, the newest first, from where the operator keeps them."""
-    from paclm.curator.sealed import signing_keys
+    from paclm.curator.keys import keys_at_hand
+    from paclm.curator.sealed import SealedFile
+    from paclm.ledger.chain import key_name
+    from paclm.ledger.verify import signing_key
 
-    return [keys.mac.reveal() for keys in signing_keys(workspace / "curator")]
+    folder = workspace / "curator"
+    candidates, sealings = keys_at_hand(folder), SealedFile(folder).read()
+    if len(candidates) > 1:  # an exchange of keys was cut short: secret and ledger know which one is in force
+        candidates = [keys for keys in candidates if keys.id in sealings] or candidates
+        newest = signing_key(ledger_path(workspace))
+        candidates.sort(key=lambda keys: key_name(keys.mac.reveal()) != newest)
+    keys = candidates[0]
+    retired = sealings[keys.id].retired_keys(keys) if keys.id in sealings else []
+    return [key.mac.reveal() for key in (keys, *retired)]
 
 
 def operator() -> str:

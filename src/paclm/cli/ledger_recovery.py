@@ -9,6 +9,7 @@ import typer
 
 from paclm.cli.ledger import WitnessOption, WorkspaceArgument, YesFlag, ledger_path, mac_keys, operator
 from paclm.config import parse_budget
+from paclm.errors import InvalidInput, PaclmError
 
 
 def backup(workspace: WorkspaceArgument, to: Annotated[Path, typer.Argument(help="File to write.")]) -> None:
@@ -33,7 +34,7 @@ def adopt(
     workspace: WorkspaceArgument,
     witness: WitnessOption = None,
     largest_total: Annotated[
-        str | None, typer.Option(help="Without a witness: the largest total ever committed, if this copy is older.")
+        str | None, typer.Option(help="Without a witness: the largest total ever committed, if paclm.toml has less.")
     ] = None,
     yes: YesFlag = False,
 ) -> None:
@@ -50,6 +51,7 @@ def adopt(
     """
     from paclm.ledger.recovery import adopt_restored
 
+    total = None if witness is not None else _largest_total(workspace, largest_total)
     if witness is None and not yes:
         typer.confirm("Without a witness the whole remaining budget is charged, for good. Adopt?", abort=True, err=True)
     key, *old_keys = mac_keys(workspace)
@@ -59,7 +61,7 @@ def adopt(
         confirmed_by=operator(),
         old_keys=old_keys,
         witness=witness,
-        largest_total=None if largest_total is None else parse_budget(largest_total),
+        largest_total=total,
     )
     typer.echo(
         {
@@ -69,6 +71,30 @@ def adopt(
             "none": "Adopted: the whole budget counts as spent. A new workspace is needed for more private tokens.",
         }[event.proof]
     )
+
+
+def _largest_total(workspace: Path, given: str | None) -> float:
+    """The flag or the settings, whichever is more: the bound shown must be at what was ever committed, or above."""
+    from paclm.worlds.settings import load_settings
+
+    known = [] if given is None else [parse_budget(given)]
+    try:
+        config = load_settings(workspace / "paclm.toml").config
+    except PaclmError as problem:
+        if not known:
+            raise InvalidInput(f"{problem} {_NAME_THE_TOTAL}") from None
+        config = None
+    if config is not None:
+        known.append(config.total)
+    if not known:
+        raise InvalidInput(f"[mechanism] of paclm.toml sets no total. {_NAME_THE_TOTAL}")
+    return max(known)
+
+
+_NAME_THE_TOTAL = (
+    "Without a witness the bound is stated at the largest total that was ever committed, and this copy may be older "
+    "than the last extension: name that total with --largest-total."
+)
 
 
 def replace_witness(

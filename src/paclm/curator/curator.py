@@ -3,15 +3,14 @@
     engine step for all streams ─► charges, from the votes alone ─► releases, one after another, each against the
     belief the last one left ─► one durable commit ─► tokens leave, text grows, finished streams end
 
-A step happens as a whole or not at all. If anything in it fails, the curator stops for good: what is in memory may
-then be ahead of the ledger, and only a new opening finds out what was committed.
+If anything in a step fails, the curator stops for good: what is in memory may then be ahead of the ledger, and only a
+new opening finds out what was committed. Whatever can fail comes before the first token leaves, so a step is handed out
+as a whole or not at all; only an interruption in the very middle of handing out can cut it short.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,13 +21,15 @@ from typing import Any, NamedTuple, NoReturn, Self, TypedDict, Unpack
 import numpy as np
 
 from paclm.curator.hidden import Hidden
+from paclm.curator.models import load_models
 from paclm.curator.opening import Custody, open_custody
-from paclm.curator.streams import Generation, Mark, Piece, Request, Stream
+from paclm.curator.outcomes import Outcome, usage_by_tag
+from paclm.curator.streams import Generation, Piece, Pieces, Request, Stream
 from paclm.curator.terms import cautions
 from paclm.curator.text import Tokenizer
+from paclm.curator.turns import Turns
 from paclm.engine.engine import Ballot, Engine
-from paclm.errors import BudgetExceeded, CuratorError, EngineError, InvalidInput, UnsoundState
-from paclm.ledger.events import Usage
+from paclm.errors import BudgetExceeded, CuratorError, InvalidInput, UnsoundState
 from paclm.privacy.accounting import Account, charge_units, nats_up
 from paclm.privacy.arrays import FloatArray
 from paclm.privacy.randomness import Noise
@@ -56,14 +57,6 @@ class Delivery(NamedTuple):
     piece: Piece
 
 
-class Outcome(NamedTuple):
-    """What a step decided for one stream, before it is durable: the token stays hidden until then."""
-
-    token: Hidden[int]
-    mark: Mark
-    units: int
-
-
 class Curator:
     """Single writer over one secret. Open it with `Curator.open`, use it as a context manager."""
 
@@ -75,7 +68,7 @@ class Curator:
         self._running: list[Stream] = []  # in the order they were submitted: also the order of their releases
         self._waiting: list[Stream] = []
         self._failure: str | None = None
-        self._one_at_a_time = threading.RLock()
+        self._turns = Turns()
         self.config = custody.ledger.settings
         self._rule = rule_named(self.config.release)
 
@@ -90,16 +83,18 @@ class Curator:
     ) -> Curator:
         """Take the lock, restore account and belief, load the models and check that they repeat bit for bit.
 
+        The workspace is read anew from its path; base model and adapters are hashed in full, under the lock, right
+        before they are loaded. `engine`: one that is loaded already; that it is of these worlds is the caller's word.
         `witness`: a second file, best on another disk, that knows how far the ledger came; PACLM_WITNESS names it too.
         """
-        if not isinstance(workspace, Workspace):
-            workspace = Workspace.open(workspace)
+        path = workspace.path if isinstance(workspace, Workspace) else workspace
         witness = witness or os.environ.get(WITNESS_VARIABLE) or None
-        custody = open_custody(workspace, Path(witness) if witness else None)
+        custody = open_custody(Workspace.open(path), Path(witness) if witness else None)
         try:
-            for sentence in cautions(custody.ledger.settings):
+            curator = cls(custody, *load_models(path, custody, engine, tokenizer))
+            for sentence in curator.cautions:
                 warnings.warn(sentence, stacklevel=2)
-            return cls(custody, *_load(workspace, custody, engine, tokenizer))
+            return curator
         except BaseException:
             custody.ledger.close()
             raise
@@ -109,21 +104,15 @@ class Curator:
     def generate(self, prompt: str | Sequence[int], max_new_tokens: int, **options: Unpack[Options]) -> Generation:
         """One whole answer; other streams move along meanwhile. For the options see `request`."""
         stream = self.submit(self.request(prompt, max_new_tokens, **options))
-        for _ in self._pieces(stream):
-            pass
+        with Pieces(stream, self.step, self._cancel_when_free) as pieces:
+            for _ in pieces:
+                pass
         return self.result(stream)
 
-    def stream(self, prompt: str | Sequence[int], max_new_tokens: int, **options: Unpack[Options]) -> Iterator[Piece]:
+    def stream(self, prompt: str | Sequence[int], max_new_tokens: int, **options: Unpack[Options]) -> Pieces:
         """One answer, piece by piece; closing the iterator early ends it. For the options see `request`."""
-        return self._pieces(self.submit(self.request(prompt, max_new_tokens, **options)))
-
-    def _pieces(self, stream: Stream) -> Iterator[Piece]:
-        try:
-            while not stream.finish_reason:
-                self.step()
-                yield from stream.take()
-        finally:
-            self.cancel(stream)
+        stream = self.submit(self.request(prompt, max_new_tokens, **options))
+        return Pieces(stream, self.step, self._cancel_when_free)
 
     # --- many requests ------------------------------------------------------------------------------------------
 
@@ -154,18 +143,14 @@ class Curator:
             coins_seed=coins_seed,
             tag=tag,
         )
-        asked = len(request.prompt) + max_new_tokens
-        if asked > self._engine.context:
-            raise InvalidInput(
-                f"The prompt has {len(request.prompt)} tokens and {max_new_tokens} more were asked for, {asked} "
-                f"together; the context holds {self._engine.context}. Shorten the prompt or ask for fewer tokens."
-            )
+        self._check_request(request)
         return request
 
     def submit(self, request: Request) -> Stream:
         """Queue a request. Under on_exhausted = refuse its worst case must fit into what is left, and is held free."""
-        with self._one_at_a_time:
+        with self._turns.alone():
             self._refuse_if_stopped()
+            self._check_request(request)  # one that was not made by `request` must not fail in the middle of a step
             must_reserve = self.config.on_exhausted == "refuse"
             stream = Stream(request, self._tokenizer, self._price(is_dissent=True) if must_reserve else 0)
             self._check_fits(stream)
@@ -173,24 +158,22 @@ class Curator:
             return stream
 
     def cancel(self, stream: Stream) -> None:
-        """End a stream; what was held free for it is free again. Nothing happens to one that has ended."""
-        with self._one_at_a_time:
-            stream.finish_reason = stream.finish_reason or "cancelled"
-            if stream in self._waiting:
-                self._waiting.remove(stream)
-            if stream in self._running and self._failure is None:
-                self._end(stream)
+        """End a stream; what was held free for it is free again. Nothing happens to one that has ended.
+
+        From inside a step (a signal handler, a finalizer) the stream ends when the step does.
+        """
+        self._cancel_when_free(stream, may_wait=True)
 
     def step(self) -> list[Delivery]:
         """The next token of every stream: one engine step, one commit. Empty when nothing was asked for."""
-        with self._one_at_a_time, self._all_or_nothing():
+        with self._turns.alone(), self._stops_on_failure():
             self._admit()
             if not self._running:
                 return []
             streams = list(self._running)
-            outcomes, belief = self._release(streams, self._ask(streams))
-            self._custody.commit(_entries(streams, outcomes), belief)
-            return [self._deliver(stream, outcome) for stream, outcome in zip(streams, outcomes, strict=True)]
+            outcomes, belief = self._release(streams, self._ask(streams), self._custody.begin())
+            self._custody.commit(usage_by_tag(streams, outcomes), belief)
+            return self._deliver(streams, outcomes)
 
     def result(self, stream: Stream) -> Generation:
         """A stream that has ended, as a whole."""
@@ -225,6 +208,11 @@ class Curator:
         return self._custody.ledger.account
 
     @property
+    def cautions(self) -> list[str]:
+        """What the owner should know about the committed total."""
+        return cautions(nats_up(self._custody.ledger.state.committed_units))
+
+    @property
     def reserved_units(self) -> int:
         """What running and waiting streams can still cost; in memory only."""
         return sum(stream.reserved_units for stream in (*self._running, *self._waiting))
@@ -240,7 +228,8 @@ class Curator:
         while self._waiting and self._engine.num_free:
             stream = self._waiting[0]
             stream.handle = self._engine.add(stream.request.prompt, stream.request.max_new_tokens)
-            self._running.append(self._waiting.pop(0))
+            self._running.append(stream)  # in both for an instant, so that what it may cost is never forgotten
+            self._waiting.remove(stream)
 
     def _ask(self, streams: list[Stream]) -> Ballot:
         """All worlds' votes on all streams. Coins are drawn here: before any noise is calibrated."""
@@ -249,12 +238,13 @@ class Curator:
         handles = [stream.handle for stream in streams if stream.handle is not None]
         return self._engine.step(handles, np.stack(coins), [stream.request.temperature for stream in streams])
 
-    def _release(self, streams: list[Stream], ballot: Ballot) -> tuple[list[Outcome], Hidden[FloatArray]]:
+    def _release(
+        self, streams: list[Stream], ballot: Ballot, belief: Hidden[FloatArray]
+    ) -> tuple[list[Outcome], Hidden[FloatArray]]:
         """One outcome per stream, in order, and the belief after the last."""
         if ballot.votes.shape != (len(streams), self._custody.secret.num_worlds):
             raise UnsoundState(f"The engine returned votes {ballot.votes.shape}. Nothing may be released.")
-        account, belief = self.account, self._custody.belief
-        outcomes = []
+        account, outcomes = self.account, []
         for votes, public in zip(ballot.votes, ballot.public.tolist(), strict=True):
             is_dissent = not is_unanimous(votes)
             units = self._price(is_dissent=is_dissent)
@@ -268,17 +258,35 @@ class Curator:
             outcomes.append(Outcome(token, "disputed" if is_dissent else "agreed", units))
         return outcomes, belief
 
-    def _deliver(self, stream: Stream, outcome: Outcome) -> Delivery:
-        piece = stream.receive(outcome.token.reveal(), outcome.mark, outcome.units)
-        if stream.finish_reason:
-            self._end(stream)
-        elif stream.handle is not None:
-            self._engine.append(stream.handle, piece.token)
-        return Delivery(stream, piece)
+    def _deliver(self, streams: list[Stream], outcomes: list[Outcome]) -> list[Delivery]:
+        """First whatever can fail, for all streams; then the tokens leave."""
+        arrivals = [
+            stream.read(outcome.token.reveal(), outcome.mark, outcome.units)
+            for stream, outcome in zip(streams, outcomes, strict=True)
+        ]
+        for stream, arrival in zip(streams, arrivals, strict=True):
+            if arrival.finish_reason:
+                self._end(stream)
+            elif stream.handle is not None:
+                self._engine.append(stream.handle, arrival.piece.token)
+        for stream, arrival in zip(streams, arrivals, strict=True):
+            stream.accept(arrival)
+        return [Delivery(stream, arrival.piece) for stream, arrival in zip(streams, arrivals, strict=True)]
+
+    def _cancel_when_free(self, stream: Stream, may_wait: bool) -> None:
+        self._turns.when_free(lambda: self._cancel(stream), may_wait=may_wait)
+
+    def _cancel(self, stream: Stream) -> None:
+        if stream in self._waiting:
+            self._waiting.remove(stream)
+        self._end(stream)
+        stream.finish_reason = stream.finish_reason or "cancelled"
 
     def _end(self, stream: Stream) -> None:
+        if stream not in self._running:
+            return
         self._running.remove(stream)
-        if stream.handle is not None:
+        if stream.handle is not None and self._failure is None:  # after a failure the engine is in an unknown state
             self._engine.remove(stream.handle)
 
     # --- checks -------------------------------------------------------------------------------------------------
@@ -304,17 +312,23 @@ class Curator:
         )
 
     def _encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        tokens = tuple(self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
-        if not tokens and self._tokenizer.eos_token_id is not None:
-            tokens = (self._tokenizer.eos_token_id,)  # what separates records in training: a text begins after it
-        if not tokens:
-            raise InvalidInput("An empty prompt needs a tokenizer with an end token. Give at least one token.")
-        if not all(isinstance(t, int) and 0 <= t < self._engine.vocabulary for t in tokens):
-            raise InvalidInput(f"Token ids of a prompt must be integers from 0 to {self._engine.vocabulary - 1}.")
-        return tokens
+        from paclm.engine.loading import encode_prompt
+
+        tokens = () if isinstance(prompt, str) else tuple(prompt)
+        return tokens or tuple(encode_prompt(self._tokenizer, prompt if isinstance(prompt, str) else ""))
+
+    def _check_request(self, request: Request) -> None:
+        if not request.prompt or not all(type(t) is int and 0 <= t < self._engine.vocabulary for t in request.prompt):
+            raise InvalidInput(f"A prompt needs token ids, integers from 0 to {self._engine.vocabulary - 1}.")
+        asked = len(request.prompt) + request.max_new_tokens
+        if asked > self._engine.context:
+            raise InvalidInput(
+                f"The prompt has {len(request.prompt)} tokens and {request.max_new_tokens} more were asked for, "
+                f"{asked} together; the context holds {self._engine.context}. Shorten the prompt or ask for fewer."
+            )
 
     @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
+    def _stops_on_failure(self) -> Iterator[None]:
         self._refuse_if_stopped()
         try:
             yield
@@ -327,19 +341,21 @@ class Curator:
             raise CuratorError("This curator is closed. Open the workspace again.")
         if self._failure is not None:
             raise CuratorError(
-                f"An earlier step failed ({self._failure}) and nothing of it left. What was committed is known only to "
-                "the ledger: close this curator and open the workspace again."
+                f"An earlier step failed ({self._failure}), and no more of it will leave. What was committed is known "
+                "only to the ledger: close this curator and open the workspace again."
             )
 
     # --- end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop serving and let the next writer in."""
-        with self._one_at_a_time:
-            for stream in (*self._running, *self._waiting):
-                self.cancel(stream)
-            self._failure = self._failure or "closed"
-            self._custody.ledger.close()
+        """Stop serving and let the next writer in. From inside a step: when the step has ended."""
+        self._turns.when_free(self._close)
+
+    def _close(self) -> None:
+        for stream in (*self._running, *self._waiting):
+            self._cancel(stream)
+        self._failure = self._failure or "closed"
+        self._custody.ledger.close()
 
     def __enter__(self) -> Self:
         return self
@@ -354,38 +370,3 @@ class Curator:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise UnsoundState("A curator cannot be pickled or copied: one secret has one holder.")
-
-
-def _entries(streams: list[Stream], outcomes: list[Outcome]) -> list[Usage]:
-    """The step's figures, one entry per tag."""
-    entries: dict[str, Usage] = {}
-    for stream, (_, mark, units) in zip(streams, outcomes, strict=True):
-        entry = entries.get(stream.request.tag, Usage(stream.request.tag))
-        entries[entry.key] = dataclasses.replace(
-            entry,
-            tokens=entry.tokens + (mark != "public"),
-            dissent_tokens=entry.dissent_tokens + (mark == "disputed"),
-            charged_tokens=entry.charged_tokens + (units > 0),
-            units=entry.units + units,
-            public_tokens=entry.public_tokens + (mark == "public"),
-        )
-    return list(entries.values())
-
-
-def _load(
-    workspace: Workspace, custody: Custody, engine: Engine | None, tokenizer: Tokenizer | None
-) -> tuple[Engine, Tokenizer]:
-    from paclm.engine.base import base_of, load_tokenizer
-    from paclm.engine.determinism import check_repeatable
-    from paclm.engine.loading import open_engine
-
-    config = custody.ledger.settings
-    engine = engine or open_engine(workspace, config.support_size)
-    found = (engine.num_worlds, engine.support_size)
-    if found != (workspace.num_worlds, config.support_size):
-        raise EngineError(
-            f"The engine has {found[0]} worlds and a support of {found[1]}; the workspace has {workspace.num_worlds} "
-            f"and {config.support_size}. Open it with paclm.engine.loading.open_engine."
-        )
-    check_repeatable(engine)
-    return engine, tokenizer or load_tokenizer(base_of(workspace))

@@ -44,6 +44,9 @@ class Hidden(Generic[T]):
     def __reduce_ex__(self, protocol: object) -> NoReturn:  # pickle, copy and deepcopy all come through here
         raise UnsoundState("A hidden value cannot be pickled or copied: it stays in the process that holds it.")
 
+    def __getstate__(self) -> NoReturn:  # object's own would hand out the value
+        self.__reduce_ex__(0)
+
 
 def leaves_no_trace(work: Callable[P, T]) -> Callable[P, T]:
     """Replace whatever `work` raises by an error that tells its kind only.
@@ -81,8 +84,10 @@ def tells_only_its_message(work: Callable[P, T]) -> Callable[P, T]:
 
 
 def _bare(error: BaseException) -> BaseException:
-    if isinstance(error, KeyboardInterrupt | SystemExit):
+    if isinstance(error, KeyboardInterrupt):
         return KeyboardInterrupt()
+    if isinstance(error, SystemExit):  # its status is a number; anything else that was put there stays here
+        return SystemExit(error.code if error.code is None or type(error.code) is int else 1)
     return UnsoundState(
         f"A step inside the curator failed ({type(error).__name__}); what it worked on stays private, so there is no "
         "more to say. Nothing was released."

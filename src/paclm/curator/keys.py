@@ -138,6 +138,27 @@ def write_key(path: Path, master: Hidden[bytes]) -> None:
     Complete or absent: a key of which half was written when the machine died would be lost for ever.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        try:
+            _write_part(part, master)
+            os.link(part, path)  # unlike a rename, a link never replaces what is there
+        finally:
+            part.unlink(missing_ok=True)  # no key in clear stays behind, whatever went wrong
+        sync_folder(path.parent)
+    except FileExistsError:
+        raise CuratorError(
+            f"There is a key in {path} already, and a key is never overwritten. If another process has just made it, "
+            "open the workspace again."
+        ) from None
+    except OSError as error:
+        raise CuratorError(
+            f"The key file {path} cannot be made: {error.strerror}. It needs a folder that can be written, on a file "
+            f"system with hard links. Or keep the key elsewhere and name it in {KEY_FILE_VARIABLE}: openssl rand "
+            "-hex 32 makes one."
+        ) from None
+
+
+def _write_part(part: Path, master: Hidden[bytes]) -> None:
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.fchmod(descriptor, 0o600)
@@ -145,11 +166,6 @@ def write_key(path: Path, master: Hidden[bytes]) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    try:
-        os.link(part, path)  # unlike a rename, a link never replaces what is there
-    finally:
-        part.unlink()
-    sync_folder(path.parent)
 
 
 def read_key(path: Path) -> Hidden[bytes]:

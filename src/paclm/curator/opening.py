@@ -19,7 +19,7 @@ from paclm.curator.keys import Keys, keys_at_hand, load_keys, settle_own_key
 from paclm.curator.sealed import SealedFile, Sealing
 from paclm.curator.secret import Secret, prior_belief, seal_belief, unseal_belief
 from paclm.curator.terms import budgets_of, check_same_worlds, worlds_digest
-from paclm.errors import CuratorError, LedgerWrongKey
+from paclm.errors import CuratorError, LedgerWrongKey, UnsoundState
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
 from paclm.privacy.arrays import FloatArray
@@ -37,9 +37,17 @@ class Custody:
     keys: Keys
     belief: Hidden[FloatArray]
     digest: str
+    _began_from: Hidden[FloatArray] | None = None
+
+    def begin(self) -> Hidden[FloatArray]:
+        """The belief that a step starts from: the one that its commit will replace, and no other."""
+        self._began_from = self.belief
+        return self.belief
 
     def commit(self, entries: Iterable[Usage], belief: Hidden[FloatArray]) -> None:
         """Make charges and belief durable, together. Only when this returns may a token leave."""
+        if self._began_from is not self.belief:
+            raise UnsoundState("The belief moved while a step was under way: its commit would undo another's.")
         sealed = None if belief is self.belief else seal_belief(belief, self.keys, self.digest)
         self.ledger.commit(entries, sealed)
         self.belief = belief
@@ -119,14 +127,21 @@ def _restore_secret(file: SealedFile, ledger: Ledger, keys: Keys, retired: list[
             )
         secret = Secret.draw(ledger.num_worlds)
     elif keys.id in sealings:
-        secret = Secret.unsealed(sealings[keys.id].secret, keys, digest, ledger.num_worlds)
+        sealing = sealings[keys.id]
+        if sealing.ledger != ledger.ledger_id:
+            raise CuratorError(
+                f"The secret {file.path} belongs to another ledger ({sealing.ledger[:8]}…, and this one is "
+                f"{ledger.ledger_id[:8]}…): what this ledger charged for was about another secret. Restore the file "
+                "that was made with it."
+            )
+        secret = Secret.unsealed(sealing.secret, keys, digest, ledger.ledger_id, ledger.num_worlds)
     else:
         raise CuratorError(
             f"The secret {file.path} was sealed with the key {', '.join(sealings)}, and the key given is {keys.id}. "
             "Name the key in force, or restore the file that belongs to it."
         )
     if sealings.keys() != {keys.id}:
-        file.write({keys.id: Sealing.make(secret, keys, digest, retired)})
+        file.write({keys.id: Sealing.make(secret, keys, digest, ledger.ledger_id, retired)})
     return secret
 
 

@@ -55,7 +55,8 @@ def rotate_key(workspace: Workspace, master: Hidden[bytes] | None = None, witnes
         if keeps_own_key():
             write_key(folder / NEW_KEY_FILE, master)
         before = file.read()[old.id]
-        after = Sealing.make(custody.secret, new, custody.digest, [*before.retired_keys(old), old])
+        retired = [*before.retired_keys(old), old]
+        after = Sealing.make(custody.secret, new, custody.digest, custody.ledger.ledger_id, retired)
         file.write({old.id: before, new.id: after})
         _sign_with(custody.ledger, new)
         custody.ledger.commit((), seal_belief(custody.belief, new, custody.digest))

@@ -29,12 +29,14 @@ class Sealing:
 
     secret: bytes
     retired: bytes
+    ledger: str
+    """The id of the ledger, in clear so that a refusal can name it; what binds is the same id inside the seal."""
 
     @classmethod
-    def make(cls, secret: Secret, keys: Keys, digest: str, retired: Sequence[Keys] = ()) -> Sealing:
+    def make(cls, secret: Secret, keys: Keys, digest: str, ledger: str, retired: Sequence[Keys] = ()) -> Sealing:
         """Seal everything under these keys."""
         packed = Hidden(b"".join(old.packed().reveal() for old in retired))
-        return cls(secret.sealed(keys, digest), keys.seal(packed.reveal(), _RETIRED))
+        return cls(secret.sealed(keys, digest, ledger), keys.seal(packed.reveal(), _RETIRED), ledger)
 
     def retired_keys(self, keys: Keys) -> list[Keys]:
         """The keys that were replaced, the newest last."""
@@ -61,7 +63,10 @@ class SealedFile:
 
     def write(self, sealings: dict[str, Sealing]) -> None:
         """Write durably and all at once."""
-        encoded = {name: {"secret": _text(s.secret), "retired": _text(s.retired)} for name, s in sealings.items()}
+        encoded = {
+            name: {"ledger": s.ledger, "secret": _text(s.secret), "retired": _text(s.retired)}
+            for name, s in sealings.items()
+        }
         write_private(self.path, (json.dumps({"format": FORMAT, "sealings": encoded}, indent=2) + "\n").encode())
 
     def read(self) -> dict[str, Sealing]:
@@ -73,7 +78,7 @@ class SealedFile:
             if values["format"] != FORMAT:
                 raise ValueError
             return {
-                str(name): Sealing(_bytes(parts["secret"]), _bytes(parts["retired"]))
+                str(name): Sealing(_bytes(parts["secret"]), _bytes(parts["retired"]), str(parts["ledger"]))
                 for name, parts in values["sealings"].items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

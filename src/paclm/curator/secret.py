@@ -58,18 +58,18 @@ class Secret:
         return Released(Hidden(step.token), Hidden(check_belief(step.belief, self.num_worlds)))
 
     @leaves_no_trace
-    def sealed(self, keys: Keys, digest: str) -> bytes:
-        """The secret encrypted, bound to the worlds it chooses from."""
-        return keys.seal(self.__world.reveal().to_bytes(8, "big"), _secret_subject(digest, self.num_worlds))
+    def sealed(self, keys: Keys, digest: str, ledger: str) -> bytes:
+        """The secret encrypted, bound to the worlds it chooses from and to the ledger that charges for it."""
+        return keys.seal(self.__world.reveal().to_bytes(8, "big"), _secret_subject(digest, ledger, self.num_worlds))
 
     @classmethod
-    def unsealed(cls, sealed: bytes, keys: Keys, digest: str, num_worlds: int) -> Secret:
+    def unsealed(cls, sealed: bytes, keys: Keys, digest: str, ledger: str, num_worlds: int) -> Secret:
         """The secret that `sealed` encrypted."""
-        world = keys.unseal(sealed, _secret_subject(digest, num_worlds))
+        world = keys.unseal(sealed, _secret_subject(digest, ledger, num_worlds))
         if world is None or not _is_world(world, num_worlds):
             raise CuratorError(
-                "The sealed secret cannot be opened: it was changed, or belongs to another workspace. Restore it from "
-                "a backup; without it nothing can be served."
+                "The sealed secret cannot be opened: it was changed, or belongs to another workspace or ledger. "
+                "Restore it from a backup; without it nothing can be served."
             )
         return cls(Hidden(int.from_bytes(world.reveal(), "big")), num_worlds)
 
@@ -84,8 +84,8 @@ def _is_world(world: Hidden[bytes], num_worlds: int) -> bool:
     return len(world.reveal()) == 8 and int.from_bytes(world.reveal(), "big") < num_worlds
 
 
-def _secret_subject(digest: str, num_worlds: int) -> bytes:
-    return f"paclm secret {FORMAT}; worlds {num_worlds}; workspace {digest}".encode()
+def _secret_subject(digest: str, ledger: str, num_worlds: int) -> bytes:
+    return f"paclm secret {FORMAT}; worlds {num_worlds}; workspace {digest}; ledger {ledger}".encode()
 
 
 def prior_belief(num_worlds: int) -> Hidden[FloatArray]:

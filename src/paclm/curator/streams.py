@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from paclm.curator.text import TextStream, Tokenizer
 from paclm.errors import InvalidInput
@@ -32,14 +34,25 @@ class Request:
     """Whose charge it is in the ledger's figures."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.max_new_tokens, bool) or self.max_new_tokens < 1:
-            raise InvalidInput(f"max_new_tokens must be at least 1, not {self.max_new_tokens!r}.")
+        if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
+            raise InvalidInput(f"max_new_tokens must be a whole number of at least 1, not {self.max_new_tokens!r}.")
         if not 0.0 <= self.temperature < float("inf"):
             raise InvalidInput(f"temperature must be a number of at least 0, not {self.temperature!r}.")
         if not all(isinstance(stop, str) and stop for stop in self.stop):
             raise InvalidInput("A stop string must be a text of at least one character.")
-        if len(self.tag) > _LONGEST_TAG:
-            raise InvalidInput(f"A tag has at most {_LONGEST_TAG} characters, not {len(self.tag)}.")
+        _check_tag(self.tag)
+
+
+def _check_tag(tag: object) -> None:
+    """The ledger writes it as UTF-8, in the middle of a step: what cannot be written must not get there."""
+    if not isinstance(tag, str):
+        raise InvalidInput(f"A tag must be a text, not {type(tag).__name__}.")
+    if len(tag) > _LONGEST_TAG:
+        raise InvalidInput(f"A tag has at most {_LONGEST_TAG} characters, not {len(tag)}.")
+    try:
+        tag.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"The tag {tag!r} has characters that cannot be written as UTF-8. Leave them out.") from None
 
 
 class Piece(NamedTuple):
@@ -48,6 +61,14 @@ class Piece(NamedTuple):
     token: int
     text: str
     mark: Mark
+
+
+class Arrival(NamedTuple):
+    """A token that has been paid for, its text worked out, before anybody sees it."""
+
+    piece: Piece
+    units: int
+    finish_reason: FinishReason | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,27 +124,81 @@ class Stream:
         """What may be shown so far."""
         return "".join(self._said)
 
-    def receive(self, token: int, mark: Mark, units: int) -> Piece:
-        """Take a token that has been paid for; decides from public values whether it was the last."""
-        self.tokens.append(token)
-        self.marks.append(mark)
-        self.charged_units += units
+    def read(self, token: int, mark: Mark, units: int) -> Arrival:
+        """Work out the text of a token, and from public values whether it is the last. Shows nothing yet."""
         said = self._text.push(token)
+        finish_reason: FinishReason | None = None
         if token == self._end or self._text.is_stopped:
-            self.finish_reason = "stop"
-        elif len(self.tokens) == self.request.max_new_tokens:
-            self.finish_reason = "length"
-        if self.finish_reason:
+            finish_reason = "stop"
+        elif len(self.tokens) + 1 == self.request.max_new_tokens:
+            finish_reason = "length"
+        if finish_reason:
             said += self._text.finish()
-        self._said.append(said)
-        self._ready.append(Piece(token, said, mark))
-        return self._ready[-1]
+        return Arrival(Piece(token, said, mark), units, finish_reason)
+
+    def accept(self, arrival: Arrival) -> None:
+        """Let a token be seen. The reason comes last: whoever finds one also finds every piece before it."""
+        self.tokens.append(arrival.piece.token)
+        self.marks.append(arrival.piece.mark)
+        self.charged_units += arrival.units
+        self._said.append(arrival.piece.text)
+        self._ready.append(arrival.piece)
+        self.finish_reason = arrival.finish_reason
 
     def take(self) -> list[Piece]:
         """The pieces that have come since the last call."""
-        pieces = list(self._ready)
-        self._ready.clear()
+        pieces: list[Piece] = []
+        while (piece := self.take_one()) is not None:
+            pieces.append(piece)
         return pieces
+
+    def take_one(self) -> Piece | None:
+        """The oldest piece that was not taken yet."""
+        with suppress(IndexError):
+            return self._ready.popleft()
+        return None
 
     def __repr__(self) -> str:
         return f"<Stream {len(self.tokens)}/{self.request.max_new_tokens} tokens, {self.finish_reason or 'running'}>"
+
+
+class Pieces:
+    """The pieces of one stream, in order: an iterator that asks for steps when nothing is ready.
+
+    Closing it ends the stream, whether or not a piece was ever asked for; so does losing it.
+    """
+
+    def __init__(self, stream: Stream, step: Callable[[], object], cancel: Callable[[Stream, bool], None]) -> None:
+        self._stream = stream
+        self._step = step
+        self._cancel = cancel
+        self._is_closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Piece:
+        while not self._is_closed:
+            is_finished = self._stream.finish_reason is not None  # asked first: see `Stream.accept`
+            piece = self._stream.take_one()
+            if piece is not None:
+                return piece
+            if is_finished:
+                break
+            self._step()
+        raise StopIteration
+
+    def close(self) -> None:
+        """End the stream; pieces that were not taken are dropped."""
+        self._is_closed = True
+        self._cancel(self._stream, True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._stream.finish_reason is None:
+            self._cancel(self._stream, False)

@@ -41,13 +41,13 @@ def check_budgets(config: MechanismConfig, num_worlds: int) -> None:
         )
 
 
-def cautions(config: MechanismConfig) -> list[str]:
-    """What the owner should know about budgets that are legal and weak."""
-    if config.total < math.log(2):
+def cautions(committed: float) -> list[str]:
+    """What the owner should know about a committed total that is legal and weak; lowering `total` does not undo it."""
+    if committed < math.log(2):
         return []
     return [
-        f"total = {format_budget(config.total)} nats is at least ln 2 = 0.693: the bound on membership attacks is "
-        f"{success_bound(config.total, 1 / 2):.0%}, so nothing is promised about single records."
+        f"The committed total, {format_budget(committed)} nats, is at least ln 2 = 0.693: the bound on membership "
+        f"attacks is {success_bound(committed, 1 / 2):.0%}, so nothing is promised about single records."
     ]
 
 

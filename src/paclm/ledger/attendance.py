@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paclm.errors import LedgerRolledBack, WitnessMissing
+from paclm.errors import LedgerRolledBack, LedgerTampered, WitnessMissing
 from paclm.ledger import database
-from paclm.ledger.events import WitnessChanged
+from paclm.ledger.chain import Head
+from paclm.ledger.events import KeyRotated, WitnessChanged
+from paclm.ledger.reading import read_row
 from paclm.ledger.witness import Testimony, Witness
 from paclm.ledger.writer import Writer
 
@@ -21,8 +23,10 @@ def meet_witness(writer: Writer, path: Path | None) -> None:
                 "this file is the newest. Name it; if it is lost for good, declare so with "
                 "paclm ledger replace-witness."
             )
+        writer.compare_with_memory()
         return
     if recorded is None and not path.exists():
+        writer.compare_with_memory()
         attach(writer, path, "first use")
         return
     witness = Witness(path, writer.keys)
@@ -30,7 +34,9 @@ def meet_witness(writer: Writer, path: Path | None) -> None:
         testimony = witness.read()
         if testimony.ledger != writer.opened.ledger or (recorded is not None and testimony.witness != recorded):
             raise WitnessMissing(f"{path} is the witness of another ledger. Name the one of {writer.path}.")
+        check_key(writer, testimony, writer.keys.current)
         ahead = rows_ahead(writer, testimony)
+        writer.compare_with_memory()
     except BaseException:
         witness.close()
         raise
@@ -47,6 +53,24 @@ def attach(writer: Writer, path: Path, confirmed_by: str) -> None:
     witness = Witness.create(path, writer.keys, writer.testimony(name))
     writer.witness = witness
     writer.append(WitnessChanged(writer.state.witness, name, confirmed_by))
+
+
+def check_key(writer: Writer, testimony: Testimony, in_force: str) -> None:
+    """A testimony counts by the key in force alone: a key is rotated when others may know it.
+
+    One by the key before is believed where a crash came between the row that rotated it and its witness.
+    """
+    if testimony.key == in_force:
+        return
+    with database.translated(writer.path):
+        newest = read_row(writer.db, writer.path, writer.head.seq)
+    event, before = newest.contents[0], Head(newest.seq - 1, newest.previous)
+    if not isinstance(event, KeyRotated) or (event.old_key, before) != (testimony.key, testimony.head):
+        raise LedgerTampered(
+            f"The witness of {writer.path} is signed with the key {testimony.key}, which was replaced; {in_force} is "
+            "in force. Someone who knows the old key can have made it. Name the newest witness; if it is lost for "
+            "good, declare so with paclm ledger replace-witness."
+        )
 
 
 def rows_ahead(writer: Writer, testimony: Testimony) -> int:

@@ -40,6 +40,10 @@ class Keys:
         """The same keys with a new one in front."""
         return Keys(new, self._by_name.values())
 
+    def led_by(self, name: str) -> Keys:
+        """The same keys with one of them in front."""
+        return Keys(self._by_name[name], self._by_name.values())
+
     def mac(self, name: str, message: bytes) -> bytes:
         """HMAC-SHA256 by the key of that name."""
         if name not in self._by_name:

@@ -106,6 +106,13 @@ def _make_durable(db: sqlite3.Connection, path: Path) -> None:
             )
 
 
+def empty_log(db: sqlite3.Connection) -> None:
+    """Bring what the write-ahead log holds into the file; a reader that needs the log is not waited for."""
+    db.execute("PRAGMA busy_timeout=0")
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    db.execute(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")
+
+
 def open_reader(path: Path) -> sqlite3.Connection:
     """A read-only connection, also while another process writes, also on read-only media."""
     if not path.is_file():
@@ -180,6 +187,11 @@ def _translation(path: Path, error: sqlite3.Error) -> LedgerError:
         return LedgerFull(f"There is no room left for {path}. {said} Make room, then restart: nothing was released.")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return LedgerBusy(f"Another program holds {path}. {said} Close it, then restart: nothing was released.")
+    if name == "SQLITE_CONSTRAINT_PRIMARYKEY":
+        return LedgerBusy(
+            f"Another process has written the next row of {path}: it could open the ledger because the lock was "
+            f"removed while this one served. {said} Stop one of the two, then restart: nothing was released."
+        )
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return LedgerDamaged(
             f"{path} is not a whole database: it was cut off or overwritten. {said} Restore a backup and adopt it."

@@ -56,11 +56,11 @@ def read_contents(db: sqlite3.Connection, path: Path, keys: Keys | None) -> Cont
         raise LedgerTampered(f"{path} has no rows: not even the one that opens a ledger.")
     head = Row(*last)
     _, state = _checked(head, path, keys)
-    opened, _ = _checked(_row(db, path, 1), path, keys)
+    opened, _ = _checked(read_row(db, path, 1), path, keys)
     if not isinstance(opened, Opened):
         raise _tampered(path, 1, "does not open a ledger")
-    setting, _ = _checked(_row(db, path, state.settings_seq), path, keys)
-    believing, _ = _checked(_row(db, path, state.belief_row), path, keys)
+    setting, _ = _checked(read_row(db, path, state.settings_seq), path, keys)
+    believing, _ = _checked(read_row(db, path, state.belief_row), path, keys)
     sealed = _read_belief(db, path, state, believing)
     try:
         settings = MechanismConfig(**(new_settings(setting) or {}))
@@ -177,7 +177,8 @@ def _checked(row: Row, path: Path, keys: Keys | None) -> tuple[Event, State]:
         raise _tampered(path, row.seq, str(problem)) from None
 
 
-def _row(db: sqlite3.Connection, path: Path, seq: int) -> Row:
+def read_row(db: sqlite3.Connection, path: Path, seq: int) -> Row:
+    """One row, as stored."""
     found = db.execute(f"SELECT {_COLUMNS} FROM events WHERE seq = ?", (seq,)).fetchone()
     if found is None:
         raise _tampered(path, seq, "is missing")

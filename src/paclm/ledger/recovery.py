@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paclm.errors import LedgerError, LedgerRolledBack, WitnessMissing
 from paclm.ledger import database
-from paclm.ledger.attendance import attach, rows_ahead
+from paclm.ledger.attendance import attach, check_key, rows_ahead
 from paclm.ledger.chain import Keys
 from paclm.ledger.events import Restored, WitnessChanged
 from paclm.ledger.witness import Testimony, Witness
@@ -60,36 +60,72 @@ def adopt_restored(
 
     With the witness: account and belief as the witness has them, nothing guessed. Without: the whole budget is spent
     and nothing can be charged any more, because noise calibrated to an old belief protects less than it says; pass
-    `largest_total` if the total was ever extended beyond what this file knows.
+    `largest_total` if the total was ever extended beyond what this file knows. A copy from before a rotation goes on
+    under `mac_key`, as long as the key that signed it is among `old_keys`.
     """
     keys = Keys(mac_key, old_keys)
     writer = Writer(Path(path), keys, in_full=True, accept_copy=True, clock=clock)
     try:
         if witness is None:
             total = writer.state.total_units if largest_total is None else units_down(largest_total)
+            _rotate_to(writer, keys)
             event = _restored(writer, "none", confirmed_by, total_units=total)
             writer.append(event)
         else:
-            writer.witness = Witness(Path(witness).absolute(), keys)
-            event = _adopt_with_witness(writer, writer.witness.read(), confirmed_by)
-        with database.translated(writer.path):
-            writer.db.execute(f"PRAGMA application_id={database.LIVE}")
+            event = _adopt_with_witness(writer, Witness(Path(witness).absolute(), keys), confirmed_by)
+        _mark(writer, database.LIVE)
+        writer.settle()
         return event
     finally:
         writer.close()
 
 
-def _adopt_with_witness(writer: Writer, testimony: Testimony, confirmed_by: str) -> Restored:
-    if testimony.ledger != writer.opened.ledger or writer.state.witness not in (None, testimony.witness):
-        raise WitnessMissing(f"This is the witness of another ledger. Name the one of {writer.path}.")
-    if writer.head.seq >= testimony.head.seq:
-        rows_ahead(writer, testimony)  # the same history, or refused
+def _adopt_with_witness(writer: Writer, witness: Witness, confirmed_by: str) -> Restored:
+    keys = witness.keys
+    try:
+        testimony = witness.read()
+        is_current = _is_current(writer, testimony, keys)
+        _rotate_to(writer, keys)  # the witness must not hear of it yet: it alone knows what the copy lacks
+    except BaseException:
+        witness.close()
+        raise
+    writer.witness = witness
+    if is_current:
         event = _restored(writer, "current", confirmed_by)
         writer.append(event)
-        return event
-    event = _restored(writer, "witness", confirmed_by, testimony=testimony)
-    writer.append(event, testimony.sealed_belief, seq=testimony.head.seq + 1)
+    else:
+        event = _restored(writer, "witness", confirmed_by, testimony=testimony)
+        writer.append(event, testimony.sealed_belief, seq=event.lost_until + 1)
     return event
+
+
+def _is_current(writer: Writer, testimony: Testimony, keys: Keys) -> bool:
+    """Whether the copy has every row that the witness knows; refuses a witness that cannot say."""
+    if testimony.ledger != writer.opened.ledger or writer.state.witness not in (None, testimony.witness):
+        raise WitnessMissing(f"This is the witness of another ledger. Name the one of {writer.path}.")
+    check_key(writer, testimony, keys.current)
+    if writer.remembered is not None and writer.remembered.seq > testimony.head.seq:
+        raise LedgerRolledBack(
+            f"The witness has seen row {testimony.head.seq} of {writer.path}, and row {writer.remembered.seq} was the "
+            "newest when the ledger was last in use here: the witness was put back to an earlier day. Name the newest "
+            "one, or adopt without a witness."
+        )
+    if writer.head.seq < testimony.head.seq:
+        return False
+    rows_ahead(writer, testimony)  # the same history, or refused
+    return True
+
+
+def _rotate_to(writer: Writer, keys: Keys) -> None:
+    """Bring a copy from before a rotation under the key in force; until it is adopted it stays marked as a copy."""
+    if writer.keys.current != keys.current:
+        _mark(writer, database.COPY)
+        writer.rotate(keys)
+
+
+def _mark(writer: Writer, kind: int) -> None:
+    with database.translated(writer.path):
+        writer.db.execute(f"PRAGMA application_id={kind}")
 
 
 def _restored(
@@ -103,7 +139,7 @@ def _restored(
     return Restored(
         proof=proof,
         last_seq=writer.head.seq,
-        lost_until=writer.head.seq if testimony is None else testimony.head.seq,
+        lost_until=writer.head.seq if testimony is None else max(writer.head.seq, testimony.head.seq),
         total_units=writer.state.total_units if total_units is None else total_units,
         state=None if testimony is None else testimony.state,
         settings=None if testimony is None else testimony.settings,
@@ -128,14 +164,15 @@ def replace_witness(
     """
     writer = Writer(Path(path), Keys(mac_key, old_keys), in_full=True, clock=clock)
     try:
-        if witness is None:
-            writer.append(WitnessChanged(writer.state.witness, None, confirmed_by))
-            return
-        place = Path(witness).absolute()
-        if place.exists():
+        place = None if witness is None else Path(witness).absolute()
+        if place is not None and place.exists():
             raise LedgerRolledBack(
                 f"{place} is there already. A new witness starts from nothing; one that exists is asked, not replaced."
             )
-        attach(writer, place, confirmed_by)
+        writer.compare_with_memory()
+        if place is None:
+            writer.append(WitnessChanged(writer.state.witness, None, confirmed_by))
+        else:
+            attach(writer, place, confirmed_by)
     finally:
         writer.close()

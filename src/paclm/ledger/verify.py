@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,19 @@ class Report:
     contents: Contents | None
     """Where the ledger stands; None where not even its newest row can be read."""
     usage: UsageTable
+
+
+def signing_key(path: str | Path) -> str | None:
+    """The name of the key that the newest row says it was signed with; None where there is none to be read."""
+    path = Path(path)
+    db = database.open_reader(path)
+    try:
+        found = db.execute("SELECT key FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+    except sqlite3.Error:
+        return None
+    finally:
+        db.close()
+    return None if found is None else str(found[0])
 
 
 def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:

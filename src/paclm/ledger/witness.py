@@ -19,7 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paclm.errors import LedgerError, LedgerFull, LedgerTampered, WitnessMissing
+from paclm.errors import (
+    LedgerBusy,
+    LedgerError,
+    LedgerFull,
+    LedgerRolledBack,
+    LedgerTampered,
+    LedgerUnwritable,
+    WitnessMissing,
+)
 from paclm.ledger.chain import Head, Keys
 from paclm.ledger.database import sync_folder
 from paclm.ledger.events import canonical
@@ -38,10 +46,12 @@ class Testimony:
     state: Mapping[str, Any]
     settings: Mapping[str, Any]
     sealed_belief: bytes
+    key: str
+    """The name of the key that signed, or will sign: MACs by any key at hand are right, and only one is in force."""
 
 
 class Witness:
-    """An open witness file. `write` returns when the testimony is on the disk."""
+    """An open witness file, held by one process. `write` returns when the testimony is on the disk."""
 
     def __init__(self, path: Path, keys: Keys) -> None:
         self.path = path
@@ -53,8 +63,22 @@ class Witness:
                 f"The witness {path} cannot be opened ({error.strerror}). Mount its disk; if the file is lost for "
                 "good, declare so with paclm ledger replace-witness."
             ) from None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise LedgerBusy(
+                f"The witness {path} is in use by another process, which serves another copy of this ledger: two would "
+                "each release against a belief that misses the other's tokens. Stop that process."
+            ) from None
+        except OSError as error:
+            os.close(self._descriptor)
+            raise LedgerUnwritable(
+                f"The witness {path} cannot be locked ({error.strerror}). Keep it on a file system with locks."
+            ) from None
         self._slot_bytes = os.fstat(self._descriptor).st_size // 2
         self._next_slot = 0
+        self._seen = [_written(slot) for slot in self._slots()]
 
     @classmethod
     def create(cls, path: Path, keys: Keys, testimony: Testimony) -> Witness:
@@ -85,31 +109,30 @@ class Witness:
 
     def read(self) -> Testimony:
         """The newest whole testimony."""
-        slots = [os.pread(self._descriptor, self._slot_bytes, n * self._slot_bytes) for n in (0, 1)]
+        slots = self._slots()
+        self._seen = [_written(slot) for slot in slots]
         found = [(*content, n) for n, slot in enumerate(slots) if (content := _unpack(slot)) is not None]
         if not found:
             raise LedgerTampered(f"The witness {self.path} holds no whole testimony: both of its slots are damaged.")
-        payload, mac, slot = max(found, key=lambda content: int(json.loads(content[0])["seq"]))
-        self._next_slot = 1 - slot
-        fields = json.loads(payload)
-        if not hmac.compare_digest(self.keys.mac(fields["key"], payload), mac):
+        try:
+            testimonies = [(_testimony(payload), payload, mac, slot) for payload, mac, slot in found]
+        except (ValueError, KeyError, TypeError):
+            raise LedgerTampered(
+                f"The witness {self.path} holds a testimony that paclm did not write: it cannot be read."
+            ) from None
+        testimony, payload, mac, slot = max(testimonies, key=lambda content: content[0].head.seq)
+        if not hmac.compare_digest(self.keys.mac(testimony.key, payload), mac):
             raise LedgerTampered(f"The witness {self.path} carries a MAC that the ledger's key did not make.")
-        return Testimony(
-            fields["witness"],
-            fields["ledger"],
-            Head(fields["seq"], bytes.fromhex(fields["digest"])),
-            fields["state"],
-            fields["settings"],
-            bytes.fromhex(fields["belief"]),
-        )
+        self._next_slot = 1 - slot
+        return testimony
 
     def write(self, testimony: Testimony) -> None:
-        """Record a newer head durably, over the older of the two slots."""
+        """Record a newer head durably, over the older of the two slots; refused where another copy did so meanwhile."""
         payload = canonical(
             {
                 "witness": testimony.witness,
                 "ledger": testimony.ledger,
-                "key": self.keys.current,
+                "key": testimony.key,
                 "seq": testimony.head.seq,
                 "digest": testimony.head.digest.hex(),
                 "state": dict(testimony.state),
@@ -117,9 +140,16 @@ class Witness:
                 "belief": testimony.sealed_belief.hex(),
             }
         ).encode()
-        slot = _pack(payload, self.keys.mac(self.keys.current, payload))
+        slot = _pack(payload, self.keys.mac(testimony.key, payload))
         if len(slot) > self._slot_bytes:
             raise LedgerFull(f"The witness {self.path} has room for {self._slot_bytes} bytes, not {len(slot)}.")
+        if any(
+            os.pread(self._descriptor, len(seen), n * self._slot_bytes) != seen for n, seen in enumerate(self._seen)
+        ):
+            raise LedgerRolledBack(
+                f"The witness {self.path} was written by another copy of this ledger, which is in use too. Stop both, "
+                "and go on with the one that the witness knows: two histories of one secret cannot be merged."
+            )
         try:
             written = os.pwrite(self._descriptor, slot, self._next_slot * self._slot_bytes)
             _sync(self._descriptor)
@@ -127,7 +157,11 @@ class Witness:
             raise LedgerError(f"The witness {self.path} cannot be written: {error.strerror}. Mend its disk.") from None
         if written != len(slot):
             raise LedgerFull(f"The witness {self.path} took {written} of {len(slot)} bytes. Make room on its disk.")
+        self._seen[self._next_slot] = slot
         self._next_slot = 1 - self._next_slot
+
+    def _slots(self) -> list[bytes]:
+        return [os.pread(self._descriptor, self._slot_bytes, n * self._slot_bytes) for n in (0, 1)]
 
     def close(self) -> None:
         """Close the file."""
@@ -147,6 +181,25 @@ def _unpack(slot: bytes) -> tuple[bytes, bytes] | None:
     if hashlib.sha256(slot[: end + 32]).digest() != slot[end + 32 : end + 64]:
         return None
     return slot[start:end], slot[end : end + 32]
+
+
+def _written(slot: bytes) -> bytes:
+    """As much of a slot as any other write to it would change."""
+    content = _unpack(slot)
+    return slot if content is None else _pack(*content)
+
+
+def _testimony(payload: bytes) -> Testimony:
+    fields = json.loads(payload)
+    return Testimony(
+        str(fields["witness"]),
+        str(fields["ledger"]),
+        Head(int(fields["seq"]), bytes.fromhex(fields["digest"])),
+        fields["state"],
+        fields["settings"],
+        bytes.fromhex(fields["belief"]),
+        str(fields["key"]),
+    )
 
 
 def _sync(descriptor: int) -> None:

@@ -19,8 +19,8 @@ from typing import NoReturn
 from paclm.config import MechanismConfig
 from paclm.errors import LedgerDamaged, LedgerError, LedgerRolledBack, LedgerStopped, LedgerTampered, RandomnessMisuse
 from paclm.ledger import database
-from paclm.ledger.chain import GENESIS, Head, Keys, make_row
-from paclm.ledger.events import COUNTS, BadRow, Event, Opened, Usage
+from paclm.ledger.chain import GENESIS, Head, Keys, endorse, make_row
+from paclm.ledger.events import COUNTS, BadRow, Event, KeyRotated, Opened, Usage
 from paclm.ledger.lock import WriterLock
 from paclm.ledger.reading import (
     UsageTable,
@@ -93,7 +93,9 @@ class Writer:
             with transaction(self.db):
                 database.migrate(self.db, stamp(self._clock), self.path)
             contents = (read_chain if in_full else read_contents)(self.db, self.path, self.keys)
-        if contents.key != self.keys.current:
+        if contents.key != self.keys.current and accept_copy:  # a copy from before the key was rotated
+            self.keys = self.keys.led_by(contents.key)
+        elif contents.key != self.keys.current:
             raise LedgerError(f"The newest rows of {self.path} are signed with an old key. Pass the newest key first.")
         self.opened = contents.opened
         self.head = contents.head
@@ -101,8 +103,39 @@ class Writer:
         self.settings = contents.settings
         self.sealed_belief = contents.sealed_belief
 
-    def append(self, event: Event, sealed_belief: bytes | None = None, seq: int | None = None) -> None:
-        """Write one event durably. When this returns it is on the disk, and the witness knows."""
+    @property
+    def remembered(self) -> Head | None:
+        """The newest row when the ledger was last in use in this folder, where that was noted."""
+        return self._lock.remembered
+
+    def compare_with_memory(self) -> None:
+        """Refuse a file that lacks the row which was the newest when the ledger was last in use in this folder."""
+        known = self.remembered
+        if known is None:
+            return
+        with database.translated(self.path):
+            found = self.db.execute("SELECT digest FROM events WHERE seq = ?", (known.seq,)).fetchone()
+        if found is None or found[0] != known.digest:
+            raise LedgerRolledBack(
+                f"{self.path} ends at row {self.head.seq}, and without the row {known.seq} that it had when it was "
+                f"last in use here: {self.path.name}-wal was removed, or the file was put back to an earlier day, and "
+                "what was charged since is missing. Put the newest files back, or adopt this one with "
+                "paclm ledger adopt, which charges what can have been spent since."
+            )
+
+    def settle(self) -> None:
+        """Once the ledger is believed: note its head, and leave no history in the write-ahead log alone."""
+        self._lock.remember(self.head)
+        with database.translated(self.path):
+            database.empty_log(self.db)
+
+    def append(
+        self, event: Event, sealed_belief: bytes | None = None, seq: int | None = None, keys: Keys | None = None
+    ) -> None:
+        """Write one event durably. When this returns it is on the disk, and the witness knows.
+
+        Other `keys` sign this row and all that follow, once it is on the disk.
+        """
         with self.one_at_a_time:
             self.refuse_if_stopped()
             seq = self.head.seq + 1 if seq is None else seq
@@ -110,13 +143,15 @@ class Writer:
                 after = apply(self.state, seq, event)
             except BadRow as problem:
                 raise LedgerTampered(f"A new row for {self.path} {problem}. Nothing was written.") from None
-            row = make_row(self.head, seq, stamp(self._clock), event, after, self.keys)
+            row = make_row(self.head, seq, stamp(self._clock), event, after, keys or self.keys)
             try:
                 with database.translated(self.path), transaction(self.db):
                     self.db.execute(_ADD_ROW, row)
                     add_figures(self.db, row.at, usages(self.state, after, event))
                     if sealed_belief is not None:
                         self.db.execute(_SET_BELIEF, (after.belief_seq, sealed_belief))
+                if keys is not None:
+                    self._use_keys(keys)
                 self.head, self.state = Head(seq, row.digest), after
                 if sealed_belief is not None:
                     self.sealed_belief = sealed_belief
@@ -124,12 +159,20 @@ class Writer:
                     self.settings = MechanismConfig(**settings)
                 if self.witness is not None and self.state.witness is not None:
                     self.witness.write(self.testimony(self.state.witness))
+                self._lock.remember(self.head)
             except BaseException as failure:
                 self._failure = str(failure) or type(failure).__name__
                 raise
 
-    def use_keys(self, keys: Keys) -> None:
-        """Sign rows and testimonies with other keys from now on."""
+    def rotate(self, keys: Keys, sealed_belief: bytes | None = None) -> None:
+        """Sign with other keys from the row on that says so; the old key vouches for the new one inside it."""
+        with self.one_at_a_time:
+            old = self.keys.current
+            vouched = endorse(keys, old, keys.current, self.head.digest)
+            belief = None if sealed_belief is None else hash_belief(sealed_belief)
+            self.append(KeyRotated(old, keys.current, vouched, belief), sealed_belief, keys=keys)
+
+    def _use_keys(self, keys: Keys) -> None:
         self.keys = keys
         if self.witness is not None:
             self.witness.keys = keys
@@ -143,6 +186,7 @@ class Writer:
             to_state_fields(self.state),
             dataclasses.asdict(self.settings),
             self.sealed_belief,
+            self.keys.current,
         )
 
     def refuse_if_stopped(self) -> None:
