@@ -37,8 +37,8 @@ stress: $(STAMP) ## The long tests
 	@$(BIN)/python -m pytest -m stress -o addopts="-q --strict-markers --import-mode=importlib" || [ $$? -eq 5 ]
 
 docs: $(STAMP) ## Build the documentation into site/
-	@$(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "Open site/index.html"
 
 clean: ## Remove what the other targets made
-	@rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) site demo-workspace .mypy_cache .ruff_cache .pytest_cache .hypothesis

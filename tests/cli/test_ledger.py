@@ -121,6 +121,8 @@ def test_verify_checks_macs_with_the_key_and_says_when_it_did_not(workspace):
 def test_a_workspace_without_a_ledger_is_told_so(tmp_path):
     with pytest.raises(LedgerMissing, match="first generates a token"):
         run("show", tmp_path)
+    with pytest.raises(LedgerMissing, match="first generates a token"):
+        run("verify", tmp_path)
 
 
 def test_a_ledger_that_cannot_be_read_is_an_error(workspace):

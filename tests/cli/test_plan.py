@@ -40,6 +40,7 @@ def test_table_shows_both_charges_and_says_what_is_promised():
     assert "3,579,375" in shown
     assert "no attack on a record succeeds more than 51.00% of the time" in shown
     assert "before the first token" in shown
+    assert "per_token = 2.3283064365386963e-10, total = " in shown
 
 
 def test_dissent_without_a_rate_is_labelled_as_the_worst_case():

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 from typer.testing import CliRunner
 
 from paclm.cli.main import app
@@ -42,8 +43,23 @@ def test_table_for_people_names_the_figures_and_the_stamp(vote_files):
     shown = runner.invoke(
         app, ["replay", str(vote_files["greedy"]), "--per-token", "2^-8", "--sessions", "2", "--tokens", "300"]
     ).output
-    for text in ("retained gain", "flips given dissent", "charged per session", "NOT PRIVATE"):
+    for text in (
+        "retained gain",
+        "flips given dissent",
+        "charged per session",
+        "information per session",
+        "NOT PRIVATE",
+    ):
         assert text in shown
+    assert "run round" not in shown
+
+
+def test_sessions_longer_than_the_file_are_pointed_out(tmp_path):
+    np.savez(tmp_path / "v.npz", votes=np.array([[1, 2], [1, 1]]))
+    shown = runner.invoke(
+        app, ["replay", str(tmp_path / "v.npz"), "--per-token", "2^-8", "--sessions", "2", "--tokens", "30"]
+    ).output
+    assert "sessions of 30 tokens run round the 2 recorded positions" in shown
 
 
 def test_a_budget_is_required(vote_files):

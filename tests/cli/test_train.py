@@ -191,3 +191,20 @@ def test_worlds_that_do_not_improve_leave_no_adapters(clinic: Path) -> None:
     assert isinstance(result.exception, EngineError)
     assert "did not" in str(result.exception)
     assert not (clinic / "adapters" / "worlds.safetensors").exists()
+
+
+def test_worlds_that_have_served_are_never_replaced(clinic: Path) -> None:
+    assert train(clinic).exit_code == 0
+    (Workspace.open(clinic).curator_path / "ledger.sqlite").touch()
+    for options in ((), ("--again",)):
+        assert isinstance(train(clinic, *options).exception, WorkspaceError)
+        assert "make another workspace" in str(train(clinic, *options).exception)
+    assert train(clinic, "--what", "full").exit_code == 0  # a ceiling for studies concerns no secret
+
+
+def test_resuming_what_is_finished_does_nothing_and_is_no_error(clinic: Path) -> None:
+    assert train(clinic).exit_code == 0
+    before = (clinic / "adapters" / "worlds.safetensors").read_bytes()
+    result = train(clinic, "--resume")
+    assert (result.exit_code, "nothing to resume" in result.output) == (0, True)
+    assert (clinic / "adapters" / "worlds.safetensors").read_bytes() == before

@@ -85,7 +85,11 @@ def test_people_see_tokens_and_counts(workspace: Path) -> None:
 
 def test_votes_along_a_text_can_be_replayed(workspace: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "votes.npz"
+    out.parent.mkdir()
+    out.write_bytes(b"an older file that everybody may read")
+    out.chmod(0o644)
     figures = json.loads(run("votes", workspace, "--text", text, "--out", out, "--seed", 1, "--window", 16, "--json"))
+    assert out.stat().st_mode & 0o077 == 0  # votes tell about the records: for the owner alone
     recorded = RecordedVotes.load(out)
     assert recorded.votes.shape == (figures["positions"], WORLDS)
     assert recorded.full is None

@@ -246,6 +246,7 @@ def test_worlds_must_be_trained_first(make: Make) -> None:
         ({"total": "inf"}, "studies only"),
         ({"total": str(np.log(WORLDS))}, "promises nothing"),
         ({"total": "9"}, "promises nothing"),
+        ({"per_token": "2^-5", "total": "2^-6"}, "Not one token fits"),
     ],
 )
 def test_budgets_that_promise_nothing_are_refused(make: Make, mechanism: dict[str, str], reason: str) -> None:
@@ -328,7 +329,7 @@ def test_a_larger_total_needs_the_command_that_asks(used: Workspace, make: Make)
 
 def test_a_total_below_what_is_spent_is_refused(used: Workspace, make: Make) -> None:
     with pytest.raises(InvalidInput, match="already"):
-        open_custody(make(total="2^-20"))
+        open_custody(make(per_token="2^-24", total="2^-20"))
 
 
 def test_a_second_process_is_refused(make: Make, open_curator: OpenCurator) -> None:

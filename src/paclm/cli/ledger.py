@@ -40,6 +40,8 @@ def mac_keys(workspace: Path) -> list[bytes]:
     from paclm.ledger.verify import signing_key
 
     folder = workspace / "curator"
+    if not ledger_path(workspace).exists():
+        return []  # nothing was served yet: reading the ledger says so
     candidates, sealings = keys_at_hand(folder), SealedFile(folder).read()
     if len(candidates) > 1:  # an exchange of keys was cut short: secret and ledger know which one is in force
         candidates = [keys for keys in candidates if keys.id in sealings] or candidates

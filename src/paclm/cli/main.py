@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -45,18 +46,15 @@ def _root(
     pass
 
 
-app.command()(export)
-app.command()(generate)
-app.command()(init)
-app.add_typer(ledger, name="ledger")
-for command in (backup, adopt, replace_witness):
+# In the order of the work, which is also the order of --help.
+_COMMANDS: tuple[Callable[..., None], ...] = (demo, init, train, plan, generate, votes, replay, export)
+_RECOVERY: tuple[Callable[..., None], ...] = (backup, adopt, replace_witness)
+for command in _COMMANDS:
+    app.command()(command)
+for command in _RECOVERY:
     ledger.command()(command)
+app.add_typer(ledger, name="ledger")
 app.add_typer(models, name="models")
-app.command()(demo)
-app.command()(plan)
-app.command()(replay)
-app.command()(train)
-app.command()(votes)
 
 
 def main() -> None:

@@ -93,5 +93,9 @@ def _print_words(plan: Plan, worlds: int, prior: str) -> None:
         f"no attack on a record succeeds more than {plan.mia_bound:.2%} of the time (a guess: {prior}),\n"
         f"and none names the realized world more than {plan.world_id_bound:.2%} of the time (a guess: 1/{worlds})."
     )
+    charge = "" if plan.charge == "every-token" else f', charge = "{plan.charge}"'
+    typer.echo(
+        f"For [mechanism] of paclm.toml: per_token = {plan.per_token_nats!r}, total = {plan.total_nats!r}{charge}"
+    )
     if plan.mia_bound >= 1.0:
         typer.echo("That bound says nothing: ln 2 nats and more allow certainty about a record. Lower a number.")

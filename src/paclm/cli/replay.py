@@ -83,6 +83,8 @@ def _print_figures(figures: dict[str, Any]) -> None:
         f"{format_budget(figures['per_token_nats'])} a token)",
         f"leaked {unit}": f"{show('leaked_nats', '.4g')} ± {show('leaked_stderr', '.2g')} nats, "
         f"÷ charged {show('leaked_over_charged', '.4f')}",
+        f"information {unit}": f"{show('conditional_information_nats', '.4g')} nats that the steps can tell"
+        f"{' (exact: trust it over the leak)' if figures['release'] == 'channel' else ''}",
         "bounds at the total": f"record {show('mia_bound', '.4f')}, world {show('world_id_bound', '.4f')} "
         f"(world named in {show('world_id_rate', '.4f')})",
         "time": f"{show('seconds', '.1f')} s",
@@ -90,4 +92,9 @@ def _print_figures(figures: dict[str, Any]) -> None:
     width = max(map(len, lines))
     for name, line in lines.items():
         typer.echo(f"{name:<{width}}  {line}")
+    if figures["protocol"] == "session" and figures["tokens_per_secret"] > figures["positions"]:
+        typer.echo(
+            f"Note: sessions of {figures['tokens_per_secret']:,} tokens run round the {figures['positions']:,} "
+            "recorded positions more than once, and errors are then too small. Record more votes or lower --tokens."
+        )
     typer.echo(figures["stamp"])

@@ -53,6 +53,12 @@ def train(
     from paclm.worlds.workspace import Workspace
 
     job = prepare_training(Workspace.open(workspace), what, dtype=dtype)
+    is_trained = job.file_name in job.workspace.manifest.adapters
+    if is_trained and resume and not (again or dry_run):
+        typer.echo(f"{job.workspace.adapters_path / job.file_name} is trained already; there is nothing to resume.")
+        return
+    if what == "worlds" and not dry_run:
+        _refuse_to_orphan_the_ledger(job, workspace)
     if not (again or dry_run):
         _refuse_to_lose(job, resume, f"paclm train {workspace}{'' if what == 'worlds' else f' --what {what}'}")
     plan = job.plan(group_size, estimate_time=dry_run)
@@ -69,6 +75,15 @@ def _group_size(text: str) -> int | None:
     if not text.isdecimal() or int(text) < 1:
         raise InvalidInput(f"--worlds-per-step is auto or a number of at least 1, not {text!r}.")
     return int(text)
+
+
+def _refuse_to_orphan_the_ledger(job: TrainingJob, named: Path) -> None:
+    """Secret and ledger belong to the adapters that served: with others they could never be opened again."""
+    if (job.workspace.curator_path / "ledger.sqlite").exists():
+        raise WorkspaceError(
+            f"{named} has served with its worlds, and its secret and ledger belong to them: other adapters would end "
+            "it for good. To train anew, make another workspace; budgets over the same records add up."
+        )
 
 
 def _refuse_to_lose(job: TrainingJob, resume: bool, command: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -100,6 +101,7 @@ def _vote_along_text(
     from paclm.engine.base import base_of, load_tokenizer
     from paclm.engine.loading import FULL_FILE
     from paclm.worlds.blocks import encode_texts
+    from paclm.worlds.storage import write_private
 
     try:
         content = text.read_text(encoding="utf-8")
@@ -125,8 +127,9 @@ def _vote_along_text(
     if with_full:
         arrays["full"] = every[:, -1].astype(np.int32)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    write_private(out, buffer.getvalue())
     unanimity = float((worlds == worlds[:, :1]).all(axis=1).mean())
     if as_json:
         print_json({"positions": len(worlds), "worlds": int(worlds.shape[1]), "unanimity": unanimity, "out": str(out)})

@@ -33,6 +33,11 @@ def check_budgets(config: MechanismConfig, num_worlds: int) -> None:
             "per_token and total must be finite to generate or serve: inf means no noise at all, for studies only. "
             "Change [mechanism] of paclm.toml; `paclm plan` finds values."
         )
+    if config.per_token > config.total:
+        raise InvalidInput(
+            f"Not one token fits: per_token = {format_budget(config.per_token)} is more than "
+            f"total = {format_budget(config.total)} nats. Change [mechanism] of paclm.toml; `paclm plan` finds values."
+        )
     largest = min(_LARGEST_TOTAL, math.log(num_worlds))
     if config.total >= largest:
         raise InvalidInput(

@@ -115,6 +115,7 @@ def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, stre
         "leaked_nats_by_truth": by_truth.mean,
         "leaked_stderr_by_truth": by_truth.stderr,
         "conditional_information_nats": sum(stream.information for stream in streams) / len(secrets),
+        "tokens_per_secret": per_secret,
         "release": rule.name,
         "charge": settings.charge,
         "protocol": settings.protocol,
