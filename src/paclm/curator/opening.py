@@ -18,7 +18,7 @@ from paclm.curator.hidden import Hidden, tells_only_its_message
 from paclm.curator.keys import Keys, keys_at_hand, load_keys, settle_own_key
 from paclm.curator.sealed import SealedFile, Sealing
 from paclm.curator.secret import Secret, prior_belief, seal_belief, unseal_belief
-from paclm.curator.terms import budgets_of, check_same_worlds, worlds_digest
+from paclm.curator.terms import budgets_of, check_first_token, check_same_worlds, worlds_digest
 from paclm.errors import CuratorError, LedgerWrongKey, UnsoundState
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
@@ -67,6 +67,7 @@ def open_custody(workspace: Workspace, witness: Path | None = None) -> Custody:
             "a new ledger would forget it. Restore ledger.sqlite and adopt it, or make a new workspace."
         )
     else:
+        check_first_token(config)
         keys, retired = load_keys(workspace.curator_path, may_create=True), []
         ledger = _create_ledger(workspace, config, keys, digest, witness)
     try:

@@ -33,16 +33,20 @@ def check_budgets(config: MechanismConfig, num_worlds: int) -> None:
             "per_token and total must be finite to generate or serve: inf means no noise at all, for studies only. "
             "Change [mechanism] of paclm.toml; `paclm plan` finds values."
         )
-    if config.per_token > config.total:
-        raise InvalidInput(
-            f"Not one token fits: per_token = {format_budget(config.per_token)} is more than "
-            f"total = {format_budget(config.total)} nats. Change [mechanism] of paclm.toml; `paclm plan` finds values."
-        )
     largest = min(_LARGEST_TOTAL, math.log(num_worlds))
     if config.total >= largest:
         raise InvalidInput(
             f"total = {format_budget(config.total)} nats promises nothing: {largest:.4g} nats name the realized world "
             f"among {num_worlds}. Lower it in [mechanism] of paclm.toml; `paclm plan` finds a value."
+        )
+
+
+def check_first_token(config: MechanismConfig) -> None:
+    """Refuse to commit to a budget that buys nothing. A live one may be lowered so far: that ends private serving."""
+    if config.per_token > config.total:
+        raise InvalidInput(
+            f"Not one token fits: per_token = {format_budget(config.per_token)} is more than "
+            f"total = {format_budget(config.total)} nats. Change [mechanism] of paclm.toml; `paclm plan` finds values."
         )
 
 

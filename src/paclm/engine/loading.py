@@ -133,7 +133,7 @@ def open_engine(
 
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a prompt, as records are encoded; an empty prompt is the tokenizer's start token."""
-    tokens: list[int] = list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+    tokens: list[int] = list(tokenizer.encode(text, add_special_tokens=False))
     if tokens:
         return tokens
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
