@@ -5,7 +5,6 @@ python tools/make_reference.py
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from typer.main import get_command
 
 from paclm import config, errors
 from paclm.cli.main import app
+from paclm.worlds.settings import explain_settings
 
 ROOT = Path(__file__).parent.parent
 WIDTH = 100
@@ -31,19 +31,6 @@ def commands_page() -> str:
     return "\n".join(lines)
 
 
-def field_notes(cls: type) -> dict[str, str]:
-    """The string under each field of a settings class."""
-    tree = ast.parse(Path(config.__file__).read_text())
-    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
-    notes, last = {}, ""
-    for node in body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            last = node.target.id
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and last:
-            notes[last] = " ".join(str(node.value.value).split())
-    return notes
-
-
 def settings_page() -> str:
     """Every setting of paclm.toml and every error."""
     lines = [
@@ -55,7 +42,7 @@ def settings_page() -> str:
     for name, cls in sorted(vars(config).items()):
         if not (isinstance(cls, type) and dataclasses.is_dataclass(cls) and name.endswith("Config")):
             continue
-        notes = field_notes(cls)
+        notes = explain_settings(cls)
         summary = " ".join((cls.__doc__ or "").split())
         lines += [
             f"## `[{name.removesuffix('Config').lower()}]`",

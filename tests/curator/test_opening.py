@@ -17,10 +17,11 @@ import pytest
 
 from curator.deployments import WORLDS, ScriptedEngine, set_mechanism
 from paclm import Curator, Workspace
+from paclm.cli.ledger import mac_keys
 from paclm.curator import opening
 from paclm.curator.keys import KEY_FILE
 from paclm.curator.opening import LEDGER_FILE, open_custody
-from paclm.curator.sealed import SECRET_FILE, signing_keys
+from paclm.curator.sealed import SECRET_FILE
 from paclm.curator.terms import WORLDS_FILE, worlds_digest
 from paclm.engine import loading
 from paclm.errors import (
@@ -409,7 +410,7 @@ def test_a_restored_backup_never_gives_budget_or_belief_back(
     restore(workspace, tmp_path / "copy.sqlite")
     with pytest.raises(LedgerRolledBack, match="backup copy"):
         open_curator(workspace, witness=witness)
-    key = signing_keys(workspace.curator_path)[0].mac.reveal()
+    key = mac_keys(workspace.path)[0]
     adopt_restored(workspace.curator_path / LEDGER_FILE, key, confirmed_by="test", witness=witness)
     with open_curator(workspace, witness=witness) as curator:
         if has_witness:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from paclm import Curator, Workspace
+from paclm.cli.ledger import mac_keys
 from paclm.curator import rotation
 from paclm.curator.hidden import Hidden
 from paclm.curator.keys import KEY_FILE, NEW_KEY_FILE, Keys, load_keys, write_key
 from paclm.curator.opening import LEDGER_FILE, open_custody
 from paclm.curator.rotation import rotate_key
-from paclm.curator.sealed import SealedFile, signing_keys
+from paclm.curator.sealed import SealedFile
 from paclm.errors import CuratorError, LedgerBusy, LedgerWrongKey
 from paclm.ledger.verify import verify
 
@@ -49,7 +50,7 @@ def test_a_new_key_keeps_secret_belief_and_account(used: Workspace, open_curator
     assert (used.curator_path / KEY_FILE).read_bytes() != old
     assert (used.curator_path / KEY_FILE).stat().st_mode & 0o777 == 0o600
     assert not (used.curator_path / NEW_KEY_FILE).exists()
-    keys = [key.mac.reveal() for key in signing_keys(used.curator_path)]
+    keys = mac_keys(used.path)
     assert len(keys) == 4
     report = verify(used.curator_path / LEDGER_FILE, keys)
     assert report.intact

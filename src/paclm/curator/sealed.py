@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paclm.curator.hidden import Hidden
-from paclm.curator.keys import PACKED_SIZE, Keys, load_keys
+from paclm.curator.keys import PACKED_SIZE, Keys
 from paclm.curator.secret import FORMAT, Secret
 from paclm.errors import CuratorError
 from paclm.worlds.storage import write_private
@@ -86,12 +86,6 @@ class SealedFile:
                 f"The sealed secret {self.path} cannot be read. Restore it from a backup; without it nothing can be "
                 "served."
             ) from None
-
-
-def signing_keys(folder: Path) -> list[Keys]:
-    """The keys that signed the ledger in this curator folder, the one in force first. Does not touch the secret."""
-    keys, sealings = load_keys(folder, may_create=False), SealedFile(folder).read()
-    return [keys, *(sealings[keys.id].retired_keys(keys) if keys.id in sealings else [])]
 
 
 def _text(content: bytes) -> str:

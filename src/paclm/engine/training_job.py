@@ -20,13 +20,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from paclm.config import RuntimeConfig, TrainingConfig
+from paclm.config import TrainingConfig
 from paclm.engine.base import base_of, load_model, load_tokenizer
 from paclm.engine.checkpoint import RUN_FILE, Checkpoints
+from paclm.engine.loading import pick_device
 from paclm.engine.schedule import Schedule, make_blocks
 from paclm.engine.training import OnProgress, Trained, make_schedule, train_worlds
 from paclm.engine.training_plan import TrainingPlan, plan_training
-from paclm.errors import EngineError, InvalidInput
+from paclm.errors import InvalidInput
 from paclm.worlds.assignment import BoolArray
 from paclm.worlds.blocks import encode_texts
 from paclm.worlds.holdout import units_of
@@ -120,7 +121,7 @@ def prepare_training(workspace: Workspace, what: str = "worlds", *, dtype: Dtype
     seed = int(workspace.manifest.arguments["seed"])
     name, membership = _who(workspace, what, records, seed)
     base = base_of(workspace)
-    device = pick_device(workspace.runtime)
+    device = pick_device(workspace.runtime.device)
     model: Any = load_model(base, pick_dtype(dtype, device)).to(device)
     encoded = encode_texts(load_tokenizer(base), [record.text for record in records])
     blocks = make_blocks(
@@ -130,14 +131,6 @@ def prepare_training(workspace: Workspace, what: str = "worlds", *, dtype: Dtype
         [record.repetitions for record in records],
     )
     return TrainingJob(workspace, name, model, make_schedule(blocks, membership, settings, seed), settings)
-
-
-def pick_device(runtime: RuntimeConfig) -> torch.device:
-    """Where [runtime] wants training to run."""
-    has_gpu = torch.cuda.is_available()
-    if runtime.device == "cuda" and not has_gpu:
-        raise EngineError('[runtime] asks for device = "cuda", but torch finds no GPU. Set it to "cpu" or "auto".')
-    return torch.device("cuda" if has_gpu and runtime.device != "cpu" else "cpu")
 
 
 def pick_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:

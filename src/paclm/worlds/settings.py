@@ -69,7 +69,7 @@ def render_settings(training: TrainingConfig) -> str:
     ]
     text = _HEAD
     for head, settings, values, mark in sections:
-        about = _explanations(settings)
+        about = explain_settings(settings)
         text += head + "".join(f"\n# {about[name]}\n{mark}{name} = {_toml(value)}\n" for name, value in values.items())
     return text
 
@@ -78,7 +78,7 @@ def _values(settings: MechanismConfig | RuntimeConfig | TrainingConfig) -> dict[
     return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
 
 
-def _explanations(settings: type) -> dict[str, str]:
+def explain_settings(settings: type) -> dict[str, str]:
     """The docstring under each field, and what it may be. Python does not keep those, so the source is read."""
     (body,) = ast.parse(inspect.getsource(settings)).body
     hints = get_type_hints(settings)

@@ -59,11 +59,6 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def hash_bytes(content: bytes) -> str:
-    """The SHA-256 of bytes, in hexadecimal."""
-    return hashlib.sha256(content).hexdigest()
-
-
 def refuse_if_others_can_enter(folder: Path) -> None:
     """Private text in a folder that others can enter is an error, as it is for an SSH key."""
     if not folder.is_dir():
