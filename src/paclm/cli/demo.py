@@ -132,8 +132,8 @@ def _plan() -> None:
     per_token, total = parse_budget(PER_TOKEN), parse_budget(TOTAL)
     typer.echo(
         f"   {PER_TOKEN} nats a token, {TOTAL} in total: {math.floor(total / per_token):,} tokens.\n"
-        f"   Until they are gone, no attack on a patient succeeds more than {success_bound(total, 0.5):.1%} of the time\n"
-        f"   (a guess: 50%), and none names the realized world more than {success_bound(total, 1 / WORLDS):.1%} "
+        f"   Until they are gone no attack on a patient succeeds more than {success_bound(total, 0.5):.1%} of the "
+        f"time\n   (a guess: 50%), and none names the realized world more than {success_bound(total, 1 / WORLDS):.1%} "
         f"(a guess: {1 / WORLDS:.1%})."
     )
 
