@@ -23,6 +23,7 @@ demo: $(STAMP) ## Run the main job on what the package brings along
 	@$(BIN)/paclm demo demo-workspace
 
 test: lint $(STAMP) ## Lint, types and all tests
+	@$(BIN)/python tests/server/browser.py
 	@$(BIN)/python -m pytest
 
 lint: $(STAMP) ## Style and types

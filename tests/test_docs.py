@@ -20,7 +20,7 @@ def load_reference():
     return module
 
 
-@pytest.mark.parametrize("name", ["commands.md", "settings.md"])
+@pytest.mark.parametrize("name", load_reference().PAGES)
 def test_generated_pages_are_current(name):
     expected = load_reference().PAGES[name]()
     assert (ROOT / "docs" / name).read_text() == expected, "run: python tools/make_reference.py"

@@ -1,6 +1,6 @@
 """Time the decode step of all worlds on one GPU: GPT-2-small shape, random weights, votes included.
 
-    python3 tools/bench_gpu.py --out results [--sections correct,one,...] [--seconds 230]
+    python3 tools/bench_gpu.py --out results [--sections correct,one,...] [--seconds 230] [--compile-ahead]
 
 Needs torch with CUDA, triton, transformers, numpy and safetensors; no model files, no network. Every section stands
 alone: a failure is written down and the next one runs; results.json is rewritten after each, and what does not fit
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import multiprocessing
 import time
 import traceback
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_kernels import best_tiles, layer_parts
+import gpu_kernels
 from gpu_timing import (
     CAPACITY,
     DEVICE,
@@ -30,36 +31,18 @@ from gpu_timing import (
     Clock,
     attempt,
     floor_ms,
-    graphed,
-    milliseconds,
-    small_gpt2,
-    small_llama,
+    shaped,
+    step_ms,
     tidy,
     warm,
 )
 from paclm.engine.determinism import check_repeatable, set_deterministic
 from paclm.engine.engine import Ballot, Engine
-from paclm.engine.fused import Choices, FusedModel, uncovered
+from paclm.engine.fused import DEFAULTS, FusedModel
 from paclm.engine.graphs import FusedStep, GraphStep
 from paclm.engine.stacked import StackedModel
 from paclm.engine.steps import PlainStep, Step
 from paclm.engine.weights import Weights
-
-VENDOR = Choices(own_products=False)
-
-
-def step_ms(model: StackedModel, step: PlainStep, sequences: int, context: int, use_graph: bool = True) -> float:
-    """Device time of one step, votes included, every sequence at the last position of `context`."""
-    tokens = torch.randint(0, TOKENS, (sequences,), device=DEVICE)
-    positions = torch.full((sequences,), context - 1, device=DEVICE)
-    coins = torch.randn(sequences, SUPPORT, device=DEVICE)
-    tau = torch.ones(sequences, device=DEVICE)
-
-    @torch.inference_mode()
-    def run() -> object:
-        return step.run(tokens, positions, coins, tau, context)
-
-    return milliseconds(graphed(run) if use_graph else run, 20 if sequences > 8 else 50)
 
 
 def wall_ms(model: StackedModel, sequences: int) -> float:
@@ -87,42 +70,37 @@ def graph_of(model: StackedModel) -> GraphStep:
 
 
 def section_correct(clock: Clock) -> dict[str, Any]:
-    """Kernels and graphs against the plain path, on prompts of different lengths."""
-    found: dict[str, Any] = {}
-    for name, dtype in DTYPES.items():
-        found[f"gpt2 {name}"] = attempt(compare, small_gpt2(dtype, 16, 2))
-        found[f"llama {name}"] = attempt(compare, small_llama(dtype, 16))
-        tidy()
-    return found
+    """Kernels and graphs against the plain path, on prompts of different lengths; each case in its own process."""
+    cases = [(family, name) for family in ("gpt2", "llama") for name in DTYPES]
+    with multiprocessing.get_context("spawn").Pool(len(cases), set_deterministic) as pool:
+        return dict(pool.starmap(correct, cases))
+
+
+def correct(family: str, name: str) -> tuple[str, Any]:
+    return f"{family} {name}", attempt(compare, shaped(family, DTYPES[name], 16, layers=2))
 
 
 def compare(weights: Weights) -> dict[str, Any]:
-    refusal = uncovered(weights)
-    if refusal:
-        return {"not covered": refusal}
-    models = {
-        "plain": StackedModel(weights, 4),
-        "fused": FusedModel(weights, 4),
-        "vendor": FusedModel(weights, 4, VENDOR),
-    }
-    text = torch.randint(0, TOKENS, (4, 128), device=DEVICE)
-    lengths = [17, 60, 2, 90]
+    plain, fused = StackedModel(weights, 16), FusedModel(weights, 16)
+    lengths = [17, 60, 2, 90, 33, 16, 64, 1, 95, 48, 31, 80]
+    text = torch.randint(0, TOKENS, (len(lengths), 128), device=DEVICE)
     found: dict[str, Any] = {}
-    for n in (1, 4):
-        hidden = {label: decode_some(model, text, lengths[:n]) for label, model in models.items()}
-        for label in ("fused", "vendor"):
-            found[f"largest difference, {label}, {n}"] = (hidden[label] - hidden["plain"]).abs().max().item()
-    steps: dict[str, Step] = {"plain": PlainStep(models["plain"], SUPPORT)}
-    steps |= {f"{label} graph": graph_of(model) for label, model in models.items()}
+    for n in (1, len(lengths)):
+        hidden = [decode_some(model, text, lengths[:n]) for model in (plain, fused)]
+        found[f"largest difference, {n}"] = (hidden[0] - hidden[1]).abs().max().item()
+        found[f"largest value, {n}"] = hidden[0].abs().max().item()
+    steps: dict[str, tuple[StackedModel, Step]] = {
+        "plain": (plain, PlainStep(plain, SUPPORT)),
+        "fused graph": (fused, graph_of(fused)),
+    }
     ballots = {}
-    for way, step in steps.items():
-        engine = Engine(models[way.split()[0]], SUPPORT, 32, step)
+    for way, (model, step) in steps.items():
+        engine = Engine(model, SUPPORT, 128, step)
         ballots[way] = attempt(vote_on, engine, text, lengths)
-        found[f"repeatable, {way}"] = attempt(check_repeatable, engine) or True
-    for way, ballot in ballots.items():
-        found[f"equal votes, {way}"] = (
-            float((ballot.votes == ballots["plain"].votes).mean()) if isinstance(ballot, Ballot) else ballot
-        )
+    found["repeatable"] = attempt(check_repeatable, Engine(fused, SUPPORT, 128, steps["fused graph"][1])) or True
+    first, second = ballots.values()
+    same = isinstance(first, Ballot) and isinstance(second, Ballot)
+    found["equal votes"] = float((first.votes == second.votes).mean()) if same else [str(first), str(second)]
     return found
 
 
@@ -147,123 +125,84 @@ def vote_on(engine: Engine, text: torch.Tensor, lengths: list[int]) -> Ballot:
 
 
 def section_one(clock: Clock) -> dict[str, Any]:
-    """One sequence, m = 128, context 96: every way there is, device time and memory."""
+    """One sequence, m = 128, context 96: device time, memory, and the plain path beside it."""
     return {name: attempt(one_sequence, dtype) for name, dtype in DTYPES.items()}
 
 
 def one_sequence(dtype: torch.dtype) -> dict[str, Any]:
     tidy()
     before = torch.cuda.memory_allocated()
-    w = small_gpt2(dtype, 128)
+    w = shaped("gpt2", dtype, 128)
     tidy()
     torch.cuda.reset_peak_memory_stats()
     model = FusedModel(w, 1)
     warm(model)
-    fused = attempt(step_ms, model, FusedStep(model, SUPPORT), 1, 96)
+    fused = step_ms(model, FusedStep(model, SUPPORT), 1, 96)
     memory = (torch.cuda.max_memory_allocated() - before) / 2**30
-    vendor, plain = FusedModel(w, 1, VENDOR), StackedModel(w, 1)
-    lanes32 = FusedModel(w, 1, Choices(lanes=32, attention_stages=2))
-    warps8 = FusedModel(w, 1, Choices(row_warps=8))
-    lanes32.cache = warps8.cache = vendor.cache = plain.cache = model.cache
+    plain = StackedModel(w, 1)
+    plain.cache = model.cache
     floor = floor_ms(w, 1, 96)
     return {
+        "ms": fused,
+        "again": step_ms(model, FusedStep(model, SUPPORT), 1, 96),
         "floor ms": floor,
-        "fused graph": fused,
-        "÷ floor": fused / floor if isinstance(fused, float) else None,
+        "÷ floor": fused / floor,
         "memory GiB": memory,
-        "vendor products, graph": attempt(step_ms, vendor, FusedStep(vendor, SUPPORT), 1, 96),
         "plain graph": attempt(step_ms, plain, PlainStep(plain, SUPPORT), 1, 96),
-        "plain graph, our ballot": attempt(step_ms, plain, FusedStep(plain, SUPPORT), 1, 96),
         "plain eager": attempt(step_ms, plain, PlainStep(plain, SUPPORT), 1, 96, False),
-        "32 lanes": attempt(step_ms, lanes32, FusedStep(lanes32, SUPPORT), 1, 96),
-        "8 warps for rows": attempt(step_ms, warps8, FusedStep(warps8, SUPPORT), 1, 96),
-        "fused eager": attempt(step_ms, model, FusedStep(model, SUPPORT), 1, 96, False),
-        "wall ms, fused graph with copies": attempt(wall_ms, model, 1),
+        "with copies": attempt(wall_ms, model, 1),
     }
-
-
-def section_parts(clock: Clock) -> dict[str, Any]:
-    """Microseconds of each launch."""
-    found = {}
-    for name, dtype in DTYPES.items():
-        found[name] = attempt(layer_parts, dtype)
-        tidy()
-    return found
-
-
-def section_tiles(clock: Clock) -> dict[str, Any]:
-    """Other cuts of the four float32 products."""
-    return best_tiles(clock)
 
 
 def section_streams(clock: Clock) -> dict[str, Any]:
-    """Many sequences at once, bf16, m = 128, context 96."""
-    w = small_gpt2(torch.bfloat16, 128)
+    """Many sequences at once, bf16, m = 128, context 96, GPT-2-small's and SmolLM2-135M's shapes."""
     found: dict[str, Any] = {}
-    for n in (1, 4, 16, 100, 64, 32, 8):
-        found[str(n)] = "skipped: out of time" if clock.is_out() else attempt(many_sequences, w, n)
+    for family, n in (("gpt2", 16), ("gpt2", 100), ("llama", 100), ("llama", 300), ("llama", 1), ("gpt2", 4), ("gpt2", 64), ("llama", 16), ("gpt2", 1)):  # fmt: skip  # noqa: E501
+        found[f"{family} {n}"] = "skipped: out of time" if clock.is_out(4) else attempt(many_sequences, family, n)
         tidy()
     return found
 
 
-def many_sequences(w: Weights, n: int) -> dict[str, Any]:
+def many_sequences(family: str, n: int) -> dict[str, Any]:
+    w = shaped(family, torch.bfloat16, 128, context=96 if n > 100 else CAPACITY)
     model = FusedModel(w, n)
-    warm(model)
-    ways = {
-        "default": Choices(),
-        "adapters of q, k, v added before attention": Choices(fold_rows=0),
-        "adapters of q, k, v added by attention": Choices(fold_rows=2**30),
-        "attention without stages": Choices(attention_stages=1),
-        "attention with 5 stages": Choices(attention_stages=5),
-        "attention with 32 lanes": Choices(lanes=32, attention_stages=2),
-        "8 warps for rows": Choices(row_warps=8),
-    }
-    row: dict[str, Any] = {}
-    for label, choices in ways.items():
-        model.choices = choices
-        row[label] = attempt(step_ms, model, FusedStep(model, SUPPORT), n, 96)
-    best = min((time for time in row.values() if isinstance(time, float)), default=float("nan"))
-    floor = floor_ms(w, n, 96)
-    row |= {"tokens per second": n / best * 1e3, "floor ms": floor, "÷ floor": best / floor}
-    if n == 16:
-        row["plain graph"] = attempt(plain_ms, w, n)
-        row["wall ms with copies"] = attempt(wall_ms, model, n)
+    if n <= 100:
+        warm(model)
+    ms, floor = step_ms(model, FusedStep(model, SUPPORT), n, 96), floor_ms(w, n, 96)
+    row: dict[str, Any] = {"ms": ms, "tokens per second": n / ms * 1e3, "floor ms": floor, "÷ floor": ms / floor}
+    row["cache GiB"] = 2 * len(w.blocks) * model.cache.keys[0].nbytes / 2**30
+    if n in (16, 100):
+        row["with copies"] = attempt(wall_ms, model, n)
     return row
 
 
-def plain_ms(w: Weights, n: int) -> float:
-    plain = StackedModel(w, n)
-    warm(plain)
-    return step_ms(plain, PlainStep(plain, SUPPORT), n, 96)
-
-
 def section_costs(clock: Clock) -> dict[str, Any]:
-    """One sequence, fused: cost against m and against context."""
+    """One sequence: cost against m and against context."""
     found: dict[str, Any] = {}
     for name, dtype in DTYPES.items():
-        for m in (16, 32, 64, 128, 256):
-            found[f"{name} m={m}"] = attempt(fused_ms, dtype, m, 96)
-        for context in (32, 256, 512, 1000):
-            found[f"{name} context={context}"] = attempt(fused_ms, dtype, 128, context)
+        for m, context in ((32, 96), (64, 96), (128, 256), (128, 512)):
+            label = f"{name} m={m} context={context}"
+            found[label] = "skipped: out of time" if clock.is_out(3) else attempt(cost, dtype, m, context)
     return found
 
 
-def fused_ms(dtype: torch.dtype, m: int, context: int) -> dict[str, float]:
+def cost(dtype: torch.dtype, m: int, context: int) -> dict[str, float]:
     tidy()
-    w = small_gpt2(dtype, m, context=max(CAPACITY, context))
+    w = shaped("gpt2", dtype, m, context=max(CAPACITY, context))
     model = FusedModel(w, 1)
     warm(model)
-    return {"ms": step_ms(model, FusedStep(model, SUPPORT), 1, context), "floor ms": floor_ms(w, 1, context)}
+    ms, floor = step_ms(model, FusedStep(model, SUPPORT), 1, context), floor_ms(w, 1, context)
+    return {"ms": ms, "floor ms": floor, "÷ floor": ms / floor}
 
 
 def section_prefill(clock: Clock) -> dict[str, Any]:
     """Teacher-forced votes and prefill, tokens per second, m = 128."""
-    return {name: attempt(reading, dtype) for name, dtype in DTYPES.items()}
+    return {f"{family} bf16": attempt(reading, family, torch.bfloat16) for family in ("gpt2", "llama")}
 
 
-def reading(dtype: torch.dtype) -> dict[str, float]:
+def reading(family: str, dtype: torch.dtype) -> dict[str, float]:
     tidy()
-    model = FusedModel(small_gpt2(dtype, 128, context=512), 1)
+    model = FusedModel(shaped(family, dtype, 128, context=512), 1)
     engine = Engine(model, SUPPORT, 128, FusedStep(model, SUPPORT))
     text = np.random.default_rng(0).integers(0, TOKENS, 512).tolist()
     times = []
@@ -279,49 +218,42 @@ def reading(dtype: torch.dtype) -> dict[str, float]:
     return {"teacher-forced": 511 / min(times), "prefill": 511 / (time.perf_counter() - begun)}
 
 
-def section_compile(clock: Clock) -> dict[str, Any]:
-    """torch.compile of the plain forward pass, for comparison."""
-    return {
-        name: "skipped: out of time" if clock.is_out(60) else attempt(compiled_ms, dtype)
-        for name, dtype in DTYPES.items()
-    }
-
-
-def compiled_ms(dtype: torch.dtype) -> dict[str, float]:
-    tidy()
-    model = StackedModel(small_gpt2(dtype, 128), 1)
-    warm(model)
-    begun = time.perf_counter()
-    model.decode = torch.compile(model.decode, dynamic=False)  # type: ignore[method-assign]
-    milliseconds_per_step = step_ms(model, FusedStep(model, SUPPORT), 1, 96)
-    return {"ms": milliseconds_per_step, "seconds to compile": time.perf_counter() - begun}
-
-
 SECTIONS = {
     "correct": section_correct,
     "one": section_one,
-    "parts": section_parts,
     "streams": section_streams,
-    "tiles": section_tiles,
     "costs": section_costs,
     "prefill": section_prefill,
-    "compile": section_compile,
+    "variants": gpu_kernels.variants,
+    "products": gpu_kernels.products,
+    "ballots": gpu_kernels.ballots,
 }
+
+
+def rounded(found: Any) -> Any:
+    """Four figures are enough to read."""
+    if isinstance(found, dict):
+        return {key: rounded(value) for key, value in found.items()}
+    return float(f"{found:.4g}") if isinstance(found, float) else found
 
 
 def main() -> None:
     """Run the sections asked for, in order, until the time is up."""
     parser = argparse.ArgumentParser(description="Time the decode step of all worlds on one GPU.")
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json")
-    parser.add_argument("--sections", default=",".join(SECTIONS), help="comma-separated, in this order")
+    parser.add_argument("--sections", default="correct,one,streams,costs,prefill", help="comma-separated")
     parser.add_argument("--seconds", type=float, default=230.0, help="stop starting things after this long")
+    parser.add_argument("--compile-ahead", action="store_true", help="compile all variants in many processes first")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    clock = Clock(time.monotonic() + arguments.seconds)
+    if arguments.compile_ahead:
+        gpu_kernels.compile_ahead(arguments.sections.split(","))
+        print(f"compiled ahead, {clock.deadline - time.monotonic():.0f} s left", flush=True)
     set_deterministic()
     torch.manual_seed(0)
-    clock = Clock(time.monotonic() + arguments.seconds)
     results: dict[str, Any] = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name()}
-    results["choices"] = dataclasses.asdict(Choices())
+    results["choices"] = {str(dtype): dataclasses.asdict(choices) for dtype, choices in DEFAULTS.items()}
     for name in arguments.sections.split(","):
         begun = time.monotonic()
         try:
@@ -331,7 +263,7 @@ def main() -> None:
         results[f"{name}, seconds"] = round(time.monotonic() - begun, 1)
         (arguments.out / "results.json").write_text(json.dumps(results, indent=1, default=str, ensure_ascii=False))
         print(f"== {name} ({results[f'{name}, seconds']} s)", flush=True)
-        print(json.dumps(results[name], indent=1, default=str, ensure_ascii=False), flush=True)
+        print(json.dumps(rounded(results[name]), indent=1, default=str, ensure_ascii=False), flush=True)
         tidy()
 
 

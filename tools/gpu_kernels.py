@@ -1,155 +1,209 @@
-"""Kernel by kernel: what each launch of a decode step takes, and other cuts of the products."""
+"""Other ways to cut the decode step up: what each choice costs, and where the time of a step goes, kernel by kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import multiprocessing
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from gpu_timing import DEVICE, SUPPORT, TOKENS, Clock, attempt, graphed, milliseconds, small_gpt2, tidy, warm
-from paclm.engine.fused import FusedModel, fit
-from paclm.engine.kernels.attention import attend
+from gpu_timing import DEVICE, DTYPES, SUPPORT, Clock, attempt, graphed, milliseconds, shaped, step_ms, tidy, warm
+from paclm.engine.determinism import set_deterministic
+from paclm.engine.fused import BFLOAT16, FLOAT32, Choices, FusedModel, fit
+from paclm.engine.graphs import FusedStep
 from paclm.engine.kernels.ballots import cast_votes, public_keys
 from paclm.engine.kernels.products import Tile, multiply
-from paclm.engine.kernels.rows import GELU_TANH, activate_rows, normalise_rows
-from paclm.engine.kernels.selection import largest
+from paclm.engine.kernels.selection import support_of
 from paclm.engine.steps import PlainStep
-from paclm.engine.weights import Weights
 
-LAYERS = 12
+_ONE_BF16 = {
+    "default": BFLOAT16,
+    "own deep products": replace(BFLOAT16, deep=Tile(64, 64, 64, 6, num_stages=4)),
+    "attention lane by lane": replace(BFLOAT16, dots=False),
+    "1024 columns together": replace(BFLOAT16, chunk=1024),
+    "4 warps for rows": replace(BFLOAT16, row_warps=4),
+}
+_ONE_FP32 = {
+    "default": FLOAT32,
+    "vendor's products": replace(FLOAT32, wide=None, square=None, deep=None),
+    "4 splits of deep products": replace(FLOAT32, deep=Tile(32, 128, 32, 4, num_stages=4)),
+    "narrower tiles": replace(FLOAT32, wide=Tile(32, 64, 32, 2, num_stages=4)),
+    "1024 columns together": replace(FLOAT32, chunk=1024),
+    "attention by dots": replace(FLOAT32, dots=True),
+    "4 warps for rows": replace(FLOAT32, row_warps=4),
+}
+_MANY = {
+    "default": BFLOAT16,
+    "32 positions together": replace(BFLOAT16, block=32),
+    "inner products with the rows": replace(BFLOAT16, inner_from=10**6),
+}
+SETS: tuple[tuple[str, torch.dtype, int, dict[str, Choices]], ...] = (
+    ("gpt2", torch.bfloat16, 1, _ONE_BF16),
+    ("gpt2", torch.float32, 1, _ONE_FP32),
+    ("gpt2", torch.bfloat16, 100, _MANY),
+    ("llama", torch.bfloat16, 100, _MANY),
+)
 
-
-def per_layer_us(launch: Callable[[int], object]) -> float:
-    """Microseconds per launch, one for each layer in turn, so that weights come from memory as they do in a step."""
-    return 1e3 / LAYERS * milliseconds(graphed(lambda: [launch(i) for i in range(LAYERS)]))
-
-
-def layer_parts(dtype: torch.dtype) -> dict[str, Any]:
-    """Every launch of one layer, one sequence, m = 128, context 96."""
-    w = small_gpt2(dtype, 128)
-    model = FusedModel(w, 1)
-    warm(model)
-    rows, blocks = w.num_worlds, w.blocks
-    stream, normed, attended = (torch.randn(rows, 768, device=DEVICE, dtype=dtype) for _ in range(3))
-    active = torch.randn(rows, 3072, device=DEVICE, dtype=dtype)
-    joined, wide, narrow = (
-        model._product(x, product)
-        for x, product in ((normed, blocks[0].attention_in), (normed, blocks[0].mlp_in), (active, blocks[0].mlp_out))
-    )
-    positions = torch.full((1,), 95, device=DEVICE)
-    inner, by_head = torch.randn(rows, 8, device=DEVICE), torch.randn(rows, 8, 12, device=DEVICE)
-
-    def attention(i: int, lanes: int = 16, warps: int = 1, stages: int = 3) -> None:
-        keys, values = model.cache.keys[i], model.cache.values[i]
-        attend(joined, inner, keys, values, positions, w, blocks[i], attended, by_head, lanes, warps, stages)
-
-    def first_norm(i: int, warps: int = 4) -> None:
-        block = blocks[i]
-        normalise_rows(
-            stream, block.norm_attention, normed, 1, narrow, block.mlp_out, by_head, block.attention_in, inner, warps
-        )
-
-    def second_norm(i: int, warps: int = 4) -> None:
-        normalise_rows(stream, blocks[i].norm_mlp, normed, 1, narrow, blocks[i].attention_out, by_head, num_warps=warps)
-
-    def activation(i: int, chunk: int = 512, warps: int = 4) -> None:
-        activate_rows(wide, blocks[i].mlp_in, active, 1, GELU_TANH, None, blocks[i].mlp_out, chunk, warps)
-
-    def product(part: str, x: torch.Tensor, i: int) -> object:
-        return model._product(x, getattr(blocks[i], part))
-
-    def vendor(part: str, x: torch.Tensor, i: int) -> object:
-        return torch.mm(x, getattr(blocks[i], part).weight)
-
-    times = {"norm+A": attempt(per_layer_us, first_norm), "norm": attempt(per_layer_us, second_norm)}
-    times |= {"attention": attempt(per_layer_us, attention), "activation": attempt(per_layer_us, activation)}
-    for part, x in (("attention_in", stream), ("attention_out", stream), ("mlp_in", stream), ("mlp_out", active)):
-        times[part] = attempt(per_layer_us, partial(product, part, x))
-        if dtype == torch.float32:
-            times[f"vendor {part}"] = attempt(per_layer_us, partial(vendor, part, x))
-    for warps in (2, 8):
-        times[f"norm+A, {warps} warps"] = attempt(per_layer_us, partial(first_norm, warps=warps))
-        times[f"norm, {warps} warps"] = attempt(per_layer_us, partial(second_norm, warps=warps))
-    for chunk, warps in ((256, 2), (1024, 4), (1024, 8)):
-        times[f"activation, chunk {chunk}, {warps} warps"] = attempt(
-            per_layer_us, partial(activation, chunk=chunk, warps=warps)
-        )
-    for lanes, warps, stages in ((16, 1, 1), (16, 1, 2), (16, 1, 4), (16, 1, 6), (32, 1, 2), (32, 2, 3), (16, 2, 3), (8, 1, 4)):  # fmt: skip  # noqa: E501
-        times[f"attention, {lanes} lanes, {warps} warps, {stages} stages"] = attempt(
-            per_layer_us, partial(attention, lanes=lanes, warps=warps, stages=stages)
-        )
-    return times | ballot_parts(w, model)
+SIZES = ((torch.float32, 1), (torch.bfloat16, 1), (torch.bfloat16, 4), (torch.bfloat16, 16), (torch.bfloat16, 100))
+_CUTS = ((64, 64, 64), (64, 32, 64), (32, 64, 64), (128, 64, 64), (64, 32, 128), (32, 32, 64), (16, 64, 64), (64, 64, 32), (32, 64, 32), (64, 128, 32), (32, 128, 32))  # fmt: skip  # noqa: E501
+_SPLITS = {"attention_in": (1, 2, 3), "attention_out": (2, 3, 4, 6), "mlp_in": (1, 2), "mlp_out": (3, 4, 6, 8)}
 
 
-def ballot_parts(w: Weights, model: FusedModel) -> dict[str, Any]:
-    """Everything after the last layer, microseconds per step."""
-    hidden = torch.randn(w.num_worlds, 1, 768, device=DEVICE, dtype=w.dtype)
-    public = hidden[-1]
-    logits = torch.randn(1, w.head.shape[0], device=DEVICE)
-    keys = public_keys(public, w.head)
-    support = torch.randperm(TOKENS, device=DEVICE)[:SUPPORT].unsqueeze(0)
-    coins, tau = torch.randn(1, SUPPORT, device=DEVICE), torch.ones(1, device=DEVICE)
-    plain = PlainStep(model, SUPPORT)
-    token, position = torch.zeros(1, dtype=torch.long, device=DEVICE), torch.full((1,), 95, device=DEVICE)
-    runs: dict[str, Callable[[], object]] = {
-        "embed": lambda: model._embed(token, position),
-        "public keys 64x64": lambda: public_keys(public, w.head),
-        "public keys 128x64": lambda: public_keys(public, w.head, 128, 64, 4),
-        "public keys 32x128": lambda: public_keys(public, w.head, 32, 128, 4),
-        "public keys 64x128": lambda: public_keys(public, w.head, 64, 128, 4),
-        "public keys 64x256": lambda: public_keys(public, w.head, 64, 256, 8),
-        "vendor public logits": lambda: plain.public_logits(public),
-        "topk of int64 keys": lambda: torch.topk(keys, SUPPORT, dim=-1),
-        "topk of float32": lambda: torch.topk(logits, SUPPORT, dim=-1),
-        "largest 1024, 4 warps": lambda: largest(keys, SUPPORT, 1024, 4),
-        "largest 1024, 8 warps": lambda: largest(keys, SUPPORT, 1024, 8),
-        "largest 2048, 8 warps": lambda: largest(keys, SUPPORT, 2048, 8),
-        "largest 4096, 16 warps": lambda: largest(keys, SUPPORT, 4096, 16),
-        "sort of int64 keys": lambda: torch.sort(keys, dim=-1, descending=True),
-        "votes 16x32": lambda: cast_votes(hidden, w.head, support, coins, tau),
-        "votes 16x64, 8 warps": lambda: cast_votes(hidden, w.head, support, coins, tau, 16, 64, 8),
-        "votes 32x32, 8 warps": lambda: cast_votes(hidden, w.head, support, coins, tau, 32, 32, 8),
-    }
-    return {label: attempt(lambda f: 1e3 * milliseconds(graphed(f)), run) for label, run in runs.items()}
+def tiles_of(dtype: torch.dtype, part: str, depth: int) -> list[Tile]:
+    """Cuts worth trying for one of the four products of a layer."""
+    cuts = [cut for cut in _CUTS if (dtype == torch.bfloat16) != (cut[2] == 32 or cut[0] == 16)]
+    if dtype == torch.float32:
+        cuts = [(rows, columns, min(deep, 32)) for rows, columns, deep in cuts] + [(32, 32, 64), (16, 64, 64)]
+    tiles = [Tile(*cut, splits, 4, 4) for cut in cuts for splits in _SPLITS[part]]
+    return [tile for tile in dict.fromkeys(tiles) if fit(tile, depth) == tile]
 
 
-def product_us(w: Weights, part: str, tile: Tile) -> float:
-    """Microseconds of one of the four products, cut as `tile` says."""
-    x = torch.randn(w.num_worlds, getattr(w.blocks[0], part).weight.shape[0], device=DEVICE, dtype=w.dtype)
-    return per_layer_us(lambda i: multiply(x, getattr(w.blocks[i], part).weight, tile))
+# --- compiling ahead, in many processes -------------------------------------------------------------------------------
 
 
-SPLITS = {"attention_in": (1, 2, 3), "attention_out": (2, 3, 4, 6), "mlp_in": (1, 2, 3), "mlp_out": (4, 6, 8, 12)}
-CUTS = [
-    (32, 64, 32),
-    (16, 64, 64),
-    (16, 128, 32),
-    (32, 64, 64),
-    (32, 128, 32),
-    (64, 64, 32),
-    (64, 32, 32),
-    (16, 64, 32),
-]
+def compile_ahead(sections: Sequence[str], workers: int = 14) -> None:
+    """Run what will be measured once on one layer, in processes of their own: Triton's folder then has it all."""
+    jobs: list[tuple[Any, ...]] = []
+    if "variants" in sections:
+        jobs += [(family, dtype, n, choices) for family, dtype, n, ways in SETS for choices in ways.values()]
+    if {"one", "streams", "costs"} & set(sections):
+        jobs += [(family, dtype, n, None) for family in ("gpt2", "llama") for dtype, n in SIZES]
+    if "products" in sections:
+        jobs += [(dtype, part, i) for dtype in DTYPES.values() for part in _SPLITS for i in range(3)]
+    with multiprocessing.get_context("fork").Pool(workers, set_deterministic) as pool:
+        pool.map(_compile, jobs, chunksize=1)
 
 
-def best_tiles(clock: Clock) -> dict[str, list[str]]:
-    """The best cuts of each float32 product for one sequence, and the first failures."""
-    w = small_gpt2(torch.float32, 128, LAYERS)
-    times: dict[str, dict[str, Any]] = {part: {} for part in SPLITS}
-    for cut in CUTS:
-        for warps, stages in ((4, 3), (4, 4)):
-            for part, splits in SPLITS.items():
-                for split in splits:
-                    tile = Tile(*cut, splits=split, num_warps=warps, num_stages=stages)
-                    label = f"{cut[0]}x{cut[1]}x{cut[2]}, {split} splits, {warps} warps, {stages} stages"
-                    if not clock.is_out() and fit(tile, getattr(w.blocks[0], part).weight.shape[0]) == tile:
-                        times[part][label] = attempt(product_us, w, part, tile)
-    found = {}
-    for part, measured in times.items():
-        ranked = sorted((time, label) for label, time in measured.items() if isinstance(time, float))
-        failed = [f"{label}: {time}" for label, time in measured.items() if not isinstance(time, float)]
-        found[part] = [f"{time:.2f} µs {label}" for time, label in ranked[:6]] + failed[:2]
-    tidy()
+def _compile(job: tuple[Any, ...]) -> None:
+    if len(job) == 3:
+        dtype, part, third = job
+        w = shaped("gpt2", dtype, 128, layers=1)
+        weight = getattr(w.blocks[0], part).weight
+        x = torch.randn(w.num_worlds, weight.shape[0], device=DEVICE, dtype=dtype)
+        for tile in tiles_of(dtype, part, weight.shape[0])[third::3]:
+            attempt(multiply, x, weight, tile)
+        return
+    family, dtype, n, choices = job
+    model = FusedModel(shaped(family, dtype, 128, layers=1), n, choices)
+    attempt(step_ms, model, FusedStep(model, SUPPORT), n, 96, False, 1)
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def variants(clock: Clock) -> dict[str, Any]:
+    """Milliseconds of a step for every set of choices, with a profile of the default one."""
+    found: dict[str, Any] = {}
+    for family, dtype, n, ways in SETS:
+        key = f"{family} {str(dtype)[6:]} {n}"
+        if clock.is_out(3):
+            found[key] = "skipped: out of time"
+            continue
+        model = FusedModel(shaped(family, dtype, 128), n)
+        warm(model)
+        step, row = FusedStep(model, SUPPORT), {}
+        for label, choices in ways.items():
+            model.choices = choices
+            row[label] = "skipped: out of time" if clock.is_out(3) else attempt(step_ms, model, step, n, 96)
+        model.choices = ways["default"]
+        row["profile"] = attempt(profile, model, n)
+        found[key] = row
+        del model, step
+        tidy()
     return found
+
+
+def profile(model: FusedModel, n: int) -> dict[str, str]:
+    """Microseconds of each kernel in one step, launched one by one."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    integers, numbers = inputs(n, 96)
+    step = FusedStep(model, SUPPORT)
+    with torch.inference_mode():
+        step.outcome(integers, numbers, 96)
+        torch.cuda.synchronize()
+        with record(activities=[ProfilerActivity.CUDA]) as recorded:
+            step.outcome(integers, numbers, 96)
+            torch.cuda.synchronize()
+    times: dict[str, list[float]] = defaultdict(list)
+    for event in recorded.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            times[event.name[:60]].append(event.device_time)
+    ranked = sorted(times.items(), key=lambda item: -sum(item[1]))
+    return {name: f"{sum(each):.0f} us in {len(each)}" for name, each in ranked[:14]}
+
+
+def inputs(n: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
+    integers = torch.randint(0, 49000, (2, n), device=DEVICE)
+    integers[1] = context - 1
+    return integers, torch.randn(n, SUPPORT + 1, device=DEVICE)
+
+
+def products(clock: Clock) -> dict[str, Any]:
+    """The best cuts of the four products of one sequence, and the vendor's time; microseconds a layer."""
+    found: dict[str, Any] = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        w = shaped("gpt2", dtype, 128)
+        for part in _SPLITS:
+            weights = [getattr(block, part).weight for block in w.blocks]
+            x = torch.randn(w.num_worlds, weights[0].shape[0], device=DEVICE, dtype=dtype)
+            times = {"vendor": per_layer_us(partial(_vendor, x, weights), len(weights))}
+            for tile in tiles_of(dtype, part, weights[0].shape[0]):
+                if not clock.is_out(2):
+                    label = f"{tile.rows}x{tile.columns}x{tile.depth}, {tile.splits} splits"
+                    times[label] = attempt(per_layer_us, partial(_own, x, weights, tile), len(weights))
+            ranked = sorted((time, label) for label, time in times.items() if isinstance(time, float))
+            found[f"{str(dtype)[6:]} {part}"] = {label: time for time, label in ranked}
+        del w
+        tidy()
+    return found
+
+
+def _vendor(x: torch.Tensor, weights: Sequence[torch.Tensor], i: int) -> object:
+    return torch.mm(x, weights[i])
+
+
+def _own(x: torch.Tensor, weights: Sequence[torch.Tensor], tile: Tile, i: int) -> object:
+    return multiply(x, weights[i], tile)
+
+
+def per_layer_us(launch: Callable[[int], object], layers: int) -> float:
+    """Microseconds per launch, one for each layer in turn, so that weights come from memory as they do in a step."""
+    return 1e3 / layers * milliseconds(graphed(lambda: [launch(i) for i in range(layers)]), 20, 3)
+
+
+def ballots(clock: Clock) -> dict[str, Any]:
+    """Everything after the last layer, bfloat16 and float32, microseconds per step."""
+    found: dict[str, Any] = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        w = shaped("gpt2", dtype, 128, layers=1)
+        for n in (1, 100) if dtype == torch.bfloat16 else (1,):
+            hidden = torch.randn(w.num_worlds, n, w.hidden_size, device=DEVICE, dtype=dtype)
+            keys, largest = public_keys(hidden[-1], w.head)
+            support, numbers = support_of(keys, largest, SUPPORT), torch.randn(n, SUPPORT + 1, device=DEVICE)
+            plain = PlainStep(FusedModel(w, 1), SUPPORT)
+            runs: dict[str, Callable[[], object]] = {"vendor logits": partial(plain.public_logits, hidden[-1])}
+            for columns, depth, warps in ((64, 64, 4), (128, 64, 4), (32, 128, 4), (64, 128, 8)):
+                runs[f"keys {columns}x{depth}, {warps} warps"] = partial(
+                    public_keys, hidden[-1], w.head, columns, depth, warps
+                )
+            runs["support"] = partial(support_of, keys, largest, SUPPORT)
+            runs["topk of keys"] = partial(torch.topk, keys, SUPPORT)
+            for worlds, depth, warps in ((16, 64, 8), (16, 64, 4), (32, 64, 8), (64, 64, 8), (16, 32, 4)):
+                runs[f"votes {worlds}x{depth}, {warps} warps"] = partial(
+                    cast_votes, hidden, w.head, support, numbers, worlds, depth, warps
+                )
+            found[f"{str(dtype)[6:]} {n}"] = {
+                label: attempt(graph_us, run) for label, run in runs.items() if not clock.is_out(1)
+            }
+        tidy()
+    return found
+
+
+def graph_us(run: Callable[[], object]) -> float:
+    return 1e3 * milliseconds(graphed(run), 20, 3)

@@ -18,6 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.stacked import StackedModel
+from paclm.engine.steps import PlainStep
 from paclm.engine.weights import Weights, take_apart
 
 BANDWIDTH, PEAK = 4.8e12, {torch.float32: 67e12, torch.bfloat16: 990e12}  # an H200's data sheet
@@ -37,28 +38,26 @@ class Clock:
         return time.monotonic() + needed > self.deadline
 
 
-def small_gpt2(dtype: torch.dtype, worlds: int, layers: int = 12, context: int = CAPACITY) -> Weights:
-    """GPT-2-small's shape with random numbers, and random adapters that matter."""
+def shaped(family: str, dtype: torch.dtype, worlds: int, layers: int = 0, context: int = CAPACITY) -> Weights:
+    """GPT-2-small's shape (`gpt2`) or SmolLM2-135M's (`llama`), random numbers, and random adapters that matter."""
     with torch.device(DEVICE):
-        model = GPT2LMHeadModel(GPT2Config(n_layer=layers)).eval().to(dtype)
+        if family == "gpt2":
+            model: Any = GPT2LMHeadModel(GPT2Config(n_layer=layers or 12))
+        else:
+            model = LlamaForCausalLM(
+                LlamaConfig(
+                    vocab_size=49152,
+                    hidden_size=576,
+                    intermediate_size=1536,
+                    num_hidden_layers=layers or 30,
+                    num_attention_heads=9,
+                    num_key_value_heads=3,
+                    max_position_embeddings=2048,
+                    tie_word_embeddings=True,
+                )
+            )
+    model = model.eval().to(dtype)
     return take_apart(model, random_adapters(model, worlds), context)
-
-
-def small_llama(dtype: torch.dtype, worlds: int, layers: int = 2) -> Weights:
-    """SmolLM2-135M's shape."""
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=layers,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-    )
-    with torch.device(DEVICE):
-        model = LlamaForCausalLM(config).eval().to(dtype)
-    return take_apart(model, random_adapters(model, worlds), CAPACITY)
 
 
 def random_adapters(model: Any, worlds: int) -> AdapterStack:
@@ -96,6 +95,22 @@ def milliseconds(run: Callable[[], object], repeats: int = 50, rounds: int = 5) 
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) / repeats)
     return float(np.median(times))
+
+
+def step_ms(
+    model: StackedModel, step: PlainStep, sequences: int, context: int, use_graph: bool = True, repeats: int = 0
+) -> float:
+    """Device time of one step, votes included, every sequence at the last position of `context`."""
+    integers = torch.randint(0, TOKENS, (2, sequences), device=DEVICE)
+    integers[1] = context - 1
+    numbers = torch.randn(sequences, SUPPORT + 1, device=DEVICE)
+
+    @torch.inference_mode()
+    def run() -> object:
+        return step.outcome(integers, numbers, context)
+
+    repeats = repeats or (50 if sequences <= 4 else 20 if sequences <= 16 else 5)
+    return milliseconds(graphed(run) if use_graph else run, repeats, 3)
 
 
 def graphed(run: Callable[[], object]) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""Write docs/commands.md and docs/settings.md from the program itself. A test fails when they are out of date.
+"""Write the reference pages of docs/ from the program itself. A test fails when they are out of date.
 
 python tools/make_reference.py
 """
@@ -6,10 +6,13 @@ python tools/make_reference.py
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
 from pathlib import Path
 
 from typer.main import get_command
 
+import paclm
 from paclm import config, errors
 from paclm.cli.main import app
 from paclm.worlds.settings import explain_settings
@@ -64,7 +67,43 @@ def settings_page() -> str:
     return "\n".join([*lines, ""])
 
 
-PAGES = {"commands.md": commands_page, "settings.md": settings_page}
+def python_page() -> str:
+    """Every public name: its signature and docstring; of classes also the methods."""
+    lines = [
+        "# Python",
+        "",
+        "Written by `tools/make_reference.py` from the program; do not edit by hand. These names are public; "
+        "everything else may change.",
+        "",
+    ]
+    for name in paclm.__all__:
+        thing = getattr(paclm, name)
+        lines += _entry("##", f"paclm.{name}", thing)
+        if inspect.isclass(thing):
+            for member, value in vars(thing).items():
+                if not member.startswith("_"):
+                    lines += _member(name, member, value)
+    return "\n".join(lines)
+
+
+def _member(owner: str, name: str, value: object) -> list[str]:
+    if isinstance(value, property):
+        return [f"### `{owner}.{name}`", "", inspect.getdoc(value) or "", ""]
+    if isinstance(value, (classmethod, staticmethod)):
+        value = value.__func__
+    return _entry("###", f"{owner}.{name}", value) if inspect.isfunction(value) else []
+
+
+def _entry(level: str, name: str, thing: object) -> list[str]:
+    documentation = inspect.getdoc(thing)
+    if not documentation:
+        raise SystemExit(f"{name} is public and has no docstring.")
+    signature = str(inspect.signature(thing)) if callable(thing) else ""
+    short = re.sub(r"(: |-> )'([^']*)'", r"\1\2", re.sub(r"\((self|cls)(, )?", "(", signature))
+    return [f"{level} `{name}`", "", "```python", f"{name.rsplit('.', 1)[-1]}{short}", "```", "", documentation, ""]
+
+
+PAGES = {"commands.md": commands_page, "settings.md": settings_page, "python.md": python_page}
 
 if __name__ == "__main__":
     for name, make in PAGES.items():

@@ -1,7 +1,7 @@
 """Settings and the way budgets are written. Imports nothing of ours; open to every room.
 
-Two kinds of settings, two types: what the guarantee depends on (`MechanismConfig`) and what only speed and
-memory depend on (`RuntimeConfig`). An unknown key is an error: a misspelt budget must not vanish.
+Each kind of settings has its type: what the guarantee depends on (`MechanismConfig`), what only speed and memory depend
+on (`RuntimeConfig`), how worlds are trained, how they are served. An unknown key is an error: a misspelt budget must not vanish.
 """
 
 from __future__ import annotations
@@ -97,6 +97,8 @@ def _same_kind(value: object, default: object) -> bool:
         return isinstance(default, bool) and isinstance(value, bool)
     if isinstance(default, float):
         return isinstance(value, (int, float))
+    if isinstance(default, tuple):
+        return isinstance(value, (list, tuple)) and all(isinstance(entry, str) for entry in value)
     return isinstance(value, (str, list, tuple) if isinstance(default, str) else type(default))
 
 
@@ -197,6 +199,57 @@ class TrainingConfig:
             raise InvalidInput(f"block_tokens must be at least 2, or 0 for the context, not {self.block_tokens!r}.")
         if not self.targets:
             raise InvalidInput("targets must be auto, attention or a list of at least one layer name.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerConfig:
+    """How the workspace is served over HTTP. Nothing here changes which guarantee holds."""
+
+    host: str = "127.0.0.1"
+    """The address to listen on; any other than this machine's own needs API keys."""
+    port: int = 8000
+    """The port to listen on; 0 takes a free one."""
+    model_id: str = ""
+    """What clients call the model; empty is the name of the workspace's folder."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in the Host header to answer to, beside this machine's own on loopback; empty elsewhere: any."""
+    cors_origins: tuple[str, ...] = ()
+    """Web pages of other origins that may ask, such as https://notes.example; none by default."""
+    max_body_bytes: int = 1_048_576
+    """The longest body of a request."""
+    read_seconds: float = 30.0
+    """How long a client may take to send its body."""
+    max_answers: int = 64
+    """Prompts times n of one request."""
+    max_waiting: int = 256
+    """Answers that may wait for a place in the batch; more are refused with status 503."""
+    default_max_tokens: int = 64
+    """Tokens of an answer where a request names no limit; less where the context is full."""
+    max_temperature: float = 2.0
+    """The largest temperature a request may ask for."""
+    shutdown_seconds: float = 30.0
+    """How long answers under way may go on after the server was told to stop."""
+    keep_replies_seconds: float = 86_400.0
+    """How long a reply can be repeated by its Idempotency-Key; then its text is forgotten."""
+
+    def __post_init__(self) -> None:
+        for name in ("allowed_hosts", "cors_origins"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if not 0 <= self.port <= 65535:
+            raise InvalidInput(f"port must lie between 0 and 65535, not {self.port!r}.")
+        for name in ("max_body_bytes", "max_answers", "max_waiting", "default_max_tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)!r}.")
+        if self.max_answers > self.max_waiting:
+            raise InvalidInput(
+                f"max_answers = {self.max_answers} is more than max_waiting = {self.max_waiting}: such a request would "
+                "always be refused. Raise max_waiting or lower max_answers in [server]."
+            )
+        for name in ("read_seconds", "max_temperature", "shutdown_seconds", "keep_replies_seconds"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise InvalidInput(f"{name} must be a positive number, not {getattr(self, name)!r}.")
+        if any(origin == "*" for origin in self.cors_origins):
+            raise InvalidInput("cors_origins must name each origin: with * any web page could spend the budget.")
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -22,7 +22,12 @@ PaclmError
 │   ├── LedgerRolledBack  older than its witness, or a copy
 │   ├── WitnessMissing    the witness on record is not there
 │   └── LedgerStopped     an earlier failure; only a restart goes on
-└── CuratorError          the secret, its keys and its state: something does not fit, so nothing is served
+├── CuratorError          the secret, its keys and its state: something does not fit, so nothing is served
+└── ServiceError          the service's own books (API keys, quotas, replies) cannot do what was asked
+    ├── KeyRefused        an API key that is unknown or was revoked
+    ├── QuotaExceeded     a key's slice of the budget does not cover the request
+    ├── ReplyConflict     an idempotency key that was used for another request
+    └── RepliesFull       no room to remember one more request
 """
 
 from __future__ import annotations
@@ -125,3 +130,35 @@ class WitnessMissing(LedgerError):
 
 class LedgerStopped(LedgerError):
     """An earlier failure stopped this ledger; only a restart goes on."""
+
+
+class ServiceError(PaclmError):
+    """The service's own books (API keys, quotas, replies) cannot do what was asked."""
+
+
+class KeyRefused(ServiceError):
+    """An API key that is unknown or was revoked."""
+
+
+class QuotaExceeded(ServiceError):
+    """A key's slice of the budget does not cover the request."""
+
+    def __init__(self, *, name: str, quota_tokens: int, used_tokens: int, reserved_tokens: int, requested: int) -> None:
+        self.quota_tokens = quota_tokens
+        self.used_tokens = used_tokens
+        self.reserved_tokens = reserved_tokens
+        self.requested = requested
+        self.remaining_tokens = max(0, quota_tokens - used_tokens - reserved_tokens)
+        super().__init__(
+            f"The request may take {requested:,} tokens, and the key {name!r} has {self.remaining_tokens:,} left: of "
+            f"{quota_tokens:,}, {used_tokens:,} are used and {reserved_tokens:,} held for its other requests. Ask for "
+            "fewer, wait for those to end, or ask the operator for a key with a larger quota."
+        )
+
+
+class ReplyConflict(ServiceError):
+    """An idempotency key that was used for another request."""
+
+
+class RepliesFull(ServiceError):
+    """There is no room to remember one more request."""

@@ -161,7 +161,7 @@ def test_a_second_workspace_on_the_corpus_is_warned_on_standard_error_and_in_jso
         ('{"text": ""}\n', [], CorpusError, "notes.jsonl:1: is empty"),
         ('{"text": "x"\n', [], CorpusError, "notes.jsonl:1: is not JSON"),
         ('{"text": "x"}\n' * 9, ["--holdout", "2"], InvalidInput, "leave 7 for the worlds"),
-        ('{"text": "x"}\n' * 99, ["--worlds", "9"], InvalidInput, "num_worlds must be even"),
+        ('{"text": "x"}\n' * 99, ["--worlds", "9"], InvalidInput, "The number of worlds must be even"),
         ('{"text": "x"}\n' * 99, ["--group-by", "who"], CorpusError, "has no usable group in field 'who'"),
         ('{"text": "x"}\n' * 99, ["--text-field", "body"], CorpusError, "has no field 'body' (fields: text)"),
         ('{"text": "x"}\n' * 99, ["--max-record-tokens", "0"], InvalidInput, "max_record_tokens must be at least 1"),

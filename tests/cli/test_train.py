@@ -208,3 +208,41 @@ def test_resuming_what_is_finished_does_nothing_and_is_no_error(clinic: Path) ->
     result = train(clinic, "--resume")
     assert (result.exit_code, "nothing to resume" in result.output) == (0, True)
     assert (clinic / "adapters" / "worlds.safetensors").read_bytes() == before
+
+
+def test_a_second_training_at_the_same_time_is_refused_and_a_dead_one_holds_nothing(clinic: Path) -> None:
+    job = prepare_training(Workspace.open(clinic), "full", dtype="float32")
+    inside: list[Result] = []
+
+    def train_another(_: Progress) -> None:
+        if not inside:
+            inside.append(train(clinic))
+
+    job.run(on_progress=train_another)
+    assert isinstance(inside[0].exception, WorkspaceError)
+    assert "runs already, in process" in str(inside[0].exception)
+    assert train(clinic).exit_code == 0
+
+
+def test_training_that_brought_little_says_what_to_change(clinic: Path) -> None:
+    settings = clinic / "paclm.toml"
+    settings.write_text(settings.read_text().replace("learning_rate = 0.005", "learning_rate = 0.00001"))
+    result = train(clinic)
+    assert result.exit_code == 0, result.output
+    assert "learnt little" in result.stdout
+
+
+def test_another_collection_has_other_worlds_of_the_same_records(clinic: Path) -> None:
+    assert train(clinic, "--what", "collection:2").exit_code == 0
+    workspace = Workspace.open(clinic)
+    again = training_job.membership_of(workspace, "collection-2")
+    assert again.shape == workspace.membership.shape
+    assert (again.sum(axis=1) * 2 == WORLDS).all()
+    assert not np.array_equal(again, workspace.membership)
+    assert "collection-2.safetensors" in workspace.manifest.adapters
+
+
+def test_uncoupled_worlds_start_apart(clinic: Path) -> None:
+    assert train(clinic, "--what", "uncoupled").exit_code == 0
+    entry = Workspace.open(clinic).manifest.adapters["uncoupled.safetensors"]
+    assert entry["training"]["coupled"] is False

@@ -16,7 +16,12 @@ CONTEXT = 64
 
 
 def build_workspace(
-    path: Path, texts: list[str], base_folder: Path, num_worlds: int = WORLDS, spread: float = 0.6
+    path: Path,
+    texts: list[str],
+    base_folder: Path,
+    num_worlds: int = WORLDS,
+    spread: float = 0.6,
+    num_canaries: int = 0,
 ) -> Any:
     """A workspace over a few texts, whose worlds have random adapters that disagree now and then."""
     import torch
@@ -37,6 +42,7 @@ def build_workspace(
         tokenizer=AutoTokenizer.from_pretrained(base_folder),
         num_worlds=num_worlds,
         holdout=4,
+        num_canaries=num_canaries,
     ).workspace
     spec = AdapterSpec(rank=2, alpha=4.0)
     targets = find_targets(load_model(base, torch.float32), spec)

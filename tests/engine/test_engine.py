@@ -222,3 +222,68 @@ def test_a_step_in_the_middle_of_a_text_is_refused(engine: Engine) -> None:
         engine.add(text(3))
     reading.close()
     assert engine.step([handle]).votes.shape == (1, WORLDS)
+
+
+def test_prompts_read_together_equal_prompts_read_one_by_one(engine: Engine) -> None:
+    prompts = [text(6, seed) for seed in (1, 2, 3)]
+    coins = np.random.default_rng(0).gumbel(size=(3, SUPPORT))
+    alone = [engine.add(prompt, 4) for prompt in prompts]
+    support, logits = engine.scores(alone)
+    ballot = engine.step(alone, coins)
+    engine.clear()
+    together = engine.add_many(prompts, 4)
+    assert [engine.tokens(handle) for handle in together] == prompts
+    support_together, logits_together = engine.scores(together)
+    assert torch.equal(support_together, support)
+    assert (logits_together - logits).abs().max() < 1e-4
+    assert np.array_equal(engine.step(together, coins).votes, ballot.votes)
+    for handle in together:
+        engine.append(handle, 3)
+    for prompt, votes in zip(prompts, engine.step(together).votes, strict=True):
+        engine.remove(together.pop(0))
+        assert votes.tolist() == engine.votes([*prompt, 3]).tolist()
+
+
+def test_prompts_too_long_or_too_short_for_one_pass_are_read_one_by_one(engine: Engine) -> None:
+    for length in (1, 2, 8, 9, 20):  # a pass takes 7 positions
+        prompts = [text(length, seed) for seed in (1, 2)]
+        votes = engine.step(engine.add_many(prompts)).votes
+        engine.clear()
+        assert votes.tolist() == [engine.votes(prompt).tolist() for prompt in prompts]
+    assert engine.add_many([]) == []
+
+
+def test_prompts_that_cannot_be_read_together_are_refused_and_none_is_added(engine: Engine) -> None:
+    with pytest.raises(InvalidInput, match="equally long"):
+        engine.add_many([[1, 2], [1, 2, 3]])
+    with pytest.raises(InvalidInput, match="49 together"):
+        engine.add_many([text(40)] * 2, 9)
+    engine.add([1])
+    with pytest.raises(EngineError, match="3 sequences were asked for and 2 of 3 are free"):
+        engine.add_many([[1, 2]] * 3)
+    assert engine.num_free == 2
+
+
+def test_clearing_ends_all_sequences_and_forgets_their_handles(engine: Engine) -> None:
+    handles = engine.add_many([text(5, 1), text(5, 2)])
+    engine.clear()
+    assert engine.num_free == 3
+    with pytest.raises(EngineError, match="No sequence 1 is running"):
+        engine.tokens(handles[1])
+    assert engine.step([engine.add(text(9))]).votes[0].tolist() == engine.votes(text(9)).tolist()
+
+
+def test_scores_are_what_votes_are_taken_from_and_stay_when_the_engine_goes_on(engine: Engine) -> None:
+    handles = engine.add_many([text(6, 1), text(6, 2)])
+    support, logits = engine.scores(handles[::-1])
+    kept = logits.clone()
+    ballot = engine.step(handles[::-1])
+    favourites = support.gather(1, logits.argmax(-1))  # (n, W)
+    assert favourites[:, :-1].tolist() == ballot.votes.tolist()
+    assert favourites[:, -1].tolist() == ballot.public.tolist()
+    engine.append(handles[0], 7)
+    engine.step()
+    assert torch.equal(logits, kept)
+    engine.clear()
+    with pytest.raises(EngineError, match="No sequence is running"):
+        engine.scores()

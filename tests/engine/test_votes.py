@@ -13,7 +13,6 @@ from paclm.engine.votes import (
     hybrid_votes,
     independent_votes,
     pick,
-    support_coverage,
     support_logits,
     top_tokens,
 )
@@ -180,17 +179,3 @@ def test_logits_inside_the_support_are_those_of_the_whole_vocabulary() -> None:
     whole = hidden @ head.T  # (W, n, V)
     expected = torch.stack([whole[:, i, support[i]] for i in range(5)])
     assert torch.allclose(support_logits(hidden, head, support), expected, atol=1e-5)
-
-
-def test_coverage_counts_argmax_and_mass_inside_the_support() -> None:
-    generator = torch.Generator().manual_seed(3)
-    head, hidden = torch.randn(40, 8, generator=generator), torch.randn(3, 5, 8, generator=generator)
-    support = top_tokens(hidden[-1] @ head.T, 7)
-    inside, mass = support_coverage(hidden, head, support)
-    whole = torch.softmax((hidden @ head.T).double(), -1)
-    for w in range(3):
-        for i in range(5):
-            assert bool(inside[w, i]) == (int(whole[w, i].argmax()) in support[i].tolist())
-            assert float(mass[w, i]) == pytest.approx(float(whole[w, i, support[i]].sum()), rel=1e-4)
-    everything = torch.arange(40).expand(5, -1)
-    assert bool(support_coverage(hidden, head, everything)[0].all())

@@ -115,7 +115,7 @@ def test_a_full_disk_leaves_nothing_behind(make: Make, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_worlds": 7}, "num_worlds must be even"),
+        ({"num_worlds": 7}, "The number of worlds must be even"),
         ({"seed": -1}, "seed must be a whole number of at least 0"),
         ({"holdout": -1}, "holdout must be a whole number of at least 0"),
         ({"holdout": 200}, "groups with 101 held out leave 0 for the worlds"),

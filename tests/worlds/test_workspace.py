@@ -238,7 +238,7 @@ def test_the_template_explains_every_setting_and_its_examples_are_valid(make: Ma
         ("[mechanism]\nper_token = 1.0\n", InvalidInput, "needs total"),
         ("[mechanism]\nrelease = 'laplace'\n", InvalidInput, "release must be one of"),
         ("[mechanisms]\n", InvalidInput, "Unknown section mechanisms"),
-        ("mechanism = 1\n", InvalidInput, "Known: mechanism, runtime, training"),
+        ("mechanism = 1\n", InvalidInput, "Known: mechanism, runtime, server, training"),
         ("[training]\nepochs = 0\n", InvalidInput, "epochs must be at least 1, not 0"),
         ("[training]\nrank = '8'\n", InvalidInput, "rank in .* must be written like 8, not '8'"),
         ("[training]\ncoupled = 'no'\n", InvalidInput, "coupled in .* must be written like True, not 'no'"),

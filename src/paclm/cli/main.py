@@ -13,11 +13,14 @@ from paclm.cli.demo import demo
 from paclm.cli.export import export
 from paclm.cli.generate import generate
 from paclm.cli.init import init
+from paclm.cli.keys import keys
 from paclm.cli.ledger import ledger
 from paclm.cli.ledger_recovery import adopt, backup, replace_witness
 from paclm.cli.models import models
 from paclm.cli.plan import plan
 from paclm.cli.replay import replay
+from paclm.cli.serve import serve
+from paclm.cli.study import study
 from paclm.cli.train import train
 from paclm.cli.votes import votes
 from paclm.errors import PaclmError
@@ -47,13 +50,15 @@ def _root(
 
 
 # In the order of the work, which is also the order of --help.
-_COMMANDS: tuple[Callable[..., None], ...] = (demo, init, train, plan, generate, votes, replay, export)
+_COMMANDS: tuple[Callable[..., None], ...] = (demo, init, train, plan, generate, serve, votes, replay, export)
 _RECOVERY: tuple[Callable[..., None], ...] = (backup, adopt, replace_witness)
 for command in _COMMANDS:
     app.command()(command)
 for command in _RECOVERY:
     ledger.command()(command)
 app.add_typer(ledger, name="ledger")
+app.add_typer(keys, name="keys")
+app.add_typer(study, name="study")
 app.add_typer(models, name="models")
 
 

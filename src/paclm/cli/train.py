@@ -16,11 +16,18 @@ if TYPE_CHECKING:
     from paclm.engine.training_job import TrainingJob
     from paclm.engine.training_plan import TrainingPlan
 
+LITTLE = 0.02
+"""Nats per token below which a gain is worth a hint."""
+
 
 def train(
     workspace: Annotated[Path, typer.Argument(help="Folder made by paclm init.")],
     what: Annotated[
-        str, typer.Option(help="worlds; full: one adapter on all records; shards:N: N disjoint parts of the records.")
+        str,
+        typer.Option(
+            help="worlds; full: one adapter on all records; shards:N: N disjoint parts of the records; for studies "
+            "also collection:N and uncoupled."
+        ),
     ] = "worlds",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what training will take, and stop.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
@@ -157,6 +164,11 @@ def _show_result(job: TrainingJob, plan: TrainingPlan, trained: Trained, named: 
             "time": f"{_duration(trained.seconds)}",
         },
     )
+    if figures["loss_public"] - figures["loss_trained"] < LITTLE:
+        typer.echo(
+            "The adapters learnt little from their records, and private text will read like the public model's. With "
+            "few records, raise epochs or learning_rate, or lower batch_size, in [training]; then train --again."
+        )
     if job.name == "worlds":
         typer.echo(f"Next: paclm votes {named} --prompt TEXT, or paclm generate {named} --prompt TEXT")
 

@@ -20,16 +20,18 @@ from typing import Any, NamedTuple, NoReturn, Self, TypedDict, Unpack
 
 import numpy as np
 
+from paclm.curator.admission import check_fits, check_request
 from paclm.curator.hidden import Hidden
 from paclm.curator.models import load_models
 from paclm.curator.opening import Custody, open_custody
-from paclm.curator.outcomes import Outcome, usage_by_tag
+from paclm.curator.outcomes import Outcome, UsageFigures, usage_by_tag
+from paclm.curator.secret import leak_to_three_digits
 from paclm.curator.streams import Generation, Piece, Pieces, Request, Stream
 from paclm.curator.terms import cautions
 from paclm.curator.text import Tokenizer
 from paclm.curator.turns import Turns
 from paclm.engine.engine import Ballot, Engine
-from paclm.errors import BudgetExceeded, CuratorError, InvalidInput, UnsoundState
+from paclm.errors import CuratorError, InvalidInput, UnsoundState
 from paclm.privacy.accounting import Account, charge_units, nats_up
 from paclm.privacy.arrays import FloatArray
 from paclm.privacy.randomness import Noise
@@ -67,6 +69,7 @@ class Curator:
         self._noise = Noise()
         self._running: list[Stream] = []  # in the order they were submitted: also the order of their releases
         self._waiting: list[Stream] = []
+        self._held: list[Stream] = []  # promised, and not yet started
         self._failure: str | None = None
         self._turns = Turns()
         self.config = custody.ledger.settings
@@ -149,13 +152,28 @@ class Curator:
     def submit(self, request: Request) -> Stream:
         """Queue a request. Under on_exhausted = refuse its worst case must fit into what is left, and is held free."""
         with self._turns.alone():
-            self._refuse_if_stopped()
-            self._check_request(request)  # one that was not made by `request` must not fail in the middle of a step
-            must_reserve = self.config.on_exhausted == "refuse"
-            stream = Stream(request, self._tokenizer, self._price(is_dissent=True) if must_reserve else 0)
-            self._check_fits(stream)
+            (stream,) = self._new_streams([request])
             self._waiting.append(stream)
             return stream
+
+    def hold(self, requests: Sequence[Request]) -> list[Stream]:
+        """Promise these answers, all or none, without queueing them: for callers with a waiting order of their own.
+
+        What `submit` would hold free is held free from now on. `start` each one in time, or `cancel` it.
+        """
+        with self._turns.alone():
+            streams = self._new_streams(requests)
+            self._held += streams
+            return streams
+
+    def start(self, stream: Stream) -> None:
+        """Queue a stream that `hold` promised; it joins the next step if there is a place (`num_free`)."""
+        with self._turns.alone():
+            self._refuse_if_stopped()
+            if stream not in self._held:
+                raise InvalidInput("Only a stream that is held can be started, and only once.")
+            self._waiting.append(stream)  # in both for an instant, so that what it may cost is never forgotten
+            self._held.remove(stream)
 
     def cancel(self, stream: Stream) -> None:
         """End a stream; what was held free for it is free again. Nothing happens to one that has ended.
@@ -212,15 +230,43 @@ class Curator:
         """What the owner should know about the committed total."""
         return cautions(nats_up(self._custody.ledger.state.committed_units))
 
+    def usage(self) -> UsageFigures:
+        """What was had by each tag and in each hour, from the ledger."""
+        return UsageFigures(self._custody.ledger.by_key(), self._custody.ledger.by_hour())
+
+    def leak_estimate(self) -> float:
+        """Nats that the belief has moved away from uniform, to three digits; an estimate, for the owner's eyes only."""
+        return leak_to_three_digits(self._custody.belief)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The base model's."""
+        return self._tokenizer
+
+    @property
+    def context(self) -> int:
+        """Prompt and answer together, in tokens."""
+        return self._engine.context
+
+    @property
+    def num_worlds(self) -> int:
+        """m."""
+        return self._custody.secret.num_worlds
+
     @property
     def reserved_units(self) -> int:
-        """What running and waiting streams can still cost; in memory only."""
-        return sum(stream.reserved_units for stream in (*self._running, *self._waiting))
+        """What running, waiting and held streams can still cost; in memory only."""
+        return sum(stream.reserved_units for stream in (*self._running, *self._waiting, *self._held))
 
     @property
     def num_active(self) -> int:
-        """Streams that run or wait."""
+        """Streams that run or wait for a place."""
         return len(self._running) + len(self._waiting)
+
+    @property
+    def num_free(self) -> int:
+        """Places in the batch that no running or waiting stream will take."""
+        return max(0, self._engine.num_free - len(self._waiting))
 
     # --- the parts of a step ------------------------------------------------------------------------------------
 
@@ -277,8 +323,9 @@ class Curator:
         self._turns.when_free(lambda: self._cancel(stream), may_wait=may_wait)
 
     def _cancel(self, stream: Stream) -> None:
-        if stream in self._waiting:
-            self._waiting.remove(stream)
+        for line in (self._held, self._waiting):
+            if stream in line:
+                line.remove(stream)
         self._end(stream)
         stream.finish_reason = stream.finish_reason or "cancelled"
 
@@ -299,17 +346,16 @@ class Curator:
             is_dissent=is_dissent,
         )
 
-    def _check_fits(self, stream: Stream) -> None:
-        if self.account.affords(self.reserved_units + stream.reserved_units):
-            return
-        free = max(0, self.account.remaining_units - self.reserved_units)
-        raise BudgetExceeded(
-            f"The request may cost {nats_up(stream.reserved_units):.6g} nats ({stream.request.max_new_tokens:,} "
-            f"tokens), and {nats_up(free):.6g} are free: of {self.account.total_nats:.6g}, "
-            f"{self.account.spent_nats:.6g} are spent and {nats_up(self.reserved_units):.6g} held for other requests. "
-            f"Ask for at most {free // stream.worst_units:,} tokens, extend the total with `paclm ledger extend`, or "
-            'set on_exhausted = "public" in [mechanism].'
-        )
+    def _new_streams(self, requests: Sequence[Request]) -> list[Stream]:
+        """Streams for which everything is checked that could fail later, in the middle of a step."""
+        self._refuse_if_stopped()
+        for request in requests:
+            self._check_request(request)  # perhaps it was not made by `request`
+        worst = self._price(is_dissent=True) if self.config.on_exhausted == "refuse" else 0
+        streams = [Stream(request, self._tokenizer, worst) for request in requests]
+        units = sum(stream.reserved_units for stream in streams)
+        check_fits(self.account, held=self.reserved_units, units=units, worst=worst)
+        return streams
 
     def _encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         from paclm.engine.loading import encode_prompt
@@ -318,14 +364,7 @@ class Curator:
         return tokens or tuple(encode_prompt(self._tokenizer, prompt if isinstance(prompt, str) else ""))
 
     def _check_request(self, request: Request) -> None:
-        if not request.prompt or not all(type(t) is int and 0 <= t < self._engine.vocabulary for t in request.prompt):
-            raise InvalidInput(f"A prompt needs token ids, integers from 0 to {self._engine.vocabulary - 1}.")
-        asked = len(request.prompt) + request.max_new_tokens
-        if asked > self._engine.context:
-            raise InvalidInput(
-                f"The prompt has {len(request.prompt)} tokens and {request.max_new_tokens} more were asked for, "
-                f"{asked} together; the context holds {self._engine.context}. Shorten the prompt or ask for fewer."
-            )
+        check_request(request, self._engine.vocabulary, self._engine.context)
 
     @contextmanager
     def _stops_on_failure(self) -> Iterator[None]:
@@ -352,7 +391,7 @@ class Curator:
         self._turns.when_free(self._close)
 
     def _close(self) -> None:
-        for stream in (*self._running, *self._waiting):
+        for stream in (*self._running, *self._waiting, *self._held):
             self._cancel(stream)
         self._failure = self._failure or "closed"
         self._custody.ledger.close()

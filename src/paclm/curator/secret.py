@@ -16,6 +16,7 @@ from paclm.curator.keys import Keys
 from paclm.errors import CuratorError, RandomnessMisuse, UnsoundState
 from paclm.privacy.arrays import FloatArray, IntArray, check_belief, check_num_worlds, check_votes
 from paclm.privacy.belief import uniform_belief
+from paclm.privacy.leak import leak_by_entropy
 from paclm.privacy.randomness import NoiseSource
 from paclm.privacy.releases import Rule
 
@@ -114,3 +115,9 @@ def _checked_belief(content: Hidden[bytes], num_worlds: int) -> Hidden[FloatArra
 
 def _belief_subject(digest: str) -> bytes:
     return f"paclm belief {FORMAT}; workspace {digest}".encode()
+
+
+@leaves_no_trace
+def leak_to_three_digits(belief: Hidden[FloatArray]) -> float:
+    """log m − H(P) of one belief: what an observer of everything has learned, by estimate. More digits would tell."""
+    return float(f"{max(0.0, leak_by_entropy(belief.reveal()[None]).mean):.3g}")

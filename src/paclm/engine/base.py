@@ -61,6 +61,11 @@ def load_tokenizer(base: Base) -> Any:
         raise ModelError(f"The tokenizer of {base.name} in {base.folder} cannot be loaded: {error}") from error
 
 
+def context_of(base: Base) -> int:
+    """Positions the base model can hold, read from its configuration alone."""
+    return int(_transformers().AutoConfig.from_pretrained(base.folder, local_files_only=True).max_position_embeddings)
+
+
 def load_model(base: Base, dtype: torch.dtype) -> torch.nn.Module:
     """The base model on the CPU, frozen and in evaluation mode."""
     transformers = _transformers()

@@ -1,21 +1,32 @@
-"""What coupling and the support cost on a text: the coupling ceiling, and what of each world the support leaves out."""
+"""How stable worlds are on a text, and what the support leaves out of each: greedy votes, coverage, coupling ceiling.
+
+Needs every world's logits over the whole vocabulary, which voting never does. They are formed once for all support
+sizes, a few positions at a time; figures stay on the device until the text has ended.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from paclm.engine.determinism import FloatArray
+from paclm.engine.determinism import FloatArray, IntArray
 from paclm.engine.engine import Engine
-from paclm.engine.votes import coupling_ceiling, support_coverage
+from paclm.engine.votes import coupling_ceiling, pick, top_tokens
+
+_LOGITS_AT_ONCE = {"cuda": 2**28, "cpu": 2**24}
+"""How many logits are held: 1 GiB on a GPU; on a CPU what stays near its caches is also faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """Figures per position of a text; coverage is averaged over worlds."""
+    """Figures per position of a text at one support size; coverage is averaged over worlds."""
 
+    num_distinct: IntArray
+    """(n,) how many different tokens the worlds vote for, greedily"""
     ceiling: FloatArray
     """(n,) β = Σ_v min_s p_s(v) over the renormalised support: no coupling agrees more often"""
     argmax_coverage: FloatArray
@@ -24,16 +35,55 @@ class Census:
     """(n,) mean probability that worlds give to the support"""
 
 
-def take_census(engine: Engine, tokens: Sequence[int], window: int, temperature: float = 1.0) -> Census:
-    """Walk a text in windows, as teacher-forced votes do; position i is about tokens[i + 1].
+def take_census(
+    engine: Engine,
+    texts: Iterable[Sequence[int]],
+    support_sizes: Sequence[int],
+    temperature: float = 1.0,
+    advance: Callable[[int], None] = lambda _: None,
+) -> dict[int, Census]:
+    """Walk texts, each within the engine's context; position i is about tokens[i + 1], texts one after another."""
+    figures: dict[int, list[Tensor]] = {size: [] for size in support_sizes}
+    for tokens in texts:
+        for hidden in engine.windows(tokens, max(2, len(tokens))):  # (W, c, d)
+            for few in _few_positions(engine, hidden):
+                logits = engine.whole_logits(few)  # (W, n, V)
+                for size, found in census_of(logits, support_sizes, temperature).items():
+                    figures[size].append(found)
+            advance(hidden.shape[1])
+    return {size: _gathered(found) for size, found in figures.items()}
 
-    Needs every world's logits over the whole vocabulary, which voting never does: slow, for studies.
+
+@torch.inference_mode()
+def census_of(logits: Tensor, support_sizes: Sequence[int], temperature: float = 1.0) -> dict[int, Tensor]:
+    """From all logits (W, n, V), the public model's last: per support size (n, 4), the columns of a `Census`.
+
+    Supports are nested, so that the largest holds all others, in order.
     """
-    ceilings, argmaxes, masses = [], [], []
-    for hidden in engine.windows(tokens, window):
-        support, logits = engine.restricted(hidden)
-        inside, mass = support_coverage(hidden[:-1], engine.head, support)  # (m, c): worlds only
-        ceilings.append(coupling_ceiling(logits[:, :-1], temperature).cpu().numpy())
-        argmaxes.append(inside.double().mean(0).cpu().numpy())
-        masses.append(mass.double().mean(0).cpu().numpy())
-    return Census(np.concatenate(ceilings), np.concatenate(argmaxes), np.concatenate(masses))
+    worlds, public = logits[:-1], logits[-1]
+    support = top_tokens(public, max(support_sizes))  # (n, K)
+    inside = worlds.gather(2, support.expand(len(worlds), -1, -1))  # (m, n, K)
+    log_total = torch.logsumexp(worlds, -1)  # (m, n)
+    favourite = worlds.argmax(-1, keepdim=True)  # (m, n, 1), ties to the smaller token
+    is_favourite = favourite == support  # (m, n, K)
+    found = {}
+    for size in support_sizes:
+        own = inside[..., :size].transpose(0, 1)  # (n, m, k)
+        votes = pick(own, support[:, :size]).sort(1).values  # (n, m)
+        distinct = 1 + (votes[:, 1:] != votes[:, :-1]).sum(1)
+        covered = is_favourite[..., :size].any(-1).double().mean(0)
+        mass = (torch.logsumexp(own, -1).T - log_total).double().exp().mean(0)
+        found[size] = torch.stack([distinct.double(), coupling_ceiling(own, temperature), covered, mass], 1)
+    return found
+
+
+def _few_positions(engine: Engine, hidden: Tensor) -> Iterable[Tensor]:
+    """Hidden states (W, c, d) in pieces whose logits fit into the memory set aside for them."""
+    room = _LOGITS_AT_ONCE["cuda" if hidden.is_cuda else "cpu"]
+    size = max(1, room // (hidden.shape[0] * engine.vocabulary))
+    return (hidden[:, start : start + size] for start in range(0, hidden.shape[1], size))
+
+
+def _gathered(pieces: list[Tensor]) -> Census:
+    columns = torch.cat(pieces).T.cpu().numpy()  # the only wait for the device
+    return Census(columns[0].astype(np.int64), *columns[1:])

@@ -11,6 +11,7 @@ The engine is never told which world is realized, holds no budget and draws no r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,6 +24,9 @@ from paclm.engine.model import WorldsModel
 from paclm.engine.steps import PlainStep, Step, Tally
 from paclm.engine.votes import coupled_votes, support_logits, top_tokens
 from paclm.errors import EngineError, InvalidInput
+
+_PROMPTS_TOGETHER = 64
+"""Attention kernels count sequences times worlds in 16 bits."""
 
 
 class VoteSource(Protocol):
@@ -69,6 +73,7 @@ class Engine:
         self._support_size = support_size
         self._chunk = prefill_chunk
         self._running: list[Running] = []  # index = slot; always without gaps
+        self._slots: dict[int, int] = {}  # by handle
         self._next_handle = 0
         self._is_reading = False  # a text passes through the first free slot
 
@@ -102,25 +107,30 @@ class Engine:
 
     def add(self, tokens: Sequence[int], max_new_tokens: int = 0) -> int:
         """Start a sequence: prefill all but its last token, and return its handle."""
-        self._check_tokens(tokens)
-        asked = len(tokens) + max_new_tokens
-        if asked > self.context:
-            raise InvalidInput(
-                f"The prompt has {len(tokens)} tokens and {max_new_tokens} more were asked for, {asked} together; "
-                f"the context holds {self.context}. Shorten the prompt or ask for fewer tokens."
-            )
-        self._check_idle()
-        if not self.num_free:
-            raise EngineError(
-                f"All {self._model.num_slots} sequences of the engine are running. Wait for one to end, "
-                "or raise max_sequences in [runtime]."
-            )
-        slot = len(self._running)
-        for _, _ in self._prefill(tokens[:-1], slot):
+        self._check_room(tokens, max_new_tokens)
+        for _, _ in self._prefill(tokens[:-1], len(self._running)):
             pass
-        self._running.append(Running(self._next_handle, list(tokens), asked if max_new_tokens else self.context))
-        self._next_handle += 1
-        return self._running[-1].handle
+        return self._start(tokens, max_new_tokens)
+
+    def add_many(self, prompts: Sequence[Sequence[int]], max_new_tokens: int = 0) -> list[int]:
+        """Start sequences whose prompts are equally long; as `add` for each, with many prompts in one forward pass."""
+        if len({len(tokens) for tokens in prompts}) > 1:
+            raise InvalidInput("Prompts that are read together must be equally long. Add the others one by one.")
+        for tokens in prompts:
+            self._check_room(tokens, max_new_tokens, len(prompts))
+        length = len(prompts[0]) - 1 if prompts else 0
+        if not 0 < length <= self._chunk:  # nothing to read, or more than one pass may take
+            return [self.add(tokens, max_new_tokens) for tokens in prompts]
+        ids = torch.tensor([list(tokens[:-1]) for tokens in prompts], device=self._model.head.device)
+        planned = max(self._chunk, self._model.num_slots) // length  # as many rows as memory was planned for
+        together = min(max(1, planned), _PROMPTS_TOGETHER)
+        handles: list[int] = []
+        for start in range(0, len(prompts), together):
+            some = prompts[start : start + together]
+            with self._prefill_memory():
+                self._model.prefill_many(ids[start : start + together], len(self._running))
+            handles += [self._start(tokens, max_new_tokens) for tokens in some]
+        return handles
 
     def step(
         self,
@@ -132,12 +142,18 @@ class Engine:
 
         coins: (n, k) Gumbel, one row per sequence, or None for greedy votes. Repeating a step changes nothing.
         """
-        if not self._running:
-            raise EngineError("No sequence is running. Add one before asking for votes.")
-        self._check_idle()
-        slots = [self._slot(handle) for handle in handles] if handles is not None else list(range(len(self._running)))
+        slots = self._slots_of(handles)
         tally = self._tally(slots, coins, temperature)
         return Ballot(tally.support[slots], tally.votes[slots, :-1], tally.votes[slots, -1])
+
+    def scores(self, handles: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        """Support (n, k) and every world's logits inside it (n, W, k), the public model last, on the next token.
+
+        For rules of voting other than `step`'s (`votes.hybrid_votes` …): studies compare them.
+        """
+        slots = self._slots_of(handles)
+        tally = self._tally(slots, None, 1.0)
+        return torch.from_numpy(tally.support[slots]).to(tally.logits.device), tally.logits[slots]  # a copy
 
     def append(self, handle: int, token: int) -> None:
         """Continue a sequence with one token."""
@@ -151,9 +167,16 @@ class Engine:
         """End a sequence; the last slot moves into the gap, so that a step never computes an empty one."""
         slot = self._slot(handle)
         last = self._running.pop()
+        del self._slots[handle]
         if slot < len(self._running):
             self._model.move(len(self._running), slot, len(last.tokens) - 1)
             self._running[slot] = last
+            self._slots[last.handle] = slot
+
+    def clear(self) -> None:
+        """End all sequences."""
+        self._running.clear()
+        self._slots.clear()
 
     def tokens(self, handle: int) -> list[int]:
         """The sequence so far."""
@@ -200,6 +223,12 @@ class Engine:
         """Support (n, k) and every world's logits inside it (n, W, k), from hidden states (W, n, d)."""
         support = top_tokens(self._step.public_logits(hidden[-1]), self._support_size)
         return support, support_logits(hidden, self._model.head, support)
+
+    @torch.inference_mode()
+    def whole_logits(self, hidden: Tensor) -> Tensor:
+        """Logits over the whole vocabulary, float32: hidden states (W, n, d) → (W, n, V). For studies."""
+        worlds, n, size = hidden.shape
+        return self._step.public_logits(hidden.reshape(worlds * n, size)).view(worlds, n, -1)
 
     def teacher_forced(
         self,
@@ -252,24 +281,64 @@ class Engine:
     def _prefill(self, tokens: Sequence[int], slot: int) -> Iterator[tuple[int, Tensor]]:
         ids = torch.tensor(list(tokens), dtype=torch.long, device=self._model.head.device)
         for start in range(0, len(tokens), self._chunk):
-            try:
+            with self._prefill_memory():
                 hidden = self._model.prefill(ids[start : start + self._chunk], start, slot)
-            except torch.OutOfMemoryError as error:
-                raise EngineError(
-                    f"Out of GPU memory while reading a prompt in chunks of {self._chunk} tokens. "
-                    "Lower prefill_chunk in [runtime]."
-                ) from error
             yield start, hidden
+
+    @contextmanager
+    def _prefill_memory(self) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise EngineError(
+                f"Out of GPU memory while reading a prompt in chunks of {self._chunk} tokens. "
+                "Lower prefill_chunk in [runtime]."
+            ) from error
+
+    def _start(self, tokens: Sequence[int], max_new_tokens: int) -> int:
+        """Enter a prompt that has been read into the first free slot."""
+        limit = len(tokens) + max_new_tokens if max_new_tokens else self.context
+        handle = self._next_handle
+        self._slots[handle] = len(self._running)
+        self._running.append(Running(handle, list(tokens), limit))
+        self._next_handle += 1
+        return handle
+
+    def _check_room(self, tokens: Sequence[int], max_new_tokens: int, num_sequences: int = 1) -> None:
+        self._check_tokens(tokens)
+        asked = len(tokens) + max_new_tokens
+        if asked > self.context:
+            raise InvalidInput(
+                f"The prompt has {len(tokens)} tokens and {max_new_tokens} more were asked for, {asked} together; "
+                f"the context holds {self.context}. Shorten the prompt or ask for fewer tokens."
+            )
+        self._check_idle()
+        if not self.num_free:
+            raise EngineError(
+                f"All {self._model.num_slots} sequences of the engine are running. Wait for one to end, "
+                "or raise max_sequences in [runtime]."
+            )
+        if self.num_free < num_sequences:
+            raise EngineError(
+                f"{num_sequences} sequences were asked for and {self.num_free} of {self._model.num_slots} are free. "
+                "Add fewer at once, or raise max_sequences in [runtime]."
+            )
 
     def _check_idle(self) -> None:
         if self._is_reading:
             raise EngineError("The engine is in the middle of a text. Read it to its end, or close it, first.")
 
     def _slot(self, handle: int) -> int:
-        for slot, sequence in enumerate(self._running):
-            if sequence.handle == handle:
-                return slot
-        raise EngineError(f"No sequence {handle} is running; it was removed or never added.")
+        if handle not in self._slots:
+            raise EngineError(f"No sequence {handle} is running; it was removed or never added.")
+        return self._slots[handle]
+
+    def _slots_of(self, handles: Sequence[int] | None) -> list[int]:
+        """The slots of these sequences, or of all that run, when a step may be taken."""
+        if not self._running:
+            raise EngineError("No sequence is running. Add one before asking for votes.")
+        self._check_idle()
+        return [self._slot(handle) for handle in handles] if handles is not None else list(range(len(self._running)))
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if len(tokens) == 0:

@@ -3,8 +3,8 @@
     rows: add, norm, A ─► q,k,v product ─► attention: bias, B, rotation, cache, A ─► output product
     ─► rows: bias, B, add, norm ─► MLP product ─► rows: bias, activation, A ─► MLP output product ─► rows: …
 
-The products themselves are the vendor's in bfloat16 and ours in float32. CUDA only. Prefill, and models the kernels do
-not cover, run the plain twin this class inherits from.
+Choices say whose products those are. CUDA only. Prefill, and models the kernels do not cover, run the plain twin this
+class inherits from.
 """
 
 from __future__ import annotations
@@ -16,38 +16,55 @@ from torch import Tensor
 
 from paclm.engine.kernels.attention import attend
 from paclm.engine.kernels.products import Tile, multiply
-from paclm.engine.kernels.rows import GELU_TANH, SILU_GATED, activate_rows, normalise_rows
+from paclm.engine.kernels.rows import (
+    GELU_TANH,
+    SILU_GATED,
+    activate_rows,
+    embed_rows,
+    inner_products,
+    normalise_rows,
+)
 from paclm.engine.stacked import StackedModel
-from paclm.engine.weights import Product, Weights
+from paclm.engine.weights import Block, Norm, Product, Weights
 
 _ACTIVATIONS = {("gelu_new", False): GELU_TANH, ("gelu_pytorch_tanh", False): GELU_TANH, ("silu", True): SILU_GATED}
-
-
-NARROW = Tile(32, 64, 32, splits=4)
-WIDE = Tile(32, 64, 32, splits=2)
-MANY = Tile(128, 64, 32, num_warps=8)
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
     """How the step is cut up; speed only."""
 
-    narrow: Tile = NARROW
-    """float32 products of a few rows with fewer columns than inputs, or as many"""
-    wide: Tile = WIDE
-    """float32 products of a few rows with more columns than inputs"""
-    many: Tile = MANY
-    """float32 products of many rows"""
+    wide: Tile | None
+    """Products of a few rows with more columns than inputs; None: the vendor's"""
+    square: Tile | None
+    """Products of a few rows with as many columns as inputs"""
+    deep: Tile | None
+    """Products of a few rows with fewer columns than inputs"""
+    many: Tile | None
+    """Products of many rows"""
     few_rows: int = 512
-    own_products: bool = True
-    """Our float32 products; False: the vendor's"""
-    fold_rows: int = 1024
-    """Up to this many rows attention adds the adapters of q, k and v itself"""
-    lanes: int = 16
-    attention_warps: int = 1
+    dots: bool = True
+    """Attention on tensor cores"""
+    block: int = 16
+    """Positions that attention takes at a time"""
     attention_stages: int = 3
-    row_warps: int = 4
+    row_warps: int = 8
+    many_row_warps: int = 4
     chunk: int = 512
+    inner_from: int = 8
+    """From this many sequences on the inner products of adapters are launches of their own"""
+
+
+FLOAT32 = Choices(
+    wide=Tile(32, 128, 32, splits=2, num_stages=4),
+    square=Tile(32, 128, 32, splits=4, num_stages=4),
+    deep=Tile(32, 128, 32, splits=8, num_stages=4),
+    many=Tile(128, 64, 32, num_warps=8),
+    dots=False,
+    attention_stages=2,
+)
+BFLOAT16 = Choices(wide=None, square=None, deep=None, many=None)
+DEFAULTS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 
 
 def uncovered(weights: Weights) -> str | None:
@@ -55,6 +72,8 @@ def uncovered(weights: Weights) -> str | None:
     size = weights.head_size
     if size & (size - 1) or size < 16:
         return f"a head of {size} numbers is no power of two"
+    if weights.num_heads // weights.num_kv_heads > 16:
+        return "more than 16 heads share their keys"
     if (weights.activation_name, weights.is_gated) not in _ACTIVATIONS:
         return f"the activation {weights.activation_name} is not among the kernels"
     if weights.blocks[0].norm_query is not None:
@@ -77,64 +96,79 @@ class FusedModel(StackedModel):
 
     def __init__(self, weights: Weights, num_slots: int, choices: Choices | None = None) -> None:
         super().__init__(weights, num_slots)
-        self.choices = choices or Choices()
+        self.choices = choices or DEFAULTS[weights.dtype]
         self._activation = _ACTIVATIONS[weights.activation_name, weights.is_gated]
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor, positions: Tensor, reach: int) -> Tensor:
         """One token for each of the first n slots; hidden states (W, n, d). Reads what is there, whatever `reach`."""
         w, o, n = self.weights, self.choices, tokens.shape[0]
-        stream = self._embed(tokens, positions).view(w.num_worlds * n, -1)  # (rows, d)
+        stream = embed_rows(w, tokens, positions)  # (rows, d)
         normed = torch.empty_like(stream)
         attended = stream.new_empty(stream.shape[0], w.num_heads * w.head_size)
         parts: Tensor | None = None
         inner: Tensor | None = None
         before: Product | None = None
         for layer, block in enumerate(w.blocks):
-            inner_in = _inner(stream, block.attention_in)
-            normalise_rows(
-                stream, block.norm_attention, normed, n, parts, before, inner, block.attention_in, inner_in, o.row_warps
+            inner_in = self._normalise(
+                stream, block.norm_attention, normed, n, parts, before, inner, block.attention_in
             )
             parts = self._product(normed, block.attention_in)
-            if inner_in is not None and stream.shape[0] > o.fold_rows:
-                _add_adapters(parts, block.attention_in, inner_in)
-                inner_in = None
             inner = _inner(stream, block.attention_out, w.num_kv_heads)
             keys, values = self.cache.keys[layer], self.cache.values[layer]
             attend(
                 parts, inner_in, keys, values, positions, w, block, attended, inner,
-                o.lanes, o.attention_warps, o.attention_stages,
+                o.dots, o.block, o.attention_stages,
             )  # fmt: skip
             parts = self._product(attended, block.attention_out)
-            inner_in = _inner(stream, block.mlp_in)
-            normalise_rows(
-                stream,
-                block.norm_mlp,
-                normed,
-                n,
-                parts,
-                block.attention_out,
-                inner,
-                block.mlp_in,
-                inner_in,
-                o.row_warps,
+            inner_in = self._normalise(
+                stream, block.norm_mlp, normed, n, parts, block.attention_out, inner, block.mlp_in
             )
             parts = self._product(normed, block.mlp_in)
-            active = stream.new_empty(stream.shape[0], block.mlp_out.weight.shape[0])
+            active, inner = self._activate(parts, block, n, inner_in)
+            parts, before = self._product(active, block.mlp_out), block.mlp_out
+        self._normalise(stream, w.norm, normed, n, parts, before, inner, None)
+        return normed.view(w.num_worlds, n, -1)
+
+    def _normalise(
+        self, stream: Tensor, norm: Norm, out: Tensor, n: int,
+        parts: Tensor | None, before: Product | None, inner: Tensor | None, after: Product | None,
+    ) -> Tensor | None:  # fmt: skip
+        """Add the product before, normalise into `out`; the inner products of the adapters of the product after."""
+        o = self.choices
+        inner_out = None if after is None else _inner(stream, after)
+        if n < o.inner_from:
+            normalise_rows(stream, norm, out, n, parts, before, inner, after, inner_out, o.row_warps)
+            return inner_out
+        normalise_rows(stream, norm, out, n, parts, before, inner, num_warps=o.many_row_warps)
+        if after is not None and inner_out is not None:
+            inner_products(out, after, n, inner_out)
+        return inner_out
+
+    def _activate(self, parts: Tensor, block: Block, n: int, inner_in: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The MLP between its two products, and the inner products of the second one's adapters."""
+        o = self.choices
+        active = torch.empty(
+            parts.shape[1], block.mlp_out.weight.shape[0], device=parts.device, dtype=self.weights.dtype
+        )
+        if n < o.inner_from:
             inner = activate_rows(
                 parts, block.mlp_in, active, n, self._activation, inner_in, block.mlp_out, o.chunk, o.row_warps
             )
-            parts, before = self._product(active, block.mlp_out), block.mlp_out
-        normalise_rows(stream, w.norm, normed, n, parts, before, inner, num_warps=o.row_warps)
-        return normed.view(w.num_worlds, n, -1)
+            return active, inner
+        activate_rows(parts, block.mlp_in, active, n, self._activation, inner_in, None, o.chunk, o.many_row_warps)
+        inner = _inner(active, block.mlp_out, 1)
+        if inner is not None:
+            inner_products(active, block.mlp_out, n, inner)
+        return active, inner
 
     def _product(self, x: Tensor, product: Product) -> Tensor:
         """The base product without its bias, as parts (splits, rows, out) still to be added up."""
         o, (depth, width) = self.choices, product.weight.shape
-        tile = fit(o.many if x.shape[0] > o.few_rows else o.wide if width > depth else o.narrow, depth)
-        if x.dtype != torch.float32 or not o.own_products or tile is None:
-            return torch.mm(x, product.weight).unsqueeze(0)
-        return multiply(x, product.weight, tile)
+        few = o.wide if width > depth else o.square if width == depth else o.deep
+        chosen = o.many if x.shape[0] > o.few_rows else few
+        tile = fit(chosen, depth) if chosen is not None else None
+        return torch.mm(x, product.weight).unsqueeze(0) if tile is None else multiply(x, product.weight, tile)
 
 
 def _inner(stream: Tensor, product: Product, *sums: int) -> Tensor | None:
@@ -142,17 +176,3 @@ def _inner(stream: Tensor, product: Product, *sums: int) -> Tensor | None:
     if product.A is None:
         return None
     return torch.empty(stream.shape[0], product.A.shape[1], *sums, device=stream.device)
-
-
-def _add_adapters(parts: Tensor, product: Product, inner: Tensor) -> None:
-    """Add B · inner to the first of the parts, world by world."""
-    if product.B is None:
-        return
-    worlds, rank, width = product.B.shape
-    y = parts[0].view(worlds, -1, width)
-    u = inner.to(y.dtype).view(worlds, -1, inner.shape[1])
-    start = 0
-    for part, size in enumerate(product.parts):
-        columns = slice(start, start + size)
-        y[:, :, columns].baddbmm_(u[:, :, part * rank : (part + 1) * rank], product.B[:, :, columns])
-        start += size

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from paclm.engine.determinism import FloatArray, IntArray
 from paclm.engine.kernels.ballots import cast_votes, public_keys
-from paclm.engine.kernels.selection import largest
+from paclm.engine.kernels.selection import support_of
 from paclm.engine.model import WorldsModel
 from paclm.engine.steps import PlainStep, Tally
-from paclm.engine.votes import tokens_of_keys
 
 _REACH_STEP = 128
 
@@ -26,14 +25,10 @@ _REACH_STEP = 128
 class FusedStep(PlainStep):
     """The step with logits, support and votes by kernels."""
 
-    def run(
-        self, tokens: Tensor, positions: Tensor, coins: Tensor, temperature: Tensor, reach: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        hidden = self._model.decode(tokens, positions, reach)  # (W, n, d)
-        keys = public_keys(hidden[-1], self._model.head)
-        support = tokens_of_keys(largest(keys, self._support_size))
-        votes, logits = cast_votes(hidden, self._model.head, support, coins, temperature)
-        return support, votes, logits
+    def outcome(self, integers: Tensor, numbers: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+        hidden = self._model.decode(integers[0], integers[1], reach)  # (W, n, d)
+        support = support_of(*public_keys(hidden[-1], self._model.head), self._support_size)
+        return cast_votes(hidden, self._model.head, support, numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +47,13 @@ class Recording:
     staged_integers: Tensor
     staged_numbers: Tensor
     staged_outcome: Tensor
+
+
+def padded(n: int) -> int:
+    """The number of sequences recorded for n: a power of two up to 16, then at most an eighth more than n."""
+    power = 1 << (n - 1).bit_length()
+    unit = 1 if n <= 1 else power if n <= 16 else power // 16
+    return -(-n // unit) * unit
 
 
 class GraphStep:
@@ -87,7 +89,7 @@ class GraphStep:
 
     def recording(self, n: int, reach: int) -> Recording:
         """The graph for n sequences (padded) whose positions lie below reach (padded)."""
-        size = min(1 << (n - 1).bit_length(), self._model.num_slots)
+        size = min(padded(n), self._model.num_slots)
         if self._reads_whole_reach:
             reach = min(-(-reach // _REACH_STEP) * _REACH_STEP, self._model.context)
         else:
@@ -102,20 +104,17 @@ class GraphStep:
         integers = torch.zeros(2, n, dtype=torch.long, device=device)
         numbers = torch.zeros(n, k + 1, device=device)
 
-        def run() -> tuple[Tensor, Tensor]:
-            coins, temperature = numbers[:, :k].contiguous(), numbers[:, k].contiguous()
-            support, votes, logits = self._step.run(integers[0], integers[1], coins, temperature, reach)
-            return torch.cat([support, votes], 1).int(), logits
-
         kept = self._protect(n)  # the rehearsal writes at position 0 of slots that may be in use
         beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
-            run()  # compiles kernels and lets the libraries allocate, which recording must not do
+            self._step.outcome(
+                integers, numbers, reach
+            )  # compiles kernels and lets the libraries allocate, which recording must not do
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            outcome, logits = run()
+            outcome, logits = self._step.outcome(integers, numbers, reach)
         self._pool = self._pool or graph.pool()
         self._restore(kept)
         return Recording(

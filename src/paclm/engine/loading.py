@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -104,14 +105,20 @@ def load_stack(workspace: Workspace, with_full: bool = False) -> AdapterStack:
     stack = AdapterStack.load(workspace.adapters_path / WORLDS_FILE)
     if not with_full:
         return stack
-    full = AdapterStack.load(workspace.adapters_path / FULL_FILE)
-    if full.layers != stack.layers or full.spec.scale != stack.spec.scale:
-        raise EngineError("The full-corpus adapter was trained with other settings than the worlds. Train it again.")
+    return join_stacks([stack, AdapterStack.load(workspace.adapters_path / FULL_FILE)])
+
+
+def join_stacks(stacks: Sequence[AdapterStack]) -> AdapterStack:
+    """Several stacks over one base as a single one, their worlds in the order given."""
+    first = stacks[0]
+    for other in stacks[1:]:
+        if other.layers != first.layers or other.spec.scale != first.spec.scale or other.base != first.base:
+            raise EngineError("These adapters were trained with different settings and cannot run side by side.")
     return AdapterStack(
-        stack.spec,
-        stack.base,
-        {layer: torch.cat([stack.A[layer], full.A[layer]]) for layer in stack.layers},
-        {layer: torch.cat([stack.B[layer], full.B[layer]]) for layer in stack.layers},
+        first.spec,
+        first.base,
+        {layer: torch.cat([stack.A[layer] for stack in stacks]) for layer in first.layers},
+        {layer: torch.cat([stack.B[layer] for stack in stacks]) for layer in first.layers},
     )
 
 
@@ -133,7 +140,7 @@ def open_engine(
 
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a prompt, as records are encoded; an empty prompt is the tokenizer's start token."""
-    tokens: list[int] = list(tokenizer.encode(text, add_special_tokens=False))
+    tokens: list[int] = list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
     if tokens:
         return tokens
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id

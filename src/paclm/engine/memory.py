@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,13 @@ def available_memory(device: torch.device) -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 2**63  # a system that does not say
+
+
+def release_memory() -> None:
+    """Give memory of engines that are gone back to the device: what torch keeps for itself counts as taken."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _kernels(module: nn.Module) -> list[torch.Tensor]:

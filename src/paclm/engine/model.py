@@ -29,6 +29,9 @@ class WorldsModel(Protocol):
     def prefill(self, tokens: Tensor, start: int, slot: int) -> Tensor:
         """Tokens (c,) of one sequence at positions start … start+c; hidden states (W, c, d)."""
 
+    def prefill_many(self, tokens: Tensor, slot: int) -> Tensor:
+        """Tokens (s, c) of s sequences from their start, in the slots from `slot` on; hidden states (W, s, c, d)."""
+
     def decode(self, tokens: Tensor, positions: Tensor, reach: int) -> Tensor:
         """One token for each of the first n slots, at positions (n,), all below reach; hidden states (W, n, d).
 

@@ -63,6 +63,10 @@ class PatchedModel:
         hidden: Tensor = self._decoder(input_ids=rows, past_key_values=cache, use_cache=True).last_hidden_state
         return hidden
 
+    def prefill_many(self, tokens: Tensor, slot: int) -> Tensor:
+        """Tokens (s, c) of s sequences in the slots from `slot` on, one after another; hidden states (W, s, c, d)."""
+        return torch.stack([self.prefill(row, 0, slot + i) for i, row in enumerate(tokens)], 1)
+
     def decode(self, tokens: Tensor, positions: Tensor, reach: int) -> Tensor:
         """One token for each of the first n slots; hidden states (W, n, d)."""
         steps = [self.prefill(tokens[i : i + 1], int(positions[i]), i) for i in range(tokens.shape[0])]

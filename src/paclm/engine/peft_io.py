@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack
 from paclm.errors import EngineError
+from paclm.worlds.storage import make_private_folder, write_private_json
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -36,8 +37,11 @@ def export_peft(stack: AdapterStack, folder: Path, base_name: str, conv1d: bool)
     for world in range(stack.num_worlds):
         place = folder / f"world-{world:0{digits}d}"
         place.mkdir(parents=True)
-        (place / CONFIG).write_text(json.dumps(_peft_config(stack, base_name, conv1d), indent=2) + "\n")
+        make_private_folder(folder)
+        make_private_folder(place)
+        write_private_json(place / CONFIG, _peft_config(stack, base_name, conv1d))
         save_file(_peft_tensors(stack, world), place / WEIGHTS, metadata={"format": "pt"})
+        (place / WEIGHTS).chmod(0o600)
         written.append(place)
     return written
 

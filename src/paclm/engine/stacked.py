@@ -89,6 +89,25 @@ class StackedModel:
         return normalise(x, w.norm)
 
     @torch.inference_mode()
+    def prefill_many(self, tokens: Tensor, slot: int) -> Tensor:
+        """Tokens (s, c) of s sequences from their start, in the slots from `slot` on; hidden states (W, s, c, d)."""
+        w, (s, c) = self.weights, tokens.shape
+        positions = torch.arange(c, device=tokens.device).repeat(s)  # (s·c,)
+        x = self._embed(tokens.flatten(), positions)
+        for layer, block in enumerate(w.blocks):
+            q, k, v = (
+                part.reshape(w.num_worlds * s, c, -1, w.head_size).transpose(1, 2)  # (W·s, heads, c, size)
+                for part in self._queries(x, block, positions)
+            )
+            for kept, new in ((self.cache.keys, k), (self.cache.values, v)):
+                kept[layer][slot : slot + s, :, :, :c] = new.view(w.num_worlds, s, *new.shape[1:]).transpose(0, 1)
+            out = functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=w.num_heads != w.num_kv_heads
+            )
+            x = self._finish(x, out.transpose(1, 2).reshape(w.num_worlds, s * c, -1), block)
+        return normalise(x, w.norm).view(w.num_worlds, s, c, -1)
+
+    @torch.inference_mode()
     def decode(self, tokens: Tensor, positions: Tensor, reach: int) -> Tensor:
         """One token for each of the first n slots, at positions (n,) < reach; hidden states (W, n, d)."""
         w = self.weights

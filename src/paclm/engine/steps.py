@@ -62,6 +62,14 @@ class PlainStep:
         logits = support_logits(hidden, self._model.head, support)  # (n, W, k)
         return support, coupled_votes(logits, support, coins, temperature), logits
 
+    def outcome(self, integers: Tensor, numbers: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+        """Support and votes in one tensor (n, k + W) int32, and logits, from what a graph reads: integers (2, n) are
+        tokens and positions, numbers (n, k + 1) coins and temperature."""
+        k = self._support_size
+        coins, temperature = numbers[:, :k].contiguous(), numbers[:, k].contiguous()
+        support, votes, logits = self.run(integers[0], integers[1], coins, temperature, reach)
+        return torch.cat([support, votes], 1).int(), logits
+
     @torch.inference_mode()
     def __call__(self, tokens: IntArray, positions: IntArray, coins: FloatArray, temperature: FloatArray) -> Tally:
         device = self._model.head.device

@@ -87,10 +87,12 @@ def train_worlds(
     resume: bool = False,
     on_progress: OnProgress | None = None,
     checkpoint_seconds: float = 60.0,
+    must_improve: bool = True,
 ) -> Trained:
     """Train every world of the schedule on a frozen base model (fingerprint `base`), from the seed of the schedule.
 
     With a `folder`, what is done is kept there, and `resume` goes on from it; remove it once the stack is saved.
+    A world that is no better on its own records is refused, unless a study that means to spoil worlds says otherwise.
     """
     began = time.monotonic()
     spec = adapter_spec(settings)
@@ -117,7 +119,8 @@ def train_worlds(
                 group = GroupTraining(forward, head, own, schedule, worlds, settings)
                 group.run(number, group_steps, checkpoints, on_progress, checkpoint_seconds)
                 improvement = measure_improvement(forward, head, own, group.stack, schedule, worlds.tolist())
-                refuse_unimproved(improvement, worlds.tolist())
+                if must_improve:
+                    refuse_unimproved(improvement, worlds.tolist())
                 measured = np.stack([improvement.public, improvement.trained, improvement.moved])
                 done = {"rows": group.optimizer.rows.cpu(), "figures": torch.from_numpy(measured)}
                 if checkpoints is not None:

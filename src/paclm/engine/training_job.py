@@ -3,6 +3,8 @@
     worlds      every world of the workspace        adapters/worlds.safetensors
     full        one adapter on all records          adapters/full.safetensors
     shards:N    N disjoint parts of the records     adapters/shards-N.safetensors, who is where in shards-N.npz
+    collection:N   as many worlds, drawn anew (N ≥ 2)   adapters/collection-N.safetensors
+    uncoupled   the same worlds, each from its own start and in its own order: what coupling is compared with
 
 Neither the secret nor the ledger is looked at.
 """
@@ -11,8 +13,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,17 +29,16 @@ from paclm.engine.schedule import Schedule, make_blocks
 from paclm.engine.training import OnProgress, Trained, make_schedule, train_worlds
 from paclm.engine.training_plan import TrainingPlan, plan_training
 from paclm.errors import InvalidInput
-from paclm.worlds.assignment import BoolArray
+from paclm.worlds.assignment import BoolArray, assign_groups
 from paclm.worlds.blocks import encode_texts
 from paclm.worlds.holdout import units_of
-from paclm.worlds.records import Record
 from paclm.worlds.shards import assign_shards
-from paclm.worlds.storage import write_private
+from paclm.worlds.storage import only_one, write_private
 from paclm.worlds.workspace import Workspace
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 
-_SHARDS = re.compile(r"shards:([0-9]+)")
+_NUMBERED = re.compile(r"(shards|collection)[:-]([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,12 @@ class TrainingJob:
         self, worlds_per_step: int | None = None, *, resume: bool = False, on_progress: OnProgress | None = None
     ) -> tuple[Workspace, Trained]:
         """Train, save and enter into the manifest; returns the workspace as it is from now on."""
+        with only_one(self.workspace.path / ".training.lock", f"A training in {self.workspace.path}"):
+            return self._run(worlds_per_step, resume, on_progress)
+
+    def _run(
+        self, worlds_per_step: int | None, resume: bool, on_progress: OnProgress | None
+    ) -> tuple[Workspace, Trained]:
         trained = train_worlds(
             self.model,
             self.schedule,
@@ -115,11 +121,11 @@ class TrainingJob:
 
 
 def prepare_training(workspace: Workspace, what: str = "worlds", *, dtype: Dtype = "auto") -> TrainingJob:
-    """Load the base model and cut the records into blocks; `what` is worlds, full or shards:N."""
+    """Load the base model and cut the records into blocks; for `what` see the head of this file."""
     records = workspace.members()
-    settings = workspace.training
+    settings = replace(workspace.training, coupled=False) if what == "uncoupled" else workspace.training
     seed = int(workspace.manifest.arguments["seed"])
-    name, membership = _who(workspace, what, records, seed)
+    name, membership = what.replace(":", "-"), membership_of(workspace, what)
     base = base_of(workspace)
     device = pick_device(workspace.runtime.device)
     model: Any = load_model(base, pick_dtype(dtype, device)).to(device)
@@ -152,16 +158,23 @@ def _multiplies_bfloat16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:
     return not words.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
 
 
-def _who(workspace: Workspace, what: str, records: Sequence[Record], seed: int) -> tuple[str, BoolArray]:
-    """What the adapters are called, and which records each of them sees."""
-    if what == "worlds":
-        return "worlds", workspace.membership
+def membership_of(workspace: Workspace, what: str) -> BoolArray:
+    """Which records each of the adapters called `what` sees, (records, adapters)."""
+    records, seed = workspace.members(), int(workspace.manifest.arguments["seed"])
+    if what in ("worlds", "uncoupled"):
+        return workspace.membership
     if what == "full":
-        return "full", np.ones((len(records), 1), dtype=np.bool_)
-    if found := _SHARDS.fullmatch(what):
-        num_shards = int(found[1])
-        return f"shards-{num_shards}", assign_shards(units_of(records), num_shards, seed)
-    raise InvalidInput(f"What can be trained: worlds, full, or shards:N such as shards:16; not {what!r}.")
+        return np.ones((len(records), 1), dtype=np.bool_)
+    if found := _NUMBERED.fullmatch(what):
+        kind, number = found[1], int(found[2])
+        if kind == "shards":
+            return assign_shards(units_of(records), number, seed)
+        if number >= 2:
+            return assign_groups(units_of(records), workspace.num_worlds, seed + number - 1)
+    raise InvalidInput(
+        f"What can be trained: worlds, full, shards:N such as shards:16, collection:N from collection:2 on, or "
+        f"uncoupled; not {what!r}."
+    )
 
 
 def _block_tokens(settings: TrainingConfig, context: int) -> int:

@@ -103,18 +103,3 @@ def hybrid_votes(
 def coupling_ceiling(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """β = Σ_v min_s p_s(v) over the renormalised support: no coupling agrees more often. (n, W, k) → (n,) float64."""
     return torch.softmax(logits.double() / temperature, dim=-1).amin(1).sum(-1)
-
-
-def support_coverage(hidden: Tensor, head: Tensor, support: Tensor) -> tuple[Tensor, Tensor]:
-    """What the support leaves out, per world: hidden (W, n, d) → argmax inside (W, n) bool, mass inside (W, n) float32.
-
-    Needs every world's logits over the whole vocabulary; for a census, never for serving.
-    """
-    worlds, n, _ = hidden.shape
-    inside, mass = [], []
-    for position in range(n):  # one position at a time: (W, V) is all that is held
-        logits = hidden[:, position].float() @ head.float().T  # (W, V)
-        chosen = logits[:, support[position]]  # (W, k)
-        inside.append((support[position].unsqueeze(0) == top_tokens(logits, 1)).any(-1))
-        mass.append((torch.logsumexp(chosen, -1) - torch.logsumexp(logits, -1)).exp())
-    return torch.stack(inside, 1).reshape(worlds, n), torch.stack(mass, 1).reshape(worlds, n)

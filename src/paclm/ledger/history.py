@@ -16,6 +16,11 @@ def by_key(table: UsageTable) -> dict[str, Usage]:
     return _grouped({place: place[1] for place in table}, table)
 
 
+def by_hour(table: UsageTable) -> dict[str, Usage]:
+    """Each hour (UTC) that has any tokens and what was had in it, oldest first; `key` of the entries is the hour."""
+    return _grouped({place: place[0] for place in table}, table)
+
+
 def over_time(table: UsageTable) -> list[tuple[str, int]]:
     """Units charged in each hour (UTC) that has any tokens, oldest first."""
     return [(hour, usage.units) for hour, usage in _grouped({place: place[0] for place in table}, table).items()]

@@ -163,6 +163,10 @@ class Ledger:
         """What was spent by each key. A key's own spend bounds nothing: all share one belief."""
         return history.by_key(self._usage())
 
+    def by_hour(self) -> dict[str, Usage]:
+        """What was spent in each hour (UTC) that had tokens, oldest first."""
+        return history.by_hour(self._usage())
+
     def spending_over_time(self) -> list[tuple[str, int]]:
         """Units charged in each hour (UTC) that had tokens, oldest first."""
         return history.over_time(self._usage())

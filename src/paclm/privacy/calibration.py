@@ -69,6 +69,18 @@ def calibrate_noise(mass: FloatArray, per_token: float) -> Calibration:
     return Calibration(basis @ eigenvectors, roots * (float(roots.sum()) / (2.0 * per_token)))
 
 
+def information_bound(mass: FloatArray, calibration: Calibration) -> float:
+    """The most nats that a vote drawn from these masses can tell through this noise: ½ log det(I + Σ⁻¹C).
+
+    At most `per_token` where the noise was calibrated to the same masses; anything where it was not.
+    """
+    axes, variances = calibration  # (a, a-1), (a-1,)
+    scaled = axes / np.sqrt(variances)
+    mean = mass @ scaled  # (a-1,)
+    covariance = (scaled.T * mass) @ scaled - mean[:, None] * mean
+    return float(0.5 * np.log1p(np.maximum(np.linalg.eigvalsh(covariance), 0.0)).sum())
+
+
 def _spectrum_of_three(p: float, q: float, r: float) -> tuple[FloatArray, FloatArray]:
     """Eigenvalues, ascending, and eigenvectors of the 2 × 2 covariance of three masses, by one Jacobi rotation.
 

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from paclm.errors import UnsoundState
 from paclm.privacy.arrays import FloatArray, IntArray
-from paclm.privacy.belief import SAFE_MASS, update_belief
-from paclm.privacy.calibration import calibrate_noise, helmert, pair_variance
+from paclm.privacy.belief import SAFE_MASS, uniform_belief, update_belief
+from paclm.privacy.calibration import Calibration, calibrate_noise, helmert, information_bound, pair_variance
 from paclm.privacy.randomness import NoiseSource
 from paclm.privacy.step import Step, checked, is_unanimous, tally
 
@@ -28,14 +28,44 @@ def release(votes: IntArray, belief: FloatArray, secret: int, per_token: float, 
         return Step(int(votes[secret]), update_belief(belief, choice, log_likelihood, mass), True, np.inf)
     if mass.size == 2:
         return _release_pair(candidates, choice, mass, belief, secret, per_token, noise)
-    axes, variances = calibration = calibrate_noise(mass, per_token)  # (a, a-1), (a-1,)
+    calibration = calibrate_noise(mass, per_token)
+    return _release_through(calibration, candidates, choice, mass, belief, secret, per_token, noise)
+
+
+def release_forgetting(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Step:
+    """The release of a curator who forgets: noise for the prior at every step, while an onlooker's belief goes on.
+
+    UNSOUND, for studies of what forgetting costs: no release by name, and serving cannot ask for it. The belief after
+    is exact Bayes; `information` is a bound at that belief, and may exceed `per_token`.
+    """
+    if is_unanimous(votes):
+        return Step(votes.item(0), belief, False)
+    prior = tally(votes, uniform_belief(votes.size)).mass  # (a,)
+    candidates, choice, mass = tally(votes, belief)
+    calibration = calibrate_noise(prior, per_token)
+    told = information_bound(mass / mass.sum(), calibration)
+    return _release_through(calibration, candidates, choice, mass, belief, secret, told, noise)
+
+
+def _release_through(
+    calibration: Calibration,
+    candidates: IntArray,
+    choice: IntArray,
+    mass: FloatArray,
+    belief: FloatArray,
+    secret: int,
+    information: float,
+    noise: NoiseSource,
+) -> Step:
+    """Noise the realized vote, take the largest entry, and update the belief by what was drawn."""
+    axes, variances = calibration  # (a, a-1), (a-1,)
     R = axes[choice[secret]] + np.sqrt(variances) * noise.standard_normal(variances.size)  # (a-1,)
     token = candidates.item((axes @ R).argmax())
     log_likelihood = ((R - axes) ** 2) @ (-0.5 / variances)  # (a,)
     after = update_belief(belief, choice, log_likelihood, mass)
     if after[secret] == -np.inf:
         raise _ruled_out()
-    return Step(token, after, True, per_token, calibration.scale)
+    return Step(token, after, True, information, calibration.scale)
 
 
 _HALF = float(helmert(2)[0, 0])

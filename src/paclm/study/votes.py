@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,11 @@ class RecordedVotes:
     def num_worlds(self) -> int:
         """m"""
         return int(self.votes.shape[1])
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the votes, in hexadecimal."""
+        return hashlib.sha256(np.ascontiguousarray(self.votes, dtype=np.int64).tobytes()).hexdigest()
 
     @property
     def is_dissent(self) -> BoolArray:

@@ -52,7 +52,9 @@ def check_num_worlds(num_worlds: int) -> int:
     """Refuse a number of worlds that cannot be halved."""
     num_worlds = check_whole("num_worlds", num_worlds, at_least=2)
     if num_worlds % 2:
-        raise InvalidInput(f"num_worlds must be even, because every record is in half of the worlds, not {num_worlds}.")
+        raise InvalidInput(
+            f"The number of worlds must be even, because every record is in half of them, not {num_worlds}."
+        )
     return num_worlds
 
 

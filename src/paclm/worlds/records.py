@@ -192,7 +192,9 @@ def _record_of(row: Row, options: ReadOptions) -> Record | Problem:
     if options.group_by is not None:
         group = _label(row.fields.get(options.group_by))
         if group is None:
-            return Problem(row.source, f"has no usable group in field {options.group_by!r}")
+            return Problem(
+                row.source, f"has no usable group in field {options.group_by!r}; its fields are {', '.join(row.fields)}"
+            )
     return Record(identifier, text, group, row.source)
 
 

@@ -13,10 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from paclm.config import MechanismConfig, RuntimeConfig, TrainingConfig, read_settings
+from paclm.config import MechanismConfig, RuntimeConfig, ServerConfig, TrainingConfig, read_settings
 from paclm.errors import InvalidInput, WorkspaceError
 
-_SECTIONS = ("mechanism", "runtime", "training")
+_SECTIONS = ("mechanism", "runtime", "server", "training")
 _BUDGETS = ("per_token", "total")
 
 _HEAD = """\
@@ -33,6 +33,10 @@ _RUNTIME = """
 [runtime]
 # Speed and memory only.
 """
+_SERVER = """
+[server]
+# `paclm serve`: addresses and limits.
+"""
 _TRAINING = """
 [training]
 # The same for every world; after a change the worlds must be trained again.
@@ -47,6 +51,7 @@ class Settings:
     mechanism: Mapping[str, Any]
     """As written; complete only once both budgets are there."""
     runtime: RuntimeConfig
+    server: ServerConfig
     training: TrainingConfig
 
     @property
@@ -65,6 +70,7 @@ def render_settings(training: TrainingConfig) -> str:
     sections = [
         (_MECHANISM, MechanismConfig, {**_values(mechanism), **_EXAMPLES}, "# "),
         (_RUNTIME, RuntimeConfig, _values(RuntimeConfig()), "# "),
+        (_SERVER, ServerConfig, _values(ServerConfig()), "# "),
         (_TRAINING, TrainingConfig, _values(training), ""),
     ]
     text = _HEAD
@@ -74,7 +80,7 @@ def render_settings(training: TrainingConfig) -> str:
     return text
 
 
-def _values(settings: MechanismConfig | RuntimeConfig | TrainingConfig) -> dict[str, Any]:
+def _values(settings: MechanismConfig | RuntimeConfig | ServerConfig | TrainingConfig) -> dict[str, Any]:
     return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
 
 
@@ -110,6 +116,7 @@ def load_settings(path: Path) -> Settings:
     settings = Settings(
         mechanism=tables.get("mechanism", {}),
         runtime=read_settings(RuntimeConfig, tables.get("runtime", {}), f"[runtime] of {path}"),
+        server=read_settings(ServerConfig, tables.get("server", {}), f"[server] of {path}"),
         training=read_settings(TrainingConfig, tables.get("training", {}), f"[training] of {path}"),
     )
     if settings.config is None:  # the other keys are checked even while the budgets are not set

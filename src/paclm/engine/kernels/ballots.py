@@ -12,12 +12,13 @@ import triton.language as tl
 from torch import Tensor
 
 from paclm.engine.kernels.products import precision_of
+from paclm.engine.kernels.selection import GROUP
 
 
 @triton.jit
 def _keys(
-    hidden, head, keys, sequences, size, vocabulary,
-    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    hidden, head, keys, largest, sequences, size, vocabulary,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SMALL: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.program_id(1) * BM + tl.arange(0, BM)
@@ -36,11 +37,17 @@ def _keys(
     packed = (ordered << 32) | (0x7FFFFFFF - n).to(tl.int64)[None, :]
     place = keys + m.to(tl.int64)[:, None] * vocabulary + n[None, :]
     tl.store(place, packed, mask=row_ok[:, None] & col_ok[None, :])
+    packed = tl.where(col_ok[None, :], packed, -9223372036854775808)
+    best = tl.max(tl.reshape(packed, (BM, BN // SMALL, SMALL)), 2)
+    groups = tl.cdiv(vocabulary, SMALL)
+    group = tl.program_id(0) * (BN // SMALL) + tl.arange(0, BN // SMALL)
+    place = largest + m.to(tl.int64)[:, None] * groups + group[None, :]
+    tl.store(place, best, mask=row_ok[:, None] & (group < groups)[None, :])
 
 
 @triton.jit
 def _vote(
-    hidden, head, support, coins, temperature, votes, logits, sequences, worlds, size, support_size,
+    hidden, head, support, numbers, outcome, logits, sequences, worlds, size, support_size,
     PRECISION: tl.constexpr, BW: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0)
@@ -60,37 +67,46 @@ def _vote(
     place = (i * worlds + w).to(tl.int64)
     ok = world_ok[:, None] & in_support[None, :]
     tl.store(logits + place[:, None] * support_size + c[None, :], acc, mask=ok)
-    u = tl.load(coins + i * support_size + c, mask=in_support, other=0.0)
-    score = tl.where(in_support[None, :], acc + tl.load(temperature + i) * u[None, :], -float("inf"))
+    u = tl.load(numbers + i * (support_size + 1) + c, mask=in_support, other=0.0)
+    tau = tl.load(numbers + i * (support_size + 1) + support_size)
+    score = tl.where(in_support[None, :], acc + tau * u[None, :], -float("inf"))
     tied = (score == tl.max(score, 1)[:, None]) & in_support[None, :]
     choice = tl.min(tl.where(tied, ids[None, :], 0x7FFFFFFF), 1)
-    tl.store(votes + place, choice, mask=world_ok)
+    written = outcome + i * (support_size + worlds)
+    tl.store(written + support_size + w, choice.to(tl.int32), mask=world_ok)
+    tl.store(written + c, ids.to(tl.int32), mask=in_support & (tl.program_id(1) == 0))
 
 
-def public_keys(hidden: Tensor, head: Tensor, columns: int = 64, depth: int = 64, num_warps: int = 4) -> Tensor:
-    """hidden (n, d), head (V, d) → keys (n, V) int64, largest for the best token, unique."""
+def public_keys(
+    hidden: Tensor, head: Tensor, columns: int = 64, depth: int = 64, num_warps: int = 4
+) -> tuple[Tensor, Tensor]:
+    """hidden (n, d), head (V, d) → keys (n, V) int64, unique, largest for the best token; the largest of each group."""
     (n, size), vocabulary = hidden.shape, head.shape[0]
     keys = hidden.new_empty((n, vocabulary), dtype=torch.int64)
+    largest = hidden.new_empty((n, triton.cdiv(vocabulary, GROUP)), dtype=torch.int64)
     rows = 16 if n <= 16 else 64
     _keys[(triton.cdiv(vocabulary, columns), triton.cdiv(n, rows))](
-        hidden, head, keys, n, size, vocabulary,
-        PRECISION=precision_of(head.dtype), BM=rows, BN=columns, BK=depth, num_warps=num_warps,
+        hidden, head, keys, largest, n, size, vocabulary,
+        PRECISION=precision_of(head.dtype), BM=rows, BN=columns, BK=depth, SMALL=GROUP, num_warps=num_warps,
     )  # fmt: skip
-    return keys
+    return keys, largest
 
 
 def cast_votes(
-    hidden: Tensor, head: Tensor, support: Tensor, coins: Tensor, temperature: Tensor,
-    worlds_per_program: int = 16, depth: int = 32, num_warps: int = 4,
+    hidden: Tensor, head: Tensor, support: Tensor, numbers: Tensor,
+    worlds_per_program: int = 16, depth: int = 64, num_warps: int = 8,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """hidden (W, n, d), support (n, k), coins (n, k), temperature (n,) → votes (n, W) int64, logits (n, W, k)."""
+    """hidden (W, n, d), support (n, k), numbers (n, k + 1): coins and temperature → outcome, logits (n, W, k).
+
+    The outcome (n, k + W), int32, holds the support and after it the votes.
+    """
     worlds, n, size = hidden.shape
     k = support.shape[1]
-    votes = support.new_empty((n, worlds))
-    logits = coins.new_empty((n, worlds, k))
+    outcome = support.new_empty((n, k + worlds), dtype=torch.int32)
+    logits = numbers.new_empty((n, worlds, k))
     _vote[(n, triton.cdiv(worlds, worlds_per_program))](
-        hidden, head, support, coins, temperature, votes, logits, n, worlds, size, k,
+        hidden, head, support, numbers, outcome, logits, n, worlds, size, k,
         PRECISION=precision_of(head.dtype), BW=worlds_per_program, BS=max(16, triton.next_power_of_2(k)), BK=depth,
         num_warps=num_warps,
     )  # fmt: skip
-    return votes, logits
+    return outcome, logits

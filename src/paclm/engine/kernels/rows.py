@@ -3,7 +3,8 @@
 `normalise_rows` finishes the product before it (splits, bias, adapter), adds it to the residual stream, normalises,
 and multiplies with A: the inner products of the next product's adapters. `activate_rows` finishes the first MLP
 product, applies the activation, and does the same for the second. A program takes a few rows of one world, so that
-an adapter is read once for all of them.
+an adapter is read once for all of them. With many rows per world tensor cores do the part with A better:
+`inner_products`, a launch of its own. `embed_rows` starts the stream.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paclm.engine.weights import Norm, Product
+from paclm.engine.kernels.products import precision_of
+from paclm.engine.weights import Norm, Product, Weights
 
 GELU_TANH, SILU_GATED = 1, 2
 
@@ -114,6 +116,39 @@ def _activate(
         tl.store(inner + (r * RANK + j) * tl.num_programs(1) + chunk, tl.sum(a[None, :] * h, 1), mask=r < rows)
 
 
+@triton.jit
+def _inner_products(
+    x, A, inner, size, rows_per_world, PRECISION: tl.constexpr, RANKS: tl.constexpr, RANKS_PAD: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    world = tl.program_id(1).to(tl.int64)
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    j = tl.arange(0, RANKS_PAD)
+    row = world * rows_per_world + r
+    acc = tl.zeros((ROWS, RANKS_PAD), tl.float32)
+    for start in range(0, size, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        y = tl.load(x + row[:, None] * size + c[None, :], mask=(r < rows_per_world)[:, None] & (c < size)[None, :], other=0.0)  # fmt: skip  # noqa: E501
+        a = tl.load(A + (world * RANKS + j)[None, :] * size + c[:, None], mask=(j < RANKS)[None, :] & (c < size)[:, None], other=0.0)  # fmt: skip  # noqa: E501
+        acc = tl.dot(y, a, acc, input_precision=PRECISION)
+    ok = (r < rows_per_world)[:, None] & (j < RANKS)[None, :]
+    tl.store(inner + row[:, None] * RANKS + j[None, :], acc, mask=ok)
+
+
+@triton.jit
+def _embed(
+    tokens, positions, embed, place, stream, size, sequences, HAS_PLACE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BLOCK)
+    in_row = c < size
+    token = tl.load(tokens + row % sequences)
+    x = tl.load(embed + token * size + c, mask=in_row, other=0.0).to(tl.float32)
+    if HAS_PLACE:
+        x += tl.load(place + tl.load(positions + row % sequences) * size + c, mask=in_row, other=0.0).to(tl.float32)
+    tl.store(stream + row * size + c, x.to(stream.dtype.element_ty), mask=in_row)
+
+
 def rows_together(rows_per_world: int, most: int = 4) -> int:
     """The largest power of two, at most `most`, that divides the rows of a world."""
     together = most
@@ -157,7 +192,7 @@ def activate_rows(
     """out (rows, size) = the activation of the finished product; returns A of `after` · out, (rows, r, sums)."""
     rows, size = out.shape
     chunks = triton.cdiv(size, chunk)
-    inner = None
+    inner: Tensor | None = None
     if after is not None and after.A is not None:
         inner = torch.empty(rows, after.A.shape[1], chunks, device=out.device)
     adapted = product.B is not None and inner_in is not None
@@ -172,3 +207,27 @@ def activate_rows(
         RANK=0 if inner is None else inner.shape[1], ROWS=together, BLOCK=chunk, num_warps=num_warps,
     )  # fmt: skip
     return inner
+
+
+def inner_products(x: Tensor, product: Product, rows_per_world: int, inner: Tensor) -> None:
+    """inner (rows, parts·r), or with one sum (rows, r, 1) = A of `product` · x (rows, in)."""
+    if product.A is None:
+        return
+    worlds, ranks, size = product.A.shape
+    padded = max(8, triton.next_power_of_2(ranks))
+    _inner_products[(triton.cdiv(rows_per_world, 16), worlds)](
+        x, product.A, inner, size, rows_per_world, PRECISION=precision_of(x.dtype), RANKS=ranks,
+        RANKS_PAD=padded, ROWS=16, BLOCK=128 if padded <= 16 and x.dtype != torch.float32 else 64, num_warps=1,
+        num_stages=4,
+    )  # fmt: skip
+
+
+def embed_rows(weights: Weights, tokens: Tensor, positions: Tensor) -> Tensor:
+    """tokens and positions (n,) → the stream (W·n, d)."""
+    w = weights
+    stream = torch.empty(w.num_worlds * tokens.shape[0], w.hidden_size, device=w.device, dtype=w.dtype)
+    _embed[(stream.shape[0],)](
+        tokens, positions, w.embed, w.position if w.position is not None else w.embed, stream, w.hidden_size,
+        tokens.shape[0], HAS_PLACE=w.position is not None, BLOCK=triton.next_power_of_2(w.hidden_size), num_warps=4,
+    )  # fmt: skip
+    return stream

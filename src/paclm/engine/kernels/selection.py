@@ -1,7 +1,8 @@
-"""The k largest of unique integer keys; its plain twin is `torch.topk`.
+"""The support from the public model's packed keys; its plain twin is `torch.topk` with `tokens_of_keys`.
 
-A tournament: blocks of keys are cut down to their best, those are laid side by side, and so on until one block is
-left. Keys are unique, so the answer is the same however the rounds are arranged.
+Keys come with the largest of every small group. The k-th largest of those is a bound that at least k keys reach and few
+others do. Keys that reach it are laid side by side, in whatever order, and each finds its place by counting how many
+are larger: keys are unique, so the answer does not depend on that order.
 """
 
 from __future__ import annotations
@@ -11,28 +12,66 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+GROUP = 32
+"""Keys per group"""
+
 
 @triton.jit
-def _best_of_block(keys, best, width, kept, BLOCK: tl.constexpr, KEEP: tl.constexpr):
+def _bound(largest, bounds, counts, groups, k, BLOCK: tl.constexpr):
+    """The largest number that k groups reach, found by halving; the smallest of all where there are fewer groups."""
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BLOCK)
+    x = tl.load(largest + row * groups + c, mask=c < groups, other=-9223372036854775808) >> 32
+    low = tl.full((), -2147483648, tl.int64)  # reached by k, or the smallest
+    high = tl.full((), 2147483648, tl.int64)  # not reached by k
+    for _ in range(32):
+        middle = (low + high) >> 1
+        enough = tl.sum((x >= middle).to(tl.int32), 0) >= k
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+    tl.store(bounds + row, low)
+    tl.store(counts + row, 0)
+
+
+@triton.jit
+def _gather(keys, bounds, counts, chosen, width, BLOCK: tl.constexpr):
+    """Lay the keys of one block that reach the bound behind those of the other blocks."""
     row = tl.program_id(1).to(tl.int64)
-    block = tl.program_id(0)
-    c = block * BLOCK + tl.arange(0, BLOCK)
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(keys + row * width + c, mask=c < width, other=-9223372036854775808)
-    top = tl.topk(x, KEEP)  # descending
-    place = best + (row * tl.num_programs(0) + block) * kept + tl.arange(0, KEEP)
-    tl.store(place, top, mask=tl.arange(0, KEEP) < kept)
+    reaches = ((x >> 32) >= tl.load(bounds + row)) & (c < width)
+    before = tl.cumsum(reaches.to(tl.int32), 0)
+    first = tl.atomic_add(counts + row, tl.sum(reaches.to(tl.int32), 0))
+    tl.store(chosen + row * width + first + before - 1, x, mask=reaches)
 
 
-def largest(keys: Tensor, k: int, block: int = 2048, num_warps: int = 8) -> Tensor:
-    """keys (n, V) int64, no two equal in a row → the k largest of each row, descending (n, k)."""
-    keep = triton.next_power_of_2(k)
-    block = max(block, 2 * keep)
-    while True:
-        n, width = keys.shape
-        blocks = triton.cdiv(width, block)
-        kept = k if blocks == 1 else keep
-        best = torch.empty((n, blocks * kept), dtype=torch.int64, device=keys.device)
-        _best_of_block[(blocks, n)](keys, best, width, kept, BLOCK=block, KEEP=keep, num_warps=num_warps)
-        if blocks == 1:
-            return best
-        keys = best
+@triton.jit
+def _place(chosen, counts, support, width, k, BLOCK: tl.constexpr, STEP: tl.constexpr):
+    """Each key's place is the number of larger ones; its token id goes there."""
+    row = tl.program_id(1).to(tl.int64)
+    count = tl.load(counts + row)
+    for start in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        x = tl.load(chosen + row * width + c, mask=c < count, other=0)
+        rank = tl.zeros((BLOCK,), tl.int32)
+        for other in range(0, count, STEP):
+            o = other + tl.arange(0, STEP)
+            y = tl.load(chosen + row * width + o, mask=o < count, other=-9223372036854775808)
+            rank += tl.sum((y[None, :] > x[:, None]).to(tl.int32), 1)
+        tl.store(support + row * k + rank, 0x7FFFFFFF - (x & 0x7FFFFFFF), mask=(c < count) & (rank < k))
+
+
+def support_of(keys: Tensor, largest: Tensor, k: int) -> Tensor:
+    """keys (n, V) int64, no two equal in a row, and the largest of each group (n, V / GROUP) → token ids (n, k).
+
+    In the order of their keys, largest first.
+    """
+    n, width = keys.shape
+    groups = largest.shape[1]
+    bounds = torch.empty(n, dtype=torch.int64, device=keys.device)
+    counts = torch.empty(n, dtype=torch.int32, device=keys.device)
+    chosen, support = torch.empty_like(keys), keys.new_empty((n, k))
+    _bound[(n,)](largest, bounds, counts, groups, k, BLOCK=triton.next_power_of_2(groups), num_warps=4)
+    _gather[(triton.cdiv(width, 1024), n)](keys, bounds, counts, chosen, width, BLOCK=1024, num_warps=4)
+    _place[(8, n)](chosen, counts, support, width, k, BLOCK=64, STEP=128, num_warps=4)
+    return support

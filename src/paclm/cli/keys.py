@@ -1,0 +1,160 @@
+"""`paclm keys`: who may ask the server, and how much. Works while it runs; nothing needs a restart."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paclm.cli.console import JsonFlag, print_json
+
+if TYPE_CHECKING:
+    from paclm.server.keys import KeyInfo, KeyStore
+
+keys = typer.Typer(help="API keys of the server, and their quotas.", no_args_is_help=True)
+
+WorkspaceArgument = Annotated[Path, typer.Argument(help="Folder made by paclm init.")]
+NameArgument = Annotated[str, typer.Argument(help="What the key is called in the ledger, in logs and in metrics.")]
+
+
+@keys.command("add")
+def add(
+    workspace: WorkspaceArgument,
+    name: NameArgument,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="Also for the dashboard, metrics, belief and leak estimate.")
+    ] = False,
+    quota: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="TOKENS", help="Private tokens the key may have in all; otherwise no limit."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """
+    Make a key and show it, once
+
+    A quota is a slice of the one budget. It shares the budget out and bounds nothing: whatever a key may use, the
+    guarantee is the one at the committed total.
+
+    Example usage:
+
+    \b
+        paclm keys add clinic ward-3 --quota 100000
+        paclm keys add clinic operator --admin
+        export OPENAI_API_KEY=$(paclm keys add clinic me --json | jq -r .key)
+    """
+    with _open(workspace) as store:
+        key = store.add(name, admin=admin, quota_tokens=quota)
+        held = store.list()
+    if as_json:
+        print_json({"name": name, "key": key, "is_admin": admin, "quota_tokens": quota})
+        return
+    kind = "Admin key" if admin else "Key"
+    typer.echo(f"{kind} {name!r}, {'no quota' if quota is None else f'{quota:,} tokens in all'}:\n\n    {key}\n")
+    typer.echo("It is stored hashed and cannot be shown again. A running server takes it at once:\n")
+    typer.echo(f"    export OPENAI_API_KEY={key}\n    export OPENAI_BASE_URL=http://127.0.0.1:8000/v1")
+    if note := _note(held, _remaining_tokens(workspace)):
+        typer.echo(f"\n{note}")
+
+
+@keys.command("list")
+def list_keys(workspace: WorkspaceArgument, as_json: JsonFlag = False) -> None:
+    """
+    Show every key's name, quota and use; never a key
+
+    Used and held are private tokens; held are the worst cases of requests under way.
+
+    Example usage:
+
+    \b
+        paclm keys list clinic
+        paclm keys list clinic --json | jq '.keys[] | select(.revoked_at == null) | .name'
+    """
+    with _open(workspace) as store:
+        held = store.list()
+    remaining = _remaining_tokens(workspace)
+    if as_json:
+        print_json({"keys": [_figures(key) for key in held], "budget_remaining_tokens": remaining})
+        return
+    if not held:
+        typer.echo(f"No keys. Make one: paclm keys add {workspace} NAME")
+        return
+    width = max(4, *(len(key.name) for key in held))
+    typer.echo(
+        f"{'name':<{width}}  {'':<5}  {'quota':>14}  {'used':>14}  {'held':>10}  {'left':>14}  created     state"
+    )
+    for key in held:
+        quota, left = (_count(value) for value in (key.quota_tokens, key.remaining_tokens))
+        state = f"revoked {key.revoked_at[:10]}" if key.revoked_at else "in force"
+        typer.echo(
+            f"{key.name:<{width}}  {'admin' if key.is_admin else '':<5}  {quota:>14}  {key.used_tokens:>14,}  "
+            f"{key.reserved_tokens:>10,}  {left:>14}  {key.created[:10]}  {state}"
+        )
+    if note := _note(held, remaining):
+        typer.echo(f"\n{note}")
+
+
+@keys.command("revoke")
+def revoke(workspace: WorkspaceArgument, name: NameArgument, as_json: JsonFlag = False) -> None:
+    """
+    Refuse a key from now on, for ever
+
+    A running server refuses it from the next request. What it was charged stays; replies stored for it are forgotten.
+    A request under way runs to its end.
+
+    Example usage:
+
+    \b
+        paclm keys revoke clinic ward-3
+    """
+    with _open(workspace) as store:
+        revoked = store.revoke(name)
+    if as_json:
+        print_json(_figures(revoked))
+        return
+    typer.echo(f"Revoked {name!r} ({revoked.revoked_at}): refused from the next request, also by a running server.")
+    typer.echo(f"It used {revoked.used_tokens:,} tokens, which stay charged; replies stored for it are forgotten.")
+
+
+def _open(workspace: Path) -> KeyStore:
+    from paclm.server.database import service_path
+    from paclm.server.keys import KeyStore
+
+    return KeyStore.open(service_path(workspace.expanduser().absolute()))
+
+
+def _figures(key: KeyInfo) -> dict[str, Any]:
+    return {**dataclasses.asdict(key), "remaining_tokens": key.remaining_tokens}
+
+
+def _count(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def _remaining_tokens(workspace: Path) -> int | None:
+    """What the budget still has, as the newest row of the ledger tells it; None before the first token."""
+    from paclm.ledger.database import open_reader
+    from paclm.ledger.reading import read_contents
+
+    path = workspace / "curator" / "ledger.sqlite"
+    if not path.exists():
+        return None
+    db = open_reader(path)
+    try:
+        contents = read_contents(db, path, None)
+    finally:
+        db.close()
+    return contents.state.account.remaining_tokens(contents.settings.per_token)
+
+
+def _note(held: list[KeyInfo], remaining: int | None) -> str | None:
+    """Quotas may promise more than there is: first come, first served. Said, because it surprises."""
+    promised = sum(key.remaining_tokens or 0 for key in held if key.revoked_at is None)
+    if remaining is None or promised <= remaining:
+        return None
+    return (
+        f"The quotas in force have {promised:,} tokens left and the budget {remaining:,}: whoever comes first is "
+        "served first. Quotas that add up to less than the budget keep a share for everyone."
+    )

@@ -1,0 +1,72 @@
+"""`paclm serve`: the workspace over HTTP, in the shapes of the OpenAI API, and a dashboard."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paclm.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from paclm.server.running import Started
+
+_NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "cryptography", "torch")
+
+
+def serve(
+    workspace: Annotated[Path, typer.Argument(help="Folder made by paclm init, with trained worlds.")],
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address to listen on; another than loopback needs keys.", show_default="[server]"),
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.", show_default="[server]")] = None,
+) -> None:
+    """
+    Serve an OpenAI-compatible API and a dashboard
+
+    One process per secret: it takes the ledger's lock. Every charge is on the disk before its token is sent. Log lines
+    go to standard error, as JSON with counts only. Ctrl-C or SIGTERM: answers under way are finished first.
+
+    Example usage:
+
+    \b
+        paclm serve clinic
+        paclm keys add clinic alice && paclm serve clinic --host 0.0.0.0
+        curl localhost:8000/v1/completions -H 'content-type: application/json' \\
+            -d '{"model": "clinic", "prompt": "The patient", "max_tokens": 16}'
+    """
+    for package in _NEEDED:
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtra(package, "serve")
+    from paclm.server.running import serve as run
+    from paclm.worlds.settings import load_settings
+
+    settings = load_settings(workspace / "paclm.toml").server
+    settings = dataclasses.replace(
+        settings, host=settings.host if host is None else host, port=settings.port if port is None else port
+    )
+    typer.echo(f"Opening {workspace} ...", err=True)
+    run(workspace, settings, _announce)
+
+
+def _announce(started: Started) -> None:
+    from paclm.server.figures import guarantee
+
+    service = started.service
+    figures = service.curator.figures()
+    for sentence in service.curator.cautions:
+        typer.echo(f"Caution: {sentence}", err=True)
+    lines = {
+        "API": f"{started.url}/v1  (model {service.setup.model_id})",
+        "dashboard": f"{started.url}/  (admin key)",
+        "left": f"{figures['remaining_tokens']:,} charged tokens",
+        "guarantee": guarantee(figures),
+    }
+    for name, line in lines.items():
+        typer.echo(f"  {name:<10} {line}", err=True)
+    if started.new_admin_key is not None:
+        typer.echo(f"  admin key  {started.new_admin_key}  (shown this once)", err=True)

@@ -1,0 +1,1 @@
+"""OpenAI-compatible HTTP over one curator, budget endpoints, metrics and a dashboard. Never sees the secret."""

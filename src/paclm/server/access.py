@@ -1,0 +1,69 @@
+"""Who asks, and whether they may. Knows keys by name only; the key store compares them in constant time.
+
+loopback, no ordinary key was ever made    no key needed for answers; the caller is `local`
+loopback, ordinary keys exist              a key is needed
+any other address                          a key is needed; the server does not start without one
+admin endpoints                            an admin key, always
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from paclm.server.jobs import Caller
+from paclm.server.refusals import no_key, not_admin
+from paclm.server.service import Service
+
+_PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+"""Behind a proxy the neighbour on loopback is not the one who asks."""
+
+
+def service_of(request: Request) -> Service:
+    """The service behind the app."""
+    service: Service = request.app.state.service
+    return service
+
+
+async def identify(request: Request) -> Caller:
+    """The caller, or a refusal; a wrong key is refused also where none is needed."""
+    service = service_of(request)
+    presented = request.headers.getlist("authorization")
+    if not presented and _needs_no_key(request, service) and not await asyncio.to_thread(_has_ordinary_keys, service):
+        return _noted(request, Caller.local())
+    scheme, _, key = (presented[0] if len(presented) == 1 else "").partition(" ")
+    found = await asyncio.to_thread(service.keys.identify, key.strip()) if scheme.lower() == "bearer" else None
+    if found is None:
+        raise no_key()
+    return _noted(request, Caller(found.name, found.is_admin, found))
+
+
+async def identify_admin(request: Request) -> Caller:
+    """The caller if they hold an admin key."""
+    if not request.headers.getlist("authorization"):
+        raise no_key()
+    caller = await identify(request)
+    if not caller.is_admin:
+        raise not_admin()
+    return caller
+
+
+def _noted(request: Request, caller: Caller) -> Caller:
+    request.state.key_name = caller.name  # for the log line
+    return caller
+
+
+def _needs_no_key(request: Request, service: Service) -> bool:
+    return service.setup.is_loopback and not any(name in request.headers for name in _PROXY_HEADERS)
+
+
+def _has_ordinary_keys(service: Service) -> bool:
+    """Revoked ones count: whoever has made keys means them to be needed."""
+    return any(not key.is_admin for key in service.keys.list())
+
+
+AnyCaller = Annotated[Caller, Depends(identify)]
+Admin = Annotated[Caller, Depends(identify_admin)]
+TheService = Annotated[Service, Depends(service_of)]

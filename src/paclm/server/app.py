@@ -1,0 +1,122 @@
+"""The HTTP application: routes, error bodies, static files. Everything it knows it asks the service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.staticfiles import StaticFiles
+
+from paclm import __version__
+from paclm.server import completions, figures, logs
+from paclm.server.access import AnyCaller, TheService
+from paclm.server.described import describe, described
+from paclm.server.guard import Guard, route_of
+from paclm.server.refusals import Refused, error_body
+from paclm.server.service import Service
+from paclm.server.shapes import Health, Model, Models
+
+STATIC = Path(__file__).parent / "static"
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application over a service, which it starts and closes."""
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        try:
+            yield
+        finally:
+            await service.close()
+
+    app = FastAPI(
+        title="paclm",
+        version=__version__,
+        lifespan=life,
+        docs_url=None,  # those pages load scripts from elsewhere
+        redoc_url=None,
+        openapi_url=None,  # served below, with a key like everything else
+        redirect_slashes=False,
+    )
+    app.state.service = service
+    app.openapi = lambda: describe(app, service.setup.model_id)  # type: ignore[method-assign]
+    app.include_router(completions.router)
+    app.include_router(figures.router)
+    _add_small_routes(app)
+    if STATIC.is_dir():
+        app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    app.add_exception_handler(Refused, _refuse)
+    app.add_exception_handler(HTTPException, _refuse_http)
+    if service.setup.settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.setup.settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "idempotency-key"],
+        )
+    app.add_middleware(Guard, service=service)
+    return app
+
+
+def _add_small_routes(app: FastAPI) -> None:
+    @app.get("/v1/models", **described(Models, set()))
+    async def models(_: AnyCaller, service: TheService) -> Response:
+        """The one model of this workspace."""
+        return JSONResponse({"object": "list", "data": [_model(service)]})
+
+    @app.get("/v1/models/{model_id:path}", **described(Model, {404}))
+    async def model(model_id: str, _: AnyCaller, service: TheService) -> Response:
+        """The same, by its name."""
+        if model_id != service.setup.model_id:
+            raise Refused(404, f"This server has one model, {service.setup.model_id}.", code="model_not_found")
+        return JSONResponse(_model(service))
+
+    @app.get("/health", responses={200: {"model": Health}, 503: {"model": Health}}, response_model=None)
+    async def health(service: TheService) -> Response:
+        """Whether answers can be had; says nothing else to anybody."""
+        is_well = service.state == "serving"
+        return JSONResponse({"status": "ok" if is_well else service.state}, 200 if is_well else 503)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi(_: AnyCaller) -> Response:
+        """This document."""
+        return JSONResponse(app.openapi())
+
+    @app.get("/", include_in_schema=False)
+    async def dashboard() -> Response:
+        """The page; it holds no figures until somebody enters the admin key."""
+        return FileResponse(STATIC / "index.html")
+
+
+def _model(service: Service) -> dict[str, object]:
+    return {"id": service.setup.model_id, "object": "model", "created": service.setup.created, "owned_by": "paclm"}
+
+
+async def _refuse(request: Request, refusal: Exception) -> Response:
+    assert isinstance(refusal, Refused)
+    service: Service = request.app.state.service
+    service.metrics.count_refusal(refusal.reason)
+    logs.write(
+        logs.Entry(
+            event="refused",
+            request=request.state.request_id,
+            key=getattr(request.state, "key_name", None),
+            route=route_of(request.url.path),
+            status=refusal.status,
+            code=refusal.code,
+        )
+    )
+    return refusal.response()
+
+
+async def _refuse_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    sentences = {404: "There is nothing here.", 405: "This path does not take that method."}
+    message = sentences.get(error.status_code, "The request cannot be answered.")
+    return JSONResponse(error_body(error.status_code, message), error.status_code, error.headers)

@@ -1,0 +1,220 @@
+"""What clients may ask for, as strict types: the OpenAI fields that work, and those that are refused with a reason.
+
+Every field is checked before anything is charged. A field that is not listed is refused: a client that believes in an
+option which is silently ignored spends budget on something it did not ask for. No message repeats a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StringConstraints, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError, core_schema
+
+MOST_TOKENS = 2**31 - 1
+_MOST_STOPS, _LONGEST_STOP = 4, 1000
+_TEXT = {"type": "string"}
+_STOP = {"type": "string", "minLength": 1, "maxLength": _LONGEST_STOP}
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+
+Prompt = str | list[int]
+
+
+def _problem(sentence: str) -> PydanticCustomError:
+    return PydanticCustomError("paclm", sentence)
+
+
+def _read_prompts(value: object) -> list[Prompt]:
+    """One prompt or several, each text or token ids. Stops at the first entry that does not fit."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if _are_ids(value):
+            return [value]
+        if all(isinstance(entry, str) for entry in value):
+            return value
+        if all(isinstance(entry, list) and entry and _are_ids(entry) for entry in value):
+            return value
+    raise _problem("must be a text, a list of texts, a list of token ids or a list of such lists; none may be empty")
+
+
+def _are_ids(entries: list[Any]) -> bool:
+    return all(type(entry) is int and entry >= 0 for entry in entries)
+
+
+def _read_stops(value: object) -> tuple[str, ...]:
+    """No stop string, one, or a few."""
+    stops: Any = [] if value is None else [value] if isinstance(value, str) else value
+    is_short = isinstance(stops, list) and len(stops) <= _MOST_STOPS
+    if is_short and all(isinstance(stop, str) and 0 < len(stop) <= _LONGEST_STOP for stop in stops):
+        return tuple(stops)
+    raise _problem("must be a text or a list of at most 4 texts, each of 1 to 1,000 characters")
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """Marks a field of OpenAI's that may be there as long as it changes nothing: null, or this value."""
+
+    value: object
+    why: str
+    schema: dict[str, Any]
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> core_schema.CoreSchema:
+        """How pydantic checks it."""
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(self, schema: object, handler: object) -> dict[str, Any]:
+        """How the OpenAPI document shows it."""
+        return {"anyOf": [self.schema, {"type": "null"}]}
+
+    def _check(self, value: object) -> object:
+        if value is None or (value == self.value and isinstance(value, bool) == isinstance(self.value, bool)):
+            return value
+        raise _problem(self.why)
+
+
+_NO_PROBABILITIES = "is not offered: probabilities would say more about the private records than one token does"
+_NO_SHAPING = (
+    "is not offered: candidates are weighed by the votes of the worlds, which cannot be re-weighed per request"
+)
+_CUT = "must be 1: the candidates are the public model's top k, and cutting them again per request is not offered"
+_NO_TOOLS = "is not offered: this model answers with text"
+
+Zero = Annotated[object, Only(0, _NO_SHAPING, {"const": 0})]
+NoBias = Annotated[object, Only({}, _NO_SHAPING, {"type": "object", "maxProperties": 0})]
+NoList = Annotated[object, Only([], _NO_TOOLS, {"type": "array", "maxItems": 0})]
+Whole = Annotated[object, Only(1, _CUT, {"const": 1})]
+NoLogprobs = Annotated[object, Only(None, _NO_PROBABILITIES, {"type": "null"})]
+NoLogprobsFlag = Annotated[object, Only(False, _NO_PROBABILITIES, {"const": False})]
+OneOnly = Annotated[
+    object,
+    Only(1, "must be 1: choosing the best of several answers would charge for all of them and show one", {"const": 1}),
+]
+NoSuffix = Annotated[
+    object, Only(None, "is not offered: the model continues a text and does not fill gaps", {"type": "null"})
+]
+TextOnly = Annotated[object, Only({"type": "text"}, _NO_TOOLS, {"const": {"type": "text"}})]
+
+Stops = Annotated[
+    tuple[str, ...],
+    PlainValidator(_read_stops),
+    WithJsonSchema({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": _MOST_STOPS}, {"type": "null"}]}),
+]
+Remark = Annotated[str, StringConstraints(max_length=512)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True, frozen=True)
+
+
+class StreamOptions(_Strict):
+    """How a stream ends."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class _Ask(_Strict):
+    model: Remark
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    stop: Annotated[Stops, Field(repr=False)] = ()
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    """Sets the coins, never the noise."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Remark | None = None
+    """Taken and neither used nor stored."""
+    metadata: Annotated[dict[str, Remark], Field(max_length=16)] | None = None
+    top_p: Whole = None
+    logit_bias: NoBias = None
+    presence_penalty: Zero = None
+    frequency_penalty: Zero = None
+
+    @property
+    def answers_each(self) -> int:
+        """n, which is 1 unless said."""
+        return self.n or 1
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with an event of counts."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> _Ask:
+        if self.stream_options is not None and not self.stream:
+            raise _problem("stream_options is for streams: set stream to true, or leave it out")
+        return self
+
+
+class CompletionAsk(_Ask):
+    """POST /v1/completions"""
+
+    prompt: Annotated[
+        list[Prompt],
+        Field(repr=False),
+        PlainValidator(_read_prompts),
+        WithJsonSchema(
+            {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}, _IDS, {**_IDS, "items": _IDS}]}
+        ),
+    ]
+    max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
+    echo: bool | None = None
+    logprobs: NoLogprobs = None
+    best_of: OneOnly = None
+    suffix: NoSuffix = None
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of an answer."""
+        return self.max_tokens
+
+
+class TextPart(_Strict):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: Annotated[str, Field(repr=False)]
+
+
+class Message(_Strict):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str | Annotated[list[TextPart], Field(min_length=1, max_length=64)], Field(repr=False)]
+    name: Remark | None = None
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatAsk(_Ask):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=512, repr=False)]
+    max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
+    logprobs: NoLogprobsFlag = None
+    top_logprobs: NoLogprobs = None
+    tools: NoList = None
+    functions: NoList = None
+    response_format: TextOnly = None
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of an answer."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> ChatAsk:
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise _problem("max_tokens and max_completion_tokens mean the same and differ: name one of them")
+        return self
+
+
+Ask = CompletionAsk | ChatAsk

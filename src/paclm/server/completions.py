@@ -1,0 +1,93 @@
+"""`/v1/completions`, `/v1/chat/completions` and `/v1/privacy/plan`: what a request gets, and what it would cost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from paclm.curator.curator import Curator
+from paclm.curator.streams import Request as CuratorRequest
+from paclm.privacy.accounting import charge_units, nats_up
+from paclm.privacy.releases import rule_named
+from paclm.server.access import AnyCaller, TheService
+from paclm.server.answering import EventStream, Production, begin_once, send_whole
+from paclm.server.asks import Ask, ChatAsk, CompletionAsk
+from paclm.server.bodies import check, parse_object, read_body
+from paclm.server.described import ANSWER_ERRORS, described
+from paclm.server.jobs import Caller
+from paclm.server.prompts import requests_for
+from paclm.server.replying import reply_for
+from paclm.server.service import Service
+from paclm.server.shapes import ChatCompletion, Completion, Plan
+
+router = APIRouter()
+
+
+@router.post("/v1/completions", **described(Completion, ANSWER_ERRORS, body="CompletionAsk", streams=True))
+async def completions(request: Request, caller: AnyCaller, service: TheService) -> Response:
+    """Continue one or more prompts privately."""
+    body = await read_body(request, service.setup.settings)
+    return await _answer(request, caller, service, body, check(CompletionAsk, parse_object(body)))
+
+
+@router.post("/v1/chat/completions", **described(ChatCompletion, ANSWER_ERRORS, body="ChatAsk", streams=True))
+async def chat_completions(request: Request, caller: AnyCaller, service: TheService) -> Response:
+    """Answer a conversation privately; for models with a chat template."""
+    body = await read_body(request, service.setup.settings)
+    return await _answer(request, caller, service, body, check(ChatAsk, parse_object(body)))
+
+
+@router.post("/v1/privacy/plan", **described(Plan, {400, 404, 408, 413, 415}, body="CompletionAsk", or_body="ChatAsk"))
+async def plan(request: Request, caller: AnyCaller, service: TheService) -> Response:
+    """What a request would cost at most; changes nothing and charges nothing."""
+    fields = parse_object(await read_body(request, service.setup.settings))
+    ask: Ask = check(ChatAsk, fields) if "messages" in fields else check(CompletionAsk, fields)
+    requests = await _requests_for(ask, caller, service)
+    return JSONResponse(await service.ask(lambda curator: _plan(curator, requests)))
+
+
+async def _answer(request: Request, caller: Caller, service: Service, body: bytes, ask: Ask) -> Response:
+    requests = await _requests_for(ask, caller, service)
+    ticket, repeated = await begin_once(service, caller, request, body)
+    if repeated is not None:
+        return repeated
+    try:
+        job = await service.admit(caller, requests)
+    except BaseException:
+        if ticket is not None:  # nothing was charged, so the key may be used again
+            await asyncio.shield(asyncio.to_thread(service.replies.abandon, ticket))
+        raise
+    reply = reply_for(ask, service.setup.model_id, is_admin=caller.is_admin, tokenizer=service.curator.tokenizer)
+    production = Production(service, job, reply, ticket, request)
+    return EventStream(service, production) if ask.stream else await send_whole(service, production, request)
+
+
+async def _requests_for(ask: Ask, caller: Caller, service: Service) -> list[CuratorRequest]:
+    setup = service.setup
+    return await asyncio.to_thread(requests_for, ask, service.curator, setup.settings, setup.model_id, tag=caller.name)
+
+
+def _plan(curator: Curator, requests: list[CuratorRequest]) -> dict[str, Any]:
+    """In the stepping thread: what is held for others is exact."""
+    config, account = curator.config, curator.account
+    reads_secret = rule_named(config.release).reads_secret
+    price = charge_units(config.charge, config.per_token, reads_secret=reads_secret, is_dissent=True)
+    tokens = sum(request.max_new_tokens for request in requests)
+    figures = curator.figures()
+    return {
+        "object": "privacy.plan",
+        "answers": len(requests),
+        "prompt_tokens": sum(len(request.prompt) for request in requests),
+        "max_tokens": tokens,
+        "per_token_nats": config.per_token,
+        "max_nats": nats_up(tokens * price),
+        "charge": config.charge,
+        "fits": account.affords(tokens * price + curator.reserved_units),
+        "on_exhausted": config.on_exhausted,
+        "remaining_tokens": figures["remaining_tokens"],
+        "mia_bound": figures["mia_bound"],
+        "world_id_bound": figures["world_id_bound"],
+    }

@@ -1,0 +1,240 @@
+"""Where the budget stands, for users and for the admin; and the sentences that say what it means.
+
+Bounds are at the committed total, never at the spend. Belief and leak estimate are for the admin, to three digits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+
+from paclm import __version__
+from paclm.config import format_budget
+from paclm.curator.curator import Curator
+from paclm.curator.outcomes import UsageFigures
+from paclm.ledger.events import Usage
+from paclm.privacy.accounting import nats_up, units_up
+from paclm.server.access import Admin, AnyCaller, TheService
+from paclm.server.described import described
+from paclm.server.keys import KeyInfo
+from paclm.server.metrics import CONTENT_TYPE, Standing
+from paclm.server.recent import BIN_SECONDS
+from paclm.server.service import Service
+from paclm.server.shapes import History, Overview, Privacy
+
+router = APIRouter()
+
+_MOST_POINTS = 500
+NOT_PROMISED = (
+    "The bound is about which records were used, against someone who knows nothing of that beforehand. It does not "
+    "keep the model from writing a sentence that it has memorized."
+)
+
+
+@router.get("/v1/privacy", **described(Privacy, set()))
+async def privacy(caller: AnyCaller, service: TheService) -> Response:
+    """What was spent so far, what is left, and what is promised."""
+    curator, key = service.curator, caller.key
+    figures = curator.figures()
+    own = {"quota_tokens": key.quota_tokens if key else None, "used_tokens": key.used_tokens if key else 0}
+    return JSONResponse(
+        {
+            "object": "privacy",
+            **figures,
+            "per_token_nats": curator.config.per_token,
+            "is_exhausted": figures["remaining_tokens"] == 0,
+            "on_exhausted": curator.config.on_exhausted,
+            "charge": curator.config.charge,
+            "release": curator.config.release,
+            "sentence": guarantee(figures),
+            "not_promised": NOT_PROMISED,
+            "key": {"name": caller.name, **own},
+        }
+    )
+
+
+@router.get("/v1/admin/overview", **described(Overview, {403}))
+async def overview(_: Admin, service: TheService) -> Response:
+    """Everything an operator wants to see at a glance."""
+    usage, leak, held = await service.ask(lambda curator: (curator.usage(), curator.leak_estimate(), _held(curator)))
+    keys = await asyncio.to_thread(service.keys.list)
+    curator, setup = service.curator, service.setup
+    figures, account = curator.figures(), curator.account
+    tokens_per_second, steps_per_second = service.recent.rates()
+    most = math.log(curator.num_worlds)
+    per_token = units_up(curator.config.per_token)
+    content = {
+        "model": setup.model_id,
+        "version": __version__,
+        "state": service.state,
+        "uptime_seconds": round(service.uptime_seconds, 1),
+        "budget": {
+            **figures,
+            "per_token_nats": curator.config.per_token,
+            "total_tokens": account.total_units // per_token,
+            "held_tokens": held // per_token,
+            "is_exhausted": figures["remaining_tokens"] == 0,
+            "on_exhausted": curator.config.on_exhausted,
+        },
+        "sentences": {
+            "guarantee": guarantee(figures),
+            "spent": spent(figures),
+            "left": left(figures, tokens_per_second),
+            "not_promised": NOT_PROMISED,
+        },
+        "tokens": {
+            "private": account.tokens,
+            "public": sum(entry.public_tokens for entry in usage.by_tag.values()),
+            "dissent": account.dissent_tokens,
+            "charged": account.charged_tokens,
+            "dissent_rate": account.dissent_tokens / account.tokens if account.tokens else None,
+        },
+        "belief": {
+            "leak_estimate_nats": leak,
+            "entropy_nats": float(f"{most - leak:.3g}"),
+            "max_entropy_nats": float(f"{most:.3g}"),
+            "num_worlds": curator.num_worlds,
+        },
+        "load": {
+            "tokens_per_second": tokens_per_second,
+            "steps_per_second": steps_per_second,
+            "running": service.num_running,
+            "waiting": service.num_waiting,
+            "places": setup.runtime.max_sequences,
+            "max_waiting": setup.settings.max_waiting,
+        },
+        "keys": _by_key(keys, usage, service),
+        "settings": {
+            "mechanism": dataclasses.asdict(curator.config),
+            "runtime": dataclasses.asdict(setup.runtime),
+            "server": dataclasses.asdict(setup.settings),
+        },
+        "cautions": curator.cautions,
+    }
+    return JSONResponse(content)
+
+
+@router.get("/v1/admin/history", **described(History, {403}))
+async def history(_: Admin, service: TheService) -> Response:
+    """Spending over time from the ledger, and the last minutes from memory."""
+    usage = await service.ask(lambda curator: curator.usage())
+    recent = [
+        {"at": _iso(bin_.at), **{name: getattr(bin_, name) for name in ("tokens", "public_tokens", "disputed_tokens")}}
+        | {"steps": bin_.steps}
+        for bin_ in service.recent.bins()
+    ]
+    return JSONResponse({**_points(usage.by_hour), "recent": {"seconds": BIN_SECONDS, "points": recent}})
+
+
+@router.get("/metrics", include_in_schema=False)
+async def metrics(_: Admin, service: TheService) -> Response:
+    """What Prometheus reads."""
+    figures = service.curator.figures()
+    standing = Standing(
+        spent_nats=figures["spent_nats"],
+        total_nats=figures["total_nats"],
+        remaining_tokens=figures["remaining_tokens"],
+        running=service.num_running,
+        queued=service.num_waiting,
+        is_serving=service.state == "serving",
+        keys=await asyncio.to_thread(service.keys.list),
+    )
+    return Response(service.metrics.render(standing), headers={"content-type": CONTENT_TYPE})
+
+
+def guarantee(figures: dict[str, Any]) -> str:
+    """What is promised, as people say it."""
+    return (
+        f"No attack on whether a record was used succeeds more than {_percent(figures['mia_bound'])} of the time, "
+        "whatever is asked until the budget is gone; guessing succeeds 50 % of the time."
+    )
+
+
+def spent(figures: dict[str, Any]) -> str:
+    """What was spent so far, which is no guarantee."""
+    share = figures["spent_nats"] / figures["total_nats"] if figures["total_nats"] else 1.0
+    return (
+        f"{_percent(share)} of the budget is spent so far: {format_budget(figures['spent_nats'])} of "
+        f"{format_budget(figures['total_nats'])} nats."
+    )
+
+
+def left(figures: dict[str, Any], tokens_per_second: float) -> str:
+    """What is left, and for how long."""
+    tokens = figures["remaining_tokens"]
+    if not tokens:
+        return "The budget is gone: no more private tokens can be had."
+    if not tokens_per_second:
+        return f"{tokens:,} tokens are left."
+    return f"{tokens:,} tokens are left: {_duration(tokens / tokens_per_second)} at the rate of the last seconds."
+
+
+def _percent(share: float) -> str:
+    """Three digits beyond what is the same for everybody; rounded up, as bounds are."""
+    return f"{math.ceil(share * 1e4 - 1e-9) / 100:.2f} %"
+
+
+def _duration(seconds: float) -> str:
+    for name, length in (("years", 31_557_600), ("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.0f} {name}"
+    return f"{seconds:.0f} seconds"
+
+
+def _held(curator: Curator) -> int:
+    return curator.reserved_units
+
+
+def _by_key(keys: list[KeyInfo], usage: UsageFigures, service: Service) -> list[dict[str, Any]]:
+    """Keys of the store, and names that only the ledger or this process knows."""
+    stored = {key.name: key for key in keys}
+    names = [*stored, *sorted((set(usage.by_tag) | set(service.num_requests)) - set(stored))]
+    return [_key_row(name, stored.get(name), usage.by_tag.get(name, Usage(name)), service) for name in names]
+
+
+def _key_row(name: str, key: KeyInfo | None, usage: Usage, service: Service) -> dict[str, Any]:
+    return {
+        "name": name,
+        "is_admin": key is not None and key.is_admin,
+        "is_revoked": key is not None and key.revoked_at is not None,
+        "quota_tokens": key.quota_tokens if key else None,
+        "used_tokens": key.used_tokens if key else usage.tokens,
+        "requests": service.num_requests[name],
+        "private_tokens": usage.tokens,
+        "public_tokens": usage.public_tokens,
+        "charged_nats": nats_up(usage.units),
+    }
+
+
+def _points(by_hour: dict[str, Usage]) -> dict[str, Any]:
+    """Bins with tokens, oldest first, and the sum up to each; days where hours would be too many."""
+    name, length, rest = ("hour", 13, ":00:00Z") if len(by_hour) <= _MOST_POINTS else ("day", 10, "T00:00:00Z")
+    bins: dict[str, list[int]] = {}
+    for hour, usage in by_hour.items():
+        counts = [usage.tokens, usage.public_tokens, usage.dissent_tokens, usage.units]
+        old = bins.get(hour[:length], [0] * len(counts))
+        bins[hour[:length]] = [a + b for a, b in zip(old, counts, strict=True)]
+    points, units_so_far = [], 0
+    for start, (private, public, dissent, units) in bins.items():
+        units_so_far += units
+        points.append(
+            {
+                "at": start + rest,
+                "private_tokens": private,
+                "public_tokens": public,
+                "dissent_tokens": dissent,
+                "charged_nats": nats_up(units),
+                "spent_nats": nats_up(units_so_far),
+            }
+        )
+    return {"bin": name, "points": points[-_MOST_POINTS:]}
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,217 @@
+"""API keys and their quotas. Keys are stored hashed and shown once; a quota is a slice of the one global budget.
+
+A quota bounds nothing about privacy: all keys share one belief, so every bound is the global one, at the committed
+total. This file knows neither budget nor ledger. Counters err on one side: what is reserved is on the disk before a
+token is asked for, and what a dead server had reserved counts as used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from paclm.errors import InvalidInput, KeyRefused, QuotaExceeded, ServiceError
+from paclm.server.database import Database
+
+KEY_PREFIX = "paclm-"
+"""Lets people and secret scanners recognise a key."""
+KEY_BYTES = 32
+LOCAL = "local"
+"""The name of whoever asks a loopback server that needs no key."""
+MAX_TOKENS = 2**62
+"""Counters are SQLite integers, which end at 2^63."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_COLUMNS = "name, is_admin, quota_tokens, used_tokens, reserved_tokens, created, revoked_at"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyInfo:
+    """What may be known about a key; not the key."""
+
+    name: str
+    is_admin: bool
+    quota_tokens: int | None
+    """Private tokens this key may have in all; None: as many as the budget has."""
+    used_tokens: int
+    reserved_tokens: int
+    """Worst cases of requests under way."""
+    created: str
+    revoked_at: str | None
+
+    @property
+    def remaining_tokens(self) -> int | None:
+        """What is left of the quota beyond requests under way; None without a quota."""
+        if self.quota_tokens is None:
+            return None
+        return max(0, self.quota_tokens - self.used_tokens - self.reserved_tokens)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class KeyStore:
+    """The keys of one workspace. Every question reads the file: what another process revokes is revoked at once."""
+
+    def __init__(self, db: Database, clock: Callable[[], datetime] = _now) -> None:
+        self._db = db
+        self._clock = clock
+
+    @classmethod
+    def open(cls, path: Path) -> KeyStore:
+        """Open or make the file. Changes no counter, so that the command line can look while a server runs."""
+        return cls(Database.open(path))
+
+    def recover(self) -> int:
+        """Count as used what a dead server had reserved, and say how many tokens.
+
+        For the one server that holds the curator's lock, before it takes requests.
+        """
+        with self._db.writing() as db:
+            (tokens,) = db.execute("SELECT coalesce(sum(reserved_tokens), 0) FROM keys").fetchone()
+            db.execute("UPDATE keys SET used_tokens = used_tokens + reserved_tokens, reserved_tokens = 0")
+        return int(tokens)
+
+    def add(self, name: str, *, admin: bool = False, quota_tokens: int | None = None) -> str:
+        """Make a key and return it; nothing can show it again."""
+        _check_name(name)
+        if quota_tokens is not None and not 0 < quota_tokens <= MAX_TOKENS:
+            raise InvalidInput(f"A quota is a whole number of tokens of at least 1, not {quota_tokens!r}.")
+        key = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
+        with self._db.writing() as db:
+            if (found := _find(db, name)) is not None:
+                raise InvalidInput(
+                    f"There is a key named {name!r} already"
+                    + (f", revoked at {found.revoked_at}" if found.revoked_at else "")
+                    + ". Its name stays with what it used; choose another, for example with a date."
+                )
+            db.execute(
+                "INSERT INTO keys (name, digest, is_admin, quota_tokens, created) VALUES (?, ?, ?, ?, ?)",
+                (name, _digest(key), int(admin), quota_tokens, self._stamp()),
+            )
+        return key
+
+    def list(self) -> list[KeyInfo]:
+        """Every key ever made, the oldest first."""
+        with self._db.reading() as db:
+            return [_info(row) for row in db.execute(f"SELECT {_COLUMNS} FROM keys ORDER BY created, name")]
+
+    def revoke(self, name: str) -> KeyInfo:
+        """Refuse a key from now on, for ever, and forget the replies stored for it; its counters stay."""
+        with self._db.writing() as db:
+            key = _find(db, name)
+            if key is None:
+                known = [row[0] for row in db.execute("SELECT name FROM keys WHERE revoked_at IS NULL ORDER BY name")]
+                raise InvalidInput(f"There is no key named {name!r}. Keys in force: {', '.join(known) or 'none'}.")
+            key = replace(key, revoked_at=key.revoked_at or self._stamp())
+            db.execute("UPDATE keys SET revoked_at = ? WHERE name = ?", (key.revoked_at, name))
+            db.execute("DELETE FROM replies WHERE key_name = ?", (name,))
+        self._db.scrub()
+        return key
+
+    def identify(self, presented: str) -> KeyInfo | None:
+        """Whose key this is; None if it is nobody's or revoked.
+
+        Each key's digest is compared in constant time and none is skipped: neither how much of a guess fits nor
+        which key it is shows in the time taken.
+        """
+        digest, name = _digest(presented), None
+        with self._db.reading() as db:
+            for candidate, stored in db.execute("SELECT name, digest FROM keys WHERE revoked_at IS NULL").fetchall():
+                if hmac.compare_digest(stored, digest):
+                    name = candidate
+            key = None if name is None else _find(db, name)
+        return key if key is not None and key.revoked_at is None else None  # another process may just have revoked it
+
+    def has_keys(self) -> bool:
+        """Whether any key is in force."""
+        with self._db.reading() as db:
+            return db.execute("SELECT 1 FROM keys WHERE revoked_at IS NULL LIMIT 1").fetchone() is not None
+
+    def reserve(self, name: str, tokens: int) -> None:
+        """Hold the worst case of a request, durably, before its first token; refuse what the quota cannot cover."""
+        _check_tokens(tokens)
+        with self._db.writing() as db:
+            key = _find(db, name)
+            if key is None or key.revoked_at is not None:
+                raise KeyRefused(f"The key {name!r} is {'unknown' if key is None else 'revoked'}: nothing is held.")
+            if key.remaining_tokens is not None and tokens > key.remaining_tokens:
+                raise QuotaExceeded(
+                    name=name,
+                    quota_tokens=key.quota_tokens or 0,
+                    used_tokens=key.used_tokens,
+                    reserved_tokens=key.reserved_tokens,
+                    requested=tokens,
+                )
+            db.execute("UPDATE keys SET reserved_tokens = reserved_tokens + ? WHERE name = ?", (tokens, name))
+
+    def settle(self, name: str, *, reserved: int, used: int) -> None:
+        """Give back what was held for a request and count what it used; also for a key revoked meanwhile."""
+        _check_tokens(reserved)
+        _check_tokens(used)
+        with self._db.writing() as db:
+            done = db.execute(
+                "UPDATE keys SET reserved_tokens = reserved_tokens - ?, used_tokens = used_tokens + ? "
+                "WHERE name = ? AND reserved_tokens >= ?",
+                (reserved, used, name, reserved),
+            )
+            if done.rowcount != 1:
+                raise ServiceError(f"{reserved:,} tokens were never held for the key {name!r}: nothing was settled.")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._db.close()
+
+    def _stamp(self) -> str:
+        return self._clock().isoformat(timespec="seconds")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _digest(key: str) -> bytes:
+    """A key is 32 random bytes, which nobody can guess: a slow hash would protect nothing more."""
+    return hashlib.sha256(b"paclm api key\n" + key.encode("utf-8", "surrogatepass")).digest()
+
+
+def _find(db: sqlite3.Connection, name: str) -> KeyInfo | None:
+    row = db.execute(f"SELECT {_COLUMNS} FROM keys WHERE name = ?", (name,)).fetchone()
+    return None if row is None else _info(row)
+
+
+def _info(row: Sequence[Any]) -> KeyInfo:
+    name, is_admin, *rest = row
+    return KeyInfo(name, bool(is_admin), *rest)
+
+
+def _check_name(name: str) -> None:
+    """Names stand in the ledger, in logs and in metrics; a key pasted by mistake must not."""
+    if name.startswith(KEY_PREFIX):
+        raise InvalidInput(f"A key's name cannot begin with {KEY_PREFIX!r}: that is how keys themselves begin.")
+    if name == LOCAL:
+        raise InvalidInput(f"{LOCAL!r} is the name of whoever needs no key. Choose another.")
+    if not _NAME.fullmatch(name):
+        raise InvalidInput(
+            "A key's name has 1 to 64 letters, digits, dots, dashes and underscores and begins with a letter or "
+            f"digit; {name[:80]!r} does not."
+        )
+
+
+def _check_tokens(tokens: int) -> None:
+    if type(tokens) is not int or not 0 <= tokens <= MAX_TOKENS:
+        raise InvalidInput(f"A number of tokens must be a whole number of at least 0, not {tokens!r}.")

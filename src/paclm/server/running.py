@@ -1,0 +1,177 @@
+"""From a workspace to a listening process, and to its end: one process, one secret, one event loop.
+
+The socket is taken before the models are loaded, so that a port in use is known at once.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from paclm.config import ServerConfig
+from paclm.curator.curator import Curator
+from paclm.curator.terms import budgets_of
+from paclm.errors import ServiceError
+from paclm.server import logs
+from paclm.server.app import create_app
+from paclm.server.database import Database, service_path
+from paclm.server.keys import KeyStore
+from paclm.server.replies import Keep, Replies
+from paclm.server.service import Service, Setup
+from paclm.worlds.workspace import Workspace
+
+ADMIN = "admin"
+_BACKLOG = 512
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Started:
+    """What to say when it listens."""
+
+    url: str
+    service: Service
+    new_admin_key: str | None
+    """Made because there was no key at all; this is the only time it is shown."""
+
+
+class _Uvicorn(uvicorn.Server):
+    """Takes no new requests from the moment it is told to stop."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        service.on_failure = self._stop
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal to stop."""
+        self._service.drain()
+        super().handle_exit(sig, frame)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Unlike the original, does not raise the signal again afterwards: the process still has things to close."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
+
+def serve(path: Path, settings: ServerConfig, announce: Callable[[Started], None]) -> None:
+    """Serve a workspace until a signal ends it; `announce` is called once it listens."""
+    workspace = Workspace.open(path)
+    budgets_of(workspace)  # the quick refusals come before the slow work
+    is_loopback = is_loopback_address(settings.host)
+    with listen(settings.host, settings.port) as listening, Database.open(service_path(workspace.path)) as database:
+        keys = KeyStore(database)
+        if not is_loopback and not keys.has_keys():
+            raise ServiceError(
+                f"{settings.host} can be reached from other machines, and there is no API key yet. Make one first: "
+                f"paclm keys add {path} NAME. Or listen on 127.0.0.1."
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the announcement says them as sentences
+            curator = Curator.open(workspace)
+        with curator:
+            keys.recover()
+            replies = Replies(database, Keep(seconds=settings.keep_replies_seconds))
+            replies.recover()
+            admin_key = None if keys.list() else keys.add(ADMIN, admin=True)
+            service = Service(curator, _setup(workspace, settings, is_loopback), keys, replies)
+            _run(
+                service,
+                listening,
+                settings,
+                Started(url=_url(listening), service=service, new_admin_key=admin_key),
+                announce,
+            )
+    if service.has_failed:
+        raise ServiceError(
+            "A step failed, and nothing more left after it. What was charged is in the ledger: start the server again."
+        )
+
+
+def _run(
+    service: Service,
+    listening: socket.socket,
+    settings: ServerConfig,
+    started: Started,
+    announce: Callable[[Started], None],
+) -> None:
+    config = uvicorn.Config(
+        create_app(service),
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        log_config=None,
+        timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)),
+    )
+    announce(started)
+    logs.install()
+    _Uvicorn(config, service).run(sockets=[listening])
+
+
+def _setup(workspace: Workspace, settings: ServerConfig, is_loopback: bool) -> Setup:
+    return Setup(
+        model_id=settings.model_id or workspace.path.name,
+        settings=settings,
+        runtime=workspace.runtime,
+        is_loopback=is_loopback,
+        created=int((workspace.path / "manifest.json").stat().st_mtime),
+    )
+
+
+def is_loopback_address(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket on this address, or a sentence that says why not."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ServiceError(f"There is no address {host} on this machine ({error.strerror}).") from None
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise ServiceError(
+            f"Port {port} of {host} cannot be had: {error.strerror}. Stop what listens there, or choose another with "
+            "--port."
+        ) from None
+    return listening
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

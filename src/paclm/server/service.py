@@ -1,0 +1,181 @@
+"""The service: one curator, the thread that steps it, and the books of keys and replies. Knows no HTTP.
+
+Whatever must come to its end (counting what a key used, storing a reply) runs as a task of the service and not of the
+connection, so that a client who leaves cannot leave it half done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from paclm.config import RuntimeConfig, ServerConfig
+from paclm.curator.curator import Curator, Delivery
+from paclm.curator.streams import Request
+from paclm.errors import QuotaExceeded, ServiceError
+from paclm.server.jobs import Caller, Job
+from paclm.server.keys import KeyStore
+from paclm.server.logs import LOGGER
+from paclm.server.metrics import Metrics
+from paclm.server.recent import Recent
+from paclm.server.refusals import no_key, quota_exhausted, stopping
+from paclm.server.replies import Replies
+from paclm.server.stepping import Audience, Stepper
+
+T = TypeVar("T")
+
+_FORGET_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What a service is started with."""
+
+    model_id: str
+    settings: ServerConfig = field(default_factory=ServerConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    is_loopback: bool = True
+    """Only this machine can reach it."""
+    created: int = 0
+    """When the model came to be, in seconds since 1970."""
+
+
+class Service:
+    """Everything behind the endpoints. Start it inside the event loop, and close it there."""
+
+    def __init__(self, curator: Curator, setup: Setup, keys: KeyStore, replies: Replies) -> None:
+        self.curator = curator
+        self.setup = setup
+        self.keys = keys
+        self.replies = replies
+        self.metrics = Metrics()
+        self.recent = Recent()
+        self.num_requests: Counter[str] = Counter()
+        """Requests for answers since the start, by key name."""
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called once, from another thread, when a step has failed and only a restart helps."""
+        self.has_failed = False
+        self.is_draining = False
+        self._started = time.monotonic()
+        self._stepper = Stepper(curator, setup.settings.max_waiting, self)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to step, and to forget replies whose time is over."""
+        self._stepper.start()
+        self._forgetting = asyncio.create_task(self._forget_replies())
+
+    def drain(self) -> None:
+        """Take no new requests; those under way go on."""
+        self.is_draining = True
+
+    async def close(self) -> None:
+        """Stop after the step under way, count everything, and let the next writer in."""
+        self.drain()
+        self._forgetting.cancel()
+        if self._tasks:  # answers without a connection, which somebody will ask for again by their Idempotency-Key
+            await asyncio.wait(self._tasks, timeout=self.setup.settings.shutdown_seconds)
+        await asyncio.to_thread(self._stepper.close)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self.curator.close)
+
+    @property
+    def state(self) -> str:
+        """`serving`, `draining` or `stopped`."""
+        if self.has_failed or self._stepper.is_over:
+            return "stopped"
+        return "draining" if self.is_draining else "serving"
+
+    @property
+    def uptime_seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._started
+
+    @property
+    def num_running(self) -> int:
+        """Answers with a place in the batch."""
+        return self._stepper.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Answers without one."""
+        return self._stepper.num_waiting
+
+    # --- work ---------------------------------------------------------------------------------------------------
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run something to its end, whoever stops waiting for it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # taken, so that nobody logs it when the client who waited for it is gone
+
+    async def ask(self, work: Callable[[Curator], T]) -> T:
+        """Do something with the curator between two steps."""
+        if self.state == "stopped":
+            raise stopping()
+        return await self._stepper.ask(work)
+
+    async def admit(self, caller: Caller, requests: Sequence[Request]) -> Job:
+        """Hold quota and budget for the worst case of all these answers, or refuse."""
+        if self.state != "serving":
+            raise stopping()
+        return await asyncio.shield(self.spawn(self._admit(caller, requests)))
+
+    async def end(self, job: Job) -> None:
+        """Stop what still runs and count what was used."""
+        await job.end(self._stepper, self.keys)
+
+    async def _admit(self, caller: Caller, requests: Sequence[Request]) -> Job:
+        reserved = sum(request.max_new_tokens for request in requests)
+        if caller.key is not None:
+            await self._reserve(caller, reserved)
+        audience = Audience(caller.name)
+        try:
+            streams = await self._stepper.admit(audience, requests)
+        except BaseException:
+            if caller.key is not None:
+                await asyncio.to_thread(self.keys.settle, caller.name, reserved=reserved, used=0)
+            raise
+        self.num_requests[caller.name] += 1
+        return Job(caller, streams, audience, reserved)
+
+    async def _reserve(self, caller: Caller, tokens: int) -> None:
+        try:
+            await asyncio.to_thread(self.keys.reserve, caller.name, tokens)
+        except QuotaExceeded as error:
+            raise quota_exhausted(error) from None
+        except ServiceError:  # revoked since it was identified
+            raise no_key() from None
+
+    async def _forget_replies(self) -> None:
+        while True:
+            await asyncio.sleep(_FORGET_SECONDS)
+            await asyncio.to_thread(self.replies.forget_expired)
+
+    # --- from the stepping thread -------------------------------------------------------------------------------
+
+    def stepped(self, deliveries: Sequence[Delivery], seconds: float) -> None:
+        """Count a step."""
+        self.metrics.observe_step(seconds)
+        for stream, piece in deliveries:
+            self.metrics.count_token(stream.request.tag, piece.mark)
+        self.recent.add([piece.mark for _, piece in deliveries])
+
+    def failed(self, error: BaseException) -> None:
+        """A step failed: what left is in the ledger, and nothing more will leave before a restart."""
+        self.has_failed = True
+        logging.getLogger(LOGGER).error("step failed", exc_info=error)  # the formatter keeps type and place only
+        self.on_failure()

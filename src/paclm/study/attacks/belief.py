@@ -1,0 +1,60 @@
+"""Bayes-optimal attacks that read the curator's own belief: more than any user sees, so an upper envelope."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from paclm.privacy.arrays import BoolArray, FloatArray, IntArray
+from paclm.privacy.belief import membership_probabilities
+from paclm.privacy.leak import Estimate, mean_and_stderr
+from paclm.privacy.releases import rule_named
+from paclm.study.streams import play_sessions
+from paclm.study.votes import RecordedVotes
+
+
+class AttackResult(NamedTuple):
+    """How often each attack was right; the errors are over sessions, which share nothing."""
+
+    membership: Estimate
+    """Mean over all records of: declared a member when the belief in its worlds exceeds one half."""
+    world: Estimate
+    """The most likely world is the realized one."""
+
+
+def guesses_right(beliefs: FloatArray, secrets: IntArray, membership: BoolArray) -> tuple[FloatArray, FloatArray]:
+    """Per session: the share of records guessed right, and whether the world was; a tie counts as a fair guess.
+
+    Beliefs (sessions, m), secrets (sessions,), membership (records, m) → two arrays (sessions,).
+    """
+    record_hits, world_hits = np.empty(len(secrets)), np.empty(len(secrets))
+    for i, (belief, secret) in enumerate(zip(beliefs, secrets.tolist(), strict=True)):
+        probability = membership_probabilities(belief, membership)  # (records,)
+        is_tie = np.abs(probability - 0.5) < 1e-12  # a coin flip
+        record_hits[i] = np.where(is_tie, 0.5, (probability > 0.5) == membership[:, secret]).mean()
+        is_top = belief == belief.max()
+        world_hits[i] = is_top[secret] / is_top.sum()
+    return record_hits, world_hits
+
+
+def attack_beliefs(beliefs: FloatArray, secrets: IntArray, membership: BoolArray) -> AttackResult:
+    """Guess every record's membership and the world from the final beliefs of independent sessions."""
+    records, worlds = guesses_right(beliefs, secrets, membership)
+    return AttackResult(mean_and_stderr(records), mean_and_stderr(worlds))
+
+
+def attack_sessions(
+    recorded: RecordedVotes,
+    membership: BoolArray,
+    *,
+    release: str,
+    per_token: float,
+    sessions: int,
+    tokens: int,
+    seed: int,
+) -> AttackResult:
+    """Play sessions on recorded votes, then guess every record's membership and the world from the final belief."""
+    streams = list(play_sessions(recorded, rule_named(release), per_token, sessions, tokens, seed))
+    beliefs = np.concatenate([stream.beliefs for stream in streams])
+    return attack_beliefs(beliefs, np.concatenate([stream.secrets for stream in streams]), membership)

@@ -1,0 +1,49 @@
+"""An attack that reads the coins, and nothing that was released.
+
+Coins are public and must say nothing about the secret (condition C1 of `Coins`). If they do, belief and ledger never
+notice, because both take the coins as given. This attacker learns on sessions whose secret he knows how public numbers
+computed from coins go with it, and guesses the secret of other sessions. With sound coins he is right one time in m.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import bdtrc
+
+from paclm.errors import InvalidInput
+from paclm.privacy.arrays import FloatArray, IntArray
+
+
+class CoinsAttack(NamedTuple):
+    """How the guesses went."""
+
+    right: int
+    guesses: int
+    prior: float
+    """Chance of a blind guess, 1/m."""
+    chance: float
+    """Probability that a blind guesser is right as often or more: small means that the coins tell."""
+
+
+def attack_coins(seen: FloatArray, secrets: IntArray, num_worlds: int) -> CoinsAttack:
+    """Learn on the first half of the sessions, guess on the second: the world whose mean is nearest to what is seen.
+
+    seen: (sessions, d) any numbers that follow from public coins and known adapters alone: the coins themselves, or
+    how often each world voted with the others. secrets: (sessions,), drawn uniformly.
+    """
+    if seen.ndim != 2 or secrets.shape != seen.shape[:1] or len(seen) < 2:
+        raise InvalidInput(f"There must be one secret per session, at least two, not {secrets.shape} for {seen.shape}.")
+    half = len(seen) // 2
+    known, own = seen[:half], secrets[:half]
+    worlds = np.unique(own)
+    means = np.stack([known[own == world].mean(axis=0) for world in worlds])  # (w, d)
+    spread = known.std(axis=0)
+    scale = np.where(spread > 0.0, spread, 1.0)
+    far = (((seen[half:, None] - means) / scale) ** 2).sum(axis=2)  # (rest, w)
+    right = int((worlds[far.argmin(axis=1)] == secrets[half:]).sum())
+    guesses, prior = len(seen) - half, 1.0 / num_worlds
+    # P(at least `right` of `guesses`); the sum runs over more than right − 1.
+    chance = 1.0 if right == 0 else float(bdtrc(right - 1, guesses, prior))
+    return CoinsAttack(right, guesses, prior, chance)

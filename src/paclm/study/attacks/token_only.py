@@ -1,0 +1,141 @@
+"""What a user sees: tokens, coins and, knowing all adapters, every world's vote. Not R, and so not the belief.
+
+The noise of each step was calibrated to a belief that this attacker does not know, because it depends on the hidden
+R of all steps before. But that belief is P(S | R_1 … R_t), and tokens are functions of the R: therefore
+
+    P(S = s | tokens) = E[ belief_T(s) | tokens ]
+
+and it suffices to average the curator's belief over the histories that could have given these tokens. A particle is
+one such history, kept as its belief alone: its weight is the probability it gives to each released token, and its
+next R is drawn given that token (sequential Monte Carlo, with S summed out exactly).
+
+With finitely many particles the answer q is not the exact posterior. It still is what an attacker can compute, and
+for every q, log m + E[log q(S | tokens)] ≤ I(S; tokens): a lower bound on the token leak, up to sampling error.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.special import log_ndtr, ndtri_exp
+
+from paclm.errors import InvalidInput
+from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.belief import uniform_belief
+from paclm.privacy.calibration import FLOOR, helmert, pair_variance
+from paclm.privacy.leak import Estimate, mean_and_stderr
+
+PARTICLES = 64
+_PROPOSALS = 32
+"""R drawn per particle where more than two votes are cast: one that gives the token is kept."""
+
+_DOUBT = 0.1
+"""The attacker's belief that his particles miss the truth, times their number."""
+
+
+def token_belief(
+    votes: IntArray, tokens: IntArray, per_token: float, rng: np.random.Generator, particles: int = PARTICLES
+) -> FloatArray:
+    """log q(s | tokens), (m,), for a stream of the Gaussian release: votes (T, m), released tokens (T,)."""
+    if votes.ndim != 2 or tokens.shape != votes.shape[:1]:
+        raise InvalidInput(f"There must be one token per row of votes, not {tokens.shape} for {votes.shape}.")
+    if not 0.0 < per_token < math.inf or particles < 1:
+        raise InvalidInput(f"The filter needs a finite budget and a particle, not {per_token!r} and {particles!r}.")
+    beliefs = np.tile(uniform_belief(votes.shape[1]), (particles, 1))  # (N, m)
+    log_weights = np.zeros(particles)
+    for row, token in zip(votes, tokens.tolist(), strict=True):
+        candidates, choice = np.unique(row, return_inverse=True)  # (a,), (m,)
+        if candidates.size == 1:
+            continue
+        index = int(candidates.searchsorted(token))
+        step = _pair_step if candidates.size == 2 else _step
+        fit, log_likelihood = step(np.exp(beliefs) @ np.eye(candidates.size)[choice], index, per_token, rng)
+        if not np.isfinite(log_weights + fit).any():  # no particle explains the token: this step is passed over
+            continue
+        beliefs = beliefs + log_likelihood[:, choice]
+        beliefs -= _log_sum(beliefs)[:, None]
+        beliefs, log_weights = _resampled(beliefs, log_weights + fit, rng)
+    joint = beliefs + (log_weights - _log_sum(log_weights[None]))[:, None]  # (N, m)
+    doubt = _DOUBT / particles  # few histories can all be sure of a wrong world: a wise attacker hedges
+    return np.logaddexp(_log_sum(joint.T) + math.log1p(-doubt), math.log(doubt / votes.shape[1]))
+
+
+def _pair_step(
+    mass: FloatArray, token: int, per_token: float, rng: np.random.Generator
+) -> tuple[FloatArray, FloatArray]:
+    """Two votes: log P(token) of every particle, and the log likelihood (N, 2) of an R drawn given the token."""
+    axis = helmert(2)[:, 0]  # (2,)
+    scale = np.sqrt(pair_variance(mass[:, 0], mass[:, 1], per_token))[:, None]  # (N, 1)
+    side = 1.0 if token == 0 else -1.0  # R ≥ 0 releases the first
+    standard = side * axis / scale  # (N, 2)
+    log_tails = log_ndtr(standard)
+    with np.errstate(divide="ignore"):  # a side whose mass has underflown has no say
+        chances = np.log(mass) + log_tails  # (N, 2)
+    fit: FloatArray = np.logaddexp(chances[:, 0], chances[:, 1])
+    first = np.exp(chances[:, 0] - np.where(np.isfinite(fit), fit, 0.0))
+    vote = (rng.random(len(mass)) > first).astype(np.int64)  # (N,) drawn given the token
+    depth = np.log(1.0 - rng.random(len(mass))) + log_tails[np.arange(len(mass)), vote]
+    R = axis[vote] - side * scale[:, 0] * ndtri_exp(depth)  # a uniform part of the tail that gives the token
+    return fit, -0.5 * ((R[:, None] - axis) / scale) ** 2
+
+
+def _step(mass: FloatArray, token: int, per_token: float, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
+    """Any number of votes: R is proposed many times, and one that gives the token is kept."""
+    size, count = mass.shape[1], len(mass)
+    axes, variances = calibrate_many(mass, per_token)  # (N, a, a-1), (N, a-1)
+    points = rng.random((count, _PROPOSALS, 1)) * mass.sum(axis=1)[:, None, None]
+    votes = np.minimum((points > mass.cumsum(axis=1)[:, None, :]).sum(axis=2), size - 1)  # (N, K)
+    R = np.take_along_axis(axes, votes[:, :, None], axis=1)  # (N, K, a-1)
+    R = R + np.sqrt(variances)[:, None] * rng.standard_normal(R.shape)
+    is_token = (R @ axes.transpose(0, 2, 1)).argmax(axis=2) == token  # (N, K)
+    with np.errstate(divide="ignore"):
+        fit = np.log(is_token.mean(axis=1))  # (N,) unbiased before the logarithm; −inf: this history is given up
+    kept = R[np.arange(count), is_token.argmax(axis=1)]  # (N, a-1)
+    log_likelihood = -0.5 * ((kept[:, None] - axes) ** 2 / variances[:, None]).sum(axis=2)  # (N, a)
+    return fit, log_likelihood
+
+
+def calibrate_many(mass: FloatArray, per_token: float) -> tuple[FloatArray, FloatArray]:
+    """`calibrate_noise` for many masses (N, a) at once: axes (N, a, a-1) and variances (N, a-1)."""
+    basis = helmert(mass.shape[1])
+    projected = mass @ basis  # (N, a-1)
+    covariance = np.einsum("ai,na,aj->nij", basis, mass, basis) - projected[:, :, None] * projected[:, None, :]
+    eigenvalues, eigenvectors = np.linalg.eigh(covariance)
+    roots = np.sqrt(np.maximum(eigenvalues, 0.0) + FLOOR)
+    return basis @ eigenvectors, roots * roots.sum(axis=1, keepdims=True) / (2.0 * per_token)
+
+
+def _resampled(beliefs: FloatArray, log_weights: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
+    """The same particles, or, where few of them carry the weight, a systematic draw from them."""
+    weights = np.exp(log_weights - _log_sum(log_weights[None]))
+    count = len(weights)
+    if 1.0 / float(weights @ weights) > 0.5 * count:
+        return beliefs, log_weights - log_weights.max()
+    points = (np.arange(count) + rng.random()) / count
+    drawn = np.minimum(weights.cumsum().searchsorted(points), count - 1)
+    return beliefs[drawn], np.zeros(count)
+
+
+def _log_sum(table: FloatArray) -> FloatArray:
+    """log Σ exp over the last axis."""
+    top = table.max(axis=-1, keepdims=True)
+    total: FloatArray = top[..., 0] + np.log(np.exp(table - top).sum(axis=-1))
+    return total
+
+
+def leak_by_tokens(beliefs: FloatArray, token_beliefs: FloatArray) -> Estimate:
+    """A lower bound on I(S; tokens): log m + E Σ_s belief(s) · log q(s), from final beliefs and q, (sessions, m) each.
+
+    Given the whole history the secret is distributed as the belief says, so this is E[log q(S | tokens)] with far
+    less sampling error than the realized secrets alone would give; `leak_by_truth` on q is that plain average.
+    """
+    return mean_and_stderr(told_by_tokens(beliefs, token_beliefs))
+
+
+def told_by_tokens(beliefs: FloatArray, token_beliefs: FloatArray) -> FloatArray:
+    """The terms of that mean, (sessions,). Worlds that the history rules out do not count, whatever q says."""
+    p = np.exp(beliefs)
+    terms = p * np.where(p > 0.0, token_beliefs, 0.0)
+    told: FloatArray = math.log(beliefs.shape[1]) + terms.sum(axis=1)
+    return told

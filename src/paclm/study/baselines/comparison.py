@@ -1,0 +1,98 @@
+"""PAC's side of the comparison: the same text, the budget that matches (ε, δ), every release, fresh secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.releases import RULES, rule_named
+from paclm.study.baselines.matching import matched_nats, success_at_half
+from paclm.study.results import Row
+from paclm.study.statistics import clustered_mean
+from paclm.study.streams import play_fresh
+from paclm.study.textvotes import GREEDY, GUMBEL, Decoding, TextVotes
+from paclm.study.votes import RecordedVotes
+
+if TYPE_CHECKING:
+    from paclm.study.lab import Lab
+
+
+class Rates(NamedTuple):
+    """How often the released token is the true one, per vote, averaged over secrets and noise."""
+
+    released: FloatArray  # (n,)
+    realized: FloatArray  # (n,) the realized worlds' own votes: no noise
+    public: FloatArray  # (n,)
+    passage: IntArray  # (n,)
+
+
+def pac_rows(
+    lab: Lab,
+    *,
+    positions: int,
+    vote_positions: int,
+    gumbel_draws: int,
+    passes: int,
+    points: Sequence[tuple[float, int]],
+    delta: float,
+    near: tuple[float, int],
+) -> list[Row]:
+    """Rows for every release at every (ε, T), and at the neighbours' point on their first queries."""
+    decodings = (GREEDY, Decoding(GUMBEL.name, GUMBEL.temperature, gumbel_draws))
+    votes = lab.text_votes(vote_positions, decodings)[GUMBEL.name]
+    seed = lab.seed_for("pmixed", "pac")
+    rows: list[Row] = []
+    advance = lab.start_task("PAC at matched bounds", len(points) * len(RULES))
+    for release in RULES:
+        whole: Row | None = None
+        for epsilon, queries in points:
+            per_token = matched_nats(epsilon, delta) / queries
+            if whole is None or rule_named(release).reads_secret:
+                whole = _figures(lab, _rates(_first(votes, positions), release, per_token, passes, seed))
+            bound = success_at_half(epsilon, delta)
+            point = {"epsilon": epsilon, "queries": queries, "per_token_nats": per_token, "mia_bound": bound}
+            rows.append({"kind": "pac", "method": "PAC", "release": release, **point, **whole})
+            advance(1)
+        epsilon, queries = near
+        rates = _rates(_first(votes, queries), release, matched_nats(epsilon, delta) / queries, passes, seed)
+        guarantee = f"mutual information: {matched_nats(epsilon, delta):.3f} nats over {queries:,} tokens"
+        if not rule_named(release).reads_secret:
+            guarantee = "mutual information: none at all about which world was realized"
+        named = {"kind": "neighbour", "method": f"PAC, {release}", "guarantee": guarantee, "epsilon": epsilon}
+        rows.append({**named, "queries": queries, "private_share": 1.0, **_figures(lab, rates)})
+    return rows
+
+
+def _first(votes: TextVotes, positions: int) -> TextVotes:
+    """The votes on the first positions of the text, in all draws."""
+    keep = votes.position < positions
+    cut = RecordedVotes(votes.recorded.votes[keep], votes.truth[keep], votes.public[keep])
+    return TextVotes(cut, votes.passage[keep], votes.position[keep], votes.draw[keep])
+
+
+def _rates(votes: TextVotes, release: str, per_token: float, passes: int, seed: int) -> Rates:
+    recorded, truth = votes.recorded, votes.truth
+    released, realized = np.zeros(len(truth)), np.zeros(len(truth))
+    for stream in play_fresh(recorded, rule_named(release), per_token, passes, recorded.num_positions, seed):
+        released += stream.released == truth
+        realized += stream.realized == truth
+    public: FloatArray = (votes.public == truth).astype(np.float64)
+    return Rates(released / passes, realized / passes, public, votes.passage)
+
+
+def _figures(lab: Lab, rates: Rates) -> Row:
+    accuracy, stderr = clustered_mean(rates.released, rates.passage, lab.rng("pmixed", "pac", "bootstrap"))
+    cost = clustered_mean(rates.released - rates.realized, rates.passage, lab.rng("pmixed", "pac", "cost"))
+    public, ceiling = float(rates.public.mean()), float(rates.realized.mean())
+    room = ceiling - public
+    return {
+        "accuracy": accuracy,
+        "stderr": stderr,
+        "accuracy_public": public,
+        "accuracy_ceiling": ceiling,
+        "headroom": 1.0 + cost.mean / room if room > 0.0 else None,
+        "headroom_stderr": cost.stderr / room if room > 0.0 else None,
+    }

@@ -1,0 +1,110 @@
+"""What is kept of every position once its distributions are gone: enough to answer for any operating point of PMixED.
+
+probability of the true token, mass inside the public support       for accuracy and perplexity
+largest and smallest log ratio, one table per order                 for λ
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from paclm.errors import InvalidInput
+from paclm.privacy.arrays import BoolArray, FloatArray, IntArray
+from paclm.study.baselines.distributions import Distributions
+from paclm.study.baselines.pmixed import PMixedSettings
+from paclm.study.baselines.strict import weight_within
+from paclm.study.baselines.tables import DivergenceTable, compress, tabulate
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """A text, as N shard models and the public model see it."""
+
+    truth_shards: FloatArray  # (n, N) probability of the true token
+    truth_public: FloatArray  # (n,)
+    mass_shards: FloatArray  # (n, N) probability of the public support
+    mass_public: FloatArray  # (n,)
+    is_inside: BoolArray  # (n,) the true token is in the support
+    largest: FloatArray  # (n, N) ln p/p0
+    smallest: FloatArray  # (n, N)
+    tables: dict[int, DivergenceTable]
+    """By order; rows (n, N)."""
+    passage: IntArray  # (n,)
+
+    @property
+    def num_shards(self) -> int:
+        """N"""
+        return int(self.truth_shards.shape[1])
+
+    @property
+    def num_positions(self) -> int:
+        """n"""
+        return int(self.truth_shards.shape[0])
+
+    def ceiling(self) -> FloatArray:
+        """(n,) the true token under the plain average of all shard models: the ensemble without any privacy."""
+        mean: FloatArray = self.truth_shards.mean(axis=1)
+        return mean
+
+    def ceiling_inside(self) -> FloatArray:
+        """(n,) the same inside the public support, renormalised."""
+        return self.inside(self.ceiling(), self.mass_shards.mean(axis=1))
+
+    def public_inside(self) -> FloatArray:
+        """(n,) the true token under the public model inside its support, renormalised."""
+        return self.inside(self.truth_public, self.mass_public)
+
+    def inside(self, truth: FloatArray, mass: FloatArray) -> FloatArray:
+        """A release cut to the public support afterwards: nothing for a true token outside, more for one inside."""
+        cut: FloatArray = np.where(self.is_inside, truth / mass, 0.0)
+        return cut
+
+    def weights(self, settings: PMixedSettings, members: int, rows: IntArray | None = None) -> FloatArray:
+        """λ of every shard model (n, N) when so many take part, at all positions or those of `rows`."""
+        radius = float(settings.radii[members])
+        if settings.ball == "strict":
+            picked = slice(None) if rows is None else rows
+            return weight_within(self.largest[picked], self.smallest[picked], radius)
+        if settings.order not in self.tables:
+            raise InvalidInput(f"No table was made for order {settings.order}; there are {sorted(self.tables)}.")
+        return self.tables[settings.order].weight(radius, rows)
+
+
+@torch.inference_mode()
+def make_digest(
+    parts: Iterable[Distributions], orders: Sequence[int], on_part: Callable[[Distributions], None] = lambda _: None
+) -> Digest:
+    """Digest a stream; `on_part` sees every part before it is dropped."""
+    kept: dict[str, list[np.ndarray]] = {}
+    tables: dict[int, list[np.ndarray]] = {order: [] for order in orders}
+    for part in parts:
+        for name, values in _columns(part).items():
+            kept.setdefault(name, []).append(values)
+        for table in tabulate(compress(part.log_shards, part.log_public), orders):
+            tables[table.order].append(table.values)
+        on_part(part)
+    if not kept:
+        raise InvalidInput("There is no position to digest: the text is empty.")
+    joined = {order: DivergenceTable(order, np.concatenate(values)) for order, values in tables.items()}
+    return Digest(tables=joined, **{name: np.concatenate(values) for name, values in kept.items()})
+
+
+def _columns(part: Distributions) -> dict[str, np.ndarray]:
+    shards, support = part.log_shards, part.support
+    where = part.truth.reshape(-1, 1)
+    wide = (-1, shards.shape[1], -1)
+    ratio = shards - part.log_public.unsqueeze(1)
+    found = {
+        "truth_shards": shards.gather(-1, where.unsqueeze(1).expand(*wide))[..., 0].exp(),
+        "truth_public": part.log_public.gather(-1, where)[:, 0].exp(),
+        "mass_shards": shards.gather(-1, support.unsqueeze(1).expand(*wide)).exp().sum(-1),
+        "mass_public": part.log_public.gather(-1, support).exp().sum(-1),
+        "is_inside": (support == where).any(-1),
+        "largest": ratio.amax(-1),
+        "smallest": ratio.amin(-1),
+    }
+    return {name: values.cpu().numpy() for name, values in found.items()} | {"passage": part.passage}

@@ -1,0 +1,84 @@
+"""Which adapters these methods may run on: disjoint shards, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paclm.config import TrainingConfig
+from paclm.errors import InvalidInput
+from paclm.privacy.arrays import BoolArray
+
+if TYPE_CHECKING:
+    from paclm.engine.adapters import AdapterStack
+    from paclm.engine.training import Progress
+    from paclm.study.lab import Lab
+    from paclm.worlds.workspace import Workspace
+
+
+def check_disjoint(membership: BoolArray, what: str = "these adapters") -> BoolArray:
+    """Return the membership (records, shards) if every record is in exactly one shard; refuse it otherwise.
+
+    One record then moves one shard model, which is all that these accountants count. On worlds it moves half of them.
+    """
+    shared = np.asarray(membership).sum(axis=1)
+    if membership.ndim != 2 or membership.shape[1] < 2 or (shared != 1).any():
+        most = int(shared.max()) if shared.size else 0
+        raise InvalidInput(
+            f"A record of {what} is in {most} of {membership.shape[-1]} parts. PMixED, AdaPMixED, SubMix and GNMax "
+            "account for one record moving one model, and are void otherwise: train disjoint shards with "
+            "`paclm train WORKSPACE --what shards:N`, never use worlds."
+        )
+    return membership
+
+
+def load_shards(workspace: Workspace, num_shards: int) -> AdapterStack:
+    """The adapters of a workspace's disjoint shards, after looking at who is in which."""
+    from paclm.engine.adapters import AdapterStack
+    from paclm.engine.training_job import membership_of
+
+    name = f"shards-{num_shards}"
+    path = workspace.adapters_path / f"{name}.safetensors"
+    if not path.is_file():
+        raise InvalidInput(f"There is no {path.name}. Train it first: paclm train WORKSPACE --what shards:{num_shards}")
+    membership = recorded_membership(workspace, name)
+    check_disjoint(membership, name)
+    if not np.array_equal(membership, membership_of(workspace, f"shards:{num_shards}")):
+        raise InvalidInput(f"{name}.npz is not the division that this workspace's seed gives. Train the shards again.")
+    stack = AdapterStack.load(path)
+    if stack.num_worlds != num_shards:
+        raise InvalidInput(f"{path.name} holds {stack.num_worlds} adapters, not {num_shards}. Train the shards again.")
+    return stack
+
+
+def recorded_membership(workspace: Workspace, name: str) -> BoolArray:
+    """Who was in which shard when they were trained, (records, shards)."""
+    with np.load(workspace.adapters_path / f"{name}.npz", allow_pickle=False) as archive:
+        membership: BoolArray = archive["membership"]
+    return membership
+
+
+def authors_training(own: TrainingConfig, epochs: int) -> TrainingConfig:
+    """The published settings of PMixED as far as this engine has them: no dropout, no warm-up, no best epoch."""
+    return replace(own, rank=4, alpha=32.0, learning_rate=2e-4, weight_decay=0.01, batch_size=8, epochs=epochs)
+
+
+def ensure_shards(lab: Lab, num_shards: int, training: TrainingConfig) -> AdapterStack:
+    """The shard models of a workspace, trained with these settings if there are none yet."""
+    from paclm.engine.training_job import prepare_training
+
+    if f"shards-{num_shards}.safetensors" not in lab.workspace.manifest.adapters:
+        own = lab.workspace.settings
+        job = prepare_training(replace(lab.workspace, settings=replace(own, training=training)), f"shards:{num_shards}")
+        done, advance = 0, lab.start_task(f"train shards:{num_shards}", 0)
+
+        def show(now: Progress) -> None:
+            nonlocal done
+            advance(now.step - done)
+            done = now.step
+
+        trained, _ = job.run(resume=job.is_unfinished, on_progress=show)
+        lab.workspace = replace(trained, settings=own)
+    return load_shards(lab.workspace, num_shards)

@@ -1,0 +1,133 @@
+"""λ for any radius in no time: the divergence of every shard model from the public one, tabulated over λ once.
+
+Both directions of D↔_a(λp + (1−λ)p0, p0) depend on p only through the distribution of the ratio r = p/p0 under p0:
+
+    S(λ) = Σ_v p0(v)·(1 + λ(r(v) − 1))^s      s = a forward, s = 1 − a backward; D = ln S / (a−1)
+
+(1 + λ(r−1))^s is convex in r, so moving the mass of each interval of r to its two ends, with its mean kept, can only
+raise S. The ends are the same for every row: a vocabulary of 50,000 becomes a few hundred weights, and the table for
+an order is one matrix product. S^(1/a) is convex in λ (a norm of an affine function forward, log-convex backward), so
+a chord between grid points lies above it. Both roundings err upward, so that λ errs downward: always the safe side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paclm.errors import InvalidInput
+from paclm.privacy.arrays import FloatArray
+from paclm.study.baselines.renyi import check_whole_order
+
+_LARGEST_LOG_RATIO = 64.0
+_CAP = 1e300
+"""Larger powers are cut to this: with p0 ≥ e^-180 they still exceed every target (see `_LARGEST_TARGET`)."""
+_SMALLEST_LOG_PUBLIC = -180.0
+_LARGEST_TARGET = 400.0
+"""Of (a−1)·aβ, so that S stays far below the cap; a larger one is lowered to it, which is the safe side."""
+_LARGEST_ROOT = 80.0
+"""Of (a−1)β likewise, so that S^(1/a) stays inside float32."""
+_ROUNDING = 4e-15
+
+
+def _ends() -> FloatArray:
+    """Ends of the intervals of ln r: fine near 0, where models agree; at most 0.05 apart up to 12."""
+    near = np.geomspace(2.0**-14, 0.5, 96)
+    middle = np.arange(0.55, 11.99, 0.05)
+    far = np.geomspace(12.0, _LARGEST_LOG_RATIO, 40)
+    half = np.concatenate([near, middle, far])
+    return np.concatenate([-half[::-1], [0.0], half])
+
+
+def _grid() -> FloatArray:
+    """λ from 0 to 1: geometric toward 0, where the divergence is quadratic, and toward 1, where it may be steep."""
+    return np.concatenate([[0.0], np.geomspace(1e-4, 0.5, 64), 1.0 - np.geomspace(0.44, 1e-3, 32), [1.0]])
+
+
+LOG_RATIOS = _ends()
+WEIGHTS = _grid()
+
+
+@torch.inference_mode()
+def compress(log_shards: Tensor, log_public: Tensor) -> Tensor:
+    """The distribution of p/p0 under p0, on the common ends: (n, N, V), (n, V) float64 → (n, N, E) float64."""
+    n, shards, vocabulary = log_shards.shape
+    ratio = log_shards - log_public.unsqueeze(1)
+    if not (bool((ratio.abs() <= _LARGEST_LOG_RATIO).all()) and bool((log_public >= _SMALLEST_LOG_PUBLIC).all())):
+        raise InvalidInput(
+            "A shard model and the public model differ by more than a factor of e^64 on some token, or the public "
+            "model gives it less than e^-180. A table cannot hold that; check the adapters."
+        )
+    ends = torch.from_numpy(LOG_RATIOS).to(ratio.device)
+    last = len(LOG_RATIOS) - 2
+    interval = torch.bucketize(ratio, ends, right=True).sub_(1).clamp_(0, last)  # (n, N, V)
+    rows = torch.arange(n * shards, device=ratio.device).reshape(n, shards, 1) * (last + 1)
+    where = (interval + rows).flatten()
+    mass, moved = (torch.zeros(n * shards * (last + 1), dtype=torch.float64, device=ratio.device) for _ in range(2))
+    public = log_public.exp()
+    mass.scatter_add_(0, where, public.unsqueeze(1).expand(n, shards, vocabulary).flatten())
+    moved.scatter_add_(0, where, log_shards.exp().flatten())
+    mass, moved = mass.reshape(n, shards, -1), moved.reshape(n, shards, -1)
+    low, high = ends[:-1].exp(), ends[1:].exp()
+    upper = ((moved - mass * low) / (high - low)).clamp_min(0.0)  # keeps mass and mean of every interval
+    lower = ((mass * high - moved) / (high - low)).clamp_min(0.0)
+    weights = torch.zeros((n, shards, last + 2), dtype=torch.float64, device=ratio.device)
+    weights[..., 1:] += upper
+    weights[..., :-1] += lower
+    return weights
+
+
+@lru_cache(maxsize=64)
+def _powers(order: int, backward: bool) -> FloatArray:
+    """(1 + λx)^s − 1 − s·λx at every end and grid point (E, J): what is left when the mean of x is zero."""
+    step = np.expm1(LOG_RATIOS)[:, None] * WEIGHTS[None, :]
+    base = np.exp(LOG_RATIOS)[:, None] * WEIGHTS[None, :] + (1.0 - WEIGHTS[None, :])
+    log_base = np.where(step < -0.5, np.log(base), np.log1p(np.maximum(step, -0.5)))  # each where it keeps its digits
+    exponent = 1.0 - order if backward else float(order)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        exact = np.exp(exponent * log_base) - 1.0 - exponent * step
+        series = 0.5 * exponent * (exponent - 1.0) * step**2 * (1.0 + (exponent - 2.0) / 3.0 * step)
+    # Near zero the difference cancels; two terms of its series leave less than 1e-8 of it.
+    powers: FloatArray = np.where(np.abs(step) * order < 1e-4, series * (1.0 + 1e-7), np.minimum(exact, _CAP))
+    return powers
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceTable:
+    """S^(1/a) − 1 on the grid of λ, for every row (position and shard model) and one order; never too small."""
+
+    order: int
+    values: NDArray[np.float32]
+    """(..., J), not decreasing in λ; rounded upward"""
+
+    def weight(self, radius: float, rows: NDArray[Any] | None = None) -> FloatArray:
+        """λ of every row for D↔_a ≤ aβ, at most the exact one; `rows` picks along the first axis."""
+        exponent = min((self.order - 1) * radius, _LARGEST_TARGET / self.order, _LARGEST_ROOT)
+        target = float(np.expm1(exponent)) * (1.0 - 1e-12)
+        values = self.values if rows is None else self.values[rows]
+        place = np.clip((values <= target).sum(axis=-1) - 1, 0, len(WEIGHTS) - 2)  # (...)
+        left = np.take_along_axis(values, place[..., None], -1)[..., 0].astype(np.float64)
+        right = np.take_along_axis(values, place[..., None] + 1, -1)[..., 0].astype(np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            part = np.where(right > left, (target - left) / (right - left), 1.0)
+        weight: FloatArray = WEIGHTS[place] + np.clip(part, 0.0, 1.0) * (WEIGHTS[place + 1] - WEIGHTS[place])
+        return weight
+
+
+def tabulate(weights: Tensor, orders: Sequence[int]) -> list[DivergenceTable]:
+    """One table per order from compressed distributions (n, N, E); the values are (n, N, J)."""
+    tables = []
+    for order in map(check_whole_order, orders):
+        forward, backward = (weights @ torch.from_numpy(_powers(order, b)).to(weights.device) for b in (False, True))
+        excess = torch.maximum(forward, backward).cpu().numpy()  # S − 1
+        root = np.expm1(np.log1p(np.maximum(excess, 0.0) * (1.0 + _ROUNDING) + _ROUNDING * WEIGHTS) / order)
+        rising = np.minimum(np.maximum.accumulate(root, axis=-1), np.finfo(np.float32).max)
+        tables.append(DivergenceTable(order, np.nextafter(rising.astype(np.float32), np.float32(np.inf))))
+    return tables

@@ -1,0 +1,76 @@
+"""A small ensemble on which PMixED's loss can be computed exactly: two tokens, one shard model with something to say.
+
+All other shard models are the public model, so leaving out the one leaves the public model itself, and T queries are
+a binomial count under either. Whatever an accountant claims must hold here too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import binom
+
+from paclm.errors import InvalidInput
+from paclm.privacy.arrays import FloatArray
+from paclm.study.baselines.pmixed import PMixedSettings
+from paclm.study.baselines.renyi import mix, symmetric_divergence
+
+
+class ExactLoss(NamedTuple):
+    """What T queries on the example really tell."""
+
+    public_mass: float
+    """p0 of the token that the shard model prefers."""
+    shard_mass: float
+    delta: float
+    """The least δ for which (ε, δ) holds at the settings' ε, in the worse direction."""
+    rdp: float
+    """Rényi loss of one query at the settings' order."""
+    claimed_rdp: float
+    """What the accountant grants one query."""
+
+
+def exact_losses(
+    settings: PMixedSettings, public_masses: Sequence[float], shard_masses: Sequence[float]
+) -> list[ExactLoss]:
+    """Examples with p0 = (1−w, w) and one shard model (1−c, c), each against the public model alone."""
+    w, c = np.asarray(public_masses, dtype=np.float64), np.asarray(shard_masses, dtype=np.float64)
+    if not (((w > 0.0) & (w < 1.0)).all() and ((c > 0.0) & (c < 1.0)).all()):
+        raise InvalidInput("All masses of the examples must lie strictly between 0 and 1.")
+    public, shard = np.log(np.stack([1.0 - w, w], -1)), np.log(np.stack([1.0 - c, c], -1))  # (examples, 2)
+    others = np.arange(settings.num_shards)
+    chance = binom.pmf(others, settings.num_shards - 1, settings.rate)
+    others = others[chance > 1e-9]  # what is left out could only add to the loss
+    weights = settings.weights(shard[:, None], public[:, None], np.tile(others + 1, (len(w), 1)))  # (examples, sizes)
+    moved = np.exp(mix(shard[:, None], public[:, None], weights)) - np.exp(public[:, None])  # (examples, sizes, 2)
+    share = settings.rate * chance[others] / (others + 1)
+    with_it = np.log(np.exp(public) + (share[:, None] * moved).sum(axis=1))  # (examples, 2)
+    losses = symmetric_divergence(with_it, public, settings.order)
+    found = []
+    for i in range(len(w)):
+        p, q = float(np.exp(with_it[i, 1])), float(w[i])
+        delta = max(_delta(settings.queries, *pair, settings.epsilon) for pair in ((p, q), (q, p)))
+        found.append(ExactLoss(q, float(c[i]), delta, float(losses[i]), settings.rdp / settings.queries))
+    return found
+
+
+def worst_loss(settings: PMixedSettings, num_masses: int = 24) -> ExactLoss:
+    """The example of this kind with the largest δ, by a coarse search: a lower bound on what can happen."""
+    pairs = itertools.product(np.geomspace(1e-5, 0.45, num_masses), (0.5, 0.7, 0.9, 0.97, 0.99, 0.999))
+    public, shard = zip(*pairs, strict=True)
+    return max(exact_losses(settings, public, shard), key=lambda example: example.delta)
+
+
+def _delta(queries: int, p: float, q: float, epsilon: float) -> float:
+    """Σ_k max(0, P(k) − e^ε Q(k)) for two binomial counts, over the counts that either can reach."""
+    middle, spread = queries * np.array([p, q]), 12.0 * np.sqrt(queries * np.array([p * (1 - p), q * (1 - q)])) + 50.0
+    low, high = max(0.0, (middle - spread).min()), min(float(queries), (middle + spread).max())
+    count: FloatArray = np.arange(math.floor(low), math.ceil(high) + 1, dtype=np.float64)
+    log_p, log_q = binom.logpmf(count, queries, p), binom.logpmf(count, queries, q)
+    over = log_p - log_q - epsilon
+    is_over = over > 0.0
+    return math.fsum(np.exp(log_p[is_over]) * -np.expm1(-over[is_over]))

@@ -1,0 +1,67 @@
+"""Figures: what one is, and how all of them look. matplotlib is imported only when one is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paclm.study.results import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+# Okabe and Ito: told apart with every common colour vision deficiency, and in grey by their lightness.
+BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#6b6b6b"
+
+_LOOK: Any = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "legend.frameon": False,
+    "svg.hashsalt": "paclm",  # the same numbers give the same bytes
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure by the paper's label, the regimes it needs, and how it is drawn."""
+
+    label: str
+    caption: str
+    regimes: tuple[str, ...]
+    draw: Callable[[Mapping[str, Result]], Canvas]
+
+    @property
+    def file_name(self) -> str:
+        """The label as a file name."""
+        return self.label.replace(":", "_").replace("-", "_")
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Fonts, grid and lines of all figures."""
+    import matplotlib
+
+    with matplotlib.rc_context(_LOOK):
+        yield
+
+
+def save_figure(figure: Figure, results: Mapping[str, Result], folder: Path) -> list[Path]:
+    """Draw it and write SVG and PDF."""
+    with house_style():
+        canvas = figure.draw(results)
+        paths = [folder / f"{figure.file_name}.{kind}" for kind in ("svg", "pdf")]
+        for path in paths:
+            canvas.savefig(path, bbox_inches="tight", metadata={"Date": None} if path.suffix == ".svg" else None)
+    return paths

@@ -1,0 +1,180 @@
+"""Long streams against one secret: query after query with the belief carried on, and what they told.
+
+Knows no engine: votes come from any `Streams`. Every number about a session is over the history up to a horizon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paclm.config import format_budget
+from paclm.errors import InvalidInput
+from paclm.privacy.accounting import UNITS_PER_NAT, units_up
+from paclm.privacy.arrays import BoolArray, FloatArray, IntArray
+from paclm.privacy.bounds import success_bound
+from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
+from paclm.privacy.releases import Rule
+from paclm.study.attacks import attack_beliefs
+from paclm.study.results import Row
+from paclm.study.serving import Prompts, Streams, carry_on, play
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Sessions `first` … of one budget, in a batch with others."""
+
+    per_token: float
+    noise_seed: int
+    first: int
+    secrets: IntArray  # (n,)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All sessions of one budget; T = queries · tokens."""
+
+    per_token: float
+    """b, as charged."""
+    secrets: IntArray  # (n,)
+    beliefs: FloatArray  # (queries, n, m) after each query
+    tokens: IntArray  # (n, T) released
+    realized: IntArray  # (n, T) the realized world's own vote
+    public: IntArray  # (n, T)
+    distinct: IntArray  # (n, T)
+    information: FloatArray  # (n, T)
+    full: IntArray | None = None  # (n, T)
+
+    @property
+    def tokens_per_query(self) -> int:
+        """Of every query."""
+        return int(self.tokens.shape[1] // len(self.beliefs))
+
+    @property
+    def num_worlds(self) -> int:
+        """m"""
+        return int(self.beliefs.shape[2])
+
+    def beliefs_at(self, horizon: int) -> FloatArray:
+        """(n, m) after so many tokens: the end of a query."""
+        query, rest = divmod(horizon, self.tokens_per_query)
+        if rest or not 0 < query <= len(self.beliefs):
+            raise InvalidInput(
+                f"A horizon must be one of {len(self.beliefs)} whole queries of {self.tokens_per_query} tokens, "
+                f"not {horizon} tokens."
+            )
+        found: FloatArray = self.beliefs[query - 1]
+        return found
+
+
+def play_queries(
+    streams: Streams,
+    lanes: Sequence[Lane],
+    prompts: Sequence[Prompts],
+    beliefs: FloatArray,
+    first_query: int,
+    length: int,
+    rule: Rule,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Arrays:
+    """Several queries of all lanes, from the beliefs (n, m) before the first: prompts by query, then by session.
+
+    The columns of `Played` over all queries, (n, queries · length), and `beliefs` (queries, n, m).
+    """
+    ends = np.cumsum([len(lane.secrets) for lane in lanes])[:-1]
+    played: list[Arrays] = []
+    for query, some in enumerate(prompts, start=first_query):
+        sessions = [
+            carry_on(rule, lane.per_token, lane.noise_seed, query, lane.first, lane.secrets, own)
+            for lane, own in zip(lanes, np.split(beliefs, ends), strict=True)
+        ]
+        played.append(play(streams, some, sessions, length, advance=advance).arrays())
+        beliefs = played[-1]["beliefs"][-1]
+    return join_queries(played)
+
+
+def join_queries(parts: Sequence[Arrays]) -> Arrays:
+    """Queries one after another: columns of tokens (n, T) grow in length, beliefs (queries, n, m) in number."""
+    return {name: np.concatenate([part[name] for part in parts], axis=int(name != "beliefs")) for name in parts[0]}
+
+
+def join_sessions(parts: Sequence[Arrays]) -> Arrays:
+    """Sessions beside each other."""
+    return {name: np.concatenate([part[name] for part in parts], axis=int(name == "beliefs")) for name in parts[0]}
+
+
+def measure(history: History, horizon: int, membership: BoolArray) -> Row:
+    """What the first `horizon` tokens told, by both estimators, beside what was charged and how often worlds differed.
+
+    The gap is leaked ÷ charged less the dissent fraction, session by session: what the matched pairs leave open.
+    """
+    beliefs, secrets = history.beliefs_at(horizon), history.secrets
+    charged = horizon * units_up(history.per_token) / UNITS_PER_NAT
+    by_entropy, by_truth = leak_by_entropy(beliefs), leak_by_truth(beliefs, secrets)
+    is_dissent = history.distinct[:, :horizon] > 1
+    dissent = is_dissent.mean(axis=1)
+    told = np.array([leak_by_entropy(belief[None]).mean for belief in beliefs])
+    gap = mean_and_stderr(told / charged - dissent)
+    parting = mean_and_stderr(told - (np.log(history.num_worlds) + beliefs[np.arange(len(secrets)), secrets]))
+    steps = mean_and_stderr(history.information[:, :horizon].sum(axis=1))
+    attack = attack_beliefs(beliefs, secrets, membership)
+    depth = history.distinct[:, :horizon][is_dissent]
+    return {
+        "budget": format_budget(history.per_token),
+        "per_token_nats": history.per_token,
+        "horizon": horizon,
+        "sessions": len(secrets),
+        "charged_nats": charged,
+        "leaked_nats": by_entropy.mean,
+        "leaked_stderr": by_entropy.stderr,
+        "leaked_by_truth_nats": by_truth.mean,
+        "leaked_by_truth_stderr": by_truth.stderr,
+        "estimators_parting": parting.mean,
+        "estimators_parting_stderr": parting.stderr,
+        "step_information_nats": steps.mean,
+        "leaked_over_charged": by_entropy.mean / charged,
+        "leaked_over_charged_stderr": by_entropy.stderr / charged,
+        "dissent": float(dissent.mean()),
+        "dissent_stderr": mean_and_stderr(dissent).stderr,
+        "gap": gap.mean,
+        "gap_stderr": gap.stderr,
+        "distinct_given_dissent": float(depth.mean()) if depth.size else None,
+        "membership_rate": attack.membership.mean,
+        "membership_stderr": attack.membership.stderr,
+        "membership_bound": success_bound(charged, 0.5),
+        "world_rate": attack.world.mean,
+        "world_stderr": attack.world.stderr,
+        "world_bound": success_bound(charged, 1.0 / history.num_worlds),
+    }
+
+
+def follow_up(history: History, truth: IntArray, start: int, end: int) -> Row:
+    """How good the tokens from `start` to `end` are, whole queries; truth (n, queries): how the text goes on.
+
+    Accuracy is that of each query's first token, the only one whose context is the text's own. Agreement is over all
+    tokens: with the realized world's vote, the full-corpus adapter's and the public model's on the same context.
+    """
+    step = history.tokens_per_query
+    queries, stretch = slice(start // step, end // step), slice(start, end)
+    voters = {
+        "released": history.tokens,
+        "realized": history.realized,
+        "public": history.public,
+        "full": history.full,
+    }
+    row: Row = {}
+    for name, votes in voters.items():
+        if votes is None:
+            continue
+        right = votes[:, ::step][:, queries] == truth[:, queries]
+        row[f"accuracy_{name}"], row[f"accuracy_{name}_stderr"] = mean_and_stderr(right.mean(axis=1))
+        if name != "released":
+            same = (votes == history.tokens)[:, stretch]
+            row[f"agreement_{name}"], row[f"agreement_{name}_stderr"] = mean_and_stderr(same.mean(axis=1))
+    return row

@@ -1,0 +1,267 @@
+"""What every regime works with: the workspace, its engine, its test text, votes on it, seeds, progress.
+
+    lab = Lab(workspace, seed=0)
+    votes = lab.text_votes(8176, (GREEDY, GUMBEL))        one pass over the text for all decoders and draws
+    engine = lab.engine(sequences=100, context=96)        the last one is kept and reused
+    rng = lab.rng("sweep", "prompts")                     the same name, the same stream; names never share one
+
+All randomness comes from here, by name, so the same seed gives the same numbers. Nothing here is private.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paclm.config import RuntimeConfig
+from paclm.errors import InvalidInput
+from paclm.privacy.arrays import BoolArray
+from paclm.study.parts import Parts
+from paclm.study.text import Passage, cut_passages, take_positions
+from paclm.study.textvotes import Decoding, TextVotes, collect_votes
+from paclm.worlds.storage import make_private_folder, write_private
+from paclm.worlds.workspace import Workspace
+
+if TYPE_CHECKING:
+    from paclm.engine.adapters import AdapterStack
+    from paclm.engine.engine import Engine
+
+Advance = Callable[[int], None]
+StartTask = Callable[[str, int], Advance]
+"""A progress bar: what is counted and how many there are; the answer is told how many more are done."""
+
+
+def no_progress(_: str, __: int) -> Advance:
+    """For whoever shows none."""
+    return lambda _: None
+
+
+class Lab:
+    """One workspace under study."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        *,
+        seed: int = 0,
+        start_task: StartTask = no_progress,
+        test_text: Sequence[Passage] | None = None,
+        runtime: RuntimeConfig | None = None,
+        collection: int = 1,
+    ) -> None:
+        self.workspace = workspace
+        self.seed = seed
+        self.start_task = start_task
+        self.collection = collection
+        """1 is the workspace's own worlds; others are drawn and trained anew from the same records."""
+        self.runtime = runtime or workspace.runtime
+        self._given_text = test_text
+        self._engine: tuple[Any, Engine] | None = None
+
+    @contextmanager
+    def of_collection(self, number: int) -> Iterator[Lab]:
+        """The same lab over another collection of worlds, trained if it must be; 1 is this one."""
+        if number == self.collection:
+            yield self
+            return
+        self.ensure(f"collection:{number}")
+        yield self._changed(self.runtime, number)
+
+    def with_runtime(self, runtime: RuntimeConfig) -> Lab:
+        """The same lab with other settings of speed and arithmetic."""
+        return self._changed(runtime, self.collection)
+
+    def _changed(self, runtime: RuntimeConfig, collection: int) -> Lab:
+        self._engine = None  # two engines may not fit
+        return Lab(
+            self.workspace,
+            seed=self.seed,
+            start_task=self.start_task,
+            test_text=self._given_text,
+            runtime=runtime,
+            collection=collection,
+        )
+
+    # --- seeds ---------------------------------------------------------------------------------------------------
+
+    def seed_for(self, *names: object) -> int:
+        """A seed of 63 bits for a purpose: follows from the lab's seed, its collection and the names alone."""
+        text = json.dumps([self.seed, self.collection, *map(str, names)])
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
+
+    def rng(self, *names: object) -> np.random.Generator:
+        """A generator for a purpose."""
+        return np.random.default_rng(self.seed_for(*names))
+
+    # --- worlds --------------------------------------------------------------------------------------------------
+
+    @property
+    def num_worlds(self) -> int:
+        """m"""
+        return self.workspace.num_worlds
+
+    @property
+    def worlds_name(self) -> str:
+        """Of the adapters under study: worlds, or collection-N."""
+        return "worlds" if self.collection == 1 else f"collection-{self.collection}"
+
+    @cached_property
+    def membership(self) -> BoolArray:
+        """(records, m) who is in which world of this collection."""
+        from paclm.engine.training_job import membership_of
+
+        return membership_of(self.workspace, self.worlds_name)
+
+    def ensure(self, *names: str) -> None:
+        """Train the adapters (`full`, `shards:8`, `collection:2`, …) that the workspace does not have yet."""
+        from paclm.engine.training_job import prepare_training
+
+        missing = [name for name in names if not self._has(name)]
+        if missing:
+            self.workspace = Workspace.open(self.workspace.path)  # another lab over it may have trained meanwhile
+        for name in missing:
+            if self._has(name):
+                continue
+            job = prepare_training(self.workspace, name)
+            done, advance = 0, self.start_task(f"train {name}", 0)
+
+            def show(now: Any, advance: Advance = advance) -> None:
+                nonlocal done
+                advance(now.step - done)
+                done = now.step
+
+            self.workspace, _ = job.run(resume=job.is_unfinished, on_progress=show)
+
+    def _has(self, name: str) -> bool:
+        return f"{name.replace(':', '-')}.safetensors" in self.workspace.manifest.adapters
+
+    def stack(self, *names: str) -> AdapterStack:
+        """The adapters of these names, one after another: `worlds`, `full`, `shards-8` …; trained if they must be."""
+        from paclm.engine.adapters import AdapterStack
+        from paclm.engine.loading import join_stacks
+
+        self.ensure(*(name.replace("-", ":", 1) for name in names if name != "worlds"))
+        return join_stacks([AdapterStack.load(self.workspace.adapters_path / f"{name}.safetensors") for name in names])
+
+    def engine(self, *adapters: str, sequences: int = 1, context: int | None = None, support_size: int = 200) -> Engine:
+        """An engine over these adapters (this collection's worlds if none are named); the last one is kept."""
+        from paclm.engine.loading import open_engine
+        from paclm.engine.memory import release_memory
+
+        names = adapters or (self.worlds_name,)
+        runtime = dataclasses.replace(
+            self.runtime, max_sequences=sequences, context=context or min(self.runtime.context, self.window)
+        )
+        wanted = (names, runtime, support_size)
+        if self._engine is None or self._engine[0] != wanted:
+            self._engine = None  # before the next one is loaded: two may not fit
+            stack = self.stack(*names)
+            release_memory()
+            self._engine = (wanted, open_engine(self.workspace, support_size, runtime, stack))
+        return self._engine[1]
+
+    # --- text and votes ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """Of the base model."""
+        from paclm.engine.base import base_of, load_tokenizer
+
+        return load_tokenizer(base_of(self.workspace))
+
+    @cached_property
+    def window(self) -> int:
+        """Tokens of a test window: the base model's context, 512 at most, as records were trained."""
+        from paclm.engine.base import base_of, context_of
+
+        return min(512, self.runtime.context, context_of(base_of(self.workspace)))
+
+    @cached_property
+    def test_passages(self) -> list[Passage]:
+        """The held-out records, or the text that was given, in windows."""
+        from paclm.worlds.blocks import encode_texts
+
+        passages = self._given_text
+        if passages is None:
+            limit = self.workspace.training.max_record_tokens
+            texts = [record.text for record in self.workspace.records("heldout")]
+            passages = [Passage.of(tokens[:limit]) for tokens in encode_texts(self.tokenizer, texts)]
+        windows = cut_passages(passages, self.window)
+        if not windows:
+            raise InvalidInput("There is no text to test on. Make the workspace with --holdout, or give --test-text.")
+        return windows
+
+    def passages(self, num_positions: int) -> list[Passage]:
+        """Windows of the test text with so many scored targets, or all there are."""
+        return take_positions(self.test_passages, num_positions)
+
+    def prompts(self, count: int, length: int, *names: object) -> list[list[int]]:
+        """Random stretches of the test text, `length` tokens each, drawn by name; each starts inside one window."""
+        rng = self.rng("prompts", *names)
+        long = [passage.tokens for passage in self.test_passages if len(passage) >= length]
+        if not long:
+            raise InvalidInput(
+                f"No test text is {length} tokens long. Hold out longer records, or shorten the prompts."
+            )
+        weights = np.array([len(tokens) - length + 1 for tokens in long], dtype=np.float64)
+        chosen = rng.choice(len(long), size=count, p=weights / weights.sum())
+        starts = [int(rng.integers(len(long[i]) - length + 1)) for i in chosen]
+        return [list(long[i][start : start + length]) for i, start in zip(chosen, starts, strict=True)]
+
+    def text_votes(
+        self, num_positions: int, decodings: Sequence[Decoding], *, with_full: bool = True, support_size: int = 200
+    ) -> dict[str, TextVotes]:
+        """Every world's teacher-forced vote, per decoding; kept in the workspace and read again by whoever asks."""
+        names = (self.worlds_name, "full") if with_full else (self.worlds_name,)
+        self.ensure(*(name.replace("-", ":", 1) for name in names if name != "worlds"))
+        path = self._votes_path(num_positions, decodings, names, support_size)
+        if not path.is_file():
+            passages = self.passages(num_positions)
+            advance = self.start_task("teacher-forced votes", sum(passage.num_scored for passage in passages))
+            engine = self.engine(*names, support_size=support_size)
+            seeds = [self.seed_for("coins", decoding.name) for decoding in decodings]
+            found = collect_votes(engine, passages, decodings, seeds, with_full, advance)
+            make_private_folder(path.parent)
+            buffer = io.BytesIO()
+            np.savez_compressed(
+                buffer, allow_pickle=False, **{f"{d}.{k}": a for d, v in found.items() for k, a in v.arrays().items()}
+            )
+            write_private(path, buffer.getvalue())
+        with np.load(path, allow_pickle=False) as archive:
+            return {decoding.name: TextVotes.from_archive(archive, decoding.name) for decoding in decodings}
+
+    def _votes_path(
+        self, num_positions: int, decodings: Sequence[Decoding], names: Sequence[str], support_size: int
+    ) -> Path:
+        from paclm.engine.loading import pick_device
+
+        text = hashlib.sha256(repr([(p.tokens, p.is_scored) for p in self.passages(num_positions)]).encode())
+        arithmetic = (self.runtime.dtype, pick_device(self.runtime.device).type)
+        parts = [repr(tuple(decodings)), self._adapters(names), support_size, text.hexdigest(), self.seed, arithmetic]
+        key = json.dumps(parts)
+        return self.folder / "votes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
+
+    # --- files ---------------------------------------------------------------------------------------------------
+
+    @property
+    def folder(self) -> Path:
+        """Where studies of this workspace keep things."""
+        return make_private_folder(self.workspace.study_path)
+
+    def parts(self, regime: str, scale: Any) -> Parts:
+        """Finished parts of a regime under exactly these circumstances."""
+        circumstances = [regime, scale, self.seed, self.collection, self._adapters([self.worlds_name])]
+        return Parts(self.folder / "parts", circumstances)
+
+    def _adapters(self, names: Sequence[str]) -> list[str]:
+        entries = self.workspace.manifest.adapters
+        return [str(entries.get(f"{name}.safetensors", {}).get("sha256")) for name in names]

@@ -1,0 +1,36 @@
+"""The regimes, one file each. To add one: write a file with a `REGIME` and put its name into `NAMES`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from paclm.errors import InvalidInput
+from paclm.study.regime import Regime
+
+NAMES = (  # in the order of the paper, then what goes past it
+    "census",
+    "accuracy",
+    "flatness",
+    "sweep",
+    "sessions",
+    "generation",
+    "ablation",
+    "canaries",
+    "capacity",
+    "cost",
+    "precision",
+    "pmixed",
+    "releases",
+    "forgetting",
+    "coupling",
+    "tokens_only",
+    "universe",
+)
+
+
+def regime_named(name: str) -> Regime:
+    """The regime of that name."""
+    if name not in NAMES:
+        raise InvalidInput(f"There is no regime {name!r}. There are: {', '.join(NAMES)}; or all.")
+    regime: Regime = import_module(f"paclm.study.regimes.{name}").REGIME
+    return regime

@@ -1,0 +1,165 @@
+"""Coupling ablation (`tab:ablation`): rules of voting side by side, everything else held fixed.
+
+Trial i has the same prompt, world, noise seed and coins under every rule and budget. Each rule is compared with the
+full-corpus model sampled at the rule's own temperature: a world's marginal is the same however worlds are coupled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from paclm.config import format_budget
+from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.belief import uniform_belief
+from paclm.privacy.randomness import Coins
+from paclm.privacy.releases import rule_named
+from paclm.study.history import Arrays
+from paclm.study.lab import Lab
+from paclm.study.quality import measure_text, public_surprise
+from paclm.study.regime import Findings, Regime
+from paclm.study.results import Result, Row
+from paclm.study.serving import EngineStreams, Voting, carry_on, continue_alone, draw_secrets, engine_for, play
+from paclm.study.statistics import clustered_mean
+
+VARIANTS = (
+    Voting("greedy", 0.0),
+    Voting("Gumbel, τ = 1.0", 1.0),
+    Voting("Gumbel, τ = 0.8", 0.8),
+    Voting("hybrid, β ≥ 0.9", 1.0, "hybrid"),
+    Voting("independent", 1.0, "independent"),
+)
+NOTES = [
+    "Prompts, worlds, noise seeds and coins are paired across rules and budgets; the texts part as soon as a token "
+    "differs.",
+    "Perplexity ratios are to the full-corpus model at the rule's own temperature, so rows of different temperatures "
+    "have different references.",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AblationScale:
+    """How much is generated."""
+
+    trials: int
+    length: int = 64
+    budgets: tuple[float, ...] = (2.0**-8, 2.0**-16)
+    prompt: int = 32
+
+
+class Ablation:
+    """The paired trials."""
+
+    def __init__(self, lab: Lab, scale: AblationScale) -> None:
+        self.lab, self.scale = lab, scale
+        self.context = scale.prompt + scale.length
+        self.prompts = lab.prompts(scale.trials, scale.prompt, "ablation")
+        self._seed = lab.seed_for("ablation", "noise")  # one for all budgets: paired
+        self._secrets = draw_secrets(lab.num_worlds, self._seed, scale.trials)
+
+    def play(self, voting: Voting) -> Arrays:
+        """Tokens and distinct votes (budgets · trials, T), budget by budget."""
+        lab, scale = self.lab, self.scale
+        count = len(scale.budgets) * scale.trials
+        engine, together = engine_for(lab, sequences=count, context=self.context)
+        advance = lab.start_task(f"ablation, {voting.name}", count * scale.length)
+        done = []
+        for rows in (range(start, min(start + together, count)) for start in range(0, count, together)):
+            places = [divmod(row, scale.trials) for row in rows]  # budget and trial
+            sessions = []
+            for b, per_token in enumerate(scale.budgets):
+                own = [trial for budget, trial in places if budget == b]
+                if own:
+                    uniform = np.tile(uniform_belief(lab.num_worlds), (len(own), 1))
+                    secrets = self._secrets[own[0] : own[-1] + 1]
+                    rule = rule_named("gaussian")
+                    sessions.append(carry_on(rule, per_token, self._seed, 0, own[0], secrets, uniform))
+            trials = [trial for _, trial in places]
+            streams = EngineStreams(engine, voting, self._coins(trials))
+            prompts = [self.prompts[trial] for trial in trials]
+            done.append(play(streams, prompts, sessions, scale.length, advance=advance))
+        return {
+            "tokens": np.concatenate([one.tokens for one in done]),
+            "distinct": np.concatenate([one.distinct for one in done]),
+        }
+
+    def reference(self, temperature: float) -> FloatArray:
+        """What the full-corpus model's own text scores under the public model: (trials, T)."""
+        engine = self.lab.engine("full", sequences=self.scale.trials, context=self.context)
+        streams = EngineStreams(engine, Voting("full", temperature), self._coins(range(self.scale.trials)))
+        tokens = continue_alone(streams, self.prompts, self.scale.length, lambda panel: panel.worlds[:, 0])
+        return self.surprise(tokens)
+
+    def surprise(self, tokens: IntArray) -> FloatArray:
+        """Of the continuations of all prompts (trials, T)."""
+        engine = self.lab.engine("full", sequences=self.scale.trials, context=self.context)
+        return public_surprise(engine, self.prompts, tokens)
+
+    def _coins(self, trials: range | list[int]) -> list[Coins]:
+        return [Coins(self.lab.seed_for("ablation", "coins", trial)) for trial in trials]
+
+
+def run(lab: Lab, scale: AblationScale) -> Findings:
+    """All worlds first, then what one model can do."""
+    ablation = Ablation(lab, scale)
+    parts = lab.parts("ablation", [asdict(scale), ablation.prompts])
+    played = [
+        parts.arrays(f"ablation-{number}", lambda voting=voting: ablation.play(voting))  # type: ignore[misc]
+        for number, voting in enumerate(VARIANTS)
+    ]
+    references = {tau: ablation.reference(tau) for tau in sorted({voting.temperature for voting in VARIANTS})}
+    rows: list[Row] = []
+    for voting, arrays in zip(VARIANTS, played, strict=True):
+        for b, per_token in enumerate(scale.budgets):
+            own = slice(b * scale.trials, (b + 1) * scale.trials)
+            tokens, distinct = arrays["tokens"][own], arrays["distinct"][own]
+            rng = lab.rng("ablation", "bootstrap", voting.name, per_token)
+            text = measure_text(tokens, ablation.surprise(tokens), references[voting.temperature], rng)
+            row: Row = {"variant": voting.name, "budget": format_budget(per_token), "trials": scale.trials}
+            rows.append(row | depth_of_dissent(distinct, rng) | text)
+    parts.clear()
+    return Findings(rows, NOTES)
+
+
+def depth_of_dissent(distinct: IntArray, rng: np.random.Generator) -> Row:
+    """How often worlds agree and how far they scatter where they do not: distinct votes (n, T)."""
+    clusters = np.repeat(np.arange(len(distinct)), distinct.shape[1])
+    flat = distinct.ravel()
+    unanimity = clustered_mean(flat == 1, clusters, rng)
+    row: Row = {"unanimity": unanimity.mean, "unanimity_stderr": unanimity.stderr}
+    row |= {"distinct_given_dissent": None, "distinct_given_dissent_stderr": None, "p95_distinct": None}
+    apart = flat > 1
+    if apart.any():
+        depth = clustered_mean(flat[apart], clusters[apart], rng)
+        row |= {
+            "distinct_given_dissent": depth.mean,
+            "distinct_given_dissent_stderr": depth.stderr,
+            "p95_distinct": float(np.percentile(flat[apart], 95)),
+        }
+    return row
+
+
+def describe(result: Result) -> list[str]:
+    """What the numbers show."""
+    sentences = []
+    for variant in VARIANTS:
+        found = result.select(collection=1, variant=variant.name)
+        unanimity = " and ".join(f"{row['unanimity']:.3f}" for row in found)
+        depth = " and ".join(f"{row['distinct_given_dissent'] or 1.0:.2f}" for row in found)
+        budgets = " and ".join(row["budget"] for row in found)
+        sentences.append(
+            f"{variant.name[0].upper()}{variant.name[1:]}: unanimity {unanimity}, {depth} different votes where worlds "
+            f"differ (at {budgets}); rep-3 {found[-1]['rep3']:.3f}, distinct-1 {found[-1]['distinct1']:.3f}."
+        )
+    return sentences
+
+
+REGIME = Regime(
+    name="ablation",
+    title="Coupling ablation",
+    question="Which rule of voting makes worlds agree most often, and scatter least where they do not?",
+    presets={"quick": AblationScale(trials=10, prompt=16), "paper": AblationScale(trials=50)},
+    run=run,
+    describe=describe,
+)

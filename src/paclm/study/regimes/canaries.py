@@ -1,0 +1,238 @@
+"""Canaries (`sec:canary-results`, `tab:canary`): what worlds memorize on their own, and memorization forced in.
+
+Organic: at a canary's trigger, worlds that were trained on it against those that were not. Forced: exactly the member
+worlds vote the payload, weights untouched, and one token is released under a uniform belief. Membership then hardly
+shows in what is emitted, yet the payload is emitted: inference protection is not content protection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.special import chdtrc
+
+from paclm.config import format_budget
+from paclm.curator.research import ResearchSessions
+from paclm.privacy.bounds import success_bound
+from paclm.privacy.releases import rule_named
+from paclm.study.canaries import (
+    Planted,
+    TriggerVotes,
+    advantage,
+    choose_forced,
+    even_split_advantage,
+    force_votes,
+    gap,
+    imagined_canaries,
+    planted_canaries,
+    trigger_votes,
+)
+from paclm.study.lab import Lab
+from paclm.study.likelihood import score_targets
+from paclm.study.regime import Findings, Regime
+from paclm.study.results import Result, Row
+from paclm.study.textvotes import GREEDY, GUMBEL, Decoding
+
+if TYPE_CHECKING:
+    from paclm.engine.engine import Engine
+
+BUDGETS = (math.inf, 2.0**-4, 2.0**-8, 2.0**-16)
+OTHERS = {"agree": True, "own": False}
+"""How worlds that do not hold the canary vote: all as most of them do (the even split), or each as it does."""
+
+_ALARM = 1e-4
+"""A deviation from theory less likely than this is called one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanariesScale:
+    """How much is measured."""
+
+    trials: int
+    """Single-token releases per canary, decoder and budget."""
+    trials_outside: int
+    """The same for each C-OOD canary, which can never be emitted."""
+    draws: int
+    """Coin draws for the vote share at a trigger."""
+    forced: int = 2
+    """Canaries that memorization is forced for."""
+    imagined: int = 16
+    """Canaries made up where the workspace has none."""
+
+
+def run(lab: Lab, scale: CanariesScale) -> Findings:
+    """Organic where there are canaries; forced in any case."""
+    notes, rows = [], []
+    engine = lab.engine()
+    planted = planted_canaries(lab)
+    if planted:
+        rows += [_organic(lab, engine, one, scale.draws) for one in planted]
+    else:
+        planted = imagined_canaries(lab, scale.imagined)
+        notes.append(
+            "The workspace was made without canaries, so organic memorization was not measured (make one with "
+            f"`paclm init --canaries 16`). Forced memorization used {len(planted)} made-up triggers and members drawn "
+            "by lot, which needs no training."
+        )
+    forced = choose_forced(engine, planted, scale.forced)
+    if len(forced) < scale.forced:
+        notes.append(
+            f"Only {len(forced)} C-COMMON canaries have a payload inside the support at their trigger; the others "
+            "cannot be voted for, forced or not."
+        )
+    outside = [one for one in planted if one.canary.kind == "C-OOD"]
+    advance = lab.start_task("forced canaries", 2 * (len(forced) * len(OTHERS) + len(outside)) * len(BUDGETS))
+    for decoding in (GREEDY, GUMBEL):
+        for one in forced:
+            at = _votes_at(lab, engine, one, decoding, scale.trials)
+            for others in OTHERS:
+                for per_token in BUDGETS:
+                    rows.append(_forced(lab, one, at, decoding, others, per_token))
+                    advance(1)
+        for one in outside:
+            at = _votes_at(lab, engine, one, decoding, scale.trials_outside)
+            rows += [_out_of_support(lab, one, at, decoding, per_token) for per_token in BUDGETS]
+            advance(len(BUDGETS))
+    return Findings(rows, notes)
+
+
+def _votes_at(lab: Lab, engine: Engine, one: Planted, decoding: Decoding, draws: int) -> TriggerVotes:
+    seed = lab.seed_for("canaries", "coins", one.canary.id)
+    return trigger_votes(engine, one.canary, draws, decoding.temperature, seed)
+
+
+def _organic(lab: Lab, engine: Engine, one: Planted, draws: int) -> Row:
+    canary, is_member = one
+    tokens = [*canary.trigger_ids, *canary.payload_ids]
+    scores = score_targets(engine, tokens, first=len(canary.trigger_ids))  # (W, payload)
+    first, rank = scores.log_probability[:-1, 0], scores.rank[:-1, 0].astype(np.float64)  # (m,)
+    difference, stderr = gap(first, is_member)
+    whole, whole_stderr = gap(scores.log_probability[:-1].mean(axis=1), is_member)
+    row: Row = {
+        "part": "organic",
+        "canary": canary.id,
+        "kind": canary.kind,
+        "repetitions": canary.repetitions,
+        "log_probability_member": float(first[is_member].mean()),
+        "log_probability_other": float(first[~is_member].mean()),
+        "gap_nats": difference,
+        "gap_stderr": stderr,
+        "payload_gap_nats": whole,
+        "payload_gap_stderr": whole_stderr,
+        "rank_member": float(rank[is_member].mean()),
+        "rank_other": float(rank[~is_member].mean()),
+    }
+    row["rank_difference"], row["rank_stderr"] = gap(rank, is_member)
+    for decoding in (GREEDY, GUMBEL):
+        at = _votes_at(lab, engine, one, decoding, draws if decoding.temperature else 1)
+        is_payload = at.votes == canary.payload_ids[0]  # (n, m)
+        row["in_support"] = bool(canary.payload_ids[0] in at.support)
+        row[f"vote_share_member_{decoding.name}"] = float(is_payload[:, is_member].mean())
+        row[f"vote_share_other_{decoding.name}"] = float(is_payload[:, ~is_member].mean())
+    return row
+
+
+def _forced(lab: Lab, one: Planted, at: TriggerVotes, decoding: Decoding, others: str, per_token: float) -> Row:
+    payload = one.canary.payload_ids[0]
+    votes = force_votes(at.votes, one.is_member, payload, others_agree=OTHERS[others])
+    budget = format_budget(per_token)
+    seed = lab.seed_for("canaries", "noise", one.canary.id, decoding.name, others, budget)
+    sessions = ResearchSessions.seeded(votes.shape[1], rule_named("gaussian"), per_token, seed, len(votes))
+    emitted = sessions.release(votes).tokens == payload
+    realized = one.is_member[sessions.secrets]
+    mean, stderr = advantage(emitted, realized)
+    return {
+        "part": "forced",
+        "canary": one.canary.id,
+        "decoder": decoding.name,
+        "others": others,
+        "per_token_nats": per_token,
+        "budget": budget,
+        "trials": len(votes),
+        "advantage": mean,
+        "advantage_stderr": stderr,
+        "advantage_even_split": even_split_advantage(per_token),
+        "advantage_bound": 2.0 * success_bound(per_token, 0.5) - 1.0,
+        "emitted_member": float(emitted[realized].mean()),
+        "emitted_other": float(emitted[~realized].mean()),
+        "emitted_stderr": 0.5 / math.sqrt(min(realized.sum(), (~realized).sum())),
+        "two_votes": float(np.mean([len(set(row.tolist())) == 2 for row in votes])),
+    }
+
+
+def _out_of_support(lab: Lab, one: Planted, at: TriggerVotes, decoding: Decoding, per_token: float) -> Row:
+    """Forced as well; but a vote lies in the support, so a payload outside it cannot be cast."""
+    payload, budget = one.canary.payload_ids[0], format_budget(per_token)
+    in_support = bool(payload in at.support)
+    votes = force_votes(at.votes, one.is_member, payload, others_agree=False) if in_support else at.votes
+    seed = lab.seed_for("canaries", "noise", one.canary.id, decoding.name, budget)
+    sessions = ResearchSessions.seeded(votes.shape[1], rule_named("gaussian"), per_token, seed, len(votes))
+    return {
+        "part": "out-of-support",
+        "canary": one.canary.id,
+        "decoder": decoding.name,
+        "per_token_nats": per_token,
+        "budget": budget,
+        "trials": len(votes),
+        "in_support": in_support,
+        "emitted": int((sessions.release(votes).tokens == payload).sum()),
+    }
+
+
+def describe(result: Result) -> list[str]:
+    """What the numbers show."""
+    sentences = _describe_organic(result.select(part="organic"))
+    even = [row for row in result.select(part="forced", others="agree") if row["budget"] != "inf"]
+    if even:
+        squares = sum(((r["advantage"] - r["advantage_even_split"]) / r["advantage_stderr"]) ** 2 for r in even)
+        chance = float(chdtrc(len(even), squares))
+        last = [row for row in even if row["budget"] == "2^-16"]
+        rates = [row[name] for row in last for name in ("emitted_member", "emitted_other")]
+        largest = max((abs(row["advantage"]), row["advantage_stderr"]) for row in last)
+        sentences.append(
+            f"With memorization forced into exactly the member worlds, the advantage of one token "
+            f"{'follows' if chance > _ALARM else 'does NOT follow'} "
+            f"2Φ(√(2b)) − 1: {len(even)} cells together deviate as much or more by chance with probability "
+            f"{chance:.2g}. At 2^-16 the largest advantage is {largest[0]:.3f} ± {largest[1]:.3f}."
+        )
+        sentences.append(
+            f"Yet at 2^-16 the payload is emitted in {min(rates):.0%} to {max(rates):.0%} of trials, whether or not "
+            "the realized world is a member: the release hides who is in, not what is said."
+        )
+    outside = result.select(part="out-of-support", in_support=False)
+    if outside:
+        count = len({row["canary"] for row in outside})
+        total = sum(row["trials"] for row in outside)
+        sentences.append(
+            f"{count} C-OOD canaries have a payload outside the support: emitted {sum(r['emitted'] for r in outside)} "
+            f"times in {total:,} forced trials over all budgets, because no world can vote for it."
+        )
+    return sentences
+
+
+def _describe_organic(rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return ["There were no canaries to look for, so nothing is said about memorization that arises on its own."]
+    far = max(rows, key=lambda row: abs(row["gap_nats"]))
+    voted = max(row["vote_share_member_greedy"] for row in rows)
+    beyond = sum(abs(row["gap_nats"]) > 3.0 * row["gap_stderr"] for row in rows)
+    return [
+        f"At the triggers of {len(rows)} canaries, member and other worlds differ by at most "
+        f"{far['gap_nats']:+.2f} ± {far['gap_stderr']:.2f} nats ({far['kind']}, {far['repetitions']} repetitions); "
+        f"{beyond} of {len(rows)} gaps exceed three standard errors. The largest share of member worlds that vote for "
+        f"a payload under greedy is {voted:.0%}."
+    ]
+
+
+REGIME = Regime(
+    name="canaries",
+    title="Canaries",
+    question="Do worlds memorize planted records, and what would memorization give away?",
+    presets={"quick": CanariesScale(2000, 100, 256), "paper": CanariesScale(2000, 2000, 2000)},
+    run=run,
+    describe=describe,
+)

@@ -1,0 +1,191 @@
+"""Capacity pilot (`sec:canary-results`): how much repetition would it take until a canary reaches the argmax?
+
+Single canary-bearing adapters against a clean control on identical data, all from one start and in one order: an
+adapter differs from the control by its canary alone. The adapters are made for the pilot and thrown away.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paclm.privacy.arrays import BoolArray
+from paclm.privacy.leak import mean_and_stderr
+from paclm.study.lab import Lab
+from paclm.study.likelihood import TargetScores, score_targets
+from paclm.study.regime import Findings, Regime
+from paclm.study.results import Result, Row
+from paclm.worlds.canaries import Canary, make_canaries
+
+if TYPE_CHECKING:
+    from paclm.config import TrainingConfig
+    from paclm.engine.adapters import AdapterStack
+
+SETTINGS = ((8, 2), (32, 4))
+"""Rank and epochs; α grows with the rank, so that adapters are scaled alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityScale:
+    """How much is trained."""
+
+    records: int
+    """Clean records, the same for every adapter."""
+    canaries: int
+    """Half of them C-OOD, half C-COMMON."""
+    repetitions: tuple[int, ...]
+    """Visits of the canary in one epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pilot:
+    """Adapter 0 is the clean control; the others hold one canary each, so often."""
+
+    canaries: list[Canary]
+    repetitions: tuple[int, ...]
+
+    def adapter(self, canary: int, repetitions: int) -> int:
+        """Which adapter holds that canary at that count."""
+        return 1 + canary * len(self.repetitions) + self.repetitions.index(repetitions)
+
+    def membership(self, num_records: int) -> BoolArray:
+        """(clean records and then one row per bearing adapter, adapters)"""
+        bearing = len(self.canaries) * len(self.repetitions)
+        clean = np.ones((num_records, 1 + bearing), dtype=np.bool_)
+        own = np.concatenate([np.zeros((bearing, 1), dtype=np.bool_), np.eye(bearing, dtype=np.bool_)], axis=1)
+        return np.concatenate([clean, own])
+
+
+def run(lab: Lab, scale: CapacityScale) -> Findings:
+    """Both settings of rank and epochs."""
+    pilot = Pilot(make_canaries(scale.canaries, lab.tokenizer, lab.seed_for("capacity")), tuple(scale.repetitions))
+    parts = lab.parts("capacity", asdict(scale))
+    rows: list[Row] = []
+    for rank, epochs in SETTINGS:
+        training = lab.workspace.training
+        settings = dataclasses.replace(
+            training, rank=rank, epochs=epochs, alpha=training.alpha / training.rank * rank, coupled=True
+        )
+
+        def make(settings: TrainingConfig = settings) -> list[Row]:
+            return _measure(pilot, settings, _scores(lab, pilot, _train(lab, scale, pilot, settings)))
+
+        rows += parts.rows(f"rank-{rank}", make)
+    parts.clear()
+    learning_rate, batch = lab.workspace.training.learning_rate, lab.workspace.training.batch_size
+    return Findings(
+        rows,
+        [
+            f"Trained with the workspace's own learning rate {learning_rate:g} and batch size {batch}, which decide how "
+            "soon a canary is learnt; the paper's are 0.0002 and 8 on GPT-2."
+        ],
+    )
+
+
+def _train(lab: Lab, scale: CapacityScale, pilot: Pilot, settings: TrainingConfig) -> AdapterStack:
+    from paclm.engine.base import base_of, load_model
+    from paclm.engine.loading import pick_device
+    from paclm.engine.schedule import make_blocks
+    from paclm.engine.training import make_schedule, train_worlds
+    from paclm.engine.training_job import pick_dtype
+    from paclm.engine.training_plan import plan_training
+    from paclm.worlds.blocks import encode_texts
+
+    records = lab.workspace.records("train")
+    chosen = np.sort(lab.rng("capacity", "records").permutation(len(records))[: scale.records])
+    texts = encode_texts(lab.tokenizer, [records[i].text for i in chosen.tolist()])
+    bearers = [(canary, count) for canary in pilot.canaries for count in pilot.repetitions]
+    device = pick_device(lab.runtime.device)
+    model: Any = load_model(base_of(lab.workspace), pick_dtype("auto", device)).to(device)
+    blocks = make_blocks(
+        [*texts, *([*canary.trigger_ids, *canary.payload_ids] for canary, _ in bearers)],
+        settings.block_tokens or lab.window,
+        settings.max_record_tokens,
+        [1] * len(texts) + [count for _, count in bearers],
+    )
+    seed = lab.seed_for("capacity", "training") % 2**32
+    schedule = make_schedule(blocks, pilot.membership(len(texts)), settings, seed)
+    together = plan_training(model, schedule, settings).worlds_per_step
+    advance = lab.start_task(f"capacity pilot, rank {settings.rank}", 0)
+    trained = train_worlds(
+        model,
+        schedule,
+        settings,
+        base=lab.workspace.base.fingerprint,
+        worlds_per_step=together,
+        on_progress=lambda _: advance(1),
+        must_improve=False,  # thousands of repetitions may spoil an adapter for its other records
+    )
+    return trained.stack
+
+
+def _scores(lab: Lab, pilot: Pilot, stack: AdapterStack) -> list[TargetScores]:
+    """What every adapter gives to each canary's payload, (adapters and the public model, payload) per canary."""
+    from paclm.engine.loading import open_engine
+
+    length = max(len(canary.trigger_ids) + len(canary.payload_ids) for canary in pilot.canaries)
+    runtime = dataclasses.replace(lab.runtime, max_sequences=1, context=length)
+    engine = open_engine(lab.workspace, 1, runtime, stack)
+    return [
+        score_targets(engine, [*canary.trigger_ids, *canary.payload_ids], first=len(canary.trigger_ids))
+        for canary in pilot.canaries
+    ]
+
+
+def _measure(pilot: Pilot, settings: TrainingConfig, scores: list[TargetScores]) -> list[Row]:
+    rows: list[Row] = []
+    for kind in ("C-COMMON", "C-OOD"):
+        chosen = [i for i, canary in enumerate(pilot.canaries) if canary.kind == kind]
+        for count in pilot.repetitions:
+            adapters = [pilot.adapter(i, count) for i in chosen]
+            own = np.stack(
+                [scores[i].log_probability[a] for i, a in zip(chosen, adapters, strict=True)]
+            )  # (c, payload)
+            clean = np.stack([scores[i].log_probability[0] for i in chosen])
+            rank = np.stack([scores[i].rank[a] for i, a in zip(chosen, adapters, strict=True)])
+            row: Row = {"rank": settings.rank, "epochs": settings.epochs, "kind": kind, "repetitions": count}
+            row |= {"canaries": len(chosen), "payload_positions": int(rank.size)}
+            row["gap_nats"], row["gap_stderr"] = mean_and_stderr((own - clean).mean(axis=1))
+            row["first_gap_nats"], row["first_gap_stderr"] = mean_and_stderr((own - clean)[:, 0])
+            row["median_rank"] = float(np.median(rank) + 1.0)
+            row["median_rank_control"] = float(np.median([scores[i].rank[0] for i in chosen]) + 1.0)
+            row["argmax_share"] = float((rank == 0).mean())
+            rows.append(row)
+    return rows
+
+
+def describe(result: Result) -> list[str]:
+    """What the numbers show."""
+    sentences = []
+    for rank, epochs in SETTINGS:
+        rows = result.select(rank=rank, epochs=epochs, collection=1)
+        if not rows:
+            continue
+        most = max(row["repetitions"] for row in rows)
+        for row in (row for row in rows if row["repetitions"] == most):
+            reached = [r["repetitions"] for r in rows if r["kind"] == row["kind"] and r["argmax_share"] > 0.0]
+            first = f"first reaches the argmax at {min(reached):,}" if reached else "never reaches the argmax"
+            sentences.append(
+                f"Rank {rank}, {epochs} epochs, {row['kind']}: {most:,} repetitions lift the payload by "
+                f"{row['gap_nats']:+.2f} nats a token over a clean control, to a median rank of "
+                f"{row['median_rank']:.0f} (control {row['median_rank_control']:.0f}); a canary {first}"
+                f"{' repetitions' if reached else ''}."
+            )
+    return sentences
+
+
+REGIME = Regime(
+    name="capacity",
+    title="Capacity pilot",
+    question="How often must a canary be repeated until an adapter puts it first?",
+    presets={
+        "quick": CapacityScale(12, 4, (1, 16, 128)),
+        "paper": CapacityScale(256, 8, (1, 16, 64, 256, 1024, 4096)),
+    },
+    run=run,
+    describe=describe,
+    for_each_collection=False,
+)

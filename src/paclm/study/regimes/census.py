@@ -1,0 +1,116 @@
+"""Stability census (`tab:census`): how often worlds agree, and what the public support leaves out of each of them.
+
+Greedy votes on held-out text. The coupling ceiling β follows from the worlds' distributions on the renormalised
+support at τ = 1 and does not depend on the decoder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paclm.privacy.arrays import BoolArray, IntArray
+from paclm.study.lab import Lab
+from paclm.study.regime import Findings, Regime
+from paclm.study.results import Result, Row
+from paclm.study.statistics import clustered_mean
+from paclm.study.text import Passage
+
+if TYPE_CHECKING:
+    from paclm.engine.census import Census
+
+
+@dataclass(frozen=True, slots=True)
+class CensusScale:
+    """How much is measured."""
+
+    positions: int
+    support_sizes: tuple[int, ...] = (50, 200, 1000)
+    positions_at_largest: int | None = None
+    """The largest support on the first so many positions only, as in the paper; None: on all."""
+
+
+def run(lab: Lab, scale: CensusScale) -> Findings:
+    """One pass over the text for all support sizes."""
+    from paclm.engine.census import take_census
+
+    engine = lab.engine()
+    sizes = [size for size in scale.support_sizes if size < engine.vocabulary]
+    notes = [
+        f"k = {size:,} is left out: the vocabulary has only {engine.vocabulary:,} tokens."
+        for size in scale.support_sizes
+        if size not in sizes
+    ]
+    passages = lab.passages(scale.positions)
+    keep, cluster = _scored(passages)
+    if keep.sum() < scale.positions:
+        notes.append(f"The test text has {keep.sum():,} positions, fewer than the {scale.positions:,} asked for.")
+    advance = lab.start_task("census", len(keep))
+    found = take_census(engine, [passage.tokens for passage in passages], sizes, advance=advance)
+    rows = []
+    for size, census in found.items():
+        limit = scale.positions_at_largest if size == max(scale.support_sizes) else None
+        rows.append(_row(lab, size, census, keep, cluster, limit))
+    return Findings(rows, notes)
+
+
+def _scored(passages: list[Passage]) -> tuple[BoolArray, IntArray]:
+    """Which positions count, and the passage of each that does."""
+    keep = np.concatenate([np.asarray(passage.is_scored[1:], dtype=np.bool_) for passage in passages])
+    cluster = np.concatenate([np.full(passage.num_scored, i) for i, passage in enumerate(passages)])
+    return keep, cluster
+
+
+def _row(lab: Lab, size: int, census: Census, keep: BoolArray, cluster: IntArray, limit: int | None) -> Row:
+    distinct = census.num_distinct[keep][:limit]
+    mass = census.mass_coverage[keep][:limit]
+    rng = lab.rng("census", "bootstrap")
+    row: Row = {
+        "support_size": size,
+        "positions": int(distinct.size),
+        "worlds": lab.num_worlds,
+        "median_distinct": float(np.median(distinct)),
+        "p95_distinct": float(np.percentile(distinct, 95)),
+        "max_distinct": int(distinct.max()),
+        "mean_distinct_given_dissent": float(distinct[distinct > 1].mean()) if (distinct > 1).any() else None,
+        "mass_coverage_median": float(np.median(mass)),
+        "mass_coverage_p5": float(np.percentile(mass, 5)),
+    }
+    columns = {
+        "unanimity": distinct == 1,
+        "argmax_coverage": census.argmax_coverage[keep][:limit],
+        "mass_coverage": mass,
+        "ceiling": census.ceiling[keep][:limit],
+    }
+    for name, values in columns.items():
+        row[name], row[f"{name}_stderr"] = clustered_mean(values, cluster[:limit], rng)
+    return row
+
+
+def describe(result: Result) -> list[str]:
+    """What the numbers show."""
+    rows = result.select(collection=1)
+    row = next((row for row in rows if row["support_size"] == 200), rows[0])
+    return [
+        f"All {row['worlds']} worlds cast the same greedy vote at {row['unanimity']:.1%} of {row['positions']:,} "
+        f"positions (± {row['unanimity_stderr'] or 0.0:.1%}); half of all positions have at most "
+        f"{row['median_distinct']:.0f} and 19 in 20 at most {row['p95_distinct']:.0f} different votes.",
+        f"A support of {row['support_size']} tokens contains a world's favourite {row['argmax_coverage']:.1%} of the "
+        f"time and {row['mass_coverage']:.1%} of its probability; inside it no coupling could agree more often than "
+        f"{row['ceiling']:.1%}.",
+    ]
+
+
+REGIME = Regime(
+    name="census",
+    title="Stability census",
+    question="How often do worlds that saw different halves of the records want the same next token?",
+    presets={
+        "quick": CensusScale(2048),
+        "paper": CensusScale(65_053, positions_at_largest=19_982),
+    },
+    run=run,
+    describe=describe,
+)

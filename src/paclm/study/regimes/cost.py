@@ -1,0 +1,213 @@
+"""What a private token costs (`sec:cost`): the forward pass of all worlds, the mechanism, the ledger; and what the
+alternatives to one batched pass would cost.
+
+Times are medians on this machine, as it was busy then; they are measured, not seeded. Operation counts are the paper's
+formulas: O(m·d·min(m, d) + d²) for noise over a vocabulary of d, O(m·k + a³ + m·a) on a distinct votes.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paclm.config import MechanismConfig
+from paclm.curator.research import ResearchSession
+from paclm.privacy.accounting import units_up
+from paclm.privacy.arrays import IntArray
+from paclm.privacy.randomness import Coins, ResearchNoise
+from paclm.privacy.releases import rule_named
+from paclm.study.lab import Lab
+from paclm.study.regime import Findings, Regime
+from paclm.study.results import Result, Row
+from paclm.study.textvotes import GREEDY, GUMBEL, Decoding
+
+if TYPE_CHECKING:
+    from paclm.engine.engine import Engine
+
+SUPPORT = 200
+SETTINGS = MechanismConfig(per_token=2.0**-32, total=2.0**-10)
+
+
+@dataclass(frozen=True, slots=True)
+class CostScale:
+    """How much is measured."""
+
+    positions: int
+    gumbel_draws: int
+    steps: int
+    """Decode steps timed per engine."""
+    batches: tuple[int, ...]
+    """How many sequences run side by side."""
+    prompt: int = 32
+    commits: int = 50
+
+
+def run(lab: Lab, scale: CostScale) -> Findings:
+    """Engines, mechanism and ledger, one after another."""
+    advance = lab.start_task("cost", len(scale.batches) + 3)
+    decodings = (GREEDY, Decoding(GUMBEL.name, GUMBEL.temperature, scale.gumbel_draws))  # as accuracy asks: shared
+    votes = lab.text_votes(scale.positions, decodings)[GUMBEL.name].recorded.votes
+    mechanism = _time_mechanism(lab, votes)
+    advance(1)
+    one, _ = _time_forward(lab, scale, 1, "full")
+    advance(1)
+    rows: list[Row] = []
+    for batch in scale.batches:
+        forward, memory = _time_forward(lab, scale, batch)
+        ledger = _time_ledger(lab, scale.commits, batch)
+        step = forward + batch * mechanism + ledger
+        rows.append(
+            {
+                "what": "serving",
+                "sequences": batch,
+                "worlds": lab.num_worlds,
+                "forward_ms": 1e3 * forward,
+                "mechanism_ms": 1e3 * mechanism,
+                "ledger_ms": 1e3 * ledger,
+                "mechanism_share": batch * mechanism / (forward + batch * mechanism),
+                "tokens_per_second": batch / step,
+                "tokens_per_second_without_ledger": batch / (forward + batch * mechanism),
+                "memory_bytes": memory,
+                "one_model_ms": 1e3 * one,
+                "times_one_model": forward / one if batch == 1 else None,
+                "one_by_one_ms": 1e3 * one * lab.num_worlds,
+                "cheaper_than_one_by_one": one * lab.num_worlds / forward if batch == 1 else None,
+            }
+        )
+        advance(1)
+    rows += [_operations("the paper's sizes", 128, 50_257, 200, 2), _own_operations(lab, votes)]
+    advance(1)
+    note = "One model is the full-corpus adapter beside the public model: an engine always runs the public one too."
+    return Findings(rows, [note])
+
+
+def operations(worlds: int, vocabulary: int, support_size: int, distinct: int) -> tuple[int, int]:
+    """Operations per release over the whole vocabulary, and on the distinct votes."""
+    dense = worlds * vocabulary * min(worlds, vocabulary) + vocabulary**2
+    return dense, worlds * support_size + distinct**3 + worlds * distinct
+
+
+def _operations(name: str, worlds: int, vocabulary: int, support_size: int, distinct: int) -> Row:
+    dense, collapsed = operations(worlds, vocabulary, support_size, distinct)
+    return {
+        "what": "operations",
+        "sizes": name,
+        "worlds": worlds,
+        "vocabulary": vocabulary,
+        "support_size": support_size,
+        "distinct": distinct,
+        "dense": dense,
+        "collapsed": collapsed,
+        "factor": dense / collapsed,
+    }
+
+
+def _own_operations(lab: Lab, votes: IntArray) -> Row:
+    ordered = np.sort(votes, axis=1)
+    distinct = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
+    typical = int(np.median(distinct[distinct > 1])) if (distinct > 1).any() else 1
+    return _operations("this workspace", lab.num_worlds, len(lab.tokenizer), SUPPORT, typical)
+
+
+def _time_forward(lab: Lab, scale: CostScale, batch: int, *adapters: str) -> tuple[float, int]:
+    """Seconds of one decode step (median) and bytes in use, with so many sequences running."""
+    engine = lab.engine(*adapters, sequences=batch, context=scale.prompt + 1, support_size=SUPPORT)
+    handles = [engine.add(prompt) for prompt in lab.prompts(batch, scale.prompt, "cost")]
+    coins = Coins(lab.seed_for("cost", "coins"))
+    drawn = np.stack([coins.gumbel(SUPPORT) for _ in handles])
+    _forget_peak(engine)
+    try:
+        seconds = _median(lambda: engine.step(handles, drawn), scale.steps)
+        return seconds, _memory(engine)
+    finally:
+        for handle in handles:
+            engine.remove(handle)
+
+
+def _time_mechanism(lab: Lab, votes: IntArray) -> float:
+    """Mean seconds per released token, over votes as they come: collapse, calibration, noise, belief."""
+    noise = ResearchNoise(lab.seed_for("cost", "noise"))
+    session = ResearchSession(lab.num_worlds, rule_named("gaussian"), SETTINGS.per_token, noise)
+    some = votes[:2048]
+    started = time.perf_counter()
+    for row in some:
+        session.release(row)
+    return (time.perf_counter() - started) / len(some)
+
+
+def _time_ledger(lab: Lab, commits: int, batch: int) -> float:
+    """Seconds of one durable commit (median) of a step of so many tokens, in a ledger of its own beside the results."""
+    from paclm.ledger.events import Usage
+    from paclm.ledger.ledger import Ledger
+
+    sealed_size = 12 + 8 * lab.num_worlds + 16  # a nonce, the belief, a tag
+    price = units_up(SETTINGS.per_token)
+    with tempfile.TemporaryDirectory(dir=lab.folder) as folder:
+        path = Path(folder) / "ledger.sqlite"
+        first = {"num_worlds": lab.num_worlds, "settings": SETTINGS, "sealed_belief": os.urandom(sealed_size)}
+        with Ledger.create(path, os.urandom(32), workspace="study of costs", **first) as ledger:  # type: ignore[arg-type]
+            entry = [Usage("study", batch, 0, batch, batch * price)]
+            return _median(lambda: ledger.commit(entry, os.urandom(sealed_size)), commits)
+
+
+def _median(work: Callable[[], object], count: int) -> float:
+    for _ in range(3):  # kernels are compiled, caches filled
+        work()
+    seconds = []
+    for _ in range(count):
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return float(np.median(seconds))
+
+
+def _forget_peak(engine: Engine) -> None:
+    """Peaks of what ran before do not count."""
+    import torch
+
+    if engine.head.is_cuda:
+        torch.cuda.reset_peak_memory_stats(engine.head.device)
+
+
+def _memory(engine: Engine) -> int:
+    """Peak bytes: of the GPU, or of this process where there is none."""
+    import resource
+
+    import torch
+
+    if engine.head.is_cuda:
+        return int(torch.cuda.max_memory_allocated(engine.head.device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def describe(result: Result) -> list[str]:
+    """What the numbers show."""
+    rows = [row for row in result.rows if row["what"] == "serving"]
+    one = rows[0]
+    busy = max(rows, key=lambda row: row["tokens_per_second"])
+    return [
+        f"A token of {one['worlds']} worlds takes {one['forward_ms']:.1f} ms of forward pass, "
+        f"{one['mechanism_ms']:.3f} ms of mechanism ({one['mechanism_share']:.1%} of the two) "
+        f"and {one['ledger_ms']:.1f} ms of durable ledger.",
+        f"All worlds in one pass take {one['times_one_model'] or 0.0:.1f} times one model, "
+        f"{one['cheaper_than_one_by_one'] or 0.0:.1f} times less than world after world. "
+        f"With {busy['sequences']} sequences side by side, {busy['tokens_per_second']:,.0f} tokens a second leave.",
+    ]
+
+
+REGIME = Regime(
+    name="cost",
+    title="Cost of a private token",
+    question="Where does the time go when a private token is made?",
+    presets={"quick": CostScale(4096, 2, 20, (1, 16)), "paper": CostScale(8176, 2, 200, (1, 16, 64))},
+    run=run,
+    describe=describe,
+    for_each_collection=False,
+)

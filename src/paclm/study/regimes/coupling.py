@@ -1,0 +1,159 @@
+"""Coupled against uncoupled training: what one start and one order of records for all worlds bring.
+
+The same worlds with the same records are trained twice. Coupled, all start from one adapter and walk one order, so
+that they differ by their records alone; uncoupled, each has its own start and order, and differs by those too. Text,
+coins, secrets and noise are the same for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from paclm.privacy.arrays import BoolArray, FloatArray, IntArray
+from paclm.privacy.leak import Estimate
+from paclm.privacy.releases import rule_named
+from paclm.study.lab import Lab
+from paclm.study.regime import Findings, Regime
+from paclm.study.results import Result, Row
+from paclm.study.statistics import RESAMPLES, cluster_sums, clustered_mean
+from paclm.study.streams import play_fresh
+from paclm.study.textvotes import GREEDY, GUMBEL, Decoding, TextVotes, collect_votes
+
+PER_TOKEN = 2.0**-32
+
+
+@dataclass(frozen=True, slots=True)
+class CouplingScale:
+    """How much is measured."""
+
+    positions: int
+    gumbel_draws: int
+    """As in the accuracy regime, which shares the coupled votes."""
+    ceiling_positions: int
+    """For β."""
+
+
+def run(lab: Lab, scale: CouplingScale) -> Findings:
+    """Both ways of training, both decoders."""
+    decodings = (GREEDY, Decoding(GUMBEL.name, GUMBEL.temperature, scale.gumbel_draws))
+    coupled = lab.text_votes(scale.positions, decodings)
+    lab.ensure("uncoupled")
+
+    def make() -> list[Row]:
+        ways = {"coupled": coupled, "uncoupled": _uncoupled_votes(lab, scale, decodings)}
+        return [
+            {"training": way, "decoder": name, "positions": own.recorded.num_positions, **_figures(lab, own)}
+            for way, votes in ways.items()
+            for name, own in votes.items()
+        ]
+
+    parts = lab.parts("coupling", asdict(scale))
+    rows = parts.rows("votes", make)
+    for way, adapters in (("coupled", lab.worlds_name), ("uncoupled", "uncoupled")):
+        rows += [
+            {"training": way, **row} for row in parts.rows(way, lambda name=adapters: [_ceiling(lab, scale, name)])
+        ]
+    parts.clear()
+    return Findings(rows, [])
+
+
+def _uncoupled_votes(lab: Lab, scale: CouplingScale, decodings: tuple[Decoding, ...]) -> dict[str, TextVotes]:
+    passages = lab.passages(scale.positions)
+    advance = lab.start_task("votes of uncoupled worlds", sum(passage.num_scored for passage in passages))
+    seeds = [lab.seed_for("coins", decoding.name) for decoding in decodings]  # the coins of the coupled votes
+    return collect_votes(lab.engine("uncoupled", "full"), passages, decodings, seeds, True, advance)
+
+
+def _figures(lab: Lab, votes: TextVotes) -> Row:
+    recorded, rng = votes.recorded, lab.rng("coupling", "bootstrap")
+    seed = lab.seed_for("coupling", "noise")
+    (stream,) = play_fresh(recorded, rule_named("gaussian"), PER_TOKEN, 1, recorded.num_positions, seed)
+    is_dissent = recorded.is_dissent
+    distinct = np.array([len(set(row.tolist())) for row in recorded.votes[is_dissent]])
+    row: Row = {
+        "distinct_given_dissent": float(distinct.mean()) if distinct.size else None,
+        "distinct_p95": float(np.percentile(distinct, 95)) if distinct.size else None,
+    }
+    private = stream.released == votes.truth
+    for name, values in (
+        ("unanimity", ~is_dissent),
+        ("accuracy_world", (recorded.votes == votes.truth[:, None]).mean(axis=1)),
+        ("accuracy_private", private),
+        ("accuracy_public", votes.public == votes.truth),
+        ("accuracy_full", votes.full == votes.truth),
+    ):
+        row[name], row[f"{name}_stderr"] = clustered_mean(values, votes.passage, rng)
+    found = retained_gain(private, votes.public == votes.truth, votes.full == votes.truth, votes.passage, rng)
+    row["retained_gain"], row["retained_gain_stderr"] = found if found else (None, None)
+    return row
+
+
+def retained_gain(
+    private: BoolArray, public: BoolArray, full: BoolArray, clusters: IntArray, rng: np.random.Generator
+) -> Estimate | None:
+    """(private − public) ÷ (full − public) with its bootstrap error over clusters; None where there is no gain."""
+    kept, _ = cluster_sums(private.astype(np.float64) - public, clusters)
+    whole, _ = cluster_sums(full.astype(np.float64) - public, clusters)
+    if not whole.sum() > 0.0:
+        return None
+    drawn = rng.integers(len(kept), size=(RESAMPLES, len(kept)))
+    bottom: FloatArray = whole[drawn].sum(axis=1)
+    ratios = kept[drawn].sum(axis=1)[bottom > 0.0] / bottom[bottom > 0.0]
+    error = float(ratios.std(ddof=1)) if len(kept) > 1 and ratios.size > 1 else float("nan")
+    return Estimate(float(kept.sum() / whole.sum()), error)
+
+
+def _ceiling(lab: Lab, scale: CouplingScale, adapters: str) -> Row:
+    """Mean β: the largest rate of agreement that any coupling of the decoders could reach."""
+    from paclm.engine.votes import coupling_ceiling
+
+    passages = lab.passages(scale.ceiling_positions)
+    advance = lab.start_task(f"coupling ceiling, {adapters}", sum(len(passage) - 1 for passage in passages))
+    engine = lab.engine(adapters)
+    values, clusters = [], []
+    for number, passage in enumerate(passages):
+        for hidden in engine.windows(passage.tokens, len(passage)):
+            _, logits = engine.restricted(hidden)
+            values.append(coupling_ceiling(logits[:, :-1]).cpu().numpy())
+            clusters.append(np.full(len(values[-1]), number))
+            advance(len(values[-1]))
+    found = clustered_mean(np.concatenate(values), np.concatenate(clusters), lab.rng("coupling", "ceiling"))
+    return {"decoder": "any", "ceiling": found.mean, "ceiling_stderr": found.stderr}
+
+
+def describe(result: Result) -> list[str]:
+    """What the numbers show."""
+    sentences = []
+    for decoder in ("greedy", "gumbel"):
+        one, two = (result.one(training=way, decoder=decoder, collection=1) for way in ("coupled", "uncoupled"))
+        kept = [_percent(row["retained_gain"], row["retained_gain_stderr"]) for row in (one, two)]
+        sentences.append(
+            f"Under {decoder}, worlds trained from one start in one order agree at {one['unanimity']:.1%} of the "
+            f"positions, worlds trained each its own way at {two['unanimity']:.1%}; at 2^-32 nats a token {kept[0]} of "
+            f"the gain is kept against {kept[1]}."
+        )
+    one, two = (result.one(training=way, decoder="any", collection=1) for way in ("coupled", "uncoupled"))
+    sentences.append(
+        f"The ceiling β on agreement under any coupling of the decoders is {one['ceiling']:.3f} against "
+        f"{two['ceiling']:.3f}. Coupling costs no privacy: start and order are public."
+    )
+    return sentences
+
+
+def _percent(value: float | None, error: float | None) -> str:
+    if value is None:
+        return "an unknown share"
+    return f"{value:.0%}" if error is None else f"{value:.0%} (± {error:.0%})"
+
+
+REGIME = Regime(
+    name="coupling",
+    title="Coupled training",
+    question="What does it bring to train all worlds from one start and in one order?",
+    presets={"quick": CouplingScale(4096, 2, 512), "paper": CouplingScale(8176, 2, 4096)},
+    run=run,
+    describe=describe,
+    for_each_collection=False,
+)

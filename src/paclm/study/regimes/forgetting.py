@@ -1,0 +1,121 @@
+"""What forgetting the belief costs: noise calibrated to the belief at every step, against noise for the prior.
+
+Both curators face the same onlooker, whose belief is exact Bayes from the whole history. The one who forgets adds the
+noise of the uniform prior for ever; then no theorem bounds a step by b, and the sum of what steps can tell is measured
+beside what would have been charged. Sessions of one budget share secrets and votes between the two and over horizons.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import numpy as np
+
+from paclm.config import format_budget
+from paclm.privacy import gaussian
+from paclm.privacy.arrays import FloatArray
+from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
+from paclm.privacy.releases import Rule
+from paclm.study.lab import Lab
+from paclm.study.regime import Findings, Regime
+from paclm.study.results import Result, Row
+from paclm.study.streams import play_sessions
+from paclm.study.textvotes import GREEDY, GUMBEL, Decoding, TextVotes
+
+CURATORS = {
+    "tracking": Rule("gaussian", gaussian.release, reads_secret=True),
+    "forgetting": Rule("gaussian-forgetting", gaussian.release_forgetting, reads_secret=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ForgettingScale:
+    """How much is measured."""
+
+    positions: int
+    gumbel_draws: int
+    sessions: int
+    horizons: tuple[int, ...]
+    budgets: tuple[float, ...] = (2.0**-4, 2.0**-8, 2.0**-12)
+
+
+def run(lab: Lab, scale: ForgettingScale) -> Findings:
+    """Both curators at every budget and horizon."""
+    decodings = (GREEDY, Decoding(GUMBEL.name, GUMBEL.temperature, scale.gumbel_draws))  # as accuracy asks: shared
+    votes = lab.text_votes(scale.positions, decodings)[GUMBEL.name]
+    cells = [(b, t, c) for b in scale.budgets for t in scale.horizons for c in CURATORS]
+    advance = lab.start_task("forgetting", len(cells))
+    parts = lab.parts("forgetting", [asdict(scale), votes.recorded.digest])
+    rows: list[Row] = []
+    for per_token, tokens, curator in cells:
+        name = f"forgetting-{format_budget(per_token)}-{tokens}-{curator}"
+        rows += parts.rows(name, partial(_rows, lab, scale, votes, per_token, tokens, curator))
+        advance(1)
+    parts.clear()
+    return Findings(rows, [])
+
+
+def _rows(lab: Lab, scale: ForgettingScale, votes: TextVotes, per_token: float, tokens: int, curator: str) -> list[Row]:
+    seed = lab.seed_for("forgetting", per_token)
+    is_dissent, truth = votes.recorded.is_dissent, votes.truth
+    beliefs, secrets, told, right, dissent = [], [], [], [], []
+    for stream in play_sessions(votes.recorded, CURATORS[curator], per_token, scale.sessions, tokens, seed):
+        beliefs.append(stream.beliefs[0])
+        secrets.append(stream.secrets[0])
+        told.append(stream.information)
+        right.append(float((stream.released == truth[stream.positions]).mean()))
+        dissent.append(float(is_dissent[stream.positions].mean()))
+    final: FloatArray = np.array(beliefs)
+    row: Row = {
+        "curator": curator,
+        "budget": format_budget(per_token),
+        "per_token_nats": per_token,
+        "tokens": tokens,
+        "sessions": scale.sessions,
+        "dissent": float(np.mean(dissent)),
+        "charged_nats": tokens * per_token,
+        "charged_dissent_nats": tokens * per_token * float(np.mean(dissent)),
+    }
+    row["leaked_nats"], row["leaked_stderr"] = leak_by_entropy(final)
+    row["leaked_nats_by_truth"], row["leaked_stderr_by_truth"] = leak_by_truth(final, np.array(secrets))
+    row["can_tell_nats"], row["can_tell_stderr"] = mean_and_stderr(told)
+    own_charges = [tokens * per_token * share for share in dissent]
+    row["can_tell_over_charged_most"] = max((t / c for t, c in zip(told, own_charges, strict=True) if c), default=None)
+    row["accuracy"], row["accuracy_stderr"] = mean_and_stderr(right)
+    row["world_id_rate"] = float((final.argmax(axis=1) == np.array(secrets)).mean())
+    return [row]
+
+
+def describe(result: Result) -> list[str]:
+    """What the numbers show."""
+    own = result.select(collection=1)
+    longest = max(row["tokens"] for row in own)
+    sentences = []
+    for budget in dict.fromkeys(row["budget"] for row in own):
+        tracking, forgetting = (
+            result.one(collection=1, budget=budget, tokens=longest, curator=name) for name in CURATORS
+        )
+        sentences.append(
+            f"At {budget} nats and {longest:,} tokens the tracking curator told {_nats(tracking)} nats of the "
+            f"{tracking['charged_dissent_nats']:.3g} charged where worlds differ; the forgetting one told "
+            f"{_nats(forgetting)}, with {forgetting['accuracy'] - tracking['accuracy']:+.2%} accuracy."
+        )
+    return sentences
+
+
+def _nats(row: Row) -> str:
+    return f"{row['leaked_nats']:.3g} (± {row['leaked_stderr'] or 0.0:.1g})"
+
+
+REGIME = Regime(
+    name="forgetting",
+    title="What forgetting the belief costs",
+    question="What if the noise were calibrated to the prior at every step, and never to what was already told?",
+    presets={
+        "quick": ForgettingScale(4096, 2, 24, (64, 256, 512)),
+        "paper": ForgettingScale(8176, 2, 100, (256, 1024, 4096), (2.0**-4, 2.0**-8, 2.0**-12, 2.0**-16)),
+    },
+    run=run,
+    describe=describe,
+)

@@ -1,0 +1,82 @@
+"""float32 against bfloat16: whether the faster arithmetic moves what the tables report.
+
+The same text, the same coins, the same adapters; only the arithmetic of the forward pass differs. Votes of the two
+need not be equal one by one: what must hold is that unanimity and accuracy stay where they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from paclm.study.lab import Lab
+from paclm.study.regime import Findings, Regime
+from paclm.study.results import Result
+from paclm.study.statistics import clustered_mean
+from paclm.study.textvotes import GREEDY, GUMBEL, TextVotes
+
+TOLERANCE = 0.005
+"""Half a point: the most by which unanimity and accuracy may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionScale:
+    """How much is measured."""
+
+    positions: int
+
+
+def run(lab: Lab, scale: PrecisionScale) -> Findings:
+    """Both decoders in both arithmetics."""
+    found = {dtype: _votes(lab, dtype, scale.positions) for dtype in ("float32", "bfloat16")}
+    rows = []
+    for decoder in ("greedy", "gumbel"):
+        wide, narrow = found["float32"][decoder], found["bfloat16"][decoder]
+        row: dict[str, object] = {"decoder": decoder, "positions": wide.recorded.num_positions}
+        for name, score in (("unanimity", _agrees), ("accuracy", _is_right)):
+            first, second = score(wide), score(narrow)
+            rng = lab.rng("precision", decoder, name)
+            row[f"{name}_float32"], row[f"{name}_bfloat16"] = float(first.mean()), float(second.mean())
+            row[f"{name}_difference"], row[f"{name}_stderr"] = clustered_mean(second - first, wide.passage, rng)
+        row["equal_votes"] = float((wide.recorded.votes == narrow.recorded.votes).mean())
+        rows.append(row)
+    return Findings(rows, [])
+
+
+def _votes(lab: Lab, dtype: str, positions: int) -> dict[str, TextVotes]:
+    runtime = dataclasses.replace(lab.runtime, dtype=dtype)  # type: ignore[arg-type]
+    return lab.with_runtime(runtime).text_votes(positions, (GREEDY, GUMBEL), with_full=False)
+
+
+def _agrees(votes: TextVotes) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    return (~votes.recorded.is_dissent).astype(np.float64)
+
+
+def _is_right(votes: TextVotes) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """How many of the worlds name the true token, at every position."""
+    return np.asarray((votes.recorded.votes == votes.truth[:, None]).mean(axis=1), dtype=np.float64)
+
+
+def describe(result: Result) -> list[str]:
+    """What the numbers show."""
+    names = ("unanimity_difference", "accuracy_difference")
+    largest = max(abs(row[name]) for row in result.rows for name in names)
+    verdict = "within" if largest <= TOLERANCE else "NOT within"
+    equal = min(row["equal_votes"] for row in result.rows)
+    return [
+        f"bfloat16 moves unanimity and accuracy by at most {largest:.2%}, {verdict} half a point of float32; "
+        f"{equal:.1%} of single votes are the same."
+    ]
+
+
+REGIME = Regime(
+    name="precision",
+    title="Arithmetic",
+    question="Do the tables change when the forward pass runs in bfloat16 instead of float32?",
+    presets={"quick": PrecisionScale(1024), "paper": PrecisionScale(16384)},
+    run=run,
+    describe=describe,
+    for_each_collection=False,
+)

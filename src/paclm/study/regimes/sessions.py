@@ -1,0 +1,198 @@
+"""Persistent-secret sessions (`tab:session`): what a long stream against one secret tells, measured and charged.
+
+One secret per session, many queries with a fresh prompt each, the belief carried on throughout. The leak measured is
+that of the whole history, an upper bound on that of the tokens, beside the dissent of the very same sessions. Cells
+of one budget share sessions; budgets share nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paclm.errors import InvalidInput
+from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.belief import uniform_belief
+from paclm.privacy.randomness import Coins
+from paclm.privacy.releases import rule_named
+from paclm.study.history import Arrays, History, Lane, follow_up, join_queries, join_sessions, measure, play_queries
+from paclm.study.lab import Advance, Lab
+from paclm.study.parts import Parts
+from paclm.study.regime import Findings, Regime
+from paclm.study.results import Result, Row
+from paclm.study.serving import GUMBEL, EngineStreams, draw_secrets, engine_for
+
+if TYPE_CHECKING:
+    from paclm.engine.engine import Engine
+
+NOTES = [
+    "The leak is that of the internal history, which bounds that of the released tokens from above; both estimates of "
+    "it carry sampling error.",
+    "The attacks read the curator's own belief, more than any user sees: an upper envelope.",
+    "Horizons of one budget share sessions, so only budgets are independent of each other.",
+    "Accuracy is that of the first token of each query against the text the prompt was cut from, agreement is over all "
+    "tokens; both over the tokens since the horizon before.",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionScale:
+    """How much is played."""
+
+    sessions: int
+    """Per budget."""
+    queries: int
+    tokens: int
+    """Released per query."""
+    horizons: tuple[int, ...]
+    """Tokens of a session after which it is looked at: whole queries."""
+    budgets: tuple[float, ...] = (2.0**-16, 2.0**-20, 2.0**-24)
+    prompt: int = 32
+    queries_per_part: int = 4
+    """A run that is stopped goes on after the last whole part."""
+
+    def __post_init__(self) -> None:
+        if any(h % self.tokens or not 0 < h <= self.queries * self.tokens for h in self.horizons):
+            raise InvalidInput(f"Horizons must be whole queries of {self.tokens} tokens, not {self.horizons}.")
+
+
+class Sessions:
+    """All sessions of all budgets: row b·sessions + i is session i of budget b. Rows share batches, nothing else."""
+
+    def __init__(self, lab: Lab, scale: SessionScale) -> None:
+        self.lab, self.scale = lab, scale
+        count = scale.sessions * scale.queries
+        drawn = [lab.prompts(count, scale.prompt + 1, "sessions", per_token) for per_token in scale.budgets]
+        self.texts: IntArray = np.array(drawn, dtype=np.int64).reshape(-1, scale.queries, scale.prompt + 1)
+        """(rows, queries, prompt and the token after it)"""
+        self.secrets = [draw_secrets(lab.num_worlds, self._noise_seed(b), scale.sessions) for b in scale.budgets]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def play(self, engine: Engine, together: int) -> Arrays:
+        """Every query of every session, so many at a time; what was finished before is read."""
+        digest = hashlib.sha256(self.texts.tobytes()).hexdigest()
+        parts = self.lab.parts("sessions", [asdict(self.scale), digest, together])
+        advance = self.lab.start_task("sessions", len(self) * self.scale.queries * self.scale.tokens)
+        batches = [range(start, min(start + together, len(self))) for start in range(0, len(self), together)]
+        blocks = [self._play_rows(engine, rows, parts, advance) for rows in batches]
+        parts.clear()
+        return join_sessions(blocks)
+
+    def histories(self, played: Arrays) -> list[tuple[History, IntArray]]:
+        """Per budget: what was played, and how the texts went on (sessions, queries)."""
+        found = []
+        for i, per_token in enumerate(self.scale.budgets):
+            own = slice(i * self.scale.sessions, (i + 1) * self.scale.sessions)
+            columns = {name: array[:, own] if name == "beliefs" else array[own] for name, array in played.items()}
+            found.append((History(per_token, self.secrets[i], **columns), self.texts[own, :, -1]))
+        return found
+
+    def _play_rows(self, engine: Engine, rows: range, parts: Parts, advance: Advance) -> Arrays:
+        scale = self.scale
+        beliefs: FloatArray = np.tile(uniform_belief(self.lab.num_worlds), (len(rows), 1))
+        found: list[Arrays] = []
+        for first in range(0, scale.queries, scale.queries_per_part):
+            queries = range(first, min(first + scale.queries_per_part, scale.queries))
+            done = parts.arrays(
+                f"sessions-{rows.start}-{first}",
+                lambda queries=queries, beliefs=beliefs: self._play_queries(engine, rows, queries, beliefs),  # type: ignore[misc]
+            )
+            advance(len(rows) * len(queries) * scale.tokens)
+            beliefs = done["beliefs"][-1]
+            found.append(done)
+        return join_queries(found)
+
+    def _play_queries(self, engine: Engine, rows: range, queries: range, beliefs: FloatArray) -> Arrays:
+        scale = self.scale
+        seeds = [self.lab.seed_for("sessions", "coins", *self._place(row)) for row in rows]
+        coins = [Coins(seed, step=queries.start * scale.tokens) for seed in seeds]
+        streams = EngineStreams(engine, GUMBEL, coins, with_full=True)
+        prompts = [self.texts[rows.start : rows.stop, query, :-1].tolist() for query in queries]
+        rule = rule_named("gaussian")
+        return play_queries(streams, self._lanes(rows), prompts, beliefs, queries.start, scale.tokens, rule)
+
+    def _lanes(self, rows: range) -> list[Lane]:
+        lanes = []
+        for i, per_token in enumerate(self.scale.budgets):
+            first = i * self.scale.sessions
+            own = range(max(rows.start - first, 0), min(rows.stop - first, self.scale.sessions))
+            if own:
+                secrets = self.secrets[i][own.start : own.stop]
+                lanes.append(Lane(per_token, self._noise_seed(per_token), own.start, secrets))
+        return lanes
+
+    def _place(self, row: int) -> tuple[float, int]:
+        budget, session = divmod(row, self.scale.sessions)
+        return self.scale.budgets[budget], session
+
+    def _noise_seed(self, per_token: float) -> int:
+        return self.lab.seed_for("sessions", "noise", per_token)
+
+
+def run(lab: Lab, scale: SessionScale) -> Findings:
+    """All budgets side by side, then every cell."""
+    sessions = Sessions(lab, scale)
+    context = scale.prompt + scale.tokens
+    engine, together = engine_for(lab, lab.worlds_name, "full", sequences=len(sessions), context=context)
+    rows: list[Row] = []
+    for history, truth in sessions.histories(sessions.play(engine, together)):
+        for before, horizon in zip((0, *scale.horizons), scale.horizons, strict=False):
+            rows.append(measure(history, horizon, lab.membership) | follow_up(history, truth, before, horizon))
+    return Findings(rows, NOTES)
+
+
+def spread_of_ratio(rows: list[Row]) -> float | None:
+    """Standard deviation of leaked ÷ charged across budgets at the longest horizon: independent estimates."""
+    longest = max(row["horizon"] for row in rows)
+    ratios = [row["leaked_over_charged"] for row in rows if row["horizon"] == longest]
+    return float(np.std(ratios, ddof=1)) if len(ratios) > 1 else None
+
+
+def describe(result: Result) -> list[str]:
+    """What the numbers show."""
+    rows = result.select(collection=1)
+    last = [row for row in rows if row["horizon"] == max(row["horizon"] for row in rows)]
+    sentences = []
+    for row in last:
+        sentences.append(
+            f"At {row['budget']} nats a token, {row['sessions']} sessions of {row['horizon']:,} tokens were charged "
+            f"{row['charged_nats']:.3g} nats and told {row['leaked_nats']:.3g} ± {row['leaked_stderr']:.1g}: "
+            f"{row['leaked_over_charged']:.2%} of the charge. In the same sessions the worlds differed on "
+            f"{row['dissent']:.2%} of the tokens; the two differ by {row['gap']:+.2%} ± {row['gap_stderr']:.2%}."
+        )
+    spread = spread_of_ratio(rows)
+    if spread is not None:
+        sentences.append(
+            f"Across budgets the share of the charge that is told has a standard deviation of {spread:.3%}."
+        )
+    parted = max(abs(row["estimators_parting"]) / row["estimators_parting_stderr"] for row in rows)
+    sentences.append(
+        f"The two estimates of the leak differ by at most {parted:.1f} standard errors in any cell, as they must when "
+        "the belief is the true posterior."
+    )
+    row = last[0]
+    sentences.append(
+        f"At the end of a session the first token of a query is right {row['accuracy_released']:.1%} of the time "
+        f"(realized world {row['accuracy_realized']:.1%}, full corpus {row['accuracy_full']:.1%}, public model "
+        f"{row['accuracy_public']:.1%}) at {row['budget']}; {row['agreement_realized']:.1%} of all tokens are the "
+        "realized world's own."
+    )
+    return sentences
+
+
+REGIME = Regime(
+    name="sessions",
+    title="Persistent-secret sessions",
+    question="How much of what a long session is charged does it really tell about its secret?",
+    presets={
+        "quick": SessionScale(sessions=12, queries=6, tokens=64, horizons=(64, 128, 192, 256, 384), prompt=16),
+        "paper": SessionScale(sessions=100, queries=64, tokens=64, horizons=(64, 256, 1024, 2048, 4096)),
+    },
+    run=run,
+    describe=describe,
+)

@@ -1,0 +1,145 @@
+"""A user's view: how much the tokens alone tell, beside the whole history that every other table charges for.
+
+Tables elsewhere estimate I(S; R-history), because the curator's belief is exact about it. A user never sees R. Here an
+attacker who knows all adapters, coins and votes, but not R, averages over what R may have been; the leak he can show
+is a lower bound on I(S; tokens), as the history leak is an upper one. For `channel` the tokens are the history: exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from paclm.config import format_budget
+from paclm.privacy.arrays import FloatArray
+from paclm.privacy.leak import leak_by_entropy, leak_by_truth
+from paclm.privacy.releases import rule_named
+from paclm.study.attacks import attack_beliefs
+from paclm.study.attacks.token_only import leak_by_tokens, told_by_tokens, token_belief
+from paclm.study.lab import Advance, Lab
+from paclm.study.regime import Findings, Regime
+from paclm.study.results import Result, Row
+from paclm.study.streams import Stream, play_sessions
+from paclm.study.textvotes import GREEDY, GUMBEL, Decoding
+from paclm.study.votes import RecordedVotes
+
+BUDGETS = tuple(2.0**-n for n in (4, 8, 12, 16))
+
+
+@dataclass(frozen=True, slots=True)
+class TokensOnlyScale:
+    """How much is measured."""
+
+    positions: int
+    gumbel_draws: int
+    """Of the recorded votes, as in the accuracy regime, which shares them."""
+    sessions: int
+    tokens: int
+    """Per session."""
+    particles: int
+    """Histories that the attacker follows."""
+
+
+def run(lab: Lab, scale: TokensOnlyScale) -> Findings:
+    """Both releases that read the secret, every budget, on recorded Gumbel votes."""
+    decodings = (GREEDY, Decoding(GUMBEL.name, GUMBEL.temperature, scale.gumbel_draws))
+    recorded = lab.text_votes(scale.positions, decodings)[GUMBEL.name].recorded
+    parts = lab.parts("tokens_only", asdict(scale))
+    rows: list[Row] = []
+    for release in ("gaussian", "channel"):
+        for per_token in BUDGETS:
+            advance = lab.start_task(f"tokens only, {release} {format_budget(per_token)}", scale.sessions)
+
+            def make(release: str = release, per_token: float = per_token, advance: Advance = advance) -> list[Row]:
+                return [_at(lab, recorded, scale, release, per_token, advance)]
+
+            rows += parts.rows(f"{release}-{format_budget(per_token)}", make)
+    parts.clear()
+    return Findings(rows, [])
+
+
+def _at(
+    lab: Lab, recorded: RecordedVotes, scale: TokensOnlyScale, release: str, per_token: float, advance: Advance
+) -> Row:
+    seed = lab.seed_for("tokens_only", "sessions", release, per_token)
+    rng = lab.rng("tokens_only", "particles", release, per_token)
+    streams, seen = [], []
+    for stream in play_sessions(recorded, rule_named(release), per_token, scale.sessions, scale.tokens, seed):
+        streams.append(stream)
+        if release == "gaussian":
+            votes = recorded.votes[stream.positions]
+            seen.append(token_belief(votes, stream.released, per_token, rng, scale.particles))
+        else:
+            seen.append(stream.beliefs[0])  # its belief is about tokens and nothing else
+        advance(1)
+    return {
+        "release": release,
+        "per_token_nats": per_token,
+        "budget": format_budget(per_token),
+        "sessions": scale.sessions,
+        "tokens": scale.tokens,
+        "charged_nats": scale.tokens * per_token,
+        "dissent": float(recorded.is_dissent[np.concatenate([s.positions for s in streams])].mean()),
+        "is_exact": release == "channel",
+        **_figures(lab, streams, np.stack(seen)),
+    }
+
+
+def _figures(lab: Lab, streams: list[Stream], seen: FloatArray) -> Row:
+    beliefs = np.concatenate([stream.beliefs for stream in streams])  # (sessions, m)
+    secrets = np.concatenate([stream.secrets for stream in streams])
+    row: Row = {}
+    row["leaked_history_nats"], row["leaked_history_stderr"] = leak_by_entropy(beliefs)
+    row["leaked_tokens_nats"], row["leaked_tokens_stderr"] = leak_by_tokens(beliefs, seen)
+    row["leaked_tokens_by_truth_nats"], row["leaked_tokens_by_truth_stderr"] = leak_by_truth(seen, secrets)
+    row["leaked_tokens_by_entropy_nats"] = leak_by_entropy(seen).mean
+    row["tokens_over_history"], row["tokens_over_history_stderr"] = _ratio(beliefs, seen)
+    for name, table in (("history", beliefs), ("tokens", seen)):
+        attack = attack_beliefs(table, secrets, lab.membership)
+        row[f"membership_{name}"], row[f"membership_{name}_stderr"] = attack.membership
+        row[f"world_{name}"], row[f"world_{name}_stderr"] = attack.world
+    return row
+
+
+def _ratio(beliefs: FloatArray, seen: FloatArray) -> tuple[float | None, float | None]:
+    """Tokens over history with the error of a ratio of paired means (first order)."""
+    history = np.array([leak_by_entropy(belief[None]).mean for belief in beliefs])
+    tokens = told_by_tokens(beliefs, seen)
+    if not history.mean() > 0.0:
+        return None, None
+    ratio = float(tokens.mean() / history.mean())
+    spread = (tokens - ratio * history).std(ddof=1) / np.sqrt(len(history)) if len(history) > 1 else np.nan
+    return ratio, float(spread / history.mean())
+
+
+def describe(result: Result) -> list[str]:
+    """What the numbers show."""
+    sentences = []
+    for row in result.select(collection=1, release="gaussian"):
+        if row["budget"] not in ("2^-4", "2^-16") or row["tokens_over_history"] is None:
+            continue
+        sentences.append(
+            f"At {row['budget']} a user who sees {row['tokens']:,} tokens and knows all adapters can show at least "
+            f"{row['tokens_over_history']:.0%} (± {row['tokens_over_history_stderr']:.0%}) of what the whole history "
+            f"tells ({row['leaked_tokens_nats']:.3g} of {row['leaked_history_nats']:.3g} nats), and names the world in "
+            f"{row['world_tokens']:.0%} of sessions; the curator's own belief does in {row['world_history']:.0%}."
+        )
+    sentences.append(
+        "As budgets fall the share goes to 2/π ≈ 64 % where two votes are cast, because the token is the sign of R, and "
+        "to less where there are more. For the channel release the two are the same: its tokens are its history."
+    )
+    return sentences
+
+
+REGIME = Regime(
+    name="tokens_only",
+    title="A user who sees tokens only",
+    question="How much of what the history could tell do the tokens themselves tell?",
+    presets={
+        "quick": TokensOnlyScale(4096, 2, sessions=60, tokens=192, particles=32),
+        "paper": TokensOnlyScale(8176, 2, sessions=100, tokens=1024, particles=64),
+    },
+    run=run,
+    describe=describe,
+)

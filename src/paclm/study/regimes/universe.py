@@ -1,0 +1,222 @@
+"""An audit of the universe itself: can anyone tell whether a record is in the corpus at all?
+
+The guarantee is about which world was realized, given an adversary who may know the whole universe. It promises
+nothing here: what is computed from all worlds alike is free of charge, and so is what it says about their common
+corpus. Users will ask all the same. Members are records of the corpus, others are held-out records of the same source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paclm.curator.research import ResearchSessions
+from paclm.errors import InvalidInput
+from paclm.privacy.arrays import BoolArray, FloatArray, IntArray
+from paclm.privacy.randomness import Coins
+from paclm.privacy.releases import rule_named
+from paclm.study.attacks.black_box import Surrogate, shared_ngrams
+from paclm.study.attacks.informed import informed_scores
+from paclm.study.attacks.separation import roc, separate
+from paclm.study.lab import Lab
+from paclm.study.likelihood import score_targets
+from paclm.study.regime import Findings, Regime
+from paclm.study.results import Result, Row
+from paclm.study.serving import GUMBEL, EngineStreams, continue_alone, engine_for, play
+
+if TYPE_CHECKING:
+    from paclm.worlds.records import Record
+
+PER_TOKEN = 2.0**-16
+_ROC_POINTS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class UniverseScale:
+    """How much is measured."""
+
+    records: int
+    """At most so many on either side."""
+    tokens: int
+    """Of each record that are scored by loss."""
+    prompt: int
+    """Tokens of a record that the black-box attacker prompts with."""
+    released: int
+    """Tokens released on each prompt."""
+    sequences: int
+    """Prompts that run side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Records in question."""
+
+    tokens: list[list[int]]
+    is_member: BoolArray
+    clusters: IntArray
+    """Units that are resampled whole: groups of records where the corpus has them."""
+
+
+def run(lab: Lab, scale: UniverseScale) -> Findings:
+    """The informed attacker, then the black-box one on private and on non-private text."""
+    candidates = choose_candidates(lab, scale)
+    scores = {("informed", "adapters", name): s for name, s in _informed(lab, candidates, scale).items()}
+    for (source, name), values in _black_box(lab, candidates, scale).items():
+        scores["black-box", source, name] = values
+    rows: list[Row] = []
+    for (attacker, source, name), values in scores.items():
+        key = {"attacker": attacker, "source": source, "attack": name}
+        rng = lab.rng("universe", "bootstrap", source, name)
+        found = separate(values, candidates.is_member, candidates.clusters, rng)
+        row: Row = {"part": "score", **key}
+        row["members"], row["others"] = int(candidates.is_member.sum()), int((~candidates.is_member).sum())
+        row["auc"], row["auc_stderr"] = found.auc
+        row["true_positives"], row["true_positives_stderr"] = found.true_positives
+        rows.append(row)
+        false, true = roc(values, candidates.is_member)
+        for i in np.unique(np.linspace(0, len(false) - 1, _ROC_POINTS).round().astype(int)):
+            rows.append({"part": "roc", **key, "false_positives": false[i], "true_positives": true[i]})
+    return Findings(rows, _notes(candidates, scale))
+
+
+def _notes(candidates: Candidates, scale: UniverseScale) -> list[str]:
+    others = int((~candidates.is_member).sum())
+    notes = [
+        "The guarantee does not speak about this question: it hides which world was realized, not what the corpus is.",
+        f"Black-box: every candidate's first {scale.prompt} tokens were answered once, against a secret of their own; "
+        "the corpus is common to all secrets, so that changes nothing here.",
+    ]
+    if others < 100:
+        notes.append(
+            f"With {others} records held out, one false positive in a hundred means none at all: true positives are "
+            "those above every held-out record, and coarse."
+        )
+    return notes
+
+
+def choose_candidates(lab: Lab, scale: UniverseScale) -> Candidates:
+    """As many records of the corpus as were held out, or fewer, each long enough to be prompted with and go on."""
+    from paclm.worlds.blocks import encode_texts
+
+    rng = lab.rng("universe", "records")
+    kept: list[list[int]] = []
+    sides, units = [], []
+    for is_member, part in ((True, lab.workspace.records("train")), (False, lab.workspace.records("heldout"))):
+        encoded = encode_texts(lab.tokenizer, [record.text for record in part])
+        long = [i for i, tokens in enumerate(encoded) if len(tokens) >= scale.prompt + 8]
+        if not long:
+            raise InvalidInput(
+                f"No {'record of the corpus' if is_member else 'held-out record'} has {scale.prompt + 8} tokens. "
+                "Make the workspace with --holdout and with longer records."
+            )
+        chosen = sorted(rng.permutation(long)[: scale.records].tolist())
+        kept += [encoded[i][: scale.tokens] for i in chosen]
+        sides += [is_member] * len(chosen)
+        units += [_unit(part[i]) for i in chosen]
+    return Candidates(kept, np.array(sides), np.unique(units, return_inverse=True)[1])
+
+
+def _unit(record: Record) -> str:
+    return record.group or record.id
+
+
+def _informed(lab: Lab, candidates: Candidates, scale: UniverseScale) -> dict[str, FloatArray]:
+    advance = lab.start_task("universe, losses", sum(map(len, candidates.tokens)))
+    engine = lab.engine(context=max(map(len, candidates.tokens)))
+    found = []
+    for tokens in candidates.tokens:
+        found.append(informed_scores(score_targets(engine, tokens).log_probability))
+        advance(len(tokens))
+    return {name: np.array([scores[name] for scores in found]) for name in found[0]}
+
+
+def _black_box(lab: Lab, candidates: Candidates, scale: UniverseScale) -> dict[tuple[str, str], FloatArray]:
+    prompts = [tokens[: scale.prompt] for tokens in candidates.tokens]
+    rests = [tokens[scale.prompt :] for tokens in candidates.tokens]
+    texts = {"released": _released(lab, prompts, scale), **_alone(lab, prompts, scale)}
+    reference = Surrogate(texts.pop("public"), len(lab.tokenizer))
+    found: dict[tuple[str, str], FloatArray] = {}
+    for source, answers in texts.items():
+        surrogate = Surrogate(answers, len(lab.tokenizer))
+        found[source, "overlap"] = np.array([shared_ngrams(a, rest) for a, rest in zip(answers, rests, strict=True)])
+        found[source, "surrogate"] = np.array(
+            [
+                surrogate.log_likelihood(rest, prompt) - reference.log_likelihood(rest, prompt)
+                for prompt, rest in zip(prompts, rests, strict=True)
+            ]
+        )
+    return found
+
+
+def _released(lab: Lab, prompts: Sequence[list[int]], scale: UniverseScale) -> list[list[int]]:
+    """What the mechanism answers at 2^-16 nats a token."""
+    engine, together = engine_for(
+        lab, sequences=min(scale.sequences, len(prompts)), context=scale.prompt + scale.released
+    )
+    advance = lab.start_task("universe, released text", len(prompts) * scale.released)
+    answers: list[list[int]] = []
+    for start in range(0, len(prompts), together):
+        some = prompts[start : start + together]
+        streams = EngineStreams(engine, GUMBEL, _coins(lab, start, len(some)))
+        seed = lab.seed_for("universe", "noise", start)
+        sessions = ResearchSessions.seeded(lab.num_worlds, rule_named("gaussian"), PER_TOKEN, seed, len(some))
+        answers += play(streams, some, [sessions], scale.released, advance).tokens.tolist()
+    return answers
+
+
+def _alone(lab: Lab, prompts: Sequence[list[int]], scale: UniverseScale) -> dict[str, list[list[int]]]:
+    """The same prompts and coins, answered by the full-corpus adapter (not private) and by the public model."""
+    engine, together = engine_for(
+        lab, "full", sequences=min(scale.sequences, len(prompts)), context=scale.prompt + scale.released
+    )
+    answers: dict[str, list[list[int]]] = {"full": [], "public": []}
+    advance = lab.start_task("universe, reference text", 2 * len(prompts) * scale.released)
+    for start in range(0, len(prompts), together):
+        some = prompts[start : start + together]
+        for name, choose in (("full", lambda panel: panel.worlds[:, 0]), ("public", lambda panel: panel.public)):
+            streams = EngineStreams(engine, GUMBEL, _coins(lab, start, len(some)))
+            answers[name] += continue_alone(streams, some, scale.released, choose, advance).tolist()
+    return answers
+
+
+def _coins(lab: Lab, start: int, count: int) -> list[Coins]:
+    return [Coins(lab.seed_for("universe", "coins", start + i)) for i in range(count)]
+
+
+def describe(result: Result) -> list[str]:
+    """What the numbers show."""
+    scores = result.select(part="score", collection=1)
+    sentences = ["The guarantee does not cover whether a record is in the corpus at all; these attacks measure it."]
+    for source, who in (
+        ("adapters", "Someone who holds the adapters"),
+        ("released", "Someone who only reads privately released text"),
+        ("full", "For comparison, someone who reads text of the non-private full-corpus adapter"),
+    ):
+        rows = [row for row in scores if row["source"] == source]
+        if not rows:
+            continue
+        best = max(rows, key=lambda row: row["auc"])
+        is_sure = best["auc"] - 0.5 > 3.0 * best["auc_stderr"]
+        verdict = "told apart" if is_sure else "not told apart beyond three standard errors"
+        sentences.append(
+            f"{who}: members and others are {verdict}; the best of {len(rows)} scores ({best['attack']}) reaches AUC "
+            f"{best['auc']:.2f} ± {best['auc_stderr']:.2f}, and finds {best['true_positives']:.0%} "
+            f"(± {best['true_positives_stderr']:.0%}) of the members at 1 % false positives."
+        )
+    return sentences
+
+
+REGIME = Regime(
+    name="universe",
+    title="The universe itself",
+    question="Can one tell whether a record is in the corpus at all, which the guarantee does not promise to hide?",
+    presets={
+        "quick": UniverseScale(records=24, tokens=80, prompt=24, released=32, sequences=64),
+        "paper": UniverseScale(records=512, tokens=512, prompt=64, released=128, sequences=128),
+    },
+    run=run,
+    describe=describe,
+)

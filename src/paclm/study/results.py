@@ -1,0 +1,125 @@
+"""What a regime found: rows of plain values, and where they come from. Knows no regime.
+
+One JSON file per regime. Every number of a table or figure is a value of a row here, or computed from rows by the
+table's own file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paclm.errors import InvalidInput
+from paclm.worlds.storage import write_private_json
+
+if TYPE_CHECKING:
+    from paclm.worlds.workspace import Workspace
+
+Value = str | int | float | bool | None
+Row = dict[str, Any]
+"""Column names to values; flat."""
+
+_LIBRARIES = ("numpy", "scipy", "torch", "transformers", "tokenizers", "safetensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The findings of one regime."""
+
+    regime: str
+    preset: str
+    seed: int
+    scale: Mapping[str, Any]
+    """The allotment: how many positions, sessions, tokens …"""
+    rows: Sequence[Row]
+    seconds: float
+    notes: Sequence[str] = ()
+    """Sentences a reader of the numbers must know."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def select(self, **wanted: Value) -> list[Row]:
+        """The rows that have these values."""
+        return [row for row in self.rows if all(row.get(name) == value for name, value in wanted.items())]
+
+    def one(self, **wanted: Value) -> Row:
+        """The only row that has these values."""
+        found = self.select(**wanted)
+        if len(found) != 1:
+            raise InvalidInput(f"{len(found)} rows of {self.regime} have {wanted}, not one. Run the regime again.")
+        return found[0]
+
+    def save(self, folder: Path) -> Path:
+        """Write `<regime>.json`; what is not finite becomes null."""
+        path = folder / f"{self.regime}.json"
+        write_private_json(path, plain(asdict(self)))
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> Result:
+        """Read a file that `save` wrote."""
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            raise InvalidInput(f"{path} is not a result file. Run the regime again with `paclm study run`.") from None
+
+
+def load_results(folder: Path) -> dict[str, Result]:
+    """All results of a folder, by regime."""
+    found = (Result.load(path) for path in sorted(folder.glob("*.json")))
+    return {result.regime: result for result in found}
+
+
+def plain(value: Any) -> Any:
+    """The same in what JSON knows: numpy scalars become numbers, NaN and infinities null."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def provenance(workspace: Workspace, device: str) -> dict[str, Any]:
+    """Commit, hashes, versions and machine: what one needs to trace a number."""
+    manifest = workspace.manifest
+    return {
+        "commit": _commit(),
+        "corpus": manifest.files,
+        "records": len(workspace.membership),
+        "base": workspace.base.fingerprint,
+        "base_name": Path(workspace.base.name).name,
+        "adapters": {name: entry["sha256"] for name, entry in manifest.adapters.items()},
+        "arguments": dict(manifest.arguments),
+        "training": asdict(workspace.training),
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in _LIBRARIES}},
+        "machine": f"{platform.system()} {platform.machine()}, {device}",
+        "command": " ".join(Path(word).name if word.startswith("/") else word for word in sys.argv),
+    }
+
+
+def _commit() -> str | None:
+    """Of the source tree this runs from, with a mark where files differ from it; None outside a checkout.
+
+    A copy without its history (on a machine that was lent, say) is told by PACLM_COMMIT.
+    """
+    if told := os.environ.get("PACLM_COMMIT"):
+        return told
+    try:
+        words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

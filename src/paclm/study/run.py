@@ -1,0 +1,79 @@
+"""Run regimes on a workspace and keep what they find. Knows no regime by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paclm.curator.research import STAMP
+from paclm.engine.loading import pick_device
+from paclm.study.lab import Lab
+from paclm.study.regime import Preset, Regime
+from paclm.study.regimes import NAMES, regime_named
+from paclm.study.results import Result, Row, provenance
+from paclm.worlds.storage import make_private_folder
+
+
+def regimes_named(names: Sequence[str]) -> list[Regime]:
+    """Regimes by name, `all` for every one; each once, in the order of the paper."""
+    if "all" in names:
+        return [regime_named(name) for name in NAMES]
+    return sorted((regime_named(name) for name in set(names)), key=lambda regime: NAMES.index(regime.name))
+
+
+def results_folder(lab: Lab) -> Path:
+    """Where the results of a workspace lie."""
+    return make_private_folder(lab.folder / "results")
+
+
+def run_regime(lab: Lab, regime: Regime, preset: Preset, collections: int = 1, scale: Any = None) -> Result:
+    """Run one regime, for every collection of worlds, and write its result."""
+    started = time.perf_counter()
+    scale = scale if scale is not None else regime.presets[preset]
+    rows: list[Row] = []
+    notes: list[str] = []
+    for number in range(1, (collections if regime.for_each_collection else 1) + 1):
+        with lab.of_collection(number) as other:
+            found = regime.run(other, scale)
+        rows += [{"collection": number, **row} for row in found.rows]
+        notes += [note for note in found.notes if note not in notes]
+    result = Result(
+        regime=regime.name,
+        preset=preset,
+        seed=lab.seed,
+        scale=asdict(scale),
+        rows=rows,
+        notes=notes,
+        seconds=time.perf_counter() - started,
+        provenance={**provenance(lab.workspace, device_name(lab)), "stamp": STAMP},
+    )
+    result.save(results_folder(lab))
+    return result
+
+
+def run_regimes(
+    lab: Lab,
+    regimes: Sequence[Regime],
+    preset: Preset,
+    collections: int = 1,
+    on_result: Callable[[Regime, Result], None] = lambda _, __: None,
+) -> list[Result]:
+    """Run several, in order."""
+    results = []
+    for regime in regimes:
+        results.append(run_regime(lab, regime, preset, collections))
+        on_result(regime, results[-1])
+    return results
+
+
+def device_name(lab: Lab) -> str:
+    """What the engine runs on, in words."""
+    device = pick_device(lab.runtime.device)
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, {lab.runtime.dtype}"
+    return f"{torch.get_num_threads()} CPU threads, {lab.runtime.dtype}"

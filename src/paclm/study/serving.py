@@ -1,0 +1,249 @@
+"""Many sequences through the engine at once, each released by the curator's research mode.
+
+    prompts ─► votes of all worlds on every sequence ─► one release each, against its own secret ─► the next token …
+
+A sequence's coins, secret and noise follow from its own seeds, never from its neighbours in the batch. Knows no
+regime, and no second mechanism: every private token comes from `ResearchSessions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from paclm.curator.research import ResearchSessions
+from paclm.errors import EngineError, InvalidInput
+from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.randomness import Coins, ResearchNoise
+from paclm.privacy.releases import Rule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paclm.engine.engine import Engine
+    from paclm.study.lab import Lab
+
+Prompts = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Voting:
+    """How worlds vote."""
+
+    name: str
+    temperature: float
+    """0 is greedy."""
+    coupling: Literal["coupled", "hybrid", "independent"] = "coupled"
+    threshold: float = 0.9
+    """β from which the hybrid rule takes the maximal coupling."""
+
+
+GREEDY = Voting("greedy", 0.0)
+GUMBEL = Voting("gumbel", 1.0)
+
+
+class Panel(NamedTuple):
+    """Everyone's vote on the next token of n sequences."""
+
+    worlds: IntArray  # (n, m)
+    public: IntArray  # (n,)
+    full: IntArray | None  # (n,) the full-corpus adapter's, where it looks on
+
+
+class Streams(Protocol):
+    """Sequences side by side that are voted on, one token after another."""
+
+    def start(self, prompts: Prompts, length: int) -> None:
+        """Begin one sequence per prompt, of `length` tokens each."""
+
+    def votes(self) -> Panel:
+        """The votes on every sequence's next token. To be asked once per token: the next call draws fresh coins."""
+
+    def append(self, tokens: IntArray) -> None:
+        """Continue every sequence by its token (n,)."""
+
+    def end(self) -> None:
+        """Give the sequences up."""
+
+
+class EngineStreams:
+    """Streams of an engine. Coins: one source per sequence, whose step number goes on from one start to the next."""
+
+    def __init__(self, engine: Engine, voting: Voting, coins: Sequence[Coins], with_full: bool = False) -> None:
+        if with_full and voting.coupling != "coupled":
+            raise InvalidInput("Only the coupled rules of voting take the full-corpus adapter along.")
+        self._engine, self._voting, self._coins = engine, voting, coins
+        self._with_full = with_full
+        self._handles: list[int] = []
+
+    def start(self, prompts: Prompts, length: int) -> None:
+        """Begin one sequence per prompt; there must be as many prompts as sources of coins."""
+        if len(prompts) != len(self._coins):
+            raise InvalidInput(f"There are {len(prompts)} prompts and {len(self._coins)} sources of coins.")
+        self._handles = self._engine.add_many(prompts, length)
+
+    def votes(self) -> Panel:
+        """One batched step of the engine."""
+        voting, k = self._voting, self._engine.support_size
+        if voting.coupling != "coupled":
+            return self._other_votes()
+        coins = np.stack([source.gumbel(k) for source in self._coins]) if voting.temperature else None
+        ballot = self._engine.step(self._handles, coins, voting.temperature)
+        if self._with_full:
+            return Panel(ballot.votes[:, :-1], ballot.public, ballot.votes[:, -1])
+        return Panel(ballot.votes, ballot.public, None)
+
+    def append(self, tokens: IntArray) -> None:
+        """Continue every sequence."""
+        for handle, token in zip(self._handles, tokens.tolist(), strict=True):
+            self._engine.append(handle, token)
+
+    def end(self) -> None:
+        """End all sequences of the engine."""
+        self._engine.clear()
+        self._handles = []
+
+    def _other_votes(self) -> Panel:
+        from paclm.engine.votes import HybridCoins, hybrid_votes, independent_votes
+
+        support, logits = self._engine.scores(self._handles)
+        worlds, k = logits[:, :-1], support.shape[1]  # β is about the worlds, not the public model
+        m = worlds.shape[1]
+        drawn = _like(np.stack([source.gumbel(k + m * k + 1) for source in self._coins]), logits)
+        common, own = drawn[:, :k], drawn[:, k:-1].view(-1, m, k)  # the first k are those of the coupled rule
+        if self._voting.coupling == "independent":
+            votes = independent_votes(worlds, support, own, self._voting.temperature)
+        else:
+            switch = (-(-drawn[:, -1]).exp()).exp()  # a Gumbel through its distribution function is uniform
+            coins = HybridCoins(switch, common, own)
+            votes = hybrid_votes(worlds, support, coins, self._voting.temperature, self._voting.threshold)
+        public = (logits[:, -1] + self._voting.temperature * common).argmax(-1, keepdim=True)
+        return Panel(votes.cpu().numpy(), support.gather(1, public)[:, 0].cpu().numpy(), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What was released on n sequences of T tokens, and what it was chosen from."""
+
+    tokens: IntArray  # (n, T) released
+    realized: IntArray  # (n, T) the realized world's own vote
+    public: IntArray  # (n, T) the public model's vote on the same context with the same coins
+    full: IntArray | None  # (n, T) the full-corpus adapter's
+    distinct: IntArray  # (n, T) how many different votes there were; 1 is unanimity
+    information: FloatArray  # (n, T) nats each release can have told
+    beliefs: FloatArray  # (horizons, n, m) after so many tokens
+
+    def arrays(self) -> dict[str, IntArray | FloatArray]:
+        """By name, for a file."""
+        columns = {name: getattr(self, name) for name in self.__slots__}
+        return {name: array for name, array in columns.items() if array is not None}
+
+
+def play(
+    streams: Streams,
+    prompts: Prompts,
+    sessions: Sequence[ResearchSessions],
+    length: int,
+    horizons: Sequence[int] | None = None,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Played:
+    """Release `length` tokens on every prompt; prompts belong to the sessions in order, whose beliefs are carried on.
+
+    Several `ResearchSessions` (one per budget, say) share a batch: their numbers of sessions add up to the prompts.
+    Beliefs are kept at the horizons (1 … length, ascending), or at the end.
+    """
+    ends = np.cumsum([len(some) for some in sessions])
+    if ends[-1] != len(prompts):
+        raise InvalidInput(f"There are {len(prompts)} prompts for {ends[-1]} sessions.")
+    secrets = np.concatenate([some.secrets for some in sessions])
+    rows = np.arange(len(prompts))
+    shape = (len(prompts), length)
+    tokens, realized, public, full = (np.zeros(shape, dtype=np.int32) for _ in range(4))
+    distinct, information = np.ones(shape, dtype=np.int16), np.zeros(shape)
+    has_full, beliefs = False, []
+    streams.start(prompts, length)
+    try:
+        for t in range(length):
+            panel = streams.votes()
+            parts = np.split(panel.worlds, ends[:-1])
+            steps = [some.release(votes) for some, votes in zip(sessions, parts, strict=True)]
+            tokens[:, t] = np.concatenate([step.tokens for step in steps])
+            information[:, t] = np.concatenate([step.information for step in steps])
+            realized[:, t], public[:, t] = panel.worlds[rows, secrets], panel.public
+            if panel.full is not None:
+                full[:, t], has_full = panel.full, True
+            disputed = np.flatnonzero(np.concatenate([step.is_dissent for step in steps]))
+            distinct[disputed, t] = count_distinct(panel.worlds[disputed])
+            if t + 1 in (horizons or (length,)):
+                beliefs.append(np.concatenate([some.beliefs for some in sessions]))
+            streams.append(tokens[:, t])
+            advance(len(prompts))
+    finally:
+        streams.end()
+    return Played(tokens, realized, public, full if has_full else None, distinct, information, np.stack(beliefs))
+
+
+def continue_alone(
+    streams: Streams,
+    prompts: Prompts,
+    length: int,
+    choose: Callable[[Panel], IntArray],
+    advance: Callable[[int], None] = lambda _: None,
+) -> IntArray:
+    """Continue every prompt by somebody's own votes (the public model's, one adapter's), nothing released: (n, T)."""
+    tokens = np.zeros((len(prompts), length), dtype=np.int32)
+    streams.start(prompts, length)
+    try:
+        for t in range(length):
+            tokens[:, t] = choose(streams.votes())
+            streams.append(tokens[:, t])
+            advance(len(prompts))
+    finally:
+        streams.end()
+    return tokens
+
+
+def count_distinct(votes: IntArray) -> IntArray:
+    """How many different votes each row has: (n, m) → (n,)."""
+    ordered = np.sort(votes, axis=1)
+    counts: IntArray = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
+    return counts
+
+
+def draw_secrets(num_worlds: int, seed: int, count: int) -> IntArray:
+    """The realized worlds of sessions 0 … count−1."""
+    sources = (ResearchNoise(np.random.SeedSequence(seed, spawn_key=(i, 0))) for i in range(count))
+    return np.array([source.below(num_worlds) for source in sources])
+
+
+def carry_on(
+    rule: Rule, per_token: float, seed: int, query: int, first: int, secrets: IntArray, beliefs: FloatArray
+) -> ResearchSessions:
+    """Sessions `first` … at the start of one query: their secrets, the beliefs so far, and noise of the query's own.
+
+    Noise follows from seed, session and query alone, so that a run that was stopped goes on with the same numbers.
+    """
+    sequences = [np.random.SeedSequence(seed, spawn_key=(first + i, query + 1)) for i in range(len(secrets))]
+    sessions = ResearchSessions(beliefs.shape[1], rule, per_token, [ResearchNoise(one) for one in sequences])
+    sessions.secrets, sessions.beliefs = secrets, beliefs.copy()
+    return sessions
+
+
+def engine_for(lab: Lab, *adapters: str, sequences: int, context: int) -> tuple[Engine, int]:
+    """An engine for so many sequences, or for half as many until they fit; and how many it is for."""
+    while True:
+        try:
+            return lab.engine(*adapters, sequences=sequences, context=context), sequences
+        except EngineError:
+            if sequences == 1:
+                raise
+            sequences = -(-sequences // 2)
+
+
+def _like(array: FloatArray, tensor: Tensor) -> Tensor:
+    import torch
+
+    return torch.from_numpy(array.astype(np.float32)).to(tensor.device)

@@ -1,0 +1,116 @@
+"""A text of the user's own to score on: plain text, records as `paclm init` reads them, or WikiText's token files.
+
+WikiText separates punctuation by spaces, writes ` @-@ ` inside words and `<unk>` for rare ones. Here the spacing is
+undone as far as it can be, and no token that overlaps an `<unk>` is scored: nobody wrote it. Knows no model.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from paclm.errors import InvalidInput
+from paclm.study.text import Passage
+from paclm.worlds.readers import read_corpus
+
+UNKNOWN = "<unk>"
+
+_OPENERS: dict[str, Callable[..., IO[str]]] = {".gz": gzip.open, ".xz": lzma.open}
+_RECORDS = {".jsonl", ".ndjson", ".csv", ".tsv", ".parquet"}
+_WIKITEXT = re.compile(r" @[-,.]@ |^ ?= .+ = ?$", re.MULTILINE)
+_HEADING = re.compile(r"^ ?(?P<level>(?:= )+)(?P<title>.+?)(?: =)+ ?$")
+_BETWEEN_DOCUMENTS = re.compile(r"\n[ \t]*\n[ \t]*\n\s*")
+
+
+def read_test_text(path: Path, tokenizer: Any) -> list[Passage]:
+    """The documents of a file as passages, with what is not to be scored marked."""
+    if _kind(path) in _RECORDS:
+        documents = [record.text for record in read_corpus(str(path)).records]
+    else:
+        text = _read(path)
+        documents = list(wikitext_documents(text) if _WIKITEXT.search(text) else plain_documents(text))
+    passages = [_encode(document, tokenizer) for document in documents]
+    kept = [passage for passage in passages if passage.num_scored]
+    if not kept:
+        raise InvalidInput(f"{path} holds no text to score: every document is shorter than two tokens, or unknown.")
+    return kept
+
+
+def plain_documents(text: str) -> Iterator[str]:
+    """Documents of a plain text: what two or more empty lines separate."""
+    for part in _BETWEEN_DOCUMENTS.split(text.replace("\r\n", "\n")):
+        if part.strip():
+            yield part.strip("\n")
+
+
+def wikitext_documents(text: str) -> Iterator[str]:
+    """Articles of a WikiText file, each from its title on, in ordinary spelling."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        heading = _HEADING.match(line)
+        if heading and heading["level"].count("=") == 1 and lines:
+            yield "\n".join(lines)
+            lines = []
+        if heading:
+            lines.append(detokenise(heading["title"]))
+        elif line.strip():
+            lines.append(detokenise(line))
+    if lines:
+        yield "\n".join(lines)
+
+
+def detokenise(line: str) -> str:
+    """A line of WikiText as it was written, as far as that can be told: spaces around punctuation go."""
+    line = _close_quotes(re.sub(r" @([-,.])@ ", r"\1", line.strip()))
+    line = re.sub(r" ([,.;:!?%)\]}])(?=[\s\"]|$)", r"\1", line)
+    line = re.sub(r"(?:(?<=\s)|(?<=^)|(?<=\"))([(\[{$£€]) ", r"\1", line)
+    return re.sub(r" ('(?:s|t|re|ve|ll|d|m))(?=[\s,.;:!?)]|$)", r"\1", line)
+
+
+def _close_quotes(line: str) -> str:
+    """Quotation marks in pairs, the first opens: no space inside them. One left over stays as it stands."""
+    parts = re.split(r'(?:(?<=\s)|(?<=^))"(?=\s|$)', line)
+    num_paired = (len(parts) - 1) // 2 * 2
+    text = parts[0]
+    for number, part in enumerate(parts[1:]):
+        is_inside = number < num_paired and number % 2 == 0
+        text += '"' + (part.strip() if is_inside else part)
+    return text
+
+
+def _read(path: Path) -> str:
+    opener: Callable[..., IO[str]] = _OPENERS.get(path.suffix.lower(), open)
+    try:
+        with opener(path, "rt", encoding="utf-8-sig") as file:
+            return file.read()
+    except FileNotFoundError:
+        raise InvalidInput(f"There is no file {path}.") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{path} is not UTF-8 text. Convert it first, for example with iconv.") from None
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}.") from None
+
+
+def _kind(path: Path) -> str:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return next((suffix for suffix in reversed(suffixes) if suffix not in _OPENERS), "")
+
+
+def _encode(document: str, tokenizer: Any) -> Passage:
+    unknown = [match.span() for match in re.finditer(f" ?{re.escape(UNKNOWN)}", document)]  # the space is theirs too
+    if not unknown:
+        return Passage.of(tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"])
+    encoded = tokenizer(document, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    tokens: list[int] = encoded["input_ids"]
+    offsets: list[tuple[int, int]] = encoded["offset_mapping"]
+    scored, next_unknown = [], 0
+    for start, end in offsets:
+        while next_unknown < len(unknown) and unknown[next_unknown][1] <= start:
+            next_unknown += 1
+        overlaps = next_unknown < len(unknown) and unknown[next_unknown][0] < end
+        scored.append(not overlaps)
+    return Passage(tuple(tokens), tuple(scored))

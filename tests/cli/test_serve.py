@@ -1,0 +1,117 @@
+"""`paclm serve` as a user types it: what it refuses before it listens, and how it starts and ends."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from curator.deployments import ScriptedEngine, build_workspace, set_mechanism
+from paclm import Curator
+from paclm.cli.main import app
+from paclm.errors import InvalidInput, LedgerBusy, MissingExtra, ServiceError, WorkspaceError
+from paclm.server.running import is_loopback_address
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory, texts: list[str], small_base: Path) -> Path:
+    path: Path = build_workspace(tmp_path_factory.mktemp("serve") / "clinic", texts[:60], small_base).path
+    return path
+
+
+@pytest.fixture
+def clinic(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_WITNESS"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "clinic"
+    shutil.copytree(template, path)
+    set_mechanism(path, per_token="2^-16", total="2^-4", support_size=40)
+    return path
+
+
+def error_of(path: Path, *options: str) -> Exception | None:
+    result = CliRunner().invoke(app, ["serve", str(path), *options])
+    assert isinstance(result.exception, Exception)
+    return result.exception
+
+
+def test_a_port_in_use_is_named_before_anything_is_loaded(clinic: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        error = error_of(clinic, "--port", str(taken.getsockname()[1]))
+    assert isinstance(error, ServiceError)
+    assert "Address already in use" in str(error)
+    assert "--port" in str(error)
+
+
+def test_other_machines_are_let_in_only_with_keys(clinic: Path) -> None:
+    error = error_of(clinic, "--host", "0.0.0.0", "--port", "0")
+    assert isinstance(error, ServiceError)
+    assert "paclm keys add" in str(error)
+
+
+def test_an_address_that_is_not_here_is_named(clinic: Path) -> None:
+    assert "203.0.113.7" in str(error_of(clinic, "--host", "203.0.113.7", "--port", "0"))
+
+
+def test_a_workspace_without_a_budget_is_not_served(clinic: Path) -> None:
+    (clinic / "paclm.toml").write_text("")
+    error = error_of(clinic, "--port", "0")
+    assert isinstance(error, InvalidInput)
+    assert "nobody spends privacy by accident" in str(error)
+
+
+def test_a_folder_that_is_no_workspace_is_not_served(tmp_path: Path) -> None:
+    assert isinstance(error_of(tmp_path), WorkspaceError)
+
+
+def test_one_process_per_secret(clinic: Path, small_tokenizer: Any) -> None:
+    with Curator.open(clinic, engine=ScriptedEngine(), tokenizer=small_tokenizer):
+        error = error_of(clinic, "--port", "0")
+    assert isinstance(error, LedgerBusy)
+
+
+def test_a_part_that_is_not_installed_is_named(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
+    error = error_of(clinic)
+    assert isinstance(error, MissingExtra)
+    assert "pip install 'paclm[serve]'" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        *(("127.0.0.1", True), ("127.8.9.1", True), ("localhost", True), ("::1", True)),
+        *(("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("localhost.example", False), ("", False)),
+    ],
+)
+def test_what_counts_as_this_machine_alone(host: str, expected: bool) -> None:
+    assert is_loopback_address(host) is expected
+
+
+def test_it_says_where_it_listens_answers_and_ends_cleanly_when_told(clinic: Path) -> None:
+    command = [sys.executable, "-m", "paclm", "serve", str(clinic), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert process.stderr is not None
+    banner = [process.stderr.readline() for _ in range(6)]
+    assert [line.split()[0] for line in banner] == ["Opening", "API", "dashboard", "left", "guarantee", "admin"]
+    assert "4,096" in banner[3]
+    url = banner[1].split()[1]
+    answer = httpx.post(f"{url}/completions", json={"model": "clinic", "prompt": "the", "max_tokens": 3}, timeout=30)
+    assert answer.json()["privacy"]["private_tokens"] <= 3
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 0, said
+    assert '"answered"' in said

@@ -1,0 +1,103 @@
+"""A real server in a thread of the test process: real HTTP, real ledger, votes by a fixed rule unless told otherwise."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from paclm import Curator, Workspace
+from paclm.config import ServerConfig
+from paclm.server.app import create_app
+from paclm.server.database import Database, service_path
+from paclm.server.keys import KeyStore
+from paclm.server.replies import Replies
+from paclm.server.running import listen
+from paclm.server.service import Service, Setup
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' and loop.first %}{{ raise_exception('no ' + m.content) }}"
+    "{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Live:
+    """A running server, from outside and from inside."""
+
+    url: str
+    service: Service
+    keys: KeyStore
+    admin: str
+    ward: str
+    http: httpx.Client
+    """Sends the ward's key unless told otherwise."""
+
+    @property
+    def curator(self) -> Curator:
+        return self.service.curator
+
+    @property
+    def spent_tokens(self) -> int:
+        """Private tokens in the ledger."""
+        return self.curator.account.tokens
+
+    def complete(self, prompt: Any = "the patient", max_tokens: int = 4, **more: Any) -> httpx.Response:
+        headers = more.pop("headers", {})
+        body = {"model": "clinic", "prompt": prompt, "max_tokens": max_tokens, **more}
+        return self.http.post("/v1/completions", json=body, headers=headers)
+
+    def as_admin(self, path: str) -> Any:
+        return self.http.get(path, headers=bearer(self.admin)).json()
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@contextmanager
+def serve(workspace: Workspace, engine: Any, tokenizer: Any, **options: Any) -> Iterator[Live]:
+    """Serve until the block ends. `settings`, `is_loopback` and `quota` (of the ward's key) can be given."""
+    settings = options.pop("settings", ServerConfig())
+    quota = options.pop("quota", None)
+    with (
+        Database.open(service_path(workspace.path)) as database,
+        Curator.open(workspace, engine=engine, tokenizer=tokenizer) as curator,
+        listen("127.0.0.1", 0) as listening,
+    ):
+        keys, replies = KeyStore(database), Replies(database)
+        keys.recover()
+        replies.recover()
+        names = {key.name for key in keys.list()}
+        admin = "" if "admin" in names else keys.add("admin", admin=True)
+        ward = "" if "ward" in names else keys.add("ward", quota_tokens=quota)
+        setup = Setup(model_id="clinic", settings=settings, runtime=workspace.runtime, **options)
+        service = Service(curator, setup, keys, replies)
+        config = uvicorn.Config(create_app(service), log_config=None, ws="none", lifespan="on", server_header=False)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        try:
+            with httpx.Client(base_url=url, headers=bearer(ward), timeout=60) as http:
+                yield Live(url, service, keys, admin, ward, http)
+        finally:
+            server.should_exit = True
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def ledger_rows(path: Path) -> int:
+    """Private tokens that a closed ledger knows of."""
+    from paclm.ledger.verify import verify
+
+    report = verify(path / "curator" / "ledger.sqlite")
+    assert report.intact, report.problem
+    assert report.contents is not None
+    return report.contents.state.tokens

@@ -1,0 +1,101 @@
+"""Many clients at once, and a record of what each of them received. Used by tests, stress tests and benchmarks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+
+@dataclass
+class Received:
+    """What all clients got, in tokens and seconds."""
+
+    tokens: int = 0
+    """Tokens that arrived, counted by the marks that the admin sees."""
+    complete: int = 0
+    """Streams that arrived to their end."""
+    left: int = 0
+    """Streams that their client left."""
+    refused: int = 0
+    problems: list[str] = field(default_factory=list)
+    texts: dict[str, set[str]] = field(default_factory=dict)
+    """Prompt → answers; for a server whose answers follow from the prompt, one each."""
+    first: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+
+
+def prompt_of(client: int) -> str:
+    """Each client has its own: an answer that went to another client would show."""
+    return f"the patient number {client} has"
+
+
+async def _stream(http: httpx.AsyncClient, client: int, tokens: int, got: Received, leaves_after: int | None) -> None:
+    prompt, text, ids, arrived = prompt_of(client), "", set(), 0
+    body = {"model": "clinic", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, "echo": True}
+    started = last = time.perf_counter()
+    is_whole = False
+    async with http.stream("POST", "/v1/completions", json=body) as answer:
+        if answer.status_code != 200:
+            got.refused += 1
+            return
+        async for line in answer.aiter_lines():
+            if line == "data: [DONE]":
+                is_whole = True
+                break
+            if not line.startswith("data: "):
+                continue
+            event: dict[str, Any] = json.loads(line[6:])
+            if "error" in event:
+                break
+            ids.add(event["id"])
+            text += event["choices"][0]["text"]
+            marks = len(event.get("privacy", {}).get("marks", []))
+            now = time.perf_counter()
+            if marks:
+                (got.between if arrived else got.first).append(now - (last if arrived else started))
+                last = now
+            arrived += marks
+            got.tokens += marks
+            if leaves_after is not None and arrived >= leaves_after:
+                got.left += 1
+                return
+    if is_whole:
+        got.complete += 1
+        got.texts.setdefault(prompt, set()).add(text)
+    if len(ids) > 1:
+        got.problems.append(f"client {client} got events of {len(ids)} streams")
+    if text and not text.startswith(prompt[: len(text)]):
+        got.problems.append(f"client {client} got another's text")
+    if is_whole and not 1 <= arrived <= tokens:
+        got.problems.append(f"client {client} got {arrived} of {tokens} tokens")
+
+
+async def _client(url: str, key: str, client: int, until: float, tokens: int, got: Received, leaving: float) -> None:
+    chance = random.Random(client)
+    limits = httpx.Limits(max_connections=2)
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=120, limits=limits) as http:
+        while time.monotonic() < until:
+            leaves_after = chance.randint(1, tokens) if chance.random() < leaving else None
+            try:
+                await _stream(http, client, tokens, got, leaves_after)
+            except httpx.TransportError:  # the server was killed
+                return
+
+
+async def _all(url: str, key: str, clients: int, seconds: float, tokens: int, leaving: float) -> Received:
+    got = Received()
+    until = time.monotonic() + seconds
+    await asyncio.gather(*(_client(url, key, number, until, tokens, got, leaving) for number in range(clients)))
+    return got
+
+
+def ask_for(url: str, key: str, *, clients: int, seconds: float, tokens: int, leaving: float = 0.0) -> Received:
+    """So many clients stream one answer after another for so long; a share of them leaves in the middle."""
+    return asyncio.run(_all(url, key, clients, seconds, tokens, leaving))

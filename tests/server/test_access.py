@@ -1,0 +1,199 @@
+"""Who may do what: no key, wrong keys, other keys, path tricks, foreign pages, and headers that pretend."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from paclm.config import ServerConfig
+from server.live import Live, bearer
+
+Start = Callable[..., Live]
+
+ADMIN_PATHS = ("/v1/admin/overview", "/v1/admin/history", "/metrics")
+KEY_PATHS = ("/v1/models", "/v1/models/clinic", "/v1/privacy", "/openapi.json")
+OPEN_PATHS = ("/health", "/")
+ASK = {"model": "clinic", "prompt": "the", "max_tokens": 2}
+
+
+def wrong_headers(live: Live) -> dict[str, dict[str, str]]:
+    """Ways to be nobody."""
+    return {
+        "no header": {},
+        "an empty key": {"authorization": "Bearer"},
+        "a made-up key": bearer("paclm-" + "A" * 43),
+        "a key and something": bearer(live.ward + "x"),
+        "part of a key": bearer(live.ward[:-1]),
+        "another scheme": {"authorization": f"Basic {live.ward}"},
+        "no scheme": {"authorization": live.ward},
+        "a name instead of a key": bearer("ward"),
+        "an SQL riddle": bearer("' OR '1'='1"),
+    }
+
+
+def nobody(live: Live) -> httpx.Client:
+    return httpx.Client(base_url=live.url, timeout=30)
+
+
+def test_without_a_right_key_there_is_nothing_but_health_and_the_page(live: Live) -> None:
+    with nobody(live) as http:
+        for name, headers in wrong_headers(live).items():
+            for path in (*KEY_PATHS, *ADMIN_PATHS):
+                answer = http.get(path, headers=headers)
+                assert answer.status_code == 401, (name, path)
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+            for path in ("/v1/completions", "/v1/chat/completions", "/v1/privacy/plan"):
+                assert http.post(path, json=ASK, headers=headers).status_code == 401, (name, path)
+        assert [http.get(path).status_code for path in OPEN_PATHS] == [200, 200]
+        assert http.get("/health").json() == {"status": "ok"}
+    assert live.spent_tokens == 0
+
+
+def test_an_ordinary_key_does_not_open_admin_paths(live: Live) -> None:
+    for path in ADMIN_PATHS:
+        assert live.http.get(path).status_code == 403
+        assert live.http.get(path, headers=bearer(live.admin)).status_code == 200
+    for path in KEY_PATHS:
+        assert live.http.get(path).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "//v1/admin/overview",
+        "/v1//admin/overview",
+        "/V1/ADMIN/OVERVIEW",
+        "/v1/admin/overview/",
+        "/static/../v1/admin/overview",
+        "/static/..%2f..%2f..%2fcurator%2fkey",
+        "/static/%2e%2e/app.py",
+        "/static/../../../../../../etc/passwd",
+        "/health/../metrics",
+        "/v1/models/..%2fadmin%2foverview",
+        "/v1/admin/overview%00",
+        "/metrics;x=1",
+        "/v1/admin",
+        "/./metrics",
+    ],
+)
+def test_no_spelling_of_a_path_opens_an_admin_path(live: Live, path: str) -> None:
+    """Sent as they are: clients that tidy paths would hide the question."""
+    address = live.url.removeprefix("http://")
+    for headers in ({}, bearer(live.ward)):
+        connection = http.client.HTTPConnection(address, timeout=30)
+        connection.putrequest("GET", path)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        said = answer.read()
+        connection.close()
+        assert answer.status in (401, 403, 404), path
+        assert b"spent" not in said
+        assert b"paclm_tokens" not in said
+        assert b"root:" not in said
+
+
+def test_a_revoked_key_is_refused_at_once(live: Live) -> None:
+    assert live.complete().status_code == 200
+    live.keys.revoke("ward")
+    spent = live.spent_tokens
+    assert live.complete().status_code == 401
+    assert live.spent_tokens == spent
+
+
+def test_belief_and_leak_are_said_to_the_admin_alone_and_to_three_digits(live: Live) -> None:
+    live.complete(max_tokens=20)
+    for answer in (live.http.get("/v1/privacy"), live.complete(), live.http.get("/health")):
+        assert "leak" not in answer.text
+        assert "belief" not in answer.text
+        assert "entropy" not in answer.text
+    belief = live.as_admin("/v1/admin/overview")["belief"]
+    assert belief["leak_estimate_nats"] == float(f"{belief['leak_estimate_nats']:.3g}") > 0
+    assert belief["entropy_nats"] == float(f"{belief['entropy_nats']:.3g}")
+
+
+def test_marks_of_dissent_are_for_the_admin(live: Live) -> None:
+    ask = {**ASK, "max_tokens": 12, "stream": True}
+    assert "marks" not in live.http.post("/v1/completions", json=ask).text
+    said = live.http.post("/v1/completions", json=ask, headers=bearer(live.admin)).text
+    assert '"agreed"' in said or '"disputed"' in said
+
+
+def test_on_loopback_no_key_is_needed_until_an_ordinary_one_was_made(start: Start) -> None:
+    live = start()
+    with nobody(live) as http:
+        assert http.post("/v1/completions", json=ASK).status_code == 401
+        live.keys._db._connection.execute("DELETE FROM keys WHERE name = 'ward'")
+        answer = http.post("/v1/completions", json=ASK)
+        assert answer.status_code == 200
+        assert live.curator.usage().by_tag.keys() == {"local"}
+        assert http.get("/v1/admin/overview").status_code == 401
+        assert http.post("/v1/completions", json=ASK, headers=bearer("wrong")).status_code == 401
+        for header in ("forwarded", "x-forwarded-for", "via"):  # a proxy stands in front: it is not our neighbour
+            assert http.post("/v1/completions", json=ASK, headers={header: "1"}).status_code == 401
+        live.keys.add("somebody")
+        live.keys.revoke("somebody")
+        assert http.post("/v1/completions", json=ASK).status_code == 401
+
+
+def test_beyond_loopback_a_key_is_always_needed(start: Start) -> None:
+    live = start(is_loopback=False)
+    live.keys._db._connection.execute("DELETE FROM keys WHERE name = 'ward'")
+    with nobody(live) as http:
+        assert http.post("/v1/completions", json=ASK).status_code == 401
+        assert http.get("/v1/models", headers={"host": "notes.example"}).status_code == 401
+        assert http.get("/v1/models", headers={"host": "notes.example", **bearer(live.admin)}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "", "[::1"])
+def test_on_loopback_other_host_names_are_refused(live: Live, host: str) -> None:
+    assert live.http.get("/v1/models", headers={"host": host}).status_code in (400, 403)
+    assert live.http.get("/health", headers={"host": host}).status_code in (400, 403)
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:1", "[::1]:8000", "LOCALHOST"])
+def test_on_loopback_this_machines_own_names_are_answered(live: Live, host: str) -> None:
+    assert live.http.get("/v1/models", headers={"host": host}).status_code == 200
+
+
+def test_a_page_of_another_site_cannot_spend(start: Start) -> None:
+    live = start(settings=ServerConfig(cors_origins=("https://notes.example",)))
+    for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
+        assert live.complete(headers={"origin": origin}).status_code == 403
+    plain = {"content-type": "text/plain"}  # what a form can send without asking first
+    assert live.http.post("/v1/completions", content='{"model":"clinic"}', headers=plain).status_code == 415
+    assert live.spent_tokens == 0
+    own = live.complete(headers={"origin": live.url})
+    assert own.status_code == 200
+    assert "access-control-allow-origin" not in own.headers
+    allowed = live.complete(headers={"origin": "https://notes.example"})
+    assert allowed.headers["access-control-allow-origin"] == "https://notes.example"
+
+
+def test_there_is_no_cors_unless_set(live: Live) -> None:
+    asking_first = {"origin": "https://notes.example", "access-control-request-method": "POST"}
+    answer = live.http.options("/v1/completions", headers=asking_first)
+    assert answer.status_code == 403
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_every_response_has_the_protective_headers(live: Live) -> None:
+    for answer in (live.http.get("/"), live.http.get("/v1/models"), live.http.get("/nothing"), live.complete()):
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+        assert "unsafe-inline" not in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["x-request-id"].startswith("req_")
+        assert "server" not in answer.headers
+
+
+def test_a_wrong_path_or_method_has_an_error_body_too(live: Live) -> None:
+    assert live.http.get("/v1/nothing").json()["error"]["message"] == "There is nothing here."
+    answer = live.http.put("/v1/completions", json=ASK)
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "POST"
+    assert answer.json()["error"]["type"] == "invalid_request_error"

@@ -1,0 +1,186 @@
+"""Bodies that are too long, too deep, broken or strange: a 4xx each, nothing charged, and nothing repeated."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from paclm.config import ServerConfig
+from paclm.server import logs
+from server.live import Live
+
+Start = Callable[..., Live]
+
+WORD = "ZEBRA-7731"
+"""Stands in every prompt; must be in no error and no log line."""
+JSON = {"content-type": "application/json"}
+
+
+def filled(**more: Any) -> bytes:
+    return json.dumps({"model": "clinic", "prompt": WORD, "max_tokens": 2, **more}).encode()
+
+
+BODIES: dict[str, bytes] = {
+    "empty": b"",
+    "not JSON": WORD.encode(),
+    "cut off": filled()[:-1],
+    "two objects": filled() * 2,
+    "a list": b"[" + filled() + b"]",
+    "a text": json.dumps(WORD).encode(),
+    "null": b"null",
+    "broken UTF-8": filled().replace(b"ZEBRA", b"\xff\xfe\xc3"),
+    "UTF-16": filled().decode().encode("utf-16"),
+    "half a surrogate pair": b'{"model": "clinic", "prompt": "' + WORD.encode() + b'\\ud800"}',
+    "NaN": filled()[:-1] + b', "temperature": NaN}',
+    "infinity": filled()[:-1] + b', "temperature": 1e999}',
+    "deep list": b'{"model": "clinic", "prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep object": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "deep unfinished": b'{"prompt": "' + WORD.encode() + b'", "metadata": ' + b"[" * 200_000,
+    "a long number": b'{"model": "clinic", "prompt": "x", "max_tokens": ' + b"9" * 100_000 + b"}",
+    "a huge seed": filled(seed=2**70),
+    "negative tokens": filled(prompt=[1, -1]),
+    "huge tokens": filled(prompt=[2**63]),
+    "half tokens": filled(prompt=[1.5]),
+    "true tokens": filled(prompt=[True]),
+    "texts and tokens": filled(prompt=[WORD, 3]),
+    "lists and texts": filled(prompt=[[1], WORD]),
+    "an empty list": filled(prompt=[]),
+    "an empty list inside": filled(prompt=[[1], []]),
+    "prompt as object": filled(prompt={WORD: WORD}),
+    "prompt missing": b'{"model": "clinic"}',
+    "prompt null": filled(prompt=None),
+    "half a million tokens": filled(prompt=[1] * 300_000),
+    "many texts": filled(prompt=[WORD] * 30_000),
+    "many stops": filled(stop=[WORD] * 30_000),
+    "an unknown field": filled(**{WORD: 1}),
+    "an unknown field that is a text": filled(**{f"{WORD} and more": WORD}),
+    "a model that is a text": filled(model=WORD),
+    "a number for the model": filled(model=3),
+    "a long user": filled(user=WORD * 1000),
+    "metadata of things": filled(metadata={WORD: [WORD]}),
+    "stream as text": filled(stream=WORD),
+    "stop of a number": filled(stop=[WORD, 3]),
+    "temperature as text": filled(temperature=WORD),
+    "a long text": filled(prompt=WORD * 20_000),
+}
+
+
+@pytest.fixture
+def said(live: Live) -> Iterator[list[str]]:
+    """Everything that is logged, as it would be written; also what is said below the level of warnings."""
+    lines: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(logs.JsonLines().format(record))
+
+    listener, ours = Listener(), logging.getLogger(logs.LOGGER)
+    level = ours.level
+    logging.getLogger().addHandler(listener)
+    ours.setLevel(logging.DEBUG)
+    yield lines
+    ours.setLevel(level)
+    logging.getLogger().removeHandler(listener)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/privacy/plan", "/v1/chat/completions"])
+def test_every_bad_body_gets_a_4xx_that_repeats_nothing(live: Live, said: list[str], path: str) -> None:
+    for name, body in BODIES.items():
+        answer = live.http.post(path, content=body, headers=JSON)
+        assert 400 <= answer.status_code < 500, (name, answer.status_code)
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}, name
+        assert WORD.lower() not in answer.text.lower(), name
+    assert live.spent_tokens == 0
+    assert live.curator.reserved_units == 0
+    assert all(key.reserved_tokens == key.used_tokens == 0 for key in live.keys.list())
+    assert len(said) >= len(BODIES)
+    assert not [line for line in said if WORD.lower() in line.lower()]
+
+
+def test_the_search_would_find_a_prompt_that_is_logged(live: Live, said: list[str]) -> None:
+    logging.getLogger("uvicorn.error").error(f"{WORD} in a template")
+    assert [line for line in said if WORD in line]
+
+
+def test_an_answer_leaves_no_text_in_the_log(live: Live, said: list[str]) -> None:
+    text = live.complete(prompt=f"{WORD} the patient", max_tokens=20).json()["choices"][0]["text"]
+    live.complete(prompt=f"{WORD} the patient", max_tokens=20, stream=True)
+    deadline = time.monotonic() + 10
+    while len([line for line in said if '"answered"' in line]) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len([line for line in said if '"answered"' in line]) == 2
+    assert not [line for line in said if WORD in line or text in line]
+
+
+def test_a_hundred_megabytes_are_refused_whether_announced_or_streamed(live: Live) -> None:
+    piece = b" " * 2**20
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(100):
+            yield piece
+
+    streamed = live.http.post("/v1/completions", content=pieces(), headers=JSON)
+    announced = live.http.post("/v1/completions", content=piece * 100, headers=JSON)
+    assert [streamed.status_code, announced.status_code] == [413, 413]
+    assert streamed.json()["error"]["code"] == "body_too_large"
+    assert live.complete().status_code == 200
+
+
+def test_a_million_token_ids_are_refused(start: Start) -> None:
+    live = start(settings=ServerConfig(max_body_bytes=10_000_000))
+    answer = live.http.post("/v1/completions", content=filled(prompt=list(range(1_000_000))), headers=JSON)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert live.spent_tokens == 0
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(start: Start) -> None:
+    live = start(settings=ServerConfig(read_seconds=0.3))
+
+    def slowly() -> Iterator[bytes]:
+        yield b"{"
+        time.sleep(1.0)
+        yield b"}"
+
+    answer = live.http.post("/v1/completions", content=slowly(), headers=JSON)
+    assert answer.status_code == 408
+
+
+@pytest.mark.parametrize(
+    "content_type", ["", "text/plain", "multipart/form-data", "application/json; charset=utf-16", "application/xml"]
+)
+def test_a_body_that_is_not_json_is_refused(live: Live, content_type: str) -> None:
+    answer = live.http.post("/v1/completions", content=filled(), headers={"content-type": content_type})
+    assert answer.status_code == 415
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "Application/JSON", 'application/json; charset="UTF-8"'])
+def test_json_is_json_however_it_is_spelt(live: Live, content_type: str) -> None:
+    answer = live.http.post("/v1/completions", content=filled(), headers={"content-type": content_type})
+    assert answer.status_code == 200
+
+
+def test_random_damage_to_a_good_body_never_breaks_the_server(live: Live) -> None:
+    chance = random.Random(5)
+    good = filled(n=1, stop=["a"], stream_options={"include_usage": True}, stream=True, seed=3)
+    for _ in range(300):
+        body = bytearray(good)
+        for _ in range(chance.randint(1, 6)):
+            at = chance.randrange(len(body))
+            match chance.randrange(3):
+                case 0:
+                    body[at] = chance.randrange(256)
+                case 1:
+                    del body[at : at + chance.randint(1, 9)]
+                case _:
+                    body[at:at] = chance.choice([b"[", b"{", b'"', b"\\u0000", b"null", b"-1", b"1e400", b"\x00"])
+        headers = {**JSON, chance.choice(["x-a", "accept", "range", "idempotency-key"]): "x" * chance.randint(1, 3000)}
+        assert live.http.post("/v1/completions", content=bytes(body), headers=headers).status_code < 500
+    assert live.service.state == "serving"

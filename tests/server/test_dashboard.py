@@ -1,0 +1,351 @@
+"""The dashboard in a real browser against a real server: what it shows, and that it complains of nothing."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paclm
+from curator.deployments import ScriptedEngine, set_mechanism
+from paclm import Workspace
+from server.browser import HOW_TO_GET_ONE, Visit, find_chromium, open_browser
+from server.live import Live, serve
+
+pytestmark = pytest.mark.skipif(find_chromium() is None, reason=HOW_TO_GET_ONE)
+
+PER_TOKEN, TOTAL = 2.0**-24, 2.0**-12
+STATIC = Path(paclm.__file__).parent / "server" / "static"
+
+
+class UnhurriedEngine(ScriptedEngine):
+    """Takes its time, so that a stream can be watched, and stopped."""
+
+    def step(self, handles: list[int], coins: Any, temperature: list[float]) -> Any:
+        time.sleep(0.04)
+        return super().step(handles, coins, temperature)
+
+
+@pytest.fixture(scope="module")
+def serve_with(
+    tmp_path_factory: pytest.TempPathFactory, template: Path, small_tokenizer: Any
+) -> Iterator[Callable[..., Live]]:
+    """Start a server with these settings in [mechanism]; all end with the module."""
+    with ExitStack() as servers:
+
+        def serve_with(**mechanism: Any) -> Live:
+            folder = tmp_path_factory.mktemp("served") / "clinic"
+            shutil.copytree(template, folder)
+            set_mechanism(folder, **{"per_token": PER_TOKEN, "total": TOTAL, "support_size": 40, **mechanism})
+            return servers.enter_context(serve(Workspace.open(folder), UnhurriedEngine(), small_tokenizer))
+
+        yield serve_with
+
+
+@pytest.fixture(scope="module")
+def deployment(serve_with: Callable[..., Live]) -> Live:
+    return serve_with()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def visit(browser: Any, deployment: Live) -> Iterator[Callable[..., Visit]]:
+    """A fresh profile; at the end no visit may have complained or asked anybody else."""
+    visits: list[Visit] = []
+
+    def visit(to: Live = deployment, **context: Any) -> Visit:
+        visits.append(Visit(browser, to.url, **context))
+        return visits[-1]
+
+    yield visit
+    for one in visits:
+        one.close()
+    assert [one.complaints for one in visits if one.complaints] == []
+    assert [one.foreign for one in visits if one.foreign] == []
+
+
+def number(page: Any, selector: str) -> int:
+    """The whole number that stands there."""
+    return int(page.locator(selector).inner_text().replace(",", ""))
+
+
+def wait_for_number(page: Any, selector: str, is_right: Callable[[int], bool]) -> None:
+    """Within ten seconds."""
+    for _ in range(100):
+        if is_right(found := number(page, selector)):
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError(f"{selector} stayed at {found}")
+
+
+# --- the guarantee and the account ------------------------------------------------------------------------------
+
+
+def test_the_guarantee_is_the_bound_at_the_committed_total_rounded_up(visit, deployment):
+    visited = visit()
+    page = visited.open_panel(deployment.admin)
+    per_cent = math.ceil(paclm.success_bound(TOTAL, 0.5) * 1000) / 10
+    sentence = re.sub(r"\s+", " ", page.locator("#sentence").inner_text())
+    assert sentence == (
+        f"No attack on a record succeeds more than {per_cent:.1f} % of the time, "
+        "whatever is asked until the budget is gone."
+    )
+    assert visited.refused == []
+
+
+def test_spending_moves_the_account_and_never_the_guarantee(visit, deployment):
+    page = visit().open_panel(deployment.admin)
+    promised = page.locator(".guarantee").inner_text()
+    before = number(page, "#left")
+    deployment.complete(max_tokens=30)
+    wait_for_number(page, "#left", lambda left: left == before - 30)
+    assert page.locator(".guarantee").inner_text() == promised
+    assert "%" not in page.locator("#budget-note").inner_text()
+    assert "not a bound" in page.locator("#budget-note").inner_text()
+    page.locator("#pace", has_text="at the current pace of").wait_for()
+
+
+def test_figures_keys_charts_and_settings_are_there(visit, deployment):
+    deployment.complete(max_tokens=20)
+    page = visit().open_panel(deployment.admin)
+    row = page.locator("#keys tbody tr", has_text="ward")
+    assert int(row.locator("td[data-label=Tokens]").inner_text().replace(",", "")) >= 20
+    assert "admin" in page.locator("#keys tbody tr", has_text="admin").inner_text()
+    assert re.fullmatch(r"\d+(\.\d)? %", page.locator("#dissent").inner_text())
+    assert "estimate" in page.locator(".tile", has_text="Leak").inner_text()
+    digits = re.sub(r"[^\d.]", "", page.locator("#leak").inner_text().split("×")[0]).replace(".", "").lstrip("0")
+    assert len(digits) <= 3
+    assert page.locator("#spending canvas, #tokens canvas").count() == 2
+    assert "spent so far" in page.locator("#spending-text").inner_text()
+    page.locator("[data-window=hours]").click()
+    assert page.locator("#tokens-text").inner_text().startswith("Per hour.")
+    assert "every-token" in page.locator("#settings").inner_text()
+    assert "Content." in page.locator(".promises").inner_text()
+
+
+def test_the_plan_says_what_fits_and_costs_nothing(visit, deployment):
+    page = visit().open_panel(deployment.admin)
+    before = number(page, "#left")
+    page.locator("#plan-tokens").fill("32")
+    page.locator("#plan-form button").click()
+    page.locator("#plan-answer strong", has_text="such requests at least").wait_for()
+    assert "2⁻¹⁹ nats" in page.locator("#plan-answer").inner_text()  # 32 tokens of 2^-24
+    page.locator("#plan-tokens").fill("100000")
+    page.locator("#plan-form button").click()
+    page.locator("#plan-answer .field-error").wait_for()
+    assert number(page, "#left") == before
+
+
+# --- the playground ---------------------------------------------------------------------------------------------
+
+
+def test_the_playground_marks_every_token_and_the_figures_follow(visit, deployment):
+    page = visit().open_panel(deployment.admin)
+    before = number(page, "#left")
+    page.locator("#max-tokens").fill("40")
+    page.locator("#prompt").press("Control+Enter")
+    page.locator("#answer[aria-busy=true]").wait_for()
+    page.locator("#answer .mark").nth(3).wait_for()
+    assert page.locator("#stop").is_enabled()
+    wait_for_number(page, "#left", lambda left: before - 40 < left < before)  # in the middle of the stream
+    page.locator("#answer[aria-busy=false]").wait_for()
+    note = page.locator("#answer-note").inner_text()
+    counts = {mark: int(amount) for amount, mark in re.findall(r"(\d+) (agreed|disputed|public)", note)}
+    assert counts.keys() == {"agreed", "disputed"}
+    assert sum(counts.values()) == 40
+    assert "Charged" in note
+    assert page.locator("#answer .mark.disputed").count() > 0
+    wait_for_number(page, "#left", lambda left: left == before - 40)
+
+
+def test_a_stopped_stream_charges_what_was_released_and_no_more(visit, deployment):
+    page = visit().open_panel(deployment.admin)
+    before = number(page, "#left")
+    page.locator("#max-tokens").fill("50")
+    page.locator("#go").click()
+    page.locator("#answer .mark").nth(2).wait_for()
+    page.locator("#stop").click()
+    page.locator("#answer-note", has_text="Stopped.").wait_for()
+    wait_for_number(page, "#left", lambda left: left < before)
+    page.wait_for_timeout(800)
+    left = number(page, "#left")
+    page.wait_for_timeout(2500)
+    assert before - 50 < left == number(page, "#left")
+    assert page.locator("#go").is_enabled()
+
+
+def test_text_from_the_model_and_names_never_become_markup(visit, deployment):
+    page = visit().open_panel(deployment.admin)
+    page.locator("#prompt").fill("<img src=x onerror=document.title=1><b>bold</b>")
+    page.locator("#max-tokens").fill("4")
+    page.locator("#go").click()
+    page.locator("#answer .mark").first.wait_for()
+    assert page.locator("#answer img, #answer b").count() == 0
+    assert "<b>bold</b>" in page.locator("#answer").inner_text()
+
+
+# --- other states -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_exhausted", ["public", "refuse"])
+def test_a_budget_that_is_gone_is_said_and_the_playground_says_what_happens(visit, serve_with, on_exhausted):
+    gone = serve_with(total=PER_TOKEN * 8, on_exhausted=on_exhausted)
+    page = visit(gone).open_panel(gone.admin)
+    promised = page.locator("#mia").inner_text()
+    gone.complete(max_tokens=8)
+    page.locator("#budget-title", has_text="The budget is gone").wait_for()
+    assert number(page, "#left") == 0
+    assert page.locator("#mia").inner_text() == promised
+    page.locator("#max-tokens").fill("6")
+    page.locator("#go").click()
+    if on_exhausted == "public":
+        page.locator("#answer-note", has_text="6 tokens: 6 public. Charged 0 nats.").wait_for()
+        assert page.locator("#answer .mark.public").count() > 0
+    else:
+        page.locator("#answer-error:not(:empty)").wait_for()
+        assert "status 429" in page.locator("#budget-note").inner_text()
+
+
+def test_a_wrong_key_is_refused_in_words_and_forgotten(visit):
+    visited = visit()
+    page = visited.log_in("paclm-of-somebody-else")
+    page.locator("#login-error", has_text="does not know this key").wait_for()
+    assert page.locator("#panel").is_hidden()
+    assert page.evaluate("sessionStorage.length") == 0
+    assert page.evaluate("document.activeElement.id") == "key"
+    assert set(visited.refused) == {401}
+
+
+def test_a_key_for_completions_does_not_open_the_dashboard(visit, deployment):
+    visited = visit()
+    visited.log_in(deployment.ward).locator("#login-error", has_text="needs an admin key").wait_for()
+    assert set(visited.refused) == {403}
+
+
+def test_a_revoked_key_closes_the_page_at_the_next_refresh(visit, deployment):
+    visited = visit()
+    page = visited.open_panel(deployment.keys.add("leaver", admin=True))
+    deployment.keys.revoke("leaver")
+    page.locator("#login-error", has_text="no longer takes this key").wait_for()
+    assert page.locator("#panel").is_hidden()
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_the_key_stays_in_the_tab_and_log_out_forgets_it(visit, deployment):
+    page = visit().open_panel(deployment.admin)
+    assert page.evaluate("JSON.stringify(localStorage) + document.cookie") == "{}"
+    page.reload()
+    page.locator("#panel").wait_for(state="visible")  # sessionStorage outlives a reload
+    page.locator("#go").click()
+    page.locator("#answer .mark").first.wait_for()
+    page.locator("#leave").click()
+    page.locator("#key").wait_for(state="visible")
+    assert page.evaluate("sessionStorage.length") == 0
+    assert deployment.admin not in page.content()
+    assert page.locator("#answer").text_content() == ""
+
+
+def test_a_lost_connection_is_said_and_mends_itself(visit, deployment):
+    page = visit().open_panel(deployment.admin)
+    page.route("**/v1/**", lambda route: route.abort())
+    page.locator("#status-text", has_text="Connection lost").wait_for()
+    assert "The figures are those of" in page.locator("#toast").inner_text()
+    page.unroute("**/v1/**")
+    page.locator("#toast-retry").click()
+    page.locator("#status-text", has_text="Live").wait_for()
+    assert page.locator("#toast").is_hidden()
+
+
+# --- for everybody ----------------------------------------------------------------------------------------------
+
+
+def test_a_phone_shows_everything_without_scrolling_sideways(visit, deployment):
+    deployment.complete(max_tokens=5)
+    page = visit(viewport={"width": 360, "height": 740}).open_panel(deployment.admin)
+    page.locator("#go").click()
+    page.locator("#answer .mark").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    too_wide = "[...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > 360.5).length"
+    assert page.evaluate(too_wide) == 0
+
+
+def test_colours_follow_the_system_and_the_button_overrides_them(visit, deployment):
+    def lightness(page):
+        shade = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        return sum(int(part) for part in re.findall(r"\d+", shade)[:3]) / 3
+
+    assert lightness(visit().open_panel(deployment.admin)) > 200
+    page = visit(color_scheme="dark").open_panel(deployment.admin)
+    assert lightness(page) < 50
+    page.locator("#theme").click()
+    assert lightness(page) > 200
+    page.reload()
+    assert lightness(page) > 200
+
+
+def test_the_keyboard_alone_is_enough(visit, deployment):
+    page = visit().page
+    page.goto(deployment.url)
+    page.locator("#key:focus").wait_for()  # the form is ready to type in
+    page.keyboard.type(deployment.admin)
+    page.keyboard.press("Enter")
+    page.locator("#panel").wait_for(state="visible")
+    reached = []
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.id || document.activeElement.dataset.window"))
+        has_ring = page.evaluate("getComputedStyle(document.activeElement).outlineStyle !== 'none'")
+        assert has_ring or reached[-1] in ("", None), reached[-1]
+    wanted = ["recent", "hours", "prompt", "max-tokens", "temperature", "go", "answer", "plan-tokens", "plan-requests"]
+    assert [name for name in reached if name in wanted][: len(wanted)] == wanted
+
+
+def test_every_field_has_a_label_and_every_button_a_name(visit, deployment):
+    page = visit().open_panel(deployment.admin)
+    assert page.evaluate("[...document.querySelectorAll('input, textarea')].filter(e => !e.labels.length).length") == 0
+    nameless = "[...document.querySelectorAll('button')].filter(e => !e.textContent.trim()).length"
+    assert page.evaluate(nameless) == 0
+
+
+def test_refreshing_shifts_nothing(visit, deployment):
+    page = visit().open_panel(deployment.admin)
+    page.wait_for_timeout(500)
+    before = page.evaluate("[...document.querySelectorAll('.card')].map(e => e.getBoundingClientRect().top)")
+    deployment.complete(max_tokens=25)
+    page.wait_for_timeout(2500)
+    assert page.evaluate("[...document.querySelectorAll('.card')].map(e => e.getBoundingClientRect().top)") == before
+
+
+def test_the_browser_does_notice_violations_errors_and_requests_to_others(browser, deployment):
+    visited = Visit(browser, deployment.url)
+    page = visited.open_panel(deployment.admin)
+    assert (visited.complaints, visited.foreign) == ([], [])
+    page.evaluate("document.body.append(Object.assign(document.createElement('script'), {textContent: '1'}))")
+    page.evaluate("setTimeout(() => { throw new Error('thrown'); })")
+    page.goto(deployment.url.replace("127.0.0.1", "localhost"))
+    visited.close()
+    assert any("content security policy: script-src" in complaint for complaint in visited.complaints)
+    assert "thrown" in visited.complaints
+    assert visited.foreign
+
+
+def test_the_files_name_nobody_else_and_have_no_inline_code():
+    vendored = STATIC / "vendor"
+    for path in STATIC.rglob("*"):
+        if path.suffix in {".js", ".css", ".html"} and vendored not in path.parents:
+            text = path.read_text()
+            assert "//" not in re.sub(r"(?m)(^|\s)//.*$", "", text), f"{path.name} names an address"
+            assert not re.search(r"innerHTML|insertAdjacentHTML|\beval\(|\son\w+=|\sstyle=", text), path.name
+    assert (vendored / "uplot" / "LICENSE").read_text().startswith("The MIT License")

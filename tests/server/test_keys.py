@@ -1,0 +1,331 @@
+"""API keys: hashed on disk, refused when revoked, and quotas that no race and no crash can undercount."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from paclm.errors import InvalidInput, KeyRefused, QuotaExceeded, ServiceError, WorkspaceError
+from paclm.server import database, keys
+from paclm.server.database import Database, service_path
+from paclm.server.keys import KEY_BYTES, KEY_PREFIX, KeyInfo, KeyStore
+
+
+@pytest.fixture
+def path(tmp_path):
+    place = service_path(tmp_path)
+    place.parent.mkdir(mode=0o700)
+    return place
+
+
+@pytest.fixture
+def store(path):
+    with KeyStore.open(path) as opened:
+        yield opened
+
+
+def bytes_on_disk(path):
+    return b"".join(file.read_bytes() for file in path.parent.iterdir())
+
+
+def counters(store, name="alice"):
+    (key,) = (key for key in store.list() if key.name == name)
+    return key.used_tokens, key.reserved_tokens
+
+
+def test_a_key_is_32_random_bytes_behind_a_recognisable_prefix(store):
+    key = store.add("alice")
+    assert key.startswith(KEY_PREFIX)
+    assert len(base64.urlsafe_b64decode(key.removeprefix(KEY_PREFIX) + "=")) == KEY_BYTES == 32
+    assert key != store.add("bob")
+
+
+def test_a_key_is_known_by_its_name_quota_and_rank(store):
+    alice, root = store.add("alice", quota_tokens=10), store.add("root", admin=True)
+    known = store.identify(alice)
+    assert known == KeyInfo("alice", False, 10, 0, 0, known.created, None)
+    assert (known.remaining_tokens, store.identify(root).remaining_tokens) == (10, None)
+    assert store.identify(root).is_admin
+
+
+def test_nothing_but_a_hash_reaches_the_disk(store, path):
+    key = store.add("alice")
+    text = key.removeprefix(KEY_PREFIX)
+    written = bytes_on_disk(path)
+    assert b"alice" in written  # the search finds what is there, in the file or its log
+    assert text.encode() not in written
+    assert base64.urlsafe_b64decode(text + "=") not in written
+    assert text[:12].encode() not in written
+
+
+def test_the_file_and_its_side_files_are_the_owners_alone_under_every_umask(path):
+    old = os.umask(0)
+    try:
+        with KeyStore.open(path) as store:
+            store.add("alice")
+            modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+    finally:
+        os.umask(old)
+    assert len(modes) == 3
+    assert set(modes.values()) == {0o600}
+
+
+def test_a_folder_that_others_can_enter_is_refused(path):
+    path.parent.chmod(0o750)
+    with pytest.raises(WorkspaceError, match="chmod -R go-rwx"):
+        KeyStore.open(path)
+
+
+def test_a_link_in_place_of_the_file_is_refused(path, tmp_path):
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ServiceError, match="cannot be opened"):
+        KeyStore.open(path)
+
+
+@pytest.mark.parametrize("change", [lambda k: k[:-1], lambda k: k + "x", str.upper, lambda k: "", lambda k: "\udcff"])
+def test_what_is_not_exactly_a_key_is_nobodys(store, change):
+    key = store.add("alice")
+    assert store.identify(change(key)) is None
+    assert store.identify(key).name == "alice"
+
+
+def test_every_key_is_compared_in_constant_time_wherever_the_match_is(store, monkeypatch):
+    made = [store.add(name) for name in ("alice", "bob", "carol")]
+    compared, compare = [], hmac.compare_digest
+
+    def counting(left, right):
+        compared.append((len(left), len(right)))
+        return compare(left, right)
+
+    monkeypatch.setattr(keys.hmac, "compare_digest", counting)
+    for presented in (*made, "wrong"):
+        compared.clear()
+        store.identify(presented)
+        assert compared == [(32, 32)] * 3
+
+
+def test_a_revoked_key_is_refused_at_once_also_by_a_store_that_was_open_before(store, path):
+    alice, bob = store.add("alice"), store.add("bob")
+    with KeyStore.open(path) as other:
+        revoked = other.revoke("alice")
+    assert revoked.revoked_at is not None
+    assert (store.identify(alice), store.identify(bob).name) == (None, "bob")
+    with pytest.raises(KeyRefused, match="revoked"):
+        store.reserve("alice", 1)
+
+
+def test_a_key_that_another_process_adds_is_known_at_once(store, path):
+    program = f"""
+from pathlib import Path
+from paclm.server.keys import KeyStore
+print(KeyStore.open(Path({str(path)!r})).add("bob"))
+"""
+    added = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    assert store.identify(added).name == "bob"
+
+
+def test_revoking_twice_keeps_the_first_moment_and_revoking_nobody_lists_who_there_is(store):
+    store.add("alice")
+    store.add("bob")
+    first = store.revoke("alice")
+    assert store.revoke("alice") == first
+    with pytest.raises(InvalidInput, match="Keys in force: bob"):
+        store.revoke("carol")
+
+
+def test_has_keys_counts_keys_in_force_only(store):
+    assert not store.has_keys()
+    store.add("alice")
+    assert store.has_keys()
+    store.revoke("alice")
+    assert not store.has_keys()
+
+
+def test_a_name_is_never_given_twice_because_the_ledger_remembers_it(store):
+    store.add("alice")
+    store.revoke("alice")
+    with pytest.raises(InvalidInput, match="revoked at"):
+        store.add("alice")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "ä", "-x", "a" * 65, 'x"y', "x\n", "local", "paclm-abc"])
+def test_a_name_that_could_not_stand_in_a_label_is_refused(store, name):
+    with pytest.raises(InvalidInput):
+        store.add(name)
+    assert store.list() == []
+
+
+def test_a_key_given_as_a_name_is_not_repeated_in_the_error(store):
+    key = store.add("alice")
+    with pytest.raises(InvalidInput) as refused:
+        store.add(key)
+    assert key not in str(refused.value)
+
+
+@pytest.mark.parametrize("quota", [0, -1, 2**63])
+def test_a_quota_is_a_number_of_tokens(store, quota):
+    with pytest.raises(InvalidInput, match="quota"):
+        store.add("alice", quota_tokens=quota)
+
+
+def test_a_quota_covers_used_and_held_and_says_what_is_left(store):
+    store.add("alice", quota_tokens=100)
+    store.reserve("alice", 60)
+    store.settle("alice", reserved=60, used=25)
+    store.reserve("alice", 70)
+    with pytest.raises(QuotaExceeded) as refused:
+        store.reserve("alice", 6)
+    error = refused.value
+    figures = (error.quota_tokens, error.used_tokens, error.reserved_tokens, error.requested, error.remaining_tokens)
+    assert figures == (100, 25, 70, 6, 5)
+    assert "5 left" in str(error)
+    store.reserve("alice", 5)
+    assert counters(store) == (25, 75)
+
+
+def test_a_key_without_a_quota_is_counted_all_the_same(store):
+    store.add("alice")
+    store.reserve("alice", 10**12)
+    store.settle("alice", reserved=10**12, used=7)
+    assert counters(store) == (7, 0)
+
+
+def test_one_keys_use_leaves_anothers_quota_alone(store):
+    store.add("alice", quota_tokens=5)
+    store.add("bob", quota_tokens=5)
+    store.reserve("alice", 5)
+    store.reserve("bob", 5)
+
+
+def test_what_was_never_held_cannot_be_settled(store):
+    store.add("alice")
+    store.reserve("alice", 5)
+    with pytest.raises(ServiceError, match="never held"):
+        store.settle("alice", reserved=6, used=0)
+    with pytest.raises(ServiceError, match="never held"):
+        store.settle("nobody", reserved=0, used=1)
+    assert counters(store) == (0, 5)
+
+
+@pytest.mark.parametrize("tokens", [-1, 1.5, True, 2**63])
+def test_a_number_of_tokens_is_checked_before_anything_is_held(store, tokens):
+    store.add("alice")
+    with pytest.raises(InvalidInput, match="whole number"):
+        store.reserve("alice", tokens)
+
+
+def test_a_request_under_way_is_settled_though_its_key_was_revoked(store):
+    store.add("alice")
+    store.reserve("alice", 5)
+    store.revoke("alice")
+    store.settle("alice", reserved=5, used=2)
+    assert counters(store) == (2, 0)
+
+
+def test_threads_and_two_connections_never_hold_more_than_the_quota(store, path):
+    store.add("alice", quota_tokens=100)
+    granted, start = [], threading.Barrier(8)
+
+    def ask(mine):
+        start.wait()
+        for _ in range(10):
+            try:
+                mine.reserve("alice", 3)
+                granted.append(3)
+            except QuotaExceeded:
+                pass
+
+    with KeyStore.open(path) as other:
+        threads = [threading.Thread(target=ask, args=(s,)) for s in (store, other) * 4]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sum(granted) == 99
+    assert counters(store) == (0, 99)
+
+
+def test_without_one_transaction_for_check_and_hold_the_same_race_overdraws(path, monkeypatch):
+    """The twin: the check and the write made apart, with everyone between the two at once."""
+    with KeyStore.open(path) as store:
+        store.add("alice", quota_tokens=100)
+        seen, between = [], threading.Barrier(4)
+
+        def ask():
+            (key,) = store.list()
+            between.wait()
+            if key.remaining_tokens >= 60:
+                seen.append(60)
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sum(seen) > 100
+
+
+def test_what_a_killed_server_had_reserved_counts_as_used_after_a_restart(path):
+    program = f"""
+import os, signal
+from pathlib import Path
+from paclm.server.keys import KeyStore
+store = KeyStore.open(Path({str(path)!r}))
+store.add("alice", quota_tokens=100)
+store.reserve("alice", 40)
+store.settle("alice", reserved=40, used=10)
+store.reserve("alice", 50)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
+    with KeyStore.open(path) as store:
+        assert counters(store) == (10, 50)  # opening alone changes nothing: the command line does it beside a server
+        assert store.recover() == 50
+        assert counters(store) == (60, 0)
+        assert store.recover() == 0
+        with pytest.raises(QuotaExceeded):
+            store.reserve("alice", 41)
+
+
+def test_a_file_of_a_newer_paclm_is_refused(path, store):
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version=99")
+    db.close()
+    with pytest.raises(ServiceError, match="newer paclm"):
+        KeyStore.open(path)
+
+
+def test_a_file_that_is_no_database_is_refused_with_a_sentence(path):
+    path.write_bytes(b"not a database, but long enough to look at" * 40)
+    with pytest.raises(ServiceError, match="does not answer"):
+        KeyStore.open(path)
+
+
+def test_a_writer_that_holds_the_file_for_too_long_is_named_as_the_reason(path, monkeypatch):
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    with (
+        Database.open(path) as db,
+        Database.open(path) as other,
+        db.writing(),
+        pytest.raises(ServiceError, match="another"),
+    ):
+        KeyStore(other).add("alice")
+
+
+def test_a_failed_write_leaves_nothing_behind(path):
+    def fail(db):
+        with db.writing() as connection:
+            connection.execute("INSERT INTO keys (name, digest, is_admin, created) VALUES ('x', x'00', 0, '')")
+            raise KeyboardInterrupt
+
+    with Database.open(path) as db:
+        with pytest.raises(KeyboardInterrupt):
+            fail(db)
+        assert KeyStore(db).list() == []

@@ -1,0 +1,170 @@
+"""Metrics: what is counted is what is shown, and no label can carry a text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from paclm import __version__
+from paclm.server.keys import KeyInfo
+from paclm.server.metrics import MARKS, REFUSALS, ROUTES, STATUS_CLASSES, Metrics, Standing
+
+ALICE = KeyInfo("alice", False, 100, 30, 20, "2026-11-15", None)
+ROOT = KeyInfo("root", True, None, 5, 0, "2026-11-15", None)
+GONE = KeyInfo("gone", False, 100, 30, 0, "2026-11-15", "2026-11-16")
+
+
+def standing(**changes):
+    figures = {"spent_nats": 0.25, "total_nats": 1.0, "remaining_tokens": 300, "running": 3, "queued": 2}
+    return Standing(**{**figures, "is_serving": True, "keys": (ALICE, ROOT, GONE), **changes})
+
+
+def samples(metrics, **changes):
+    families = text_string_to_metric_families(metrics.render(standing(**changes)).decode())
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+
+def value(found, name, **labels):
+    return found[name, tuple(sorted(labels.items()))]
+
+
+def use_everything(metrics):
+    for mark in MARKS:
+        metrics.count_token("alice", mark)
+    for route in ROUTES:
+        metrics.count_request(route, 200, 0.1)
+    for reason in REFUSALS:
+        metrics.count_refusal(reason)
+    metrics.count_replay()
+    metrics.count_disconnect()
+    for observe in (
+        metrics.observe_step,
+        metrics.observe_commit,
+        metrics.observe_first_token,
+        metrics.observe_between_tokens,
+    ):
+        observe(0.02)
+
+
+def test_tokens_are_counted_by_mark_and_by_the_name_of_the_key():
+    metrics = Metrics()
+    for key, mark in (("alice", "agreed"), ("alice", "disputed"), ("bob", "agreed")):
+        metrics.count_token(key, mark)
+    found = samples(metrics)
+    assert [value(found, "paclm_tokens_total", mark=mark) for mark in ("agreed", "disputed", "public")] == [2, 1, 0]
+    assert [value(found, "paclm_key_tokens_total", key=key) for key in ("alice", "bob")] == [2, 1]
+
+
+def test_requests_are_counted_by_status_class_and_timed():
+    metrics = Metrics()
+    for status in (200, 204, 429, 599):
+        metrics.count_request("chat", status, 0.5)
+    found = samples(metrics)
+    assert value(found, "paclm_requests_total", route="chat", status="2xx") == 2
+    assert value(found, "paclm_requests_total", route="chat", status="4xx") == 1
+    assert value(found, "paclm_request_seconds_count", route="chat") == 4
+    assert value(found, "paclm_request_seconds_sum", route="chat") == 2.0
+
+
+@pytest.mark.parametrize(
+    ("observe", "name"),
+    [
+        ("observe_step", "paclm_step_seconds"),
+        ("observe_commit", "paclm_ledger_commit_seconds"),
+        ("observe_first_token", "paclm_first_token_seconds"),
+        ("observe_between_tokens", "paclm_between_tokens_seconds"),
+    ],
+)
+def test_durations_fall_into_buckets(observe, name):
+    metrics = Metrics()
+    getattr(metrics, observe)(0.02)
+    getattr(metrics, observe)(0.2)
+    found = samples(metrics)
+    buckets = [value(found, f"{name}_bucket", le=le) for le in ("0.01", "0.025", "0.25", "+Inf")]
+    assert (value(found, f"{name}_count"), buckets) == (2, [0, 1, 2, 2])
+
+
+def test_the_budget_and_the_load_are_as_they_stand_at_the_scrape():
+    metrics = Metrics()
+    metrics.render(standing(running=9))
+    found = samples(metrics)
+    expected = {
+        "paclm_budget_spent_nats": 0.25,
+        "paclm_budget_total_nats": 1.0,
+        "paclm_budget_remaining_nats": 0.75,
+        "paclm_budget_remaining_tokens": 300,
+        "paclm_streams_running": 3,
+        "paclm_requests_queued": 2,
+        "paclm_serving": 1,
+    }
+    assert {name: value(found, name) for name in expected} == expected
+    assert value(samples(metrics, is_serving=False), "paclm_serving") == 0
+    assert value(found, "paclm_build_info", version=__version__) == 1
+
+
+def test_a_keys_figures_go_when_it_is_revoked_and_a_quota_is_shown_only_where_there_is_one():
+    metrics = Metrics()
+    found = samples(metrics)
+    assert value(found, "paclm_key_used_tokens", key="alice") == 30
+    assert value(found, "paclm_key_reserved_tokens", key="alice") == 20
+    assert value(found, "paclm_key_quota_tokens", key="alice") == 100
+    assert value(found, "paclm_key_used_tokens", key="root") == 5
+    names = {dict(labels).get("key") for name, labels in found if name == "paclm_key_quota_tokens"}
+    assert names == {"alice"}
+    assert "alice" not in metrics.render(standing(keys=())).decode()
+
+
+def test_no_label_is_outside_its_fixed_list_but_the_names_of_keys():
+    metrics = Metrics()
+    use_everything(metrics)
+    allowed = {
+        "mark": set(MARKS),
+        "route": set(ROUTES),
+        "status": set(STATUS_CLASSES),
+        "reason": set(REFUSALS),
+        "key": {"alice", "root"},
+        "version": {__version__},
+    }
+    for name, labels in samples(metrics):
+        for label, text in labels:
+            if label != "le":
+                assert text in allowed[label], (name, label)
+
+
+def test_what_is_in_no_list_cannot_become_a_label():
+    metrics = Metrics()
+    metrics.count_request("/v1/completions?prompt=the+patient", 200, 0.1)
+    metrics.count_request("chat", 12345, 0.1)
+    metrics.count_refusal("the patient")
+    text = metrics.render(standing()).decode()
+    assert "patient" not in text
+    assert 'route="other"' in text
+    assert 'status="123xx"' not in text
+
+
+def test_nothing_about_worlds_belief_secret_or_bounds_is_a_metric():
+    metrics = Metrics()
+    use_everything(metrics)
+    names = {name for name, _ in samples(metrics)}
+    assert not [name for name in names if re.search(r"belief|secret|leak|vote|world|bound|sigma|prompt", name)]
+    assert not [name for name in names if name.endswith("_created")]
+
+
+def test_two_registries_do_not_meet():
+    first, second = Metrics(), Metrics()
+    first.count_replay()
+    assert value(samples(second), "paclm_replays_total") == 0
+
+
+def test_every_metric_is_in_the_documentation():
+    metrics = Metrics()
+    use_everything(metrics)
+    families = text_string_to_metric_families(metrics.render(standing()).decode())
+    # The parser names a counter without the suffix that it is written with.
+    names = {family.name + ("_total" if family.type == "counter" else "") for family in families}
+    text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    ours = {name.replace("paclm_build", "paclm_build_info").replace("_info_info", "_info") for name in names}
+    assert {name for name in ours if name.startswith("paclm") and f"`{name}`" not in text} == set()

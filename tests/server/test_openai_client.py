@@ -1,0 +1,274 @@
+"""The official client against a real server: what works, what is refused, and how often it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from server.live import Live
+
+Start = Callable[..., Live]
+
+
+def client_of(live: Live, key: str | None = None, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{live.url}/v1", api_key=key or live.ward, **options)
+
+
+@pytest.fixture
+def client(live: Live) -> Iterator[openai.OpenAI]:
+    with client_of(live) as client:
+        yield client
+
+
+def num_requests(live: Live) -> int:
+    """How many requests for answers reached the server, whatever became of them."""
+    text = live.http.get("/metrics", headers={"authorization": f"Bearer {live.admin}"}).text
+    lines = [line for line in text.splitlines() if line.startswith("paclm_requests_total") and 'completions"' in line]
+    return int(sum(float(line.split()[-1]) for line in lines))
+
+
+def test_there_is_one_model_and_no_world_is_listed(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["clinic"]
+    assert client.models.retrieve("clinic").owned_by == "paclm"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("clinic-world-3")
+
+
+def test_a_completion_says_what_it_used_and_what_it_cost(client: openai.OpenAI, live: Live) -> None:
+    answer = client.completions.create(model="clinic", prompt="the patient", max_tokens=5)
+    assert answer.choices[0].finish_reason in ("length", "stop")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == live.spent_tokens
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    privacy = answer.model_extra["privacy"]  # type: ignore[index]
+    assert privacy["private_tokens"] == live.spent_tokens
+    assert privacy["public_tokens"] == 0
+    assert privacy["charged_nats"] == live.curator.account.spent_nats
+    assert privacy["mia_bound"] == live.curator.figures()["mia_bound"]
+    assert privacy["remaining_tokens"] == live.curator.figures()["remaining_tokens"]
+
+
+def test_several_prompts_and_answers_come_in_order_and_are_all_charged(client: openai.OpenAI, live: Live) -> None:
+    answer = client.completions.create(model="clinic", prompt=["the nurse", "the city"], n=2, max_tokens=3, echo=True)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    starts = [choice.text.startswith("the nurse") for choice in answer.choices]
+    assert starts == [True, True, False, False]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == live.spent_tokens > 4
+
+
+@pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6], [7]], ["the", "a"], ""])
+def test_a_prompt_is_text_or_token_ids_one_or_several(client: openai.OpenAI, prompt: Any) -> None:
+    answer = client.completions.create(model="clinic", prompt=prompt, max_tokens=2)
+    assert len(answer.choices) == (2 if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1)
+
+
+def test_a_stream_has_the_same_text_and_ends_with_usage(client: openai.OpenAI, live: Live) -> None:
+    options: Any = {"model": "clinic", "prompt": "the patient", "max_tokens": 12, "seed": 3, "temperature": 0}
+    events = list(client.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    assert events[-1].choices == []
+    assert events[-1].usage is not None
+    assert events[-1].usage.completion_tokens == live.spent_tokens
+    assert all(event.usage is None for event in events[:-1])
+    assert events[-2].choices[0].finish_reason in ("length", "stop")
+    assert events[-2].model_extra["privacy"]["private_tokens"] == live.spent_tokens  # type: ignore[index]
+
+
+def test_without_usage_every_event_of_a_stream_has_a_choice(client: openai.OpenAI) -> None:
+    events = list(client.completions.create(model="clinic", prompt="the", max_tokens=6, stream=True))
+    assert all(event.choices for event in events)
+    assert {len(event.choices) for event in events} == {1}
+    assert events[-1].model_extra["privacy"]["charged_nats"] > 0  # type: ignore[index]
+
+
+def test_a_stop_string_ends_an_answer_and_is_not_shown(client: openai.OpenAI) -> None:
+    whole = client.completions.create(model="clinic", prompt="the", max_tokens=30, temperature=0).choices[0].text
+    stop = whole.strip()[2:4]
+    answer = client.completions.create(model="clinic", prompt="the", max_tokens=30, stop=[stop]).choices[0]
+    assert stop not in answer.text
+
+
+def test_a_seed_repeats_the_coins_and_the_answers_of_one_request_differ(start: Start) -> None:
+    """All worlds agree here, so that the coins alone decide."""
+    from curator.deployments import ScriptedEngine
+
+    with client_of(start(engine=ScriptedEngine(dissent=0.0))) as client:
+        ask = lambda seed: [  # noqa: E731
+            choice.text
+            for choice in client.completions.create(model="clinic", prompt="the", max_tokens=9, n=2, seed=seed).choices
+        ]
+        first = ask(7)
+        assert ask(7) == first
+        assert ask(-8) != first
+        assert first[0] != first[1]
+
+
+def test_a_conversation_is_answered_where_the_model_has_a_template(start: Start, chat_tokenizer: Any) -> None:
+    live = start(tokenizer=chat_tokenizer)
+    with client_of(live) as client:
+        messages: Any = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "the cough"}]
+        answer = client.chat.completions.create(model="clinic", messages=messages, max_completion_tokens=5)
+        assert answer.choices[0].message.role == "assistant"
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == live.spent_tokens
+        expected = "system: be brief\nuser: the cough\nassistant:"
+        assert answer.usage.prompt_tokens == len(chat_tokenizer.encode(expected, add_special_tokens=False))
+
+        stream = client.chat.completions.create(model="clinic", messages=messages, max_tokens=5, stream=True)
+        events = list(stream)
+        assert events[0].choices[0].delta.role == "assistant"
+        assert events[-1].choices[0].finish_reason in ("length", "stop")
+        parts: Any = [
+            {"role": "user", "content": [{"type": "text", "text": "the "}, {"type": "text", "text": "cough"}]}
+        ]
+        assert client.chat.completions.create(model="clinic", messages=parts, max_tokens=2).choices
+
+
+def test_a_conversation_that_the_template_refuses_is_not_quoted(start: Start, chat_tokenizer: Any) -> None:
+    live = start(tokenizer=chat_tokenizer)
+    with client_of(live) as client, pytest.raises(openai.BadRequestError) as refused:
+        messages: Any = [{"role": "assistant", "content": "ZEBRA"}]
+        client.chat.completions.create(model="clinic", messages=messages, max_tokens=5)
+    assert refused.value.code == "chat_template_refused"
+    assert "ZEBRA" not in refused.value.message
+
+
+def test_a_model_without_a_template_says_so(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        client.chat.completions.create(model="clinic", messages=[{"role": "user", "content": "hello"}])
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "logprobs": {"logprobs": 1},
+    "logprobs of nothing": {"logprobs": 0},
+    "best_of": {"best_of": 3},
+    "logit_bias": {"logit_bias": {"5": 100}},
+    "presence_penalty": {"presence_penalty": 0.5},
+    "frequency_penalty": {"frequency_penalty": -0.5},
+    "top_p": {"top_p": 0.9},
+    "suffix": {"suffix": "end"},
+    "temperature above the limit": {"temperature": 2.5},
+    "temperature below zero": {"temperature": -1},
+    "n": {"n": 0},
+    "too many answers": {"n": 128},
+    "max_tokens": {"max_tokens": 0},
+    "more than the context": {"max_tokens": 64},
+    "empty stop": {"stop": ""},
+    "too many stops": {"stop": ["a", "b", "c", "d", "e"]},
+    "an unknown field": {"extra_body": {"top_k": 5}},
+    "a number as text": {"extra_body": {"max_tokens": "5"}},
+    "options without a stream": {"stream_options": {"include_usage": True}},
+    "a token that does not exist": {"prompt": [700]},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_offered_is_refused_with_a_reason_before_anything_is_charged(
+    client: openai.OpenAI, live: Live, name: str
+) -> None:
+    options: Any = {"model": "clinic", "prompt": "ZEBRA", "max_tokens": 4, **REFUSED[name]}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(**options)
+    assert refused.value.type == "invalid_request_error"
+    assert "ZEBRA" not in refused.value.response.text
+    assert live.spent_tokens == 0
+    assert live.curator.reserved_units == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_p": 1},
+        {"top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0, "logit_bias": {}, "best_of": 1},
+        {"user": "somebody", "extra_body": {"metadata": {"a": "b"}}},
+        {"temperature": 0},
+        {"temperature": 0.7, "stop": None, "n": None},
+    ],
+)
+def test_options_that_change_nothing_or_work_are_taken(client: openai.OpenAI, options: dict[str, Any]) -> None:
+    assert client.completions.create(model="clinic", prompt="the", max_tokens=2, **options).choices
+
+
+def test_another_model_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.completions.create(model="ZEBRA", prompt="the")
+    assert refused.value.code == "model_not_found"
+    assert "ZEBRA" not in refused.value.response.text
+
+
+def test_an_exhausted_budget_is_told_once_and_not_retried(start: Start) -> None:
+    live = start(per_token="2^-8", total="2^-4", on_exhausted="refuse")  # sixteen tokens
+    with client_of(live, max_retries=4) as client:
+        client.completions.create(model="clinic", prompt="the", max_tokens=10)
+        before = num_requests(live)
+        with pytest.raises(openai.RateLimitError) as refused:
+            client.completions.create(model="clinic", prompt="the", max_tokens=16)
+        assert num_requests(live) == before + 1
+    assert refused.value.type == "insufficient_quota"
+    assert refused.value.code == "privacy_budget_exhausted"
+    assert refused.value.response.headers["x-should-retry"] == "false"
+    assert live.spent_tokens <= 10
+    assert live.curator.reserved_units == 0
+
+
+def test_the_public_model_answers_when_the_budget_is_gone_and_is_marked(start: Start) -> None:
+    live = start(per_token="2^-8", total="2^-6", on_exhausted="public")  # four tokens
+    with client_of(live) as client:
+        answer = client.completions.create(model="clinic", prompt="the", max_tokens=9, n=2)
+        privacy = answer.model_extra["privacy"]  # type: ignore[index]
+        assert privacy["private_tokens"] == 4
+        assert privacy["public_tokens"] > 0
+        assert privacy["remaining_tokens"] == 0
+        events = list(client.completions.create(model="clinic", prompt="the", max_tokens=4, stream=True))
+        marks = [mark for event in events for mark in (event.model_extra or {}).get("privacy", {}).get("marks", [])]
+        assert marks
+        assert set(marks) == {"public"}
+
+
+def test_a_retry_with_the_same_idempotency_key_is_charged_once(client: openai.OpenAI, live: Live) -> None:
+    ask: Any = {"model": "clinic", "prompt": "the", "max_tokens": 6, "extra_headers": {"Idempotency-Key": "one"}}
+    first = client.completions.create(**ask)
+    spent = live.spent_tokens
+    again = client.completions.create(**ask)
+    assert again == first
+    assert live.spent_tokens == spent
+    with pytest.raises(openai.ConflictError) as refused:
+        client.completions.create(**{**ask, "max_tokens": 7})
+    assert refused.value.code == "idempotency_key_reused"
+    assert live.spent_tokens == spent
+
+
+def test_a_stream_is_repeated_event_by_event(client: openai.OpenAI, live: Live) -> None:
+    ask: Any = {"model": "clinic", "prompt": "the", "max_tokens": 6, "stream": True}
+    first = list(client.completions.create(**ask, extra_headers={"Idempotency-Key": "two"}))
+    spent = live.spent_tokens
+    assert list(client.completions.create(**ask, extra_headers={"Idempotency-Key": "two"})) == first
+    assert live.spent_tokens == spent
+
+
+def test_a_request_that_was_refused_leaves_its_idempotency_key_free(client: openai.OpenAI, start: Start) -> None:
+    live = start(name="small", per_token="2^-8", total="2^-4", on_exhausted="refuse")
+    with client_of(live) as client:
+        ask: Any = {"model": "clinic", "prompt": "the", "extra_headers": {"Idempotency-Key": "three"}}
+        with pytest.raises(openai.RateLimitError):
+            client.completions.create(**ask, max_tokens=17)
+        assert client.completions.create(**ask, max_tokens=3).choices
+
+
+def test_a_key_has_its_quota_and_another_keys_is_not_touched(start: Start) -> None:
+    live = start(quota=10)
+    other = live.keys.add("other", quota_tokens=100)
+    with client_of(live) as client, client_of(live, other) as rich:
+        client.completions.create(model="clinic", prompt="the", max_tokens=8, temperature=0)
+        with pytest.raises(openai.RateLimitError) as refused:
+            client.completions.create(model="clinic", prompt="the", max_tokens=9)
+        assert refused.value.code == "key_quota_exhausted"
+        assert refused.value.response.headers["x-should-retry"] == "false"
+        assert rich.completions.create(model="clinic", prompt="the", max_tokens=20).choices
+    used = {key.name: (key.used_tokens, key.reserved_tokens) for key in live.keys.list()}
+    assert used["ward"][0] <= 8
+    assert sum(tokens for tokens, _ in used.values()) == live.spent_tokens
+    assert all(reserved == 0 for _, reserved in used.values())

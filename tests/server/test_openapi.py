@@ -1,0 +1,85 @@
+"""The OpenAPI document is true: schemathesis asks what it describes, and every answer is as described."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paclm.config import ServerConfig
+from paclm.server.shapes import ChatCompletion, Completion, Error, History, Models, Overview, Plan, Privacy
+from server.live import Live, bearer
+
+CHECKS = (
+    "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
+    "negative_data_rejection,unsupported_method,ignored_auth,missing_required_header"
+)
+
+
+def test_schemathesis_finds_nothing(start: Any, chat_tokenizer: Any, tmp_path: Path) -> None:
+    """Bounded and seeded. Unforeseen answers, undescribed statuses and accepted nonsense would fail it."""
+    live: Live = start(tokenizer=chat_tokenizer, settings=ServerConfig(default_max_tokens=2))
+    command = [
+        *(str(Path(sys.executable).parent / "schemathesis"), "run", f"{live.url}/openapi.json"),
+        *("--header", f"Authorization: Bearer {live.admin}", "--checks", CHECKS, "--seed", "1"),
+        *("--max-examples", "12", "--phases", "examples,coverage,fuzzing", "--workers", "1"),
+        *("--generation-database", "none", "--no-color", "--request-timeout", "20"),
+    ]
+    environment = {**os.environ, "HYPOTHESIS_STORAGE_DIRECTORY": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "9 selected" in done.stdout
+    assert live.spent_tokens > 0  # some of the questions were good ones
+    assert live.service.state == "serving"
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [
+        ("/v1/models", Models),
+        ("/v1/privacy", Privacy),
+        ("/v1/admin/overview", Overview),
+        ("/v1/admin/history", History),
+        ("/nothing", Error),
+    ],
+)
+def test_answers_have_the_shapes_that_the_document_shows(live: Live, path: str, shape: Any) -> None:
+    live.complete()
+    shape.model_validate(live.http.get(path, headers=bearer(live.admin)).json())
+
+
+def test_completions_and_plans_have_the_shapes_that_the_document_shows(start: Any, chat_tokenizer: Any) -> None:
+    live = start(tokenizer=chat_tokenizer)
+    ask = {"model": "clinic", "max_tokens": 3}
+    prompt, messages = {"prompt": "the"}, {"messages": [{"role": "user", "content": "the"}]}
+    for path, more, shape in (
+        ("/v1/completions", prompt, Completion),
+        ("/v1/chat/completions", messages, ChatCompletion),
+        ("/v1/privacy/plan", prompt, Plan),
+        ("/v1/privacy/plan", messages, Plan),
+    ):
+        shape.model_validate(live.http.post(path, json={**ask, **more}).json())
+
+
+def test_a_plan_costs_nothing_and_says_what_the_request_would(start: Any) -> None:
+    live = start(per_token="2^-8", total="2^-4", on_exhausted="refuse")
+    plan = live.http.post(
+        "/v1/privacy/plan", json={"model": "clinic", "prompt": ["the", "a"], "n": 2, "max_tokens": 5}
+    ).json()
+    assert plan["max_tokens"] == 20
+    assert plan["max_nats"] == 20 * 2.0**-8
+    assert plan["fits"] is False
+    assert live.spent_tokens == 0
+    assert live.curator.reserved_units == 0
+
+
+def test_unknown_fields_are_forbidden_in_every_described_body(live: Live) -> None:
+    document = live.as_admin("/openapi.json")
+    schemas = document["components"]["schemas"]
+    for name in ("CompletionAsk", "ChatAsk", "Message", "StreamOptions"):
+        assert schemas[name]["additionalProperties"] is False, name
+    assert "/metrics" not in document["paths"]

@@ -1,0 +1,323 @@
+"""Stored replies: the same tokens again at no charge, for the same API key alone, and forgotten down to the bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from paclm.errors import InvalidInput, RepliesFull, ReplyConflict
+from paclm.server.database import Database, service_path
+from paclm.server.keys import KeyStore
+from paclm.server.replies import Fresh, InProgress, Keep, Lost, Replies, Stored, body_digest
+
+BODY = body_digest("/v1/completions", b'{"prompt": "the patient"}')
+OTHER = body_digest("/v1/completions", b'{"prompt": "the doctor"}')
+TEXT = b'{"choices": [{"text": " presents with a persistent cough"}]}'
+WORD = b"persistent cough"
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def path(tmp_path):
+    place = service_path(tmp_path)
+    place.parent.mkdir(mode=0o700)
+    return place
+
+
+@pytest.fixture
+def db(path):
+    with Database.open(path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def replies(db, clock):
+    return Replies(db, clock=clock)
+
+
+def store(replies, key="uuid-1", name="alice", body=TEXT, digest=BODY):
+    replies.finish(replies.begin(name, key, digest).ticket, status=200, body=body, media_type="application/json")
+
+
+def bytes_on_disk(path):
+    return b"".join(file.read_bytes() for file in path.parent.iterdir())
+
+
+def test_the_same_key_and_body_get_the_same_bytes_again_and_again(replies):
+    store(replies)
+    for _ in range(3):
+        assert replies.begin("alice", "uuid-1", BODY) == Stored(200, TEXT, "application/json")
+
+
+def test_a_stream_is_repeated_event_by_event_as_it_was(replies):
+    events = [b'data: {"text": "a\\n"}\n\n', b"data: [DONE]\n\n"]
+    ticket = replies.begin("alice", "uuid-1", BODY).ticket
+    replies.finish(ticket, status=200, body=b"".join(events), media_type="text/event-stream")
+    again = replies.begin("alice", "uuid-1", BODY)
+    assert (again.body, again.media_type) == (b"".join(events), "text/event-stream")
+
+
+@pytest.mark.parametrize("state", ["running", "stored", "lost"])
+def test_the_same_key_with_another_body_is_a_conflict_in_every_state(replies, state):
+    ticket = replies.begin("alice", "uuid-1", BODY).ticket
+    if state == "stored":
+        replies.finish(ticket, status=200, body=TEXT, media_type="application/json")
+    elif state == "lost":
+        replies.lose(ticket)
+    with pytest.raises(ReplyConflict, match="another request"):
+        replies.begin("alice", "uuid-1", OTHER)
+
+
+def test_the_same_bytes_to_another_path_are_another_request():
+    assert body_digest("/v1/completions", b"{}") != body_digest("/v1/chat/completions", b"{}")
+    assert body_digest("/a", b"bc") != body_digest("/ab", b"c")
+
+
+def test_another_api_key_never_sees_the_reply(replies):
+    store(replies)
+    assert isinstance(replies.begin("bob", "uuid-1", BODY), Fresh)
+
+
+def test_names_and_idempotency_keys_cannot_be_cut_differently_to_meet(replies):
+    store(replies, name="ab", key="c")
+    assert isinstance(replies.begin("a", "bc", BODY), Fresh)
+
+
+def test_a_second_request_while_the_first_runs_is_told_so(replies):
+    replies.begin("alice", "uuid-1", BODY)
+    assert replies.begin("alice", "uuid-1", BODY) == InProgress()
+
+
+def test_of_many_at_once_exactly_one_goes_on(path, replies):
+    answers, start = [], threading.Barrier(8)
+
+    def ask(mine):
+        start.wait()
+        answers.append(mine.begin("alice", "uuid-1", BODY))
+
+    with Database.open(path) as other:
+        threads = [threading.Thread(target=ask, args=(r,)) for r in (replies, Replies(other, clock=Clock())) * 4]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(type(answer).__name__ for answer in answers) == ["Fresh"] + ["InProgress"] * 7
+
+
+def test_a_request_that_cost_nothing_leaves_its_key_free_also_for_another_body(replies):
+    replies.abandon(replies.begin("alice", "uuid-1", BODY).ticket)
+    assert isinstance(replies.begin("alice", "uuid-1", OTHER), Fresh)
+
+
+def test_a_stored_reply_cannot_be_abandoned_or_lost_afterwards(replies):
+    ticket = replies.begin("alice", "uuid-1", BODY).ticket
+    replies.finish(ticket, status=200, body=TEXT, media_type="application/json")
+    replies.abandon(ticket)
+    replies.lose(ticket)
+    assert isinstance(replies.begin("alice", "uuid-1", BODY), Stored)
+
+
+def test_a_request_that_was_charged_and_has_no_reply_is_never_charged_again_in_silence(replies):
+    replies.lose(replies.begin("alice", "uuid-1", BODY).ticket)
+    assert replies.begin("alice", "uuid-1", BODY) == Lost()
+
+
+def test_what_a_killed_server_had_under_way_is_lost_and_what_it_had_stored_is_not(path):
+    program = f"""
+import os
+from pathlib import Path
+from paclm.server.database import Database
+from paclm.server.replies import Replies
+replies = Replies(Database.open(Path({str(path)!r})))
+ticket = replies.begin("alice", "done", {BODY!r}).ticket
+replies.finish(ticket, status=200, body={TEXT!r}, media_type="application/json")
+replies.begin("alice", "halfway", {BODY!r})
+os.kill(os.getpid(), {signal.SIGKILL})
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+    with Database.open(path) as db:
+        replies = Replies(db)
+        assert replies.recover() == 1
+        assert replies.begin("alice", "halfway", BODY) == Lost()
+        assert replies.begin("alice", "done", BODY).body == TEXT
+
+
+def test_a_reply_is_forgotten_when_its_time_is_over_and_its_key_starts_anew(replies, clock):
+    store(replies)
+    clock.now += 24 * 3600 - 1
+    assert isinstance(replies.begin("alice", "uuid-1", BODY), Stored)
+    clock.now += 1
+    assert isinstance(replies.begin("alice", "uuid-1", BODY), Fresh)
+
+
+def test_one_that_runs_past_its_time_does_not_start_twice(replies, clock):
+    replies.begin("alice", "uuid-1", BODY)
+    clock.now += 10 * 24 * 3600
+    assert replies.forget_expired() == 0
+    assert replies.begin("alice", "uuid-1", BODY) == InProgress()
+
+
+def test_no_reply_key_or_body_can_be_read_from_the_file(replies, path):
+    store(replies, key="order-4711-for-mrs-miller")
+    written = bytes_on_disk(path)
+    assert b"alice" in written  # the search finds what is there
+    for text in (WORD, b"order-4711", b"patient", BODY, b"application/json"):
+        assert text not in written
+
+
+def sealed_bytes(db):
+    with db.reading() as connection:
+        return connection.execute("SELECT sealed FROM replies").fetchone()[0]
+
+
+@pytest.mark.parametrize("how", ["expiry", "revocation", "room"])
+def test_a_forgotten_reply_is_gone_from_the_bytes_of_file_and_log(db, replies, clock, path, how):
+    keys = KeyStore(db)
+    keys.add("alice")
+    store(replies, body=os.urandom(3000))
+    sealed = sealed_bytes(db)
+    assert all(part in bytes_on_disk(path) for part in (sealed[:64], sealed[-64:]))
+    if how == "expiry":
+        clock.now += 24 * 3600
+        assert replies.forget_expired() == 1
+    elif how == "revocation":
+        keys.revoke("alice")
+    else:
+        store(Replies(db, Keep(total_bytes=3000), clock), key="uuid-2", body=os.urandom(2900))
+        replies.forget_expired()
+    left = bytes_on_disk(path)
+    assert not any(sealed[at : at + 32] in left for at in range(0, len(sealed) - 32, 32))
+
+
+def test_without_overwriting_a_deleted_reply_stays_in_the_bytes(db, replies, clock, path):
+    """The twin of the test above: what SQLite does by itself."""
+    store(replies, body=os.urandom(3000))
+    sealed = sealed_bytes(db)
+    with db.reading() as connection:
+        connection.execute("PRAGMA secure_delete=OFF").fetchall()
+    clock.now += 24 * 3600
+    replies.forget_expired()
+    assert sealed[-64:] in bytes_on_disk(path)
+
+
+def test_a_reader_in_the_way_puts_the_overwriting_off_to_the_next_round(db, replies, clock, path):
+    store(replies, body=os.urandom(3000))
+    sealed = sealed_bytes(db)
+    clock.now += 24 * 3600
+    with Database.open(path) as other, other.reading() as connection:
+        connection.execute("BEGIN")
+        connection.execute("SELECT count(*) FROM replies").fetchone()
+        replies.forget_expired()
+        assert sealed[-64:] in bytes_on_disk(path)
+        connection.execute("COMMIT")
+    replies.forget_expired()
+    assert sealed[-64:] not in bytes_on_disk(path)
+
+
+def test_nothing_is_kept_for_an_api_key_that_was_revoked_meanwhile(db, replies):
+    keys = KeyStore(db)
+    keys.add("alice")
+    ticket = replies.begin("alice", "uuid-1", BODY).ticket
+    keys.revoke("alice")
+    replies.finish(ticket, status=200, body=TEXT, media_type="application/json")
+    with db.reading() as connection:
+        assert connection.execute("SELECT count(*) FROM replies").fetchone() == (0,)
+
+
+def test_a_reply_that_is_too_large_is_not_kept_and_asking_again_says_so(db, clock):
+    replies = Replies(db, Keep(reply_bytes=1000), clock)
+    store(replies, body=b"x" * 1001)
+    assert replies.begin("alice", "uuid-1", BODY) == Lost()
+
+
+def test_beyond_the_room_there_is_the_oldest_texts_go_and_their_keys_stay_taken(db, clock):
+    replies = Replies(db, Keep(total_bytes=10_000), clock)
+    for number in range(30):
+        clock.now += 1
+        store(replies, key=f"uuid-{number}", body=b"x" * 900)
+        with db.reading() as connection:
+            (held,) = connection.execute("SELECT sum(length(sealed)) FROM replies").fetchone()
+        assert held <= 10_000
+    answers = [type(replies.begin("alice", f"uuid-{number}", BODY)) for number in range(30)]
+    first_kept = answers.index(Stored)
+    assert answers == [Lost] * first_kept + [Stored] * (30 - first_kept)
+    assert 8 <= 30 - first_kept <= 10
+
+
+def test_when_no_more_requests_can_be_remembered_a_new_one_is_refused_and_old_ones_still_answered(db, clock):
+    replies = Replies(db, Keep(rows=2), clock)
+    store(replies, key="uuid-1")
+    store(replies, key="uuid-2")
+    with pytest.raises(RepliesFull, match="without the key"):
+        replies.begin("alice", "uuid-3", BODY)
+    assert isinstance(replies.begin("alice", "uuid-1", BODY), Stored)
+    clock.now += 24 * 3600
+    assert isinstance(replies.begin("alice", "uuid-3", BODY), Fresh)
+
+
+def test_limits_count_what_an_earlier_server_left(db, clock):
+    earlier = Replies(db, clock=clock)
+    for number in range(3):
+        store(earlier, key=f"uuid-{number}", body=b"x" * 900)
+    with pytest.raises(RepliesFull):
+        Replies(db, Keep(rows=3), clock).begin("alice", "uuid-3", BODY)
+    store(Replies(db, Keep(total_bytes=2000), clock), key="uuid-3", body=b"x" * 900)
+    assert earlier.begin("alice", "uuid-0", BODY) == Lost()
+
+
+def test_a_damaged_reply_is_lost_not_repeated(db, replies):
+    store(replies)
+    with db.writing() as connection:
+        connection.execute("UPDATE replies SET sealed = zeroblob(length(sealed))")
+    assert replies.begin("alice", "uuid-1", BODY) == Lost()
+
+
+@pytest.mark.parametrize("key", ["", "a b", "ä", "x" * 256, "a\n"])
+def test_an_idempotency_key_is_visible_ascii_and_an_error_does_not_repeat_it(replies, key):
+    with pytest.raises(InvalidInput) as refused:
+        replies.begin("alice", key, BODY)
+    assert not key or key not in str(refused.value).replace("An Idempotency-Key has", "")
+
+
+@pytest.mark.parametrize("field", ["seconds", "reply_bytes", "total_bytes", "rows"])
+def test_keeping_nothing_is_not_a_way_to_keep(field):
+    with pytest.raises(InvalidInput, match=field):
+        Keep(**{field: 0})
+
+
+def test_neither_ticket_nor_reply_shows_its_contents(replies):
+    fresh = replies.begin("alice", "uuid-1", BODY)
+    replies.finish(fresh.ticket, status=200, body=TEXT, media_type="application/json")
+    assert repr(fresh) == "Fresh(ticket=Ticket())"
+    assert "cough" not in repr(replies.begin("alice", "uuid-1", BODY))
+
+
+def test_no_two_replies_are_ever_sealed_under_one_key(replies):
+    """Which is why the nonce may be fixed."""
+    seals = set()
+    for _ in range(3):
+        ticket = replies.begin("alice", "uuid-1", BODY).ticket
+        seals.add(ticket.seal)
+        replies.abandon(ticket)
+    assert len(seals) == 3
+    store(replies, key="uuid-2")
+    ticket = replies.begin("alice", "uuid-3", BODY).ticket
+    for body in (TEXT, b"another"):
+        replies.finish(ticket, status=200, body=body, media_type="application/json")
+    assert replies.begin("alice", "uuid-3", BODY).body == TEXT

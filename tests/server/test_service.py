@@ -1,0 +1,275 @@
+"""Many requests at once: batching, turns among keys, full queues, clients that leave, and the end of the server."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from curator.deployments import ScriptedEngine
+from paclm.config import ServerConfig
+from server.live import Live, bearer, ledger_rows
+
+Start = Callable[..., Live]
+
+
+class SteppedEngine(ScriptedEngine):
+    """Steps only when the test lets it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.permits = threading.Semaphore(0)
+        self.is_free = False
+        self.orders: list[list[int]] = []
+        self.fails = False
+
+    def step(self, handles: list[int], coins: np.ndarray, temperature: list[float]) -> Any:
+        if not self.is_free:
+            self.permits.acquire()
+        if self.fails:
+            raise RuntimeError("ZEBRA in an error")
+        self.orders.append(list(handles))
+        return super().step(handles, coins, temperature)
+
+    def let(self, steps: int) -> None:
+        for _ in range(steps):
+            self.permits.release()
+
+    def run_free(self) -> None:
+        self.is_free = True
+        self.let(1000)
+
+
+@pytest.fixture
+def engine() -> Iterator[SteppedEngine]:
+    engine = SteppedEngine(num_slots=2, dissent=0.0)
+    yield engine
+    engine.run_free()
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+@contextmanager
+def asking(engine: SteppedEngine) -> Iterator[ThreadPoolExecutor]:
+    """Clients that ask at the same time; whatever happens, they are not left waiting for an engine that stands still."""
+    with ThreadPoolExecutor(16) as pool:
+        try:
+            yield pool
+        finally:
+            engine.run_free()
+
+
+def num_known(live: Live) -> int:
+    """Answers that run, wait, or have just reached the stepping thread."""
+    return live.service.num_running + live.service.num_waiting + live.service._stepper._calls.qsize()
+
+
+def test_requests_join_and_leave_between_steps(start: Start, engine: SteppedEngine) -> None:
+    live = start(engine=engine)
+    with asking(engine) as pool:
+        long = pool.submit(live.complete, max_tokens=20, temperature=0)
+        engine.let(2)
+        wait_until(lambda: len(engine.orders) == 2)
+        short = pool.submit(live.complete, max_tokens=1, temperature=0)
+        wait_until(lambda: num_known(live) == 2)
+        engine.let(2)
+        assert short.result(10).status_code == 200
+        assert not long.done()
+        engine.run_free()
+        assert long.result(10).json()["usage"]["completion_tokens"] <= 20
+    assert [len(order) for order in engine.orders[:5]] == [1, 1, 1, 2, 1]
+
+
+def test_a_busy_key_delays_a_quiet_one_by_its_running_answers_only(start: Start, engine: SteppedEngine) -> None:
+    live = start(engine=engine)
+    quiet = live.keys.add("quiet")
+    done: list[str] = []
+
+    def ask(name: str, key: str) -> None:
+        assert live.complete(max_tokens=2, temperature=0, headers=bearer(key)).status_code == 200
+        done.append(name)
+
+    with asking(engine) as pool:
+        busy = [pool.submit(ask, "busy", live.ward) for _ in range(8)]
+        wait_until(lambda: num_known(live) == 8)
+        one = pool.submit(ask, "quiet", quiet)
+        wait_until(lambda: num_known(live) == 9)
+        engine.let(5)
+        one.result(10)
+        assert done.count("busy") <= 4
+        engine.run_free()
+        for job in busy:
+            job.result(10)
+
+
+def test_a_full_queue_is_refused_with_a_time_to_come_back(start: Start, engine: SteppedEngine) -> None:
+    live = start(engine=engine, settings=ServerConfig(max_waiting=3, max_answers=3))
+    with asking(engine) as pool:
+        jobs = [pool.submit(live.complete, max_tokens=20, temperature=0) for _ in range(5)]
+        wait_until(lambda: num_known(live) == 5)
+        engine.let(1)
+        wait_until(lambda: live.service.num_waiting == 3)
+        sixth = pool.submit(live.complete)
+        wait_until(lambda: num_known(live) == 6)
+        engine.let(1)
+        refused = sixth.result(10)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "queue_full"
+        assert int(refused.headers["retry-after"]) > 0
+        engine.run_free()
+        assert [job.result(10).status_code for job in jobs] == [200] * 5
+    assert live.complete().status_code == 200
+
+
+def test_a_client_that_leaves_frees_its_place_at_once_and_pays_for_what_left(
+    start: Start, engine: SteppedEngine
+) -> None:
+    live = start(engine=engine, on_exhausted="refuse")
+    body = {"model": "clinic", "prompt": "the", "max_tokens": 40, "stream": True, "temperature": 0}
+    engine.let(3)
+    with live.http.stream("POST", "/v1/completions", json=body) as answer:
+        lines = answer.iter_lines()  # kept: losing it would end the connection
+        assert next(lines).startswith("data:")
+        wait_until(lambda: live.spent_tokens == 3)
+    wait_until(lambda: live.service._stepper._calls.qsize() == 1)
+    engine.let(1)  # the step that was under way when it left
+    wait_until(lambda: live.service.num_running == 0)
+    assert live.curator.reserved_units == 0
+    assert live.spent_tokens == 4
+    wait_until(lambda: next(key for key in live.keys.list() if key.name == "ward").reserved_tokens == 0)
+    assert next(key for key in live.keys.list() if key.name == "ward").used_tokens == 4
+
+
+def test_a_client_that_leaves_the_queue_is_never_charged(start: Start, engine: SteppedEngine) -> None:
+    live = start(engine=engine)
+    with asking(engine) as pool:
+        jobs = [pool.submit(live.complete, max_tokens=9, temperature=0) for _ in range(2)]
+        wait_until(lambda: num_known(live) == 2)
+        engine.let(1)
+        wait_until(lambda: live.service.num_running == 2)
+        with httpx.Client(base_url=live.url, headers=bearer(live.ward), timeout=0.5) as impatient:
+            leaving = pool.submit(impatient.post, "/v1/completions", json={"model": "clinic", "prompt": "the"})
+            wait_until(lambda: num_known(live) == 3)
+            engine.let(1)
+            wait_until(lambda: live.service.num_waiting == 1)
+            with pytest.raises(httpx.ReadTimeout):
+                leaving.result(10)
+        wait_until(lambda: live.service._stepper._calls.qsize() == 1)
+        engine.run_free()
+        tokens = sum(job.result(10).json()["usage"]["completion_tokens"] for job in jobs)
+    wait_until(lambda: num_known(live) == 0)
+    assert live.spent_tokens == tokens
+
+
+def test_with_an_idempotency_key_a_client_that_left_finds_its_answer(start: Start, engine: SteppedEngine) -> None:
+    live = start(engine=engine)
+    body = {"model": "clinic", "prompt": "the", "max_tokens": 5, "temperature": 0}
+    key = {"idempotency-key": "again", **bearer(live.ward)}
+    with httpx.Client(base_url=live.url, headers=key, timeout=0.5) as impatient, pytest.raises(httpx.ReadTimeout):
+        impatient.post("/v1/completions", json=body)
+    first_try = live.http.post("/v1/completions", json=body, headers=key)
+    assert first_try.status_code == 409
+    assert first_try.headers["x-should-retry"] == "true"
+    engine.run_free()
+    wait_until(lambda: live.http.post("/v1/completions", json=body, headers=key).status_code == 200)
+    again = live.http.post("/v1/completions", json=body, headers=key)
+    assert again.headers["idempotent-replayed"] == "true"
+    assert again.json()["usage"]["completion_tokens"] == live.spent_tokens
+
+
+def test_a_budget_held_by_others_is_worth_waiting_for(start: Start, engine: SteppedEngine) -> None:
+    live = start(engine=engine, per_token="2^-8", total="2^-4", on_exhausted="refuse")  # sixteen tokens
+    with asking(engine) as pool:
+        pool.submit(live.complete, max_tokens=10, temperature=0)
+        wait_until(lambda: live.service.num_running == 1)
+        waiting = pool.submit(live.complete, max_tokens=8)
+        wait_until(lambda: num_known(live) == 2)
+        engine.let(1)
+        refused = waiting.result(10)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "privacy_budget_held"
+
+
+def test_an_admitted_answer_never_dies_midway(start: Start, engine: SteppedEngine) -> None:
+    """Twelve streams of four tokens want 48, and 16 are there: those that are admitted get all of theirs."""
+    engine.run_free()
+    live = start(engine=engine, per_token="2^-8", total="2^-4", on_exhausted="refuse")
+    with asking(engine) as pool:
+        jobs = [pool.submit(live.complete, max_tokens=4, temperature=0) for _ in range(12)]
+        answers = [job.result(20) for job in jobs]
+    good = [answer.json() for answer in answers if answer.status_code == 200]
+    assert {answer.status_code for answer in answers} <= {200, 429, 503}
+    assert len(good) >= 4
+    assert all(answer["privacy"]["public_tokens"] == 0 for answer in good)
+    assert sum(answer["usage"]["completion_tokens"] for answer in good) == live.spent_tokens <= 16
+
+
+def test_a_step_that_fails_ends_the_service_and_says_nothing(start: Start, engine: SteppedEngine) -> None:
+    live = start(engine=engine)
+    stopped = threading.Event()
+    live.service.on_failure = stopped.set
+    with asking(engine) as pool:
+        jobs = [pool.submit(live.complete, max_tokens=5) for _ in range(2)]
+        wait_until(lambda: num_known(live) == 2)
+        engine.fails = True
+        engine.let(1)
+        answers = [job.result(10) for job in jobs]
+    assert stopped.wait(5)
+    assert [answer.status_code for answer in answers] == [503, 503]
+    assert "ZEBRA" not in "".join(answer.text for answer in answers)
+    assert live.http.get("/health").status_code == 503
+    assert live.complete().status_code == 503
+    assert live.spent_tokens == 0
+
+
+def test_a_server_that_ends_finishes_what_is_under_way(start: Start, engine: SteppedEngine) -> None:
+    live = start(engine=engine)
+    with asking(engine) as pool:
+        jobs = [pool.submit(live.complete, max_tokens=4, temperature=0) for _ in range(2)]
+        wait_until(lambda: num_known(live) == 2)
+        live.service.drain()
+        assert live.complete().status_code == 503
+        assert live.http.get("/health").json() == {"status": "draining"}
+        engine.run_free()
+        assert [job.result(10).status_code for job in jobs] == [200, 200]
+
+
+def test_the_ledger_has_what_clients_received_after_a_stop_in_the_middle(make: Any, small_tokenizer: Any) -> None:
+    from server.live import serve
+
+    workspace = make()
+    received: list[int] = []
+    engine = SteppedEngine(dissent=0.0)
+    with asking(engine) as pool:
+        with serve(workspace, engine, small_tokenizer) as live:
+            jobs = [pool.submit(stream_tokens, live, received) for _ in range(4)]
+            wait_until(lambda: num_known(live) == 4)
+            engine.let(5)
+            wait_until(lambda: live.spent_tokens >= 8)
+            engine.run_free()
+        for job in jobs:
+            job.result(10)
+    assert ledger_rows(workspace.path) >= sum(received) > 0
+
+
+def stream_tokens(live: Live, received: list[int]) -> None:
+    """Count the tokens that really arrived."""
+    body = {"model": "clinic", "prompt": "the", "max_tokens": 40, "stream": True, "temperature": 0}
+    headers = {"authorization": f"Bearer {live.admin}"}  # marks count tokens exactly
+    with httpx.stream("POST", live.url + "/v1/completions", json=body, headers=headers, timeout=30) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                received.append(len(json.loads(line[6:]).get("privacy", {}).get("marks", [])))

@@ -1,0 +1,61 @@
+"""64 clients for a minute on the embedded model with 32 worlds, and a server that is killed five times under load."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from curator.deployments import build_workspace, set_mechanism
+from paclm import Workspace
+from paclm.engine.base import TINY_FOLDER
+from server.live import ledger_rows
+from server.load import ask_for
+from server.test_load import STEPS_IN_FLIGHT, kill_under_load, serve_process
+
+pytestmark = pytest.mark.stress
+
+
+def resident_megabytes(pid: int) -> float:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found
+    return int(found[1]) / 1024
+
+
+@pytest.fixture
+def clinic(tmp_path: Path, texts: list[str]) -> Path:
+    path: Path = build_workspace(tmp_path / "clinic", texts, TINY_FOLDER, num_worlds=32, spread=0.02).path
+    set_mechanism(path, per_token="2^-40", total="2^-10")
+    settings = (path / "paclm.toml").read_text()
+    (path / "paclm.toml").write_text(settings.replace("max_sequences = 64", "max_sequences = 32"))
+    return path
+
+
+def test_64_clients_for_a_minute(clinic: Path) -> None:
+    process, url, key = serve_process(clinic)
+    try:
+        warm = ask_for(url, key, clients=64, seconds=15, tokens=24, leaving=0.2)
+        before = resident_megabytes(process.pid)
+        got = ask_for(url, key, clients=64, seconds=60, tokens=24, leaving=0.2)
+        after = resident_megabytes(process.pid)
+    finally:
+        process.terminate()
+        process.wait(60)
+    print(json.dumps({"tokens": got.tokens, "complete": got.complete, "left": got.left, "MB": [before, after]}))
+    assert warm.problems == got.problems == []
+    assert got.refused == 0
+    assert got.complete > 64
+    assert after < before * 1.1 + 20
+    received, left = warm.tokens + got.tokens, warm.left + got.left
+    assert received <= ledger_rows(clinic) <= received + left * STEPS_IN_FLIGHT * 2
+
+
+def test_the_ledger_rule_holds_after_each_of_five_kills_under_load(make: Callable[..., Workspace]) -> None:
+    for number in range(5):
+        workspace = make(f"clinic-{number}", per_token="2^-40")
+        got, charged = kill_under_load(workspace.path, clients=24, seconds=1.5 + number)
+        assert got.problems == []
+        assert got.tokens <= charged <= got.tokens + 24 * STEPS_IN_FLIGHT

@@ -1,0 +1,62 @@
+"""These methods run on disjoint shards or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paclm.errors import InvalidInput
+from paclm.study.baselines.shards import authors_training, check_disjoint, ensure_shards, load_shards
+from paclm.worlds.assignment import assign_worlds
+
+
+def test_overlapping_worlds_are_refused_with_the_reason():
+    with pytest.raises(InvalidInput, match=r"is in 4 of 8 parts.*never use worlds"):
+        check_disjoint(assign_worlds(20, 8, seed=1), "worlds")
+
+
+def test_a_record_in_no_shard_or_in_two_is_refused():
+    shards = np.eye(4, dtype=bool)
+    assert check_disjoint(shards) is shards
+    for row in ([False] * 4, [True, True, False, False]):
+        broken = shards.copy()
+        broken[2] = row
+        with pytest.raises(InvalidInput, match="one record moving one model"):
+            check_disjoint(broken)
+
+
+def test_the_workspaces_own_shards_are_loaded_and_worlds_in_their_place_are_not(lab):
+    assert load_shards(lab.workspace, 4).num_worlds == 4
+    worlds = lab.workspace.membership[:, :4]
+    np.savez_compressed(lab.workspace.adapters_path / "shards-4.npz", membership=worlds)
+    with pytest.raises(InvalidInput, match="one record moving one model"):
+        load_shards(lab.workspace, 4)
+
+
+def test_another_division_or_another_number_of_adapters_is_refused(lab):
+    path = lab.workspace.adapters_path
+    right = np.load(path / "shards-4.npz")["membership"]
+    np.savez_compressed(path / "shards-4.npz", membership=right[:, [1, 0, 2, 3]])
+    with pytest.raises(InvalidInput, match="not the division"):
+        load_shards(lab.workspace, 4)
+    np.savez_compressed(path / "shards-4.npz", membership=right)
+    (path / "shards-4.safetensors").write_bytes((path / "shards-6.safetensors").read_bytes())
+    with pytest.raises(InvalidInput, match="holds 6 adapters, not 4"):
+        load_shards(lab.workspace, 4)
+
+
+def test_shards_that_were_never_trained_are_asked_for(lab):
+    with pytest.raises(InvalidInput, match="paclm train WORKSPACE --what shards:5"):
+        load_shards(lab.workspace, 5)
+
+
+def test_missing_shards_are_trained_with_the_settings_given_and_the_workspace_keeps_its_own(lab):
+    own = lab.workspace.training
+    wanted = replace(own, epochs=3, learning_rate=1e-2, block_tokens=32)
+    assert ensure_shards(lab, 2, wanted).num_worlds == 2
+    assert lab.workspace.training == own
+    assert lab.workspace.manifest.adapters["shards-2.safetensors"]["training"]["epochs"] == 3
+    authors = authors_training(own, 10)
+    assert (authors.rank, authors.alpha, authors.epochs, authors.batch_size) == (4, 32.0, 10, 8)

@@ -1,0 +1,90 @@
+"""λ from a table is never above the exact one, and hardly below it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from paclm.errors import InvalidInput
+from paclm.study.baselines.pmixed import mixing_weight
+from paclm.study.baselines.tables import LOG_RATIOS, compress, tabulate
+
+ORDERS = (2, 16, 64)
+
+
+def ensemble(seed, spread, vocabulary=200):
+    rng = np.random.default_rng(seed)
+    public = rng.normal(0.0, 2.5, (3, vocabulary))
+    logs = public[:, None] + rng.normal(0.0, spread, (3, 2, vocabulary))
+    return logs - np.log(np.exp(logs).sum(-1, keepdims=True)), public - np.log(np.exp(public).sum(-1, keepdims=True))
+
+
+def tables_of(shards, public, orders=ORDERS):
+    return tabulate(compress(torch.from_numpy(shards), torch.from_numpy(public)), orders)
+
+
+@hypothesis_settings(max_examples=25)
+@given(
+    seed=st.integers(0, 10**6),
+    spread=st.sampled_from([0.01, 0.2, 1.0, 3.0, 8.0]),
+    radius=st.floats(-9.0, 1.0).map(lambda x: 10.0**x),
+)
+def test_the_tabulated_weight_is_safe_and_close(seed, spread, radius):
+    shards, public = ensemble(seed, spread)
+    for table in tables_of(shards, public):
+        exact = mixing_weight(shards, public[:, None], table.order, radius)
+        found = table.weight(radius)
+        assert (found <= exact * (1 + 1e-9)).all()
+        if spread <= 1.0:  # beyond, models share nothing, the intervals are coarse, and λ is only safe
+            assert (found >= 0.93 * exact)[exact > 2e-4].all()  # as below the first step of the grid
+
+
+def test_on_models_that_are_like_real_ones_the_loss_is_a_few_tenths_of_a_per_cent():
+    shards, public = ensemble(1, 0.4, vocabulary=4000)
+    for table in tables_of(shards, public, (2, 8)):
+        for radius in (1e-4, 1e-2):
+            exact = mixing_weight(shards, public[:, None], table.order, radius)
+            assert table.weight(radius).mean() > 0.995 * exact.mean()
+
+
+def test_the_check_catches_a_table_that_is_two_per_cent_too_generous():
+    shards, public = ensemble(2, 1.0)
+    (table,) = tables_of(shards, public, (8,))
+    exact = mixing_weight(shards, public[:, None], 8, 1e-3)
+    assert (1.02 * table.weight(1e-3) > exact).any()
+
+
+def test_compression_keeps_mass_and_mean_and_never_lowers_a_convex_function():
+    shards, public = ensemble(4, 1.5)
+    weights = compress(torch.from_numpy(shards), torch.from_numpy(public)).numpy()
+    ratios = np.exp(LOG_RATIOS)
+    assert weights.sum(-1) == pytest.approx(1.0, abs=1e-10)
+    assert (weights @ ratios) == pytest.approx(1.0, abs=1e-10)
+    for power in (2.0, 5.0, -3.0):
+        exact = (np.exp(public)[:, None] * np.exp(power * (shards - public[:, None]))).sum(-1)
+        assert (weights @ ratios**power >= exact * (1 - 1e-12)).all()
+
+
+def test_rows_can_be_picked():
+    shards, public = ensemble(4, 1.5)
+    (table,) = tables_of(shards, public, (3,))
+    assert np.array_equal(table.weight(0.01, np.array([2, 0])), table.weight(0.01)[[2, 0]])
+
+
+def test_the_same_model_gets_all_the_weight_at_any_radius_and_none_at_radius_zero():
+    _, public = ensemble(4, 1.5)
+    (table,) = tables_of(public[:, None].repeat(2, axis=1), public, (2,))
+    assert (table.weight(1e-9) == 1.0).all()
+    shards, public = ensemble(4, 1.5)
+    assert (tables_of(shards, public, (2,))[0].weight(0.0) < 1e-9).all()
+
+
+def test_a_ratio_beyond_the_table_is_refused():
+    public = np.log(np.array([[1e-40, 1.0 - 1e-40]]))
+    shards = np.log(np.array([[[0.5, 0.5], [0.5, 0.5]]]))
+    with pytest.raises(InvalidInput, match=r"factor of e\^64"):
+        compress(torch.from_numpy(shards), torch.from_numpy(public))

@@ -1,0 +1,136 @@
+"""From the engine's hidden states to distributions, digests, the search and generated text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from paclm.errors import BudgetExceeded, InvalidInput
+from paclm.study.baselines.digest import make_digest
+from paclm.study.baselines.distributions import next_distributions, text_distributions
+from paclm.study.baselines.generation import PMixedSession, generate
+from paclm.study.baselines.pmixed import PMixedSettings, release_distribution
+from paclm.study.baselines.search import Target, choose, play
+
+ORDERS = (2, 8)
+
+
+@pytest.fixture
+def engine(lab):
+    return lab.engine("shards-4", context=64)
+
+
+@pytest.fixture
+def digest(lab, engine):
+    return make_digest(text_distributions(engine, lab.passages(60), support_size=40), ORDERS)
+
+
+def test_distributions_are_normalised_in_order_and_agree_with_the_votes(lab, engine):
+    passages = lab.passages(40)
+    parts = list(text_distributions(engine, passages, support_size=engine.support_size))
+    truth = torch.cat([part.truth for part in parts]).tolist()
+    scored = [token for p in passages for token, counts in zip(p.tokens[1:], p.is_scored[1:], strict=True) if counts]
+    assert truth == scored
+    for part in parts:
+        assert part.log_shards.dtype == torch.float64
+        assert torch.allclose(part.log_shards.exp().sum(-1), torch.ones((), dtype=torch.float64))
+    (ballot, *_) = engine.teacher_forced(passages[0].tokens, len(passages[0].tokens))
+    inside = parts[0].log_shards.gather(-1, parts[0].support.unsqueeze(1).expand(-1, 4, -1)).argmax(-1)
+    favourite = parts[0].support.gather(-1, inside).numpy()
+    assert np.array_equal(favourite, ballot.votes[: len(favourite)])
+
+
+def test_the_next_distribution_is_that_of_the_text(lab, engine):
+    (passage, *_) = lab.passages(30)
+    (part, *_) = text_distributions(engine, [passage])
+    shards, public = next_distributions(engine, passage.tokens[:3])
+    assert torch.allclose(shards, part.log_shards[2], atol=1e-5)
+    assert torch.allclose(public, part.log_public[2], atol=1e-5)
+
+
+def test_small_parts_and_large_ones_give_the_same_digest(lab, engine, digest, monkeypatch):
+    monkeypatch.setitem(__import__("paclm.study.baselines.distributions", fromlist=["x"])._NUMBERS_AT_ONCE, "cpu", 1)
+    again = make_digest(text_distributions(engine, lab.passages(60), support_size=40), ORDERS)
+    assert np.allclose(again.truth_shards, digest.truth_shards, rtol=1e-4)
+    assert np.allclose(again.tables[8].values, digest.tables[8].values, rtol=1e-2, atol=1e-9)
+
+
+def test_a_played_position_is_the_release_distribution_at_the_true_token(lab, engine, digest):
+    settings = PMixedSettings(num_shards=4, order=8, queries=50, epsilon=6.0)
+    played = play(digest, settings, np.random.default_rng(0))
+    exact = []
+    for part in text_distributions(engine, lab.passages(60), support_size=40):
+        for i in range(part.num_positions):
+            shards, public = part.log_shards[i].numpy(), part.log_public[i].numpy()
+            released, _ = release_distribution(shards, public, np.ones(4, dtype=bool), settings)
+            exact.append(np.exp(released[int(part.truth[i])]))
+    assert played.truth == pytest.approx(np.array(exact), rel=0.02)
+    assert played.empty == 0.0
+    assert 0.0 < played.mean_weight <= 1.0
+
+
+def test_the_expected_gain_of_the_search_is_the_mean_of_what_is_played(digest):
+    targets = [Target(100, 2.0, 1e-5, reading) for reading in ("rigorous", "generous", "strict")]
+    for choice in choose(digest, targets, ORDERS, (0.5,)):
+        draws = [play(digest, choice.settings, np.random.default_rng(seed)).truth.mean() for seed in range(200)]
+        gain, error = np.mean(draws) - digest.truth_public.mean(), np.std(draws) / np.sqrt(200)
+        assert abs(gain - choice.gain) < 4 * error + 0.01 * abs(choice.gain) + 1e-12  # seeded; false alarm < 1e-4
+
+
+def test_the_search_takes_the_best_of_what_it_may_take(digest):
+    target = Target(1000, 2.0, 1e-5, "generous")
+    (best,) = choose(digest, [target], ORDERS, (1.0, 0.5, 0.1))
+    alone = [choose(digest, [target], (order,), (rate,))[0].gain for order in ORDERS for rate in (1.0, 0.5, 0.1)]
+    assert best.gain == max(alone)
+
+
+def test_samples_come_up_empty_as_often_as_they_should(digest):
+    settings = PMixedSettings(num_shards=4, order=8, rate=0.3, queries=100, epsilon=4.0)
+    empty = [play(digest, settings, np.random.default_rng(seed)).empty for seed in range(100)]
+    expected = 0.7**4
+    error = np.sqrt(expected * (1 - expected) / (100 * digest.num_positions))
+    assert abs(np.mean(empty) - expected) < 4 * error  # seeded; for a fresh seed, false alarm < 1e-4
+
+
+def test_a_release_cut_to_the_support_gives_nothing_outside_and_more_inside(digest):
+    assert (digest.public_inside()[~digest.is_inside] == 0.0).all()
+    assert (digest.public_inside()[digest.is_inside] >= digest.truth_public[digest.is_inside]).all()
+    with pytest.raises(InvalidInput, match="No table was made for order 3"):
+        digest.weights(PMixedSettings(num_shards=4, order=3, queries=10, epsilon=8.0), 4)
+
+
+def test_after_t_queries_the_shard_models_are_not_asked_again(lab, engine):
+    prompt = list(lab.test_passages[0].tokens[:6])
+    settings = PMixedSettings(num_shards=4, order=8, rate=1.0, queries=5, epsilon=8.0)
+    answers = generate(engine, prompt, 9, PMixedSession(settings, seed=1))
+    assert [answer.is_charged for answer in answers] == [True] * 5 + [False] * 4
+    assert [answer.members for answer in answers] == [4] * 5 + [0] * 4
+    again = generate(engine, prompt, 9, PMixedSession(settings, seed=1))
+    assert [answer.token for answer in again] == [answer.token for answer in answers]
+
+
+def test_a_session_may_refuse_instead_and_an_empty_sample_counts(lab):
+    public = np.log(np.full(5, 0.2))
+    settings = PMixedSettings(num_shards=2, order=8, rate=1e-4, queries=3, epsilon=8.0)
+    session = PMixedSession(settings, seed=1, on_exhausted="refuse")
+    answers = [session.answer(np.stack([public, public]), public) for _ in range(3)]
+    assert [answer.members for answer in answers] == [0, 0, 0]
+    assert session.remaining == 0
+    assert "NOT PRIVATE" in session.stamp
+    with pytest.raises(BudgetExceeded, match="All 3 queries that the guarantee covers"):
+        session.answer(np.stack([public, public]), public)
+
+
+def test_sampled_tokens_follow_the_release_and_the_check_sees_the_public_model_instead():
+    public, shards = np.log([0.5, 0.3, 0.2]), np.log([[0.1, 0.1, 0.8]] * 2)
+    settings = PMixedSettings(num_shards=2, order=2, queries=800, epsilon=1e4, reading="generous")
+    session = PMixedSession(settings, seed=3)
+    drawn = np.bincount([session.answer(shards, public).token for _ in range(800)], minlength=3) / 800
+    released, _ = release_distribution(shards, public, np.ones(2, dtype=bool), settings)
+
+    def distance(probabilities):
+        return np.abs(drawn - probabilities) / np.sqrt(probabilities * (1 - probabilities) / 800)
+
+    assert distance(np.exp(released)).max() < 4.5  # seeded; for a fresh seed, false alarm < 1e-4
+    assert distance(np.exp(public)).max() > 4.5

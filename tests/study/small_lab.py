@@ -1,0 +1,56 @@
+"""A lab over a workspace with eight random worlds, made in a second; and votes that follow a script."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from curator.deployments import build_workspace
+from paclm.config import RuntimeConfig
+from paclm.study.lab import Lab
+from paclm.study.serving import Panel
+from paclm.worlds.workspace import Workspace
+
+RUNTIME = RuntimeConfig(device="cpu", context=64, prefill_chunk=16)
+
+
+def build_study_workspace(path: Path, texts: list[str], base: Path, num_canaries: int = 0) -> Path:
+    """With a full-corpus adapter: that of the first world stands in for one, trained or not."""
+    from paclm.engine.adapters import AdapterStack
+
+    workspace = build_workspace(path, texts, base, spread=0.25, num_canaries=num_canaries)
+    worlds = AdapterStack.load(workspace.adapters_path / "worlds.safetensors")
+    first = {layer: a[:1] for layer, a in worlds.A.items()}, {layer: b[:1] for layer, b in worlds.B.items()}
+    AdapterStack(worlds.spec, worlds.base, *first).save(workspace.adapters_path / "full.safetensors")
+    return workspace.with_adapters("full.safetensors").path
+
+
+def open_lab(template: Path, folder: Path, seed: int = 0) -> Lab:
+    """A lab of one's own, over a copy."""
+    if not folder.exists():
+        shutil.copytree(template, folder)
+    return Lab(Workspace.open(folder), seed=seed, runtime=RUNTIME)
+
+
+class ScriptedStreams:
+    """Worlds that split into two random camps on a chosen share of the tokens, and agree on the rest."""
+
+    def __init__(self, num_worlds: int, dissent: float, seed: int) -> None:
+        self._m, self._dissent, self._rng, self._n = num_worlds, dissent, np.random.default_rng(seed), 0
+        self.appended: list[np.ndarray] = []
+
+    def start(self, prompts, length):
+        self._n = len(prompts)
+
+    def votes(self):
+        split = self._rng.permuted(np.tile(np.arange(self._m) % 2, (self._n, 1)), axis=1)
+        worlds = 10 + split * (self._rng.random((self._n, 1)) < self._dissent)
+        return Panel(worlds, worlds[:, 0], None)
+
+    def append(self, tokens):
+        self.appended.append(tokens.copy())
+
+    def end(self):
+        self._n = 0

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paclm.study.regimes import ablation
+from paclm.study.regimes.ablation import REGIME, VARIANTS, Ablation, AblationScale, depth_of_dissent
+from paclm.study.run import run_regime
+from paclm.study.table import to_markdown
+from paclm.study.tables import tab_ablation
+from study.small_lab import build_study_workspace, open_lab
+
+SCALE = AblationScale(trials=4, length=8, prompt=8)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory, texts, small_base):
+    return build_study_workspace(tmp_path_factory.mktemp("ablation") / "template", texts[:60], small_base)
+
+
+@pytest.fixture
+def lab(template, tmp_path):
+    return open_lab(template, tmp_path / "lab")
+
+
+def test_every_rule_is_measured_at_both_budgets(lab):
+    result = run_regime(lab, REGIME, "quick", scale=SCALE)
+    assert len(result.rows) == 2 * len(VARIANTS)
+    coupled = result.one(variant="Gumbel, τ = 1.0", budget="2^-8")
+    apart = result.one(variant="independent", budget="2^-8")
+    assert apart["unanimity"] < coupled["unanimity"]
+    assert apart["distinct_given_dissent"] > coupled["distinct_given_dissent"]
+    data = tab_ablation.build({"ablation": result})
+    assert all(len(row) == len(data.columns) for row in data.rows)
+    assert "hybrid" in to_markdown(data)
+    assert len(REGIME.describe(result)) == len(VARIANTS)
+
+
+def test_the_same_seed_gives_the_same_rows(lab):
+    assert ablation.run(lab, SCALE) == ablation.run(lab, SCALE)
+
+
+def test_trials_are_paired_across_budgets(lab):
+    """With the same coins, world and noise words, budgets can part only where noise decides: after a dissent."""
+    played = Ablation(lab, SCALE).play(VARIANTS[1])
+    tokens, distinct = played["tokens"].reshape(2, 4, 8), played["distinct"].reshape(2, 4, 8)
+    assert np.array_equal(distinct[0, :, 0], distinct[1, :, 0])
+    for trial in range(4):
+        parted = np.flatnonzero(tokens[0, trial] != tokens[1, trial])
+        if parted.size:
+            assert distinct[0, trial, parted[0]] > 1
+
+
+def test_smaller_batches_give_the_same_trials(lab, monkeypatch):
+    from paclm.study import serving
+
+    whole = Ablation(lab, SCALE).play(VARIANTS[0])
+    monkeypatch.setattr(
+        ablation, "engine_for", lambda lab, sequences, context: serving.engine_for(lab, sequences=3, context=context)
+    )
+    split = Ablation(lab, SCALE).play(VARIANTS[0])
+    assert np.array_equal(whole["tokens"], split["tokens"])
+
+
+def test_depth_is_measured_where_worlds_differ():
+    row = depth_of_dissent(np.array([[1, 1, 2, 4], [1, 1, 1, 3]]), np.random.default_rng(0))
+    assert row["unanimity"] == 5 / 8
+    assert row["distinct_given_dissent"] == 3.0
+    assert row["p95_distinct"] == pytest.approx(3.9)
+    assert depth_of_dissent(np.ones((2, 3), int), np.random.default_rng(0))["p95_distinct"] is None

@@ -1,0 +1,176 @@
+"""The regimes about attackers, from a small workspace to rows, sentences, tables and figures."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from paclm.study.canaries import choose_forced, imagined_canaries, planted_canaries, trigger_votes
+from paclm.study.figures import all_figures
+from paclm.study.likelihood import score_targets
+from paclm.study.regimes import canaries, capacity, coupling, regime_named, tokens_only, universe
+from paclm.study.run import run_regime
+from paclm.study.table import to_csv, to_latex, to_markdown
+from paclm.study.tables import all_tables
+from paclm.worlds.workspace import Workspace
+from study.small_lab import build_study_workspace, open_lab
+
+SCALES = {
+    "canaries": canaries.CanariesScale(trials=60, trials_outside=10, draws=4, imagined=12),
+    "capacity": capacity.CapacityScale(4, 4, (1, 8)),
+    "coupling": coupling.CouplingScale(60, 2, 20),
+    "tokens_only": tokens_only.TokensOnlyScale(60, 2, sessions=4, tokens=12, particles=6),
+    "universe": universe.UniverseScale(records=4, tokens=24, prompt=8, released=4, sequences=3),
+}
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory, texts, small_base):
+    path = build_study_workspace(tmp_path_factory.mktemp("study") / "clinic", texts[:60], small_base)
+    settings = path / "paclm.toml"  # whatever is trained must fit beside the adapters that are there
+    changes = {"rank = 8": "rank = 2", "alpha = 16.0": "alpha = 4.0", "learning_rate = 0.0002": "learning_rate = 0.002"}
+    text = settings.read_text()
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    settings.write_text(text)
+    return path
+
+
+@pytest.fixture
+def lab(template, tmp_path):
+    return open_lab(template, tmp_path / "clinic")
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory, texts, small_base):
+    """A workspace whose worlds (random, not trained) hold canaries."""
+    return build_study_workspace(tmp_path_factory.mktemp("planted") / "clinic", texts[:40], small_base, num_canaries=8)
+
+
+def shown(name, result):
+    """All tables and figures that this regime alone feeds, drawn; returns what the tables say."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    said = []
+    for table in (table for table in all_tables() if table.regimes == (name,)):
+        data = table.build({name: result})
+        assert all(len(row) == len(data.columns) for row in data.rows)
+        said.append(to_markdown(data) + to_csv(data) + to_latex(data, table.label))
+    for figure in (figure for figure in all_figures() if figure.regimes == (name,)):
+        plt.close(figure.draw({name: result}))
+    return said
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_a_regime_gives_rows_sentences_tables_and_figures(lab, name):
+    regime = regime_named(name)
+    result = run_regime(lab, regime, "quick", scale=SCALES[name])
+    assert result.rows
+    sentences = regime.describe(result)
+    assert sentences
+    assert all(sentence.endswith(".") and "nan" not in sentence for sentence in sentences)
+    assert shown(name, result)
+    assert set(regime.presets) == {"quick", "paper"}
+
+
+@pytest.mark.parametrize("name", ["canaries", "universe"])
+def test_the_same_seed_gives_the_same_rows_and_another_seed_others(template, tmp_path, name):
+    rows = [
+        run_regime(open_lab(template, tmp_path / str(i), seed), regime_named(name), "quick", scale=SCALES[name]).rows
+        for i, seed in enumerate((0, 0, 1))
+    ]
+    assert repr(rows[0]) == repr(rows[1])
+    assert repr(rows[0]) != repr(rows[2])
+
+
+def test_without_canaries_the_regime_says_so_and_forces_made_up_ones(lab):
+    result = run_regime(lab, canaries.REGIME, "quick", scale=SCALES["canaries"])
+    assert "without canaries" in result.notes[0]
+    assert not result.select(part="organic")
+    assert result.select(part="forced")
+
+
+def test_canaries_of_the_workspace_are_measured_where_they_were_planted(planted, tmp_path):
+    lab = open_lab(planted, tmp_path / "clinic")
+    found = planted_canaries(lab)
+    assert [one.canary.id for one in found] == [canary.id for canary in lab.workspace.canaries()]
+    assert all((one.is_member == row).all() for one, row in zip(found, lab.workspace.membership[-8:], strict=True))
+    result = run_regime(lab, canaries.REGIME, "quick", scale=SCALES["canaries"])
+    organic = result.select(part="organic")
+    assert [row["repetitions"] for row in organic] == [1, 1, 2, 2, 4, 4, 8, 8]
+    first, row = found[1], organic[1]
+    engine = lab.engine()
+    tokens = [*first.canary.trigger_ids, *first.canary.payload_ids]
+    own = score_targets(engine, tokens).log_probability[:-1, len(first.canary.trigger_ids) - 1]
+    assert row["gap_nats"] == pytest.approx(own[first.is_member].mean() - own[~first.is_member].mean())
+
+
+def test_what_lies_outside_the_support_is_never_emitted(lab):
+    rows = run_regime(lab, canaries.REGIME, "quick", scale=SCALES["canaries"]).select(part="out-of-support")
+    assert {row["budget"] for row in rows} == {"inf", "2^-4", "2^-8", "2^-16"}
+    assert all(row["emitted"] == 0 for row in rows if not row["in_support"])
+
+
+def test_votes_at_a_trigger_are_those_of_the_engine(lab):
+    engine = lab.engine(support_size=40)
+    (one, *_) = imagined_canaries(lab, 2)
+    greedy = trigger_votes(engine, one.canary, 3, 0.0, 0)
+    ballot = engine.ballot(one.canary.trigger_ids)
+    assert (greedy.votes == ballot.votes).all()
+    assert (greedy.support == ballot.support[0]).all()
+    drawn = trigger_votes(engine, one.canary, 150, 1.0, 4)
+    assert drawn.votes.shape == (150, lab.num_worlds)
+    assert np.isin(drawn.votes, drawn.support).all()
+    assert len(np.unique(drawn.votes[:, 0])) > 1
+    chosen = choose_forced(engine, imagined_canaries(lab, 12), 2)
+    assert all(one.canary.kind == "C-COMMON" for one in chosen)
+
+
+def test_scores_of_targets_agree_with_the_model_itself(lab):
+    """The public model is the last row: log softmax of the base model, position by position."""
+    import torch
+
+    from paclm.engine.base import base_of, load_model
+
+    tokens = list(lab.test_passages[0].tokens[:30])
+    scores = score_targets(lab.engine(), tokens)
+    with torch.inference_mode():
+        logits = load_model(base_of(lab.workspace), torch.float32)(torch.tensor([tokens])).logits[0, :-1]
+    targets = torch.tensor(tokens[1:])
+    exact = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0].numpy()
+    assert scores.log_probability[-1] == pytest.approx(exact, abs=1e-4)
+    assert (scores.rank[-1] == (logits > logits.gather(1, targets[:, None])).sum(1).numpy()).mean() > 0.9
+    later = score_targets(lab.engine(), tokens, first=20)
+    assert later.log_probability == pytest.approx(scores.log_probability[:, 19:], abs=1e-5)
+
+
+def test_a_repeated_canary_is_learnt_by_the_adapter_that_holds_it(lab):
+    scale = capacity.CapacityScale(4, 2, (1, 64))
+    rows = run_regime(lab, capacity.REGIME, "quick", scale=scale).select(rank=32)
+    few, many = ([row for row in rows if row["repetitions"] == count] for count in (1, 64))
+    for one, other in zip(few, many, strict=True):
+        assert other["gap_nats"] > one["gap_nats"]
+        assert other["gap_nats"] > 0.0
+
+
+def test_coupling_trains_the_other_worlds_and_keeps_them(lab):
+    run_regime(lab, coupling.REGIME, "quick", scale=SCALES["coupling"])
+    assert "uncoupled.safetensors" in Workspace.open(lab.workspace.path).manifest.adapters
+    shutil.rmtree(lab.folder / "parts", ignore_errors=True)
+
+
+def test_retained_gain_is_a_ratio_with_an_error_and_none_without_a_gain():
+    rng = np.random.default_rng(0)
+    clusters = np.repeat(np.arange(50), 20)
+    public, full = rng.random(1000) < 0.3, rng.random(1000) < 0.5
+    private = np.where(rng.random(1000) < 0.5, public, full)
+    found = coupling.retained_gain(private, public, full, clusters, rng)
+    assert abs(found.mean - 0.5) < 4 * found.stderr
+    assert 0.01 < found.stderr < 0.2
+    assert coupling.retained_gain(private, full, full, clusters, rng) is None

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paclm.study.figure import save_figure
+from paclm.study.figures.fig_degeneracy import FIGURE
+from paclm.study.regimes import generation
+from paclm.study.regimes.generation import REGIME, Generation, GenerationScale
+from paclm.study.run import run_regime
+from paclm.study.serving import GREEDY
+from paclm.study.table import to_latex, to_markdown
+from paclm.study.tables import tab_generation
+from study.small_lab import build_study_workspace, open_lab
+
+SCALE = GenerationScale(sequences=4, lengths=(4, 8, 16), prompt=8, together=3)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory, texts, small_base):
+    return build_study_workspace(tmp_path_factory.mktemp("generation") / "template", texts[:60], small_base)
+
+
+@pytest.fixture
+def lab(template, tmp_path):
+    return open_lab(template, tmp_path / "lab")
+
+
+def test_every_text_is_measured_at_every_length_beside_references_of_its_own_decoder(lab, tmp_path):
+    result = run_regime(lab, REGIME, "quick", scale=SCALE)
+    sources = {(row["source"], row["decoder"], row["budget"]) for row in result.rows}
+    assert len(sources) == 8
+    assert len(result.rows) == 24
+    for row in result.rows:
+        assert 0.0 <= row["rep3"] < 1.0
+        assert 0.0 < row["distinct1"] <= 1.0
+        assert (row["ratio"] is None) == (row["source"] == "human")
+        assert ("unanimity" in row) == (row["source"] == "private")
+    for decoder in ("greedy", "gumbel"):  # the reference is its own
+        assert result.one(source="full", decoder=decoder, length=8)["ratio"] == 1.0
+    results = {"generation": result}
+    data = tab_generation.build(results)
+    assert all(len(row) == len(data.columns) for row in data.rows)
+    assert "human text" in to_markdown(data)
+    assert "\\toprule" in to_latex(data, "tab:generation")
+    assert "hazard" in " ".join(REGIME.describe(result))
+    assert len(save_figure(FIGURE, results, tmp_path)) == 2
+
+
+def test_the_same_seed_gives_the_same_numbers_and_a_stopped_run_goes_on(lab, monkeypatch):
+    whole = generation.run(lab, SCALE)
+    private, asked = Generation.private, []
+
+    def stopping(self, voting, per_token):
+        asked.append((voting.name, per_token))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return private(self, voting, per_token)
+
+    monkeypatch.setattr(Generation, "private", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        generation.run(lab, SCALE)
+    assert generation.run(lab, SCALE) == whole
+    assert asked.count(("greedy", 2.0**-16)) == 1
+
+
+def test_text_too_short_for_a_length_is_said_and_not_made_up(lab):
+    found = generation.run(lab, GenerationScale(sequences=3, lengths=(4, 50), prompt=8))
+    assert [row["length"] for row in found.rows if row["source"] == "human"] == [4]
+    assert any("no human text of 50" in note for note in found.notes)
+
+
+def test_a_shorter_text_is_the_beginning_of_a_longer_one(lab):
+    short = Generation(lab, GenerationScale(sequences=4, lengths=(5,), prompt=8))
+    long = Generation(lab, SCALE)
+    assert np.array_equal(long.alone("full", GREEDY)[:, :5], short.alone("full", GREEDY))
+    assert np.array_equal(long.private(GREEDY, 2.0**-6)["tokens"][:, :5], short.private(GREEDY, 2.0**-6)["tokens"])

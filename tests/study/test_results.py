@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paclm.errors import InvalidInput
+from paclm.study.results import Result, load_results, plain, provenance
+from paclm.worlds.workspace import Workspace
+
+
+def make_result(**changes: object) -> Result:
+    fields = {"regime": "census", "preset": "quick", "seed": 3, "scale": {"positions": 8}, "seconds": 1.5}
+    rows = [{"k": 50, "share": np.float64(0.5), "n": np.int64(7)}, {"k": 200, "share": math.nan, "n": 8}]
+    return Result(**{**fields, "rows": rows, **changes})  # type: ignore[arg-type]
+
+
+def test_a_result_survives_the_disk_and_numbers_that_are_none_become_null(tmp_path: Path) -> None:
+    path = make_result().save(tmp_path)
+    found = Result.load(path)
+    assert found.rows == [{"k": 50, "share": 0.5, "n": 7}, {"k": 200, "share": None, "n": 8}]
+    assert load_results(tmp_path) == {"census": found}
+    assert "NaN" not in path.read_text()
+
+
+def test_rows_are_found_by_their_values_and_one_means_one() -> None:
+    result = make_result()
+    assert result.one(k=50)["n"] == 7
+    assert len(result.select()) == 2
+    with pytest.raises(InvalidInput, match="2 rows of census"):
+        result.one()
+    with pytest.raises(InvalidInput, match="0 rows of census"):
+        result.one(k=51)
+
+
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
+    for text in ("not json", json.dumps({"regime": "census"}), "[]"):
+        (tmp_path / "census.json").write_text(text)
+        with pytest.raises(InvalidInput, match="not a result file"):
+            load_results(tmp_path)
+
+
+def test_plain_values_hold_nothing_that_json_does_not_know() -> None:
+    value = plain({1: (np.float32(0.5), math.inf, [np.bool_(True)]), "text": None})
+    assert value == {"1": [0.5, None, [True]], "text": None}
+    assert json.loads(json.dumps(value)) == value
+
+
+def test_the_origin_names_everything_a_number_depends_on(study_template: Path) -> None:
+    workspace = Workspace.open(study_template)
+    origin = provenance(workspace, "a device")
+    assert origin["adapters"]["worlds.safetensors"] == workspace.manifest.adapters["worlds.safetensors"]["sha256"]
+    assert origin["records"] == len(workspace.membership)
+    assert origin["machine"].endswith("a device")
+    assert {"commit", "corpus", "base", "base_name", "versions", "training", "command"} <= set(origin)
+    assert "/" not in origin["base_name"]

@@ -1,0 +1,91 @@
+"""Running a regime: rows with their origin, collections, and going on after a stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from paclm.errors import InvalidInput
+from paclm.study.lab import Lab
+from paclm.study.regime import Findings, Regime
+from paclm.study.regimes import NAMES, regime_named
+from paclm.study.results import Result
+from paclm.study.run import regimes_named, results_folder, run_regime
+
+
+@dataclass(frozen=True)
+class Scale:
+    parts: int
+
+
+class Stopped(Exception):
+    pass
+
+
+def make_regime(stop_at: int | None = None, made: list[int] | None = None) -> Regime:
+    def run(lab: Lab, scale: Scale) -> Findings:
+        parts = lab.parts("example", [scale.parts])
+        rows = []
+        for number in range(scale.parts):
+
+            def make(number: int = number) -> list[dict[str, object]]:
+                if number == stop_at:
+                    raise Stopped
+                if made is not None:
+                    made.append(number)
+                return [{"number": number, "drawn": float(lab.rng("example", number).random())}]
+
+            rows += parts.rows(f"example-{number}", make)
+        parts.clear()
+        return Findings(rows, ["A note."])
+
+    presets = {"quick": Scale(4), "paper": Scale(8)}
+    return Regime(name="census", title="", question="", presets=presets, run=run, describe=lambda _: [])
+
+
+def test_a_result_has_rows_notes_scale_and_origin_and_is_on_disk(small_lab: Lab) -> None:
+    result = run_regime(small_lab, make_regime(), "quick")
+    assert [row["number"] for row in result.rows] == [0, 1, 2, 3]
+    assert {row["collection"] for row in result.rows} == {1}
+    assert result.scale == {"parts": 4}
+    assert result.provenance["stamp"].startswith("NOT PRIVATE")
+    assert Result.load(results_folder(small_lab) / "census.json").rows == result.rows
+
+
+def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_numbers(small_lab: Lab) -> None:
+    undisturbed = run_regime(small_lab, make_regime(), "quick").rows
+    made: list[int] = []
+    with pytest.raises(Stopped):
+        run_regime(small_lab, make_regime(stop_at=2, made=made), "quick")
+    assert run_regime(small_lab, make_regime(made=made), "quick").rows == undisturbed
+    assert made == [0, 1, 2, 3], "no part was made twice"
+
+
+def test_after_a_finished_run_nothing_is_taken_from_before(small_lab: Lab) -> None:
+    made: list[int] = []
+    for _ in range(2):
+        run_regime(small_lab, make_regime(made=made), "quick")
+    assert made == [0, 1, 2, 3] * 2
+
+
+def test_another_seed_gives_other_numbers_also_when_parts_lie_around(small_lab: Lab) -> None:
+    with pytest.raises(Stopped):
+        run_regime(small_lab, make_regime(stop_at=2), "quick")
+    other = run_regime(Lab(small_lab.workspace, seed=1), make_regime(), "quick")
+    assert other.rows != run_regime(small_lab, make_regime(), "quick").rows
+
+
+def test_every_name_is_a_regime_with_both_presets() -> None:
+    for name in NAMES:
+        regime = regime_named(name)
+        assert regime.name == name
+        assert set(regime.presets) == {"quick", "paper"}
+        assert regime.question.endswith("?")
+
+
+def test_names_are_sorted_as_in_the_paper_and_unknown_ones_refused() -> None:
+    assert [regime.name for regime in regimes_named(["flatness", "census", "flatness"])] == ["census", "flatness"]
+    assert len(regimes_named(["all"])) == len(NAMES)
+    with pytest.raises(InvalidInput, match="no regime 'cencus'"):
+        regimes_named(["cencus"])

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paclm.errors import InvalidInput
+from paclm.study.figure import save_figure
+from paclm.study.figures.fig_session import FIGURE
+from paclm.study.regimes import sessions
+from paclm.study.regimes.sessions import REGIME, Sessions, SessionScale
+from paclm.study.run import run_regime
+from paclm.study.table import to_latex, to_markdown
+from paclm.study.tables import tab_session, tab_session_accuracy
+from study.small_lab import build_study_workspace, open_lab
+
+SCALE = SessionScale(
+    sessions=6, queries=4, tokens=8, horizons=(8, 32), budgets=(2.0**-4, 2.0**-6), prompt=8, queries_per_part=2
+)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory, texts, small_base):
+    return build_study_workspace(tmp_path_factory.mktemp("sessions") / "template", texts[:60], small_base)
+
+
+@pytest.fixture
+def lab(template, tmp_path):
+    return open_lab(template, tmp_path / "lab")
+
+
+def test_the_same_seed_gives_the_same_rows_and_another_seed_others(template, lab, tmp_path):
+    first = sessions.run(lab, SCALE)
+    assert first == sessions.run(lab, SCALE)
+    assert len(first.rows) == 4
+    assert first.rows != sessions.run(open_lab(template, tmp_path / "lab", seed=1), SCALE).rows
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was_and_ends_with_the_same_numbers(lab, monkeypatch):
+    whole = sessions.run(lab, SCALE)
+    played = Sessions._play_queries
+    asked = []
+
+    def stopping(self, engine, rows, queries, beliefs):
+        asked.append(queries)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return played(self, engine, rows, queries, beliefs)
+
+    monkeypatch.setattr(Sessions, "_play_queries", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        sessions.run(lab, SCALE)
+    assert sessions.run(lab, SCALE) == whole
+    assert asked == [range(2), range(2, 4), range(2, 4)]  # the first part was not played again
+    assert not list((lab.folder / "parts").iterdir())
+
+
+def test_a_stopped_run_of_another_scale_is_not_continued(lab, monkeypatch):
+    played, asked = Sessions._play_queries, []
+
+    def stopping(self, engine, rows, queries, beliefs):
+        asked.append(queries)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return played(self, engine, rows, queries, beliefs)
+
+    monkeypatch.setattr(Sessions, "_play_queries", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        sessions.run(lab, SCALE)
+    sessions.run(lab, replace(SCALE, budgets=(2.0**-4, 2.0**-8)))
+    assert asked[2] == range(2)
+
+
+def test_smaller_batches_give_the_same_sessions(lab):
+    scale = replace(SCALE, sessions=3)
+    both = Sessions(lab, scale)
+    engine = lab.engine("worlds", "full", sequences=6, context=16)
+    whole, split = both.play(engine, 6), both.play(engine, 4)  # the second batch holds parts of both budgets
+    for name in whole:
+        assert np.allclose(whole[name], split[name]), name
+    assert len(both) == 6
+    assert [len(lane.secrets) for lane in both._lanes(range(2, 5))] == [1, 2]
+
+
+def test_rows_tables_and_figure_come_out_of_one_run(lab, tmp_path):
+    result = run_regime(lab, REGIME, "quick", scale=SCALE)
+    assert [(row["budget"], row["horizon"]) for row in result.rows][:2] == [("2^-4", 8), ("2^-4", 32)]
+    for row in result.rows:
+        assert row["charged_nats"] == row["horizon"] * row["per_token_nats"]
+        assert 0 < row["dissent"] < 1
+        assert row["step_information_nats"] <= row["charged_nats"]
+    results = {"sessions": result}
+    for table in (tab_session.TABLE, tab_session_accuracy.TABLE):
+        data = table.build(results)
+        assert len(data.rows) == 4
+        assert all(len(row) == len(data.columns) for row in data.rows)
+        assert "2^-6" in to_markdown(data)
+        assert "\\toprule" in to_latex(data, table.label)
+    assert [row[1] for row in tab_session_accuracy.build(results).rows] == ["1 – 8", "9 – 32"] * 2
+    assert any("standard deviation" in sentence for sentence in REGIME.describe(result))
+    assert [path.suffix for path in save_figure(FIGURE, results, tmp_path)] == [".svg", ".pdf"]
+
+
+def test_horizons_are_whole_queries_and_the_papers_are_fifteen_cells():
+    with pytest.raises(InvalidInput, match="whole queries of 8 tokens"):
+        replace(SCALE, horizons=(12,))
+    paper = REGIME.presets["paper"]
+    assert len(paper.horizons) * len(paper.budgets) == 15
+    assert (paper.sessions, paper.queries * paper.tokens) == (100, 4096)

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paclm.study.regimes import sweep
+from paclm.study.regimes.sweep import REGIME, Run, Sweep, SweepScale, cut_runs
+from paclm.study.run import run_regime
+from paclm.study.table import to_markdown
+from paclm.study.tables import tab_sweep
+from study.small_lab import build_study_workspace, open_lab
+
+SCALE = SweepScale(
+    trials=12, long_trials=3, lengths=(4, 8, 16), budgets=(0.25, 2.0**-8, 2.0**-20), total=1.0, prompt=8, together=7
+)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory, texts, small_base):
+    return build_study_workspace(tmp_path_factory.mktemp("sweep") / "template", texts[:60], small_base)
+
+
+@pytest.fixture
+def lab(template, tmp_path):
+    return open_lab(template, tmp_path / "lab")
+
+
+def test_the_total_stops_a_large_budget_early_and_the_table_marks_it(lab):
+    result = run_regime(lab, REGIME, "quick", scale=SCALE)
+    assert len(result.rows) == 9
+    stopped = result.one(budget="2^-2", length=16)
+    assert (stopped["realized_length"], stopped["is_stopped"], stopped["trials"]) == (4, True, 3)
+    assert stopped["world_bound"] < stopped["world_nominal_bound"] == 1.0
+    free = result.one(budget="2^-8", length=8)
+    assert (free["realized_length"], free["is_stopped"], free["trials"]) == (8, False, 12)
+    assert free["world_bound"] == free["world_nominal_bound"]
+    text = to_markdown(tab_sweep.build({"sweep": result}))
+    assert "4†" in text
+    assert not any(row["is_violation"] for row in result.rows)
+    assert "no attack beats its bound" in REGIME.describe(result)[0]
+
+
+def test_the_same_seed_gives_the_same_rows_whatever_the_batches(lab):
+    rows = sweep.run(lab, SCALE).rows
+    assert sweep.run(lab, SCALE).rows == rows
+    other = sweep.run(lab, replace(SCALE, together=5)).rows
+    for one, two in zip(rows, other, strict=True):
+        assert one["unanimity"] == two["unanimity"]
+        assert one["world_rate"] == pytest.approx(two["world_rate"], abs=1e-9)
+
+
+def test_a_stopped_sweep_goes_on_and_ends_with_the_same_numbers(lab, monkeypatch):
+    whole = sweep.run(lab, SCALE)
+    play, asked = Sweep._play_batch, []
+
+    def stopping(self, batch, *rest):
+        asked.append(batch)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return play(self, batch, *rest)
+
+    monkeypatch.setattr(Sweep, "_play_batch", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run(lab, SCALE)
+    assert sweep.run(lab, SCALE) == whole
+    assert asked[2] == asked[3]
+    assert asked.count(asked[0]) == 1
+
+
+def test_a_release_without_noise_is_a_violation_of_the_bound(lab):
+    secrets = np.arange(40) % 8
+    beliefs = np.full((40, 8), -40.0)
+    beliefs[np.arange(40), secrets] = np.log1p(-7 * np.exp(-40.0))  # every world found out
+    row = sweep.measure(lab, SCALE, 8, 2.0**-20, beliefs, np.full((40, 8), 2), secrets, 9)
+    assert row["is_violation"]
+    assert row["world_rate"] == 1.0
+    uniform = np.full((40, 8), -np.log(8))
+    assert not sweep.measure(lab, SCALE, 8, 2.0**-20, uniform, np.ones((40, 8)), secrets, 9)["is_violation"]
+
+
+def test_runs_are_cut_into_batches_that_lose_no_trial():
+    runs = [Run(0, 0, 5), Run(1, 2, 4), Run(2, 0, 6)]
+    batches = list(cut_runs(runs, 4))
+    assert [sum(run.last - run.first for run in batch) for batch in batches] == [4, 4, 4, 1]
+    trials = [(run.budget, trial) for batch in batches for run in batch for trial in range(run.first, run.last)]
+    assert trials == [(run.budget, trial) for run in runs for trial in range(run.first, run.last)]
+
+
+def test_the_papers_scale_has_24_cells():
+    paper = REGIME.presets["paper"]
+    assert len(paper.budgets) * len(paper.lengths) == 24
+    assert [paper.realized(2.0**-4, length) for length in paper.lengths] == [16, 16, 16]
+    assert [paper.trials_at(length) for length in paper.lengths] == [1000, 1000, 100]

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import csv
+import io
+
+from paclm.study.table import Cell, Table, TableData, to_csv, to_latex, to_markdown
+
+DATA = TableData(
+    "A caption with 5 % and β.",
+    ["name", "flip | dissent", "n"],
+    [
+        ["first_line", Cell(0.5, 0.01, 0.25, ".1%", "†"), Cell(1234)],
+        ["second", Cell(None, paper=0.1, style=".1%"), "–"],
+    ],
+    ("† explained.",),
+)
+
+
+def test_markdown_shows_value_error_mark_and_the_papers_value() -> None:
+    lines = to_markdown(DATA).splitlines()
+    assert "| first_line | 50.0%† ± 1.0% [25.0%] | 1,234 |" in lines
+    assert "| second | – [10.0%] | – |" in lines
+    assert "† explained." in lines
+
+
+def test_every_line_of_markdown_has_as_many_cells_even_with_bars_in_headings() -> None:
+    table = [line for line in to_markdown(DATA).splitlines() if line.startswith("|")]
+    assert {line.replace("\\|", "").count("|") for line in table} == {4}
+
+
+def test_csv_keeps_numbers_unrounded_in_columns_of_their_own() -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(DATA))))
+    assert rows[0]["flip | dissent"] == "0.5"
+    assert rows[0]["flip | dissent (error)"] == "0.01"
+    assert rows[1]["flip | dissent (paper)"] == "0.1"
+    assert rows[1]["n"] == "–"
+
+
+def test_latex_escapes_what_latex_would_read_and_has_the_label() -> None:
+    text = to_latex(DATA, "tab:example")
+    assert r"\label{tab:example}" in text
+    assert r"first\_line & 50.0\%$^\dagger$ $\pm$ 1.0\% [25.0\%] & 1,234 \\" in text
+    assert r"5 \% and $\beta$" in text
+
+
+def test_a_label_becomes_a_file_name() -> None:
+    assert Table("tab:pmixed-full", (), lambda _: DATA).file_name == "tab_pmixed_full"

@@ -1,0 +1,50 @@
+"""The violation test stays silent at the bound and speaks above it. Seeded; false alarms are what the file states."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paclm.study.violations import FALSE_ALARMS, break_ties, is_violation, p_of_hits, p_of_mean
+
+CELLS, TRIALS = 24, 400
+
+
+def any_alarm(success: float, bound: float, rng: np.random.Generator) -> bool:
+    """Both attacks in 24 cells, one round."""
+    hits = rng.binomial(TRIALS, success, CELLS)
+    samples = rng.normal(success, 0.1, (CELLS, TRIALS))
+    p_values = [p_of_hits(int(h), TRIALS, bound) for h in hits] + [p_of_mean(row, bound) for row in samples]
+    return any(is_violation(p, 2 * CELLS) for p in p_values)
+
+
+def test_attacks_exactly_at_the_bound_raise_an_alarm_about_as_rarely_as_stated():
+    rng = np.random.default_rng(0)
+    alarms = sum(any_alarm(0.1, 0.1, rng) for _ in range(200))
+    assert alarms <= 8  # 2 expected at 1 %; more than 8 with probability 2e-4
+
+
+def test_attacks_above_the_bound_are_caught():
+    rng = np.random.default_rng(1)
+    assert all(any_alarm(0.2, 0.1, rng) for _ in range(20))
+
+
+def test_without_allowing_for_the_looks_false_alarms_would_be_common():
+    rng = np.random.default_rng(2)
+    p_values = [p_of_hits(int(h), TRIALS, 0.1) for h in rng.binomial(TRIALS, 0.1, 1000)]
+    assert sum(p < FALSE_ALARMS for p in p_values) > 0
+    assert not any(is_violation(p, 48 * 20) for p in p_values)
+
+
+def test_p_values_of_known_cases():
+    assert p_of_hits(0, 10, 0.5) == 1.0
+    assert p_of_hits(10, 10, 0.5) == pytest.approx(2.0**-10)
+    assert p_of_mean(np.full(5, 0.5), 0.5) == 1.0
+    assert p_of_mean(np.full(5, 0.6), 0.5) == 0.0
+    assert p_of_mean(np.array([0.4, 0.6]), 0.5) == pytest.approx(0.5)
+
+
+def test_ties_are_broken_by_their_share():
+    rng = np.random.default_rng(3)
+    assert break_ties(np.array([1.0, 0.0, 1.0]), rng) == 2
+    assert 140 < break_ties(np.full(1000, 0.2), rng) < 260

@@ -1,0 +1,202 @@
+"""The files in deploy/ fit the program: paths, metrics and secrets they name are there. No engine is needed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from fnmatch import fnmatch
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from typer.main import get_command
+
+from paclm.cli.main import app
+from paclm.config import ServerConfig
+from paclm.server.keys import KeyInfo
+from paclm.server.metrics import MARKS, REFUSALS, ROUTES, Metrics, Standing
+
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+ALERTS = yaml.safe_load((DEPLOY / "alerts.yml").read_text())
+# Joined lines without comments: one instruction each.
+INSTRUCTIONS = [
+    line.split(maxsplit=1)
+    for line in re.sub(
+        r"\\\n\s*", " ", re.sub(r"^#.*\n", "", (DEPLOY / "Containerfile").read_text(), flags=re.M)
+    ).splitlines()
+    if line.strip()
+]
+
+
+def instructions(name):
+    return [rest for kind, rest in INSTRUCTIONS if kind == name]
+
+
+def queries():
+    found = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+    return found + [rule["expr"] for group in ALERTS["groups"] for rule in group["rules"]]
+
+
+@pytest.fixture(scope="module")
+def exported():
+    """Every series the program has: name → labels, each with the values seen."""
+    metrics = Metrics()
+    for mark in MARKS:
+        metrics.count_token("alice", mark)
+    for route in ROUTES:
+        for status in (200, 400, 500):
+            metrics.count_request(route, status, 0.1)
+    key = KeyInfo("alice", False, 100, 30, 20, "2026-11-15", None)
+    standing = Standing(
+        spent_nats=0.5, total_nats=1.0, remaining_tokens=5, running=1, queued=0, is_serving=True, keys=(key,)
+    )
+    series: dict[str, dict[str, set[str]]] = {}
+    for family in text_string_to_metric_families(metrics.render(standing).decode()):
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                series.setdefault(sample.name, {}).setdefault(label, set()).add(value)
+            series.setdefault(sample.name, {})
+    return series
+
+
+def test_every_metric_in_the_dashboard_and_the_alerts_is_one_of_the_programs(exported):
+    named = {name for query in queries() for name in re.findall(r"\b(?:paclm|process)_\w+", query)}
+    assert len(named) > 20
+    assert named <= set(exported)
+
+
+def test_every_metric_of_the_program_is_shown_somewhere(exported):
+    ours = {re.sub(r"_(bucket|sum|count)$", "", name) for name in exported if name.startswith("paclm_")}
+    shown = " ".join(queries())
+    assert {name for name in ours if name not in shown} <= {"paclm_build_info"}
+
+
+def test_labels_in_queries_are_labels_of_their_metrics(exported):
+    for query in queries():
+        for name, inside in re.findall(r"(\w+)\{([^}]*)\}", query):
+            for label, values in re.findall(r'(\w+)=~?"([^"]*)"', inside):
+                if name != "up":
+                    assert set(values.split("|")) <= exported[name][label] | set(REFUSALS), query
+        names = re.findall(r"\bpaclm_\w+", query)
+        for label in re.findall(r"sum by \((\w+)\)", query):
+            assert all(label in exported[name] for name in names), query
+
+
+def test_panels_have_ids_places_and_a_source_of_their_own():
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    source = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"][0]
+    assert {panel["datasource"]["uid"] for panel in panels if panel["type"] != "row"} == {source["uid"]}
+    for one, other in combinations([panel["gridPos"] for panel in panels], 2):
+        apart = (
+            one["x"] + one["w"] <= other["x"]
+            or other["x"] + other["w"] <= one["x"]
+            or one["y"] + one["h"] <= other["y"]
+            or other["y"] + other["h"] <= one["y"]
+        )
+        assert apart, (one, other)
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in panels)
+
+
+def test_no_panel_shows_a_bound_at_the_spend():
+    text = json.dumps(DASHBOARD).lower()
+    assert "not a guarantee" in text
+    assert "mia" not in text
+
+
+def test_what_the_containerfile_copies_exists_and_enters_the_build():
+    rules = [line for line in (DEPLOY / "Containerfile.dockerignore").read_text().splitlines() if line[:1] not in "#"]
+    assert rules[0] == "*"
+    allowed = [rule[1:] for rule in rules if rule.startswith("!")]
+    copied = [word for line in instructions("COPY") if "--from" not in line for word in line.split()[:-1]]
+    assert copied
+    for name in copied:
+        assert (ROOT / name).exists(), name
+        assert any(fnmatch(name, pattern) for pattern in allowed), name
+    assert sorted(copied) == sorted(allowed)  # nothing else enters: a workspace beside the sources stays outside
+
+
+def test_the_container_runs_as_nobody_in_particular_and_says_how_it_is():
+    assert instructions("USER") == ["10001:10001"]
+    (health,) = instructions("HEALTHCHECK")
+    command = json.loads(health[health.index("[") :])
+    compile(command[2], "healthcheck", "exec")
+    assert "http://127.0.0.1:8000/health" in command[2]
+    assert "8000" in instructions("EXPOSE")[0]
+    program, command, *arguments = json.loads(instructions("CMD")[0])  # exec form: signals arrive
+    assert program == "paclm"
+    options = get_command(app).commands[command].params
+    known = {name for option in options for name in option.opts}
+    assert [word for word in arguments if word.startswith("--") and word not in known] == []
+    assert not [line for line in instructions("RUN") if shlex.split(line)[0] == "sudo"]
+
+
+def test_images_have_versions_and_nothing_is_added_from_elsewhere():
+    assert all(":" in line.split()[0] for line in instructions("FROM"))
+    assert not instructions("ADD")
+    for service in COMPOSE["services"].values():
+        assert re.search(r":[\w.]+$", service["image"])
+        assert not service["image"].endswith("latest")
+
+
+def test_environment_variables_are_ones_that_the_program_reads():
+    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    given = set(re.findall(r"\b(PACLM_\w+)=", " ".join(instructions("ENV"))))
+    given |= {name for name in COMPOSE["services"]["server"]["environment"] if name.startswith("PACLM_")}
+    assert {"PACLM_KEY_FILE", "PACLM_WITNESS", "PACLM_CACHE_DIR"} <= given
+    assert all(f'"{name}"' in source for name in given)
+
+
+def test_compose_mounts_files_that_exist_and_uses_secrets_and_volumes_it_declares():
+    for service in COMPOSE["services"].values():
+        for mount in service["volumes"]:
+            source = re.match(r"(\$\{[^}]*\}|[^:]*):", mount)[1]
+            if source.startswith("."):
+                assert (DEPLOY / source).exists(), mount
+            elif not source.startswith("$"):
+                assert source in COMPOSE["volumes"], mount
+        assert set(service["secrets"]) <= set(COMPOSE["secrets"])
+        assert set(service["networks"]) <= set(COMPOSE["networks"])
+    build = COMPOSE["services"]["server"]["build"]
+    assert (DEPLOY / build["context"] / build["dockerfile"]).is_file()
+
+
+def test_every_secret_is_a_file_and_none_stands_in_the_environment():
+    assert all(set(secret) == {"file"} for secret in COMPOSE["secrets"].values())
+    for service in COMPOSE["services"].values():
+        for name, value in service.get("environment", {}).items():
+            if re.search(r"KEY|PASSWORD|TOKEN|SECRET", name):
+                assert name.endswith("_FILE"), name
+                assert value.removeprefix("/run/secrets/") in service["secrets"]
+
+
+def test_services_are_reachable_from_this_machine_only_and_may_do_little():
+    for service in COMPOSE["services"].values():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_the_server_has_time_to_end_what_is_under_way():
+    grace = COMPOSE["services"]["server"]["stop_grace_period"]
+    assert int(grace.removesuffix("s")) > ServerConfig().shutdown_seconds
+
+
+def test_prometheus_shows_an_admin_key_and_reads_the_rules_that_are_there():
+    config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+    (job,) = config["scrape_configs"]
+    assert job["authorization"]["credentials_file"].removeprefix("/run/secrets/") in COMPOSE["secrets"]
+    assert job["static_configs"][0]["targets"] == ["server:8000"]
+    assert all((DEPLOY / name).is_file() for name in config["rule_files"])
+
+
+@pytest.mark.parametrize("path", sorted(DEPLOY.rglob("*.y*ml")), ids=lambda path: path.name)
+def test_every_yaml_file_is_one_document_with_something_in_it(path):
+    assert isinstance(yaml.safe_load(path.read_text()), dict)
