@@ -1,9 +1,9 @@
 """Time to the first token and between tokens over HTTP, against the curator called directly in one process.
 
-Both serve the same number of streams over the same engine: tiny with 32 worlds, random adapters (speed does not depend
-on them). The direct curator sets the pace; what HTTP, JSON and the event loop add is the ratio.
+Both serve the same number of streams over the same engine, and take turns: tiny with 32 worlds, random adapters (speed
+does not depend on them). The direct curator sets the pace; what HTTP, JSON and the event loop add is the ratio.
 
-Run: python bench/bench_server.py [--worlds 32 --clients 16 --seconds 8 --tokens 24]
+Run: python bench/bench_server.py [--worlds 32 --clients 16 --rounds 3 --seconds 4 --tokens 24]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worlds", type=int, default=32)
     parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--tokens", type=int, default=24)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -83,23 +85,39 @@ def main() -> None:
         set_mechanism(path, per_token="2^-40", total="2^-10", support_size=200)
         workspace = Workspace.open(path)
         engine, tokenizer = open_engine(workspace, 200), load_tokenizer(base_of(workspace))
-        with Curator.open(workspace, engine=engine, tokenizer=tokenizer) as curator:
-            direct = measure(lambda: run_directly(curator, options))
-        with serve(workspace, engine, tokenizer) as live:
-            load = {"clients": options.clients, "seconds": options.seconds, "tokens": options.tokens}
-            over_http = measure(lambda: ask_for(live.url, live.admin, **load))
+        direct, over_http = Measured(), Measured()
+        for _ in range(options.rounds):
+            with Curator.open(workspace, engine=engine, tokenizer=tokenizer) as curator:
+                direct.add(lambda curator=curator: run_directly(curator, options))
+            with serve(workspace, engine, tokenizer, admin_name=f"admin-{time.time_ns()}") as live:
+                load = {"clients": options.clients, "seconds": options.seconds, "tokens": options.tokens}
+                over_http.add(lambda live=live, load=load: ask_for(live.url, live.admin, **load))
     report(options, direct, over_http)
 
 
-def measure(run: Any) -> tuple[Received, float]:
-    """What was received, and in how many seconds."""
-    started = time.perf_counter()
-    return run(), time.perf_counter() - started
+class Measured:
+    """What was received in all rounds, and in how many seconds."""
+
+    def __init__(self) -> None:
+        self.got = Received()
+        self.seconds = 0.0
+
+    def add(self, run: Callable[[], Received]) -> None:
+        """One round."""
+        started = time.perf_counter()
+        got = run()
+        self.seconds += time.perf_counter() - started
+        self.got.tokens += got.tokens
+        self.got.first += got.first
+        self.got.between += got.between
 
 
-def report(options: argparse.Namespace, direct: tuple[Received, float], over_http: tuple[Received, float]) -> None:
+def report(options: argparse.Namespace, direct: Measured, over_http: Measured) -> None:
     """Print the table."""
-    rows = [row("curator, directly", *direct), row("server, over HTTP", *over_http)]
+    rows = [
+        row("curator, directly", direct.got, direct.seconds),
+        row("server, over HTTP", over_http.got, over_http.seconds),
+    ]
     ratios = [f"{float(b) / float(a):.2f}×" for a, b in zip(rows[0][1:], rows[1][1:], strict=True)]
     print_table(
         f"tiny, {options.worlds} worlds, {options.clients} clients, answers of {options.tokens} tokens (ms)",

@@ -81,19 +81,16 @@ def main() -> None:
     say(clock, f"workspace of {size.records} records, {size.worlds} worlds, base {workspace.base.name}")
     workspace, training = train(workspace, clock)
     lab = make_lab(workspace, options, clock)
-    log: dict[str, Any] = {
-        "stage": options.stage,
-        "corpus": options.name,
-        "device": device_name(lab),
-        "training": training,
-        "regimes": {},
-    }
+    log = read_log(options) or {"stage": options.stage, "corpus": options.name, "regimes": {}}
+    log["device"] = device_name(lab)
+    if training is not None:
+        log["training"] = training
     for name in options.only or STAGES[options.stage]:
         log["regimes"][name] = attempt(lab, name, options, clock)
-        write_log(options, log, clock)
-    if options.stage in (1, 2):
+        write_log(options, log)
+    if options.stage in (1, 2) and not (options.out / "votes-greedy.npz").is_file():
         save_fixture(lab, options)
-    write_log(options, log, clock)
+    write_log(options, log)
     say(clock, "done")
 
 
@@ -246,11 +243,21 @@ def save_fixture(lab: Lab, options: argparse.Namespace) -> None:
         np.savez_compressed(options.out / f"votes-{decoder}.npz", allow_pickle=False, **arrays)
 
 
-def write_log(options: argparse.Namespace, log: dict[str, Any], clock: Clock) -> None:
-    """What ran, how long, and what did not."""
-    log["seconds"] = clock.seconds
-    path = options.out / f"stage-{options.stage}.json"
-    path.write_text(json.dumps(log, indent=2) + "\n", encoding="utf-8")
+def write_log(options: argparse.Namespace, log: dict[str, Any]) -> None:
+    """What ran, how long, and what did not; a stage that is run in several goes keeps all of it."""
+    text = json.dumps(log, indent=2) + "\n"
+    log_path(options).write_text(text, encoding="utf-8")
+
+
+def read_log(options: argparse.Namespace) -> dict[str, Any] | None:
+    """What earlier goes of this stage left."""
+    path = log_path(options)
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def log_path(options: argparse.Namespace) -> Path:
+    """Of the stage's own file."""
+    return Path(options.out / f"stage-{options.stage}.json")
 
 
 if __name__ == "__main__":

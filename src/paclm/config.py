@@ -1,7 +1,8 @@
 """Settings and the way budgets are written. Imports nothing of ours; open to every room.
 
 Each kind of settings has its type: what the guarantee depends on (`MechanismConfig`), what only speed and memory depend
-on (`RuntimeConfig`), how worlds are trained, how they are served. An unknown key is an error: a misspelt budget must not vanish.
+on (`RuntimeConfig`), how worlds are trained, how they are served. An unknown key is an error: a misspelt budget must
+not vanish.
 """
 
 from __future__ import annotations

@@ -105,13 +105,18 @@ def test_it_says_where_it_listens_answers_and_ends_cleanly_when_told(clinic: Pat
     command = [sys.executable, "-m", "paclm", "serve", str(clinic), "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert process.stderr is not None
-    banner = [process.stderr.readline() for _ in range(6)]
-    assert [line.split()[0] for line in banner] == ["Opening", "API", "dashboard", "left", "guarantee", "admin"]
-    assert "4,096" in banner[3]
-    url = banner[1].split()[1]
-    answer = httpx.post(f"{url}/completions", json={"model": "clinic", "prompt": "the", "max_tokens": 3}, timeout=30)
-    assert answer.json()["privacy"]["private_tokens"] <= 3
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
+    try:
+        banner: dict[str, str] = {}
+        while "admin" not in banner:
+            name, _, rest = process.stderr.readline().strip().partition(" ")
+            banner[name] = rest.strip()
+        assert {"Opening", "API", "dashboard", "left", "guarantee"} <= banner.keys()
+        assert banner["left"] == "4,096 charged tokens"
+        ask = {"model": "clinic", "prompt": "the", "max_tokens": 3}
+        answer = httpx.post(f"{banner['API'].split()[0]}/completions", json=ask, timeout=30)
+        assert answer.json()["privacy"]["private_tokens"] <= 3
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=30)
     assert process.returncode == 0, said
     assert '"answered"' in said

@@ -135,7 +135,7 @@ def test_a_prompt_is_encoded_as_records_are(make: Make, open_curator: OpenCurato
     class Starting:
         eos_token_id, bos_token_id = small_tokenizer.eos_token_id, 7
 
-        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        def encode(self, text: str, add_special_tokens: bool = True, **_: Any) -> list[int]:
             return [7] * add_special_tokens + list(small_tokenizer.encode(text, add_special_tokens=False))
 
         def decode(self, ids: list[int], **options: Any) -> str:

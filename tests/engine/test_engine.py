@@ -224,8 +224,9 @@ def test_a_step_in_the_middle_of_a_text_is_refused(engine: Engine) -> None:
     assert engine.step([handle]).votes.shape == (1, WORLDS)
 
 
-def test_prompts_read_together_equal_prompts_read_one_by_one(engine: Engine) -> None:
-    prompts = [text(6, seed) for seed in (1, 2, 3)]
+@pytest.mark.parametrize("length", [3, 4, 6])  # of three prompts three, two and one fit a pass of 7 positions
+def test_prompts_read_together_equal_prompts_read_one_by_one(engine: Engine, length: int) -> None:
+    prompts = [text(length, seed) for seed in (1, 2, 3)]
     coins = np.random.default_rng(0).gumbel(size=(3, SUPPORT))
     alone = [engine.add(prompt, 4) for prompt in prompts]
     support, logits = engine.scores(alone)

@@ -1,4 +1,4 @@
-"""A real server in a thread of the test process: real HTTP, real ledger, votes by a fixed rule unless told otherwise."""
+"""A real server in a thread of the test process: real HTTP, real ledger, votes by a fixed rule by default."""
 
 from __future__ import annotations
 
@@ -63,9 +63,10 @@ def bearer(key: str) -> dict[str, str]:
 
 @contextmanager
 def serve(workspace: Workspace, engine: Any, tokenizer: Any, **options: Any) -> Iterator[Live]:
-    """Serve until the block ends. `settings`, `is_loopback` and `quota` (of the ward's key) can be given."""
+    """Serve until the block ends. Options: `settings`, `is_loopback`, `quota` (of the ward's key), `admin_name`."""
     settings = options.pop("settings", ServerConfig())
     quota = options.pop("quota", None)
+    admin_name = options.pop("admin_name", "admin")
     with (
         Database.open(service_path(workspace.path)) as database,
         Curator.open(workspace, engine=engine, tokenizer=tokenizer) as curator,
@@ -75,11 +76,18 @@ def serve(workspace: Workspace, engine: Any, tokenizer: Any, **options: Any) -> 
         keys.recover()
         replies.recover()
         names = {key.name for key in keys.list()}
-        admin = "" if "admin" in names else keys.add("admin", admin=True)
-        ward = "" if "ward" in names else keys.add("ward", quota_tokens=quota)
+        admin = keys.add(admin_name, admin=True)
+        ward = admin if "ward" in names else keys.add("ward", quota_tokens=quota)
         setup = Setup(model_id="clinic", settings=settings, runtime=workspace.runtime, **options)
         service = Service(curator, setup, keys, replies)
-        config = uvicorn.Config(create_app(service), log_config=None, ws="none", lifespan="on", server_header=False)
+        config = uvicorn.Config(
+            create_app(service),
+            log_config=None,
+            ws="none",
+            lifespan="on",
+            server_header=False,
+            timeout_graceful_shutdown=round(settings.shutdown_seconds),
+        )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,6 +53,6 @@ def test_everybody_is_served_once_in_their_own_order_and_nobody_twice_while_othe
     for owner in "abcd":
         numbers = [number for name, number in served + rest if name == owner]
         assert numbers == sorted(numbers)
-    for first, second in zip(rest, rest[1:], strict=False):  # nobody joins any more: twice in a row means nobody else
+    for first, second in pairwise(rest):  # nobody joins any more: twice in a row means nobody else
         if first[0] == second[0]:
             assert {owner for owner, _ in rest[rest.index(second) :]} == {first[0]}

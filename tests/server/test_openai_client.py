@@ -129,8 +129,8 @@ def test_a_conversation_is_answered_where_the_model_has_a_template(start: Start,
 
 def test_a_conversation_that_the_template_refuses_is_not_quoted(start: Start, chat_tokenizer: Any) -> None:
     live = start(tokenizer=chat_tokenizer)
+    messages: Any = [{"role": "assistant", "content": "ZEBRA"}]
     with client_of(live) as client, pytest.raises(openai.BadRequestError) as refused:
-        messages: Any = [{"role": "assistant", "content": "ZEBRA"}]
         client.chat.completions.create(model="clinic", messages=messages, max_tokens=5)
     assert refused.value.code == "chat_template_refused"
     assert "ZEBRA" not in refused.value.message

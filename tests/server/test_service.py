@@ -64,7 +64,7 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 10.0) -> None:
 
 @contextmanager
 def asking(engine: SteppedEngine) -> Iterator[ThreadPoolExecutor]:
-    """Clients that ask at the same time; whatever happens, they are not left waiting for an engine that stands still."""
+    """Clients that ask at the same time; whatever happens, none is left waiting for an engine that stands still."""
     with ThreadPoolExecutor(16) as pool:
         try:
             yield pool
@@ -263,6 +263,26 @@ def test_the_ledger_has_what_clients_received_after_a_stop_in_the_middle(make: A
         for job in jobs:
             job.result(10)
     assert ledger_rows(workspace.path) >= sum(received) > 0
+
+
+def test_what_does_not_end_in_time_is_cut_off_and_charged(make: Any, small_tokenizer: Any) -> None:
+    from server.live import serve
+
+    class SlowEngine(ScriptedEngine):
+        def step(self, handles: list[int], coins: np.ndarray, temperature: list[float]) -> Any:
+            time.sleep(0.2)  # forty tokens take eight seconds
+            return super().step(handles, coins, temperature)
+
+    workspace, received = make(), []
+    with ThreadPoolExecutor(1) as pool:
+        with serve(workspace, SlowEngine(), small_tokenizer, settings=ServerConfig(shutdown_seconds=1.0)) as live:
+            job = pool.submit(stream_tokens, live, received)
+            wait_until(lambda: live.spent_tokens >= 2)
+            started = time.monotonic()
+        assert time.monotonic() - started < 6
+        with pytest.raises(httpx.RemoteProtocolError):
+            job.result(10)
+    assert 2 <= sum(received) <= ledger_rows(workspace.path) <= sum(received) + 2
 
 
 def stream_tokens(live: Live, received: list[int]) -> None:

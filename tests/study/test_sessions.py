@@ -76,7 +76,7 @@ def test_smaller_batches_give_the_same_sessions(lab):
     scale = replace(SCALE, sessions=3)
     both = Sessions(lab, scale)
     engine = lab.engine("worlds", "full", sequences=6, context=16)
-    whole, split = both.play(engine, 6), both.play(engine, 4)  # the second batch holds parts of both budgets
+    whole, split = both.play(engine, 6), both.play(engine, 4)  # the first of the smaller batches holds both budgets
     for name in whole:
         assert np.allclose(whole[name], split[name]), name
     assert len(both) == 6

@@ -43,5 +43,15 @@ def test_latex_escapes_what_latex_would_read_and_has_the_label() -> None:
     assert r"5 \% and $\beta$" in text
 
 
+def test_latex_writes_powers_as_powers_and_knows_every_sign_that_tables_use() -> None:
+    data = TableData("b = 2^-16, 2Φ(√(2b))", ["Σ I ÷ 1 − 1/ā", "a³"], [[Cell(1.3e5, style=".2g"), "≤ 2×10^-4 {x}"]])
+    text = to_latex(data, "tab:signs")
+    assert "b = $2^{-16}$" in text
+    assert r"$1.3\times10^{5}$" in text
+    assert r"$\Sigma$ I $\div$ 1 $-$ 1/$\bar{a}$ & a$^3$" in text
+    assert r"\{x\}" in text
+    assert text.isascii()
+
+
 def test_a_label_becomes_a_file_name() -> None:
     assert Table("tab:pmixed-full", (), lambda _: DATA).file_name == "tab_pmixed_full"

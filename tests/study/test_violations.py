@@ -39,9 +39,15 @@ def test_without_allowing_for_the_looks_false_alarms_would_be_common():
 def test_p_values_of_known_cases():
     assert p_of_hits(0, 10, 0.5) == 1.0
     assert p_of_hits(10, 10, 0.5) == pytest.approx(2.0**-10)
-    assert p_of_mean(np.full(5, 0.5), 0.5) == 1.0
-    assert p_of_mean(np.full(5, 0.6), 0.5) == 0.0
-    assert p_of_mean(np.array([0.4, 0.6]), 0.5) == pytest.approx(0.5)
+    assert p_of_mean(np.tile([0.4, 0.6], 20), 0.5) == pytest.approx(0.5)
+    assert p_of_mean(np.full(50, 0.5), 0.5) == 1.0
+    assert p_of_mean(np.full(50, 0.9), 0.5) == pytest.approx(np.exp(-2 * 50 * 0.16))
+
+
+def test_a_handful_of_samples_raises_no_alarm_however_alike_they_are():
+    for count in (1, 2, 5):
+        assert not is_violation(p_of_mean(np.full(count, 0.7), 0.5), 48)
+        assert p_of_mean(np.full(count, 0.3), 0.5) == 1.0
 
 
 def test_ties_are_broken_by_their_share():

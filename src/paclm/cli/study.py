@@ -53,6 +53,7 @@ def run(
     """
     from paclm.study.lab import Lab
     from paclm.study.run import regimes_named, run_regimes
+    from paclm.study.tables.tab_eval_regimes import scale_in_words
     from paclm.study.test_text import read_test_text
     from paclm.worlds.workspace import Workspace
 
@@ -67,7 +68,9 @@ def run(
         def show(regime: Any, result: Any) -> None:
             finished[regime.name] = result.seconds
             if not as_json:
-                bar.console.print(f"{regime.name}: {len(result.rows)} rows in {result.seconds:.0f} s", highlight=False)
+                allotment = scale_in_words(result.scale)
+                line = f"{regime.name}: {len(result.rows)} rows in {result.seconds:.0f} s ({allotment})"
+                bar.console.print(line, highlight=False, markup=False)
                 for sentence in regime.describe(result):
                     bar.console.print(f"  {sentence}", highlight=False, markup=False)
 

@@ -239,6 +239,11 @@ class Curator:
         return leak_to_three_digits(self._custody.belief)
 
     @property
+    def commit_seconds(self) -> float:
+        """How long making the last step durable took."""
+        return self._custody.commit_seconds
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The base model's."""
         return self._tokenizer

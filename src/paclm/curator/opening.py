@@ -9,6 +9,7 @@ yes      yes           restore the belief of the last commit, bit for bit
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ class Custody:
     keys: Keys
     belief: Hidden[FloatArray]
     digest: str
+    commit_seconds: float = 0.0
+    """How long the last commit took."""
     _began_from: Hidden[FloatArray] | None = None
 
     def begin(self) -> Hidden[FloatArray]:
@@ -48,9 +51,11 @@ class Custody:
         """Make charges and belief durable, together. Only when this returns may a token leave."""
         if self._began_from is not self.belief:
             raise UnsoundState("The belief moved while a step was under way: its commit would undo another's.")
+        started = time.perf_counter()
         sealed = None if belief is self.belief else seal_belief(belief, self.keys, self.digest)
         self.ledger.commit(entries, sealed)
         self.belief = belief
+        self.commit_seconds = time.perf_counter() - started
 
 
 def open_custody(workspace: Workspace, witness: Path | None = None) -> Custody:

@@ -1,6 +1,6 @@
 """Running sequences, and every world's vote on each. This is all the curator sees of the models.
 
-    handle = engine.add(tokens, max_new_tokens=64)
+    handle = engine.add(tokens, max_new_tokens=64)              add_many: equally long prompts in few passes
     ballot = engine.step([handle], coins, temperature=1.0)      one batched pass: all worlds, all sequences
     engine.append(handle, token)                                the token that was released
     engine.remove(handle)

@@ -112,7 +112,8 @@ def join_stacks(stacks: Sequence[AdapterStack]) -> AdapterStack:
     """Several stacks over one base as a single one, their worlds in the order given."""
     first = stacks[0]
     for other in stacks[1:]:
-        if other.layers != first.layers or other.spec.scale != first.spec.scale or other.base != first.base:
+        is_alike = other.layers == first.layers and other.base == first.base
+        if not is_alike or (other.spec.rank, other.spec.scale) != (first.spec.rank, first.spec.scale):
             raise EngineError("These adapters were trained with different settings and cannot run side by side.")
     return AdapterStack(
         first.spec,

@@ -135,7 +135,9 @@ class Schedule:
         """Every visit of an epoch in random order, then by length within windows, so that batches need little padding.
 
         Lengths rise in one window and fall in the next, and worlds that walk the same order drift about √n blocks
-        apart, so windows some √n long let them meet blocks of like length in the same step.
+        apart, so windows some √n long let them meet blocks of like length in the same step. Repeated records (canaries)
+        stay where chance put them: they are short, and sorted they would fill whole batches, each of which moves an
+        adapter as far as a batch of text does.
         """
         draws = np.random.default_rng([self.seed, _STREAM, epoch] + ([] if world is None else [world]))
         order = draws.permutation(np.repeat(np.arange(len(self.blocks)), self.blocks.repetitions))
@@ -145,6 +147,9 @@ class Schedule:
         windows = []
         for start in range(0, len(order), window):
             part = order[start : start + window]
-            windows.append(part[np.argsort(classes[part] if rises else -classes[part], kind="stable")])
+            free = np.flatnonzero(self.blocks.repetitions[part] == 1)
+            own = part[free]
+            part[free] = own[np.argsort(classes[own] if rises else -classes[own], kind="stable")]
+            windows.append(part)
             rises = not rises
         return np.concatenate(windows)

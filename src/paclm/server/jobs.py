@@ -37,11 +37,13 @@ class Interrupted(Exception):
 class Job:
     """The answers to one request."""
 
-    def __init__(self, caller: Caller, streams: Sequence[Stream], audience: Audience, reserved: int) -> None:
+    def __init__(
+        self, caller: Caller, streams: Sequence[Stream], audience: Audience, *, reserved: int, started: float
+    ) -> None:
         self.caller = caller
         self.streams = streams
         """In the order of the requests: all answers to the first prompt, then those to the second."""
-        self.started = time.perf_counter()
+        self.started = started
         self.first_token_seconds: float | None = None
         self.seconds: float | None = None
         self._audience = audience

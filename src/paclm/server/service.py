@@ -139,7 +139,7 @@ class Service:
         await job.end(self._stepper, self.keys)
 
     async def _admit(self, caller: Caller, requests: Sequence[Request]) -> Job:
-        reserved = sum(request.max_new_tokens for request in requests)
+        started, reserved = time.perf_counter(), sum(request.max_new_tokens for request in requests)
         if caller.key is not None:
             await self._reserve(caller, reserved)
         audience = Audience(caller.name)
@@ -150,7 +150,7 @@ class Service:
                 await asyncio.to_thread(self.keys.settle, caller.name, reserved=reserved, used=0)
             raise
         self.num_requests[caller.name] += 1
-        return Job(caller, streams, audience, reserved)
+        return Job(caller, streams, audience, reserved=reserved, started=started)
 
     async def _reserve(self, caller: Caller, tokens: int) -> None:
         try:
@@ -170,6 +170,7 @@ class Service:
     def stepped(self, deliveries: Sequence[Delivery], seconds: float) -> None:
         """Count a step."""
         self.metrics.observe_step(seconds)
+        self.metrics.observe_commit(self.curator.commit_seconds)
         for stream, piece in deliveries:
             self.metrics.count_token(stream.request.tag, piece.mark)
         self.recent.add([piece.mark for _, piece in deliveries])

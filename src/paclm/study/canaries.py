@@ -69,8 +69,8 @@ def trigger_votes(engine: Engine, canary: Canary, draws: int, temperature: float
     for start in range(0, draws, _DRAWS_AT_ONCE):
         n = min(_DRAWS_AT_ONCE, draws - start)
         drawn = torch.from_numpy(np.stack([coins.gumbel(support.shape[1]) for _ in range(n)])).float()
-        same = (x.expand(n, *x.shape[1:]) for x in (logits, support))
-        votes = coupled_votes(*same, drawn.to(logits.device), temperature)
+        all_logits, all_support = logits.expand(n, -1, -1), support.expand(n, -1)
+        votes = coupled_votes(all_logits, all_support, drawn.to(logits.device), temperature)
         cast.append(votes[:, :-1].cpu().numpy())
     return TriggerVotes(support[0].cpu().numpy(), np.concatenate(cast))
 

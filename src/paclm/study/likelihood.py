@@ -53,4 +53,5 @@ def _parts(hidden: Tensor, targets: Tensor, vocabulary: int) -> list[tuple[Tenso
     """Hidden states (W, c, d) and targets (c,) in parts whose logits fit into memory."""
     limit = _LOGIT_BYTES.get(hidden.device.type, 2**27)
     size = max(1, limit // (4 * vocabulary * hidden.shape[0]))
-    return list(zip(hidden.split(size, dim=1), targets.split(size), strict=True)) if len(targets) else []
+    starts = range(0, len(targets), size)
+    return [(hidden[:, start : start + size], targets[start : start + size]) for start in starts]

@@ -67,6 +67,12 @@ class Section:
         """How much was measured."""
         return scale_in_words(self.result.scale)
 
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know and no table of the section says already."""
+        said = {note for shown in self.tables for note in shown.data.notes}
+        return [note for note in self.result.notes if note not in said]
+
 
 def write_report(study_folder: Path) -> Written:
     """Write tables, figures and report.html from `results/` of a study folder."""
@@ -128,7 +134,7 @@ def typeset(text: object) -> Any:
     """Text for the page: 2^-16 and 3e+04 as powers, and minus signs before numbers."""
     from markupsafe import Markup, escape
 
-    html = str(escape(str(text)))
+    html = str(escape(str(text))).replace("± ", "±\N{NO-BREAK SPACE}")
     html = re.sub(r"(?<=\d)e([+-])0*(\d+)", lambda m: f"×10^{'-' if m[1] == '-' else ''}{m[2]}", html)
     html = re.sub(r"(?<=\d)\^(-?\d+)", r"<sup>\1</sup>", html)
     return Markup(re.sub(r"(?<![\w.])-(?=\d)", "−", html))
@@ -172,7 +178,7 @@ def _origin(results: Mapping[str, Result]) -> dict[str, Any]:
     origin = every[0].provenance
 
     def seen(values: Sequence[Any]) -> str:
-        return ", ".join(dict.fromkeys(str(value) for value in values))
+        return "; ".join(dict.fromkeys(str(value) for value in values))
 
     return {
         "provenance": origin,

@@ -15,7 +15,7 @@ from paclm.engine.loading import pick_device
 from paclm.study.lab import Lab
 from paclm.study.regime import Preset, Regime
 from paclm.study.regimes import NAMES, regime_named
-from paclm.study.results import Result, Row, provenance
+from paclm.study.results import Result, Row, plain, provenance
 from paclm.worlds.storage import make_private_folder
 
 
@@ -47,7 +47,7 @@ def run_regime(lab: Lab, regime: Regime, preset: Preset, collections: int = 1, s
         preset=preset,
         seed=lab.seed,
         scale=asdict(scale),
-        rows=rows,
+        rows=plain(rows),  # what is read back is what was returned
         notes=notes,
         seconds=time.perf_counter() - started,
         provenance={**provenance(lab.workspace, device_name(lab)), "stamp": STAMP},

@@ -17,6 +17,7 @@ import numpy as np
 from paclm.curator.research import ResearchSessions
 from paclm.errors import EngineError, InvalidInput
 from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.belief import uniform_belief
 from paclm.privacy.randomness import Coins, ResearchNoise
 from paclm.privacy.releases import Rule
 
@@ -230,6 +231,12 @@ def carry_on(
     sessions = ResearchSessions(beliefs.shape[1], rule, per_token, [ResearchNoise(one) for one in sequences])
     sessions.secrets, sessions.beliefs = secrets, beliefs.copy()
     return sessions
+
+
+def begin(num_worlds: int, rule: Rule, per_token: float, seed: int, first: int, secrets: IntArray) -> ResearchSessions:
+    """Sessions `first` … at their start, from a uniform belief."""
+    uniform = np.tile(uniform_belief(num_worlds), (len(secrets), 1))
+    return carry_on(rule, per_token, seed, 0, first, secrets, uniform)
 
 
 def engine_for(lab: Lab, *adapters: str, sequences: int, context: int) -> tuple[Engine, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -126,32 +127,34 @@ def _escape(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-_TEX = {sign: f"\\{sign}" for sign in "%&_#"} | {
-    sign: f"${formula}$"
-    for sign, formula in {
-        "±": r"\pm",
-        "×": r"\times",
-        "÷": r"\div",
-        "†": r"^\dagger",
-        "∞": r"\infty",
-        "α": r"\alpha",
-        "β": r"\beta",
-        "δ": r"\delta",
-        "ε": r"\varepsilon",
-        "λ": r"\lambda",
-        "σ": r"\sigma",
-        "τ": r"\tau",
-        "−": "-",
-        "≤": r"\le",
-        "≥": r"\ge",
-        "→": r"\to",
-        "∅": r"\varnothing",
-        "|": r"\mid",
-        "^": r"\hat{}",
-        "~": r"\sim",
-    }.items()
-}
+_TEX = (
+    {sign: f"\\{sign}" for sign in "%&_#${}"}
+    | {"\\": r"\textbackslash{}", "^": r"\^{}", "–": "--", "“": "``", "”": "''", "’": "'", "é": r"\'e"}
+    | {
+        sign: f"${formula}$"
+        for sign, formula in {
+            "±": r"\pm", "×": r"\times", "÷": r"\div", "·": r"\cdot", "†": r"^\dagger", "‡": r"^\ddagger",
+            "∞": r"\infty", "√": r"\surd", "²": "^2", "³": "^3", "…": r"\dots", "∅": r"\varnothing",
+            "α": r"\alpha", "β": r"\beta", "δ": r"\delta", "ε": r"\varepsilon", "λ": r"\lambda", "π": r"\pi",
+            "σ": r"\sigma", "τ": r"\tau", "Δ": r"\Delta", "Λ": r"\Lambda", "Σ": r"\Sigma", "Φ": r"\Phi",
+            "ā": r"\bar{a}", "−": "-", "≤": r"\le", "≥": r"\ge", "<": "<", ">": ">", "≈": r"\approx", "∝": r"\propto",
+            "→": r"\to", "|": r"\mid", "~": r"\sim",
+        }.items()
+    }
+)  # fmt: skip
+_POWER = re.compile(r"(\d[\d.]*)(?:\^(-?\d+)|e([+-])0*(\d+))")
 
 
 def _tex(text: str) -> str:
+    """Text as LaTeX reads it; 2^-16 and 1.3e+05 become powers."""
+    written, done = "", 0
+    for match in _POWER.finditer(text):
+        base, power, sign, exponent = match.groups()
+        formula = f"{base}^{{{power}}}" if power else f"{base}\\times10^{{{'-' if sign == '-' else ''}{exponent}}}"
+        written += _letters(text[done : match.start()]) + f"${formula}$"
+        done = match.end()
+    return written + _letters(text[done:])
+
+
+def _letters(text: str) -> str:
     return "".join(_TEX.get(letter, letter) for letter in text)

@@ -7,12 +7,16 @@ raises an alarm is at most FALSE_ALARMS, however the cells hang together (Bonfer
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from scipy import stats
 
 from paclm.privacy.arrays import FloatArray
 
 FALSE_ALARMS = 0.01
+ENOUGH = 30
+"""Samples from which their own spread is believed."""
 
 
 def p_of_hits(hits: int, trials: int, bound: float) -> float:
@@ -21,12 +25,15 @@ def p_of_hits(hits: int, trials: int, bound: float) -> float:
 
 
 def p_of_mean(samples: FloatArray, bound: float) -> float:
-    """How likely so large a mean of independent samples is when the true one is the bound (Student's t)."""
-    excess = float(samples.mean()) - bound
-    stderr = float(samples.std(ddof=1)) / len(samples) ** 0.5 if len(samples) > 1 else 0.0
-    if stderr == 0.0:
-        return 1.0 if excess <= 0.0 else 0.0
-    return float(stats.t.sf(excess / stderr, len(samples) - 1))
+    """How likely so large a mean of independent samples in [0, 1] is, at most, when the true one is the bound.
+
+    Student's t, and Hoeffding's inequality where it cannot be trusted: for fewer than 30 samples, or equal ones.
+    """
+    excess, n = float(samples.mean()) - bound, len(samples)
+    spread = float(samples.std(ddof=1)) if n >= ENOUGH else 0.0
+    if spread < 1e-12:
+        return math.exp(-2.0 * n * max(excess, 0.0) ** 2)
+    return float(stats.t.sf(excess * math.sqrt(n) / spread, n - 1))
 
 
 def break_ties(shares: FloatArray, rng: np.random.Generator) -> int:

@@ -14,7 +14,7 @@ from paclm.privacy.calibration import calibrate_noise, pair_variance
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth
 from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import rule_named
-from paclm.study.attacks.token_only import calibrate_many, leak_by_tokens, told_by_tokens, token_belief
+from paclm.study.attacks.token_only import calibrate_many, leak_by_tokens, token_belief, told_by_tokens
 
 HALF = 1 / math.sqrt(2)
 

@@ -12,7 +12,8 @@ from paclm.study.run import run_regime
 from paclm.study.table import to_csv, to_latex, to_markdown
 from paclm.study.tables import tab_pmixed_full, tab_pmixed_full_eps2, tab_pmixed_neighbours, tab_pmixed_val
 
-SCALE = PMixedScale(40, (4, 6), False, 48, 20, horizons=(100, 10**4), draws=4, gumbel_draws=2, passes=2)
+SEARCH = {"orders": (2, 16, 64), "rates": (0.5, 0.2, 0.02)}
+SCALE = PMixedScale(40, (4, 6), False, 48, 20, horizons=(100, 10**4), draws=4, gumbel_draws=2, passes=2, **SEARCH)
 
 
 @pytest.fixture(scope="module")

@@ -14,15 +14,18 @@ from collections.abc import Iterable, Iterator, Sequence
 Tokens = Sequence[int]
 
 SIZE = 3
-"""Tokens of an n-gram."""
+"""Tokens of the longest n-grams."""
 _WEIGHTS = (0.5, 0.3, 0.19, 0.01)
 """Of trigram, bigram, unigram and the uniform distribution in the surrogate."""
 
 
 def shared_ngrams(released: Tokens, record: Tokens) -> float:
-    """The share of the record's distinct n-grams that were released."""
-    own = set(_ngrams(record, SIZE))
-    return len(own & set(_ngrams(released, SIZE))) / len(own) if own else 0.0
+    """The share of the record's distinct n-grams that were released, averaged over n = 1 … SIZE."""
+    shares = []
+    for size in range(1, SIZE + 1):
+        own = set(_ngrams(record, size))
+        shares.append(len(own & set(_ngrams(released, size))) / len(own) if own else 0.0)
+    return math.fsum(shares) / SIZE
 
 
 class Surrogate:

@@ -24,7 +24,7 @@ class Rates(NamedTuple):
     """How often the released token is the true one, per vote, averaged over secrets and noise."""
 
     released: FloatArray  # (n,)
-    realized: FloatArray  # (n,) the realized worlds' own votes: no noise
+    noiseless: FloatArray  # (n,) without noise: the mean over worlds, exactly
     public: FloatArray  # (n,)
     passage: IntArray  # (n,)
 
@@ -75,18 +75,18 @@ def _first(votes: TextVotes, positions: int) -> TextVotes:
 
 def _rates(votes: TextVotes, release: str, per_token: float, passes: int, seed: int) -> Rates:
     recorded, truth = votes.recorded, votes.truth
-    released, realized = np.zeros(len(truth)), np.zeros(len(truth))
+    released = np.zeros(len(truth))
     for stream in play_fresh(recorded, rule_named(release), per_token, passes, recorded.num_positions, seed):
         released += stream.released == truth
-        realized += stream.realized == truth
+    noiseless: FloatArray = (recorded.votes == truth[:, None]).mean(axis=1)
     public: FloatArray = (votes.public == truth).astype(np.float64)
-    return Rates(released / passes, realized / passes, public, votes.passage)
+    return Rates(released / passes, noiseless, public, votes.passage)
 
 
 def _figures(lab: Lab, rates: Rates) -> Row:
     accuracy, stderr = clustered_mean(rates.released, rates.passage, lab.rng("pmixed", "pac", "bootstrap"))
-    cost = clustered_mean(rates.released - rates.realized, rates.passage, lab.rng("pmixed", "pac", "cost"))
-    public, ceiling = float(rates.public.mean()), float(rates.realized.mean())
+    cost = clustered_mean(rates.released - rates.noiseless, rates.passage, lab.rng("pmixed", "pac", "cost"))
+    public, ceiling = float(rates.public.mean()), float(rates.noiseless.mean())
     room = ceiling - public
     return {
         "accuracy": accuracy,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -26,4 +28,4 @@ def mixed(log_p: Tensor, log_public: Tensor, weight: Tensor) -> Tensor:
 
 def log_mean(log_p: Tensor, dim: int) -> Tensor:
     """ln of the mean of distributions along an axis."""
-    return torch.logsumexp(log_p, dim) - torch.log(torch.tensor(float(log_p.shape[dim]), dtype=log_p.dtype))
+    return torch.logsumexp(log_p, dim) - math.log(log_p.shape[dim])

@@ -14,7 +14,7 @@ from paclm.study.results import Result
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-_DECODERS = (("greedy", "greedy", BLUE, -0.12), ("gumbel", "coupled Gumbel", ORANGE, 0.12))
+_DECODERS = (("greedy", "greedy", BLUE, -0.45), ("gumbel", "coupled Gumbel", ORANGE, 0.15))
 
 
 def draw(results: Mapping[str, Result]) -> Canvas:
@@ -32,7 +32,8 @@ def draw(results: Mapping[str, Result]) -> Canvas:
             for row in result.select(part="forced", collection=1, decoder=name, others="agree")
             if row["budget"] != "inf"
         ]
-        x = np.array([np.log2(row["per_token_nats"]) + shift for row in rows])
+        number = {name: i for i, name in enumerate(dict.fromkeys(row["canary"] for row in rows))}
+        x = np.array([np.log2(row["per_token_nats"]) + shift + 0.3 * number[row["canary"]] for row in rows])
         errors = [1.96 * row["advantage_stderr"] for row in rows]
         left.errorbar(x, [row["advantage"] for row in rows], errors, fmt="o", color=colour, label=words, capsize=2)
         for side, marker, whom in (("emitted_member", "o", "member"), ("emitted_other", "s", "not a member")):
@@ -41,22 +42,22 @@ def draw(results: Mapping[str, Result]) -> Canvas:
             values = [row[side] for row in rows]
             right.errorbar(x, values, errors, fmt=marker, color=colour, label=f"{words}, {whom}", capsize=2, **filled)
     right.axhline(0.5, color=GREY, linewidth=0.6)
-    right.set_ylim(0.2, 0.8)
+    right.set_ylim(0.0, 0.8)
     left.set_ylabel("membership advantage")
     right.set_ylabel("payload emitted")
     for axes in (left, right):
         axes.set_xticks([-16, -8, -4], ["2⁻¹⁶", "2⁻⁸", "2⁻⁴"])
         axes.set_xlabel("budget b, nats")
     left.legend(loc="upper left")
-    right.legend(loc="upper left", fontsize=6, ncols=2)
+    right.legend(loc="lower left", fontsize=6)
     canvas.tight_layout()
     return canvas
 
 
 FIGURE = Figure(
     "fig:canary",
-    "Forced memorization, one token under a uniform belief; bars are 95 % intervals. Membership stops showing as the "
-    "budget falls, the payload goes on being emitted.",
+    "Forced memorization of canaries, one token under a uniform belief; bars are 95 % intervals. Membership stops "
+    "showing as the budget falls, the payload goes on being emitted.",
     ("canaries",),
     draw,
 )

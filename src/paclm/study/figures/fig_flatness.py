@@ -74,8 +74,9 @@ def _flips(axes: Any, rows: list[Row], decoder: str) -> None:
     budgets = [row["per_token_nats"] for row in rows]
 
     def line(column: str, **look: Any) -> None:
-        errors = [row[f"{column}_stderr"] or 0.0 for row in rows]
-        axes.errorbar(budgets, [row[column] for row in rows], errors, color=color, **look)
+        if all(row[column] is not None for row in rows):  # none of its positions, no line
+            errors = [row[f"{column}_stderr"] or 0.0 for row in rows]
+            axes.errorbar(budgets, [row[column] for row in rows], errors, color=color, **look)
 
     line("flip_dissent", marker=marker)
     axes.axhline(rows[0]["flip_limit"], color=color, ls=":", lw=1.0)

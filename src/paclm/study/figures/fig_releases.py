@@ -37,15 +37,16 @@ def draw(results: Mapping[str, Result]) -> Canvas:
     axes.set_xscale("log")
     axes.set(xlabel="what a session can tell, nats (Σ I, at most)", ylabel="retained gain")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    canvas.legend(loc="outside lower center", ncols=2)
+    if axes.get_legend_handles_labels()[0]:
+        canvas.legend(loc="outside lower center", ncols=2)
     return canvas
 
 
 FIGURE = Figure(
     "fig:releases",
     "Share of the fine-tuning gain that each release keeps, against what a session can tell about the secret. "
-    "Points of a line are budgets from 2^-32 (left) to 2^-4 (right). Dashed: releases that never read the secret tell nothing. "
-    "Bars: one standard error over sessions.",
+    "Points of a line are budgets from 2^-32 (left) to 2^-4 (right). Dashed: releases that never read the secret "
+    "tell nothing. Bars: one standard error over sessions.",
     ("releases",),
     draw,
 )

@@ -7,20 +7,20 @@ full-corpus model sampled at the rule's own temperature: a world's marginal is t
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 
 from paclm.config import format_budget
 from paclm.privacy.arrays import FloatArray, IntArray
-from paclm.privacy.belief import uniform_belief
 from paclm.privacy.randomness import Coins
 from paclm.privacy.releases import rule_named
-from paclm.study.history import Arrays
+from paclm.study.history import Arrays, join_sessions
 from paclm.study.lab import Lab
 from paclm.study.quality import measure_text, public_surprise
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
-from paclm.study.serving import EngineStreams, Voting, carry_on, continue_alone, draw_secrets, engine_for, play
+from paclm.study.serving import EngineStreams, Voting, begin, continue_alone, draw_secrets, engine_for, play
 from paclm.study.statistics import clustered_mean
 
 VARIANTS = (
@@ -59,7 +59,7 @@ class Ablation:
         self._secrets = draw_secrets(lab.num_worlds, self._seed, scale.trials)
 
     def play(self, voting: Voting) -> Arrays:
-        """Tokens and distinct votes (budgets · trials, T), budget by budget."""
+        """The columns of `Played` (budgets · trials, T), budget by budget."""
         lab, scale = self.lab, self.scale
         count = len(scale.budgets) * scale.trials
         engine, together = engine_for(lab, sequences=count, context=self.context)
@@ -71,18 +71,14 @@ class Ablation:
             for b, per_token in enumerate(scale.budgets):
                 own = [trial for budget, trial in places if budget == b]
                 if own:
-                    uniform = np.tile(uniform_belief(lab.num_worlds), (len(own), 1))
                     secrets = self._secrets[own[0] : own[-1] + 1]
                     rule = rule_named("gaussian")
-                    sessions.append(carry_on(rule, per_token, self._seed, 0, own[0], secrets, uniform))
+                    sessions.append(begin(lab.num_worlds, rule, per_token, self._seed, own[0], secrets))
             trials = [trial for _, trial in places]
             streams = EngineStreams(engine, voting, self._coins(trials))
             prompts = [self.prompts[trial] for trial in trials]
-            done.append(play(streams, prompts, sessions, scale.length, advance=advance))
-        return {
-            "tokens": np.concatenate([one.tokens for one in done]),
-            "distinct": np.concatenate([one.distinct for one in done]),
-        }
+            done.append(play(streams, prompts, sessions, scale.length, advance=advance).arrays())
+        return join_sessions(done)
 
     def reference(self, temperature: float) -> FloatArray:
         """What the full-corpus model's own text scores under the public model: (trials, T)."""
@@ -105,8 +101,7 @@ def run(lab: Lab, scale: AblationScale) -> Findings:
     ablation = Ablation(lab, scale)
     parts = lab.parts("ablation", [asdict(scale), ablation.prompts])
     played = [
-        parts.arrays(f"ablation-{number}", lambda voting=voting: ablation.play(voting))  # type: ignore[misc]
-        for number, voting in enumerate(VARIANTS)
+        parts.arrays(f"ablation-{number}", partial(ablation.play, voting)) for number, voting in enumerate(VARIANTS)
     ]
     references = {tau: ablation.reference(tau) for tau in sorted({voting.temperature for voting in VARIANTS})}
     rows: list[Row] = []
@@ -159,7 +154,7 @@ REGIME = Regime(
     name="ablation",
     title="Coupling ablation",
     question="Which rule of voting makes worlds agree most often, and scatter least where they do not?",
-    presets={"quick": AblationScale(trials=10, prompt=16), "paper": AblationScale(trials=50)},
+    presets={"quick": AblationScale(trials=9, prompt=16), "paper": AblationScale(trials=50)},
     run=run,
     describe=describe,
 )

@@ -79,8 +79,8 @@ def run(lab: Lab, scale: CapacityScale) -> Findings:
     return Findings(
         rows,
         [
-            f"Trained with the workspace's own learning rate {learning_rate:g} and batch size {batch}, which decide how "
-            "soon a canary is learnt; the paper's are 0.0002 and 8 on GPT-2."
+            f"Trained with the workspace's own learning rate {learning_rate:g} and batch size {batch}, which decide "
+            "how soon a canary is learnt; the paper's are 0.0002 and 8 on GPT-2."
         ],
     )
 
@@ -182,7 +182,7 @@ REGIME = Regime(
     title="Capacity pilot",
     question="How often must a canary be repeated until an adapter puts it first?",
     presets={
-        "quick": CapacityScale(12, 4, (1, 16, 128)),
+        "quick": CapacityScale(6, 2, (1, 16, 128)),
         "paper": CapacityScale(256, 8, (1, 16, 64, 256, 1024, 4096)),
     },
     run=run,

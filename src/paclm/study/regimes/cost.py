@@ -206,7 +206,7 @@ REGIME = Regime(
     name="cost",
     title="Cost of a private token",
     question="Where does the time go when a private token is made?",
-    presets={"quick": CostScale(4096, 2, 20, (1, 16)), "paper": CostScale(8176, 2, 200, (1, 16, 64))},
+    presets={"quick": CostScale(4096, 2, 10, (1, 16), commits=20), "paper": CostScale(8176, 2, 200, (1, 16, 64))},
     run=run,
     describe=describe,
     for_each_collection=False,

@@ -7,7 +7,9 @@ coins, secrets and noise are the same for both.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 
@@ -52,9 +54,8 @@ def run(lab: Lab, scale: CouplingScale) -> Findings:
     parts = lab.parts("coupling", asdict(scale))
     rows = parts.rows("votes", make)
     for way, adapters in (("coupled", lab.worlds_name), ("uncoupled", "uncoupled")):
-        rows += [
-            {"training": way, **row} for row in parts.rows(way, lambda name=adapters: [_ceiling(lab, scale, name)])
-        ]
+        found = parts.rows(way, partial(_ceiling, lab, scale, adapters))
+        rows += [{"training": way, **row} for row in found]
     parts.clear()
     return Findings(rows, [])
 
@@ -105,22 +106,23 @@ def retained_gain(
     return Estimate(float(kept.sum() / whole.sum()), error)
 
 
-def _ceiling(lab: Lab, scale: CouplingScale, adapters: str) -> Row:
+def _ceiling(lab: Lab, scale: CouplingScale, adapters: str) -> list[Row]:
     """Mean β: the largest rate of agreement that any coupling of the decoders could reach."""
     from paclm.engine.votes import coupling_ceiling
 
-    passages = lab.passages(scale.ceiling_positions)
-    advance = lab.start_task(f"coupling ceiling, {adapters}", sum(len(passage) - 1 for passage in passages))
+    each = 1 + math.ceil(scale.ceiling_positions / len(lab.test_passages))  # a little of every window: many clusters
+    passages = [passage.tokens[: 1 + each] for passage in lab.test_passages]
+    advance = lab.start_task(f"coupling ceiling, {adapters}", sum(len(tokens) - 1 for tokens in passages))
     engine = lab.engine(adapters)
     values, clusters = [], []
-    for number, passage in enumerate(passages):
-        for hidden in engine.windows(passage.tokens, len(passage)):
+    for number, tokens in enumerate(passages):
+        for hidden in engine.windows(tokens, len(tokens)):
             _, logits = engine.restricted(hidden)
             values.append(coupling_ceiling(logits[:, :-1]).cpu().numpy())
             clusters.append(np.full(len(values[-1]), number))
             advance(len(values[-1]))
     found = clustered_mean(np.concatenate(values), np.concatenate(clusters), lab.rng("coupling", "ceiling"))
-    return {"decoder": "any", "ceiling": found.mean, "ceiling_stderr": found.stderr}
+    return [{"decoder": "any", "ceiling": found.mean, "ceiling_stderr": found.stderr}]
 
 
 def describe(result: Result) -> list[str]:

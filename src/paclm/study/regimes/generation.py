@@ -7,17 +7,17 @@ agree in a loop, no noise is drawn there, and the measured cost of privacy falls
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 
 from paclm.config import format_budget
 from paclm.errors import InvalidInput
 from paclm.privacy.arrays import FloatArray, IntArray
-from paclm.privacy.belief import uniform_belief
 from paclm.privacy.leak import mean_and_stderr
 from paclm.privacy.randomness import Coins
 from paclm.privacy.releases import rule_named
-from paclm.study.history import Arrays
+from paclm.study.history import Arrays, join_sessions
 from paclm.study.lab import Lab
 from paclm.study.quality import measure_text, public_surprise
 from paclm.study.regime import Findings, Regime
@@ -27,7 +27,7 @@ from paclm.study.serving import (
     GUMBEL,
     EngineStreams,
     Voting,
-    carry_on,
+    begin,
     continue_alone,
     draw_secrets,
     engine_for,
@@ -67,7 +67,7 @@ class Generation:
         return [Coins(self.lab.seed_for("generation", "coins", i)) for i in rows]
 
     def private(self, voting: Voting, per_token: float) -> Arrays:
-        """Tokens and distinct votes (n, T) of the mechanism."""
+        """What the mechanism makes of the prompts: the columns of `Played`, (n, T)."""
         lab, n = self.lab, self.scale.sequences
         engine, together = engine_for(lab, sequences=min(n, self.scale.together), context=self.context)
         seed = lab.seed_for("generation", "noise", per_token)
@@ -76,16 +76,12 @@ class Generation:
         done = []
         for start in range(0, n, together):
             rows = range(start, min(start + together, n))
-            uniform = np.tile(uniform_belief(lab.num_worlds), (len(rows), 1))
             own = secrets[rows.start : rows.stop]
-            sessions = [carry_on(rule_named("gaussian"), per_token, seed, 0, start, own, uniform)]
+            sessions = [begin(lab.num_worlds, rule_named("gaussian"), per_token, seed, start, own)]
             streams = EngineStreams(engine, voting, self.coins(rows))
             prompts = self.prompts[rows.start : rows.stop]
-            done.append(play(streams, prompts, sessions, self.longest, advance=advance))
-        return {
-            "tokens": np.concatenate([one.tokens for one in done]),
-            "distinct": np.concatenate([one.distinct for one in done]),
-        }
+            done.append(play(streams, prompts, sessions, self.longest, advance=advance).arrays())
+        return join_sessions(done)
 
     def alone(self, source: str, voting: Voting) -> IntArray:
         """Tokens (n, T) of the public model or of the full-corpus adapter."""
@@ -109,7 +105,7 @@ def run(lab: Lab, scale: GenerationScale) -> Findings:
     private = {
         (voting, per_token): parts.arrays(
             f"generation-{voting.name}-{format_budget(per_token)}",
-            lambda voting=voting, per_token=per_token: generation.private(voting, per_token),  # type: ignore[misc]
+            partial(generation.private, voting, per_token),
         )
         for voting, per_token in PRIVATE
     }
@@ -206,7 +202,7 @@ REGIME = Regime(
     title="Generation quality",
     question="Does private text degenerate, and is that the mechanism's doing?",
     presets={
-        "quick": GenerationScale(sequences=8, prompt=16),
+        "quick": GenerationScale(sequences=7, prompt=16),
         "paper": GenerationScale(sequences=100),
     },
     run=run,

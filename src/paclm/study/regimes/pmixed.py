@@ -49,9 +49,12 @@ class PMixedScale:
     """Epochs of a shard model over those of a world; 10 to 2 in the paper."""
     horizons: tuple[int, ...] = (10**2, 10**3, 10**4, 10**5, 10**6)
     epsilons: tuple[float, ...] = (1.0, 2.0)
+    orders: tuple[int, ...] = ORDERS
+    rates: tuple[float, ...] = RATES
     draws: int = 16
+    """Of the shard models that take part, at every position; the errors of PMixED are over these."""
     gumbel_draws: int = 2
-    passes: int = 4
+    passes: int = 8
     """Secrets and noise of PAC per vote."""
 
 
@@ -87,11 +90,11 @@ def _of_ensemble(lab: Lab, scale: PMixedScale, num_shards: int, entry: dict[str,
             others.see(part)
         advance(part.num_positions)
 
-    digest = make_digest(text_distributions(engine, passages), ORDERS, see)
+    digest = make_digest(text_distributions(engine, passages), scale.orders, see)
     rows = [_ensemble_row(digest, entry), _validation(lab, digest)]
     targets = [Target(t, e, DELTA, r) for e in scale.epsilons for t in scale.horizons for r in READINGS]
     near = [Target(queries, scale.epsilons[0], DELTA, r) for r in READINGS] if is_last else []
-    choices = choose(digest, [*targets, *near], ORDERS, RATES)
+    choices = choose(digest, [*targets, *near], scale.orders, scale.rates)
     advance = lab.start_task(f"PMixED, {num_shards} shard models", len(targets))
     for target, choice in zip(targets, choices, strict=False):
         rows.append(_matched(lab, scale, digest, target, choice))

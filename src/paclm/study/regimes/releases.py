@@ -13,8 +13,9 @@ from functools import partial
 import numpy as np
 
 from paclm.config import ChargeName, format_budget
-from paclm.privacy.accounting import charge_units, nats_up
+from paclm.privacy.accounting import charge_units, nats_up, units_down, units_up
 from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.bounds import nats_for
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
 from paclm.privacy.planner import plan
 from paclm.privacy.releases import RULES, Rule
@@ -111,16 +112,11 @@ def _scores(votes: TextVotes, streams: list[Stream]) -> Row:
 
 def _tokens_until(lab: Lab, per_token: float, share: float) -> int | None:
     """Tokens until a committed total of TARGET is used up, when this share of them is charged; 0: not one."""
-    from paclm.errors import InvalidInput
-
     if share <= 0.0:
         return None
-    try:
-        return plan(
-            mia=TARGET, per_token=per_token, num_worlds=lab.num_worlds, charge="dissent", dissent_rate=share
-        ).tokens
-    except InvalidInput:
+    if units_up(per_token) > units_down(nats_for(TARGET, 0.5)):
         return 0
+    return plan(mia=TARGET, per_token=per_token, num_worlds=lab.num_worlds, charge="dissent", dissent_rate=share).tokens
 
 
 def describe(result: Result) -> list[str]:

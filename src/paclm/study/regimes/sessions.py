@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,15 +74,17 @@ class Sessions:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def parts(self, together: int) -> Parts:
+        """What was finished before with the same texts, in batches of the same size."""
+        digest = hashlib.sha256(self.texts.tobytes()).hexdigest()
+        return self.lab.parts("sessions", [asdict(self.scale), digest, together])
+
     def play(self, engine: Engine, together: int) -> Arrays:
         """Every query of every session, so many at a time; what was finished before is read."""
-        digest = hashlib.sha256(self.texts.tobytes()).hexdigest()
-        parts = self.lab.parts("sessions", [asdict(self.scale), digest, together])
+        parts = self.parts(together)
         advance = self.lab.start_task("sessions", len(self) * self.scale.queries * self.scale.tokens)
         batches = [range(start, min(start + together, len(self))) for start in range(0, len(self), together)]
-        blocks = [self._play_rows(engine, rows, parts, advance) for rows in batches]
-        parts.clear()
-        return join_sessions(blocks)
+        return join_sessions([self._play_rows(engine, rows, parts, advance) for rows in batches])
 
     def histories(self, played: Arrays) -> list[tuple[History, IntArray]]:
         """Per budget: what was played, and how the texts went on (sessions, queries)."""
@@ -98,10 +101,8 @@ class Sessions:
         found: list[Arrays] = []
         for first in range(0, scale.queries, scale.queries_per_part):
             queries = range(first, min(first + scale.queries_per_part, scale.queries))
-            done = parts.arrays(
-                f"sessions-{rows.start}-{first}",
-                lambda queries=queries, beliefs=beliefs: self._play_queries(engine, rows, queries, beliefs),  # type: ignore[misc]
-            )
+            make = partial(self._play_queries, engine, rows, queries, beliefs)
+            done = parts.arrays(f"sessions-{rows.start}-{first}", make)
             advance(len(rows) * len(queries) * scale.tokens)
             beliefs = done["beliefs"][-1]
             found.append(done)
@@ -143,6 +144,7 @@ def run(lab: Lab, scale: SessionScale) -> Findings:
     for history, truth in sessions.histories(sessions.play(engine, together)):
         for before, horizon in zip((0, *scale.horizons), scale.horizons, strict=False):
             rows.append(measure(history, horizon, lab.membership) | follow_up(history, truth, before, horizon))
+    sessions.parts(together).clear()
     return Findings(rows, NOTES)
 
 
@@ -171,9 +173,10 @@ def describe(result: Result) -> list[str]:
             f"Across budgets the share of the charge that is told has a standard deviation of {spread:.3%}."
         )
     parted = max(abs(row["estimators_parting"]) / row["estimators_parting_stderr"] for row in rows)
+    verdict = "as chance allows" if parted < 4.0 else "MORE than chance allows: the belief is not the true posterior"
     sentences.append(
-        f"The two estimates of the leak differ by at most {parted:.1f} standard errors in any cell, as they must when "
-        "the belief is the true posterior."
+        f"The two estimates of the leak differ by at most {parted:.1f} standard errors in any of {len(rows)} cells, "
+        f"{verdict}."
     )
     row = last[0]
     sentences.append(

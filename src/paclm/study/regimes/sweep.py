@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,17 +18,17 @@ import numpy as np
 from paclm.config import format_budget
 from paclm.privacy.accounting import Account
 from paclm.privacy.arrays import FloatArray, IntArray
-from paclm.privacy.belief import uniform_belief
 from paclm.privacy.bounds import success_bound
 from paclm.privacy.leak import mean_and_stderr
 from paclm.privacy.randomness import Coins
 from paclm.privacy.releases import rule_named
 from paclm.study.attacks import guesses_right
-from paclm.study.history import Arrays
+from paclm.study.history import Arrays, join_sessions
 from paclm.study.lab import Advance, Lab
+from paclm.study.parts import Parts
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
-from paclm.study.serving import GREEDY, EngineStreams, carry_on, draw_secrets, engine_for, play
+from paclm.study.serving import GREEDY, EngineStreams, begin, draw_secrets, engine_for, play
 from paclm.study.violations import FALSE_ALARMS, break_ties, is_violation, p_of_hits, p_of_mean
 
 NOTES = [
@@ -78,11 +79,15 @@ class Sweep:
         self.secrets = [draw_secrets(lab.num_worlds, self._seed(b), scale.trials) for b in scale.budgets]
         self._fitting: dict[int, int] = {}  # sequences by context, once it is known how many fit
 
+    @cached_property
+    def parts(self) -> Parts:
+        """What was finished before on the same prompts."""
+        digest = hashlib.sha256(repr(self.prompts).encode()).hexdigest()
+        return self.lab.parts("sweep", [asdict(self.scale), digest])
+
     def play(self) -> dict[tuple[int, int], tuple[FloatArray, IntArray]]:
         """By budget (its index) and nominal length: beliefs (trials, m) and distinct votes (trials, tokens)."""
         scale = self.scale
-        digest = hashlib.sha256(repr(self.prompts).encode()).hexdigest()
-        parts = self.lab.parts("sweep", [asdict(scale), digest])
         groups = self.groups()
         work = sum(length * (run.last - run.first) for length, runs in groups.items() for run in runs)
         advance = self.lab.start_task("sweep", work)
@@ -90,17 +95,18 @@ class Sweep:
         for length, runs in sorted(groups.items()):
             horizons = [h for h in self.horizons() if h <= length]
             for number, batch in enumerate(cut_runs(runs, scale.together)):
-                name = f"sweep-{length}-{number}"
-                made = parts.arrays(name, lambda: self._play_batch(batch, length, horizons, advance))  # noqa: B023
-                row = 0
-                for run in batch:
-                    for trial in range(run.first, run.last):
-                        for h, horizon in enumerate(horizons):
-                            key = (run.budget, trial, horizon)
-                            found[key] = made["beliefs"][h, row], made["distinct"][row, :horizon]
-                        row += 1
-        parts.clear()
-        cells = {}
+                make = partial(self._play_batch, batch, length, horizons, advance)
+                made = self.parts.arrays(f"sweep-{length}-{number}", make)
+                trials = [(run.budget, trial) for run in batch for trial in range(run.first, run.last)]
+                for row, (budget, trial) in enumerate(trials):
+                    for h, horizon in enumerate(horizons):
+                        found[budget, trial, horizon] = made["beliefs"][h, row], made["distinct"][row, :horizon]
+        return self._cells(found)
+
+    def _cells(
+        self, found: dict[tuple[int, int, int], tuple[FloatArray, IntArray]]
+    ) -> dict[tuple[int, int], tuple[FloatArray, IntArray]]:
+        scale, cells = self.scale, {}
         for b, per_token in enumerate(scale.budgets):
             for nominal in scale.lengths:
                 length = scale.realized(per_token, nominal)
@@ -133,26 +139,15 @@ class Sweep:
         self._fitting[context] = fitting
         done = []
         for smaller in cut_runs(batch, fitting):
-            sessions = [
-                carry_on(
-                    rule,
-                    scale.budgets[run.budget],
-                    self._seed(scale.budgets[run.budget]),
-                    0,
-                    run.first,
-                    self.secrets[run.budget][run.first : run.last],
-                    np.tile(uniform_belief(self.lab.num_worlds), (run.last - run.first, 1)),
-                )
-                for run in smaller
-            ]
+            sessions = []
+            for run in smaller:
+                per_token = scale.budgets[run.budget]
+                secrets = self.secrets[run.budget][run.first : run.last]
+                sessions.append(begin(self.lab.num_worlds, rule, per_token, self._seed(per_token), run.first, secrets))
             prompts = [prompt for run in smaller for prompt in self.prompts[run.budget][run.first : run.last]]
             streams = EngineStreams(engine, GREEDY, [Coins(0)] * len(prompts))  # greedy: no coin is ever drawn
-            played = play(streams, prompts, sessions, length, horizons, advance)
-            done.append({"beliefs": played.beliefs, "distinct": played.distinct})
-        return {
-            "beliefs": np.concatenate([one["beliefs"] for one in done], axis=1),
-            "distinct": np.concatenate([one["distinct"] for one in done]),
-        }
+            done.append(play(streams, prompts, sessions, length, horizons, advance).arrays())
+        return join_sessions(done)
 
     def _seed(self, per_token: float) -> int:
         return self.lab.seed_for("sweep", "noise", per_token)
@@ -184,6 +179,7 @@ def run(lab: Lab, scale: SweepScale) -> Findings:
     for (b, nominal), (beliefs, distinct) in cells.items():
         rows.append(measure(lab, scale, nominal, scale.budgets[b], beliefs, distinct, sweep.secrets[b], len(cells)))
     rows.sort(key=lambda row: (row["length"], -row["per_token_nats"]))
+    sweep.parts.clear()
     looks = 2 * len(rows)
     allowed = (
         f"A cell counts as a violation when its one-sided p-value is under {FALSE_ALARMS} ÷ {looks} looks (two attacks "

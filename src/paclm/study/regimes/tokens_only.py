@@ -16,7 +16,7 @@ from paclm.privacy.arrays import FloatArray
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth
 from paclm.privacy.releases import rule_named
 from paclm.study.attacks import attack_beliefs
-from paclm.study.attacks.token_only import leak_by_tokens, told_by_tokens, token_belief
+from paclm.study.attacks.token_only import leak_by_tokens, token_belief, told_by_tokens
 from paclm.study.lab import Advance, Lab
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
@@ -126,8 +126,8 @@ def describe(result: Result) -> list[str]:
             f"{row['world_tokens']:.0%} of sessions; the curator's own belief does in {row['world_history']:.0%}."
         )
     sentences.append(
-        "As budgets fall the share goes to 2/π ≈ 64 % where two votes are cast, because the token is the sign of R, and "
-        "to less where there are more. For the channel release the two are the same: its tokens are its history."
+        "As budgets fall the share goes to 2/π ≈ 64 % where two votes are cast, because the token is the sign of R, "
+        "and to less where there are more. For the channel release the two are the same: its tokens are its history."
     )
     return sentences
 

@@ -163,7 +163,7 @@ def _released(lab: Lab, prompts: Sequence[list[int]], scale: UniverseScale) -> l
         streams = EngineStreams(engine, GUMBEL, _coins(lab, start, len(some)))
         seed = lab.seed_for("universe", "noise", start)
         sessions = ResearchSessions.seeded(lab.num_worlds, rule_named("gaussian"), PER_TOKEN, seed, len(some))
-        answers += play(streams, some, [sessions], scale.released, advance).tokens.tolist()
+        answers += play(streams, some, [sessions], scale.released, advance=advance).tokens.tolist()
     return answers
 
 
@@ -178,7 +178,7 @@ def _alone(lab: Lab, prompts: Sequence[list[int]], scale: UniverseScale) -> dict
         some = prompts[start : start + together]
         for name, choose in (("full", lambda panel: panel.worlds[:, 0]), ("public", lambda panel: panel.public)):
             streams = EngineStreams(engine, GUMBEL, _coins(lab, start, len(some)))
-            answers[name] += continue_alone(streams, some, scale.released, choose, advance).tolist()
+            answers[name] += continue_alone(streams, some, scale.released, choose, advance=advance).tolist()
     return answers
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paclm.study.results import Result
+from paclm.study.results import Result, Row
 from paclm.study.table import Cell, Table, TableData
 
 _PAPER = {  # greedy and Gumbel, the paper's two canaries
@@ -42,7 +42,8 @@ def build(results: Mapping[str, Result]) -> TableData:
     trials = forced[0]["trials"] if forced else 0
     return TableData(
         f"Forced memorization: P(emit | member) − P(emit | not) of one token, {trials:,} trials per cell, uniform "
-        "belief; beside it 2Φ(√(2b)) − 1 and the range of emission rates under both hypotheses. In brackets: the paper.",
+        "belief; beside it 2Φ(√(2b)) − 1 and the range of emission rates under both hypotheses. In brackets: the "
+        "paper.",
         [*columns, "theory (even split)", "payload emitted"],
         rows,
         (
@@ -53,11 +54,11 @@ def build(results: Mapping[str, Result]) -> TableData:
     )
 
 
-def _mark(row: Mapping[str, float]) -> str:
+def _mark(row: Row) -> str:
     return "†" if abs(row["advantage"]) < 1.96 * row["advantage_stderr"] else ""
 
 
-def _emission(forced: list[dict[str, float]], others: str, budget: str) -> tuple[float, float]:
+def _emission(forced: list[Row], others: str, budget: str) -> tuple[float, float]:
     rows = [row for row in forced if row["others"] == others and row["budget"] == budget]
     rates = [row[name] for row in rows for name in ("emitted_member", "emitted_other")]
     return (min(rates), max(rates)) if rates else (0.0, 0.0)

@@ -15,10 +15,10 @@ def build(results: Mapping[str, Result]) -> TableData:
         [
             row["kind"],
             Cell(row["repetitions"]),
-            Cell(row["gap_nats"], row["gap_stderr"], style="+.3f"),
+            Cell(row["gap_nats"], row["gap_stderr"], style=".3f"),
             Cell(row["rank_member"], style=",.0f"),
             Cell(row["rank_other"], style=",.0f"),
-            Cell(row["rank_difference"], row["rank_stderr"], style="+,.1f"),
+            Cell(row["rank_difference"], row["rank_stderr"], style=",.1f"),
             Cell(row["vote_share_member_gumbel"], style=".2%"),
             Cell(row["vote_share_other_gumbel"], style=".2%"),
             Cell(row["in_support"]),

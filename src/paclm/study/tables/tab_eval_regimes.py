@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from paclm.config import format_budget
 from paclm.study.regimes import NAMES, regime_named
 from paclm.study.results import Result
 from paclm.study.table import Table, TableData
+
+_MOST = 8
+"""Longer lists are shown by their ends."""
 
 
 def build(results: Mapping[str, Result]) -> TableData:
@@ -40,10 +44,14 @@ def _paper_scale(presets: Mapping[Any, Any]) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
-        return " / ".join(_value(inner) for inner in value)
+        shown = list(value) if len(value) <= _MOST else [*value[:2], "…", value[-1]]
+        return " / ".join(_value(inner) for inner in shown)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        written = format_budget(value) if value > 0 else f"{value:g}"
+        return written if written.startswith("2^") else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 TABLE = Table("tab:eval-regimes", (), build)

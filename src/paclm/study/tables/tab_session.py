@@ -49,7 +49,7 @@ def build(results: Mapping[str, Result]) -> TableData:
                 Cell(row["step_information_nats"], style=".2e"),
                 Cell(row["leaked_over_charged"], row["leaked_over_charged_stderr"], paper[1], ".2%"),
                 Cell(row["dissent"], row["dissent_stderr"], style=".2%"),
-                Cell(row["gap"], row["gap_stderr"], style="+.2%"),
+                Cell(row["gap"], row["gap_stderr"], style=".2%"),
                 Cell(row["membership_rate"], row["membership_stderr"], paper[2], ".3f"),
                 Cell(row["membership_bound"], paper=paper[3], style=".3f"),
                 Cell(row["world_rate"], row["world_stderr"], paper[4], ".3f"),

@@ -17,7 +17,7 @@ _ATTACKS = {
     "reference": "loss against the public model",
     "min-k": "least likely 20 % of tokens",
     "spread": "spread over worlds",
-    "overlap": "shared 3-grams",
+    "overlap": "shared 1- to 3-grams",
     "surrogate": "surrogate model",
 }
 

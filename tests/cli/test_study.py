@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from paclm.cli.main import app
+from paclm.errors import InvalidInput
+from study.small_lab import build_study_workspace
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory, texts: list[str], small_base: Path) -> Path:
+    return build_study_workspace(tmp_path_factory.mktemp("cli-study") / "clinic", texts[:60], small_base)
+
+
+def run(*words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_regime_is_run_its_rows_are_kept_and_a_report_is_written(workspace: Path) -> None:
+    before = sorted((workspace / "curator").iterdir())
+    done = CliRunner().invoke(app, ["study", "run", str(workspace), "census"], catch_exceptions=False)
+    assert "census: 2 rows" in done.output
+    assert "All 8 worlds" in done.output
+    assert str(workspace / "study" / "results") in done.stdout
+    result: dict[str, Any] = json.loads((workspace / "study" / "results" / "census.json").read_text())
+    assert result["preset"] == "quick"
+    assert result["provenance"]["stamp"].startswith("NOT PRIVATE")
+    figures = json.loads(run("study", "report", workspace, "--json"))
+    assert figures["tables"] == 3
+    assert Path(figures["report"]).read_text().startswith("<!doctype html>")
+    assert sorted((workspace / "curator").iterdir()) == before, "no secret was drawn and no ledger opened"
+
+
+def test_a_text_of_ones_own_is_scored(workspace: Path, tmp_path: Path, texts: list[str]) -> None:
+    (tmp_path / "text.txt").write_text("\n\n\n".join(texts[100:103]))
+    shown = json.loads(run("study", "run", workspace, "census", "--test-text", tmp_path / "text.txt", "--json"))
+    assert set(shown["seconds"]) == {"census"}
+
+
+def test_an_unknown_regime_is_refused_before_anything_is_loaded(workspace: Path) -> None:
+    with pytest.raises(InvalidInput, match="no regime 'cencus'"):
+        CliRunner().invoke(app, ["study", "run", str(workspace), "cencus"], catch_exceptions=False)

@@ -1,0 +1,119 @@
+"""docs/extending.md is executed: every block is a whole file, short, and does what the page says."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paclm.privacy.belief import uniform_belief
+from paclm.privacy.bounds import success_bound
+from paclm.privacy.leak import leak_by_entropy, leak_by_truth
+from paclm.privacy.randomness import ResearchNoise
+from paclm.privacy.releases import Rule, rule_named
+from paclm.study.lab import Lab
+from paclm.study.run import run_regime
+from paclm.study.streams import play_sessions
+from paclm.study.table import to_markdown
+from paclm.study.textvotes import GREEDY
+from paclm.study.votes import RecordedVotes
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+NAMES = ("regime", "table", "attack", "release", "baseline")
+
+
+def load(name: str) -> dict[str, Any]:
+    """A block of the page, executed."""
+    source = BLOCKS[NAMES.index(name)]
+    module: dict[str, Any] = {"__name__": f"extending_{name}"}
+    exec(compile(source, f"docs/extending.md ({name})", "exec", dont_inherit=True), module)
+    return module
+
+
+def scripted(num_worlds: int = 16, positions: int = 400) -> RecordedVotes:
+    """Worlds that split into two random camps at every second position."""
+    rng = np.random.default_rng(3)
+    split = rng.permuted(np.tile(np.arange(num_worlds) % 2, (positions, 1)), axis=1)
+    return RecordedVotes(10 + split * (np.arange(positions) % 2)[:, None])
+
+
+def test_there_is_a_block_for_each_and_none_is_longer_than_fifty_lines() -> None:
+    assert len(BLOCKS) == len(NAMES)
+    for block in BLOCKS:
+        assert len(block.splitlines()) < 50
+        assert max(map(len, block.splitlines())) <= 120
+
+
+def test_the_regime_runs_and_its_table_shows_what_it_found(small_lab: Lab) -> None:
+    regime = load("regime")
+    result = run_regime(small_lab, regime["REGIME"], "quick", scale=regime["MarginScale"](60))
+    assert {row["decoder"] for row in result.rows} == {"greedy", "gumbel"}
+    assert all(1 / small_lab.num_worlds <= row["share"] <= 1.0 for row in result.rows)
+    assert len(regime["REGIME"].describe(result)) == 2
+    data = load("table")["TABLE"].build({"margin": result})
+    assert f"{result.rows[0]['share']:.1%}" in to_markdown(data)
+
+
+def test_the_attack_finds_the_world_without_noise_and_stays_within_the_bound_with_it() -> None:
+    attack = load("attack")["attack_by_agreement"]
+    found = attack(scripted(), rule_named("gaussian"), math.inf, 60, 200, 1)
+    assert found.mean == 1.0
+    private = attack(scripted(), rule_named("gaussian"), 2.0**-16, 200, 200, 1)
+    # seeded; for a fresh seed, false alarm < 1e-4
+    assert private.mean <= success_bound(200 * 2.0**-16, 1 / 16) + 4 * private.stderr
+    assert found.mean > success_bound(200 * 2.0**-16, 1 / 16)
+
+
+def test_the_release_tells_no_more_than_its_budget_and_its_belief_is_exact() -> None:
+    rule = Rule("response", load("release")["release"], reads_secret=True)
+    streams = list(play_sessions(scripted(), rule, 2.0**-7, 400, 60, 5))
+    beliefs = np.concatenate([stream.beliefs for stream in streams])
+    secrets = np.concatenate([stream.secrets for stream in streams])
+    by_entropy, by_truth = leak_by_entropy(beliefs), leak_by_truth(beliefs, secrets)
+    budget = 30 * 2.0**-7  # half of the positions dissent
+    # seeded; for a fresh seed, false alarm < 1e-4
+    assert by_entropy.mean <= budget + 4 * by_entropy.stderr
+    assert abs(by_entropy.mean - by_truth.mean) < 4 * math.hypot(by_entropy.stderr, by_truth.stderr)
+    assert np.mean([stream.information for stream in streams]) <= budget * (1 + 1e-12)
+    careless = list(play_sessions(scripted(), rule, 2.0**-2, 400, 60, 5))  # the twin: 32 times the budget
+    told = leak_by_entropy(np.concatenate([stream.beliefs for stream in careless]))
+    assert told.mean > budget + 4 * told.stderr
+
+
+def test_the_release_is_silent_where_worlds_agree_and_stands_a_belief_that_has_made_up_its_mind() -> None:
+    release = load("release")["release"]
+    belief = uniform_belief(4)
+    step = release(np.full(4, 7), belief, 1, 2.0**-8, ResearchNoise(0))
+    assert (step.token, step.belief is belief, step.is_dissent) == (7, True, False)
+    with np.errstate(divide="ignore"):
+        certain = np.log(np.array([1.0, 0.0, 0.0, 0.0]))
+    assert release(np.array([7, 8, 9, 7]), certain, 0, 2.0**-8, ResearchNoise(0)).token == 7
+
+
+def test_the_baseline_is_the_public_model_or_the_ensemble_at_its_ends(small_lab: Lab) -> None:
+    baseline = load("baseline")
+    votes = small_lab.text_votes(60, (GREEDY,))["greedy"]
+    assert (baseline["release_by_quorum"](votes, 1.01) == votes.public).all()
+    ensemble = baseline["release_by_quorum"](votes, 0.0)
+    assert (ensemble[:, None] == votes.recorded.votes).any(axis=1).all()
+    accuracy = baseline["accuracy_of_quorum"](votes, 0.9, np.random.default_rng(0))
+    assert 0.0 <= accuracy.mean <= 1.0
+
+
+def test_the_page_of_the_study_names_every_regime_table_and_figure() -> None:
+    from paclm.study import figures, regimes, tables
+
+    page = (PAGE.parent / "study.md").read_text(encoding="utf-8")
+    wanted = [*regimes.NAMES, *(t.label for t in tables.all_tables()), *(f.label for f in figures.all_figures())]
+    missing = [name for name in wanted if f"`{name}`" not in page]
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_block_says_which_file_it_is(name: str) -> None:
+    assert re.search(r"src/paclm/\S+\.py", BLOCKS[NAMES.index(name)].splitlines()[0])

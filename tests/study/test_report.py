@@ -1,0 +1,155 @@
+"""The report: one page that opens offline, and the same tables and figures as files."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from paclm.errors import InvalidInput
+from paclm.study.regimes import census, flatness
+from paclm.study.report import Written, inline_svg, typeset, write_report
+from paclm.study.run import run_regime
+from study.small_lab import open_lab
+
+
+class Page(HTMLParser):
+    """What a browser would see."""
+
+    VOID = ("meta", "br", "hr", "img", "link", "input")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id" and value:
+                self.ids.append(value)
+            elif name in ("href", "xlink:href") and value:
+                self.links.append(value)
+            elif name in ("src", "srcset", "action", "data") and value:
+                self.loads.append(value)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def written(study_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    lab = open_lab(study_template, tmp_path_factory.mktemp("report") / "workspace")
+    run_regime(lab, census.REGIME, "quick", scale=census.CensusScale(40))
+    run_regime(lab, flatness.REGIME, "quick", scale=flatness.FlatnessScale(40, 2))
+    return write_report(lab.folder)
+
+
+@pytest.fixture(scope="module")
+def text(written: Written) -> str:
+    return written.page.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(text: str) -> Page:
+    return Page(text)
+
+
+def test_the_page_loads_nothing_and_runs_nothing(page: Page, text: str) -> None:
+    assert page.loads == []
+    assert "script" not in page.tags
+    assert "link" not in page.tags
+    assert all(link.startswith("#") for link in page.links)
+    assert "@import" not in text
+    assert not re.search(r"url\((?!#)", text)
+
+
+def test_every_id_is_there_once_and_every_link_leads_to_one(page: Page) -> None:
+    assert len(page.ids) == len(set(page.ids))
+    assert {link.removeprefix("#") for link in page.links} <= set(page.ids)
+    assert page.open == [], "every element is closed"
+
+
+def test_contents_lead_to_every_regime_that_was_run_and_to_no_other(page: Page) -> None:
+    assert {"short", "reading", "setup", "census", "flatness", "origin"} <= set(page.ids)
+    assert "sessions" not in page.ids
+
+
+def test_tables_and_figures_are_on_the_page_and_on_the_disk(written: Written, page: Page) -> None:
+    labels = {path.stem for path in written.tables}
+    assert labels == {"tab_census", "tab_flatness", "tab_flatness_closing", "tab_setup", "tab_eval_regimes"}
+    assert {path.stem for path in written.figures} == {"fig_flatness", "fig_mechanism"}
+    for path in written.tables:
+        assert all(path.with_suffix(suffix).stat().st_size for suffix in (".md", ".csv", ".tex"))
+    for path in written.figures:
+        assert path.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+    assert page.tags.count("svg") == 2
+    assert {"tab-census", "fig-flatness"} <= set(page.ids)
+
+
+def test_the_caveats_are_said(text: str) -> None:
+    for words in ("upper envelope", "never a guarantee", "share their sessions", "not comparable", "One collection"):
+        assert words in text
+    for words in ("does not protect content", "released weights", "in the universe at all"):
+        assert words in re.sub(r"\s+", " ", text)
+    assert "NOT PRIVATE" in text
+
+
+def test_the_page_says_what_was_run(text: str) -> None:
+    assert "quick" in text
+    assert "positions 40" in text
+    assert "k = 1,000 is left out" in text
+    assert "results/census.json" in text
+
+
+def test_the_papers_values_stand_beside_ours(text: str) -> None:
+    assert '<span class="paper">[0.834]</span>' in text
+
+
+def test_the_page_is_the_same_when_it_is_written_again(written: Written, text: str) -> None:
+    assert write_report(written.page.parent).page.read_text(encoding="utf-8") == text
+
+
+def test_results_of_different_seeds_on_one_page_are_pointed_out(
+    study_template: Path, tmp_path: Path, text: str
+) -> None:
+    assert "different presets" not in text
+    for seed, (module, scale) in enumerate(
+        ((census, census.CensusScale(20)), (flatness, flatness.FlatnessScale(20, 1)))
+    ):
+        lab = open_lab(study_template, tmp_path / "workspace", seed=seed)
+        run_regime(lab, module.REGIME, "quick", scale=scale)
+    assert "different presets" in write_report(lab.folder).page.read_text(encoding="utf-8")
+
+
+def test_without_results_there_is_no_report(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no results"):
+        write_report(tmp_path)
+
+
+def test_powers_and_minus_signs_are_set_and_what_looks_like_html_is_not() -> None:
+    assert str(typeset("b = 2^-16")) == "b = 2<sup>−16</sup>"
+    assert str(typeset("3.1e+04 and 2e-05")) == "3.1×10<sup>4</sup> and 2×10<sup>−5</sup>"
+    assert str(typeset("-0.5 but T-5")) == "−0.5 but T-5"
+    assert str(typeset("<unk> & co")) == "&lt;unk&gt; &amp; co"
+
+
+def test_an_inlined_drawing_keeps_its_ids_to_itself_and_has_a_name() -> None:
+    opening = '<?xml version="1.0"?><!DOCTYPE svg><svg width="9pt" height="5pt" viewBox="0 0 9 5">'
+    svg = opening + '<g id="a"/><use xlink:href="#a"/></svg>'
+    inlined = inline_svg(svg, "fig_x", 'A "name"')
+    assert inlined.startswith('<svg viewBox="0 0 9 5" role="img" aria-label="A &quot;name&quot;">')
+    assert '<g id="fig_x-a"/><use xlink:href="#fig_x-a"/>' in inlined

@@ -1,0 +1,197 @@
+"""The regimes on teacher-forced votes, at a small scale: what must hold whatever the numbers are."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paclm.study.figure import save_figure
+from paclm.study.figures.fig_flatness import FIGURE as FLATNESS_FIGURE
+from paclm.study.figures.fig_releases import FIGURE as RELEASES_FIGURE
+from paclm.study.lab import Lab
+from paclm.study.regimes import census, cost, flatness, forgetting, releases
+from paclm.study.results import Result
+from paclm.study.run import run_regime
+from paclm.study.table import to_csv, to_latex, to_markdown
+from paclm.study.tables import (
+    tab_census,
+    tab_cost,
+    tab_flatness,
+    tab_flatness_closing,
+    tab_forgetting,
+    tab_operations,
+    tab_releases,
+)
+from paclm.study.textvotes import GREEDY, TextVotes
+from paclm.study.votes import RecordedVotes
+from study.small_lab import open_lab
+
+SCALES = {
+    census: census.CensusScale(60, (50, 200, 1000), 20),
+    flatness: flatness.FlatnessScale(60, 2),
+    releases: releases.ReleasesScale(60, 2, 6, 40),
+    forgetting: forgetting.ForgettingScale(60, 2, 6, (10, 40), (2.0**-2, 2.0**-8)),
+    cost: cost.CostScale(60, 2, 2, (1, 2), prompt=8, commits=3),
+}
+TABLES = {
+    census: (tab_census,),
+    flatness: (tab_flatness, tab_flatness_closing),
+    releases: (tab_releases,),
+    forgetting: (tab_forgetting,),
+    cost: (tab_cost, tab_operations),
+}
+
+
+@pytest.fixture(scope="module")
+def lab(study_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    return open_lab(study_template, tmp_path_factory.mktemp("stability") / "workspace")
+
+
+@pytest.fixture(scope="module")
+def results(lab: Lab) -> dict[object, Result]:
+    return {module: run_regime(lab, module.REGIME, "quick", scale=scale) for module, scale in SCALES.items()}
+
+
+def test_every_table_is_written_and_every_regime_describes_itself(results: dict[object, Result]) -> None:
+    for module, tables in TABLES.items():
+        loaded = {results[module].regime: results[module]}
+        for table in tables:
+            data = table.TABLE.build(loaded)
+            assert all(len(row) == len(data.columns) for row in data.rows)
+            assert to_markdown(data)
+            assert to_csv(data)
+            assert to_latex(data, table.TABLE.label)
+        assert all(sentence.endswith(".") for sentence in module.REGIME.describe(results[module]))
+
+
+def test_figures_are_drawn(results: dict[object, Result], tmp_path: Path) -> None:
+    for figure, module in ((FLATNESS_FIGURE, flatness), (RELEASES_FIGURE, releases)):
+        paths = save_figure(figure, {results[module].regime: results[module]}, tmp_path)
+        assert [path.suffix for path in paths] == [".svg", ".pdf"]
+        assert all(path.stat().st_size > 1000 for path in paths)
+
+
+@pytest.mark.parametrize("module", [census, flatness, releases, forgetting], ids=lambda module: module.REGIME.name)
+def test_the_same_seed_gives_the_same_rows(module, lab: Lab, results: dict[object, Result]) -> None:
+    again = run_regime(lab, module.REGIME, "quick", scale=SCALES[module])
+    assert Result.load(lab.folder / "results" / f"{module.REGIME.name}.json").rows == again_rows(again)
+    assert again_rows(again) == again_rows(results[module])
+
+
+def again_rows(result: Result) -> list[dict[str, object]]:
+    from paclm.study.results import plain
+
+    rows: list[dict[str, object]] = plain(list(result.rows))
+    return rows
+
+
+def test_the_census_agrees_with_the_votes_and_leaves_out_what_the_vocabulary_cannot_hold(
+    lab: Lab, results: dict[object, Result]
+) -> None:
+    result = results[census]
+    assert [row["support_size"] for row in result.rows] == [50, 200]
+    assert any("k = 1,000 is left out" in note for note in result.notes)
+    votes = lab.text_votes(60, (GREEDY,), with_full=False)["greedy"].recorded
+    row = result.one(support_size=200)
+    assert row["unanimity"] == pytest.approx(1.0 - votes.is_dissent.mean())
+    assert row["median_distinct"] == np.median([len(set(v)) for v in votes.votes.tolist()])
+    assert result.one(support_size=50)["mass_coverage"] < row["mass_coverage"] < 1.0
+    assert 0.0 < row["ceiling"] <= result.one(support_size=50)["ceiling"] <= 1.0
+
+
+def test_the_largest_support_can_be_taken_on_fewer_positions(lab: Lab) -> None:
+    rows = census.run(lab, census.CensusScale(60, (50, 200), 20)).rows
+    assert [row["positions"] for row in rows] == [60, 20]
+
+
+def test_without_noise_nothing_flips_and_with_noise_something_does(results: dict[object, Result]) -> None:
+    for row in results[flatness].rows:
+        if row["budget"] == "inf":
+            assert row["flip"] == row["change"] == row["sigma_max"] == 0.0
+        else:
+            assert row["flip_dissent"] > 0.0
+
+
+def scripted_votes(num_worlds: int = 32, positions: int = 3000) -> TextVotes:
+    """A third of the positions unanimous, a third an even split with the truth in it, a third one without."""
+    rng = np.random.default_rng(0)
+    split = rng.permuted(np.tile(np.arange(num_worlds) % 2, (positions, 1)), axis=1)
+    kind = np.arange(positions) % 3
+    votes = np.where(kind[:, None] == 0, 5, 5 + split)
+    truth = np.where(kind == 1, 5, 9)
+    recorded = RecordedVotes(votes, truth=truth, public=truth, full=truth)
+    return TextVotes(recorded, np.arange(positions) // 10, np.arange(positions), np.zeros(positions, dtype=int))
+
+
+def test_flatness_finds_what_was_put_into_scripted_votes(lab: Lab) -> None:
+    rows = flatness._decoder_rows(lab, scripted_votes(), 2, lambda _: None)
+    tight = next(row for row in rows if row["budget"] == "2^-32")
+    assert tight["flip_unanimous"] == 0.0
+    assert tight["dissent_fraction"] == pytest.approx(2 / 3)
+    assert tight["mean_distinct_given_dissent"] == 2.0
+    assert tight["truth_not_voted_given_dissent"] == 0.5
+    # seeded; for a fresh seed, false alarm < 1e-4
+    assert abs(tight["flip_dissent"] - tight["flip_limit"]) < 4 * tight["flip_dissent_stderr"]
+    assert abs(tight["accuracy_dissent"] - 0.25) < 4 * tight["accuracy_dissent_stderr"]
+    loose = next(row for row in rows if row["budget"] == "2^-4")  # the twin: little noise is far from the limit
+    assert abs(loose["flip_dissent"] - loose["flip_limit"]) > 4 * loose["flip_dissent_stderr"]
+
+
+def test_noise_grows_as_one_over_the_root_of_the_budget(results: dict[object, Result]) -> None:
+    for decoder in ("greedy", "gumbel"):
+        loose, tight = (results[flatness].one(decoder=decoder, budget=budget) for budget in ("2^-4", "2^-32"))
+        for name in ("sigma_median", "sigma_max"):
+            assert tight[name] / loose[name] == pytest.approx(2.0**14)
+
+
+def test_the_arithmetic_of_flatness_closes_exactly(results: dict[object, Result]) -> None:
+    for row in results[flatness].rows:
+        assert row["change_by_arithmetic"] == pytest.approx(row["change"], abs=1e-12)
+        flips = row["flip_dissent"] * row["dissent_fraction"]
+        assert row["flip"] == pytest.approx(flips, abs=1e-12)
+
+
+def test_budgets_of_flatness_share_the_noiseless_release(results: dict[object, Result]) -> None:
+    for decoder in ("greedy", "gumbel"):
+        rows = results[flatness].select(decoder=decoder)
+        assert len({round(row["accuracy"] - row["change"], 12) for row in rows}) == 1
+
+
+def test_releases_that_never_read_the_secret_tell_and_cost_nothing(results: dict[object, Result]) -> None:
+    for name in ("plurality", "mixture"):
+        row = results[releases].one(release=name)
+        assert row["leaked_nats"] == row["can_tell_nats"] == row["charged_every_token"] == row["charged_dissent"] == 0.0
+        assert row["tokens_until_every_token"] is None
+
+
+def test_charging_dissent_only_makes_a_budget_last_longer(results: dict[object, Result]) -> None:
+    row = results[releases].one(release="gaussian", budget="2^-32")
+    assert row["tokens_until_dissent"] == pytest.approx(row["tokens_until_every_token"] / row["dissent"], rel=1e-3)
+    assert row["charged_every_token"] == pytest.approx(40 * 2.0**-32)
+    assert row["can_tell_nats"] == pytest.approx(row["charged_dissent"])
+    assert results[releases].one(release="gaussian", budget="2^-4")["tokens_until_every_token"] == 0
+
+
+def test_the_tracking_curator_tells_what_it_charges_and_the_forgetting_one_something_else(
+    results: dict[object, Result],
+) -> None:
+    for row in results[forgetting].select(curator="tracking"):
+        assert row["can_tell_over_charged_most"] == pytest.approx(1.0)
+    loose = results[forgetting].one(curator="forgetting", budget="2^-2", tokens=40)
+    assert not math.isclose(loose["can_tell_nats"], loose["charged_dissent_nats"], rel_tol=0.05)
+
+
+def test_operation_counts_are_the_papers() -> None:
+    dense, collapsed = cost.operations(128, 50_257, 200, 2)
+    assert f"{dense:.2e}" == "3.35e+09"
+    assert f"{collapsed:.2e}" == "2.59e+04"
+
+
+def test_costs_are_positive_and_add_up(results: dict[object, Result]) -> None:
+    for row in (row for row in results[cost].rows if row["what"] == "serving"):
+        step_ms = row["forward_ms"] + row["sequences"] * row["mechanism_ms"] + row["ledger_ms"]
+        assert row["tokens_per_second"] == pytest.approx(1e3 * row["sequences"] / step_ms)
+        assert row["memory_bytes"] > 0
