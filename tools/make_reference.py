@@ -9,6 +9,8 @@ import dataclasses
 import inspect
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from typer.main import get_command
 
@@ -103,7 +105,52 @@ def _entry(level: str, name: str, thing: object) -> list[str]:
     return [f"{level} `{name}`", "", "```python", f"{name.rsplit('.', 1)[-1]}{short}", "```", "", documentation, ""]
 
 
-PAGES = {"commands.md": commands_page, "settings.md": settings_page, "python.md": python_page}
+def http_page() -> str:
+    """Every path of the server, from its OpenAPI document: what it takes, and what it answers."""
+    from paclm.server.app import create_app
+
+    setup = SimpleNamespace(model_id="clinic", settings=config.ServerConfig())
+    document = create_app(SimpleNamespace(setup=setup)).openapi()  # type: ignore[arg-type]
+    shapes = document["components"]["schemas"]
+    lines = [
+        "# HTTP",
+        "",
+        "Written by `tools/make_reference.py` from the server's OpenAPI document; do not edit by hand. "
+        "[The server](server.md) explains it.",
+        "",
+    ]
+    for path, methods in document["paths"].items():
+        for method, route in methods.items():
+            lines += [f"## `{method.upper()} {path}`", "", route["description"], ""]
+            for name in _shapes_of(route.get("requestBody", {})):
+                lines += [f"`{name}`:", "", "| field | type | |", "|---|---|---|"]
+                required = shapes[name].get("required", [])
+                for field, about in shapes[name]["properties"].items():
+                    note = " ".join(about.get("description", "").split()) + (" Required." if field in required else "")
+                    lines.append(f"| `{field}` | {_type_of(about)} | {note.strip()} |")
+                lines.append("")
+            lines += ["| status | |", "|---|---|"]
+            lines += [f"| {code} | {answer['description']} |" for code, answer in sorted(route["responses"].items())]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _shapes_of(body: dict[str, Any]) -> list[str]:
+    schema = body.get("content", {}).get("application/json", {}).get("schema", {})
+    return [part["$ref"].rsplit("/", 1)[-1] for part in schema.get("anyOf", [schema]) if "$ref" in part]
+
+
+def _type_of(about: dict[str, Any]) -> str:
+    if "anyOf" in about:
+        return " or ".join(dict.fromkeys(_type_of(part) for part in about["anyOf"]))
+    if "$ref" in about:
+        return f"`{about['$ref'].rsplit('/', 1)[-1]}`"
+    if about.get("type") == "array":
+        return f"list of {_type_of(about.get('items', {}))}"
+    return str(about.get("const", about.get("type", "any")))
+
+
+PAGES = {"http.md": http_page, "commands.md": commands_page, "settings.md": settings_page, "python.md": python_page}
 
 if __name__ == "__main__":
     for name, make in PAGES.items():

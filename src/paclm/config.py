@@ -219,11 +219,14 @@ class ServerConfig:
     max_body_bytes: int = 1_048_576
     """The longest body of a request."""
     read_seconds: float = 30.0
-    """How long a client may take to send its body."""
+    """How long a client may take to send the head of a request, to send its body, and to read what waits for it."""
     max_answers: int = 64
     """Prompts times n of one request."""
+    max_connections: int = 512
+    """Connections at a time; more are refused with status 503."""
     max_waiting: int = 256
-    """Answers that may wait for a place in the batch; more are refused with status 503."""
+    """Answers that may wait for a place in the batch; more are refused with status 503, but a key that has none waiting
+    is let in up to twice as many."""
     default_max_tokens: int = 64
     """Tokens of an answer where a request names no limit; less where the context is full."""
     max_temperature: float = 2.0
@@ -238,7 +241,7 @@ class ServerConfig:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if not 0 <= self.port <= 65535:
             raise InvalidInput(f"port must lie between 0 and 65535, not {self.port!r}.")
-        for name in ("max_body_bytes", "max_answers", "max_waiting", "default_max_tokens"):
+        for name in ("max_body_bytes", "max_answers", "max_connections", "max_waiting", "default_max_tokens"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)!r}.")
         if self.max_answers > self.max_waiting:

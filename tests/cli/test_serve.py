@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import socket
@@ -112,6 +113,9 @@ def test_it_says_where_it_listens_answers_and_ends_cleanly_when_told(clinic: Pat
             banner[name] = rest.strip()
         assert {"Opening", "API", "dashboard", "left", "guarantee"} <= banner.keys()
         assert banner["left"] == "4,096 charged tokens"
+        limits = Path(f"/proc/{process.pid}/limits")
+        if limits.exists():  # a crash must not write the secret to the disk
+            assert re.search(r"^Max core file size +0 ", limits.read_text(), re.MULTILINE)
         ask = {"model": "clinic", "prompt": "the", "max_tokens": 3}
         answer = httpx.post(f"{banner['API'].split()[0]}/completions", json=ask, timeout=30)
         assert answer.json()["privacy"]["private_tokens"] <= 3

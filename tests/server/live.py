@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 
 from paclm import Curator, Workspace
 from paclm.config import ServerConfig
-from paclm.server.app import create_app
 from paclm.server.database import Database, service_path
 from paclm.server.keys import KeyStore
 from paclm.server.replies import Replies
-from paclm.server.running import listen
+from paclm.server.running import listen, web_server
 from paclm.server.service import Service, Setup
 
 CHAT_TEMPLATE = (
@@ -80,15 +78,7 @@ def serve(workspace: Workspace, engine: Any, tokenizer: Any, **options: Any) -> 
         ward = admin if "ward" in names else keys.add("ward", quota_tokens=quota)
         setup = Setup(model_id="clinic", settings=settings, runtime=workspace.runtime, **options)
         service = Service(curator, setup, keys, replies)
-        config = uvicorn.Config(
-            create_app(service),
-            log_config=None,
-            ws="none",
-            lifespan="on",
-            server_header=False,
-            timeout_graceful_shutdown=round(settings.shutdown_seconds),
-        )
-        server = uvicorn.Server(config)
+        server = web_server(service, settings)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -26,7 +26,7 @@ def test_schemathesis_finds_nothing(start: Any, chat_tokenizer: Any, tmp_path: P
     command = [
         *(str(Path(sys.executable).parent / "schemathesis"), "run", f"{live.url}/openapi.json"),
         *("--header", f"Authorization: Bearer {live.admin}", "--checks", CHECKS, "--seed", "1"),
-        *("--max-examples", "12", "--phases", "examples,coverage,fuzzing", "--workers", "1"),
+        *("--max-examples", "5", "--phases", "examples,coverage,fuzzing", "--workers", "1"),
         *("--generation-database", "none", "--no-color", "--request-timeout", "20"),
     ]
     environment = {**os.environ, "HYPOTHESIS_STORAGE_DIRECTORY": str(tmp_path)}

@@ -17,7 +17,7 @@ from study.small_lab import build_study_workspace, open_lab
 
 SCALES = {
     "canaries": canaries.CanariesScale(trials=60, trials_outside=10, draws=4, imagined=12),
-    "capacity": capacity.CapacityScale(4, 2, (1, 64)),
+    "capacity": capacity.CapacityScale(4, 40, 2, (1, 64)),
     "coupling": coupling.CouplingScale(60, 2, 20),
     "tokens_only": tokens_only.TokensOnlyScale(60, 2, sessions=4, tokens=12, particles=6),
     "universe": universe.UniverseScale(records=4, tokens=24, prompt=8, released=4, sequences=3),

@@ -5,21 +5,24 @@ Every number it prints is measured in that run. Done steps are kept in the works
 
 from __future__ import annotations
 
-import io
 import math
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from paclm.study.lab import Lab
     from paclm.study.votes import RecordedVotes
     from paclm.worlds.workspace import Workspace
 
 NOTES = 90
 WORLDS = 32
 HELD_OUT_TOKENS = 2000
+DRAWS = 2
+"""Of coins, where votes are sampled."""
 NEW_TOKENS = 60
 PER_TOKEN, TOTAL = "2^-16", "2^-6"
 PROMPT = "[synthetic note]\nThe patient"
@@ -39,7 +42,8 @@ def demo(
     Run everything on the embedded corpus and base model
 
     Synthetic clinic notes, worlds trained on them, a budget, a private completion, its accuracy beside the public and
-    the non-private model, and an attack that fails against the private stream and succeeds without noise. No network.
+    the non-private model, an attack that fails against the private stream and succeeds without noise, and a report.
+    No network. A second run goes on where the first one was.
 
     Example usage:
 
@@ -61,14 +65,8 @@ def demo(
     _accuracy(recorded)
     _head(6, "Attack: who was in the realized world?")
     _attack(opened, recorded)
-    typer.echo(
-        f"\nThe workspace is {opened.path}. Try:\n"
-        f'  paclm generate {workspace} --prompt "The patient" --max-tokens 40\n'
-        f"  paclm ledger show {workspace}\n"
-        f"  paclm replay {opened.study_path / 'votes.npz'} --release plurality --per-token 2^-16\n"
-        "First `source .venv/bin/activate` if paclm is not on your path. "
-        "`tiny` is a toy: better text needs a better base."
-    )
+    _head(7, "Report: the paper's accuracy, flatness and releases on these worlds")
+    _say_what_next(workspace, _report(opened))
 
 
 def _head(number: int, title: str) -> None:
@@ -164,19 +162,23 @@ def _generate(workspace: Workspace) -> None:
     )
 
 
-def _votes(workspace: Workspace) -> RecordedVotes:
-    from paclm.cli.votes import votes
-    from paclm.study.votes import RecordedVotes
-    from paclm.worlds.storage import write_private
+@contextmanager
+def _lab(workspace: Workspace) -> Iterator[Lab]:
+    """A lab with a progress bar that is gone when the work is done."""
+    from paclm.cli.console import progress, tasks
+    from paclm.study.lab import Lab
 
-    out = workspace.study_path / "votes.npz"
-    if not out.exists():
-        text = workspace.study_path / "heldout.txt"
-        notes = "\n\n".join(record.text for record in workspace.records("heldout"))
-        write_private(text, notes.encode())
-        with redirect_stdout(io.StringIO()):  # its summary comes below, in our own words
-            votes(workspace.path, text=text, out=out, decoder="greedy", window=256, limit=HELD_OUT_TOKENS)
-    return RecordedVotes.load(out)
+    with progress(transient=True) as bar:
+        yield Lab(workspace, start_task=tasks(bar, indent=3))
+
+
+def _votes(workspace: Workspace) -> RecordedVotes:
+    """Greedy votes along held-out notes; the report's regimes ask for the same and find them."""
+    from paclm.study.textvotes import GREEDY, GUMBEL, Decoding
+
+    with _lab(workspace) as lab:
+        found = lab.text_votes(HELD_OUT_TOKENS, (GREEDY, Decoding(GUMBEL.name, GUMBEL.temperature, DRAWS)))
+    return found[GREEDY.name].recorded
 
 
 def _accuracy(recorded: RecordedVotes) -> None:
@@ -200,6 +202,40 @@ def _accuracy(recorded: RecordedVotes) -> None:
     typer.echo(
         f"   {recorded.num_positions:,} positions; the worlds agree on {private['unanimity']:.1%}; of the gain over "
         f"the public model {private['retained_gain']:.0%} is kept."
+    )
+
+
+def _report(workspace: Workspace) -> Path:
+    """Three regimes at the demo's scale; what an earlier run found is kept."""
+    from paclm.study.regimes import regime_named
+    from paclm.study.regimes.accuracy import AccuracyScale
+    from paclm.study.regimes.flatness import FlatnessScale
+    from paclm.study.regimes.releases import ReleasesScale
+    from paclm.study.report import write_report
+    from paclm.study.run import results_folder, run_regime
+
+    scales = {
+        "accuracy": AccuracyScale(HELD_OUT_TOKENS, DRAWS),
+        "flatness": FlatnessScale(HELD_OUT_TOKENS // 2, DRAWS),
+        "releases": ReleasesScale(HELD_OUT_TOKENS, DRAWS, sessions=12, tokens=512),
+    }
+    with _lab(workspace) as lab:
+        for name, scale in scales.items():
+            if not (results_folder(lab) / f"{name}.json").is_file():
+                run_regime(lab, regime_named(name), "quick", scale=scale)
+    return write_report(workspace.study_path).page
+
+
+def _say_what_next(workspace: Path, page: Path) -> None:
+    typer.echo(
+        f"   {page}\n\n"
+        "Open that page in a browser. Then, with the same workspace:\n"
+        f"  paclm serve {workspace}                    an OpenAI-compatible endpoint, and a dashboard at its address\n"
+        f'  paclm generate {workspace} --prompt "The patient" --max-tokens 40\n'
+        f"  paclm ledger show {workspace}              spent so far, what is left, and the bounds\n"
+        f"  paclm study run {workspace} all            every table and figure of the paper, in about ten minutes\n"
+        "First `source .venv/bin/activate` if paclm is not on your path. `tiny` is a toy: better text needs a better "
+        "base."
     )
 
 

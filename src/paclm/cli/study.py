@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from paclm.cli.console import JsonFlag, print_json, progress
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from paclm.study.lab import Advance
+from paclm.cli.console import JsonFlag, print_json, progress, tasks
 
 study = typer.Typer(
     help="Rerun the paper's tables and figures on a workspace.", no_args_is_help=True, rich_markup_mode=None
@@ -63,7 +58,7 @@ def run(
         lab = Lab(lab.workspace, seed=seed, test_text=read_test_text(test_text, lab.tokenizer))
     finished: dict[str, float] = {}
     with progress(quiet=as_json) as bar:
-        lab.start_task = _tasks(bar)
+        lab.start_task = tasks(bar)
 
         def show(regime: Any, result: Any) -> None:
             finished[regime.name] = result.seconds
@@ -79,22 +74,6 @@ def run(
         print_json({"results": str(lab.folder / "results"), "seconds": finished})
     else:
         typer.echo(f"Results are in {lab.folder / 'results'}. Next: paclm study report {workspace}")
-
-
-def _tasks(bar: Progress) -> Any:
-    """Progress bars for a lab: the one before is put away when the next begins."""
-    from rich.progress import TaskID
-
-    shown: list[TaskID] = []
-
-    def start(what: str, total: int) -> Advance:
-        while shown:
-            bar.remove_task(shown.pop())
-        task = bar.add_task(what, total=total or None)
-        shown.append(task)
-        return lambda count: bar.advance(task, count)
-
-    return start
 
 
 @study.command()

@@ -9,6 +9,7 @@ admin endpoints                            an admin key, always
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -17,8 +18,8 @@ from paclm.server.jobs import Caller
 from paclm.server.refusals import no_key, not_admin
 from paclm.server.service import Service
 
-_PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
-"""Behind a proxy the neighbour on loopback is not the one who asks."""
+_PROXY_HEADERS = re.compile(r"forwarded|via|x-forwarded.*|x-real-ip|(x-|true-|cf-connecting-|x-cluster-)(client-)?ip")
+"""Behind a proxy the neighbour on loopback is not the one who asks. One that adds no header cannot be told apart."""
 
 
 def service_of(request: Request) -> Service:
@@ -56,7 +57,7 @@ def _noted(request: Request, caller: Caller) -> Caller:
 
 
 def _needs_no_key(request: Request, service: Service) -> bool:
-    return service.setup.is_loopback and not any(name in request.headers for name in _PROXY_HEADERS)
+    return service.setup.is_loopback and not any(map(_PROXY_HEADERS.fullmatch, request.headers))
 
 
 def _has_ordinary_keys(service: Service) -> bool:

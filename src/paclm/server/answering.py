@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -16,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 
 from paclm.errors import InvalidInput, RepliesFull, ReplyConflict
 from paclm.server import logs
-from paclm.server.guard import route_of
+from paclm.server.guard import route_of, unforeseen
 from paclm.server.jobs import Caller, Interrupted, Job
-from paclm.server.refusals import NO_RETRY, Refused, invalid, stopping
+from paclm.server.refusals import NO_RETRY, Refused, cut_off, invalid
 from paclm.server.replies import Fresh, InProgress, Stored, Ticket, body_digest
 from paclm.server.replying import Figures, Reply, cost_of, event
 from paclm.server.service import Service
@@ -40,6 +41,7 @@ class Production:
         self._ticket = ticket
         self._line = {"request": request.state.request_id, "key": job.caller.name, "route": route_of(request.url.path)}
         self._last: dict[int, float] = {}
+        self._has_client = True
         self.chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
         """Of a stream; None is the end."""
 
@@ -48,11 +50,14 @@ class Production:
         try:
             async for token in self._job.tokens():
                 self._observe(token)
+            body = self._reply.whole(self._job, await self._count())
+            await self._keep(body, JSON)
         except Interrupted:
             await self._give_up()
-            raise stopping() from None
-        body = self._reply.whole(self._job, await self._count())
-        await self._keep(body, JSON)
+            raise cut_off() from None
+        except Exception:  # whatever it is must not leave anything held
+            await self._give_up()
+            raise
         self._log("answered", 200)
         return body
 
@@ -73,14 +78,17 @@ class Production:
                 cost = await self._count() if self._job.is_complete else None
                 for chunk in self._reply.events(token, cost):
                     emit(chunk)
-        except Interrupted:
-            await self._give_up()
-            self.chunks.put_nowait(event(stopping().body()))
-        else:
             closing = self._reply.closing(self._job, await self._count())
             await self._keep(b"".join([*sent, closing]), EVENTS)
             self._log("answered", 200)
             self.chunks.put_nowait(closing)
+        except Interrupted:
+            await self._give_up()
+            self.chunks.put_nowait(event(cut_off().body()))
+        except Exception:  # whatever it is must not leave anything held, nor a stream that ends as if it were whole
+            await self._give_up()
+            self.chunks.put_nowait(event(unforeseen().body()))
+            raise
         finally:
             self.chunks.put_nowait(None)
 
@@ -92,6 +100,7 @@ class Production:
     def client_left(self) -> None:
         """The connection is gone."""
         if not self._job.is_complete:
+            self._has_client = False
             self._service.metrics.count_disconnect()
             if self._ticket is None:
                 self._job.interrupt()
@@ -99,13 +108,13 @@ class Production:
     async def _give_up(self) -> None:
         await self._service.end(self._job)
         if self._ticket is not None:
-            await asyncio.to_thread(self._service.replies.lose, self._ticket)
-        self._log("disconnected", None)
+            await self._service.book(partial(self._service.replies.lose, self._ticket))
+        self._log("failed" if self._has_client else "disconnected", None)
 
     async def _keep(self, body: bytes, media_type: str) -> None:
         if self._ticket is not None:
             keep = self._service.replies.finish
-            await asyncio.to_thread(keep, self._ticket, status=200, body=body, media_type=media_type)
+            await self._service.book(partial(keep, self._ticket, status=200, body=body, media_type=media_type))
 
     def _observe(self, token: Token) -> None:
         before = self._last.get(token.answer)
@@ -138,12 +147,11 @@ class EventStream(Response):
     def __init__(self, service: Service, production: Production) -> None:
         super().__init__(media_type=EVENTS)
         del self.headers["content-length"]
-        self._service = service
         self._production = production
+        service.spawn(production.stream())  # from here on it comes to its end, whether or not anybody is sent to
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the end, or until the client leaves."""
-        self._service.spawn(self._production.stream())
         try:
             await unless_client_leaves(self._send_all(send), receive)
         finally:

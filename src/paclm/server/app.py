@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,11 +14,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 
 from paclm import __version__
+from paclm.errors import CuratorError, ServiceError
 from paclm.server import completions, figures, logs
 from paclm.server.access import AnyCaller, TheService
 from paclm.server.described import describe, described
 from paclm.server.guard import Guard, route_of
-from paclm.server.refusals import Refused, error_body
+from paclm.server.refusals import Refused, books_unavailable, error_body, stopping
 from paclm.server.service import Service
 from paclm.server.shapes import Health, Model, Models
 
@@ -52,6 +54,8 @@ def create_app(service: Service) -> FastAPI:
     if STATIC.is_dir():
         app.mount("/static", StaticFiles(directory=STATIC), name="static")
     app.add_exception_handler(Refused, _refuse)
+    app.add_exception_handler(ServiceError, _refuse_for_the_books)
+    app.add_exception_handler(CuratorError, _refuse_when_stopped)
     app.add_exception_handler(HTTPException, _refuse_http)
     if service.setup.settings.cors_origins:
         app.add_middleware(
@@ -100,6 +104,8 @@ def _model(service: Service) -> dict[str, object]:
 
 async def _refuse(request: Request, refusal: Exception) -> Response:
     assert isinstance(refusal, Refused)
+    if refusal.reason is None:  # an answer that broke off: whoever made it has said so
+        return refusal.response()
     service: Service = request.app.state.service
     service.metrics.count_refusal(refusal.reason)
     logs.write(
@@ -113,6 +119,15 @@ async def _refuse(request: Request, refusal: Exception) -> Response:
         )
     )
     return refusal.response()
+
+
+async def _refuse_for_the_books(request: Request, error: Exception) -> Response:
+    logging.getLogger(logs.LOGGER).error("books", exc_info=error)  # the formatter keeps type and place only
+    return await _refuse(request, books_unavailable())
+
+
+async def _refuse_when_stopped(request: Request, _: Exception) -> Response:
+    return await _refuse(request, stopping())
 
 
 async def _refuse_http(_: Request, error: Exception) -> Response:

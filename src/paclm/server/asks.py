@@ -66,7 +66,7 @@ class Only:
 
     def __get_pydantic_json_schema__(self, schema: object, handler: object) -> dict[str, Any]:
         """How the OpenAPI document shows it."""
-        return {"anyOf": [self.schema, {"type": "null"}]}
+        return {"anyOf": [self.schema, {"type": "null"}], "description": f"{self.why[0].upper()}{self.why[1:]}."}
 
     def _check(self, value: object) -> object:
         if value is None or (value == self.value and isinstance(value, bool) == isinstance(self.value, bool)):
@@ -105,7 +105,9 @@ Remark = Annotated[str, StringConstraints(max_length=512)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, hide_input_in_errors=True, frozen=True, use_attribute_docstrings=True
+    )
 
 
 class StreamOptions(_Strict):
@@ -117,12 +119,17 @@ class StreamOptions(_Strict):
 
 class _Ask(_Strict):
     model: Remark
+    """As `/v1/models` names it."""
     n: Annotated[int, Field(ge=1, le=128)] | None = None
+    """How many answers; each is charged."""
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """τ of the coupled Gumbel votes; 0 is greedy."""
     stop: Annotated[Stops, Field(repr=False)] = ()
+    """Texts that end an answer; they are not part of it."""
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     """Sets the coins, never the noise."""
     stream: bool | None = None
+    """Whether pieces are sent as they come."""
     stream_options: StreamOptions | None = None
     user: Remark | None = None
     """Taken and neither used nor stored."""
@@ -161,7 +168,9 @@ class CompletionAsk(_Ask):
         ),
     ]
     max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
+    """The most tokens of an answer; `[server]` has the default."""
     echo: bool | None = None
+    """Whether the prompt comes back in front of the answer."""
     logprobs: NoLogprobs = None
     best_of: OneOnly = None
     suffix: NoSuffix = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -51,16 +52,21 @@ async def plan(request: Request, caller: AnyCaller, service: TheService) -> Resp
 
 async def _answer(request: Request, caller: Caller, service: Service, body: bytes, ask: Ask) -> Response:
     requests = await _requests_for(ask, caller, service)
+    # Made before anything is held: what fails here must not leave anything on hold.
+    reply = reply_for(ask, service.setup.model_id, is_admin=caller.is_admin, tokenizer=service.curator.tokenizer)
     ticket, repeated = await begin_once(service, caller, request, body)
     if repeated is not None:
         return repeated
     try:
         job = await service.admit(caller, requests)
-    except BaseException:
+    except Exception:
         if ticket is not None:  # nothing was charged, so the key may be used again
-            await asyncio.shield(asyncio.to_thread(service.replies.abandon, ticket))
+            await service.book(partial(service.replies.abandon, ticket))
         raise
-    reply = reply_for(ask, service.setup.model_id, is_admin=caller.is_admin, tokenizer=service.curator.tokenizer)
+    except asyncio.CancelledError:
+        if ticket is not None:  # it may have been admitted, and a token charged
+            service.spawn(service.book(partial(service.replies.lose, ticket)))
+        raise
     production = Production(service, job, reply, ticket, request)
     return EventStream(service, production) if ask.stream else await send_whole(service, production, request)
 

@@ -8,11 +8,11 @@ bare 500 here; its message could quote a prompt, so only its type and place are 
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import time
 from collections.abc import MutableMapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,6 +23,8 @@ from paclm.server.refusals import Refused
 from paclm.server.service import Service
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.IGNORECASE)
+"""A name or an address and perhaps a port, and nothing else that a lenient parser might read a name from."""
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -74,11 +76,13 @@ class Guard:
 
         try:
             refusal = self._refusal(Headers(scope=scope))
+            if refusal is not None and refusal.reason is not None:
+                self._service.metrics.count_refusal(refusal.reason)
             await (refusal.response() if refusal else self._app)(scope, receive, send_with_headers)
         except Exception as error:  # the last place: beyond it the server would log the message
             logging.getLogger(LOGGER).error("unforeseen", exc_info=error)
             if status == 0:
-                await _unforeseen().response()(scope, receive, send_with_headers)
+                await unforeseen().response()(scope, receive, send_with_headers)
         finally:
             route = _ROUTES.get(scope["path"], "other")
             self._service.metrics.count_request(route, status or 500, time.perf_counter() - started)
@@ -92,30 +96,34 @@ class Guard:
                 code="host_not_allowed",
                 reason="key",
             )
-        origin = headers.get("origin")
-        is_own = origin is None or urlsplit(origin).netloc.lower() == hosts[0].lower()
-        if not is_own and origin not in self._settings.cors_origins:
+        own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
+        origins = headers.getlist("origin")
+        if len(origins) > 1 or any(o.lower() not in own and o not in self._settings.cors_origins for o in origins):
             return Refused(
                 403,
                 "Web pages of other origins may not ask. Name them in cors_origins of [server] if they may.",
                 code="origin_not_allowed",
                 reason="key",
             )
+        if "transfer-encoding" in headers and "content-length" in headers:
+            return Refused(
+                400,
+                "The request says its length in two ways. A proxy may read another one than this server.",
+                code="ambiguous_length",
+                headers={"connection": "close"},
+            )
         return None
 
     def _is_allowed_host(self, host: str) -> bool:
+        found = _HOST.fullmatch(host)
         allowed = {name.lower() for name in self._settings.allowed_hosts}
         if self._service.setup.is_loopback:
             allowed |= set(LOOPBACK_NAMES)
-        elif not allowed:
-            return True
-        try:
-            return (urlsplit(f"//{host}").hostname or "") in allowed
-        except ValueError:
-            return False
+        return found is not None and (not allowed or (found[1] or found[2]).lower() in allowed)
 
 
-def _unforeseen() -> Refused:
+def unforeseen() -> Refused:
+    """An error that nobody foresaw."""
     return Refused(500, "Something went wrong in the server. Its log says where.", code="internal_error")
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from paclm.curator.streams import Stream
 from paclm.errors import CuratorError
@@ -28,6 +28,10 @@ class Caller:
     def local(cls) -> Caller:
         """Somebody on this machine, where no key is needed."""
         return cls(LOCAL, False, None)
+
+
+Book = Callable[[Callable[[], None]], Awaitable[None]]
+"""Brings something into the service's books, now or as soon as they answer."""
 
 
 class Interrupted(Exception):
@@ -66,7 +70,7 @@ class Job:
         """Nobody wants the rest."""
         self._audience.tokens.put_nowait(None)
 
-    async def end(self, stepper: Stepper, keys: KeyStore) -> None:
+    async def end(self, stepper: Stepper, keys: KeyStore, book: Book) -> None:
         """Stop what still runs and count what was used; a second call does nothing."""
         if self._is_ended:
             return
@@ -75,8 +79,7 @@ class Job:
         with suppress(CuratorError):  # it has stopped, and with it every stream
             await stepper.cancel(self.streams)
         if self.caller.key is not None:
-            used = self.private_tokens
-            await asyncio.to_thread(keys.settle, self.caller.name, reserved=self._reserved, used=used)
+            await book(partial(keys.settle, self.caller.name, reserved=self._reserved, used=self.private_tokens))
 
     @property
     def is_complete(self) -> bool:

@@ -27,7 +27,7 @@ _KINDS = {
 
 
 class Refused(Exception):
-    """A request that gets an error body instead of an answer. Nothing was charged for it."""
+    """A request that gets an error body instead of an answer. Nothing was charged for it, but for `cut_off`."""
 
     def __init__(
         self,
@@ -37,12 +37,13 @@ class Refused(Exception):
         code: str | None = None,
         param: str | None = None,
         headers: dict[str, str] | None = None,
-        reason: Reason = "input",
+        reason: Reason | None = "input",
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
         self.headers = headers or {}
-        self.reason: Reason = reason
+        self.reason: Reason | None = reason
+        """What it is counted under; None for one that was refused after something may have been charged."""
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""
@@ -116,4 +117,38 @@ def stopping() -> Refused:
         code="server_stopping",
         headers={"retry-after": "10"},
         reason="stopping",
+    )
+
+
+def cut_off() -> Refused:
+    """An answer that was under way when the server had to stop. A retry would be charged anew: none is asked for."""
+    return Refused(
+        503,
+        "The server stopped before the answer was complete. What had been released by then stays charged, and asking "
+        "again is a new request.",
+        code="answer_cut_off",
+        headers=NO_RETRY,
+        reason=None,
+    )
+
+
+def too_many_connections() -> Refused:
+    """There is no room for another connection."""
+    return Refused(
+        503,
+        "The server has as many connections as it takes. Try again in a moment.",
+        code="too_many_connections",
+        headers={"retry-after": "2"},
+        reason="queue",
+    )
+
+
+def books_unavailable() -> Refused:
+    """The file of keys, quotas and replies cannot be read or written just now."""
+    return Refused(
+        503,
+        "The server cannot reach its books of keys and quotas. Try again in a moment.",
+        code="books_unavailable",
+        headers={"retry-after": "5"},
+        reason="books",
     )

@@ -6,6 +6,7 @@ The socket is taken before the models are loaded, so that a port in use is known
 from __future__ import annotations
 
 import ipaddress
+import resource
 import signal
 import socket
 import threading
@@ -24,6 +25,7 @@ from paclm.curator.terms import budgets_of
 from paclm.errors import ServiceError
 from paclm.server import logs
 from paclm.server.app import create_app
+from paclm.server.connections import allow_files, limited
 from paclm.server.database import Database, service_path
 from paclm.server.keys import KeyStore
 from paclm.server.replies import Keep, Replies
@@ -78,6 +80,8 @@ def serve(path: Path, settings: ServerConfig, announce: Callable[[Started], None
     """Serve a workspace until a signal ends it; `announce` is called once it listens."""
     workspace = Workspace.open(path)
     budgets_of(workspace)  # the quick refusals come before the slow work
+    allow_files(settings.max_connections)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # memory has the secret
     is_loopback = is_loopback_address(settings.host)
     with listen(settings.host, settings.port) as listening, Database.open(service_path(workspace.path)) as database:
         keys = KeyStore(database)
@@ -115,10 +119,18 @@ def _run(
     started: Started,
     announce: Callable[[Started], None],
 ) -> None:
+    server = web_server(service, settings)
+    announce(started)
+    logs.install()
+    server.run(sockets=[listening])
+
+
+def web_server(service: Service, settings: ServerConfig) -> uvicorn.Server:
+    """uvicorn over the service, with everything off that would log or believe what clients say."""
     config = uvicorn.Config(
         create_app(service),
         loop="asyncio",
-        http="h11",
+        http=limited(settings.max_connections, settings.read_seconds),
         ws="none",
         lifespan="on",
         access_log=False,
@@ -127,9 +139,7 @@ def _run(
         log_config=None,
         timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)),
     )
-    announce(started)
-    logs.install()
-    _Uvicorn(config, service).run(sockets=[listening])
+    return _Uvicorn(config, service)
 
 
 def _setup(workspace: Workspace, settings: ServerConfig, is_loopback: bool) -> Setup:

@@ -9,27 +9,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from paclm.config import RuntimeConfig, ServerConfig
 from paclm.curator.curator import Curator, Delivery
 from paclm.curator.streams import Request
-from paclm.errors import QuotaExceeded, ServiceError
+from paclm.errors import KeyRefused, PaclmError, QuotaExceeded, ServiceError
 from paclm.server.jobs import Caller, Job
 from paclm.server.keys import KeyStore
 from paclm.server.logs import LOGGER
 from paclm.server.metrics import Metrics
 from paclm.server.recent import Recent
-from paclm.server.refusals import no_key, quota_exhausted, stopping
+from paclm.server.refusals import Refused, no_key, quota_exhausted, stopping
 from paclm.server.replies import Replies
 from paclm.server.stepping import Audience, Stepper
 
 T = TypeVar("T")
 
-_FORGET_SECONDS = 60.0
+_HOUSEKEEPING_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,26 +66,33 @@ class Service:
         self._started = time.monotonic()
         self._stepper = Stepper(curator, setup.settings.max_waiting, self)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._owed: deque[Callable[[], None]] = deque()  # what the books could not take yet
+        self._deadline: float | None = None
 
     # --- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin to step, and to forget replies whose time is over."""
         self._stepper.start()
-        self._forgetting = asyncio.create_task(self._forget_replies())
+        self._housekeeping = asyncio.create_task(self._keep_house())
 
     def drain(self) -> None:
-        """Take no new requests; those under way go on."""
+        """Take no new requests; those under way go on, for as long as `shutdown_seconds` says."""
+        if not self.is_draining:
+            self._deadline = time.monotonic() + self.setup.settings.shutdown_seconds
         self.is_draining = True
 
     async def close(self) -> None:
         """Stop after the step under way, count everything, and let the next writer in."""
         self.drain()
-        self._forgetting.cancel()
+        self._housekeeping.cancel()
         if self._tasks:  # answers without a connection, which somebody will ask for again by their Idempotency-Key
-            await asyncio.wait(self._tasks, timeout=self.setup.settings.shutdown_seconds)
+            left = (self._deadline or 0.0) - time.monotonic()
+            await asyncio.wait(self._tasks, timeout=max(0.0, left))
         await asyncio.to_thread(self._stepper.close)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._pay_what_is_owed()
         await asyncio.to_thread(self.curator.close)
 
     @property
@@ -119,8 +128,9 @@ class Service:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # taken, so that nobody logs it when the client who waited for it is gone
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, Refused):  # a refusal whose client is gone is nobody's concern
+            _log_error("task failed", error)
 
     async def ask(self, work: Callable[[Curator], T]) -> T:
         """Do something with the curator between two steps."""
@@ -132,11 +142,24 @@ class Service:
         """Hold quota and budget for the worst case of all these answers, or refuse."""
         if self.state != "serving":
             raise stopping()
-        return await asyncio.shield(self.spawn(self._admit(caller, requests)))
+        admission = self.spawn(self._admit(caller, requests))
+        try:
+            return await asyncio.shield(admission)
+        except asyncio.CancelledError:  # whatever is admitted has nobody to hear it
+            self.spawn(self._undo(admission))
+            raise
 
     async def end(self, job: Job) -> None:
         """Stop what still runs and count what was used."""
-        await job.end(self._stepper, self.keys)
+        await job.end(self._stepper, self.keys, self.book)
+
+    async def book(self, work: Callable[[], None]) -> None:
+        """Bring something into the books. What they cannot take now is tried again: a request does not fail for it."""
+        try:
+            await asyncio.to_thread(work)
+        except ServiceError as error:
+            _log_error("books", error)
+            self._owed.append(work)
 
     async def _admit(self, caller: Caller, requests: Sequence[Request]) -> Job:
         started, reserved = time.perf_counter(), sum(request.max_new_tokens for request in requests)
@@ -147,7 +170,7 @@ class Service:
             streams = await self._stepper.admit(audience, requests)
         except BaseException:
             if caller.key is not None:
-                await asyncio.to_thread(self.keys.settle, caller.name, reserved=reserved, used=0)
+                await self.book(partial(self.keys.settle, caller.name, reserved=reserved, used=0))
             raise
         self.num_requests[caller.name] += 1
         return Job(caller, streams, audience, reserved=reserved, started=started)
@@ -157,13 +180,25 @@ class Service:
             await asyncio.to_thread(self.keys.reserve, caller.name, tokens)
         except QuotaExceeded as error:
             raise quota_exhausted(error) from None
-        except ServiceError:  # revoked since it was identified
+        except KeyRefused:  # revoked since it was identified
             raise no_key() from None
 
-    async def _forget_replies(self) -> None:
+    async def _undo(self, admission: asyncio.Task[Job]) -> None:
+        with suppress(Refused, PaclmError):
+            await self.end(await admission)
+
+    async def _keep_house(self) -> None:
         while True:
-            await asyncio.sleep(_FORGET_SECONDS)
-            await asyncio.to_thread(self.replies.forget_expired)
+            await asyncio.sleep(_HOUSEKEEPING_SECONDS)
+            await self._pay_what_is_owed()
+            try:
+                await asyncio.to_thread(self.replies.forget_expired)
+            except ServiceError as error:  # the next round tries again: private text must not stay for good
+                _log_error("books", error)
+
+    async def _pay_what_is_owed(self) -> None:
+        for _ in range(len(self._owed)):
+            await self.book(self._owed.popleft())
 
     # --- from the stepping thread -------------------------------------------------------------------------------
 
@@ -178,5 +213,9 @@ class Service:
     def failed(self, error: BaseException) -> None:
         """A step failed: what left is in the ledger, and nothing more will leave before a restart."""
         self.has_failed = True
-        logging.getLogger(LOGGER).error("step failed", exc_info=error)  # the formatter keeps type and place only
+        _log_error("step failed", error)
         self.on_failure()
+
+
+def _log_error(what: str, error: BaseException) -> None:
+    logging.getLogger(LOGGER).error(what, exc_info=error)  # the formatter keeps type and place only

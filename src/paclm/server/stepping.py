@@ -182,7 +182,7 @@ class Stepper:
     def _admit(self, audience: Audience, requests: Sequence[Request]) -> list[Stream]:
         if self._is_over:
             raise stopping()
-        if len(self._lines) + len(requests) > self._max_waiting + self._curator.num_free:
+        if self._is_full_for(audience.owner, len(requests)):
             raise queue_full(len(self._lines))
         try:
             streams = self._curator.hold(requests)
@@ -192,6 +192,11 @@ class Stepper:
             self._seats[stream] = Seat(audience, answer)
             self._lines.join(audience.owner, stream)
         return streams
+
+    def _is_full_for(self, owner: str, wanted: int) -> bool:
+        """One key cannot fill the queue for the others: who has none waiting is let in, up to twice the limit."""
+        limit = self._max_waiting * (1 if self._lines.num_of(owner) else 2)
+        return len(self._lines) + wanted > limit + self._curator.num_free
 
     def _refusal(self, error: BudgetExceeded, requests: Sequence[Request]) -> Exception:
         """Whether it is worth waiting: it is while others hold what this request lacks."""

@@ -62,6 +62,6 @@ def save_figure(figure: Figure, results: Mapping[str, Result], folder: Path) -> 
     with house_style():
         canvas = figure.draw(results)
         paths = [folder / f"{figure.file_name}.{kind}" for kind in ("svg", "pdf")]
-        for path in paths:
-            canvas.savefig(path, bbox_inches="tight", metadata={"Date": None} if path.suffix == ".svg" else None)
+        for path, date in zip(paths, ("Date", "CreationDate"), strict=True):
+            canvas.savefig(path, bbox_inches="tight", metadata={date: None})
     return paths

@@ -1,4 +1,4 @@
-"""`fig:flatness`: the budget drives the noise and the flips, and accuracy does not follow."""
+"""`fig:flatness`: the budget drives the noise, flips rise with it and settle, and so does accuracy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def draw(results: Mapping[str, Result]) -> Canvas:
     left.set(yscale="log", ylabel="noise scale σ")
     left.set_title("(a) the budget drives the noise", loc="left")
     right.set(ylabel="rate", ylim=(-0.03, 1.0))
-    right.set_title("(b) flips saturate, accuracy stays", loc="left")
+    right.set_title("(b) flips settle, and accuracy with them", loc="left")
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.set_xticks([2.0**-n for n in range(4, 33, 4)], [f"$2^{{-{n}}}$" for n in range(4, 33, 4)])
@@ -86,10 +86,10 @@ def _flips(axes: Any, rows: list[Row], decoder: str) -> None:
 
 FIGURE = Figure(
     "fig:flatness",
-    "The budget drives the mechanism, but accuracy does not follow. (a) Median and largest noise scale over positions "
-    "where worlds differ, with a line of slope 1/√b (shifted down to be seen). (b) Over the same range flips rise to "
-    "near the limit of a release that ignores the vote, flips on unanimous positions are exactly zero, and accuracy "
-    "hardly moves. Bars: one standard error over passages.",
+    "The budget drives the noise without end, and the released token only until votes no longer count. (a) Median and "
+    "largest noise scale over positions where worlds differ, with a line of slope 1/√b (shifted down to be seen). (b) "
+    "Flips rise towards the limit of a release that ignores the vote, flips on unanimous positions are exactly zero, "
+    "and accuracy moves only as long as flips do. Bars: one standard error over passages.",
     ("flatness",),
     draw,
 )

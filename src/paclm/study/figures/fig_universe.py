@@ -34,11 +34,11 @@ def draw(results: Mapping[str, Result]) -> Canvas:
             auc = result.one(part="score", collection=1, source=source, attack=attack)["auc"]
             name = attack if source == "adapters" else f"{source}, {attack}"
             x, y = ([row[side] for row in rows] for side in ("false_positives", "true_positives"))
-            axes.plot(x, y, color=colour, linestyle=line, label=f"{name}: {auc:.2f}", drawstyle="steps-post")
+            axes.plot(x, y, color=colour, linestyle=line, label=f"{name}: {auc:.2f}")
         axes.set_title(title)
         axes.set_xlabel("false positives")
         axes.set_aspect("equal")
-        axes.legend(loc="lower right", title="AUC", fontsize=6, title_fontsize=6)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, title="AUC", fontsize=6, title_fontsize=6)
     panels[0].set_ylabel("true positives")
     canvas.tight_layout()
     return canvas

@@ -109,7 +109,7 @@ def _organic(lab: Lab, engine: Engine, one: Planted, draws: int) -> Row:
     canary, is_member = one
     tokens = [*canary.trigger_ids, *canary.payload_ids]
     scores = score_targets(engine, tokens, first=len(canary.trigger_ids))  # (W, payload)
-    first, rank = scores.log_probability[:-1, 0], scores.rank[:-1, 0] + 1.0  # (m,), rank 1 is the favourite
+    first, rank = scores.log_probability[:-1, 0], 1.0 + scores.rank[:-1, 0].astype(np.float64)  # (m,)
     difference, stderr = gap(first, is_member)
     whole, whole_stderr = gap(scores.log_probability[:-1].mean(axis=1), is_member)
     row: Row = {

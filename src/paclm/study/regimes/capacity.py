@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SETTINGS = ((8, 2), (32, 4))
 """Rank and epochs; α grows with the rank, so that adapters are scaled alike."""
+BATCH = 8
+"""Blocks per step, as in the paper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class CapacityScale:
 
     records: int
     """Clean records, the same for every adapter."""
+    record_tokens: int
+    """Of each record that are trained on, at most."""
     canaries: int
     """Half of them C-OOD, half C-COMMON."""
     repetitions: tuple[int, ...]
@@ -67,7 +71,12 @@ def run(lab: Lab, scale: CapacityScale) -> Findings:
     for rank, epochs in SETTINGS:
         training = lab.workspace.training
         settings = dataclasses.replace(
-            training, rank=rank, epochs=epochs, alpha=training.alpha / training.rank * rank, coupled=True
+            training,
+            rank=rank,
+            epochs=epochs,
+            alpha=training.alpha / training.rank * rank,
+            batch_size=BATCH,
+            coupled=True,
         )
 
         def make(settings: TrainingConfig = settings) -> list[Row]:
@@ -75,12 +84,12 @@ def run(lab: Lab, scale: CapacityScale) -> Findings:
 
         rows += parts.rows(f"rank-{rank}", make)
     parts.clear()
-    learning_rate, batch = lab.workspace.training.learning_rate, lab.workspace.training.batch_size
+    learning_rate = lab.workspace.training.learning_rate
     return Findings(
         rows,
         [
-            f"Trained with the workspace's own learning rate {learning_rate:g} and batch size {batch}, which decide "
-            "how soon a canary is learnt; the paper's are 0.0002 and 8 on GPT-2."
+            f"Trained with the workspace's own learning rate, {learning_rate:g}, which decides how soon a canary is "
+            "learnt; the paper's is 0.0002, on GPT-2."
         ],
     )
 
@@ -103,7 +112,7 @@ def _train(lab: Lab, scale: CapacityScale, pilot: Pilot, settings: TrainingConfi
     blocks = make_blocks(
         [*texts, *([*canary.trigger_ids, *canary.payload_ids] for canary, _ in bearers)],
         settings.block_tokens or lab.window,
-        settings.max_record_tokens,
+        min(scale.record_tokens, settings.max_record_tokens),
         [1] * len(texts) + [count for _, count in bearers],
     )
     seed = lab.seed_for("capacity", "training") % 2**32
@@ -182,8 +191,8 @@ REGIME = Regime(
     title="Capacity pilot",
     question="How often must a canary be repeated until an adapter puts it first?",
     presets={
-        "quick": CapacityScale(6, 2, (1, 16, 128)),
-        "paper": CapacityScale(256, 8, (1, 16, 64, 256, 1024, 4096)),
+        "quick": CapacityScale(6, 48, 2, (1, 8, 32)),
+        "paper": CapacityScale(256, 2048, 8, (1, 16, 64, 256, 1024, 4096)),
     },
     run=run,
     describe=describe,

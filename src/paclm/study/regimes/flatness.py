@@ -1,4 +1,4 @@
-"""Budget flatness (`tab:flatness`, `fig:flatness`): the budget drives the noise, and accuracy hardly notices. Why?
+"""Budget flatness (`tab:flatness`, `fig:flatness`): the budget drives the noise; how far does accuracy go?
 
 Fresh secret, uniform belief and fresh noise at every position, as for accuracy. Budgets share votes, secrets and
 normal draws, so that a flip is against the same realized vote everywhere. Under Gumbel every position is voted on
@@ -188,7 +188,7 @@ def describe(result: Result) -> list[str]:
 REGIME = Regime(
     name="flatness",
     title="Budget flatness",
-    question="If tightening the budget multiplies the noise, why does accuracy stay where it is?",
+    question="Tightening the budget multiplies the noise: how far does accuracy follow, and why no further?",
     presets={"quick": FlatnessScale(2048, 4), "paper": FlatnessScale(2048, 8)},
     run=run,
     describe=describe,

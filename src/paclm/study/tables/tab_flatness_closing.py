@@ -41,8 +41,8 @@ def build(results: Mapping[str, Result]) -> TableData:
         rows.append([name, *cells])
     headings = [decoder if number == 1 else f"{decoder}, collection {number}" for decoder, number in columns]
     return TableData(
-        "Why accuracy is flat. Worlds differ at a fraction of positions; there a release that ignores the vote is "
-        "right about as often as one that follows it. Majority lines are over positions with dissent and a vote for "
+        "What noise can do to accuracy. Worlds differ at a fraction of positions; only there does it change a token, "
+        "and in the end the release ignores the vote. Majority lines are over positions with dissent and a vote for "
         "the truth. The dissent fraction times the change there is the observed change, by construction. In brackets: "
         "the paper.",
         ["", *headings],

@@ -1,0 +1,283 @@
+"""Attempts on what the server promises: charges, holds, replies, other people's figures, and what a stream may say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import openai
+import pytest
+
+from curator.deployments import ScriptedEngine
+from paclm.config import ServerConfig
+from paclm.privacy.accounting import units_up
+from paclm.server import completions, database, service
+from paclm.server.database import service_path
+from paclm.server.jobs import Caller
+from paclm.server.replying import Reply
+from server.live import Live, bearer
+from server.test_service import SteppedEngine, asking, num_known, wait_until
+
+Start = Callable[..., Live]
+ASK = {"model": "clinic", "prompt": "the", "max_tokens": 4, "temperature": 0}
+
+
+@pytest.fixture
+def engine() -> Iterator[SteppedEngine]:
+    engine = SteppedEngine(num_slots=2, dissent=0.0)
+    yield engine
+    engine.run_free()
+
+
+def ward(live: Live) -> Any:
+    return next(key for key in live.keys.list() if key.name == "ward")
+
+
+def nothing_is_held(live: Live) -> bool:
+    return ward(live).reserved_tokens == 0 and live.curator.reserved_units == 0 and num_known(live) == 0
+
+
+# --- charges -----------------------------------------------------------------------------------------------------
+
+
+def test_whoever_chooses_the_coins_pays_for_exactly_the_disputed_tokens(start: Start) -> None:
+    engine = ScriptedEngine(dissent=0.5)
+    live = start(engine=engine, charge="dissent", per_token="2^-12", total="2^-2")
+    for seed in (0, 1, -1, 2**63 - 1, 7, 7):
+        assert live.complete(max_tokens=8, seed=seed, temperature=1.0).status_code == 200
+    disputed = sum(len(set(votes.tolist())) > 1 for ballot in engine.ballots for votes in ballot.votes)
+    assert 0 < disputed < live.curator.account.tokens
+    assert live.curator.account.dissent_tokens == live.curator.account.charged_tokens == disputed
+    assert live.curator.account.spent_units == disputed * units_up(2**-12)
+
+
+def test_a_budget_that_ends_in_the_middle_of_a_batch_is_not_overdrawn(start: Start) -> None:
+    """Five disputed tokens are paid for; later ones come from the public model, and agreed ones cost nothing."""
+    engine = ScriptedEngine(dissent=0.6)
+    live = start(engine=engine, charge="dissent", per_token="2^-6", total="0.08", on_exhausted="public")
+    body = {"model": "clinic", "prompt": ["the", "a", "of", "in"], "n": 2, "max_tokens": 8, "stream": True, "seed": 3}
+    said = live.http.post("/v1/completions", json=body, headers=bearer(live.admin)).text
+    marks = [m for e in events(said) for m in e.get("privacy", {}).get("marks", [])]
+    assert marks.count("disputed") == live.curator.account.charged_tokens == 5
+    assert marks.count("public") > 0
+    assert live.curator.account.spent_units <= live.curator.account.total_units
+    disputed = sum(len(set(votes.tolist())) > 1 for ballot in engine.ballots for votes in ballot.votes)
+    assert marks.count("disputed") + marks.count("public") == disputed
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-45, -0.0, 2])
+def test_the_smallest_and_largest_temperatures_are_served(live: Live, temperature: float) -> None:
+    assert live.complete(temperature=temperature).status_code == 200
+    assert live.service.state == "serving"
+
+
+@pytest.mark.parametrize("temperature", [2.0000001, -1e-9, 1e308, True, "1"])
+def test_temperatures_beyond_the_bounds_are_refused(live: Live, temperature: object) -> None:
+    assert live.complete(temperature=temperature).status_code == 400
+    assert live.spent_tokens == 0
+
+
+# --- replies -----------------------------------------------------------------------------------------------------
+
+
+def test_a_repeated_request_asks_neither_engine_nor_noise_and_another_key_gets_its_own(start: Start) -> None:
+    engine = ScriptedEngine(dissent=0.5)
+    live = start(engine=engine)
+    other = live.keys.add("other")
+    once = {"idempotency-key": "again"}
+    first = live.complete(max_tokens=12, headers=once)
+    asked, spent = len(engine.ballots), live.spent_tokens
+    assert live.complete(max_tokens=12, headers=once).content == first.content
+    assert (len(engine.ballots), live.spent_tokens) == (asked, spent)
+    theirs = live.complete(max_tokens=12, headers={**once, **bearer(other)})
+    assert "idempotent-replayed" not in theirs.headers
+    assert theirs.json()["id"] != first.json()["id"]
+    assert live.spent_tokens > spent
+
+
+# --- holds -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def books_locked(live: Live) -> Iterator[None]:
+    """Another program holds the file for writing."""
+    other = sqlite3.connect(live.keys._db.path, isolation_level=None)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+    finally:
+        other.close()
+
+
+@pytest.fixture
+def impatient_books(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(service, "_HOUSEKEEPING_SECONDS", 0.2)
+
+
+def test_when_the_books_do_not_answer_nobody_is_told_that_their_key_is_wrong(
+    impatient_books: None, start: Start
+) -> None:
+    live = start()
+    with books_locked(live):
+        for headers in ({}, {"idempotency-key": "one"}):
+            refused = live.complete(headers=headers)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "books_unavailable"
+            assert str(service_path(live.keys._db.path.parent)) not in refused.text
+    assert live.spent_tokens == 0
+    assert live.complete().status_code == 200
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_what_the_books_cannot_take_at_the_end_of_an_answer_is_brought_in_later(
+    impatient_books: None, start: Start, engine: SteppedEngine, is_stream: bool
+) -> None:
+    live = start(engine=engine, quota=100)
+    body, once = {**ASK, "stream": is_stream}, {"idempotency-key": "once"}
+    with asking(engine) as pool:
+        job = pool.submit(live.http.post, "/v1/completions", json=body, headers=once)
+        wait_until(lambda: live.service.num_running == 1)
+        with books_locked(live):
+            engine.run_free()
+            answer = job.result(10)
+            assert answer.status_code == 200
+            assert ward(live).reserved_tokens == 4
+        wait_until(lambda: nothing_is_held(live))
+    assert ward(live).used_tokens == live.spent_tokens > 0
+    wait_until(lambda: live.http.post("/v1/completions", json=body, headers=once).content == answer.content)
+
+
+def test_an_answer_that_cannot_be_prepared_holds_nothing(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = start(on_exhausted="refuse")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("ZEBRA")
+
+    monkeypatch.setattr(completions, "reply_for", fail)
+    answer = live.complete(headers={"idempotency-key": "one"})
+    assert answer.status_code == 500
+    assert "ZEBRA" not in answer.text
+    assert nothing_is_held(live)
+    assert live.spent_tokens == 0
+    monkeypatch.undo()
+    assert live.complete(headers={"idempotency-key": "one"}).status_code == 200
+
+
+@pytest.mark.parametrize("part", ["whole", "events", "closing"])
+def test_an_answer_that_breaks_midway_frees_what_it_held_and_does_not_end_like_a_whole_one(
+    start: Start, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    live = start(on_exhausted="refuse", quota=100)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("ZEBRA")
+
+    monkeypatch.setattr(Reply, part, fail)
+    answer = live.complete(stream=part != "whole", headers={"idempotency-key": "one"})
+    assert "ZEBRA" not in answer.text
+    assert "[DONE]" not in answer.text
+    assert '"internal_error"' in answer.text
+    wait_until(lambda: nothing_is_held(live))
+    assert ward(live).used_tokens == live.spent_tokens > 0
+    again = live.complete(stream=part != "whole", headers={"idempotency-key": "one"})
+    assert again.json()["error"]["code"] == "idempotency_reply_lost"
+
+
+def test_an_admission_that_nobody_waits_for_any_more_is_undone(start: Start, engine: SteppedEngine) -> None:
+    live = start(engine=engine, on_exhausted="refuse")
+    caller = Caller("ward", False, ward(live))
+    request = live.curator.request("the", 30, temperature=0.0, tag="ward")
+    loop = live.service._housekeeping.get_loop()
+    with asking(engine) as pool:
+        running = pool.submit(live.complete, max_tokens=2, temperature=0)
+        wait_until(lambda: live.service.num_running == 1)
+        admission = asyncio.run_coroutine_threadsafe(live.service.admit(caller, [request]), loop)
+        wait_until(lambda: live.service._stepper._calls.qsize() == 1)
+        admission.cancel()
+        engine.run_free()
+        assert running.result(10).status_code == 200
+        wait_until(lambda: nothing_is_held(live))
+    assert live.service.num_requests["ward"] <= 2
+
+
+def test_one_key_cannot_fill_the_queue_for_the_others(start: Start, engine: SteppedEngine) -> None:
+    live = start(engine=engine, settings=ServerConfig(max_waiting=3, max_answers=3))
+    quiet = live.keys.add("quiet")
+    with asking(engine) as pool:
+        greedy = [pool.submit(live.complete, max_tokens=20, temperature=0) for _ in range(5)]
+        wait_until(lambda: num_known(live) == 5)
+        engine.let(1)
+        wait_until(lambda: live.service.num_waiting == 3)
+        more = [pool.submit(live.complete, max_tokens=2, headers=bearer(key)) for key in (live.ward, quiet)]
+        wait_until(lambda: live.service._stepper._calls.qsize() == 2)
+        engine.run_free()
+        assert more[0].result(10).json()["error"]["code"] == "queue_full"
+        assert more[1].result(10).status_code == 200
+        assert [job.result(10).status_code for job in greedy] == [200] * 5
+
+
+def test_an_answer_cut_off_by_the_server_is_not_asked_for_again_by_itself(start: Start, engine: SteppedEngine) -> None:
+    """Something was charged: a client that retries by itself would pay twice without knowing."""
+    live = start(engine=engine)
+    client = openai.OpenAI(base_url=f"{live.url}/v1", api_key=live.ward, max_retries=3)
+    with asking(engine) as pool:
+        job = pool.submit(lambda: client.completions.create(model="clinic", prompt="the", max_tokens=5, temperature=0))
+        engine.let(2)
+        wait_until(lambda: live.spent_tokens == 2)
+        engine.fails = True
+        engine.let(1)
+        with pytest.raises(openai.InternalServerError) as caught:
+            job.result(10)
+    assert caught.value.code == "answer_cut_off"
+    assert live.service.num_requests["ward"] == 1
+    assert b'paclm_refusals_total{reason="stopping"} 0.0' in scrape(live)
+
+
+def scrape(live: Live) -> bytes:
+    return live.http.get("/metrics", headers=bearer(live.admin)).content
+
+
+# --- what is said ------------------------------------------------------------------------------------------------
+
+
+def events(said: str) -> list[Any]:
+    """The events of a stream, by the letter of the standard: lines, and data in front."""
+    lines = [line for line in said.replace("\r\n", "\n").replace("\r", "\n").split("\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines.pop() == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+@pytest.mark.parametrize(
+    "trick", ["\n\ndata: [DONE]\n\n", "\r\rdata: {}\r\r", "\u2028\u0085\x0b\x0c", "</script>", "\0"]
+)
+def test_no_text_can_speak_for_the_server_in_a_stream(live: Live, trick: str) -> None:
+    plain = live.complete(prompt=f"the {trick}", echo=True, temperature=0, max_tokens=2)
+    assert plain.status_code == 200
+    said = live.complete(prompt=f"the {trick}", echo=True, temperature=0, max_tokens=2, stream=True)
+    assert events(said.text)[0]["choices"][0]["text"] == f"the {trick}"
+
+
+def test_a_key_sees_its_own_figures_and_no_other_names(live: Live) -> None:
+    other = live.keys.add("other", quota_tokens=50)
+    live.complete()
+    for path in ("/v1/privacy", "/v1/models", "/openapi.json"):
+        said = live.http.get(path, headers=bearer(other)).text
+        assert "ward" not in said
+    own = live.http.get("/v1/privacy", headers=bearer(other)).json()["key"]
+    assert own == {"name": "other", "quota_tokens": 50, "used_tokens": 0}
+
+
+@pytest.mark.parametrize("header", ["x-forwarded-host", "x-forwarded-proto", "x-client-ip", "cf-connecting-ip"])
+def test_what_a_proxy_adds_ends_the_right_to_do_without_a_key(start: Start, header: str) -> None:
+    live = start()
+    live.keys._db._connection.execute("DELETE FROM keys WHERE name = 'ward'")
+    body = {**ASK, "max_tokens": 1}
+    del live.http.headers["authorization"]
+    assert live.http.post("/v1/completions", json=body).status_code == 200
+    assert live.http.post("/v1/completions", json=body, headers={header: "1"}).status_code == 401

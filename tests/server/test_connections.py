@@ -1,0 +1,190 @@
+"""Connections that say nothing, say it slowly, never read or are too many; and requests no honest client sends."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from curator.deployments import ScriptedEngine
+from paclm.config import ServerConfig
+from paclm.errors import ServiceError
+from paclm.server.connections import allow_files
+from server.live import Live
+
+Start = Callable[..., Live]
+
+HEAD = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+IMPATIENT = ServerConfig(read_seconds=0.4)
+
+
+def connect(live: Live, **options: int) -> socket.socket:
+    host, port = live.url.removeprefix("http://").split(":")
+    connection = socket.socket()
+    for name, value in options.items():
+        connection.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+    connection.settimeout(10)
+    connection.connect((host, int(port)))
+    return connection
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """What comes until the other side ends the connection; waiting in vain is an error."""
+    said = b""
+    try:
+        while piece := connection.recv(65536):
+            said += piece
+    except ConnectionResetError:
+        pass
+    return said
+
+
+def ask(live: Live, request: bytes) -> bytes:
+    with connect(live) as connection:
+        connection.sendall(request)
+        return read_to_end(connection)
+
+
+def dribble(connection: socket.socket, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        connection.sendall(b"x")
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("beginning", [b"", b"G", HEAD, HEAD + b"\r\n" + HEAD])
+def test_a_connection_that_does_not_finish_its_request_is_ended(start: Start, beginning: bytes) -> None:
+    live = start(settings=IMPATIENT)
+    started = time.monotonic()
+    said = ask(live, beginning)
+    assert time.monotonic() - started < 5
+    assert said.count(b"HTTP/1.1 200") == beginning.count(b"\r\n\r\n")
+
+
+def test_a_head_that_comes_byte_by_byte_is_not_waited_for(start: Start) -> None:
+    live = start(settings=IMPATIENT)
+    with connect(live) as connection:
+        with pytest.raises(ConnectionError):
+            dribble(connection, seconds=8)
+
+
+def test_a_reader_that_never_reads_is_ended_and_one_that_reads_gets_everything(start: Start) -> None:
+    live = start(settings=IMPATIENT)
+    page = b"GET /static/vendor/uplot/uPlot.iife.min.js HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+    times = 150
+    request = (page + b"\r\n") * (times - 1) + page + b"connection: close\r\n\r\n"
+    whole = ask(live, request)
+    assert whole.count(b"HTTP/1.1 200") == times
+    with connect(live, SO_RCVBUF=4096) as connection:
+        connection.sendall(request)
+        time.sleep(1.2)
+        assert len(read_to_end(connection)) < len(whole)
+
+
+def test_an_answer_may_take_longer_than_its_request_may(start: Start) -> None:
+    class Slow(ScriptedEngine):
+        def step(self, *arguments: Any) -> Any:
+            time.sleep(0.25)
+            return super().step(*arguments)
+
+    live = start(engine=Slow(), settings=IMPATIENT)
+    assert live.complete(max_tokens=4, temperature=0).status_code == 200
+    assert live.complete(max_tokens=4, temperature=0, stream=True).text.endswith("data: [DONE]\n\n")
+
+
+def test_one_connection_too_many_is_told_so_and_the_next_finds_room(start: Start) -> None:
+    live = start(settings=ServerConfig(max_connections=3))
+    idle = [connect(live) for _ in range(3)]
+    for connection in idle:
+        connection.sendall(HEAD)  # they are here, and have nothing more to say
+    refused = ask(live, HEAD + b"\r\n")
+    assert refused.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: 2" in refused
+    assert json.loads(refused.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
+    for connection in idle:
+        connection.close()
+    deadline = time.monotonic() + 5
+    while not ask(live, HEAD + b"connection: close\r\n\r\n").startswith(b"HTTP/1.1 200"):
+        assert time.monotonic() < deadline
+    assert live.complete().status_code == 200
+
+
+def test_a_process_that_may_not_open_enough_files_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(256, 1024)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.append(new))
+    allow_files(64)
+    assert len(limits) == 1  # enough already
+    allow_files(512)
+    assert limits[-1] == (640, 1024)
+    with pytest.raises(ServiceError, match="max_connections"):
+        allow_files(1000)
+
+
+KEYLESS = b"connection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\norigin: http://[\r\n", 403),
+        (
+            b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\norigin: http://127.0.0.1\r\norigin: http://evil.example\r\n",
+            403,
+        ),
+        (b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\norigin: ftp://127.0.0.1\r\n", 403),
+        (b"GET /health HTTP/1.1\r\nhost: evil.example@127.0.0.1\r\n", 403),
+        (b"GET /health HTTP/1.1\r\nhost: 127.0.0.1/evil.example\r\n", 403),
+        (b"GET /health HTTP/1.1\r\nhost: 127.0.0.1#evil.example\r\n", 403),
+        (b"GET /health HTTP/1.1\r\nhost: 127.0.0.1:port\r\n", 403),
+        (b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nhost: evil.example\r\n", 400),
+        (b"GET /health HTTP/1.0\r\n", 403),
+        (b"GET http://127.0.0.1/health HTTP/1.1\r\nhost: 127.0.0.1\r\n", 404),
+        (b"TRACE / HTTP/1.1\r\nhost: 127.0.0.1\r\n", 405),
+        (b"GET /v1/models?api_key=KEY HTTP/1.1\r\nhost: 127.0.0.1\r\n", 401),
+        (b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nx: y\r\n authorization: Bearer KEY\r\n", 401),
+        (b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization : Bearer KEY\r\n", 400),
+        (b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nx-api-key: KEY\r\ncookie: authorization=KEY\r\n", 401),
+        (b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nx: " + b"a" * 200_000 + b"\r\n", 400),
+        (b"GET /static/%00 HTTP/1.1\r\nhost: 127.0.0.1\r\n", 404),
+        (b"GET /%ff%fe HTTP/1.1\r\nhost: 127.0.0.1\r\n", 404),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n", 403),
+    ],
+)
+def test_what_no_honest_client_sends_gets_a_4xx(live: Live, head: bytes, status: int) -> None:
+    said = ask(live, head.replace(b"KEY", live.ward.encode()) + KEYLESS)
+    assert said.startswith(b"HTTP/1.1 %d" % status), said[:200]
+    assert live.ward.encode() not in said
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        b"content-length: 5\r\ntransfer-encoding: chunked\r\n",
+        b"transfer-encoding: chunked\r\ncontent-length: 5\r\n",
+        b"content-length: 5\r\ncontent-length: 60\r\n",
+        b"transfer-encoding: identity\r\n",
+        b"transfer-encoding: chunked, chunked\r\n",
+        b"content-length: -1\r\n",
+        b"content-length: +5\r\n",
+    ],
+)
+def test_a_body_whose_end_can_be_read_in_two_ways_is_refused_and_the_connection_ended(
+    live: Live, lengths: bytes
+) -> None:
+    """Behind a proxy that reads the other end, the rest would be somebody else's request."""
+    body = json.dumps({"model": "clinic", "prompt": "the", "max_tokens": 2}).encode()
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\nauthorization: Bearer "
+    )
+    chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    said = ask(live, head + live.ward.encode() + b"\r\n" + lengths + b"\r\n" + chunked + HEAD + b"\r\n")
+    assert said.startswith(b"HTTP/1.1 400"), said[:200]
+    assert said.count(b"HTTP/1.1") == 1
+    assert b'"ok"' not in said
+    assert live.spent_tokens == 0

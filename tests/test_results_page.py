@@ -1,0 +1,150 @@
+"""The results page says what the committed result files say, and nothing by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import jinja2
+import pytest
+from jinja2 import nodes
+
+ROOT = Path(__file__).parent.parent
+
+NAMES = re.compile(  # figures that are part of a name, a label or a formula
+    r"SmolLM2-135M-Instruct|smollm2|GPT-2-small|GPT-2|--base gpt2|H100|4 bits|bfloat16|float32|float64"
+    r"|2\^-\d+|1/√b|1 − 1/ā|1 − 1/a|rep-3|--stage 1"
+)
+TWINS = {  # one column of every result that the page shows
+    "ablation": "unanimity",
+    "accuracy": "gain_points",
+    "canaries": "gap_nats",
+    "census": "argmax_coverage",
+    "cost": "tokens_per_second",
+    "flatness": "truth_not_voted_given_dissent",
+    "forgetting": "can_tell_over_charged_most",
+    "precision": "accuracy_float32",
+    "releases": "retained_gain",
+    "sessions": "leaked_over_charged",
+    "tokens_only": "leaked_tokens_nats",
+}
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_results", ROOT / "tools" / "make_results.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def study(tool: ModuleType, tmp_path: Path) -> Path:
+    """A copy of the results that a test may spoil."""
+    return Path(shutil.copytree(tool.STUDY, tmp_path / tool.STUDY.name))
+
+
+def change(study: Path, regime: str, column: str, factor: float) -> None:
+    path = study / "results" / f"{regime}.json"
+    found = json.loads(path.read_text())
+    for row in found["rows"]:
+        if row.get(column) is not None:
+            row[column] *= factor
+    path.write_text(json.dumps(found))
+
+
+def stray_figures(source: str) -> list[str]:
+    """Digits in the words of a template, and literals that its expressions would print or reckon with."""
+    tree = jinja2.Environment().parse(source)
+    words = "".join(text.data for text in tree.find_all(nodes.TemplateData))
+    return [*re.findall(r"\S*\d\S*", NAMES.sub("", words)), *_literals(tree)]
+
+
+def _literals(node: nodes.Node) -> Iterator[str]:
+    """Constants with figures; those that only choose or test (arguments of calls and filters, places) do not count."""
+    if isinstance(node, nodes.Const) and re.search(r"\d", str(node.value)):
+        yield str(node.value)
+    chosen = {nodes.Call: ("args", "kwargs"), nodes.Filter: ("args", "kwargs"), nodes.Getitem: ("arg",)}
+    for child in node.iter_child_nodes(exclude=chosen.get(type(node), ())):
+        yield from _literals(child)
+
+
+def test_the_page_is_what_the_results_give(tool: ModuleType) -> None:
+    assert tool.PAGE.read_text(encoding="utf-8") == tool.render(), "run: python tools/make_results.py"
+
+
+def test_the_tables_are_what_the_results_give_and_all_figures_are_there(tool: ModuleType) -> None:
+    found = {path.name: path.read_text(encoding="utf-8") for path in (tool.STUDY / "tables").iterdir()}
+    assert found == tool.table_files(), "run: python tools/make_results.py"
+    shown = re.findall(r"!\[.*?\]\((.*?)\)", tool.PAGE.read_text(encoding="utf-8"))
+    assert len(shown) >= 4
+    for path in shown:
+        assert (tool.PAGE.parent / path).with_suffix(".pdf").is_file()
+        assert (tool.PAGE.parent / path).read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_no_figure_is_written_by_hand(tool: ModuleType) -> None:
+    assert stray_figures((tool.TEMPLATES / tool.TEMPLATE).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "It keeps 88% of the gain.",
+        "{{ 88 }}",
+        "{{ 0.88|percent }}",
+        "{{ '88 of 100' }}",
+        "{% set kept = 0.88 %}",
+        "{{ e.canary_share * 2 }}",
+        "{% call holds(true) %}It keeps 88%.{% endcall %}",
+        "{% if kept %}in 1,024 tokens{% endif %}",
+    ],
+)
+def test_a_figure_by_hand_would_be_seen(line: str) -> None:
+    assert stray_figures(f"At 2^-32 {{{{ e.row('census', support_size=200).unanimity|percent(1) }}}}. {line}") != []
+
+
+def test_every_result_is_on_the_page_with_its_command(tool: ModuleType) -> None:
+    page, evaluation = tool.PAGE.read_text(encoding="utf-8"), tool.Evaluation(tool.STUDY)
+    assert set(TWINS) == set(evaluation.results)
+    for name in evaluation.results:
+        assert f"(results/wiki/results/{name}.json)" in page
+        assert f"$ {evaluation.command(name)}\n" in page
+    for name in evaluation.not_run:
+        assert f"`{name}`" in page.split("## What was cut")[1]
+
+
+@pytest.mark.parametrize(("regime", "column"), TWINS.items())
+def test_another_result_gives_another_page(tool: ModuleType, study: Path, regime: str, column: str) -> None:
+    change(study, regime, column, 1.02)
+    tool.write_tables(study)
+    assert tool.render(study) != tool.PAGE.read_text(encoding="utf-8")
+
+
+def test_the_same_results_give_the_same_page_elsewhere(tool: ModuleType, study: Path) -> None:
+    tool.write_tables(study)
+    assert tool.render(study) == tool.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("regime", "column", "factor"),
+    [
+        ("sessions", "gap", 9.0),
+        ("sessions", "world_rate", 9.0),
+        ("precision", "accuracy_difference", 9.0),
+        ("flatness", "change", 0.1),
+        ("accuracy", "retained_gain", 4.0),
+        ("tokens_only", "tokens_over_history", 0.5),
+    ],
+)
+def test_a_verdict_that_the_results_overturn_is_not_written(
+    tool: ModuleType, study: Path, regime: str, column: str, factor: float
+) -> None:
+    change(study, regime, column, factor)
+    with pytest.raises(tool.Overturned, match="do not bear this out"):
+        tool.render(study)
