@@ -23,6 +23,7 @@ import json
 import shutil
 import sys
 import time
+import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -217,17 +218,14 @@ def attempt(lab: Lab, name: str, options: argparse.Namespace, clock: Clock) -> d
     regime = regime_named(name)
     try:
         result = run_regime(lab, regime, "quick" if options.small else "paper", collections)
-    except KeyboardInterrupt:
-        raise
+        folder = options.out / "results"
+        folder.mkdir(parents=True, exist_ok=True)  # again: a machine that is lent may have emptied it meanwhile
+        shutil.copyfile(lab.folder / "results" / f"{name}.json", folder / f"{name}.json")
     except Exception as error:  # a lease is short: whatever failed, the rest must still run
-        import traceback
-
         traceback.print_exc()
         return {"failed": f"{type(error).__name__}: {error}"}
     for sentence in regime.describe(result):
         say(clock, f"  {sentence}")
-    source = lab.folder / "results" / f"{name}.json"
-    shutil.copyfile(source, options.out / "results" / f"{name}.json")
     return {"seconds": result.seconds, "rows": len(result.rows)}
 
 

@@ -58,7 +58,7 @@ def telltales(curator: Curator) -> list[str]:
     """Ways in which the belief could be written: digits of each number, as logarithm or probability, and raw bytes."""
     belief = curator._custody.belief.reveal()
     assert len(set(belief.tolist())) > 1
-    numbers = [f"{x:.6f}" for x in (*np.unique(belief), *np.unique(np.exp(belief)))]
+    numbers = [f"{x:.12f}"[:-6] for x in (*np.unique(belief), *np.unique(np.exp(belief)))]  # cut: not to be rounded
     return ["PLANTED-SECRET", *(number.lstrip("-") for number in numbers), belief.tobytes().hex()[:32]]
 
 
@@ -69,7 +69,7 @@ def assert_silent(said: str, curator: Curator) -> None:
 
 def test_the_search_finds_what_is_not_hidden(curator: Curator) -> None:
     belief = curator._custody.belief.reveal()
-    with np.printoptions(precision=12):
+    with np.printoptions(precision=12, suppress=True):
         for said in (repr(belief), repr(np.exp(belief)), repr(belief.tolist()), repr(PlantedIndex(5))):
             with pytest.raises(AssertionError, match="telltales"):
                 assert_silent(said, curator)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from curator.conftest import make, no_keys_around, template
-from curator.deployments import ScriptedEngine
+from curator.deployments import ScriptedEngine, set_mechanism
 from paclm import Workspace
 from server.live import CHAT_TEMPLATE, Live, serve
 
@@ -37,6 +39,22 @@ def start(make: Callable[..., Workspace], small_tokenizer: Any) -> Iterator[Star
 @pytest.fixture
 def live(start: Start) -> Live:
     return start()
+
+
+@pytest.fixture(scope="session")
+def shared(template: Path, tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Any) -> Iterator[Live]:
+    """One server for tests with many cases that leave it as they found it: starting and ending one takes a while."""
+    folder = tmp_path_factory.mktemp("shared") / "clinic"
+    shutil.copytree(template, folder)
+    set_mechanism(folder, per_token="2^-16", total="2^-4", support_size=40)
+    with pytest.MonkeyPatch.context() as environment:
+        for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_WITNESS"):
+            environment.delenv(name, raising=False)
+        server = serve(Workspace.open(folder), ScriptedEngine(), small_tokenizer)
+        with ExitStack() as until_the_end:
+            live = until_the_end.enter_context(server)
+            environment.undo()
+            yield live
 
 
 @pytest.fixture(scope="session")

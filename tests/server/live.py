@@ -86,6 +86,7 @@ def serve(workspace: Workspace, engine: Any, tokenizer: Any, **options: Any) -> 
             with httpx.Client(base_url=url, headers=bearer(ward), timeout=60) as http:
                 yield Live(url, service, keys, admin, ward, http)
         finally:
+            service.drain()  # as a signal does
             server.should_exit = True
             thread.join(30)
             assert not thread.is_alive()

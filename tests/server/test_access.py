@@ -79,10 +79,10 @@ def test_an_ordinary_key_does_not_open_admin_paths(live: Live) -> None:
         "/./metrics",
     ],
 )
-def test_no_spelling_of_a_path_opens_an_admin_path(live: Live, path: str) -> None:
+def test_no_spelling_of_a_path_opens_an_admin_path(shared: Live, path: str) -> None:
     """Sent as they are: clients that tidy paths would hide the question."""
-    address = live.url.removeprefix("http://")
-    for headers in ({}, bearer(live.ward)):
+    address = shared.url.removeprefix("http://")
+    for headers in ({}, bearer(shared.ward)):
         connection = http.client.HTTPConnection(address, timeout=30)
         connection.putrequest("GET", path)
         for name, value in headers.items():
@@ -150,14 +150,14 @@ def test_beyond_loopback_a_key_is_always_needed(start: Start) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "", "[::1"])
-def test_on_loopback_other_host_names_are_refused(live: Live, host: str) -> None:
-    assert live.http.get("/v1/models", headers={"host": host}).status_code in (400, 403)
-    assert live.http.get("/health", headers={"host": host}).status_code in (400, 403)
+def test_on_loopback_other_host_names_are_refused(shared: Live, host: str) -> None:
+    assert shared.http.get("/v1/models", headers={"host": host}).status_code in (400, 403)
+    assert shared.http.get("/health", headers={"host": host}).status_code in (400, 403)
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:1", "[::1]:8000", "LOCALHOST"])
-def test_on_loopback_this_machines_own_names_are_answered(live: Live, host: str) -> None:
-    assert live.http.get("/v1/models", headers={"host": host}).status_code == 200
+def test_on_loopback_this_machines_own_names_are_answered(shared: Live, host: str) -> None:
+    assert shared.http.get("/v1/models", headers={"host": host}).status_code == 200
 
 
 def test_a_page_of_another_site_cannot_spend(start: Start) -> None:

@@ -156,14 +156,14 @@ def test_a_body_that_does_not_come_is_not_waited_for(start: Start) -> None:
 @pytest.mark.parametrize(
     "content_type", ["", "text/plain", "multipart/form-data", "application/json; charset=utf-16", "application/xml"]
 )
-def test_a_body_that_is_not_json_is_refused(live: Live, content_type: str) -> None:
-    answer = live.http.post("/v1/completions", content=filled(), headers={"content-type": content_type})
+def test_a_body_that_is_not_json_is_refused(shared: Live, content_type: str) -> None:
+    answer = shared.http.post("/v1/completions", content=filled(), headers={"content-type": content_type})
     assert answer.status_code == 415
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "Application/JSON", 'application/json; charset="UTF-8"'])
-def test_json_is_json_however_it_is_spelt(live: Live, content_type: str) -> None:
-    answer = live.http.post("/v1/completions", content=filled(), headers={"content-type": content_type})
+def test_json_is_json_however_it_is_spelt(shared: Live, content_type: str) -> None:
+    answer = shared.http.post("/v1/completions", content=filled(), headers={"content-type": content_type})
     assert answer.status_code == 200
 
 

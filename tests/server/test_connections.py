@@ -68,9 +68,8 @@ def test_a_connection_that_does_not_finish_its_request_is_ended(start: Start, be
 
 def test_a_head_that_comes_byte_by_byte_is_not_waited_for(start: Start) -> None:
     live = start(settings=IMPATIENT)
-    with connect(live) as connection:
-        with pytest.raises(ConnectionError):
-            dribble(connection, seconds=8)
+    with connect(live) as connection, pytest.raises(ConnectionError):
+        dribble(connection, seconds=8)
 
 
 def test_a_reader_that_never_reads_is_ended_and_one_that_reads_gets_everything(start: Start) -> None:
@@ -156,10 +155,10 @@ KEYLESS = b"connection: close\r\n\r\n"
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n", 403),
     ],
 )
-def test_what_no_honest_client_sends_gets_a_4xx(live: Live, head: bytes, status: int) -> None:
-    said = ask(live, head.replace(b"KEY", live.ward.encode()) + KEYLESS)
+def test_what_no_honest_client_sends_gets_a_4xx(shared: Live, head: bytes, status: int) -> None:
+    said = ask(shared, head.replace(b"KEY", shared.ward.encode()) + KEYLESS)
     assert said.startswith(b"HTTP/1.1 %d" % status), said[:200]
-    assert live.ward.encode() not in said
+    assert shared.ward.encode() not in said
 
 
 @pytest.mark.parametrize(
@@ -175,7 +174,7 @@ def test_what_no_honest_client_sends_gets_a_4xx(live: Live, head: bytes, status:
     ],
 )
 def test_a_body_whose_end_can_be_read_in_two_ways_is_refused_and_the_connection_ended(
-    live: Live, lengths: bytes
+    shared: Live, lengths: bytes
 ) -> None:
     """Behind a proxy that reads the other end, the rest would be somebody else's request."""
     body = json.dumps({"model": "clinic", "prompt": "the", "max_tokens": 2}).encode()
@@ -183,8 +182,9 @@ def test_a_body_whose_end_can_be_read_in_two_ways_is_refused_and_the_connection_
         b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\nauthorization: Bearer "
     )
     chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
-    said = ask(live, head + live.ward.encode() + b"\r\n" + lengths + b"\r\n" + chunked + HEAD + b"\r\n")
+    spent = shared.spent_tokens
+    said = ask(shared, head + shared.ward.encode() + b"\r\n" + lengths + b"\r\n" + chunked + HEAD + b"\r\n")
     assert said.startswith(b"HTTP/1.1 400"), said[:200]
     assert said.count(b"HTTP/1.1") == 1
     assert b'"ok"' not in said
-    assert live.spent_tokens == 0
+    assert shared.spent_tokens == spent

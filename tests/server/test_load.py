@@ -23,7 +23,7 @@ Start = Callable[..., Live]
 
 def test_sixteen_clients_lose_and_mix_up_nothing(start: Start) -> None:
     live = start(engine=ScriptedEngine(dissent=0.0, num_slots=6), per_token="2^-40")
-    got = ask_for(live.url, live.admin, clients=16, seconds=3, tokens=12)
+    got = ask_for(live.url, live.admin, clients=16, seconds=2, tokens=12)
     assert got.problems == []
     assert got.complete >= 32
     assert got.refused == got.left == 0
@@ -86,7 +86,7 @@ def test_a_server_that_is_killed_under_load_has_charged_all_that_left(
     make: Callable[..., Workspace], small_tokenizer: Any
 ) -> None:
     workspace = make(per_token="2^-40")
-    got, charged = kill_under_load(workspace.path, clients=6, seconds=2.5)
+    got, charged = kill_under_load(workspace.path, clients=6, seconds=1.5)
     assert got.problems == []
     assert got.tokens > 0
     assert got.tokens <= charged <= got.tokens + 6 * STEPS_IN_FLIGHT

@@ -23,6 +23,12 @@ def client(live: Live) -> Iterator[openai.OpenAI]:
         yield client
 
 
+@pytest.fixture
+def shared_client(shared: Live) -> Iterator[openai.OpenAI]:
+    with client_of(shared) as client:
+        yield client
+
+
 def num_requests(live: Live) -> int:
     """How many requests for answers reached the server, whatever became of them."""
     text = live.http.get("/metrics", headers={"authorization": f"Bearer {live.admin}"}).text
@@ -61,8 +67,8 @@ def test_several_prompts_and_answers_come_in_order_and_are_all_charged(client: o
 
 
 @pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6], [7]], ["the", "a"], ""])
-def test_a_prompt_is_text_or_token_ids_one_or_several(client: openai.OpenAI, prompt: Any) -> None:
-    answer = client.completions.create(model="clinic", prompt=prompt, max_tokens=2)
+def test_a_prompt_is_text_or_token_ids_one_or_several(shared_client: openai.OpenAI, prompt: Any) -> None:
+    answer = shared_client.completions.create(model="clinic", prompt=prompt, max_tokens=2)
     assert len(answer.choices) == (2 if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1)
 
 
@@ -167,15 +173,16 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_offered_is_refused_with_a_reason_before_anything_is_charged(
-    client: openai.OpenAI, live: Live, name: str
+    shared_client: openai.OpenAI, shared: Live, name: str
 ) -> None:
     options: Any = {"model": "clinic", "prompt": "ZEBRA", "max_tokens": 4, **REFUSED[name]}
+    spent = shared.spent_tokens
     with pytest.raises(openai.BadRequestError) as refused:
-        client.completions.create(**options)
+        shared_client.completions.create(**options)
     assert refused.value.type == "invalid_request_error"
     assert "ZEBRA" not in refused.value.response.text
-    assert live.spent_tokens == 0
-    assert live.curator.reserved_units == 0
+    assert shared.spent_tokens == spent
+    assert shared.curator.reserved_units == 0
 
 
 @pytest.mark.parametrize(
@@ -188,8 +195,8 @@ def test_what_is_not_offered_is_refused_with_a_reason_before_anything_is_charged
         {"temperature": 0.7, "stop": None, "n": None},
     ],
 )
-def test_options_that_change_nothing_or_work_are_taken(client: openai.OpenAI, options: dict[str, Any]) -> None:
-    assert client.completions.create(model="clinic", prompt="the", max_tokens=2, **options).choices
+def test_options_that_change_nothing_or_work_are_taken(shared_client: openai.OpenAI, options: dict[str, Any]) -> None:
+    assert shared_client.completions.create(model="clinic", prompt="the", max_tokens=2, **options).choices
 
 
 def test_another_model_is_not_found(client: openai.OpenAI) -> None:

@@ -280,16 +280,39 @@ def test_what_does_not_end_in_time_is_cut_off_and_charged(make: Any, small_token
             wait_until(lambda: live.spent_tokens >= 2)
             started = time.monotonic()
         assert time.monotonic() - started < 6
-        with pytest.raises(httpx.RemoteProtocolError):
-            job.result(10)
+        assert job.result(10) == "answer_cut_off"
     assert 2 <= sum(received) <= ledger_rows(workspace.path) <= sum(received) + 2
 
 
-def stream_tokens(live: Live, received: list[int]) -> None:
-    """Count the tokens that really arrived."""
+def test_answers_that_nobody_listens_to_share_the_time_to_end_with_the_others(make: Any, small_tokenizer: Any) -> None:
+    """With an Idempotency-Key an answer goes on without its client; it must not double the time that a stop takes."""
+    from server.live import serve
+
+    class SlowEngine(ScriptedEngine):
+        def step(self, handles: list[int], coins: np.ndarray, temperature: list[float]) -> Any:
+            time.sleep(0.3)
+            return super().step(handles, coins, temperature)
+
+    with ThreadPoolExecutor(1) as pool:
+        with serve(make(), SlowEngine(), small_tokenizer, settings=ServerConfig(shutdown_seconds=2.0)) as live:
+            body = {"model": "clinic", "prompt": "the", "max_tokens": 40, "temperature": 0}
+            headers = {"idempotency-key": "kept", **bearer(live.ward)}
+            job = pool.submit(httpx.post, f"{live.url}/v1/completions", json=body, headers=headers, timeout=30)
+            wait_until(lambda: live.spent_tokens >= 1)
+            started = time.monotonic()
+        assert time.monotonic() - started < 3.8
+        assert job.result(10).json()["error"]["code"] == "answer_cut_off"
+
+
+def stream_tokens(live: Live, received: list[int]) -> str | None:
+    """Count the tokens that really arrived; returns the code of an error in the stream."""
+    code = None
     body = {"model": "clinic", "prompt": "the", "max_tokens": 40, "stream": True, "temperature": 0}
     headers = {"authorization": f"Bearer {live.admin}"}  # marks count tokens exactly
     with httpx.stream("POST", live.url + "/v1/completions", json=body, headers=headers, timeout=30) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: {"):
-                received.append(len(json.loads(line[6:]).get("privacy", {}).get("marks", [])))
+                event = json.loads(line[6:])
+                received.append(len(event.get("privacy", {}).get("marks", [])))
+                code = event.get("error", {}).get("code", code)
+    return code

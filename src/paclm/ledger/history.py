@@ -21,11 +21,6 @@ def by_hour(table: UsageTable) -> dict[str, Usage]:
     return _grouped({place: place[0] for place in table}, table)
 
 
-def over_time(table: UsageTable) -> list[tuple[str, int]]:
-    """Units charged in each hour (UTC) that has any tokens, oldest first."""
-    return [(hour, usage.units) for hour, usage in _grouped({place: place[0] for place in table}, table).items()]
-
-
 def _grouped(groups: dict[tuple[str, str], str], table: UsageTable) -> dict[str, Usage]:
     sums: dict[str, list[int]] = {}
     for place, counts in table.items():

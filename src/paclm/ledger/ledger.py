@@ -167,10 +167,6 @@ class Ledger:
         """What was spent in each hour (UTC) that had tokens, oldest first."""
         return history.by_hour(self._usage())
 
-    def spending_over_time(self) -> list[tuple[str, int]]:
-        """Units charged in each hour (UTC) that had tokens, oldest first."""
-        return history.over_time(self._usage())
-
     def _usage(self) -> UsageTable:
         with self._writer.one_at_a_time:
             self._writer.refuse_if_stopped()

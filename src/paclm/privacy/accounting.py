@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 from paclm.config import ChargeName, format_budget
 from paclm.errors import BudgetExceeded, InvalidInput
@@ -126,18 +124,6 @@ class Account:
             dissent_tokens=self.dissent_tokens + is_dissent,
             charged_tokens=self.charged_tokens + (units > 0),
         )
-
-    def to_state(self) -> dict[str, int]:
-        """Plain integers, to be stored."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Account:
-        """The account that `to_state` described; anything missing, unknown or out of range is refused."""
-        names = {field.name for field in dataclasses.fields(cls)}
-        if set(state) != names:
-            raise InvalidInput(f"An account's state has the keys {sorted(names)}, not {sorted(state)}.")
-        return cls(**state)
 
 
 def _exact(nats: float) -> Fraction:

@@ -14,7 +14,7 @@ from paclm.server.asks import ChatAsk, CompletionAsk
 from paclm.server.shapes import Error
 
 ANSWER_ERRORS = {400, 404, 408, 409, 413, 415, 429}
-_EVERYWHERE = {401, 403, 500, 503}
+_EVERYWHERE = {400, 401, 403, 500, 503}
 _REASONS = {
     400: "The request does not fit; nothing was charged.",
     401: "No API key, or a wrong one.",

@@ -76,8 +76,9 @@ class Job:
             return
         self._is_ended = True
         self.seconds = time.perf_counter() - self.started
-        with suppress(CuratorError):  # it has stopped, and with it every stream
-            await stepper.cancel(self.streams)
+        if not self.is_complete:  # a whole answer is final: it need not wait for the step that others are in
+            with suppress(CuratorError):  # it has stopped, and with it every stream
+                await stepper.cancel(self.streams)
         if self.caller.key is not None:
             await book(partial(keys.settle, self.caller.name, reserved=self._reserved, used=self.private_tokens))
 

@@ -6,6 +6,7 @@ The socket is taken before the models are loaded, so that a port in use is known
 from __future__ import annotations
 
 import ipaddress
+import math
 import resource
 import signal
 import socket
@@ -34,6 +35,8 @@ from paclm.worlds.workspace import Workspace
 
 ADMIN = "admin"
 _BACKLOG = 512
+_LAST_WORDS_SECONDS = 3
+"""For telling those who are cut off; only then does uvicorn end their connections."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +140,7 @@ def web_server(service: Service, settings: ServerConfig) -> uvicorn.Server:
         server_header=False,
         proxy_headers=False,
         log_config=None,
-        timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)),
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds) + _LAST_WORDS_SECONDS,
     )
     return _Uvicorn(config, service)
 

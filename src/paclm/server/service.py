@@ -67,31 +67,29 @@ class Service:
         self._stepper = Stepper(curator, setup.settings.max_waiting, self)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._owed: deque[Callable[[], None]] = deque()  # what the books could not take yet
-        self._deadline: float | None = None
 
     # --- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin to step, and to forget replies whose time is over."""
+        self._loop = asyncio.get_running_loop()
         self._stepper.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
 
     def drain(self) -> None:
-        """Take no new requests; those under way go on, for as long as `shutdown_seconds` says."""
+        """Take no new requests; those under way go on for `shutdown_seconds`, then each hears that it is cut off."""
         if not self.is_draining:
-            self._deadline = time.monotonic() + self.setup.settings.shutdown_seconds
-        self.is_draining = True
+            self.is_draining = True
+            seconds = self.setup.settings.shutdown_seconds
+            self._loop.call_soon_threadsafe(self._loop.call_later, seconds, self._stepper.stop)
 
     async def close(self) -> None:
         """Stop after the step under way, count everything, and let the next writer in."""
         self.drain()
         self._housekeeping.cancel()
-        if self._tasks:  # answers without a connection, which somebody will ask for again by their Idempotency-Key
-            left = (self._deadline or 0.0) - time.monotonic()
-            await asyncio.wait(self._tasks, timeout=max(0.0, left))
-        await asyncio.to_thread(self._stepper.close)
-        while self._tasks:
+        while self._tasks:  # also answers without a connection, which somebody will ask for by their Idempotency-Key
             await asyncio.wait(self._tasks)
+        await asyncio.to_thread(self._stepper.close)
         await self._pay_what_is_owed()
         await asyncio.to_thread(self.curator.close)
 

@@ -125,10 +125,14 @@ class Stepper:
         """End these streams before the next step; when it returns their tokens are final."""
         await asyncio.shield(asyncio.wrap_future(self._post(lambda: self._cancel(streams))))
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Stop after the step under way; streams that have not ended hear that nothing more will come."""
         with self._gate:
             self._calls.put(self._stop)
+
+    def close(self) -> None:
+        """Stop, and wait until it has."""
+        self.stop()
         self._thread.join()
 
     def _post(self, work: Callable[[], T]) -> Future[T]:

@@ -1,0 +1,76 @@
+"""The stages of the full-scale run, rehearsed on a model of two layers: resumable, and one failure stays alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def paper_run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("paper_run", ROOT / "tools" / "paper_run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "paper_run", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "SMALL", module.Size(32, 8, 2, 4, 32))
+    monkeypatch.setattr(module, "FIXTURE_POSITIONS", 50)
+    return module
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, texts: list[str]) -> Path:
+    path = tmp_path / "notes.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:40]))
+    return path
+
+
+def run(module: ModuleType, monkeypatch: pytest.MonkeyPatch, corpus: Path, base: Path, *options: str) -> Path:
+    out = corpus.parent / "out"
+    words = ["paper_run.py", "--stage", "1", "--small", "--corpus", str(corpus), "--base", str(base)]
+    monkeypatch.setattr(sys, "argv", [*words, "--work", str(corpus.parent / "work"), "--out", str(out), *options])
+    module.main()
+    return out / "notes"
+
+
+def test_a_stage_trains_once_and_leaves_small_results_and_votes(
+    paper_run: ModuleType, monkeypatch: pytest.MonkeyPatch, corpus: Path, small_base: Path
+) -> None:
+    found = run(paper_run, monkeypatch, corpus, small_base, "--only", "precision")
+    stage = json.loads((found / "stage-1.json").read_text())
+    assert stage["training"]["tokens"] > 0
+    assert json.loads((found / "results" / "precision.json").read_text())["preset"] == "quick"
+    with np.load(found / "votes-greedy.npz") as votes:
+        assert votes["votes"].shape == (50, 4)
+    run(paper_run, monkeypatch, corpus, small_base, "--only", "accuracy")
+    again = json.loads((found / "stage-1.json").read_text())
+    assert again["training"] == stage["training"]  # not trained again
+    assert set(again["regimes"]) == {"precision", "accuracy"}
+
+
+def test_a_regime_that_fails_or_comes_too_late_is_named_and_the_others_run(
+    paper_run: ModuleType, monkeypatch: pytest.MonkeyPatch, corpus: Path, small_base: Path
+) -> None:
+    genuine = paper_run.run_regime
+
+    def fail(lab: object, regime: object, *rest: object) -> object:
+        if regime.name == "flatness":  # type: ignore[attr-defined]
+            raise ValueError("broken on purpose")
+        return genuine(lab, regime, *rest)
+
+    monkeypatch.setattr(paper_run, "run_regime", fail)
+    found = run(paper_run, monkeypatch, corpus, small_base, "--only", "flatness", "precision")
+    regimes = json.loads((found / "stage-1.json").read_text())["regimes"]
+    assert regimes["flatness"] == {"failed": "ValueError: broken on purpose"}
+    assert regimes["precision"]["rows"] == 2
+    late = run(paper_run, monkeypatch, corpus, small_base, "--only", "census", "--minutes", "0")
+    assert json.loads((late / "stage-1.json").read_text())["regimes"]["census"] == {"left_out": "no time"}
