@@ -33,6 +33,7 @@ def test_whoever_leaves_is_not_served() -> None:
     assert not lines.leave("a", 1)
     assert not lines.leave("c", 1)
     assert lines.leave("b", 2)
+    assert (len(lines), lines.num_of("a"), lines.num_of("b")) == (1, 1, 0)
     assert drained(lines) == [3]
 
 
@@ -47,6 +48,7 @@ def test_everybody_is_served_once_in_their_own_order_and_nobody_twice_while_othe
             lines.join(owner, (owner, number))
         elif len(lines):
             served.append(lines.next())
+        assert len(lines) == sum(lines.num_of(owner) for owner in "abcd")
     rest = [lines.next() for _ in range(len(lines))]
     joined = [(owner, number) for number, (owner, is_joining) in enumerate(moves) if is_joining]
     assert sorted(served + rest) == sorted(joined)
