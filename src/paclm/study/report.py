@@ -130,6 +130,11 @@ def inline_svg(svg: str, prefix: str, description: str) -> str:
     return f'{opening} role="img" aria-label="{escape(description, quote=True)}">{rest}'
 
 
+def duration(seconds: float) -> str:
+    """In the unit people would say it in."""
+    return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
+
+
 def typeset(text: object) -> Any:
     """Text for the page: 2^-16 and 3e+04 as powers, and minus signs before numbers."""
     from markupsafe import Markup, escape
@@ -186,7 +191,7 @@ def _origin(results: Mapping[str, Result]) -> dict[str, Any]:
         "seeds": seen([result.seed for result in every]),
         "machines": seen([result.provenance.get("machine") for result in every]),
         "commits": seen([result.provenance.get("commit") or "not a checkout" for result in every]),
-        "minutes": sum(result.seconds for result in every) / 60.0,
+        "duration": duration(sum(result.seconds for result in every)),
         "is_mixed": len({(r.preset, r.seed, _worlds_hash(r)) for r in every}) > 1,
     }
 
