@@ -154,7 +154,7 @@ REGIME = Regime(
     name="ablation",
     title="Coupling ablation",
     question="Which rule of voting makes worlds agree most often, and scatter least where they do not?",
-    presets={"quick": AblationScale(trials=9, prompt=16), "paper": AblationScale(trials=50)},
+    presets={"quick": AblationScale(trials=6, prompt=16), "paper": AblationScale(trials=50)},
     run=run,
     describe=describe,
 )

@@ -202,7 +202,7 @@ REGIME = Regime(
     title="Generation quality",
     question="Does private text degenerate, and is that the mechanism's doing?",
     presets={
-        "quick": GenerationScale(sequences=7, prompt=16),
+        "quick": GenerationScale(sequences=4, prompt=16),
         "paper": GenerationScale(sequences=100),
     },
     run=run,

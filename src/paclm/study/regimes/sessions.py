@@ -193,7 +193,7 @@ REGIME = Regime(
     title="Persistent-secret sessions",
     question="How much of what a long session is charged does it really tell about its secret?",
     presets={
-        "quick": SessionScale(sessions=12, queries=6, tokens=64, horizons=(64, 128, 192, 256, 384), prompt=16),
+        "quick": SessionScale(sessions=8, queries=6, tokens=64, horizons=(64, 128, 192, 256, 384), prompt=16),
         "paper": SessionScale(sessions=100, queries=64, tokens=64, horizons=(64, 256, 1024, 2048, 4096)),
     },
     run=run,

@@ -251,7 +251,7 @@ REGIME = Regime(
     title="Per-sequence sweep",
     question="Does any attack on a released sequence beat its bound?",
     presets={
-        "quick": SweepScale(trials=18, long_trials=3, prompt=16, together=48),
+        "quick": SweepScale(trials=10, long_trials=2, prompt=16, together=48),
         "paper": SweepScale(trials=1000, long_trials=100),
     },
     run=run,
