@@ -233,7 +233,7 @@ def _say_what_next(workspace: Path, page: Path) -> None:
         f"  paclm serve {workspace}                    an OpenAI-compatible endpoint, and a dashboard at its address\n"
         f'  paclm generate {workspace} --prompt "The patient" --max-tokens 40\n'
         f"  paclm ledger show {workspace}              spent so far, what is left, and the bounds\n"
-        f"  paclm study run {workspace} all            every table and figure of the paper, in about ten minutes\n"
+        f"  paclm study run {workspace} all            every table and figure of the paper, in a quarter of an hour\n"
         "First `source .venv/bin/activate` if paclm is not on your path. `tiny` is a toy: better text needs a better "
         "base."
     )
