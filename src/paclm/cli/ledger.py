@@ -230,10 +230,10 @@ def _print_figures(contents: Contents) -> None:
 
 
 def _print_history(usage: UsageTable) -> None:
-    from paclm.ledger.history import by_day, by_key, over_time
+    from paclm.ledger.history import by_day, by_hour, by_key
     from paclm.privacy.accounting import nats_up
 
-    hours = over_time(usage)
+    hours = [(hour, had.units) for hour, had in by_hour(usage).items()]
     if not hours:
         return
     typer.echo(f"\nSpending over time (UTC), {hours[0][0]}h to {hours[-1][0]}h\n  {picture(hours)}")
