@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from curator.deployments import build_workspace, set_mechanism
+from curator.deployments import set_mechanism
 from paclm.cli.main import app
 from paclm.errors import InvalidInput, WorkspaceError
 
@@ -18,22 +17,6 @@ KEYS = [
     *("text", "tokens", "private_tokens", "public_tokens", "charged_nats", "spent_nats", "total_nats"),
     *("remaining_tokens", "mia_bound", "world_id_bound", "token_ids"),
 ]
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory, texts: list[str], small_base: Path) -> Path:
-    path: Path = build_workspace(tmp_path_factory.mktemp("generate") / "clinic", texts[:60], small_base).path
-    return path
-
-
-@pytest.fixture
-def clinic(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_WITNESS"):
-        monkeypatch.delenv(name, raising=False)
-    path = tmp_path / "clinic"
-    shutil.copytree(template, path)
-    set_mechanism(path, per_token="2^-16", total="2^-4", support_size=40)
-    return path
 
 
 def run(path: Path, *options: str, text: str | None = None) -> Result:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,27 +16,11 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from curator.deployments import ScriptedEngine, build_workspace, set_mechanism
+from curator.deployments import ScriptedEngine
 from paclm import Curator
 from paclm.cli.main import app
 from paclm.errors import InvalidInput, LedgerBusy, MissingExtra, ServiceError, WorkspaceError
 from paclm.server.running import is_loopback_address
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory, texts: list[str], small_base: Path) -> Path:
-    path: Path = build_workspace(tmp_path_factory.mktemp("serve") / "clinic", texts[:60], small_base).path
-    return path
-
-
-@pytest.fixture
-def clinic(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_WITNESS"):
-        monkeypatch.delenv(name, raising=False)
-    path = tmp_path / "clinic"
-    shutil.copytree(template, path)
-    set_mechanism(path, per_token="2^-16", total="2^-4", support_size=40)
-    return path
 
 
 def error_of(path: Path, *options: str) -> Exception | None:

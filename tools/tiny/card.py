@@ -80,13 +80,13 @@ def hash_weights(model_folder: Path) -> str:
 def write_pages(facts: Facts, docs: Path, model_folder: Path) -> None:
     from .curve import draw_curve
 
-    (docs / "img").mkdir(parents=True, exist_ok=True)
+    (docs / "images").mkdir(parents=True, exist_ok=True)
     kept = {name: value for name, value in facts.items() if name != "curve"}
     (docs / "tiny.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     (docs / "tiny-curve.json").write_text("[\n" + ",\n".join(map(json.dumps, facts["curve"])) + "\n]\n")
     (docs / "tiny.md").write_text(render("card.md", facts))
     (model_folder / "README.md").write_text(render("readme.md", facts))
-    draw_curve(facts["curve"], facts["figures"], docs / "img" / "tiny-curve.svg")
+    draw_curve(facts["curve"], facts["figures"], docs / "images" / "tiny-curve.svg")
 
 
 def render(template: str, facts: Facts) -> str:
