@@ -188,11 +188,11 @@ def test_a_finalizer_never_waits_for_another_thread_and_its_work_is_done_after_t
     def stay() -> None:
         with turns.alone():
             is_inside.set()
-            may_leave.wait(10)
+            may_leave.wait(60)
 
     thread = threading.Thread(target=stay)
     thread.start()
-    assert is_inside.wait(10)
+    assert is_inside.wait(60)
     turns.when_free(lambda: done.append("later"), may_wait=False)
     assert done == []
     may_leave.set()

@@ -88,7 +88,7 @@ def serve(workspace: Workspace, engine: Any, tokenizer: Any, **options: Any) -> 
         finally:
             service.drain()  # as a signal does
             server.should_exit = True
-            thread.join(30)
+            thread.join(120)
             assert not thread.is_alive()
 
 

@@ -35,7 +35,7 @@ def wrong_headers(live: Live) -> dict[str, dict[str, str]]:
 
 
 def nobody(live: Live) -> httpx.Client:
-    return httpx.Client(base_url=live.url, timeout=30)
+    return httpx.Client(base_url=live.url, timeout=120)
 
 
 def test_without_a_right_key_there_is_nothing_but_health_and_the_page(live: Live) -> None:
@@ -83,7 +83,7 @@ def test_no_spelling_of_a_path_opens_an_admin_path(shared: Live, path: str) -> N
     """Sent as they are: clients that tidy paths would hide the question."""
     address = shared.url.removeprefix("http://")
     for headers in ({}, bearer(shared.ward)):
-        connection = http.client.HTTPConnection(address, timeout=30)
+        connection = http.client.HTTPConnection(address, timeout=120)
         connection.putrequest("GET", path)
         for name, value in headers.items():
             connection.putheader(name, value)

@@ -145,7 +145,7 @@ def test_what_the_books_cannot_take_at_the_end_of_an_answer_is_brought_in_later(
         wait_until(lambda: live.service.num_running == 1)
         with books_locked(live):
             engine.run_free()
-            answer = job.result(10)
+            answer = job.result(60)
             assert answer.status_code == 200
             assert ward(live).reserved_tokens == 4
         wait_until(lambda: nothing_is_held(live))
@@ -201,7 +201,7 @@ def test_an_admission_that_nobody_waits_for_any_more_is_undone(start: Start, eng
         wait_until(lambda: live.service._stepper._calls.qsize() == 1)
         admission.cancel()
         engine.run_free()
-        assert running.result(10).status_code == 200
+        assert running.result(60).status_code == 200
         wait_until(lambda: nothing_is_held(live))
     assert live.service.num_requests["ward"] <= 2
 
@@ -217,9 +217,9 @@ def test_one_key_cannot_fill_the_queue_for_the_others(start: Start, engine: Step
         more = [pool.submit(live.complete, max_tokens=2, headers=bearer(key)) for key in (live.ward, quiet)]
         wait_until(lambda: live.service._stepper._calls.qsize() == 2)
         engine.run_free()
-        assert more[0].result(10).json()["error"]["code"] == "queue_full"
-        assert more[1].result(10).status_code == 200
-        assert [job.result(10).status_code for job in greedy] == [200] * 5
+        assert more[0].result(60).json()["error"]["code"] == "queue_full"
+        assert more[1].result(60).status_code == 200
+        assert [job.result(60).status_code for job in greedy] == [200] * 5
 
 
 def test_an_answer_cut_off_by_the_server_is_not_asked_for_again_by_itself(start: Start, engine: SteppedEngine) -> None:
@@ -234,7 +234,7 @@ def test_an_answer_cut_off_by_the_server_is_not_asked_for_again_by_itself(start:
         engine.fails = True
         engine.let(1)
         with pytest.raises(openai.InternalServerError) as caught:
-            job.result(10)
+            job.result(60)
     assert caught.value.code == "answer_cut_off"
     assert live.service.num_requests["ward"] == 1
     assert b'paclm_refusals_total{reason="stopping"} 0.0' in scrape(live)
