@@ -67,4 +67,5 @@ def test_depth_is_measured_where_worlds_differ():
     assert row["unanimity"] == 5 / 8
     assert row["distinct_given_dissent"] == 3.0
     assert row["p95_distinct"] == pytest.approx(3.9)
+    assert row["p99_distinct"] == pytest.approx(3.98)
     assert depth_of_dissent(np.ones((2, 3), int), np.random.default_rng(0))["p95_distinct"] is None

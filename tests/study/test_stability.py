@@ -99,6 +99,7 @@ def test_the_census_agrees_with_the_votes_and_leaves_out_what_the_vocabulary_can
     assert row["unanimity"] == pytest.approx(1.0 - votes.is_dissent.mean())
     assert row["median_distinct"] == np.median([len(set(v)) for v in votes.votes.tolist()])
     assert result.one(support_size=50)["mass_coverage"] < row["mass_coverage"] < 1.0
+    assert 0.0 <= row["hybrid_scatter"] <= 0.1 * row["hybrid_share"] <= 0.1
     assert 0.0 < row["ceiling"] <= result.one(support_size=50)["ceiling"] <= 1.0
 
 

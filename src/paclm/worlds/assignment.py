@@ -16,6 +16,7 @@ from paclm.errors import InvalidInput
 
 BoolArray = NDArray[np.bool_]
 
+MOST_WORLDS = 65_536
 _ROWS_AT_ONCE = 4096  # keys of 128 worlds: 4 MiB
 
 
@@ -50,7 +51,12 @@ def assign_groups(groups: Sequence[Hashable], num_worlds: int, seed: int) -> Boo
 
 def check_num_worlds(num_worlds: int) -> int:
     """Refuse a number of worlds that cannot be halved."""
-    num_worlds = check_whole("num_worlds", num_worlds, at_least=2)
+    num_worlds = check_whole("The number of worlds", num_worlds, at_least=2)
+    if num_worlds > MOST_WORLDS:
+        raise InvalidInput(
+            f"The number of worlds must be at most {MOST_WORLDS:,}, not {num_worlds:,}: each is trained, kept in memory "
+            "and asked for every token. The paper has 128."
+        )
     if num_worlds % 2:
         raise InvalidInput(
             f"The number of worlds must be even, because every record is in half of them, not {num_worlds}."

@@ -43,7 +43,8 @@ def split_holdout(records: Sequence[Record], num_held_out: int, seed: int) -> tu
         kind = "groups" if any(record.group is not None for record in records) else "records"
         raise InvalidInput(
             f"{len(names):,} {kind} with {len(held_out):,} held out leave {len(names) - len(held_out):,} for the "
-            f"worlds, and fewer than {FEWEST_UNITS} hide nobody. Bring more records, or lower --holdout."
+            f"worlds, and fewer than {FEWEST_UNITS} hide nobody. "
+            + ("Bring more records." if len(names) < FEWEST_UNITS else "Lower --holdout, or bring more records.")
         )
     train = [record for record, unit in zip(records, units, strict=True) if unit not in held_out]
     return train, [record for record, unit in zip(records, units, strict=True) if unit in held_out]

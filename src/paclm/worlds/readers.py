@@ -18,11 +18,22 @@ from pathlib import Path
 from typing import IO
 
 from paclm.errors import CorpusError, InvalidInput
-from paclm.worlds.records import Corpus, ReadOptions, Row, collect_records
+from paclm.worlds.records import Corpus, ReadOptions, Row, collect_records, show_names
 from paclm.worlds.tables import read_dataset, read_parquet
 
 TEXT_SUFFIXES = (".txt", ".md")
 DEFAULT_NUM_NOTES = 2000
+
+_TRY = "Check the path, or try --corpus clinic:2000: synthetic notes, made on the spot."
+_WAYS = {
+    ".json": "If it holds one JSON object a line, rename it to .jsonl; a list becomes lines with: jq -c '.[]'",
+    ".txt": "Name the folder it lies in: every .txt in there becomes one record.",
+    ".md": "Name the folder it lies in: every .md in there becomes one record.",
+    ".xlsx": "Save the table as .csv, with a header.",
+    ".zip": "Unpack it, then name the folder or the file.",
+    "": "Turn it into one of these; a suffix says which it is.",
+}
+"""What to do about a file of another kind."""
 
 _OPENERS: dict[str, Callable[..., IO[str]]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _DATASET_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<split>[\w.-]+))?")
@@ -32,6 +43,8 @@ _CLINIC = re.compile(r"clinic(?::(?P<count>[0-9_,]+))?")
 def read_corpus(spec: str, options: ReadOptions | None = None) -> Corpus:
     """Read a corpus: a file or folder, `clinic` or `clinic:N`, or the name of a Hugging Face data set."""
     options = options or ReadOptions()
+    if not spec.strip():
+        raise CorpusError(f"--corpus names nothing. {_TRY}")
     path = Path(spec).expanduser()
     clinic = _CLINIC.fullmatch(spec)
     if clinic and not path.exists():
@@ -40,9 +53,13 @@ def read_corpus(spec: str, options: ReadOptions | None = None) -> Corpus:
         return _read_folder(path, options)
     if path.exists():
         return collect_records(spec, _rows_of_file(path, options), options)
+    if "://" in spec:
+        raise CorpusError(f"{spec} is an address, and paclm reads files. Fetch it, then name the file.")
+    if spec.startswith("clinic:"):
+        raise CorpusError(f"{spec} does not say how many synthetic notes: write a number, as in clinic:2000.")
     dataset = _DATASET_NAME.fullmatch(spec)
-    if dataset is None or _kind(path) in _KINDS:
-        raise CorpusError(f"There is no file or folder {spec}.")
+    if dataset is None or path.suffix:
+        raise CorpusError(f"There is no file or folder {spec} (seen from {Path.cwd()}). {_TRY}")
     return collect_records(spec, read_dataset(dataset["name"], dataset["split"] or "train"), options)
 
 
@@ -50,20 +67,24 @@ def _rows_of_file(path: Path, options: ReadOptions) -> Iterator[Row | None]:
     """The rows of one file, with damage to the file itself turned into one sentence."""
     kind = _kind(path)
     if kind not in _KINDS:
-        known = ", ".join(sorted(_KINDS))
-        raise CorpusError(
-            f"{path} is no file that can be read here: {known} (also with .gz, .xz, .bz2), or a folder of .txt and .md."
-        )
+        raise CorpusError(_other_kind(path, kind))
     last = "its start"
     try:
         for row in _KINDS[kind](path, options):
             if row is not None:
                 last = row.source
             yield row
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+    except gzip.BadGzipFile:  # its message quotes the file
+        raise CorpusError(f"{path} is not a gzip file, whatever its name says. Rename it, or fetch it again.") from None
+    except (EOFError, zlib.error, lzma.LZMAError) as error:
         raise CorpusError(f"{path} is damaged or cut off after {last}: {error}. Make or fetch it again.") from None
     except OSError as error:
-        raise CorpusError(f"{path} cannot be read: {error.strerror or error}.") from None
+        raise CorpusError(f"{path} cannot be read: {error.strerror or error}. Check who may read it: ls -l") from None
+
+
+def _other_kind(path: Path, kind: str) -> str:
+    known = f"{', '.join(sorted(_KINDS))} (also with .gz, .xz, .bz2), or a folder of .txt and .md"
+    return f"{path} is of a kind that is not read here; these are: {known}. {_WAYS.get(kind, _WAYS[''])}"
 
 
 def _kind(path: Path) -> str:
@@ -121,9 +142,11 @@ def _checked_header(path: Path, header: list[str], options: ReadOptions) -> list
     wanted = [options.text_field, options.id_field, options.group_by]
     missing = [name for name in wanted if name is not None and name not in header]
     if missing:
+        known = show_names(header)
         raise CorpusError(
-            f"{path} has no column {missing[0]!r}. Its columns are: {', '.join(header)}. "
-            "Name them with --text-field, --id-field and --group-by."
+            f"{path} has no column {missing[0]!r}. "
+            + (f"Its columns are: {known}. " if known else "Its first row (not shown) is not like a header; add one. ")
+            + "Name columns with --text-field, --id-field and --group-by."
         )
     return header
 
@@ -147,8 +170,13 @@ def _read_folder(folder: Path, options: ReadOptions) -> Corpus:
     texts = [path for path in files if path.suffix.lower() in TEXT_SUFFIXES]
     others = [str(path.relative_to(folder)) for path in files if path.suffix.lower() not in TEXT_SUFFIXES]
     if not texts:
-        found = f"{len(others):,} other files, for example {others[0]}" if others else "no files at all"
-        raise CorpusError(f"The folder {folder} holds no .txt or .md files but {found}.")
+        if not others:
+            raise CorpusError(f"The folder {folder} is empty. {_TRY}")
+        kind = next((path for path in files if _kind(path) in _KINDS), None)
+        hint = f"Name the file itself: --corpus {kind}" if kind else _WAYS[""]
+        raise CorpusError(
+            f"The folder {folder} holds no .txt or .md files; what it holds is, for example, {others[0]}. {hint}"
+        )
     rows = (_row_of_text(path, folder, options) for path in texts)
     return collect_records(str(folder), rows, options, ignored_files=others)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from paclm.errors import CorpusError
 
 _SHOWN = 10  # how many problems an error lists
+_NAME = re.compile(r"[A-Za-z_][\w.-]{0,39}")
+_NOT_UTF8 = "is not valid UTF-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +154,10 @@ def collect_records(
             num_copies_in_groups += 1
         records.append(found)
     if problems and not options.skip_bad:
-        raise CorpusError(
-            f"{len(problems):,} of {num_rows:,} rows of {name} cannot be records:\n{_listing(problems)}\n"
-            "Mend them, or leave them out with --skip-bad."
-        )
+        raise CorpusError(_refusal(name, problems, num_rows))
     if not records:
-        raise CorpusError(f"{name} holds no records ({num_rows:,} rows, {num_blank:,} blank lines).")
+        found = f"{num_rows:,} rows, all left out as asked:\n{_listing(problems)}" if problems else "it is empty"
+        raise CorpusError(f"{name} holds no records: {found}\nNothing can be made from it. Name another --corpus.")
     report = ReadReport(
         num_rows=num_rows,
         num_records=len(records),
@@ -175,25 +176,26 @@ def _record_of(row: Row, options: ReadOptions) -> Record | Problem:
         return Problem(row.source, row.problem)
     text = row.fields.get(options.text_field)
     if text is None:
-        known = ", ".join(map(str, row.fields)) or "none"
-        return Problem(row.source, f"has no field {options.text_field!r} (fields: {known}); name it with --text-field")
+        return Problem(row.source, _lacks(options.text_field, row, "name the one with the text with --text-field"))
     if not isinstance(text, str):
         return Problem(row.source, f"field {options.text_field!r} is not text but {type(text).__name__}")
     if not text.strip():
         return Problem(row.source, "is empty")
     if not _is_unicode(text):
-        return Problem(row.source, "is not valid UTF-8")
+        return Problem(row.source, _NOT_UTF8)
     identifier = _label(row.fields.get(options.id_field or "id"))
     if identifier is None:
         if options.id_field is not None:
-            return Problem(row.source, f"has no usable id in field {options.id_field!r}")
+            return Problem(
+                row.source, _lacks(options.id_field, row, "an id, for --id-field, is text or a whole number")
+            )
         identifier = hashlib.sha256(text.encode()).hexdigest()[:16]
     group = None
     if options.group_by is not None:
         group = _label(row.fields.get(options.group_by))
         if group is None:
             return Problem(
-                row.source, f"has no usable group in field {options.group_by!r}; its fields are {', '.join(row.fields)}"
+                row.source, _lacks(options.group_by, row, "a group, for --group-by, is text or a whole number")
             )
     return Record(identifier, text, group, row.source)
 
@@ -230,6 +232,31 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def show_names(names: Iterable[object]) -> str | None:
+    """Names of fields or columns, for an error; None when some are not like names: they may be private text."""
+    shown = [str(name) for name in names]
+    return (", ".join(shown) or "none") if all(map(_NAME.fullmatch, shown)) else None
+
+
+def _lacks(name: str, row: Row, hint: str) -> str:
+    if name in row.fields and row.fields[name] is not None:
+        return f"has nothing usable in field {name!r}; {hint}"
+    known = show_names(row.fields)
+    return f"has no field {name!r} ({f'fields: {known}' if known else 'its fields are not shown'}); {hint}"
+
+
+def _refusal(name: str, problems: Sequence[Problem], num_rows: int) -> str:
+    """One sentence where every row fails alike (a wrong option, not a wrong row); else which rows, and why."""
+    reasons = {problem.reason for problem in problems}
+    convert = " Other encodings can be converted: iconv -f latin1 -t utf-8." if _NOT_UTF8 in reasons else ""
+    if len(problems) == num_rows and num_rows > 1 and len(reasons) == 1:
+        return f"None of the {num_rows:,} rows of {name} can be a record: each {reasons.pop()}.{convert}"
+    way_out = "Mend them, or leave them out with --skip-bad." if len(problems) < num_rows else "Mend them."
+    return (
+        f"{len(problems):,} of {num_rows:,} rows of {name} cannot be records:\n{_listing(problems)}\n{way_out}{convert}"
+    )
 
 
 def _listing(problems: Sequence[Problem]) -> str:

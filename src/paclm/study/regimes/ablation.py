@@ -123,7 +123,8 @@ def depth_of_dissent(distinct: IntArray, rng: np.random.Generator) -> Row:
     flat = distinct.ravel()
     unanimity = clustered_mean(flat == 1, clusters, rng)
     row: Row = {"unanimity": unanimity.mean, "unanimity_stderr": unanimity.stderr}
-    row |= {"distinct_given_dissent": None, "distinct_given_dissent_stderr": None, "p95_distinct": None}
+    names = ("distinct_given_dissent", "distinct_given_dissent_stderr", "p95_distinct", "p99_distinct")
+    row |= dict.fromkeys(names)
     apart = flat > 1
     if apart.any():
         depth = clustered_mean(flat[apart], clusters[apart], rng)
@@ -131,6 +132,7 @@ def depth_of_dissent(distinct: IntArray, rng: np.random.Generator) -> Row:
             "distinct_given_dissent": depth.mean,
             "distinct_given_dissent_stderr": depth.stderr,
             "p95_distinct": float(np.percentile(flat[apart], 95)),
+            "p99_distinct": float(np.percentile(flat[apart], 99)),
         }
     return row
 

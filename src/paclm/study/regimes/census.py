@@ -21,6 +21,9 @@ from paclm.study.text import Passage
 if TYPE_CHECKING:
     from paclm.engine.census import Census
 
+HYBRID_THRESHOLD = 0.9
+"""β from which the hybrid rule of the ablation takes the maximal coupling, and scatters with probability 1 - β."""
+
 
 @dataclass(frozen=True, slots=True)
 class CensusScale:
@@ -66,6 +69,7 @@ def _scored(passages: list[Passage]) -> tuple[BoolArray, IntArray]:
 def _row(lab: Lab, size: int, census: Census, keep: BoolArray, cluster: IntArray, limit: int | None) -> Row:
     distinct = census.num_distinct[keep][:limit]
     mass = census.mass_coverage[keep][:limit]
+    ceiling = census.ceiling[keep][:limit]
     rng = lab.rng("census", "bootstrap")
     row: Row = {
         "support_size": size,
@@ -77,12 +81,14 @@ def _row(lab: Lab, size: int, census: Census, keep: BoolArray, cluster: IntArray
         "mean_distinct_given_dissent": float(distinct[distinct > 1].mean()) if (distinct > 1).any() else None,
         "mass_coverage_median": float(np.median(mass)),
         "mass_coverage_p5": float(np.percentile(mass, 5)),
+        "hybrid_share": float((ceiling >= HYBRID_THRESHOLD).mean()),
+        "hybrid_scatter": float(np.where(ceiling >= HYBRID_THRESHOLD, 1.0 - ceiling, 0.0).mean()),
     }
     columns = {
         "unanimity": distinct == 1,
         "argmax_coverage": census.argmax_coverage[keep][:limit],
         "mass_coverage": mass,
-        "ceiling": census.ceiling[keep][:limit],
+        "ceiling": ceiling,
     }
     for name, values in columns.items():
         row[name], row[f"{name}_stderr"] = clustered_mean(values, cluster[:limit], rng)
