@@ -77,6 +77,15 @@ def test_a_plan_costs_nothing_and_says_what_the_request_would(start: Any) -> Non
     assert live.curator.reserved_units == 0
 
 
+def test_a_plan_knows_the_quota_of_its_key(start: Any) -> None:
+    live = start(quota=6)
+    ask = {"model": "clinic", "prompt": "the"}
+    small, large = (live.http.post("/v1/privacy/plan", json={**ask, "max_tokens": tokens}).json() for tokens in (6, 7))
+    assert [small["fits"], large["fits"]] == [True, False]
+    assert small["remaining_quota_tokens"] == 6
+    assert live.complete(max_tokens=7).status_code == 429
+
+
 def test_unknown_fields_are_forbidden_in_every_described_body(live: Live) -> None:
     document = live.as_admin("/openapi.json")
     schemas = document["components"]["schemas"]

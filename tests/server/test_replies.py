@@ -263,12 +263,23 @@ def test_beyond_the_room_there_is_the_oldest_texts_go_and_their_keys_stay_taken(
 def test_when_no_more_requests_can_be_remembered_a_new_one_is_refused_and_old_ones_still_answered(db, clock):
     replies = Replies(db, Keep(rows=2), clock)
     store(replies, key="uuid-1")
-    store(replies, key="uuid-2")
-    with pytest.raises(RepliesFull, match="without the key"):
-        replies.begin("alice", "uuid-3", BODY)
+    store(replies, key="uuid-2", name="bob")
+    for name in ("alice", "carol"):
+        with pytest.raises(RepliesFull, match="without the Idempotency-Key"):
+            replies.begin(name, "uuid-3", BODY)
     assert isinstance(replies.begin("alice", "uuid-1", BODY), Stored)
     clock.now += 24 * 3600
     assert isinstance(replies.begin("alice", "uuid-3", BODY), Fresh)
+
+
+def test_one_api_key_cannot_take_the_places_of_the_others(db, clock):
+    replies = Replies(db, Keep(rows=10), clock)
+    for number in range(5):
+        store(replies, key=f"uuid-{number}", name="greedy")
+    with pytest.raises(RepliesFull, match="5 of one API key"):
+        replies.begin("greedy", "uuid-5", BODY)
+    for number in range(5):
+        assert isinstance(replies.begin("alice", f"uuid-{number}", BODY), Fresh)
 
 
 def test_limits_count_what_an_earlier_server_left(db, clock):

@@ -47,7 +47,7 @@ async def plan(request: Request, caller: AnyCaller, service: TheService) -> Resp
     fields = parse_object(await read_body(request, service.setup.settings))
     ask: Ask = check(ChatAsk, fields) if "messages" in fields else check(CompletionAsk, fields)
     requests = await _requests_for(ask, caller, service)
-    return JSONResponse(await service.ask(lambda curator: _plan(curator, requests)))
+    return JSONResponse(await service.ask(lambda curator: _plan(curator, caller, requests)))
 
 
 async def _answer(request: Request, caller: Caller, service: Service, body: bytes, ask: Ask) -> Response:
@@ -76,8 +76,9 @@ async def _requests_for(ask: Ask, caller: Caller, service: Service) -> list[Cura
     return await asyncio.to_thread(requests_for, ask, service.curator, setup.settings, setup.model_id, tag=caller.name)
 
 
-def _plan(curator: Curator, requests: list[CuratorRequest]) -> dict[str, Any]:
+def _plan(curator: Curator, caller: Caller, requests: list[CuratorRequest]) -> dict[str, Any]:
     """In the stepping thread: what is held for others is exact."""
+    quota = None if caller.key is None else caller.key.remaining_tokens
     config, account = curator.config, curator.account
     reads_secret = rule_named(config.release).reads_secret
     price = charge_units(config.charge, config.per_token, reads_secret=reads_secret, is_dissent=True)
@@ -91,9 +92,10 @@ def _plan(curator: Curator, requests: list[CuratorRequest]) -> dict[str, Any]:
         "per_token_nats": config.per_token,
         "max_nats": nats_up(tokens * price),
         "charge": config.charge,
-        "fits": account.affords(tokens * price + curator.reserved_units),
+        "fits": account.affords(tokens * price + curator.reserved_units) and (quota is None or tokens <= quota),
         "on_exhausted": config.on_exhausted,
         "remaining_tokens": figures["remaining_tokens"],
+        "remaining_quota_tokens": quota,
         "mia_bound": figures["mia_bound"],
         "world_id_bound": figures["world_id_bound"],
     }

@@ -47,7 +47,7 @@ class Keep:
     total_bytes: int = 64 * 2**20
     """Beyond this the oldest texts are dropped; asking for one of them again is answered with Lost."""
     rows: int = 100_000
-    """Requests that are remembered at a time, with or without a text."""
+    """Requests that are remembered at a time, with or without a text; half of them for any one API key."""
 
     def __post_init__(self) -> None:
         for name in ("seconds", "reply_bytes", "total_bytes", "rows"):
@@ -176,13 +176,7 @@ class Replies:
     def _enter(
         self, db: sqlite3.Connection, row_id: bytes, key_name: str, idempotency_key: str, digest: bytes
     ) -> Ticket:
-        if self._rows >= self._keep.rows:
-            (self._rows,) = db.execute("SELECT count(*) FROM replies").fetchone()
-        if self._rows >= self._keep.rows:
-            raise RepliesFull(
-                f"{self._rows:,} requests with an Idempotency-Key are remembered, which is the most there may be. Send "
-                "this one later, or without the key: it is then charged each time it is sent."
-            )
+        self._check_rows(db, key_name)
         self._rows += 1
         salt = secrets.token_bytes(16)
         db.execute(
@@ -190,6 +184,22 @@ class Replies:
             (row_id, key_name, salt, _mixed(b"body", salt, digest), self._clock() + self._keep.seconds),
         )
         return Ticket(row_id, _mixed(b"seal", salt, idempotency_key.encode(), digest))
+
+    def _check_rows(self, db: sqlite3.Connection, key_name: str) -> None:
+        """Refuse one more than fit, and of an API key more than half of that: it must not shut the others out."""
+        half = (self._keep.rows + 1) // 2
+        if self._rows < half:
+            return
+        (self._rows,) = db.execute("SELECT count(*) FROM replies").fetchone()
+        if self._rows < half:
+            return
+        (own,) = db.execute("SELECT count(*) FROM replies WHERE key_name = ?", (key_name,)).fetchone()
+        if own >= half or self._rows >= self._keep.rows:
+            raise RepliesFull(
+                f"{self._rows:,} requests with an Idempotency-Key are remembered, {own:,} of them of this API key; "
+                f"there may be {self._keep.rows:,}, and {half:,} of one API key. Send this one later, or without the "
+                "Idempotency-Key: it is then charged each time it is sent."
+            )
 
     def _delete_expired(self, db: sqlite3.Connection) -> int:
         """One that runs for longer than its time is still running: forgetting it would let it start twice."""

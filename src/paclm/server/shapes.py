@@ -156,6 +156,7 @@ class Plan(_Shape):
     fits: bool
     on_exhausted: Literal["public", "refuse"]
     remaining_tokens: int
+    remaining_quota_tokens: int | None
     mia_bound: float
     world_id_bound: float
 
