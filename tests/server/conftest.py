@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from curator.conftest import make, no_keys_around, template
+from curator.conftest import make, no_keys_around, no_notes, template
 from curator.deployments import ScriptedEngine, set_mechanism
 from paclm import Workspace
 from server.live import CHAT_TEMPLATE, Live, serve
 
-__all__ = ["make", "no_keys_around", "template"]
+__all__ = ["make", "no_keys_around", "no_notes", "template"]
 
 Start = Callable[..., Live]
 
@@ -29,7 +29,7 @@ def start(make: Callable[..., Workspace], small_tokenizer: Any) -> Iterator[Star
         def start(**options: Any) -> Live:
             engine = options.pop("engine", None) or ScriptedEngine()
             tokenizer = options.pop("tokenizer", small_tokenizer)
-            names = ("settings", "is_loopback", "quota")
+            names = ("settings", "is_loopback", "quota", "unit", "has_ward")
             serving = {name: options.pop(name) for name in names if name in options}
             return servers.enter_context(serve(make(**options), engine, tokenizer, **serving))
 

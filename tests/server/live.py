@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import uvicorn
 
+from curator.deployments import without_notes
 from paclm import Curator, Workspace
 from paclm.config import ServerConfig
 from paclm.server.database import Database, service_path
@@ -36,6 +38,7 @@ class Live:
     ward: str
     http: httpx.Client
     """Sends the ward's key unless told otherwise."""
+    server: uvicorn.Server
 
     @property
     def curator(self) -> Curator:
@@ -61,13 +64,19 @@ def bearer(key: str) -> dict[str, str]:
 
 @contextmanager
 def serve(workspace: Workspace, engine: Any, tokenizer: Any, **options: Any) -> Iterator[Live]:
-    """Serve until the block ends. Options: `settings`, `is_loopback`, `quota` (of the ward's key), `admin_name`."""
+    """Serve until the block ends.
+
+    Options: `settings`, `is_loopback`, `unit`, `quota` (of the ward's key), `has_ward` (an ordinary key), `admin_name`.
+    """
     settings = options.pop("settings", ServerConfig())
     quota = options.pop("quota", None)
     admin_name = options.pop("admin_name", "admin")
+    has_ward = options.pop("has_ward", True)
+    with without_notes():
+        opened = Curator.open(workspace, engine=engine, tokenizer=tokenizer)
     with (
+        opened as curator,
         Database.open(service_path(workspace.path)) as database,
-        Curator.open(workspace, engine=engine, tokenizer=tokenizer) as curator,
         listen("127.0.0.1", 0) as listening,
     ):
         keys, replies = KeyStore(database), Replies(database)
@@ -75,7 +84,7 @@ def serve(workspace: Workspace, engine: Any, tokenizer: Any, **options: Any) -> 
         replies.recover()
         names = {key.name for key in keys.list()}
         admin = keys.add(admin_name, admin=True)
-        ward = admin if "ward" in names else keys.add("ward", quota_tokens=quota)
+        ward = admin if "ward" in names or not has_ward else keys.add("ward", quota_tokens=quota)
         setup = Setup(model_id="clinic", settings=settings, runtime=workspace.runtime, **options)
         service = Service(curator, setup, keys, replies)
         server = web_server(service, settings)
@@ -84,7 +93,7 @@ def serve(workspace: Workspace, engine: Any, tokenizer: Any, **options: Any) -> 
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         try:
             with httpx.Client(base_url=url, headers=bearer(ward), timeout=60) as http:
-                yield Live(url, service, keys, admin, ward, http)
+                yield Live(url, service, keys, admin, ward, http, server)
         finally:
             service.drain()  # as a signal does
             server.should_exit = True

@@ -132,7 +132,12 @@ def test_on_loopback_no_key_is_needed_until_an_ordinary_one_was_made(start: Star
         assert answer.status_code == 200
         assert live.curator.usage().by_tag.keys() == {"local"}
         assert http.get("/v1/admin/overview").status_code == 401
-        assert http.post("/v1/completions", json=ASK, headers=bearer("wrong")).status_code == 401
+        wrong = http.post("/v1/completions", json=ASK, headers=bearer("wrong"))
+        assert wrong.status_code == 401
+        assert wrong.json()["error"]["message"] == (
+            "The API key sent is unknown or was revoked. None is needed on this machine: leave it out, or send the key "
+            "none."
+        )
         for header in ("forwarded", "x-forwarded-for", "via"):  # a proxy stands in front: it is not our neighbour
             assert http.post("/v1/completions", json=ASK, headers={header: "1"}).status_code == 401
         live.keys.add("somebody")
@@ -140,11 +145,39 @@ def test_on_loopback_no_key_is_needed_until_an_ordinary_one_was_made(start: Star
         assert http.post("/v1/completions", json=ASK).status_code == 401
 
 
+def test_the_key_none_is_no_key(start: Start) -> None:
+    live = start(has_ward=False)
+    with nobody(live) as http:
+        for said in ("Bearer none", "bearer none"):
+            assert http.post("/v1/completions", json=ASK, headers={"authorization": said}).status_code == 200
+        assert live.curator.usage().by_tag.keys() == {"local"}
+        for said in ("Bearer None", "Bearer none needed", "Basic none", "none"):
+            assert http.post("/v1/completions", json=ASK, headers={"authorization": said}).status_code == 401
+        behind_a_proxy = {"x-forwarded-for": "1", **bearer("none")}
+        assert http.post("/v1/completions", json=ASK, headers=behind_a_proxy).status_code == 401
+        assert http.get("/v1/admin/overview", headers=bearer("none")).status_code == 401
+        live.keys.add("somebody")
+        assert http.post("/v1/completions", json=ASK, headers=bearer("none")).status_code == 401
+
+
+def test_a_missing_key_and_a_wrong_one_are_told_apart(live: Live) -> None:
+    unknown = "The API key sent is unknown or was revoked."
+    with nobody(live) as http:
+        for path in ("/v1/models", "/v1/admin/overview"):
+            said = {key: http.get(path, headers=bearer(key)).json()["error"]["message"] for key in ("none", "wrong")}
+            assert said["none"].startswith("This needs an API key of this server")
+            assert said["none"] == http.get(path).json()["error"]["message"]
+            assert said["wrong"] == unknown
+    live.keys.revoke("ward")
+    assert live.complete().json()["error"]["message"] == unknown
+
+
 def test_beyond_loopback_a_key_is_always_needed(start: Start) -> None:
     live = start(is_loopback=False)
     live.keys._db._connection.execute("DELETE FROM keys WHERE name = 'ward'")
     with nobody(live) as http:
         assert http.post("/v1/completions", json=ASK).status_code == 401
+        assert http.post("/v1/completions", json=ASK, headers=bearer("none")).status_code == 401
         assert http.get("/v1/models", headers={"host": "notes.example"}).status_code == 401
         assert http.get("/v1/models", headers={"host": "notes.example", **bearer(live.admin)}).status_code == 200
 
@@ -192,7 +225,12 @@ def test_every_response_has_the_protective_headers(live: Live) -> None:
 
 
 def test_a_wrong_path_or_method_has_an_error_body_too(live: Live) -> None:
-    assert live.http.get("/v1/nothing").json()["error"]["message"] == "There is nothing here."
+    assert live.http.get("/nothing").json()["error"]["message"] == "There is nothing here."
+    for path in ("/v1/responses", "/v1/embeddings"):
+        refused = live.http.post(path, json=ASK)
+        assert refused.status_code == 404
+        assert refused.json()["error"]["type"] == "not_found_error"
+        assert "only completions, chat completions and models" in refused.json()["error"]["message"]
     answer = live.http.put("/v1/completions", json=ASK)
     assert answer.status_code == 405
     assert answer.headers["allow"] == "POST"

@@ -40,11 +40,11 @@ def serve_with(
     """Start a server with these settings in [mechanism]; all end with the module."""
     with ExitStack() as servers:
 
-        def serve_with(**mechanism: Any) -> Live:
+        def serve_with(tokenizer: Any = small_tokenizer, **mechanism: Any) -> Live:
             folder = tmp_path_factory.mktemp("served") / "clinic"
             shutil.copytree(template, folder)
             set_mechanism(folder, **{"per_token": PER_TOKEN, "total": TOTAL, "support_size": 40, **mechanism})
-            return servers.enter_context(serve(Workspace.open(folder), UnhurriedEngine(), small_tokenizer))
+            return servers.enter_context(serve(Workspace.open(folder), UnhurriedEngine(), tokenizer))
 
         yield serve_with
 
@@ -99,8 +99,8 @@ def test_the_guarantee_is_the_bound_at_the_committed_total_rounded_up(visit, dep
     per_cent = math.ceil(paclm.success_bound(TOTAL, 0.5) * 1000) / 10
     sentence = re.sub(r"\s+", " ", page.locator("#sentence").inner_text())
     assert sentence == (
-        f"No attack on a record succeeds more than {per_cent:.1f} % of the time, "
-        "whatever is asked until the budget is gone."
+        "No attack on whether a record was in the half of the corpus that was used succeeds more than "
+        f"{per_cent:.1f} % of the time, whatever is asked until the budget is gone."
     )
     assert visited.refused == []
 
@@ -132,6 +132,7 @@ def test_figures_keys_charts_and_settings_are_there(visit, deployment):
     page.locator("[data-window=hours]").click()
     assert page.locator("#tokens-text").inner_text().startswith("Per hour.")
     assert "every-token" in page.locator("#settings").inner_text()
+    assert re.search(r"model_id\s+clinic", page.locator("#settings").inner_text())  # what clients must say
     assert "Content." in page.locator(".promises").inner_text()
 
 
@@ -168,6 +169,19 @@ def test_the_playground_marks_every_token_and_the_figures_follow(visit, deployme
     assert "Charged" in note
     assert page.locator("#answer .mark.disputed").count() > 0
     wait_for_number(page, "#left", lambda left: left == before - 40)
+
+
+def test_a_model_with_a_chat_template_can_be_sent_a_message(visit, serve_with, deployment, chat_tokenizer):
+    assert visit().open_panel(deployment.admin).locator("#as-chat").is_hidden()
+    talking = serve_with(tokenizer=chat_tokenizer)
+    page = visit(talking).open_panel(talking.admin)
+    page.locator("#max-tokens").fill("6")
+    page.locator("#as-chat").check()
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.locator("#go").click()
+    assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "The"}]
+    page.locator("#answer-note", has_text="Charged").wait_for()
+    assert page.locator("#answer .mark").count() > 0
 
 
 def test_a_stopped_stream_charges_what_was_released_and_no_more(visit, deployment):

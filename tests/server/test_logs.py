@@ -135,6 +135,12 @@ def test_an_endless_chain_of_causes_ends():
     assert len(describe_error(first)["caused_by"]) < 20
 
 
+def test_uvicorns_talk_of_start_and_stop_is_off_and_its_warnings_are_not():
+    loggers = logging_config()["loggers"]
+    assert loggers[logs.LOGGER]["level"] == "INFO"
+    assert {loggers[name]["level"] for name in ("uvicorn", "uvicorn.error")} == {"WARNING"}
+
+
 def test_the_access_log_with_its_paths_is_off():
     config = logging_config()
     assert config["loggers"]["uvicorn.access"] == {"handlers": [], "level": "CRITICAL", "propagate": False}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -34,6 +36,21 @@ def num_requests(live: Live) -> int:
     text = live.http.get("/metrics", headers={"authorization": f"Bearer {live.admin}"}).text
     lines = [line for line in text.splitlines() if line.startswith("paclm_requests_total") and 'completions"' in line]
     return int(sum(float(line.split()[-1]) for line in lines))
+
+
+def test_the_example_of_the_readme_works_on_a_fresh_workspace(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    live = start(has_ward=False)
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    example = re.search(r"## Over HTTP.*?```python\n(.*?)```", readme, re.DOTALL)
+    assert example is not None
+    assert "http://127.0.0.1:8000/v1" in example[1]
+    names: dict[str, Any] = {}
+    try:
+        exec(compile(example[1].replace("http://127.0.0.1:8000", live.url), "README.md", "exec"), names)
+    finally:
+        names["client"].close()
+    assert "'mia_bound'" in capsys.readouterr().out
+    assert live.spent_tokens > 0
 
 
 def test_there_is_one_model_and_no_world_is_listed(client: openai.OpenAI) -> None:
@@ -216,6 +233,11 @@ def test_an_exhausted_budget_is_told_once_and_not_retried(start: Start) -> None:
         assert num_requests(live) == before + 1
     assert refused.value.type == "insufficient_quota"
     assert refused.value.code == "privacy_budget_exhausted"
+    left = 16 - live.spent_tokens
+    assert refused.value.body["message"] == (  # type: ignore[index]
+        f"The privacy budget of this server has room for {left} tokens: ask for at most {left} tokens, or ask its "
+        "operator."
+    )
     assert refused.value.response.headers["x-should-retry"] == "false"
     assert live.spent_tokens <= 10
     assert live.curator.reserved_units == 0
@@ -233,6 +255,22 @@ def test_the_public_model_answers_when_the_budget_is_gone_and_is_marked(start: S
         marks = [mark for event in events for mark in (event.model_extra or {}).get("privacy", {}).get("marks", [])]
         assert marks
         assert set(marks) == {"public"}
+
+
+def test_a_header_says_that_the_budget_is_gone_and_the_public_model_answered(start: Start) -> None:
+    live = start(per_token="2^-8", total="2^-6", on_exhausted="public")  # four tokens
+    assert "paclm-budget" not in live.complete(max_tokens=1).headers
+    assert live.complete(max_tokens=9).headers["paclm-budget"] == "exhausted"
+    assert live.complete(max_tokens=2, stream=True).headers["paclm-budget"] == "exhausted"
+
+
+def test_a_budget_that_is_gone_is_said_without_advice_that_only_the_operator_can_follow(start: Start) -> None:
+    live = start(per_token="2^-8", total="2^-6", on_exhausted="refuse")  # four tokens
+    while live.spent_tokens < 4:
+        live.complete(max_tokens=4 - live.spent_tokens)
+    refused = live.complete(max_tokens=1)
+    assert refused.status_code == 429
+    assert refused.json()["error"]["message"] == "The privacy budget of this server is gone: ask its operator."
 
 
 def test_a_retry_with_the_same_idempotency_key_is_charged_once(client: openai.OpenAI, live: Live) -> None:

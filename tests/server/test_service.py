@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,6 +47,11 @@ class SteppedEngine(ScriptedEngine):
     def run_free(self) -> None:
         self.is_free = True
         self.let(1000)
+
+    def stand_still(self) -> None:
+        self.is_free = False
+        while self.permits.acquire(blocking=False):
+            pass
 
 
 @pytest.fixture
@@ -201,6 +207,7 @@ def test_a_budget_held_by_others_is_worth_waiting_for(start: Start, engine: Step
         refused = waiting.result(60)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "privacy_budget_held"
+        assert "has room for 6 tokens beside the requests under way" in refused.json()["error"]["message"]
 
 
 def test_an_admitted_answer_never_dies_midway(start: Start, engine: SteppedEngine) -> None:
@@ -247,6 +254,31 @@ def test_a_server_that_ends_finishes_what_is_under_way(start: Start, engine: Ste
         assert [job.result(60).status_code for job in jobs] == [200, 200]
 
 
+def test_the_port_stays_open_and_says_draining_until_the_last_answer(start: Start, engine: SteppedEngine) -> None:
+    """A balancer that asks on a new connection must learn that it is to look elsewhere, not find nobody."""
+    live = start(engine=engine)
+    with asking(engine) as pool:
+        job = pool.submit(live.complete, max_tokens=4, temperature=0)
+        wait_until(lambda: num_known(live) == 1)
+        live.server.handle_exit(signal.SIGTERM, None)
+        time.sleep(0.5)  # uvicorn looks ten times a second whether it should exit
+        health = httpx.get(f"{live.url}/health")
+        assert (health.status_code, health.json()) == (503, {"status": "draining"})
+        refused = httpx.post(f"{live.url}/v1/completions", json={}, headers=bearer(live.ward))
+        assert refused.status_code in (400, 503)
+        engine.run_free()
+        assert job.result(60).status_code == 200
+
+    def is_closed() -> bool:
+        try:
+            httpx.get(f"{live.url}/health")
+        except httpx.TransportError:
+            return True
+        return False
+
+    wait_until(is_closed)
+
+
 def test_the_ledger_has_what_clients_received_after_a_stop_in_the_middle(make: Any, small_tokenizer: Any) -> None:
     from server.live import serve
 
@@ -279,8 +311,36 @@ def test_what_does_not_end_in_time_is_cut_off_and_charged(make: Any, small_token
             job = pool.submit(stream_tokens, live, received)
             wait_until(lambda: live.spent_tokens >= 2)
         assert job.result(60) == "answer_cut_off"
-    # Charged and not received: text held back because it may be half a character, and the steps of the last moment.
-    assert 1 <= sum(received) <= ledger_rows(workspace.path) < 40
+    assert 1 <= sum(received) == ledger_rows(workspace.path) < 40
+
+
+def test_a_stream_that_is_cut_off_shows_what_was_held_back(make: Any, small_tokenizer: Any) -> None:
+    """All that was said could have become the stop string; when the server stops, it cannot any more."""
+    from server.live import serve
+
+    engine = SteppedEngine(dissent=0.0)
+    body = {"model": "clinic", "prompt": "the", "max_tokens": 40, "temperature": 0}
+    settings = ServerConfig(shutdown_seconds=0.5)
+    with serve(make(), engine, small_tokenizer, settings=settings) as live:
+        with asking(engine) as pool:
+            engine.run_free()
+            whole = live.complete(**body).json()["choices"][0]["text"]
+            engine.stand_still()
+            stop = f"{whole}, and this will never be said"
+            job = pool.submit(live.complete, **body, stop=stop, stream=True)
+            wait_until(lambda: num_known(live) == 1)
+            before = live.spent_tokens
+            engine.let(10)
+            wait_until(lambda: live.spent_tokens == before + 10)
+            live.service.drain()
+            wait_until(lambda: live.service._stepper._calls.qsize() == 1)
+            engine.let(1)
+        events = [json.loads(line[6:]) for line in job.result(60).text.splitlines() if line.startswith("data: {")]
+    assert len(events) == 2
+    said = events[0]["choices"][0]["text"]
+    assert 0 < len(said) < len(whole)
+    assert whole.startswith(said)
+    assert events[1]["error"]["code"] == "answer_cut_off"
 
 
 def test_answers_that_nobody_listens_to_share_the_time_to_end_with_the_others(make: Any, small_tokenizer: Any) -> None:

@@ -1,6 +1,7 @@
 """Who asks, and whether they may. Knows keys by name only; the key store compares them in constant time.
 
-loopback, no ordinary key was ever made    no key needed for answers; the caller is `local`
+loopback, no ordinary key was ever made    no key needed for answers; the caller is `local`. `none` counts as no key,
+                                           because the official clients do not work without one
 loopback, ordinary keys exist              a key is needed
 any other address                          a key is needed; the server does not start without one
 admin endpoints                            an admin key, always
@@ -15,7 +16,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from paclm.server.jobs import Caller
-from paclm.server.refusals import no_key, not_admin
+from paclm.server.refusals import no_key, not_admin, unknown_key
 from paclm.server.service import Service
 
 _PROXY_HEADERS = re.compile(r"forwarded|via|x-forwarded.*|x-real-ip|(x-|true-|cf-connecting-|x-cluster-)(client-)?ip")
@@ -31,24 +32,45 @@ def service_of(request: Request) -> Service:
 async def identify(request: Request) -> Caller:
     """The caller, or a refusal; a wrong key is refused also where none is needed."""
     service = service_of(request)
-    presented = request.headers.getlist("authorization")
-    if not presented and _needs_no_key(request, service) and not await asyncio.to_thread(_has_ordinary_keys, service):
-        return _noted(request, Caller.local())
-    scheme, _, key = (presented[0] if len(presented) == 1 else "").partition(" ")
-    found = await asyncio.to_thread(service.keys.identify, key.strip()) if scheme.lower() == "bearer" else None
-    if found is None:
+    caller = await _holder_of_key(request)
+    if caller is not None:
+        return caller
+    is_needed = not _needs_no_key(request, service) or await asyncio.to_thread(_has_ordinary_keys, service)
+    if _presented(request):
+        raise unknown_key(is_needed=is_needed)
+    if is_needed:
         raise no_key()
-    return _noted(request, Caller(found.name, found.is_admin, found))
+    return _noted(request, Caller.local())
 
 
 async def identify_admin(request: Request) -> Caller:
     """The caller if they hold an admin key."""
-    if not request.headers.getlist("authorization"):
-        raise no_key()
-    caller = await identify(request)
+    caller = await _holder_of_key(request)
+    if caller is None:
+        raise unknown_key(is_needed=True) if _presented(request) else no_key()
     if not caller.is_admin:
         raise not_admin()
     return caller
+
+
+async def _holder_of_key(request: Request) -> Caller | None:
+    presented = _presented(request)
+    scheme, key = _parts(presented[0]) if len(presented) == 1 else ("", "")
+    if scheme != "bearer":
+        return None
+    found = await asyncio.to_thread(service_of(request).keys.identify, key)
+    return None if found is None else _noted(request, Caller(found.name, found.is_admin, found))
+
+
+def _presented(request: Request) -> list[str]:
+    """What was sent as a key; the word `none` is as good as nothing."""
+    headers: list[str] = request.headers.getlist("authorization")
+    return [] if [_parts(header) for header in headers] == [("bearer", "none")] else headers
+
+
+def _parts(header: str) -> tuple[str, str]:
+    scheme, _, key = header.partition(" ")
+    return scheme.lower(), key.strip()
 
 
 def _noted(request: Request, caller: Caller) -> Caller:

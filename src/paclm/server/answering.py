@@ -27,6 +27,8 @@ from paclm.server.stepping import Token
 
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
+BUDGET_GONE = {"paclm-budget": "exhausted"}
+"""A header of answers by the public model."""
 _KEEP_ALIVE_SECONDS = 15.0
 _KEEP_ALIVE = b": waiting\n\n"
 
@@ -83,7 +85,9 @@ class Production:
             self._log("answered", 200)
             self.chunks.put_nowait(closing)
         except Interrupted:
-            await self._give_up()
+            await self._give_up()  # from here on nothing is added to the answers
+            for chunk in self._reply.rest(self._job) if self._has_client else ():
+                self.chunks.put_nowait(chunk)
             self.chunks.put_nowait(event(cut_off().body()))
         except Exception:  # whatever it is must not leave anything held, nor a stream that ends as if it were whole
             await self._give_up()
@@ -91,6 +95,11 @@ class Production:
             raise
         finally:
             self.chunks.put_nowait(None)
+
+    @property
+    def has_public_tokens(self) -> bool:
+        """Whether the budget was gone before the answer was complete."""
+        return self._job.public_tokens > 0
 
     async def _count(self) -> Figures:
         """Settle what the key used; from then on the cost is known."""
@@ -145,7 +154,7 @@ class EventStream(Response):
     """Sends what a production makes; the connection's end is noticed at once, not at the next token."""
 
     def __init__(self, service: Service, production: Production) -> None:
-        super().__init__(media_type=EVENTS)
+        super().__init__(media_type=EVENTS, headers=BUDGET_GONE if service.is_public_now else None)
         del self.headers["content-length"]
         self._production = production
         service.spawn(production.stream())  # from here on it comes to its end, whether or not anybody is sent to
@@ -177,7 +186,7 @@ async def send_whole(service: Service, production: Production, request: Request)
         body = await unless_client_leaves(asyncio.shield(task), request.receive)
     finally:
         production.client_left()
-    return Response(body or b"", media_type=JSON)
+    return Response(body or b"", media_type=JSON, headers=BUDGET_GONE if production.has_public_tokens else None)
 
 
 async def unless_client_leaves(work: Awaitable[Any], receive: Receive) -> Any:
@@ -227,7 +236,8 @@ async def begin_once(
             raise _conflict("The first request with this key is under way.", "idempotency_in_progress", headers)
         case _:
             raise _conflict(
-                "A request with this key was charged, or may have been, and its text is gone. Send a new key.",
+                "A request with this key was charged, or may have been, and its text is gone. Send a new "
+                "Idempotency-Key; the request is then charged again.",
                 "idempotency_reply_lost",
                 NO_RETRY,
             )

@@ -34,6 +34,10 @@ _EVENT = {
     "properties": {"data": {"type": "string"}},
     "required": ["data"],
 }
+_BUDGET_HEADER = {
+    "description": "`exhausted`: the privacy budget is gone and tokens of this answer come from the public model.",
+    "schema": {"type": "string", "enum": ["exhausted"]},
+}
 _REF = "#/components/schemas/"
 
 
@@ -51,6 +55,7 @@ def described(
     }
     responses[200] = {"model": shape, "description": "The answer."}
     if streams:
+        responses[200]["headers"] = {"paclm-budget": _BUDGET_HEADER}
         responses[200]["content"] = {"text/event-stream": {"schema": _EVENT}}
     extra: dict[str, Any] = {"security": [{"key": []}]}
     if body is not None:

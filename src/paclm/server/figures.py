@@ -24,6 +24,7 @@ from paclm.server.access import Admin, AnyCaller, TheService
 from paclm.server.described import described
 from paclm.server.keys import KeyInfo
 from paclm.server.metrics import CONTENT_TYPE, Standing
+from paclm.server.prompts import has_chat_template
 from paclm.server.recent import BIN_SECONDS
 from paclm.server.service import Service
 from paclm.server.shapes import History, Overview, Privacy
@@ -32,8 +33,8 @@ router = APIRouter()
 
 _MOST_POINTS = 500
 NOT_PROMISED = (
-    "The bound is about which records were used, against someone who knows nothing of that beforehand. It does not "
-    "keep the model from writing a sentence that it has memorized."
+    "The bound is about which half of the corpus was used, against someone who knows nothing of that beforehand. "
+    "Whether a record is in the corpus at all is not hidden. A text that the model has memorized may be emitted."
 )
 
 
@@ -52,7 +53,7 @@ async def privacy(caller: AnyCaller, service: TheService) -> Response:
             "on_exhausted": curator.config.on_exhausted,
             "charge": curator.config.charge,
             "release": curator.config.release,
-            "sentence": guarantee(figures),
+            "sentence": guarantee(figures, service.setup.unit),
             "not_promised": NOT_PROMISED,
             "key": {"name": caller.name, **own},
         }
@@ -71,6 +72,7 @@ async def overview(_: Admin, service: TheService) -> Response:
     per_token = units_up(curator.config.per_token)
     content = {
         "model": setup.model_id,
+        "has_chat_template": has_chat_template(curator.tokenizer),
         "version": __version__,
         "state": service.state,
         "uptime_seconds": round(service.uptime_seconds, 1),
@@ -83,9 +85,9 @@ async def overview(_: Admin, service: TheService) -> Response:
             "on_exhausted": curator.config.on_exhausted,
         },
         "sentences": {
-            "guarantee": guarantee(figures),
+            "guarantee": guarantee(figures, setup.unit),
             "spent": spent(figures),
-            "left": left(figures, tokens_per_second),
+            "left": left(figures, curator.config.on_exhausted, tokens_per_second),
             "not_promised": NOT_PROMISED,
         },
         "tokens": {
@@ -113,7 +115,7 @@ async def overview(_: Admin, service: TheService) -> Response:
         "settings": {
             "mechanism": dataclasses.asdict(curator.config),
             "runtime": dataclasses.asdict(setup.runtime),
-            "server": dataclasses.asdict(setup.settings),
+            "server": dataclasses.asdict(setup.settings) | {"model_id": setup.model_id},
         },
         "cautions": curator.cautions,
     }
@@ -148,12 +150,16 @@ async def metrics(_: Admin, service: TheService) -> Response:
     return Response(service.metrics.render(standing), headers={"content-type": CONTENT_TYPE})
 
 
-def guarantee(figures: dict[str, Any]) -> str:
-    """What is promised, as people say it."""
-    return (
-        f"No attack on whether a record was used succeeds more than {_percent(figures['mia_bound'])} of the time, "
-        "whatever is asked until the budget is gone; guessing succeeds 50 % of the time."
+def guarantee(figures: dict[str, Any], unit: str = "a record was") -> str:
+    """What is promised, as people say it; it holds for the record as for the group that it belongs to."""
+    bound = (
+        f"No attack on whether {unit} in the half of the corpus that was used succeeds more than "
+        f"{_percent(figures['mia_bound'])} of the time"
     )
+    guess = "guessing succeeds 50 % of the time."
+    if figures["remaining_tokens"]:
+        return f"{bound}, whatever is asked until the budget is gone; {guess}"
+    return f"{bound}; {guess} The budget is gone. The guarantee holds as committed; nothing more is charged."
 
 
 def spent(figures: dict[str, Any]) -> str:
@@ -165,11 +171,12 @@ def spent(figures: dict[str, Any]) -> str:
     )
 
 
-def left(figures: dict[str, Any], tokens_per_second: float) -> str:
-    """What is left, and for how long."""
+def left(figures: dict[str, Any], on_exhausted: str, tokens_per_second: float = 0.0) -> str:
+    """What is left, and for how long; or what happens now that nothing is."""
     tokens = figures["remaining_tokens"]
     if not tokens:
-        return "The budget is gone: no more private tokens can be had."
+        answers = "the public model answers, marked" if on_exhausted == "public" else "requests are refused (429)"
+        return f"The budget is gone: no more private tokens can be had, and {answers}."
     if not tokens_per_second:
         return f"{tokens:,} tokens are left."
     return f"{tokens:,} tokens are left: {_duration(tokens / tokens_per_second)} at the rate of the last seconds."

@@ -25,13 +25,25 @@ from paclm.server.metrics import ROUTES, Route
 
 LOGGER = "paclm.server"
 
-EventName = Literal["started", "answered", "refused", "replayed", "disconnected", "failed", "stopping", "stopped"]
+EventName = Literal[
+    "started",
+    "answered",
+    "refused",
+    "replayed",
+    "disconnected",
+    "failed",
+    "budget_low",
+    "budget_exhausted",
+    "stopping",
+    "stopped",
+]
 EVENTS: tuple[str, ...] = get_args(EventName)
 
 _PATTERNS = {
     "request": re.compile(r"[a-z]{1,12}[-_][A-Za-z0-9]{8,64}"),
     "key": re.compile(r"(?!paclm-)[A-Za-z0-9][A-Za-z0-9._-]{0,63}"),
     "code": re.compile(r"[a-z]+(_[a-z]+)*"),
+    "on_exhausted": re.compile("public|refuse"),
 }
 _TEMPLATES = ("uvicorn", "uvicorn.error")
 """Loggers whose message templates are fixed sentences of their source; what is filled into them is still left out."""
@@ -56,6 +68,8 @@ class Entry:
     public_tokens: int | None = None
     charged_nats: float | None = None
     remaining_tokens: int | None = None
+    on_exhausted: str | None = None
+    """What happens to requests once the budget is gone."""
     running: int | None = None
     queued: int | None = None
     first_token_seconds: float | None = None
@@ -117,7 +131,8 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 
 
 def logging_config(level: str = "INFO") -> dict[str, Any]:
-    """For `logging.config.dictConfig` and for uvicorn's `log_config`. Its access log has paths and queries: off."""
+    """For `logging.config.dictConfig`. uvicorn's access log has paths and queries: off; so is its talk of start and
+    stop, which are events of our own."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -126,8 +141,8 @@ def logging_config(level: str = "INFO") -> dict[str, Any]:
         "root": {"handlers": ["stderr"], "level": "WARNING"},
         "loggers": {
             LOGGER: {"handlers": ["stderr"], "level": level, "propagate": False},
-            "uvicorn": {"handlers": ["stderr"], "level": level, "propagate": False},
-            "uvicorn.error": {"level": level},
+            "uvicorn": {"handlers": ["stderr"], "level": "WARNING", "propagate": False},
+            "uvicorn.error": {"level": "WARNING"},
             "uvicorn.access": {"handlers": [], "level": "CRITICAL", "propagate": False},
         },
     }

@@ -83,9 +83,14 @@ def _coins_seed(seed: int | None, number: int) -> int | None:
     return int.from_bytes(hashlib.sha256(f"paclm coins {seed} {number}".encode()).digest()[:16], "big")
 
 
+def has_chat_template(tokenizer: Any) -> bool:
+    """Whether the model knows conversations."""
+    return getattr(tokenizer, "chat_template", None) is not None
+
+
 def _conversation(ask: ChatAsk, tokenizer: Any) -> Prompt:
     """The conversation as the model's own template writes it, up to where the answer begins."""
-    if getattr(tokenizer, "chat_template", None) is None:
+    if not has_chat_template(tokenizer):
         raise invalid(
             "This model has no chat template: it continues texts. Use /v1/completions.", "messages", "no_chat_template"
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from paclm.errors import BudgetExceeded, QuotaExceeded
+from paclm.errors import QuotaExceeded
 from paclm.server.metrics import Refusal as Reason
 
 NO_RETRY = {"x-should-retry": "false"}
@@ -66,11 +66,23 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def no_key() -> Refused:
-    """Neither a key nor the right to do without one; a wrong key is told no more than a missing one."""
+    """Neither a key nor the right to do without one."""
     return Refused(
         401,
         "This needs an API key of this server: Authorization: Bearer paclm-… Whoever runs the server makes one with "
         "`paclm keys add`.",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer", **NO_RETRY},
+        reason="key",
+    )
+
+
+def unknown_key(*, is_needed: bool) -> Refused:
+    """A key that is nobody's; refused also where none is needed, since whoever sends one means to be somebody."""
+    way_out = "" if is_needed else " None is needed on this machine: leave it out, or send the key none."
+    return Refused(
+        401,
+        f"The API key sent is unknown or was revoked.{way_out}",
         code="invalid_api_key",
         headers={"www-authenticate": "Bearer", **NO_RETRY},
         reason="key",
@@ -82,15 +94,23 @@ def not_admin() -> Refused:
     return Refused(403, "This needs an admin key.", code="admin_key_required", headers=NO_RETRY, reason="key")
 
 
-def budget_exhausted(error: BudgetExceeded) -> Refused:
-    """The budget does not cover the worst case of the request, and waiting will not change that."""
-    return Refused(429, str(error), code="privacy_budget_exhausted", headers=NO_RETRY, reason="budget")
+def budget_exhausted(left: int) -> Refused:
+    """The budget has fewer tokens left than the request may take, and waiting will not change that."""
+    what_to_do = f"has room for {left:,} tokens: ask for at most {left:,} tokens, or" if left else "is gone:"
+    said = f"The privacy budget of this server {what_to_do} ask its operator."
+    return Refused(429, said, code="privacy_budget_exhausted", headers=NO_RETRY, reason="budget")
 
 
-def budget_held(error: BudgetExceeded) -> Refused:
-    """It would, if less were held for requests under way; they often give some back."""
-    headers = {"retry-after": "1"}
-    return Refused(503, str(error), code="privacy_budget_held", headers=headers, reason="budget")
+def budget_held(free: int) -> Refused:
+    """It would cover the request if less were held for those under way; they often give some back."""
+    return Refused(
+        503,
+        f"The privacy budget of this server has room for {free:,} tokens beside the requests under way: try again in a "
+        "moment, or ask for fewer tokens.",
+        code="privacy_budget_held",
+        headers={"retry-after": "1"},
+        reason="budget",
+    )
 
 
 def quota_exhausted(error: QuotaExceeded) -> Refused:

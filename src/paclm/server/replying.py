@@ -78,6 +78,19 @@ class Reply(ABC):
         self._unmarked[token.answer] = []
         yield event(content | self._no_usage())
 
+    def rest(self, job: Job) -> Iterator[bytes]:
+        """Before the error of a stream that was cut off: what was held back of tokens that have left, and their marks.
+
+        A half character is not shown.
+        """
+        for index, stream in enumerate(job.streams):
+            if stream.finish_reason != "cancelled":
+                continue
+            text, marks = stream.rest(), self._shown_marks(self._unmarked.get(index, []))
+            if text or marks:
+                content = self._frame(self.chunk_kind, [self._delta(index, text, None)]) | self._no_usage()
+                yield event(content | ({"privacy": {"marks": marks}} if marks else {}))
+
     def closing(self, job: Job, cost: Figures) -> bytes:
         """The end of a stream, with counts if asked for: many clients expect a choice in every other event."""
         if not self._wants_usage:

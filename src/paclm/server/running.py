@@ -5,8 +5,8 @@ The socket is taken before the models are loaded, so that a port in use is known
 
 from __future__ import annotations
 
+import errno
 import ipaddress
-import math
 import resource
 import signal
 import socket
@@ -35,8 +35,13 @@ from paclm.worlds.workspace import Workspace
 
 ADMIN = "admin"
 _BACKLOG = 512
+_WAYS_TO_LISTEN = {
+    errno.EADDRINUSE: "Stop what listens there, or choose another with --port.",
+    errno.EADDRNOTAVAIL: "This machine does not have that address: use --host 127.0.0.1, or 0.0.0.0 for all it has.",
+    errno.EACCES: "Ports below 1024 are for the system: choose another with --port.",
+}
 _LAST_WORDS_SECONDS = 3
-"""For telling those who are cut off; only then does uvicorn end their connections."""
+"""For sending what has been made, once every answer is complete or cut off; then uvicorn ends the connections."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +55,7 @@ class Started:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Takes no new requests from the moment it is told to stop."""
+    """Takes no new requests from the moment it is told to stop, and says so (`/health`) while answers are under way."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -61,6 +66,11 @@ class _Uvicorn(uvicorn.Server):
         """A signal to stop."""
         self._service.drain()
         super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end. uvicorn closes the port when it ends, so answers under way are waited for here."""
+        is_told = await super().on_tick(counter)
+        return is_told and (self.force_exit or self._service.is_idle)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -79,7 +89,7 @@ class _Uvicorn(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(path: Path, settings: ServerConfig, announce: Callable[[Started], None]) -> None:
+def serve(path: Path, settings: ServerConfig, announce: Callable[[Started], None], witness: Path | None = None) -> None:
     """Serve a workspace until a signal ends it; `announce` is called once it listens."""
     workspace = Workspace.open(path)
     budgets_of(workspace)  # the quick refusals come before the slow work
@@ -95,7 +105,7 @@ def serve(path: Path, settings: ServerConfig, announce: Callable[[Started], None
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the announcement says them as sentences
-            curator = Curator.open(workspace)
+            curator = Curator.open(workspace, witness=witness)
         with curator:
             keys.recover()
             replies = Replies(database, Keep(seconds=settings.keep_replies_seconds))
@@ -140,7 +150,7 @@ def web_server(service: Service, settings: ServerConfig) -> uvicorn.Server:
         server_header=False,
         proxy_headers=False,
         log_config=None,
-        timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds) + _LAST_WORDS_SECONDS,
+        timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
     )
     return _Uvicorn(config, service)
 
@@ -151,8 +161,13 @@ def _setup(workspace: Workspace, settings: ServerConfig, is_loopback: bool) -> S
         settings=settings,
         runtime=workspace.runtime,
         is_loopback=is_loopback,
+        unit=_unit(workspace.manifest.arguments.get("group_by")),
         created=int((workspace.path / "manifest.json").stat().st_mtime),
     )
+
+
+def _unit(group_by: str | None) -> str:
+    return "a record was" if group_by is None else f"the records of one {group_by} were"
 
 
 def is_loopback_address(host: str) -> bool:
@@ -171,17 +186,18 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise ServiceError(f"There is no address {host} on this machine ({error.strerror}).") from None
+        raise ServiceError(
+            f"The host {host} has no address here ({error.strerror}). Use --host 127.0.0.1 for this machine alone, "
+            "0.0.0.0 for all who can reach it."
+        ) from None
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
-        raise ServiceError(
-            f"Port {port} of {host} cannot be had: {error.strerror}. Stop what listens there, or choose another with "
-            "--port."
-        ) from None
+        way_out = _WAYS_TO_LISTEN.get(error.errno or 0, "Choose others with --host and --port.")
+        raise ServiceError(f"Port {port} of {host} cannot be had: {error.strerror}. {way_out}") from None
     return listening
 
 

@@ -20,14 +20,15 @@ from paclm.config import RuntimeConfig, ServerConfig
 from paclm.curator.curator import Curator, Delivery
 from paclm.curator.streams import Request
 from paclm.errors import KeyRefused, PaclmError, QuotaExceeded, ServiceError
+from paclm.server import logs
 from paclm.server.jobs import Caller, Job
 from paclm.server.keys import KeyStore
-from paclm.server.logs import LOGGER
 from paclm.server.metrics import Metrics
 from paclm.server.recent import Recent
-from paclm.server.refusals import Refused, no_key, quota_exhausted, stopping
+from paclm.server.refusals import Refused, quota_exhausted, stopping, unknown_key
 from paclm.server.replies import Replies
 from paclm.server.stepping import Audience, Stepper
+from paclm.server.thrift import Thrift
 
 T = TypeVar("T")
 
@@ -43,6 +44,8 @@ class Setup:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     is_loopback: bool = True
     """Only this machine can reach it."""
+    unit: str = "a record was"
+    """What the guarantee is about, as a sentence goes on: a record, or the records of a group."""
     created: int = 0
     """When the model came to be, in seconds since 1970."""
 
@@ -65,6 +68,7 @@ class Service:
         self.is_draining = False
         self._started = time.monotonic()
         self._stepper = Stepper(curator, setup.settings.max_waiting, self)
+        self._thrift = Thrift(curator)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._owed: deque[Callable[[], None]] = deque()  # what the books could not take yet
 
@@ -73,6 +77,8 @@ class Service:
     async def start(self) -> None:
         """Begin to step, and to forget replies whose time is over."""
         self._loop = asyncio.get_running_loop()
+        logs.write(logs.Entry(event="started", remaining_tokens=self._thrift.remaining_tokens))
+        self._thrift.look()
         self._stepper.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
 
@@ -80,8 +86,11 @@ class Service:
         """Take no new requests; those under way go on for `shutdown_seconds`, then each hears that it is cut off."""
         if not self.is_draining:
             self.is_draining = True
-            seconds = self.setup.settings.shutdown_seconds
-            self._loop.call_soon_threadsafe(self._loop.call_later, seconds, self._stepper.stop)
+            self._loop.call_soon_threadsafe(self._begin_to_end)  # a signal handler must not write a log line
+
+    def _begin_to_end(self) -> None:
+        logs.write(logs.Entry(event="stopping", running=self.num_running, queued=self.num_waiting))
+        self._loop.call_later(self.setup.settings.shutdown_seconds, self._stepper.stop)
 
     async def close(self) -> None:
         """Stop after the step under way, count everything, and let the next writer in."""
@@ -92,6 +101,12 @@ class Service:
         await asyncio.to_thread(self._stepper.close)
         await self._pay_what_is_owed()
         await asyncio.to_thread(self.curator.close)
+        logs.write(logs.Entry(event="stopped", seconds=self.uptime_seconds))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no answer is under way, with or without a client; one that is admitted has a place or waits."""
+        return not self._tasks and not self.num_running and not self.num_waiting
 
     @property
     def state(self) -> str:
@@ -99,6 +114,11 @@ class Service:
         if self.has_failed or self._stepper.is_over:
             return "stopped"
         return "draining" if self.is_draining else "serving"
+
+    @property
+    def is_public_now(self) -> bool:
+        """Whether the budget is gone and the public model answers."""
+        return self._thrift.is_exhausted and self.curator.config.on_exhausted == "public"
 
     @property
     def uptime_seconds(self) -> float:
@@ -179,7 +199,7 @@ class Service:
         except QuotaExceeded as error:
             raise quota_exhausted(error) from None
         except KeyRefused:  # revoked since it was identified
-            raise no_key() from None
+            raise unknown_key(is_needed=True) from None
 
     async def _undo(self, admission: asyncio.Task[Job]) -> None:
         with suppress(Refused, PaclmError):
@@ -207,6 +227,7 @@ class Service:
         for stream, piece in deliveries:
             self.metrics.count_token(stream.request.tag, piece.mark)
         self.recent.add([piece.mark for _, piece in deliveries])
+        self._thrift.look()
 
     def failed(self, error: BaseException) -> None:
         """A step failed: what left is in the ledger, and nothing more will leave before a restart."""
@@ -216,4 +237,4 @@ class Service:
 
 
 def _log_error(what: str, error: BaseException) -> None:
-    logging.getLogger(LOGGER).error(what, exc_info=error)  # the formatter keeps type and place only
+    logging.getLogger(logs.LOGGER).error(what, exc_info=error)  # the formatter keeps type and place only

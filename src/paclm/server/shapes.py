@@ -165,6 +165,7 @@ class Overview(_Shape):
     """`/v1/admin/overview`"""
 
     model: str
+    has_chat_template: bool
     version: str
     state: Literal["serving", "draining", "stopped"]
     uptime_seconds: float

@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from paclm.curator.curator import Curator, Delivery
 from paclm.curator.streams import FinishReason, Piece, Request, Stream
 from paclm.errors import BudgetExceeded, CuratorError
+from paclm.privacy.accounting import units_up
 from paclm.server.lines import Lines
 from paclm.server.refusals import budget_exhausted, budget_held, queue_full, stopping
 
@@ -165,7 +166,7 @@ class Stepper:
             while not self._is_over:
                 self._take_calls()
                 self._fill_places()
-                if self._curator.num_active:
+                if self._curator.num_active and not self._is_over:
                     self._step()
         except Exception as error:  # the curator has stopped itself by now: say so, and let the process be restarted
             self._stop()
@@ -190,8 +191,8 @@ class Stepper:
             raise queue_full(len(self._lines))
         try:
             streams = self._curator.hold(requests)
-        except BudgetExceeded as error:
-            raise self._refusal(error, requests) from None
+        except BudgetExceeded:  # its sentence is for the operator
+            raise self._refusal(requests) from None
         for answer, stream in enumerate(streams):
             self._seats[stream] = Seat(audience, answer)
             self._lines.join(audience.owner, stream)
@@ -202,11 +203,14 @@ class Stepper:
         limit = self._max_waiting * (1 if self._lines.num_of(owner) else 2)
         return len(self._lines) + wanted > limit + self._curator.num_free
 
-    def _refusal(self, error: BudgetExceeded, requests: Sequence[Request]) -> Exception:
+    def _refusal(self, requests: Sequence[Request]) -> Exception:
         """Whether it is worth waiting: it is while others hold what this request lacks."""
         wanted = sum(request.max_new_tokens for request in requests)
-        left = self._curator.account.remaining_tokens(self._curator.config.per_token)
-        return budget_held(error) if wanted <= left else budget_exhausted(error)
+        account, per_token = self._curator.account, self._curator.config.per_token
+        left = account.remaining_tokens(per_token)
+        if wanted > left:
+            return budget_exhausted(left)
+        return budget_held((account.remaining_units - self._curator.reserved_units) // units_up(per_token))
 
     def _fill_places(self) -> None:
         while len(self._lines) and self._curator.num_free:

@@ -33,6 +33,7 @@ export function clearPlayground() {
 export function showPrice(newOverview) {
   if (newOverview?.budget) overview = newOverview;
   if (!overview) return;
+  byId("chat-row").hidden = !overview.has_chat_template;
   const { budget, settings } = overview;
   byId("max-tokens").max = settings.runtime.context;
   byId("temperature").max = settings.server.max_temperature;
@@ -56,12 +57,12 @@ async function complete(onMove) {
   setBusy(true);
   say("answer-error", "");
   say("answer-note", "Waiting for the first token …");
-  answer.replaceChildren(make("span", "said", byId("prompt").value));
+  answer.replaceChildren(make("span", "said", byId("prompt").value + (byId("as-chat").checked ? "\n" : "")));
   try {
-    for await (const event of postStream("v1/completions", requestBody(), running.signal)) {
+    for await (const event of postStream(...request(), running.signal)) {
       const marks = event.privacy?.marks ?? [];
       marks.forEach((mark) => { counts[mark] += 1; });
-      for (const choice of event.choices) appendText(answer, choice.text, marks);
+      for (const choice of event.choices) appendText(answer, choice.text ?? choice.delta.content, marks);
       if (!event.choices.length) figures = event.privacy ?? null;
       say("answer-note", summaryOf(counts, figures));
       onMove();
@@ -83,11 +84,18 @@ async function complete(onMove) {
   }
 }
 
-function requestBody() {
+/** Path and body: a text to continue, or one message of a conversation. */
+function request() {
+  const isChat = overview.has_chat_template && byId("as-chat").checked;
+  const said = byId("prompt").value;
+  const asked = isChat ? { messages: [{ role: "user", content: said }] } : { prompt: said };
+  return [isChat ? "v1/chat/completions" : "v1/completions", { ...asked, ...options() }];
+}
+
+function options() {
   const temperature = byId("temperature").valueAsNumber;
   return {
     model: overview.model,
-    prompt: byId("prompt").value,
     max_tokens: byId("max-tokens").valueAsNumber,
     ...(Number.isFinite(temperature) ? { temperature } : {}),
     stream: true,
