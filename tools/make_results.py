@@ -28,6 +28,7 @@ from paclm.study.regimes import NAMES, regime_named
 from paclm.study.results import Result, Row, load_results
 from paclm.study.table import Cell, TableData, to_csv, to_latex, to_markdown
 from paclm.study.tables import all_tables
+from paclm.study.violations import excess_in_errors
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "results.md"
@@ -172,12 +173,7 @@ def largest_parting(rows: Sequence[Row]) -> float:
 
 def largest_excess(rows: Sequence[Row]) -> float:
     """By how many standard errors an attack beats its bound, at most; negative where none does."""
-    return max(
-        float((row[f"{attack}_rate"] - row[f"{attack}_bound"]) / row[f"{attack}_stderr"])
-        for row in rows
-        for attack in ("membership", "world")
-        if row[f"{attack}_stderr"]
-    )
+    return max(excess_in_errors(row, attack) for row in rows for attack in ("membership", "world"))
 
 
 def holds(condition: bool, caller: Callable[[], str]) -> str:

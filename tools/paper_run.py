@@ -4,7 +4,8 @@
 
 Every stage stands alone: it makes the workspace and trains the worlds unless `--work` holds them already, runs its
 regimes at the preset `paper`, and writes small result files (JSON; no weights, no text) into a folder of `--out` that
-is named after the corpus and laid out as `paclm study report` reads it. A stage that was stopped goes on where it was.
+is named after the corpus and laid out as `paclm study report` reads it. A stage that was stopped goes on where it was,
+with the same code.
 A regime that does not fit into `--minutes` any more is left out, and the stage file says so. Needs torch, transformers,
 numpy, scipy and safetensors only. `--small` is a rehearsal for a CPU, in minutes.
 

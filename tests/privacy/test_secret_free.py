@@ -7,30 +7,21 @@ import math
 import numpy as np
 import pytest
 
-from paclm.errors import InvalidInput
+from paclm.errors import InvalidInput, UnsoundState
 from paclm.privacy import mixture, plurality
 from paclm.privacy.belief import uniform_belief
 from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import RULES, rule_named
+from paclm.privacy.unreadable import unreadable_secret
 
 VOTES = np.repeat([7, 3, 5], [4, 2, 2])
-
-
-class Unreadable:
-    """A secret that cannot be used: any look at it is an error."""
-
-    def __getattribute__(self, name):
-        raise AssertionError(f"the secret was read: {name}")
-
-    def __index__(self):
-        raise AssertionError("the secret was used as an index")
 
 
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if not rule.reads_secret])
 def test_the_secret_is_never_read_and_the_belief_never_moves(name):
     belief = uniform_belief(8)
     for votes in (VOTES, np.full(8, 2)):
-        step = RULES[name].release(votes, belief, Unreadable(), 2.0**-8, ResearchNoise(1))
+        step = RULES[name].release(votes, belief, unreadable_secret(name), 2.0**-8, ResearchNoise(1))
         assert step.token in votes
         assert step.belief is belief
         assert step.information == 0.0
@@ -38,8 +29,34 @@ def test_the_secret_is_never_read_and_the_belief_never_moves(name):
 
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.reads_secret])
 def test_the_unreadable_secret_does_catch_a_release_that_reads_it(name):
-    with pytest.raises(AssertionError, match="secret was"):
-        RULES[name].release(VOTES, uniform_belief(8), Unreadable(), 2.0**-8, ResearchNoise(1))
+    with pytest.raises(UnsoundState, match=f"The release '{name}' .* and it read it"):
+        RULES[name].release(VOTES, uniform_belief(8), unreadable_secret(name), 2.0**-8, ResearchNoise(1))
+
+
+READINGS = {
+    "an index": lambda secret: VOTES[secret],
+    "an index of a list": lambda secret: VOTES.tolist()[secret],
+    "a whole number": int,
+    "a number": float,
+    "a comparison": lambda secret: np.arange(8) == secret,
+    "a comparison of numbers": lambda secret: secret == 3,
+    "its order": lambda secret: secret > 3,
+    "arithmetic": lambda secret: 2 * secret,
+    "an array": lambda secret: np.array([secret]).astype(int),
+    "one row of many": lambda secret: np.eye(8)[secret],
+    "a key": lambda secret: {3: 1}.get(secret),
+    "text": str,
+    "a truth": bool,
+    "an attribute": lambda secret: secret.real,
+    "a type check": lambda secret: isinstance(secret, int),
+}
+
+
+@pytest.mark.parametrize("reading", READINGS.values(), ids=READINGS)
+def test_no_way_of_looking_at_the_unreadable_secret_succeeds(reading):
+    with pytest.raises(UnsoundState, match="'example' is registered as one that never reads the secret"):
+        reading(unreadable_secret("example"))
+    reading(3)  # the twin: a secret that may be read
 
 
 def test_plurality_weighs_by_belief_not_by_heads():

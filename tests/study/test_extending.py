@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,6 +32,10 @@ from paclm.study.votes import RecordedVotes
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
 NAMES = ("regime", "table", "attack", "release", "baseline")
+TYPED = dict(
+    zip(("attack", "baseline"), re.findall(r"```pycon\n(.*?)```", PAGE.read_text(), flags=re.DOTALL), strict=True)
+)
+ROOT = PAGE.parents[1]
 
 
 def load(name: str) -> dict[str, Any]:
@@ -33,6 +44,39 @@ def load(name: str) -> dict[str, Any]:
     module: dict[str, Any] = {"__name__": f"extending_{name}"}
     exec(compile(source, f"docs/extending.md ({name})", "exec", dont_inherit=True), module)
     return module
+
+
+def type_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the page types at a Python prompt, with its block in the place that the block names."""
+    block = ModuleType(name)
+    block.__dict__.update(load(name))
+    place = re.search(r"src/(paclm/\S+)\.py", BLOCKS[NAMES.index(name)])
+    assert place is not None
+    monkeypatch.setitem(sys.modules, place[1].replace("/", "."), block)
+    lines = [line.removeprefix(">>> ") for line in TYPED[name].splitlines()]
+    exec(compile("\n".join(lines), f"docs/extending.md ({name}, typed)", "exec", dont_inherit=True), {})
+
+
+@pytest.fixture(scope="module")
+def branch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a package with the release in it, as the page says: a file, an import and a line."""
+    package = tmp_path_factory.mktemp("branch") / "paclm"
+    package.mkdir()
+    for path in (ROOT / "src" / "paclm").iterdir():
+        if path.name != "privacy":
+            (package / path.name).symlink_to(path)
+    shutil.copytree(ROOT / "src" / "paclm" / "privacy", package / "privacy")
+    (package / "privacy" / "response.py").write_text(BLOCKS[NAMES.index("release")])
+    releases = package / "privacy" / "releases.py"
+    text = releases.read_text()
+    line = re.search(r"`(Rule\(.*?\),)`", PAGE.read_text())
+    assert line is not None
+    text = text.replace(
+        "import channel, gaussian, mixture, plurality", "import channel, gaussian, mixture, plurality, response"
+    )
+    text = text.replace("    for rule in (\n", f"    for rule in (\n        {line[1]}\n")
+    releases.write_text(text)
+    return {**os.environ, "PYTHONPATH": str(package.parent)}
 
 
 def scripted(num_worlds: int = 16, positions: int = 400) -> RecordedVotes:
@@ -85,6 +129,50 @@ def test_the_release_tells_no_more_than_its_budget_and_its_belief_is_exact() -> 
     assert told.mean > budget + 4 * told.stderr
 
 
+def test_a_release_that_is_registered_as_the_page_says_is_replayed_and_tested_by_the_commands_on_it(
+    branch: dict[str, str], vote_files: dict[str, Path]
+) -> None:
+    replayed, tested = re.findall(r"^\$ (.*(?:response|pytest).*)$", PAGE.read_text(), flags=re.MULTILINE)
+    words = shlex.split(replayed.replace("votes.npz", str(vote_files["gumbel"])))[1:]
+    words += ["--sessions", "20", "--tokens", "400", "--json"]
+    done = subprocess.run([sys.executable, "-m", "paclm", *words], env=branch, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["release"] == "response"
+    assert 0.0 < figures["conditional_information_nats"] < figures["charged_nats"]
+    words = [sys.executable, *shlex.split(tested)[1:], "-q", "-k", "response", "-p", "no:cacheprovider"]
+    done = subprocess.run(words, env=branch, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert len(re.findall(r"\.", done.stdout.splitlines()[0])) >= 4, "every one of the files takes the rule"
+
+
+def test_a_registered_release_is_no_deployable_one(branch: dict[str, str]) -> None:
+    words = (
+        "from paclm.config import MechanismConfig; print(MechanismConfig(per_token=0.1, total=0.2, release='response'))"
+    )
+    done = subprocess.run([sys.executable, "-c", words], env=branch, capture_output=True, text=True)
+    assert "a deployment takes releases whose leak is proven" in done.stderr
+
+
+def test_the_release_declares_what_its_channel_tells_exactly() -> None:
+    """Against Σ over both of P log P ÷ marginals, summed plainly; a vote without mass is among them."""
+    release, rng = load("release")["release"], np.random.default_rng(4)
+    for _ in range(50):
+        belief = rng.dirichlet(np.full(6, 0.4))
+        belief[5] = 0.0
+        belief /= belief.sum()
+        votes, b = np.array([3, 3, 4, 5, 5, 6]), float(2.0 ** rng.uniform(-12, 1))
+        with np.errstate(divide="ignore"):
+            step = release(votes, np.log(belief), 0, b, ResearchNoise(1))
+        mass = np.array([belief[:2].sum(), belief[2], belief[3:5].sum(), 0.0])
+        entropy = -sum(p * math.log(p) for p in mass if p)
+        share = min(1.0, b / entropy)
+        joint = mass[:, None] * ((1 - share) * mass + share * np.eye(4))  # (vote, token)
+        told = sum(joint[v, y] * math.log(joint[v, y] / mass[v] / mass[y]) for v, y in np.argwhere(joint > 0))
+        assert step.information == pytest.approx(min(b, told), abs=1e-14, rel=1e-9)
+        assert step.information <= min(b, share * entropy) * (1 + 1e-12)
+
+
 def test_the_release_is_silent_where_worlds_agree_and_stands_a_belief_that_has_made_up_its_mind() -> None:
     release = load("release")["release"]
     belief = uniform_belief(4)
@@ -103,6 +191,22 @@ def test_the_baseline_is_the_public_model_or_the_ensemble_at_its_ends(small_lab:
     assert (ensemble[:, None] == votes.recorded.votes).any(axis=1).all()
     accuracy = baseline["accuracy_of_quorum"](votes, 0.9, np.random.default_rng(0))
     assert 0.0 <= accuracy.mean <= 1.0
+
+
+def test_what_the_page_types_runs_and_prints(
+    study_template: Path,
+    vote_files: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(study_template, tmp_path / "clinic")
+    shutil.copyfile(vote_files["gumbel"], tmp_path / "votes.npz")
+    monkeypatch.chdir(tmp_path)
+    type_in("attack", monkeypatch)
+    assert re.search(r"Estimate\(mean=0\.\d+, .*\nat most 0\.\d+\n", capsys.readouterr().out)
+    type_in("baseline", monkeypatch)
+    assert re.search(r"quorum, no guarantee Estimate.*\nprivate 0\.\d+ public 0\.\d+", capsys.readouterr().out)
 
 
 def test_the_page_of_the_study_names_every_regime_table_and_figure() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from paclm.errors import InvalidInput
 from paclm.study.lab import Lab
+from paclm.study.parts import Kept
 from paclm.study.regime import Findings, Regime
 from paclm.study.regimes import NAMES, regime_named
 from paclm.study.results import Result
 from paclm.study.run import regimes_named, results_folder, run_regime
+from paclm.study.text import Passage
+from paclm.study.textvotes import GREEDY
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Stopped(Exception):
 
 def make_regime(stop_at: int | None = None, made: list[int] | None = None) -> Regime:
     def run(lab: Lab, scale: Scale) -> Findings:
-        parts = lab.parts("example", [scale.parts])
+        parts = lab.parts("census", [scale.parts])
         rows = []
         for number in range(scale.parts):
 
@@ -74,6 +77,56 @@ def test_another_seed_gives_other_numbers_also_when_parts_lie_around(small_lab: 
         run_regime(small_lab, make_regime(stop_at=2), "quick")
     other = run_regime(Lab(small_lab.workspace, seed=1), make_regime(), "quick")
     assert other.rows != run_regime(small_lab, make_regime(), "quick").rows
+
+
+def test_parts_of_another_code_are_not_used(small_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    with pytest.raises(Stopped):
+        run_regime(small_lab, make_regime(stop_at=2, made=made), "quick")
+    monkeypatch.setattr("paclm.study.lab.code_digest", lambda *_: "edited")
+    run_regime(small_lab, make_regime(made=made), "quick")
+    assert made == [0, 1, 0, 1, 2, 3]
+
+
+def test_parts_of_another_text_or_arithmetic_are_not_used(small_lab: Lab) -> None:
+    made: list[int] = []
+    for lab in (
+        small_lab,
+        Lab(small_lab.workspace, test_text=[Passage.of([5, 6, 7])], runtime=small_lab.runtime),
+        small_lab.with_runtime(replace(small_lab.runtime, dtype="bfloat16")),
+    ):
+        with pytest.raises(Stopped):
+            run_regime(lab, make_regime(stop_at=2, made=made), "quick")
+    assert made == [0, 1] * 3
+
+
+def test_a_result_says_how_much_of_it_is_of_an_earlier_run_and_again_makes_it_anew(small_lab: Lab) -> None:
+    def rerun(kept: Kept, made: list[int]) -> int:
+        with pytest.raises(Stopped):
+            run_regime(Lab(small_lab.workspace, kept=Kept(again=True)), make_regime(stop_at=2), "quick")
+        result = run_regime(Lab(small_lab.workspace, kept=kept), make_regime(made=made), "quick")
+        used: int = result.provenance["kept_from_before"]
+        return used
+
+    made: list[int] = []
+    assert (rerun(Kept(), made), made) == (2, [2, 3])
+    made = []
+    assert (rerun(Kept(again=True), made), made) == (0, [0, 1, 2, 3])
+
+
+def test_votes_of_the_same_run_are_shared_also_when_all_is_made_anew(
+    small_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_lab.text_votes(40, (GREEDY,))
+    lab = Lab(small_lab.workspace, runtime=small_lab.runtime, kept=Kept(again=True))
+    taken, engine = [], Lab.engine
+    monkeypatch.setattr(
+        Lab, "engine", lambda self, *names, **options: taken.append(1) or engine(self, *names, **options)
+    )
+    for _ in range(2):
+        lab.text_votes(40, (GREEDY,))
+    assert taken == [1]
+    assert not lab.kept.from_before
 
 
 def test_every_name_is_a_regime_with_both_presets() -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from paclm.errors import UnsoundState
+from paclm.privacy.releases import RULES, Rule
+from paclm.privacy.step import Step
 from paclm.study.figure import save_figure
 from paclm.study.figures.fig_flatness import FIGURE as FLATNESS_FIGURE
 from paclm.study.figures.fig_releases import FIGURE as RELEASES_FIGURE
+from paclm.study.figures.fig_releases import looks_of
 from paclm.study.lab import Lab
 from paclm.study.regimes import census, cost, flatness, forgetting, releases
 from paclm.study.results import Result
@@ -159,6 +164,38 @@ def test_budgets_of_flatness_share_the_noiseless_release(results: dict[object, R
     for decoder in ("greedy", "gumbel"):
         rows = results[flatness].select(decoder=decoder)
         assert len({round(row["accuracy"] - row["change"], 12) for row in rows}) == 1
+
+
+def test_a_release_that_was_added_is_drawn_and_described(
+    lab: Lab, results: dict[object, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first(votes: np.ndarray, belief: np.ndarray, *_: object) -> Step:
+        return Step(int(votes[0]), belief, True)
+
+    monkeypatch.setitem(RULES, "first", Rule("first", first, reads_secret=False))
+    monkeypatch.setitem(RULES, "other", RULES["gaussian"]._replace(name="other"))
+    result = run_regime(lab, releases.REGIME, "quick", scale=SCALES[releases])
+    told = releases.describe(result)
+    assert sum("The release first never reads the secret" in sentence for sentence in told) == 1
+    assert sum("The release other keeps" in sentence for sentence in told) == 1
+    assert not any("The release" in sentence for sentence in releases.describe(results[releases]))
+    drawn = replace(result, rows=[{**row, "retained_gain": 0.5} for row in result.rows])  # these worlds gain nothing
+    svg = save_figure(RELEASES_FIGURE, {"releases": drawn}, tmp_path)[0].read_text()
+    assert "first (tells nothing)" in svg
+    assert ">other<" in svg
+    looks = looks_of(["gaussian", *(f"added {i}" for i in range(30))])
+    assert len({looks[f"added {i}"] for i in range(18)} | {looks["gaussian"]}) == 19, "told apart"
+
+
+def test_a_rule_that_lies_about_reading_the_secret_is_refused_by_the_regime(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cheat(votes: np.ndarray, belief: np.ndarray, secret: int, *_: object) -> Step:
+        return Step(int(votes[secret]), belief, True)
+
+    monkeypatch.setitem(RULES, "cheat", Rule("cheat", cheat, reads_secret=False))
+    with pytest.raises(UnsoundState, match="'cheat' is registered as one that never reads the secret"):
+        releases.run(lab, SCALES[releases])
 
 
 def test_releases_that_never_read_the_secret_tell_and_cost_nothing(results: dict[object, Result]) -> None:

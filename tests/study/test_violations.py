@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paclm.study.violations import FALSE_ALARMS, break_ties, is_violation, p_of_hits, p_of_mean
+from paclm.study.violations import (
+    FALSE_ALARMS,
+    break_ties,
+    describe_excess,
+    excess_in_errors,
+    is_violation,
+    p_of_hits,
+    p_of_mean,
+)
 
 CELLS, TRIALS = 24, 400
 
@@ -54,3 +62,31 @@ def test_ties_are_broken_by_their_share():
     rng = np.random.default_rng(3)
     assert break_ties(np.array([1.0, 0.0, 1.0]), rng) == 2
     assert 140 < break_ties(np.full(1000, 0.2), rng) < 260
+
+
+def cell(membership: float, world: float = 0.01, sessions: int = 8, error: float = 0.02) -> dict[str, object]:
+    attacks = {"membership_rate": membership, "membership_stderr": error, "membership_bound": 0.5}
+    attacks |= {"world_rate": world, "world_stderr": 0.0, "world_bound": 0.02}
+    return {"budget": "2^-16", "horizon": 384, "sessions": sessions, **attacks}
+
+
+def test_the_largest_excess_is_told_in_standard_errors_with_a_verdict_that_fits():
+    def told(*rows):
+        return describe_excess(rows)
+
+    assert told(cell(0.49), cell(0.48)) == "No attack is above its bound in any of 4 looks (two attacks in 2 cells)."
+    few = told(cell(0.53), cell(0.51), cell(0.49))
+    assert "in 2 of 6 looks, by 1.5 standard errors over 8 sessions (membership at 2^-16 and 384 tokens) at most" in few
+    assert few.endswith("too few to say more.")
+    assert told(cell(0.53, sessions=100)).endswith("as chance allows in so many looks.")
+    loud = told(cell(0.49), cell(0.6, sessions=100))
+    assert loud.startswith("AN ATTACK IS ABOVE ITS BOUND by 5.0 standard errors over 100 sessions (membership")
+    assert told(cell(0.6, sessions=4)).endswith("too few to say more.")  # five errors of so few mean little
+
+
+def test_an_attack_that_always_succeeds_has_no_spread_and_is_above_its_bound_all_the_same():
+    assert excess_in_errors(cell(0.5, world=1.0), "world") == np.inf
+    assert excess_in_errors(cell(0.5, world=0.0), "world") == -np.inf
+    assert "(world at" in describe_excess([cell(0.49, world=1.0)])
+    assert describe_excess([cell(0.49, world=1.0, sessions=1)]).endswith("too few to say more.")
+    assert describe_excess([cell(0.9, sessions=20, error=0.0)]).startswith("AN ATTACK")

@@ -1,4 +1,7 @@
-"""Research mode: seeded sessions in memory, for studies. NOT PRIVATE: the secret follows from the seed."""
+"""Research mode: seeded sessions in memory, for studies. NOT PRIVATE: the secret follows from the seed.
+
+A rule that says it never reads the secret is given one that cannot be read, at every step.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from paclm.privacy.pairs import has_two_votes, release_pairs
 from paclm.privacy.randomness import NoiseSource, ResearchNoise, WordArray, normals_of
 from paclm.privacy.releases import Rule
 from paclm.privacy.step import Step
+from paclm.privacy.unreadable import unreadable_secret
 
 STAMP = "NOT PRIVATE: research mode, secret and noise follow from a seed"
 
@@ -24,7 +28,7 @@ _AHEAD = 64
 class ResearchSession:
     """One stream of releases against one secret drawn at the start, from a uniform belief."""
 
-    __slots__ = ("_noise", "_per_token", "_release", "belief", "secret")
+    __slots__ = ("_instead", "_noise", "_per_token", "_release", "belief", "secret")
 
     stamp = STAMP
 
@@ -33,11 +37,13 @@ class ResearchSession:
         self._per_token = check_per_token(per_token)
         self._noise = noise
         self.secret = noise.below(check_num_worlds(num_worlds))
+        self._instead = None if rule.reads_secret else unreadable_secret(rule.name)
         self.belief: FloatArray = uniform_belief(num_worlds)
 
     def release(self, votes: IntArray) -> Step:
         """Release one token on the votes of all worlds (m,), and carry the belief on."""
-        step = self._release(votes, self.belief, self.secret, self._per_token, self._noise)
+        shown = self.secret if self._instead is None else self._instead
+        step = self._release(votes, self.belief, shown, self._per_token, self._noise)
         self.belief = step.belief
         return step
 
@@ -60,6 +66,7 @@ class ResearchSessions:
         if not noises:
             raise InvalidInput("Sessions side by side need at least one source of research noise.")
         self._rule = rule
+        self._instead = None if rule.reads_secret else unreadable_secret(rule.name)
         self._per_token = check_per_token(per_token)
         self._noise = _NoiseBank(noises)
         draws = [_Share(self._noise, row) for row in range(len(noises))]
@@ -91,9 +98,9 @@ class ResearchSessions:
             in_bulk, disputed = disputed[is_pair], disputed[~is_pair]
             self._release_pairs(votes, in_bulk, steps)
         for row in disputed.tolist():
-            step = self._rule.release(
-                votes[row], self.beliefs[row], int(self.secrets[row]), self._per_token, _Share(self._noise, row)
-            )
+            shown = int(self.secrets[row]) if self._instead is None else self._instead
+            noise = _Share(self._noise, row)
+            step = self._rule.release(votes[row], self.beliefs[row], shown, self._per_token, noise)
             tokens[row], self.beliefs[row] = step.token, step.belief
             information[row], scales[row] = step.information, step.noise_scale
         return steps

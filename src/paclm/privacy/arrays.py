@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paclm.config import SMALLEST_PER_TOKEN
 from paclm.errors import InvalidInput, UnsoundState
 
 FloatArray = npt.NDArray[np.float64]
@@ -15,8 +16,6 @@ BoolArray = npt.NDArray[np.bool_]
 
 SUM_TOLERANCE = 1e-12
 """How far a belief may be from summing to one before it is refused. Updates renormalise, so drift stays near 1e-15."""
-SMALLEST_PER_TOKEN = 2.0**-60
-"""One unit of account; below it the integers that a channel is sampled with would be too coarse."""
 
 
 def check_num_worlds(num_worlds: int) -> int:

@@ -23,7 +23,7 @@ class Plan:
     total_nats: float
     """What must be committed; the bounds are stated at this value."""
     mia_bound: float
-    """No attack on a record's membership succeeds more often."""
+    """No attack on whether a record was in the secretly drawn half succeeds more often."""
     world_id_bound: float
     """No attack on the realized world succeeds more often."""
     charge: ChargeName
@@ -67,7 +67,10 @@ def plan(
             raise InvalidInput(f"Not one token fits: {per_token!r} nats is more than a success of {mia!r} allows.")
         tokens = math.floor(charged / rate)
     else:
-        raise InvalidInput("A plan needs exactly two of: the target success (mia), the tokens, the per-token budget.")
+        raise InvalidInput(
+            "A plan needs exactly two of: the target success (mia), the tokens, the per-token budget. For example: "
+            "paclm plan --mia 51% --tokens 1000000"
+        )
     total = nats_up(charged * charge_units)
     return Plan(
         tokens=tokens,

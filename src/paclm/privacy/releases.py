@@ -18,7 +18,7 @@ class Rule(NamedTuple):
     name: str
     release: Release
     reads_secret: bool
-    """False: a function of the history alone, so that it leaks nothing and nothing is charged."""
+    """False: a function of the history alone, which tells nothing about which half, so that nothing is charged."""
 
     def __call__(
         self, votes: npt.ArrayLike, belief: npt.ArrayLike, secret: int, per_token: float, noise: NoiseSource

@@ -25,7 +25,8 @@ import numpy as np
 from paclm.config import RuntimeConfig
 from paclm.errors import InvalidInput
 from paclm.privacy.arrays import BoolArray
-from paclm.study.parts import Parts
+from paclm.study.code import code_digest
+from paclm.study.parts import Kept, Parts
 from paclm.study.text import Passage, cut_passages, take_positions
 from paclm.study.textvotes import Decoding, TextVotes, collect_votes
 from paclm.worlds.storage import make_private_folder, write_private
@@ -57,6 +58,7 @@ class Lab:
         test_text: Sequence[Passage] | None = None,
         runtime: RuntimeConfig | None = None,
         collection: int = 1,
+        kept: Kept | None = None,
     ) -> None:
         self.workspace = workspace
         self.seed = seed
@@ -64,6 +66,8 @@ class Lab:
         self.collection = collection
         """1 is the workspace's own worlds; others are drawn and trained anew from the same records."""
         self.runtime = runtime or workspace.runtime
+        self.kept = kept or Kept()
+        """Votes and parts of earlier runs: whether they may be used, and which were."""
         self._given_text = test_text
         self._engine: tuple[Any, Engine] | None = None
 
@@ -89,6 +93,7 @@ class Lab:
             test_text=self._given_text,
             runtime=runtime,
             collection=collection,
+            kept=self.kept,
         )
 
     # --- seeds ---------------------------------------------------------------------------------------------------
@@ -224,7 +229,7 @@ class Lab:
         names = (self.worlds_name, "full") if with_full else (self.worlds_name,)
         self.ensure(*(name.replace("-", ":", 1) for name in names if name != "worlds"))
         path = self._votes_path(num_positions, decodings, names, support_size)
-        if not path.is_file():
+        if not self.kept.has(path):
             passages = self.passages(num_positions)
             advance = self.start_task("teacher-forced votes", sum(passage.num_scored for passage in passages))
             engine = self.engine(*names, support_size=support_size)
@@ -236,17 +241,16 @@ class Lab:
                 buffer, allow_pickle=False, **{f"{d}.{k}": a for d, v in found.items() for k, a in v.arrays().items()}
             )
             write_private(path, buffer.getvalue())
+            self.kept.made(path)
         with np.load(path, allow_pickle=False) as archive:
             return {decoding.name: TextVotes.from_archive(archive, decoding.name) for decoding in decodings}
 
     def _votes_path(
         self, num_positions: int, decodings: Sequence[Decoding], names: Sequence[str], support_size: int
     ) -> Path:
-        from paclm.engine.loading import pick_device
-
-        text = hashlib.sha256(repr([(p.tokens, p.is_scored) for p in self.passages(num_positions)]).encode())
-        arithmetic = (self.runtime.dtype, pick_device(self.runtime.device).type)
-        parts = [repr(tuple(decodings)), self._adapters(names), support_size, text.hexdigest(), self.seed, arithmetic]
+        text = _digest_of(self.passages(num_positions))
+        code = code_digest("paclm.study.textvotes", "paclm.engine.loading")
+        parts = [repr(tuple(decodings)), self._adapters(names), support_size, text, self.seed, self._arithmetic, code]
         key = json.dumps(parts)
         return self.folder / "votes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
 
@@ -258,10 +262,24 @@ class Lab:
         return make_private_folder(self.workspace.study_path)
 
     def parts(self, regime: str, scale: Any) -> Parts:
-        """Finished parts of a regime under exactly these circumstances."""
-        circumstances = [regime, scale, self.seed, self.collection, self._adapters([self.worlds_name])]
-        return Parts(self.folder / "parts", circumstances)
+        """Finished parts of a regime under exactly these circumstances, made by exactly this code."""
+        given = None if self._given_text is None else _digest_of(self._given_text)  # held out: fixed by the workspace
+        text = [given, self.runtime.context]
+        worlds = [self.collection, self._adapters([self.worlds_name])]
+        code = code_digest(f"paclm.study.regimes.{regime}")
+        circumstances = [regime, scale, self.seed, worlds, text, self._arithmetic, code]
+        return Parts(self.folder / "parts", circumstances, self.kept)
+
+    @property
+    def _arithmetic(self) -> tuple[str, str]:
+        from paclm.engine.loading import pick_device
+
+        return self.runtime.dtype, pick_device(self.runtime.device).type
 
     def _adapters(self, names: Sequence[str]) -> list[str]:
         entries = self.workspace.manifest.adapters
         return [str(entries.get(f"{name}.safetensors", {}).get("sha256")) for name in names]
+
+
+def _digest_of(passages: Sequence[Passage]) -> str:
+    return hashlib.sha256(repr([(p.tokens, p.is_scored) for p in passages]).encode()).hexdigest()

@@ -1,6 +1,6 @@
 """Finished parts of a long regime on disk, so that a run that was stopped goes on. Knows nothing of what it keeps.
 
-A part is keyed by everything it depends on (scale, seed, adapters): a run with other settings finds none of them.
+A part is keyed by everything it depends on (scale, seed, adapters, code): a run with other settings finds none of them.
 """
 
 from __future__ import annotations
@@ -21,33 +21,58 @@ from paclm.worlds.storage import make_private_folder, write_private, write_priva
 Array = npt.NDArray[Any]
 
 
+class Kept:
+    """Which files a run may read instead of making them: its own, and those of earlier runs unless all is made anew."""
+
+    def __init__(self, again: bool = False) -> None:
+        self._again = again
+        self._made: set[Path] = set()
+        self.from_before: set[Path] = set()
+        """Files of earlier runs that were read."""
+
+    def has(self, path: Path) -> bool:
+        """Whether to read this file."""
+        if not path.is_file() or (self._again and path not in self._made):
+            return False
+        if path not in self._made:
+            self.from_before.add(path)
+        return True
+
+    def made(self, path: Path) -> None:
+        """This file is of this run."""
+        self._made.add(path)
+
+
 class Parts:
     """The finished parts of one regime under one set of circumstances."""
 
-    def __init__(self, folder: Path, circumstances: Any) -> None:
+    def __init__(self, folder: Path, circumstances: Any, kept: Kept | None = None) -> None:
         text = json.dumps(plain(circumstances), sort_keys=True)
         self._folder = folder
+        self._kept = kept or Kept()
         self._key = hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def rows(self, name: str, make: Callable[[], list[Row]]) -> list[Row]:
         """The rows of a part: read if it was finished before, else made and kept."""
         path = self._folder / f"{name}-{self._key}.json"
-        if path.is_file():
+        if self._kept.has(path):
             found: list[Row] = json.loads(path.read_text(encoding="utf-8"))
             return found
         made: list[Row] = plain(make())
         make_private_folder(self._folder)
         write_private_json(path, made)
+        self._kept.made(path)
         return made
 
     def arrays(self, name: str, make: Callable[[], Mapping[str, Array]]) -> dict[str, Array]:
         """The arrays of a part, likewise."""
         path = self._folder / f"{name}-{self._key}.npz"
-        if not path.is_file():
+        if not self._kept.has(path):
             buffer = io.BytesIO()
             np.savez_compressed(buffer, allow_pickle=False, **make())
             make_private_folder(self._folder)
             write_private(path, buffer.getvalue())
+            self._kept.made(path)
         with np.load(path, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
 

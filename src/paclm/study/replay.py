@@ -29,7 +29,9 @@ class ReplaySettings:
     """What to replay. Defaults follow the paper's sessions; `fresh` runs over every position once."""
 
     release: str = "gaussian"
-    per_token: float
+    """Any rule that is registered, also one that may not be deployed."""
+    per_token: float | None = None
+    """b; a rule that never reads the secret needs none."""
     charge: ChargeName = "every-token"
     protocol: Protocol = "session"
     sessions: int | None = None
@@ -39,7 +41,14 @@ class ReplaySettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_per_token(self.per_token)
+        rule = rule_named(self.release)
+        if self.per_token is not None:
+            check_per_token(self.per_token)
+        elif rule.reads_secret:
+            raise InvalidInput(
+                f"The release {self.release} reads the secret and needs a budget. Give one, for example "
+                "--per-token 2^-16; inf is no noise at all."
+            )
         if self.protocol not in ("session", "fresh"):
             raise InvalidInput(f"There is no protocol {self.protocol!r}. Choose session or fresh.")
         for name in ("sessions", "tokens"):
@@ -59,7 +68,8 @@ def replay(
     play = play_sessions if settings.protocol == "session" else play_fresh
     count, length = _shape(recorded, settings)
     streams = []
-    for stream in play(recorded, rule, settings.per_token, count, length, settings.seed):
+    per_token = math.inf if settings.per_token is None else settings.per_token
+    for stream in play(recorded, rule, per_token, count, length, settings.seed):
         streams.append(stream)
         advance(stream.positions.size)
     figures = _summary(recorded, rule, settings, streams)
@@ -115,6 +125,7 @@ def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, stre
         "leaked_nats_by_truth": by_truth.mean,
         "leaked_stderr_by_truth": by_truth.stderr,
         "conditional_information_nats": sum(stream.information for stream in streams) / len(secrets),
+        "secrets": len(secrets),
         "tokens_per_secret": per_secret,
         "release": rule.name,
         "charge": settings.charge,
@@ -129,10 +140,12 @@ def _charged(
     rule: Rule, settings: ReplaySettings, dissenting: np.ndarray[Any, Any], num_secrets: int, per_secret: int
 ) -> tuple[float, float]:
     """Nats charged per secret on average, and the most that could have been: what the bound is stated at."""
-    if settings.per_token == math.inf:
-        return (math.inf, math.inf) if rule.reads_secret else (0.0, 0.0)
+    if not rule.reads_secret:
+        return 0.0, 0.0
+    if settings.per_token is None or settings.per_token == math.inf:
+        return math.inf, math.inf
     cost = {
-        differs: charge_units(settings.charge, settings.per_token, reads_secret=rule.reads_secret, is_dissent=differs)
+        differs: charge_units(settings.charge, settings.per_token, reads_secret=True, is_dissent=differs)
         for differs in (False, True)
     }
     num_dissent = int(np.count_nonzero(dissenting))

@@ -80,7 +80,7 @@ def write_report(study_folder: Path) -> Written:
     results = {name: results[name] for name in NAMES if name in results}
     if not results:
         raise InvalidInput(
-            f"There are no results in {study_folder / 'results'}. Make some with `paclm study run WORKSPACE all`."
+            f"There are no results in {study_folder / 'results'}. Make some: paclm study run {study_folder.parent} all"
         )
     tables = _write_tables(results, make_private_folder(study_folder / "tables"))
     figures = _write_figures(results, make_private_folder(study_folder / "figures"))

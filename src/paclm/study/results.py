@@ -100,6 +100,7 @@ def provenance(workspace: Workspace, device: str) -> dict[str, Any]:
         "commit": _commit(),
         "corpus": manifest.files,
         "records": len(workspace.membership),
+        "held_out": manifest.summary.get("held_out"),
         "base": workspace.base.fingerprint,
         "base_name": Path(workspace.base.name).name,
         "adapters": {name: entry["sha256"] for name, entry in manifest.adapters.items()},

@@ -34,6 +34,7 @@ def results_folder(lab: Lab) -> Path:
 def run_regime(lab: Lab, regime: Regime, preset: Preset, collections: int = 1, scale: Any = None) -> Result:
     """Run one regime, for every collection of worlds, and write its result."""
     started = time.perf_counter()
+    lab.kept.from_before.clear()
     scale = scale if scale is not None else regime.presets[preset]
     rows: list[Row] = []
     notes: list[str] = []
@@ -50,7 +51,11 @@ def run_regime(lab: Lab, regime: Regime, preset: Preset, collections: int = 1, s
         rows=plain(rows),  # what is read back is what was returned
         notes=notes,
         seconds=time.perf_counter() - started,
-        provenance={**provenance(lab.workspace, device_name(lab)), "stamp": STAMP},
+        provenance={
+            **provenance(lab.workspace, device_name(lab)),
+            "kept_from_before": len(lab.kept.from_before),
+            "stamp": STAMP,
+        },
     )
     result.save(results_folder(lab))
     return result

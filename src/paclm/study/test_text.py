@@ -88,7 +88,9 @@ def _read(path: Path) -> str:
         with opener(path, "rt", encoding="utf-8-sig") as file:
             return file.read()
     except FileNotFoundError:
-        raise InvalidInput(f"There is no file {path}.") from None
+        raise InvalidInput(
+            f"There is no file {path}. Check the path after --test-text; without it the held-out records are scored."
+        ) from None
     except UnicodeDecodeError:
         raise InvalidInput(f"{path} is not UTF-8 text. Convert it first, for example with iconv.") from None
     except (OSError, EOFError, lzma.LZMAError) as error:

@@ -8,11 +8,13 @@ raises an alarm is at most FALSE_ALARMS, however the cells hang together (Bonfer
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from scipy import stats
 
 from paclm.privacy.arrays import FloatArray
+from paclm.study.results import Row
 
 FALSE_ALARMS = 0.01
 ENOUGH = 30
@@ -39,6 +41,45 @@ def p_of_mean(samples: FloatArray, bound: float) -> float:
 def break_ties(shares: FloatArray, rng: np.random.Generator) -> int:
     """How many trials succeed when one with a tie succeeds with its share: (n,) in [0, 1] → a count."""
     return int((rng.random(len(shares)) < shares).sum())
+
+
+def excess_in_errors(row: Row, attack: str) -> float:
+    """By how many standard errors an attack (`membership`, `world`) of a row is above its bound; negative below it."""
+    excess, error = row[f"{attack}_rate"] - row[f"{attack}_bound"], row[f"{attack}_stderr"]
+    return float(excess / error) if error else math.copysign(math.inf, excess)
+
+
+def describe_excess(rows: Sequence[Row]) -> str:
+    """One sentence about both attacks in rows whose samples are sessions: how far above a bound, and what of it."""
+    looks = [(excess_in_errors(row, attack), attack, row) for row in rows for attack in ("membership", "world")]
+    largest, attack, row = max(looks, key=lambda look: look[0])
+    if largest <= 0.0:
+        return f"No attack is above its bound in any of {len(looks)} looks (two attacks in {len(rows)} cells)."
+    broken = [look for look in looks if is_violation(_p_of_row(look[2], look[1]), len(looks))]
+    if broken:
+        largest, attack, row = max(broken, key=lambda look: look[0])
+    told = (
+        f"{largest:.1f} standard errors over {row['sessions']:,} sessions ({attack} at {row['budget']} and "
+        f"{row['horizon']:,} tokens)"
+    )
+    if broken:
+        return (
+            f"AN ATTACK IS ABOVE ITS BOUND by {told}. Chance does not explain this: the mechanism or the measurement "
+            "is at fault."
+        )
+    above = sum(look[0] > 0.0 for look in looks)
+    verdict = "too few to say more" if row["sessions"] < ENOUGH else "as chance allows in so many looks"
+    return f"Attacks are above their bounds in {above} of {len(looks)} looks, by {told} at most: {verdict}."
+
+
+def _p_of_row(row: Row, attack: str) -> float:
+    """One-sided, from a row's mean and error; worlds are named or not, so they are counted."""
+    n, bound = row["sessions"], row[f"{attack}_bound"]
+    if attack == "world":
+        return p_of_hits(math.floor(row["world_rate"] * n), n, bound)
+    if not row["membership_stderr"]:
+        return p_of_mean(np.full(n, row["membership_rate"]), bound)
+    return float(stats.t.sf(excess_in_errors(row, attack), n - 1))
 
 
 def is_violation(p: float, looks: int) -> bool:

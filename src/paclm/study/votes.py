@@ -12,6 +12,8 @@ import numpy as np
 from paclm.errors import InvalidInput
 from paclm.privacy.arrays import BoolArray, IntArray, check_num_worlds
 
+_MADE_BY = "`paclm votes WORKSPACE --text FILE --out V.npz` makes one."
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedVotes:
@@ -59,17 +61,15 @@ class RecordedVotes:
         return differs
 
     @classmethod
-    def load(cls, path: Path) -> RecordedVotes:
+    def load(cls, path: str | Path) -> RecordedVotes:
         """Read an .npz file; arrays other than votes, truth, public and full are left alone."""
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in ("votes", "truth", "public", "full") if name in archive}
         except FileNotFoundError:
-            raise InvalidInput(
-                f"There is no file {path}. `paclm votes WORKSPACE --text FILE --out V.npz` makes one."
-            ) from None
+            raise InvalidInput(f"There is no file {path}. {_MADE_BY}") from None
         except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile):
-            raise InvalidInput(f"{path} is not an .npz file of integer arrays.") from None
+            raise InvalidInput(f"{path} is not an .npz file of integer arrays. {_MADE_BY}") from None
         if "votes" not in arrays:
-            raise InvalidInput(f"{path} holds no array called votes.")
+            raise InvalidInput(f"{path} holds no array called votes. {_MADE_BY}")
         return cls(**arrays)

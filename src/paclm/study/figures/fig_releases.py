@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import cycle
 from typing import TYPE_CHECKING
 
-from paclm.study.figure import BLUE, GREEN, GREY, ORANGE, RED, Figure
+from paclm.study.figure import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, Figure
 from paclm.study.results import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 _LOOKS = {"gaussian": (BLUE, "o"), "channel": (ORANGE, "s"), "plurality": (GREEN, "D"), "mixture": (RED, "^")}
+_SPARE = [(color, marker) for marker in "vP*X<>" for color in (PINK, SKY, GREY)]
+"""For releases that were added; after these they repeat."""
+
+
+def looks_of(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of every release: the four have their own, others a spare one, in their order."""
+    others = [name for name in dict.fromkeys(names) if name not in _LOOKS]
+    return _LOOKS | dict(zip(others, cycle(_SPARE), strict=False))
 
 
 def draw(results: Mapping[str, Result]) -> Canvas:
@@ -21,7 +30,7 @@ def draw(results: Mapping[str, Result]) -> Canvas:
     result = results["releases"]
     canvas = Canvas(figsize=(4.6, 2.9), layout="constrained")
     axes = canvas.subplots()
-    for name, (color, marker) in _LOOKS.items():
+    for name, (color, marker) in looks_of(row["release"] for row in result.rows).items():
         rows = [row for row in result.select(collection=1, release=name) if row["retained_gain"] is not None]
         if not rows:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 
 from paclm.errors import InvalidInput
@@ -28,9 +29,15 @@ NAMES = (  # in the order of the paper, then what goes past it
 )
 
 
+def check_names(names: Iterable[str]) -> None:
+    """Refuse names that no regime has; `all` is every one."""
+    for name in names:
+        if name not in (*NAMES, "all"):
+            raise InvalidInput(f"There is no regime {name!r}. There are: {', '.join(NAMES)}; or all.")
+
+
 def regime_named(name: str) -> Regime:
     """The regime of that name."""
-    if name not in NAMES:
-        raise InvalidInput(f"There is no regime {name!r}. There are: {', '.join(NAMES)}; or all.")
+    check_names([name])
     regime: Regime = import_module(f"paclm.study.regimes.{name}").REGIME
     return regime

@@ -21,6 +21,11 @@ from paclm.study.streams import play_fresh
 from paclm.study.textvotes import GREEDY, GUMBEL, Decoding, TextVotes
 
 BUDGETS = tuple(2.0**-n for n in range(4, 33, 4))
+WHY_SHARES_DIFFER = (
+    "A share of the gain belongs to its decoder and its sample: the gain is the small difference of two accuracies, "
+    "decoders gain and lose differently, this pass draws secret and noise afresh at every position, and sessions keep "
+    "one secret and weigh positions otherwise. Shares of different sections are not comparable."
+)
 FOOTNOTE = (2.0**-2, 1.0, 2.0**2, 2.0**4)
 
 
@@ -62,8 +67,11 @@ def _at(lab: Lab, votes: TextVotes, per_token: float) -> Row:
     for name, (after, before) in costs.items():
         paired = hits[after].astype(np.float64) - hits[before]
         row[f"{name}_points"], row[f"{name}_stderr"] = clustered_mean(paired, votes.passage, rng)
-    gain = float(hits["full"].mean() - hits["public"].mean())
-    row["retained_gain"] = float(hits["private"].mean() - hits["public"].mean()) / gain if gain else None
+    kept, gain = (hits[name].astype(np.float64) - hits["public"] for name in ("private", "full"))
+    row["retained_gain"], row["retained_gain_stderr"] = None, None
+    if whole := float(gain.mean()):
+        ratio = row["retained_gain"] = float(kept.mean()) / whole
+        row["retained_gain_stderr"] = clustered_mean(kept - ratio * gain, votes.passage, rng).stderr / abs(whole)
     row["same_as_noiseless"] = bool((stream.released == stream.realized).all())
     return row
 
@@ -73,14 +81,20 @@ def describe(result: Result) -> list[str]:
     sentences = []
     for decoder in ("greedy", "gumbel"):
         row = result.one(collection=1, decoder=decoder, budget="2^-32")
-        retained = row["retained_gain"]
-        share = "an unknown share" if retained is None else f"{retained:.1%}"
         sentences.append(
-            f"Under {decoder} the private records bring {row['gain_points']:+.2%} accuracy over the public model; at "
-            f"2^-32 nats a token {share} of that is kept. Noise costs {row['noise_points']:+.2%} "
-            f"(± {row['noise_stderr']:.2%})."
+            f"Under {decoder}, on {row['positions']:,} positions, the private records bring {row['gain_points']:+.2%} "
+            f"accuracy over the public model; at 2^-32 nats a token {_share(row)} of that is kept. Noise "
+            f"{'brings' if row['noise_points'] > 0.0 else 'costs'} {abs(row['noise_points']):.2%} ± "
+            f"{row['noise_stderr'] or 0.0:.2%}."
         )
-    return sentences
+    return [*sentences, WHY_SHARES_DIFFER]
+
+
+def _share(row: Row) -> str:
+    if row["retained_gain"] is None:
+        return "an unknown share"
+    error = row.get("retained_gain_stderr")
+    return f"{row['retained_gain']:.1%}" + ("" if error is None else f" ± {error:.1%}")
 
 
 REGIME = Regime(

@@ -132,9 +132,9 @@ def describe(result: Result) -> list[str]:
         one, two = (result.one(training=way, decoder=decoder, collection=1) for way in ("coupled", "uncoupled"))
         kept = [_percent(row["retained_gain"], row["retained_gain_stderr"]) for row in (one, two)]
         sentences.append(
-            f"Under {decoder}, worlds trained from one start in one order agree at {one['unanimity']:.1%} of the "
-            f"positions, worlds trained each its own way at {two['unanimity']:.1%}; at 2^-32 nats a token {kept[0]} of "
-            f"the gain is kept against {kept[1]}."
+            f"Under {decoder}, worlds trained from one start in one order agree at {one['unanimity']:.1%} of "
+            f"{one['positions']:,} positions, worlds trained each its own way at {two['unanimity']:.1%}; at 2^-32 nats "
+            f"a token {kept[0]} of the gain is kept against {kept[1]}."
         )
     one, two = (result.one(training=way, decoder="any", collection=1) for way in ("coupled", "uncoupled"))
     sentences.append(

@@ -298,8 +298,8 @@ def describe(result: Result) -> list[str]:
             kept = [row["headroom"] for row in rows if row["headroom"] is not None]
             if kept:
                 sentences.append(
-                    f"At ε = {epsilon:g}, PAC ({release}) keeps {min(kept):.0%} to {max(kept):.0%} of its headroom "
-                    f"from T = {rows[0]['queries']:,} to {rows[-1]['queries']:,}."
+                    f"At ε = {epsilon:g}, PAC ({release}, coupled Gumbel) keeps {min(kept):.0%} to {max(kept):.0%} of "
+                    f"its headroom from T = {rows[0]['queries']:,} to {rows[-1]['queries']:,}."
                 )
         for reading in READINGS:
             rows = result.select(kind="matched", epsilon=epsilon, reading=reading, is_selected=True)

@@ -26,6 +26,7 @@ from paclm.study.streams import Stream, play_sessions
 from paclm.study.textvotes import GREEDY, GUMBEL, Decoding, TextVotes
 
 BUDGETS = tuple(2.0**-n for n in (4, 8, 12, 16, 24, 32))
+_KNOWN = ("gaussian", "plurality", "mixture", "channel")
 TARGET = 0.51
 """The bound on membership inference up to which tokens are counted."""
 RARE = (
@@ -126,9 +127,11 @@ def describe(result: Result) -> list[str]:
     plurality, mixture = (result.one(collection=1, release=name) for name in ("plurality", "mixture"))
     tight = gaussian["2^-32"]
     sentences = [
-        f"The releases that never read the secret keep {_share(plurality)} (plurality) and {_share(mixture)} (mixture) "
-        f"of the gain and tell nothing; the paper's keeps {_share(tight)} at 2^-32 nats, the optimal channel "
+        f"In {tight['sessions']} sessions of {tight['tokens_per_session']:,} coupled Gumbel tokens the releases that "
+        f"never read the secret keep {_share(plurality)} (plurality) and {_share(mixture)} (mixture) of the gain and "
+        f"tell nothing; the paper's keeps {_share(tight)} at 2^-32 nats, the optimal channel "
         f"{_share(channel['2^-32'])}.",
+        *(_describe_added(name, own) for name in dict.fromkeys(row["release"] for row in own) if name not in _KNOWN),
         f"Charging only where worlds differ ({tight['dissent']:.1%} of tokens here) makes a budget last "
         f"{1.0 / tight['dissent']:.1f} times as long."
         if tight["dissent"]
@@ -145,8 +148,24 @@ def describe(result: Result) -> list[str]:
     return sentences
 
 
+def _describe_added(name: str, rows: list[Row]) -> str:
+    """A sentence about a release that is none of the four: at its tightest and loosest budget."""
+    own = [row for row in rows if row["release"] == name]
+    if not own[0]["reads_secret"]:
+        return f"The release {name} never reads the secret and keeps {_share(own[0])} of the gain."
+    loose, tight = own[0], own[-1]
+    return (
+        f"The release {name} keeps {_share(tight)} of the gain at {tight['budget']} nats and {_share(loose)} at "
+        f"{loose['budget']}, where its steps declare {tight['can_tell_nats']:.2g} and {loose['can_tell_nats']:.2g} "
+        "nats a session."
+    )
+
+
 def _share(row: Row) -> str:
-    return "an unknown share" if row["retained_gain"] is None else f"{row['retained_gain']:.0%}"
+    if row["retained_gain"] is None:
+        return "an unknown share"
+    error = row["retained_gain_stderr"]
+    return f"{row['retained_gain']:.0%}" + ("" if error is None else f" ± {error:.0%}")
 
 
 def _error(row: Row) -> float:

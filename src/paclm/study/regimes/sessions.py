@@ -25,6 +25,7 @@ from paclm.study.parts import Parts
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.serving import GUMBEL, EngineStreams, draw_secrets, engine_for
+from paclm.study.violations import describe_excess
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Engine
@@ -178,9 +179,12 @@ def describe(result: Result) -> list[str]:
         f"The two estimates of the leak differ by at most {parted:.1f} standard errors in any of {len(rows)} cells, "
         f"{verdict}."
     )
-    row = last[0]
+    sentences.append(describe_excess(rows))
+    row, before = last[0], max((row["horizon"] for row in rows if row["horizon"] < last[0]["horizon"]), default=0)
+    queries = row["sessions"] * (row["horizon"] - before) // result.scale["tokens"]
     sentences.append(
-        f"At the end of a session the first token of a query is right {row['accuracy_released']:.1%} of the time "
+        f"At the end of a session the first token of a query ({queries:,} of them) is right "
+        f"{row['accuracy_released']:.1%} of the time "
         f"(realized world {row['accuracy_realized']:.1%}, full corpus {row['accuracy_full']:.1%}, public model "
         f"{row['accuracy_public']:.1%}) at {row['budget']}; {row['agreement_realized']:.1%} of all tokens are the "
         "realized world's own."
@@ -193,7 +197,7 @@ REGIME = Regime(
     title="Persistent-secret sessions",
     question="How much of what a long session is charged does it really tell about its secret?",
     presets={
-        "quick": SessionScale(sessions=8, queries=6, tokens=64, horizons=(64, 128, 192, 256, 384), prompt=16),
+        "quick": SessionScale(sessions=16, queries=4, tokens=64, horizons=(64, 128, 192, 256), prompt=16),
         "paper": SessionScale(sessions=100, queries=64, tokens=64, horizons=(64, 256, 1024, 2048, 4096)),
     },
     run=run,

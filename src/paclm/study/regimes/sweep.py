@@ -29,7 +29,7 @@ from paclm.study.parts import Parts
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.serving import GREEDY, EngineStreams, begin, draw_secrets, engine_for, play
-from paclm.study.violations import FALSE_ALARMS, break_ties, is_violation, p_of_hits, p_of_mean
+from paclm.study.violations import ENOUGH, FALSE_ALARMS, break_ties, is_violation, p_of_hits, p_of_mean
 
 NOTES = [
     "The attacks read the curator's own belief, more than any user sees: an upper envelope.",
@@ -234,9 +234,12 @@ def describe(result: Result) -> list[str]:
     )
     loose = max(rows, key=lambda row: row["world_rate"] or 0.0)
     unanimity = {row["length"]: row["unanimity"] for row in rows if row["budget"] == "2^-16"}
+    trials = sorted({row["trials"] for row in rows})
+    counted = f"{trials[-1]:,} trials" if len(trials) == 1 else f"{trials[0]:,} to {trials[-1]:,} trials"
+    few = "" if trials[0] >= ENOUGH else " So few trials show a gross fault at most, and rule out no small one."
     return [
-        f"In {len(rows)} cells {told} by more than chance: the smallest of {2 * len(rows)} p-values is {least:.2g}, "
-        f"and an alarm needs {FALSE_ALARMS / (2 * len(rows)):.1g}.",
+        f"In {len(rows)} cells of {counted} {told} by more than chance: the smallest of {2 * len(rows)} p-values is "
+        f"{least:.2g}, and an alarm needs {FALSE_ALARMS / (2 * len(rows)):.1g}.{few}",
         f"World identification is most successful at {loose['budget']} and {loose['length']} tokens, "
         f"{loose['world_rate']:.3f} ± {loose['world_stderr'] or 0.0:.3f} under a bound of {loose['world_bound']:.3f}; "
         f"membership is then guessed right {loose['membership_rate']:.1%} of the time.",

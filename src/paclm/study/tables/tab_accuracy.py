@@ -15,7 +15,7 @@ _LINES = (  # name, value, error, greedy and Gumbel in the paper
     ("fine-tuning gain", "gain_points", "gain_stderr", 0.0576, 0.0593),
     ("subsampling cost", "subsampling_points", "subsampling_stderr", -0.0111, -0.0081),
     ("noise cost", "noise_points", "noise_stderr", -0.0037, -0.0012),
-    ("retained gain", "retained_gain", None, 0.743, 0.844),
+    ("retained gain", "retained_gain", "retained_gain_stderr", 0.743, 0.844),
 )
 
 
@@ -29,15 +29,15 @@ def build(results: Mapping[str, Result]) -> TableData:
         columns += [decoder if row["collection"] == 1 else f"{decoder}, collection {row['collection']}" for row in own]
     for name, value, error, *paper in _LINES:
         cells = [
-            Cell(row[value], row[error] if error else None, paper[i] if row["collection"] == 1 else None, ".2%")
+            Cell(row[value], row.get(error), paper[i] if row["collection"] == 1 else None, ".2%")
             for i, own in enumerate(found)
             for row in own
         ]
         rows.append([name, *cells])
-    counts = ", ".join(f"{own[0]['positions']:,}" for own in found)
+    greedy, gumbel = (own[0]["positions"] for own in found)
     return TableData(
-        f"Teacher-forced next-token accuracy on {counts} positions (greedy, Gumbel). Decoders are not comparable with "
-        "each other. In brackets: the paper.",
+        f"Teacher-forced next-token accuracy on {greedy:,} (greedy) and {gumbel:,} (Gumbel) positions. Decoders are "
+        "not comparable with each other. In brackets: the paper.",
         columns,
         rows,
     )

@@ -33,9 +33,10 @@ def build(results: Mapping[str, Result]) -> TableData:
     first = result.rows[0]
     return TableData(
         f"All releases, coupled Gumbel votes: {first['sessions']} sessions of {first['tokens_per_session']:,} tokens; "
-        "nats are per session: leak by the belief's entropy, by its value at the secret, and the sum of what each step "
-        "can tell. Last columns: tokens until a total that bounds membership inference at "
-        f"{TARGET:.0%} is used up (under dissent: expected at the rate seen here).",
+        "nats are per session: leak by the belief's entropy, by its value at the secret, and Σ I, the sum of what each "
+        "step can tell (exact for channel, an upper bound for gaussian, what the release declares for others). Last "
+        f"columns: tokens until a total that bounds membership inference at {TARGET:.0%} is used up (under dissent: "
+        "expected at the rate seen here).",
         [
             "release", "b", "accuracy", "retained gain", "leak (entropy)", "leak (truth)", "Σ I",
             "charged: every token", "charged: dissent", f"tokens to {TARGET:.0%}: every token",

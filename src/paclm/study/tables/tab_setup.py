@@ -18,7 +18,7 @@ def build(results: Mapping[str, Result]) -> TableData:
         ("worlds", f"m = {worlds}; each record in exactly {worlds // 2}", "m = 128; each record in exactly 64"),
         ("prior", "uniform over worlds; 1/2 per record", "uniform over worlds; 1/2 per record"),
         ("universe", _universe(arguments, records), "2,048 WikiText-103 articles + 16 canaries"),
-        ("held out", f"{arguments['holdout']:,} records", "512 articles"),
+        ("held out", _held_out(origin), "512 articles"),
         ("base model", f"{origin['base_name']}, frozen; {origin['machine']}", "GPT-2-small (124M), frozen, fp32"),
         (
             "adapters",
@@ -39,6 +39,12 @@ def _universe(arguments: Mapping[str, Any], records: int) -> str:
     canaries = f", {arguments['canaries']} of them canaries" if arguments.get("canaries") else ""
     grouped = f", grouped by {arguments['group_by']}" if arguments.get("group_by") else ""
     return f"{records:,} records{canaries}{grouped}"
+
+
+def _held_out(origin: Mapping[str, Any]) -> str:
+    """As many as there are: whole groups are held out, so that it may be more than was asked for."""
+    found = origin.get("held_out")
+    return f"{origin['arguments']['holdout'] if found is None else found:,} records"
 
 
 def _training(training: Mapping[str, Any]) -> str:

@@ -1,0 +1,104 @@
+"""The accuracy regime on votes that follow a script, where every share is known, and what it says about them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paclm.study.lab import Lab
+from paclm.study.regimes import accuracy
+from paclm.study.regimes.accuracy import REGIME, AccuracyScale
+from paclm.study.results import Result, Row
+from paclm.study.run import run_regime
+from paclm.study.table import to_markdown
+from paclm.study.tables import tab_accuracy, tab_setup
+from paclm.study.textvotes import TextVotes
+from paclm.study.votes import RecordedVotes
+from study.small_lab import open_lab
+
+
+def scripted(positions: int, seed: int, split: bool, is_clustered: bool = True) -> TextVotes:
+    """The public model is right in 30 % of passages of 20, the full-corpus one and all worlds in 50 %.
+
+    split: half of the worlds vote for something wrong instead. is_clustered: whether the errors know of the passages.
+    """
+    rng = np.random.default_rng(seed)
+    passage = np.arange(positions) // 20
+    drawn = rng.random(passage.max() + 1)[passage]
+    public, full = np.where(drawn < 0.3, 1, 2), np.where(drawn < 0.5, 1, 2)
+    votes = np.tile(full[:, None], (1, 8))
+    if split:
+        votes[:, ::2] = 3
+    recorded = RecordedVotes(votes, truth=np.ones(positions, dtype=int), public=public, full=full)
+    cluster = passage if is_clustered else np.arange(positions)
+    return TextVotes(recorded, cluster, np.arange(positions), np.zeros(positions, dtype=int))
+
+
+def test_the_retained_gain_has_the_error_that_repeated_samples_show(small_lab: Lab) -> None:
+    """Sixty independent samples: their spread has an error of 9 %, and the stated one must be within 40 % of it."""
+
+    def rows(count: int, is_clustered: bool) -> list[Row]:
+        some = [scripted(1600, seed, split=True, is_clustered=is_clustered) for seed in range(count)]
+        return [accuracy._at(small_lab, votes, 2.0**-32) for votes in some]
+
+    found = rows(60, is_clustered=True)
+    spread = np.std([row["retained_gain"] for row in found], ddof=1)
+    # for a fresh seed, false alarm < 1e-4
+    assert np.mean([row["retained_gain_stderr"] for row in found]) == pytest.approx(spread, rel=0.4)
+    naive = rows(3, is_clustered=False)  # the twin: as if the positions of a passage were independent
+    assert max(row["retained_gain_stderr"] for row in naive) < 0.5 * spread
+
+
+def test_worlds_that_vote_as_the_full_corpus_keep_the_whole_gain_without_error(small_lab: Lab) -> None:
+    row = accuracy._at(small_lab, scripted(400, 0, split=False), 2.0**-32)
+    assert (row["retained_gain"], row["retained_gain_stderr"]) == (1.0, 0.0)
+
+
+def test_without_a_gain_there_is_no_share_of_it(small_lab: Lab) -> None:
+    votes = scripted(400, 0, split=True)
+    same = RecordedVotes(votes.recorded.votes, votes.truth, votes.public, votes.public)
+    row = accuracy._at(small_lab, TextVotes(same, votes.passage, votes.position, votes.draw), 2.0**-32)
+    assert (row["retained_gain"], row["retained_gain_stderr"]) == (None, None)
+
+
+@pytest.fixture(scope="module")
+def result(study_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    lab = open_lab(study_template, tmp_path_factory.mktemp("accuracy") / "workspace")
+    return run_regime(lab, REGIME, "quick", scale=AccuracyScale(60, 2))
+
+
+def changed(result: Result, **columns: object) -> Result:
+    return replace(result, rows=[{**row, **columns} for row in result.rows])
+
+
+def test_sentences_name_decoder_and_sample_and_noise_costs_or_brings(result: Result) -> None:
+    costs = REGIME.describe(changed(result, noise_points=-0.0015, noise_stderr=0.001))[0]
+    assert costs.startswith("Under greedy, on 60 positions, ")
+    assert costs.endswith("Noise costs 0.15% ± 0.10%.")
+    assert REGIME.describe(changed(result, noise_points=0.0015, noise_stderr=0.001))[1].endswith(
+        "brings 0.15% ± 0.10%."
+    )
+    assert "on 120 positions" in REGIME.describe(result)[1]
+    assert "not comparable" in REGIME.describe(result)[-1]
+
+
+def test_the_table_says_how_many_positions_each_decoder_has_and_shows_the_error_of_the_share(result: Result) -> None:
+    told = to_markdown(tab_accuracy.build({"accuracy": changed(result, retained_gain=0.5, retained_gain_stderr=0.04)}))
+    assert "on 60 (greedy) and 120 (Gumbel) positions" in told
+    assert "50.00% ± 4.00%" in told
+    older = [{name: value for name, value in row.items() if name != "retained_gain_stderr"} for row in result.rows]
+    assert "retained gain" in to_markdown(tab_accuracy.build({"accuracy": replace(result, rows=older)}))
+
+
+def test_the_setup_shows_how_many_records_are_held_out_and_not_how_many_were_asked_for(result: Result) -> None:
+    def held_out(**origin: object) -> object:
+        shown = tab_setup.build({"accuracy": replace(result, provenance={**result.provenance, **origin})})
+        return next(row[1] for row in shown.rows if row[0] == "held out")
+
+    assert result.provenance["held_out"] == 4
+    assert held_out() == "4 records"
+    assert held_out(held_out=5) == "5 records"
+    assert held_out(held_out=None) == "4 records"  # a result of an earlier version

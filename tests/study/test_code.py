@@ -1,0 +1,81 @@
+"""What is kept of an earlier run is kept for its code: an edit that can change numbers ends it, others do not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from paclm.errors import InvalidInput
+from paclm.study import code
+from paclm.study.code import code_digest
+from paclm.study.regimes import NAMES
+
+REGIME = "paclm.study.regimes.releases"
+VOTES = "paclm.study.textvotes"
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the sources that a test may edit."""
+    shutil.copytree(code._ROOT, tmp_path / "paclm", ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+    monkeypatch.setattr(code, "_ROOT", tmp_path / "paclm")
+    code._read.cache_clear()
+    yield tmp_path / "paclm"
+    code._read.cache_clear()
+
+
+def edited(path: Path, old: str, new: str, module: str) -> tuple[str, str]:
+    """The digest of a module before and after an edit."""
+    before, text = code_digest(module), path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    code._read.cache_clear()
+    return before, code_digest(module)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("privacy/mixture.py", "noise.choose(mass)", "noise.choose(mass**2)"),  # behind releases.py, two imports away
+        ("privacy/releases.py", 'Rule("channel"', 'Rule("chanel"'),
+        ("curator/research.py", "_AHEAD = 64", "_AHEAD = 65"),
+        ("study/regimes/releases.py", "TARGET = 0.51", "TARGET = 0.52"),
+        ("engine/votes.py", "def ", "x = 1\ndef "),  # imported inside a function only
+    ],
+)
+def test_an_edit_of_whatever_a_regime_imports_gives_another_digest(
+    sources: Path, file: str, old: str, new: str
+) -> None:
+    before, after = edited(sources / file, old, new, REGIME)
+    assert before != after
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("privacy/mixture.py", '"""The vote of', '"""A vote of'),
+        ("privacy/mixture.py", "    del secret, per_token\n", "    del secret, per_token  # a remark\n\n"),
+        ("cli/main.py", "def ", "x = 1\ndef "),
+        ("study/tables/tab_releases.py", "def ", "x = 1\ndef "),
+        ("study/regimes/sweep.py", "def ", "x = 1\ndef "),
+        ("curator/curator.py", "class Curator", "x = 1\nclass Curator"),
+    ],
+)
+def test_remarks_and_code_that_it_does_not_import_do_not(sources: Path, file: str, old: str, new: str) -> None:
+    before, after = edited(sources / file, old, new, REGIME)
+    assert before == after
+
+
+def test_votes_outlive_an_edited_release_and_not_an_edited_engine(sources: Path) -> None:
+    before, after = edited(sources / "privacy" / "mixture.py", "choose(mass)", "choose(mass**2)", VOTES)
+    assert before == after
+    before, after = edited(sources / "engine" / "votes.py", "def ", "x = 1\ndef ", VOTES)
+    assert before != after
+
+
+def test_every_regime_has_a_digest_of_its_own_and_what_is_no_module_has_none() -> None:
+    assert len({code_digest(f"paclm.study.regimes.{name}") for name in NAMES}) == len(NAMES)
+    with pytest.raises(InvalidInput, match=r"no module paclm\.study\.regimes\.sweeep"):
+        code_digest("paclm.study.regimes.sweeep")
