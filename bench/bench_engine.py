@@ -55,7 +55,8 @@ def make_text() -> list[int]:
 
 def engine_step(worlds: int, sequences: int = 1, dtype: str = "float32") -> Callable[[], object]:
     """One step of the engine: every world's vote on every sequence."""
-    runtime = RuntimeConfig(device="cpu", dtype=dtype, max_sequences=sequences, context=128)  # type: ignore[arg-type]
+    threads = torch.get_num_threads()  # as --threads says, however busy the machine is
+    runtime = RuntimeConfig(device="cpu", dtype=dtype, max_sequences=sequences, context=128, threads=threads)  # type: ignore[arg-type]
     engine = build_engine(make_model(), make_adapters(worlds), runtime, SUPPORT)
     handles = [engine.add(make_text()) for _ in range(sequences)]
     coins = np.random.default_rng(1).gumbel(size=(sequences, SUPPORT))

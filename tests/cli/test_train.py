@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from paclm.cli import few_records
 from paclm.cli.main import app
+from paclm.config import TrainingConfig
 from paclm.engine import training_job
 from paclm.engine.adapters import AdapterStack
-from paclm.engine.training import Progress
+from paclm.engine.schedule import make_blocks
+from paclm.engine.threads import ThreadChoice
+from paclm.engine.training import Progress, make_schedule
 from paclm.engine.training_job import TrainingJob, prepare_training
 from paclm.errors import EngineError, InvalidInput, WorkspaceError
+from paclm.worlds.assignment import assign_worlds
 from paclm.worlds.workspace import Workspace
 
 WORLDS = 4
@@ -229,7 +235,59 @@ def test_training_that_brought_little_says_what_to_change(clinic: Path) -> None:
     settings.write_text(settings.read_text().replace("learning_rate = 0.005", "learning_rate = 0.00001"))
     result = train(clinic)
     assert result.exit_code == 0, result.output
-    assert "learnt little" in result.stdout
+    assert "The worlds learned little (loss " in result.stdout
+    remedy = f"learning_rate = 0.002 and batch_size = 2 in [training], then paclm train {clinic} --again. Do it before"
+    assert remedy in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("public", "trained", "steps", "is_little"),
+    [
+        (5.006, 4.512, 20, True),  # met by a newcomer: 150 files at the paper's settings
+        (4.987, 0.702, 80, False),  # the same files at the remedy
+        (3.4, 3.2, 5000, False),  # a base that knows such texts already gains little in many steps, and that is right
+        (3.4, 3.39, 5000, True),
+        (5.0, 4.0, 20, False),
+    ],
+)
+def test_little_is_a_small_gain_in_few_steps(public: float, trained: float, steps: int, is_little: bool) -> None:
+    assert few_records.learned_little(public, trained, steps) is is_little
+
+
+def test_the_remedy_names_only_what_can_still_be_raised() -> None:
+    def remedy(**settings: Any) -> str:
+        return few_records.after_training(5.0, 4.9, 12, TrainingConfig(**settings), "paclm train clinic --again")
+
+    assert "teach more: batch_size = 2 in [training]" in remedy(learning_rate=0.005)
+    assert "teach more: epochs = 6 in [training]" in remedy(learning_rate=0.005, batch_size=1, epochs=3)
+
+
+@pytest.mark.parametrize("tokens", [20, 63, 200])
+def test_the_steps_that_init_expects_are_those_that_training_takes(tokens: int) -> None:
+    settings = TrainingConfig(batch_size=4)
+    blocks = make_blocks([list(range(tokens))] * 60, 64, settings.max_record_tokens)
+    membership = assign_worlds(60, WORLDS, 1)
+    taken = make_schedule(blocks, membership, settings, 1).num_steps.mean()
+    expected = few_records.expected_steps(settings, membership.sum(0).mean(), tokens, context=64)
+    assert abs(expected - taken) <= 0.25 * taken
+
+
+def test_a_busy_machine_is_said_and_counted(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_job, "set_threads", lambda setting: ThreadChoice(3, 8))
+    result = train(clinic, "--dry-run", "--json")
+    assert "Another program keeps 5 of 8 cores busy: training on 3." in result.stderr
+    assert json.loads(result.stdout)["threads"] == torch.get_num_threads()
+    monkeypatch.setattr(training_job, "set_threads", lambda setting: ThreadChoice(8, 8))
+    assert "Another program" not in train(clinic, "--dry-run").stderr
+
+
+def test_threads_in_the_settings_are_given_to_torch(clinic: Path) -> None:
+    settings, before = clinic / "paclm.toml", torch.get_num_threads()
+    settings.write_text(settings.read_text().replace("# threads = 0", "threads = 2"))
+    try:
+        assert json.loads(train(clinic, "--dry-run", "--json").stdout)["threads"] == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_another_collection_has_other_worlds_of_the_same_records(clinic: Path) -> None:

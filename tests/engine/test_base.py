@@ -218,7 +218,7 @@ def test_a_repository_without_weights_is_refused(tmp_path: Path, monkeypatch: py
 
 
 def test_things_that_are_no_base_model_are_refused(tmp_path: Path, small_base: Path) -> None:
-    with pytest.raises(ModelError, match=r"holds no base model: it needs config\.json and weights"):
+    with pytest.raises(ModelError, match=r"holds no base model: it needs config\.json, tokenizer\.json and weights"):
         resolve_base(str(tmp_path))
     with pytest.raises(ModelError, match=r"is neither a folder, a .gguf file nor a Hugging Face name"):
         resolve_base("/nowhere/to/be/found")

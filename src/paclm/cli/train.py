@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from paclm.cli.console import JsonFlag, print_json, progress
+from paclm.cli.console import WHEN_STOPPED, JsonFlag, duration, print_json, progress
+from paclm.cli.few_records import after_training, learned_little
 from paclm.errors import InvalidInput, WorkspaceError
 
 if TYPE_CHECKING:
     from paclm.engine.training import Trained
     from paclm.engine.training_job import TrainingJob
     from paclm.engine.training_plan import TrainingPlan
-
-LITTLE = 0.02
-"""Nats per token below which a gain is worth a hint."""
 
 
 def train(
@@ -56,24 +54,48 @@ def train(
         paclm train clinic --what shards:16
     """
     group_size = _group_size(worlds_per_step)
-    from paclm.engine.training_job import prepare_training
     from paclm.worlds.workspace import Workspace
 
-    job = prepare_training(Workspace.open(workspace), what, dtype=dtype)
+    opened = Workspace.open(workspace)
+    if what != "worlds" and (changes := opened.training_changes()):
+        typer.echo(f"Caution: the worlds were trained with other settings ({changes}).", err=True)
+    from paclm.engine.training_job import prepare_training
+
+    job = prepare_training(opened, what, dtype=dtype)
     is_trained = job.file_name in job.workspace.manifest.adapters
     if is_trained and resume and not (again or dry_run):
         typer.echo(f"{job.workspace.adapters_path / job.file_name} is trained already; there is nothing to resume.")
         return
+    say_threads(job)
+    command = f"paclm train {workspace}{'' if what == 'worlds' else f' --what {what}'}"
     if what == "worlds" and not dry_run:
         _refuse_to_orphan_the_ledger(job, workspace)
+    if not dry_run:
+        job.refuse_if_running()
     if not (again or dry_run):
-        _refuse_to_lose(job, resume, f"paclm train {workspace}{'' if what == 'worlds' else f' --what {what}'}")
+        _refuse_to_lose(job, resume, command)
     plan = job.plan(group_size, estimate_time=dry_run)
     if dry_run:
         _show_plan(job, plan, as_json)
         return
-    trained = _run(job, plan, resume)
-    _show_result(job, plan, trained, workspace, as_json)
+    trained = _run(job, plan, resume, command)
+    _show_result(job, plan, trained, workspace, command, as_json)
+
+
+def say_threads(job: TrainingJob) -> None:
+    """Say why training is slower than the machine."""
+    if job.threads is not None and job.threads.busy:
+        typer.echo(
+            f"Another program keeps {job.threads.busy} of {job.threads.cores} cores busy: training on "
+            f"{job.threads.threads}. To set another number: threads in [runtime].",
+            err=True,
+        )
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
 
 
 def _group_size(text: str) -> int | None:
@@ -104,7 +126,7 @@ def _refuse_to_lose(job: TrainingJob, resume: bool, command: str) -> None:
         )
 
 
-def _run(job: TrainingJob, plan: TrainingPlan, resume: bool) -> Trained:
+def _run(job: TrainingJob, plan: TrainingPlan, resume: bool, command: str) -> Trained:
     from paclm.engine.training import Progress
 
     with progress() as bar:
@@ -114,13 +136,14 @@ def _run(job: TrainingJob, plan: TrainingPlan, resume: bool) -> Trained:
             said = f"training {job.name}, group {now.group + 1}/{now.num_groups}, loss {now.loss:.3f}"
             bar.update(task, completed=now.step, total=now.num_steps, description=said)
 
+        WHEN_STOPPED.set(f"What it did is kept. To go on: {command} --resume")
         _, trained = job.run(plan.worlds_per_step, resume=resume, on_progress=show)
     return trained
 
 
 def _show_plan(job: TrainingJob, plan: TrainingPlan, as_json: bool) -> None:
     if as_json:
-        print_json({"what": job.name, **dataclasses.asdict(plan)})
+        print_json({"what": job.name, "threads": _threads(), **dataclasses.asdict(plan)})
         return
     seconds = plan.seconds or 0.0
     _print_lines(
@@ -132,20 +155,24 @@ def _show_plan(job: TrainingJob, plan: TrainingPlan, as_json: bool) -> None:
             "tokens": f"{plan.num_tokens:,} ({plan.num_tokens / plan.num_positions:.0%} of the positions computed)",
             "memory": f"{_size(plan.memory_bytes)} beside the base model",
             "disk": f"{_size(plan.disk_bytes)} while it runs, about half of that afterwards",
-            "time": f"about {_duration(seconds)} ({plan.num_tokens / max(seconds, 1e-9):,.0f} tokens per second)",
+            "time": f"about {duration(seconds)} ({plan.num_tokens / max(seconds, 1e-9):,.0f} tokens per second)",
         },
     )
 
 
-def _show_result(job: TrainingJob, plan: TrainingPlan, trained: Trained, named: Path, as_json: bool) -> None:
-    improvement = trained.improvement
+def _show_result(
+    job: TrainingJob, plan: TrainingPlan, trained: Trained, named: Path, command: str, as_json: bool
+) -> None:
+    improvement, steps = trained.improvement, round(float(job.schedule.num_steps.mean()))
     figures: dict[str, Any] = {
         "what": job.name,
         "file": str(job.workspace.adapters_path / job.file_name),
         "num_worlds": plan.num_worlds,
         "parameters_per_world": plan.parameters_per_world,
         "worlds_per_step": trained.worlds_per_step,
+        "threads": _threads(),
         "num_steps": plan.num_steps,
+        "steps_per_world": steps,
         "num_tokens": plan.num_tokens,
         "seconds": trained.seconds,
         "loss_public": float(improvement.public.mean()),
@@ -161,14 +188,12 @@ def _show_result(job: TrainingJob, plan: TrainingPlan, trained: Trained, named: 
             "adapters": f"{plan.num_worlds:,} of {plan.parameters_per_world:,} parameters",
             "loss": f"{figures['loss_public']:.3f} → {figures['loss_trained']:.3f} nats per token on own records; "
             f"least gain of a world {figures['least_improvement']:.3f}",
-            "time": f"{_duration(trained.seconds)}",
+            "time": f"{duration(trained.seconds)}",
         },
     )
-    if figures["loss_public"] - figures["loss_trained"] < LITTLE:
-        typer.echo(
-            "The adapters learnt little from their records, and private text will read like the public model's. With "
-            "few records, raise epochs or learning_rate, or lower batch_size, in [training]; then train --again."
-        )
+    losses = figures["loss_public"], figures["loss_trained"]
+    if job.name == "worlds" and learned_little(*losses, steps):
+        typer.echo(after_training(*losses, steps, job.settings, f"{command} --again"))
     if job.name == "worlds":
         typer.echo(f"Next: paclm votes {named} --prompt TEXT, or paclm generate {named} --prompt TEXT")
 
@@ -179,9 +204,3 @@ def _print_lines(head: str, lines: dict[str, str]) -> None:
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:,.0f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:,.1f} GiB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,11 +16,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from paclm.engine.tensor_files import save_tensors
 from paclm.errors import EngineError, InvalidInput
 
 FORMAT = "paclm-adapters-1"
@@ -235,13 +234,10 @@ class AdapterStack:
 
     def save(self, path: Path) -> None:
         """Write one safetensors file; it appears whole or not at all."""
-        tensors = {f"{layer}.A": a.detach().cpu().contiguous() for layer, a in self.A.items()}
-        tensors |= {f"{layer}.B": b.detach().cpu().contiguous() for layer, b in self.B.items()}
+        tensors = {f"{layer}.A": a for layer, a in self.A.items()} | {f"{layer}.B": b for layer, b in self.B.items()}
         metadata = {"format": FORMAT, "base": self.base, "spec": json.dumps(asdict(self.spec))}
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        save_file(tensors, partial, metadata=metadata)
-        os.replace(partial, path)
+        save_tensors(path, tensors, metadata)
 
     @classmethod
     def load(cls, path: Path, worlds: slice | None = None) -> AdapterStack:

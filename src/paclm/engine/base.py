@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from paclm.worlds.workspace import Workspace
 
-__all__ = ["Base", "base_of", "load_model", "load_tokenizer", "locate_base", "resolve_base"]
+__all__ = ["Base", "base_of", "check_base", "load_model", "load_tokenizer", "locate_base", "resolve_base"]
 
 TINY_FOLDER = Path(__file__).resolve().parents[1] / "data" / "tiny"
 
@@ -32,7 +32,9 @@ WAYS_OUT = (
     "network, whose cache (HF_HOME) can be copied here."
 )
 
-_HUB_NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
+_DECODER = re.compile(r"(ForCausalLM|LMHeadModel)$")
+_LONGEST_REASON = 240
+_HUB_NAME = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)?")
 _HUB_FILES = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 
 
@@ -52,18 +54,60 @@ def base_of(workspace: Workspace) -> Base:
     return found
 
 
+def check_base(base: Base) -> None:
+    """Refuse, before anything is made from it, a base model that could not be trained or served later."""
+    config = _config_of(base)
+    architectures = list(getattr(config, "architectures", None) or [])
+    if config.is_encoder_decoder or (architectures and not any(map(_DECODER.search, architectures))):
+        raise ModelError(
+            f"The base model {base.name} is a {', '.join(architectures) or config.model_type}, and worlds need a model "
+            f"that writes on, token by token (…ForCausalLM). {WAYS_OUT}"
+        )
+    context_of(base)
+    for path in sorted(base.folder.glob("*.safetensors")):
+        try:
+            with _safetensors().safe_open(path, framework="numpy"):
+                pass
+        except _safetensors().SafetensorError as error:
+            raise ModelError(f"{path} is damaged ({error}). Fetch the base model again.") from None
+
+
 def load_tokenizer(base: Base) -> Any:
     """The base model's tokenizer."""
     transformers = _transformers()
     try:
-        return transformers.AutoTokenizer.from_pretrained(base.folder, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(base.folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ModelError(f"The tokenizer of {base.name} in {base.folder} cannot be loaded: {error}") from error
+        raise ModelError(
+            f"The tokenizer of {base.name} in {base.folder} cannot be loaded: {_shortly(error)} Fetch it again."
+        ) from error
+    if len(tokenizer) < 2:  # without files, Transformers makes an empty one and says nothing
+        raise ModelError(
+            f"The base model {base.name} has no tokenizer. Put its tokenizer.json beside config.json in {base.folder}."
+        )
+    return tokenizer
 
 
 def context_of(base: Base) -> int:
     """Positions the base model can hold, read from its configuration alone."""
-    return int(_transformers().AutoConfig.from_pretrained(base.folder, local_files_only=True).max_position_embeddings)
+    config = _config_of(base)
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is None:
+        raise ModelError(
+            f"The base model {base.name} ({config.model_type}) does not say how many positions it holds: only models "
+            f"with attention and a context (max_position_embeddings) can run here. {WAYS_OUT}"
+        )
+    return int(positions)
+
+
+def _config_of(base: Base) -> Any:
+    try:
+        return _transformers().AutoConfig.from_pretrained(base.folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"The base model {base.name} in {base.folder} is not one this version of Transformers knows: "
+            f"{_shortly(error)} {WAYS_OUT}"
+        ) from error
 
 
 def load_model(base: Base, dtype: torch.dtype) -> torch.nn.Module:
@@ -71,16 +115,26 @@ def load_model(base: Base, dtype: torch.dtype) -> torch.nn.Module:
     transformers = _transformers()
     try:
         with _no_progress_bars(transformers):
-            model: torch.nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
-                base.folder, dtype=dtype, local_files_only=True
+            model: torch.nn.Module
+            model, found = transformers.AutoModelForCausalLM.from_pretrained(
+                base.folder, dtype=dtype, local_files_only=True, output_loading_info=True
             )
-    except (OSError, ValueError) as error:
-        raise ModelError(f"The base model {base.name} in {base.folder} cannot be loaded: {error}") from error
+    except (OSError, ValueError, RuntimeError, _safetensors().SafetensorError) as error:
+        raise ModelError(
+            f"The base model {base.name} in {base.folder} cannot be loaded: {_shortly(error)} Fetch it again."
+        ) from error
+    if lacking := sorted(found["missing_keys"]):  # Transformers would draw them at random, anew in every process
+        raise ModelError(
+            f"The weights of {base.name} in {base.folder} lack {len(lacking):,} of the tensors its config.json asks "
+            f"for, such as {lacking[0]}. Fetch the base model again."
+        )
     return model.eval().requires_grad_(False)
 
 
 def locate_base(spec: str) -> Path:
     """The folder of a base model; fetches from the hub or converts a .gguf file if that was asked for."""
+    if not spec.strip():
+        raise ModelError(f"--base names nothing. {WAYS_OUT}")
     path = Path(spec).expanduser().absolute()
     if spec == "tiny":
         if not (TINY_FOLDER / "config.json").is_file():
@@ -92,6 +146,8 @@ def locate_base(spec: str) -> Path:
         return convert_gguf(path)
     if path.is_dir():
         return path
+    if path.is_file():
+        raise ModelError(f"{spec} is a file, and a base model is a folder, or a file that ends in .gguf. {WAYS_OUT}")
     if _HUB_NAME.fullmatch(spec):
         return _from_hub(spec)
     raise ModelError(f"{spec!r} is neither a folder, a .gguf file nor a Hugging Face name. {WAYS_OUT}")
@@ -131,6 +187,20 @@ def _transformers() -> Any:
     except ModuleNotFoundError:
         raise MissingExtra("transformers", "core") from None
     return transformers
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors
+    except ModuleNotFoundError:
+        raise MissingExtra("safetensors", "core") from None
+    return safetensors
+
+
+def _shortly(error: BaseException) -> str:
+    """The first line of what a library said, cut where it begins to list everything it knows."""
+    line = str(error).strip().partition("\n")[0]
+    return line if len(line) <= _LONGEST_REASON else line[:_LONGEST_REASON].rpartition(" ")[0] + " …"
 
 
 @contextmanager

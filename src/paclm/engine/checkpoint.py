@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,10 +19,11 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from paclm.engine.schedule import Schedule
+from paclm.engine.tensor_files import save_tensors
 from paclm.errors import EngineError
 from paclm.worlds.storage import make_private_folder, write_private_json
 
@@ -82,7 +82,7 @@ class Checkpoints:
 
     def save_group(self, group: int, tensors: Mapping[str, Tensor]) -> None:
         """Keep a finished group; the position inside it is no longer needed."""
-        self._save(self._group_file(group), tensors, {})
+        save_tensors(self._group_file(group), tensors, {})
         (self.folder / CURRENT_FILE).unlink(missing_ok=True)
 
     def load_group(self, group: int) -> dict[str, Tensor] | None:
@@ -91,9 +91,8 @@ class Checkpoints:
 
     def save_position(self, position: Position) -> None:
         tensors = {name: getattr(position, name) for name in ("rows", "first", "second")}
-        self._save(
-            self.folder / CURRENT_FILE, tensors, {"group": str(position.group), "num_steps": str(position.num_steps)}
-        )
+        notes = {"group": str(position.group), "num_steps": str(position.num_steps)}
+        save_tensors(self.folder / CURRENT_FILE, tensors, notes)
 
     def load_position(self, group: int) -> Position | None:
         """Where `group` was left, if it was."""
@@ -111,12 +110,6 @@ class Checkpoints:
 
     def _group_file(self, group: int) -> Path:
         return self.folder / f"group-{group:04d}.safetensors"
-
-    def _save(self, path: Path, tensors: Mapping[str, Tensor], notes: dict[str, str]) -> None:
-        partial = path.with_name(path.name + ".partial")
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, partial, notes)
-        partial.chmod(0o600)
-        os.replace(partial, path)
 
 
 def _with_notes(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -65,7 +65,7 @@ def fetch_smollm2() -> tuple[Path, bool]:
 def convert_gguf(path: Path) -> Path:
     """A GGUF file as a Hugging Face folder in the cache, converted on first use."""
     if not path.is_file():
-        raise ModelError(f"There is no file {path}.")
+        raise ModelError(f"There is no file {path}. Check the path, or use --base tiny.")
     sha256 = hash_file(path)
     folder = _models_folder() / f"gguf-{sha256[:16]}"
     if not _is_complete(folder):

@@ -17,6 +17,7 @@ from paclm.engine.model import WorldsModel
 from paclm.engine.patched import PatchedModel
 from paclm.engine.stacked import StackedModel
 from paclm.engine.steps import PlainStep, Step
+from paclm.engine.threads import set_threads
 from paclm.engine.weights import take_apart, unsupported
 from paclm.errors import EngineError
 
@@ -33,7 +34,10 @@ def pick_device(setting: str) -> torch.device:
     if setting == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if setting == "cuda" and not torch.cuda.is_available():
-        raise EngineError('No CUDA device is visible to torch. Set device = "cpu" or "auto" in [runtime].')
+        raise EngineError(
+            'device = "cuda" in [runtime] of paclm.toml, and torch sees no CUDA device here. Set "cpu" or "auto", or '
+            "look whether nvidia-smi shows one."
+        )
     return torch.device(setting)
 
 
@@ -66,6 +70,8 @@ def build_engine(
     set_deterministic()
     stack.check_fits(linear_layers(model), fingerprint)
     device = pick_device(runtime.device)
+    if device.type == "cpu":
+        set_threads(runtime.threads)
     plan = plan_engine(model, stack, runtime, support_size)
     plan.check(available_memory(device))
     context = min(runtime.context, model_context(model))

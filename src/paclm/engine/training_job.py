@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import re
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from paclm.engine.base import base_of, load_model, load_tokenizer
 from paclm.engine.checkpoint import RUN_FILE, Checkpoints
 from paclm.engine.loading import pick_device
 from paclm.engine.schedule import Schedule, make_blocks
+from paclm.engine.threads import ThreadChoice, set_threads
 from paclm.engine.training import OnProgress, Trained, make_schedule, train_worlds
 from paclm.engine.training_plan import TrainingPlan, plan_training
 from paclm.errors import InvalidInput
@@ -51,6 +53,8 @@ class TrainingJob:
     model: PreTrainedModel
     schedule: Schedule
     settings: TrainingConfig
+    threads: ThreadChoice | None = None
+    """What the look at the cores came to, where there was one."""
 
     @property
     def file_name(self) -> str:
@@ -76,8 +80,16 @@ class TrainingJob:
         self, worlds_per_step: int | None = None, *, resume: bool = False, on_progress: OnProgress | None = None
     ) -> tuple[Workspace, Trained]:
         """Train, save and enter into the manifest; returns the workspace as it is from now on."""
-        with only_one(self.workspace.path / ".training.lock", f"A training in {self.workspace.path}"):
+        with self._alone():
             return self._run(worlds_per_step, resume, on_progress)
+
+    def refuse_if_running(self) -> None:
+        """Say at once that another process trains here: what it did so far is no run that was stopped."""
+        with self._alone():
+            pass
+
+    def _alone(self) -> AbstractContextManager[None]:
+        return only_one(self.workspace.path / ".training.lock", f"A training in {self.workspace.path}")
 
     def _run(
         self, worlds_per_step: int | None, resume: bool, on_progress: OnProgress | None
@@ -94,7 +106,6 @@ class TrainingJob:
         )
         path = self.workspace.adapters_path / self.file_name
         trained.stack.save(path)
-        path.chmod(0o600)
         if self.name.startswith("shards"):
             self._save_shards()
         workspace = self.workspace.with_adapters(self.file_name, self._details(trained))
@@ -128,6 +139,7 @@ def prepare_training(workspace: Workspace, what: str = "worlds", *, dtype: Dtype
     name, membership = what.replace(":", "-"), membership_of(workspace, what)
     base = base_of(workspace)
     device = pick_device(workspace.runtime.device)
+    threads = set_threads(workspace.runtime.threads) if device.type == "cpu" else None
     model: Any = load_model(base, pick_dtype(dtype, device)).to(device)
     encoded = encode_texts(load_tokenizer(base), [record.text for record in records])
     blocks = make_blocks(
@@ -136,7 +148,7 @@ def prepare_training(workspace: Workspace, what: str = "worlds", *, dtype: Dtype
         settings.max_record_tokens,
         [record.repetitions for record in records],
     )
-    return TrainingJob(workspace, name, model, make_schedule(blocks, membership, settings, seed), settings)
+    return TrainingJob(workspace, name, model, make_schedule(blocks, membership, settings, seed), settings, threads)
 
 
 def pick_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:

@@ -1,0 +1,115 @@
+"""How many threads torch computes with on a CPU: no more than there are idle cores.
+
+Threads of one product wait for each other, so two of them on a core and a half are slower than one: a program beside
+us can cost tenfold. The number of threads decides the order in which sums are taken, and nothing else. This file knows
+neither models nor workspaces.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+_STAT = Path("/proc/stat")
+_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_AT_IMPORT = torch.get_num_threads()
+_SECONDS = 0.1
+_LOOKS = 3  # a core that was idle in one of them is taken as idle: starting a program makes a short noise
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadChoice:
+    """How many threads torch has, of how many cores it could have had."""
+
+    threads: int
+    cores: int
+
+    @property
+    def busy(self) -> int:
+        """Cores that are left to other programs."""
+        return max(0, self.cores - self.threads)
+
+
+def set_threads(setting: int = 0) -> ThreadChoice | None:
+    """Give torch `threads` of [runtime]; for 0 as many as cores are idle, looked at once per process.
+
+    None: nothing was measured. So it is where a number is set, in paclm.toml, by OMP_NUM_THREADS or in this process,
+    and where the system does not say how busy its cores are.
+    """
+    if setting > 0:
+        torch.set_num_threads(setting)
+        return None
+    if any(os.environ.get(name) for name in _VARIABLES):
+        return None
+    choice = _measured_choice()
+    if choice is None or torch.get_num_threads() not in (_AT_IMPORT, choice.threads):
+        return None
+    torch.set_num_threads(choice.threads)
+    return choice
+
+
+def idle_cores(before: str, after: str, cpus: Collection[int]) -> float:
+    """How many of these CPUs were idle on average between two readings of /proc/stat."""
+    start, end = _cpu_times(before), _cpu_times(after)
+    idle = 0.0
+    for cpu in cpus:
+        if cpu in start and cpu in end:
+            waited, passed = end[cpu][0] - start[cpu][0], end[cpu][1] - start[cpu][1]
+            idle += waited / passed if passed > 0 else 1.0
+    return idle
+
+
+def choose_threads(idle: float, cores: int) -> int:
+    """Idle cores as a whole number, at least one and at most `cores`."""
+    return min(max(1, round(idle)), cores)
+
+
+def _cpu_times(stat: str) -> dict[int, tuple[int, int]]:
+    """(idle, all) ticks of each CPU; waiting for a disk is idle, ticks that another machine took are not."""
+    times = {}
+    for line in stat.splitlines():
+        name, *ticks = line.split() or [""]
+        if name.startswith("cpu") and name[3:].isdecimal() and len(ticks) >= 5:
+            user, nice, system, idle, waiting, *rest = map(int, ticks[:8])  # what follows is contained in user and nice
+            times[int(name[3:])] = (idle + waiting, user + nice + system + idle + waiting + sum(rest))
+    return times
+
+
+def read_limit(path: Path = _CPU_LIMIT) -> float:
+    """Cores that a container may use; infinite where nothing is set."""
+    try:
+        quota, period = path.read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):  # no such file, or "max"
+        return float("inf")
+
+
+@cache
+def _measured_choice() -> ThreadChoice | None:
+    """Look at the cores for up to 0.3 s; torch's own number, which knows of cores with two lanes, is the most."""
+    try:
+        cpus = os.sched_getaffinity(0)
+        cores = choose_threads(min(_AT_IMPORT, read_limit()), len(cpus))
+        idle = 0.0
+        for _ in range(_LOOKS):
+            idle = max(idle, _look(cpus))
+            if choose_threads(idle, cores) == cores:
+                break
+    except (OSError, AttributeError):  # /proc/stat and sched_getaffinity are Linux's
+        return None
+    return ThreadChoice(choose_threads(idle, cores), cores)
+
+
+def _look(cpus: Collection[int]) -> float:
+    """Idle cores in the next tenth of a second; what this process computes meanwhile is not another program's."""
+    before, own, began = _STAT.read_text(), time.process_time(), time.perf_counter()
+    time.sleep(_SECONDS)
+    ours = (time.process_time() - own) / (time.perf_counter() - began)
+    return idle_cores(before, _STAT.read_text(), cpus) + ours
