@@ -15,12 +15,13 @@ from paclm.config import MechanismConfig
 from paclm.curator.keys import keys_at_hand, load_keys, new_key, write_key
 from paclm.curator.sealed import SealedFile, Sealing
 from paclm.curator.secret import Secret
-from paclm.errors import InvalidInput, LedgerBusy, LedgerError, LedgerMissing, LedgerRolledBack
+from paclm.errors import InvalidInput, LedgerBusy, LedgerError, LedgerMissing, LedgerRolledBack, WorkspaceError
 from paclm.ledger.chain import key_name
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
 from paclm.ledger.verify import signing_key
 from paclm.privacy.bounds import success_bound
+from paclm.worlds.manifest import Manifest
 
 PRICE = 2**28
 
@@ -79,6 +80,7 @@ def test_show_prints_the_figures_of_the_contract(workspace):
         "remaining_tokens": 2**22 - 60,
         "mia_bound": success_bound(2.0**-10, 1 / 2),
         "world_id_bound": success_bound(2.0**-10, 1 / 128),
+        "witness": None,
         "intact": True,
     }
     assert list(figures.items()) == list(expected.items())
@@ -89,6 +91,20 @@ def test_show_tells_people_by_day_by_key_and_in_a_picture(workspace):
     for text in ("Spent so far", "2026-11-15", "alice", "bob", "█", "committed total of 2^-10", "52.2093%", "intact"):
         assert text in shown
     assert f"{success_bound(60 * 2.0**-32, 1 / 2):.4%}" not in shown  # never a bound at the spend
+    assert "no attack on whether a record was in the secretly drawn half" in shown
+    assert shown.endswith("\nWhether a record is in the corpus at all is not hidden.\n")
+
+
+def test_show_and_backup_say_whether_there_is_a_witness(workspace, tmp_path, monkeypatch):
+    assert "Witness         none: a restored or copied folder" in run("show", workspace).output
+    assert "No witness: a restored or copied folder" in run("backup", workspace, tmp_path / "one.sqlite").output
+    with open_ledger(workspace, witness=tmp_path / "witness") as ledger:
+        name = ledger.state.witness
+    assert json.loads(run("show", workspace, "--json").output)["witness"] == name
+    assert f"{name}; where it is, PACLM_WITNESS must say" in run("show", workspace).output
+    monkeypatch.setenv("PACLM_WITNESS", str(tmp_path / "witness"))
+    assert f"{name}, at {tmp_path / 'witness'}" in run("show", workspace).output
+    assert "No witness" not in run("backup", workspace, tmp_path / "two.sqlite").output
 
 
 def test_show_works_without_the_key_and_while_the_ledger_is_in_use(workspace):
@@ -118,11 +134,15 @@ def test_verify_checks_macs_with_the_key_and_says_when_it_did_not(workspace):
     assert "without the key no MACs" in run("verify", workspace, "--without-key").output
 
 
-def test_a_workspace_without_a_ledger_is_told_so(tmp_path):
+def test_a_workspace_without_a_ledger_is_told_so(workspace):
+    (workspace / "curator" / "ledger.sqlite").unlink()
+    with pytest.raises(WorkspaceError, match="is not a workspace: it has no manifest"):
+        run("show", workspace)
+    Manifest(format=1, id="", created="", versions={}, arguments={}, summary={}, files={}, base={}).write(workspace)
     with pytest.raises(LedgerMissing, match="first generates a token"):
-        run("show", tmp_path)
+        run("show", workspace)
     with pytest.raises(LedgerMissing, match="first generates a token"):
-        run("verify", tmp_path)
+        run("verify", workspace)
 
 
 def test_a_ledger_that_cannot_be_read_is_an_error(workspace):
@@ -174,6 +194,8 @@ def test_a_backup_is_adopted_with_the_witness_or_at_the_price_of_the_budget(work
         open_ledger(workspace, witness=witness)
     monkeypatch.setenv("PACLM_WITNESS", str(witness))
     assert "taken from the witness" in run("adopt", workspace).output
+    assert "Head: row 9 (1 lost before a restore), " in run("verify", workspace).output
+    assert json.loads(run("verify", workspace, "--json").output)["lost_rows"] == 1
     with open_ledger(workspace, witness=witness) as ledger:
         assert (ledger.sealed_belief, ledger.account.tokens) == (b"newest", 61)
     monkeypatch.delenv("PACLM_WITNESS")

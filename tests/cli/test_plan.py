@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import tomllib
 
 import pytest
 from typer.testing import CliRunner
 
 from paclm.cli.main import app
+from paclm.config import MechanismConfig, TrainingConfig, read_settings
+from paclm.curator.keys import load_keys
+from paclm.errors import InvalidInput, WorkspaceError
+from paclm.ledger.events import Usage
+from paclm.ledger.ledger import Ledger
+from paclm.worlds.manifest import Manifest
+from paclm.worlds.settings import load_settings, render_settings
 
 runner = CliRunner()
+TARGET = ("--mia", "51%", "--tokens", "1M")
 
 
 def plan(*arguments):
@@ -38,9 +47,23 @@ def test_table_shows_both_charges_and_says_what_is_promised():
     assert "859,050" in shown
     assert "dissent (at 0.24)" in shown
     assert "3,579,375" in shown
-    assert "no attack on a record succeeds more than 51.00% of the time" in shown
+    assert "no attack on whether a record was in the secretly drawn half succeeds more than 51.00%" in shown
     assert "before the first token" in shown
-    assert "per_token = 2.3283064365386963e-10, total = " in shown
+
+
+def test_what_it_prints_can_be_pasted_as_it_is():
+    shown = plan("--mia", "51%", "--per-token", "2^-32", "--charge", "dissent").output
+    _, _, pasted = shown.partition("(or add --write WORKSPACE):\n")
+    read = read_settings(MechanismConfig, tomllib.loads(pasted), "[mechanism]")
+    figures = json.loads(plan("--mia", "51%", "--per-token", "2^-32", "--charge", "dissent", "--json").output)
+    assert (read.per_token, read.total) == (figures["per_token_nats"], figures["total_nats"])
+    assert read.charge == "dissent"
+
+
+@pytest.mark.parametrize("tokens", ["1000000", "1,000,000", "1000k", "1M", "1 M", "1e6", "0.001G"])
+def test_tokens_can_be_written_as_people_write_them(tokens):
+    figures = json.loads(plan("--tokens", tokens, "--per-token", "2^-32", "--rate", "20k", "--json").output)
+    assert (figures["tokens"], figures["days"]) == (1_000_000, 50.0)
 
 
 def test_dissent_without_a_rate_is_labelled_as_the_worst_case():
@@ -66,7 +89,114 @@ def test_a_bound_that_says_nothing_is_called_so():
         (("--mia", "0.51", "--per-token", "2^"), "a power such as 2"),
         (("--mia", "0.51", "--per-token", "-1"), "positive number"),
         (("--mia", "1.5", "--tokens", "5"), "strictly between 0 and 1"),
+        (("--mia", "0.51", "--tokens", "many"), "none of: 1000000, 100k, 2M"),
+        (("--mia", "0.51", "--tokens", "-5"), "none of: 1000000, 100k, 2M"),
+        (("--mia", "0.51", "--tokens", "1.5"), "whole number, not '1.5'"),
+        (("--mia", "0.51", "--tokens", "5", "--rate", "0"), "positive number of tokens per day"),
     ],
 )
 def test_bad_numbers_are_refused_with_the_ways_to_write_them(arguments, message):
     assert message in str(plan(*arguments).exception)
+
+
+@pytest.fixture
+def workspace(tmp_path, monkeypatch):
+    """As much of a workspace as the command needs: a manifest and the settings that init writes."""
+    for name in ("PACLM_KEY", "PACLM_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "clinic"
+    (folder / "curator").mkdir(parents=True, mode=0o700)
+    arguments = {"worlds": 32}
+    Manifest(format=1, id="", created="", versions={}, arguments=arguments, summary={}, files={}, base={}).write(folder)
+    (folder / "paclm.toml").write_text(render_settings(TrainingConfig()))
+    return folder
+
+
+def write(workspace, *arguments):
+    done = plan(*arguments, "--write", str(workspace))
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.output
+
+
+def budgets(workspace):
+    config = load_settings(workspace / "paclm.toml").config
+    return config.per_token, config.total, config.charge
+
+
+def test_a_plan_is_written_into_the_settings_and_nothing_else_of_them_changes(workspace):
+    before = (workspace / "paclm.toml").read_text().splitlines()
+    shown = write(workspace, *TARGET)
+    assert "for the 32 worlds it has" in shown
+    assert "a guess: 1/32" in shown
+    after = (workspace / "paclm.toml").read_text().splitlines()
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    assert [old for old, _ in changed] == ['# per_token = "2^-32"', '# total = "2^-10"']
+    assert all(new in shown.splitlines() for _, new in changed)
+    assert (workspace / "paclm.toml").stat().st_mode & 0o777 == 0o600
+    figures = json.loads(write(workspace, *TARGET, "--json"))
+    assert budgets(workspace) == (figures["per_token_nats"], figures["total_nats"], "every-token")
+    assert figures["workspace"] == str(workspace)
+
+
+def test_a_second_plan_replaces_the_first_and_keeps_remarks(workspace):
+    write(workspace, *TARGET)
+    text = (workspace / "paclm.toml").read_text().replace("\ntotal = ", "\n  total=", 1)
+    (workspace / "paclm.toml").write_text(text.replace("\n\n# How votes", "  # agreed in May\n\n# How votes", 1))
+    write(workspace, "--tokens", "4096", "--per-token", "2^-32", "--charge", "dissent")
+    assert budgets(workspace) == (2.0**-32, 2.0**-20, "dissent")
+    assert '\ntotal = "2^-20"  # agreed in May\n' in (workspace / "paclm.toml").read_text()
+    assert "charge" not in write(workspace, *TARGET).rpartition("worlds it has:")[2]  # it stays the workspace's
+    assert budgets(workspace)[2] == "dissent"
+
+
+@pytest.mark.parametrize("text", ["", "[training]\nepochs = 1\n", "[mechanism]\n[training]\nepochs = 1", "\r\n"])
+def test_a_plan_is_written_into_settings_that_name_no_budget_at_all(workspace, text):
+    (workspace / "paclm.toml").write_bytes(text.encode())
+    write(workspace, "--tokens", "4096", "--per-token", "2^-32")
+    assert budgets(workspace) == (2.0**-32, 2.0**-20, "every-token")
+    assert (load_settings(workspace / "paclm.toml").training.epochs == 1) == ("epochs" in text)
+
+
+def test_settings_in_an_unusual_shape_are_left_alone(workspace):
+    text = 'mechanism = {per_token = "2^-32", total = "2^-10"}\n'
+    (workspace / "paclm.toml").write_text(text)
+    with pytest.raises(WorkspaceError, match=r"cannot be changed here\. Write by hand: per_token = "):
+        write(workspace, *TARGET)
+    assert (workspace / "paclm.toml").read_text() == text
+
+
+def test_the_worlds_are_the_workspaces_and_a_plan_that_promises_nothing_is_not_written(workspace):
+    with pytest.raises(InvalidInput, match="has 32 worlds, not 64"):
+        write(workspace, *TARGET, "--worlds", "64")
+    with pytest.raises(InvalidInput, match="promises nothing"):
+        write(workspace, "--tokens", "1000", "--per-token", "0.01")
+    assert load_settings(workspace / "paclm.toml").config is None
+    with pytest.raises(WorkspaceError, match="is not a workspace"):
+        write(workspace.parent / "nowhere", *TARGET)
+
+
+def start_ledger(workspace, tokens):
+    settings = MechanismConfig(per_token=2.0**-32, total=2.0**-20)
+    key = load_keys(workspace / "curator", may_create=True).mac.reveal()
+    path = workspace / "curator" / "ledger.sqlite"
+    with Ledger.create(path, key, workspace="w", num_worlds=32, settings=settings, sealed_belief=b"sealed") as ledger:
+        if tokens:
+            ledger.commit([Usage("alice", tokens, tokens, tokens, tokens * 2**28)], b"moved")
+
+
+def test_after_the_first_charge_a_larger_total_is_not_a_matter_of_settings(workspace):
+    start_ledger(workspace, tokens=100)
+    with pytest.raises(InvalidInput, match=r"100 tokens charged.*Nothing was written.*paclm ledger extend .*clinic"):
+        write(workspace, "--tokens", "5000", "--per-token", "2^-32")
+    with pytest.raises(InvalidInput, match="are spent: what has left cannot be called back"):
+        write(workspace, "--tokens", "50", "--per-token", "2^-32")
+    assert load_settings(workspace / "paclm.toml").config is None
+    write(workspace, "--tokens", "2048", "--per-token", "2^-32")
+    assert budgets(workspace)[1] == 2.0**-21
+
+
+def test_before_the_first_charge_a_larger_total_is_written_and_the_ledger_asks(workspace):
+    start_ledger(workspace, tokens=0)
+    assert "before you serve: paclm ledger extend" in write(workspace, "--tokens", "8192", "--per-token", "2^-32")
+    assert budgets(workspace)[1] == 2.0**-19

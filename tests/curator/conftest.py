@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from curator.deployments import ScriptedEngine, build_workspace, set_mechanism
+from curator.deployments import ScriptedEngine, build_workspace, set_mechanism, without_notes
 from paclm import Curator
 from paclm.engine.engine import Engine
 from paclm.worlds.workspace import Workspace
@@ -21,6 +21,12 @@ MakeWorkspace = Callable[..., Workspace]
 def no_keys_around(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_WITNESS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def no_notes(own_state: None) -> Iterator[None]:
+    with without_notes():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from paclm.engine.engine import Ballot
 
@@ -51,6 +55,14 @@ def build_workspace(
     B = {layer: torch.empty_like(b).normal_(0.0, spread, generator=generator) for layer, b in start.B.items()}
     AdapterStack(spec, base.fingerprint, start.A, B).save(workspace.adapters_path / "worlds.safetensors")
     return workspace.with_adapters("worlds.safetensors")
+
+
+@contextmanager
+def without_notes() -> Iterator[None]:
+    """Copies of one workspace are many deployments over the same records; where nothing is noted nothing is said."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACLM_STATE_DIR", f"{os.devnull}/state")
+        yield
 
 
 def set_mechanism(path: Path, **settings: Any) -> None:

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from curator.deployments import WORLDS, ScriptedEngine, set_mechanism
+from curator.deployments import SUPPORT, WORLDS, ScriptedEngine, set_mechanism
 from paclm import Curator, Workspace
-from paclm.cli.ledger import mac_keys
+from paclm.cli.ledger_keys import mac_keys
+from paclm.config import RELEASES
 from paclm.curator import opening
 from paclm.curator.keys import KEY_FILE
 from paclm.curator.opening import LEDGER_FILE, open_custody
@@ -35,6 +36,7 @@ from paclm.errors import (
     WorkspaceError,
 )
 from paclm.ledger.recovery import adopt_restored, backup
+from paclm.privacy.releases import RULES
 
 Make = Callable[..., Workspace]
 OpenCurator = Callable[..., Curator]
@@ -107,6 +109,45 @@ def test_a_deleted_ledger_does_not_give_the_budget_back(used: Workspace) -> None
         path.unlink()
     with pytest.raises(CuratorError, match="the ledger beside it is gone"):
         open_custody(used)
+
+
+def empty_curator(workspace: Workspace) -> None:
+    for name in ("ledger.*", SECRET_FILE):
+        for path in workspace.curator_path.glob(name):
+            path.unlink()
+
+
+def test_a_ledger_made_anew_after_another_is_told_so_until_it_has_served(
+    make: Make, open_curator: OpenCurator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACLM_STATE_DIR", str(tmp_path / "state"))
+    workspace = make()
+    with open_curator(workspace) as curator:
+        assert curator.cautions == []
+        curator.generate("the", 6)
+    empty_curator(workspace)
+    for tokens in (0, 2):  # said at every opening before the first token
+        with pytest.warns(UserWarning, match=r"was made on 20\d\d-\d\d-\d\d and is gone from here.*put it back before"):
+            curator = open_curator(workspace)
+        assert curator.account.spent_units == 0
+        if tokens:
+            curator.generate("the", tokens)
+        curator.close()
+    open_curator(workspace).close()
+
+
+@pytest.mark.parametrize("kind", ["missing", "read-only", "a file"])
+def test_where_no_note_can_be_kept_the_workspace_is_served_all_the_same(
+    make: Make, open_curator: OpenCurator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    places = {"missing": "/proc/nowhere/state", "read-only": "/proc/state", "a file": str(tmp_path / "file")}
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PACLM_STATE_DIR", places[kind])
+    workspace = make()
+    for _ in range(2):
+        with open_curator(workspace) as curator:
+            assert len(curator.generate("the", 4).tokens) == 4
+        empty_curator(workspace)
 
 
 def test_another_key_is_refused_and_the_right_one_still_opens(used: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,3 +467,18 @@ def test_a_real_engine_is_loaded_from_the_workspace(make: Make) -> None:
         out = curator.generate("the patient reports", 5)
     assert len(out.tokens) == len(out.marks) <= 5
     assert out.private_tokens == len(out.tokens)
+
+
+def test_a_release_that_is_registered_for_studies_only_is_refused_with_the_reason(
+    make: Make, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert set(RELEASES) <= set(RULES), "what may be deployed is registered"
+    monkeypatch.setitem(RULES, "response", RULES["channel"]._replace(name="response"))
+    workspace = make()
+    set_mechanism(workspace.path, per_token="2^-8", total="2^-3", support_size=SUPPORT, release="response")
+    with pytest.raises(InvalidInput, match="'response': a deployment takes releases whose leak is proven"):
+        open_curator(workspace)
+    assert not (workspace.curator_path / LEDGER_FILE).exists()
+    set_mechanism(workspace.path, per_token="2^-8", total="2^-3", support_size=SUPPORT, release="channel")
+    with open_curator(workspace) as curator:  # the twin
+        assert curator.config.release == "channel"

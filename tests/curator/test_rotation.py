@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paclm import Curator, Workspace
-from paclm.cli.ledger import mac_keys
+from paclm.cli.ledger_keys import mac_keys
 from paclm.curator import rotation
 from paclm.curator.hidden import Hidden
 from paclm.curator.keys import KEY_FILE, NEW_KEY_FILE, Keys, load_keys, write_key

@@ -124,7 +124,12 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     def change_settings(self, per_token: float, charge: str) -> None:
         """Other settings from now on."""
-        self.config = replace(self.config, per_token=per_token, charge=charge)
+        config = replace(self.config, per_token=per_token, charge=charge)
+        if self.lost and config != self.ledger.settings and units_down(config.total) < self.ledger.account.spent_units:
+            with pytest.raises(InvalidInput, match="already spent"):  # adopted at a larger total than the copy knew
+                self.ledger.change_settings(config)
+            return
+        self.config = config
         self.ledger.change_settings(self.config)
 
     @rule(share=st.sampled_from([0.5, 0.9]))

@@ -65,7 +65,7 @@ def test_a_rolled_back_ledger_is_refused_by_its_witness(rolled_back):
 
 
 def test_a_ledger_with_a_witness_never_opens_without(rolled_back):
-    with pytest.raises(WitnessMissing, match="none was named"):
+    with pytest.raises(WitnessMissing, match=r"none was named.*PACLM_WITNESS=PATH or --witness PATH"):
         rolled_back.open()
     rolled_back.witness.unlink()
     with pytest.raises(WitnessMissing, match=r"No such file.*replace-witness"):
@@ -249,13 +249,26 @@ def test_a_forged_witness_is_refused(books, tmp_path):
         books.open(witness=books.witness)
 
 
-def test_the_witness_of_another_ledger_is_refused(books, tmp_path):
+@pytest.mark.parametrize("has_other_key", [False, True])
+def test_the_witness_of_another_ledger_is_refused(books, tmp_path, has_other_key):
     (tmp_path / "other").mkdir()
     other = type(books)(tmp_path / "other")
-    other.with_steps(1, witness=other.witness).close()
+    with other.with_steps(1, witness=other.witness) as ledger:
+        if has_other_key:
+            ledger.rotate_key(NEW_KEY)
     books.with_steps(1).close()
-    with pytest.raises(WitnessMissing, match="another ledger"):
+    with pytest.raises(WitnessMissing, match=r"belongs to another ledger .* PACLM_WITNESS=PATH or --witness"):
         books.open(witness=other.witness)
+    with pytest.raises(WitnessMissing, match="belongs to another ledger"):
+        adopt_restored(books.path, books.key, confirmed_by="ada", witness=other.witness)
+
+
+def test_a_witness_that_was_replaced_is_refused(books, tmp_path):
+    books.with_steps(2, witness=books.witness).close()
+    replace_witness(books.path, books.key, confirmed_by="ada", witness=tmp_path / "new.witness")
+    with pytest.raises(WitnessMissing, match="on record: it was replaced"):
+        books.open(witness=books.witness)
+    books.open(witness=tmp_path / "new.witness").close()
 
 
 def test_a_belief_that_outgrows_the_witness_stops_the_ledger(books):
@@ -331,8 +344,8 @@ def test_a_testimony_that_would_give_budget_back_is_refused(rolled_back, monkeyp
     """No honest witness says so; one that does is not believed, whatever its MAC."""
     books, read = rolled_back, witness_file.Witness.read
 
-    def generous(self):
-        testimony = read(self)
+    def generous(self, ledger):
+        testimony = read(self, ledger)
         return replace(testimony, state={**testimony.state, "spent_units": 0})
 
     monkeypatch.setattr(witness_file.Witness, "read", generous)

@@ -190,7 +190,7 @@ def test_groups_are_never_split(groups: list[str], seed: int) -> None:
     [
         ((0, 4, 1), "num_records must be a whole number of at least 1, not 0"),
         ((2.5, 4, 1), "num_records must be a whole number, not 2.5"),
-        ((4, 0, 1), "num_worlds must be a whole number of at least 2, not 0"),
+        ((4, 0, 1), "The number of worlds must be a whole number of at least 2, not 0"),
         ((4, 5, 1), "The number of worlds must be even, because every record is in half of them, not 5"),
         ((4, 4, -1), "seed must be a whole number of at least 0, not -1"),
         ((4, 4, True), "seed must be a whole number of at least 0, not True"),

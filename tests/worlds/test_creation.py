@@ -1,9 +1,8 @@
-"""Making a workspace: repeated, refused, interrupted, and beside another one over the same records."""
+"""Making a workspace: repeated, refused, interrupted."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -20,7 +19,6 @@ from paclm.worlds import creation
 from paclm.worlds.creation import Created, create_workspace
 from paclm.worlds.fingerprints import Base
 from paclm.worlds.records import Corpus, ReadOptions, Record, Row, collect_records
-from paclm.worlds.registry import find_overlaps, remember_workspace, sketch_texts
 from paclm.worlds.workspace import Workspace
 
 Make = Callable[..., Created]
@@ -144,7 +142,21 @@ def test_cut_records_are_counted(make: Make) -> None:
     summary = make(max_record_tokens=16).workspace.manifest.summary
     assert summary["num_records_cut"] > 0
     assert summary["num_tokens_dropped"] > 0
-    assert make("whole").workspace.manifest.summary["num_records_cut"] == 0
+    assert 0 < summary["held_out_cut"] < summary["num_records_cut"]
+    whole = make("whole").workspace.manifest.summary
+    assert whole["num_records_cut"] == whole["held_out_cut"] == 0
+
+
+def test_a_long_record_is_counted_as_cut_in_whatever_part_it_comes_to_lie(make: Make, texts: list[str]) -> None:
+    long = "word " * 3000
+    cuts = set()
+    for place in range(0, 40, 4):
+        corpus = corpus_of([*texts[:place], long, *texts[place:40]])
+        summary = make(f"long-{place}", corpus=corpus, group_by=None, holdout=20).workspace.manifest.summary
+        assert summary["num_records_cut"] == 1
+        assert summary["num_tokens_dropped"] > 0
+        cuts.add(summary["held_out_cut"])
+    assert cuts == {0, 1}  # the same seed: it lay in both parts
 
 
 # --- interrupted ------------------------------------------------------------------------------------------------------
@@ -254,75 +266,6 @@ def test_two_inits_at_once_do_not_mix(make: Make, tmp_path: Path, monkeypatch: p
         make()
     assert Workspace.open(tmp_path / "clinic").manifest.arguments["seed"] == 7
     assert not list(tmp_path.glob(".clinic.init-*"))
-
-
-# --- two workspaces over the same records -----------------------------------------------------------------------------
-
-
-def test_a_second_workspace_over_the_same_records_is_told_that_budgets_add_up(make: Make, state_folder: Path) -> None:
-    first = make("one")
-    second = make("two")
-    assert first.cautions == ()
-    (caution,) = second.cautions
-    assert str(first.workspace.path) in caution
-    assert "is over the same corpus. Their budgets add up" in caution
-    assert make("two").cautions == ()  # repeating is no third workspace
-
-
-def test_a_workspace_killed_before_it_was_noted_is_noted_when_init_is_repeated(make: Make, state_folder: Path) -> None:
-    make("one")
-    shutil.rmtree(state_folder)
-    make("one")
-    assert len(make("two").cautions) == 1
-
-
-def test_a_corpus_that_shares_some_records_is_recognized_and_others_are_not(
-    make: Make, texts: list[str], state_folder: Path
-) -> None:
-    make("one", corpus=corpus_of(texts), group_by=None)
-    more = [f"something else entirely {number}" for number in range(200)]
-    (caution,) = make("two", corpus=corpus_of([*texts[:150], *more[:50]]), group_by=None).cautions
-    assert "about 60% of the same records" in caution  # 150 shared of 250
-    assert make("three", corpus=corpus_of(more[50:]), group_by=None).cautions == ()
-
-
-def test_a_workspace_that_was_deleted_still_counts(make: Make, tmp_path: Path) -> None:
-    make("one")
-    shutil.rmtree(tmp_path / "one")
-    (caution,) = make("one").cautions
-    assert "(no longer there, but what it released is)" not in caution  # the same place, taken by the new one
-    shutil.rmtree(tmp_path / "one")
-    cautions = make("two").cautions
-    assert len(cautions) == 2
-    assert all("no longer there, but what it released is" in caution for caution in cautions)
-
-
-def test_synthetic_records_have_no_budget_to_share(make: Make, state_folder: Path, corpus: Corpus) -> None:
-    synthetic = Corpus(corpus.name, corpus.records, corpus.report, is_synthetic=True)
-    make("one", corpus=synthetic)
-    assert make("two", corpus=synthetic).cautions == ()
-    assert not state_folder.exists()
-
-
-def test_the_register_keeps_hashes_only_and_for_its_owner_only(
-    make: Make, state_folder: Path, texts: list[str]
-) -> None:
-    make()
-    (note,) = (state_folder / "workspaces").iterdir()
-    assert stat.S_IMODE(note.stat().st_mode) == 0o600
-    assert stat.S_IMODE(note.parent.stat().st_mode) == 0o700
-    assert not any(text in note.read_text() for text in texts)
-
-
-def test_a_large_overlap_is_estimated_well_and_a_damaged_note_is_passed_over(state_folder: Path) -> None:
-    ours = [f"record {number}" for number in range(20_000)]
-    others = ours[5000:] + [f"other {number}" for number in range(5000)]
-    remember_workspace("other", Path("/elsewhere"), sketch_texts(others))
-    (state_folder / "workspaces" / "damaged.json").write_text("{")
-    (sighting,) = find_overlaps(sketch_texts(ours), own_id="mine")
-    # 15,000 of 25,000 shared; a share of 256 draws has standard deviation 0.031: off by 0.15 has chance 1e-6
-    assert abs(sighting.shared - 0.6) < 0.15
-    assert find_overlaps(sketch_texts(ours), own_id="other") == []
 
 
 def test_repetitions_and_sources_survive_the_disk(make: Make) -> None:

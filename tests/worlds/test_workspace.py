@@ -20,6 +20,7 @@ from paclm.errors import InvalidInput, WorkspaceError
 from paclm.worlds.creation import Created
 from paclm.worlds.fingerprints import Base, fingerprint_base
 from paclm.worlds.records import Corpus
+from paclm.worlds.registry import remember_ledger
 from paclm.worlds.workspace import Workspace
 
 Make = Callable[..., Created]
@@ -183,7 +184,7 @@ def test_a_folder_that_is_no_workspace_says_why(tmp_path: Path) -> None:
     [
         ("{", "is not JSON"),
         ("[]", "has format None"),
-        ('{"format": 99}', "has format 99; this version of paclm reads format 1"),
+        ('{"format": 99}', "has format 99, and this version of paclm reads format 1"),
         ('{"format": 1}', "lacks or adds entries"),
     ],
 )
@@ -238,7 +239,7 @@ def test_the_template_explains_every_setting_and_its_examples_are_valid(make: Ma
         ("[mechanism]\nper_token = 1.0\n", InvalidInput, "needs total"),
         ("[mechanism]\nrelease = 'laplace'\n", InvalidInput, "release must be one of"),
         ("[mechanisms]\n", InvalidInput, "Unknown section mechanisms"),
-        ("mechanism = 1\n", InvalidInput, "Known: mechanism, runtime, server, training"),
+        ("mechanism = 1\n", InvalidInput, "mechanism in .* stands outside of a section"),
         ("[training]\nepochs = 0\n", InvalidInput, "epochs must be at least 1, not 0"),
         ("[training]\nrank = '8'\n", InvalidInput, "rank in .* must be written like 8, not '8'"),
         ("[training]\ncoupled = 'no'\n", InvalidInput, "coupled in .* must be written like True, not 'no'"),
@@ -283,5 +284,6 @@ def test_create_from_python_opens_what_is_there_and_warns(
         "corpus": corpus, "base": base, "tokenizer": small_tokenizer, "num_worlds": 8, "group_by": "patient"
     }  # fmt: skip
     assert Workspace.create(first.path, **arguments).manifest == first.manifest
-    with pytest.warns(UserWarning, match="budgets add up"):
+    remember_ledger(first.manifest.id, "its ledger")
+    with pytest.warns(UserWarning, match="Plan as if all totals added up"):
         Workspace.create(tmp_path / "second", **arguments)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paclm.cli.console import JsonFlag, print_json
+from paclm.cli.ledger_keys import NO_WITNESS, KeyFilesOption, WitnessOption, find_ledger, ledger_path, mac_keys
 from paclm.config import format_budget
 from paclm.errors import InvalidInput, LedgerError
 
@@ -18,38 +19,15 @@ if TYPE_CHECKING:
 ledger = typer.Typer(help="What was spent, and whether the books can be believed.", no_args_is_help=True)
 
 WorkspaceArgument = Annotated[Path, typer.Argument(help="Folder made by paclm init.")]
-WitnessOption = Annotated[
-    Path | None, typer.Option(envvar="PACLM_WITNESS", help="The ledger's witness: a file on another disk.")
+PlaceArgument = Annotated[
+    Path, typer.Argument(metavar="WORKSPACE", help="Folder made by paclm init; or the file of a ledger, as a backup.")
 ]
 YesFlag = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
+NOT_HIDDEN = "Whether a record is in the corpus at all is not hidden."
+
 _BARS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 60
-
-
-def ledger_path(workspace: Path) -> Path:
-    """Where a workspace keeps its ledger."""
-    return workspace / "curator" / "ledger.sqlite"
-
-
-def mac_keys(workspace: Path) -> list[bytes]:
-    """The keys that sign the ledger, the newest first, from where the operator keeps them."""
-    from paclm.curator.keys import keys_at_hand
-    from paclm.curator.sealed import SealedFile
-    from paclm.ledger.chain import key_name
-    from paclm.ledger.verify import signing_key
-
-    folder = workspace / "curator"
-    if not ledger_path(workspace).exists():
-        return []  # nothing was served yet: reading the ledger says so
-    candidates, sealings = keys_at_hand(folder), SealedFile(folder).read()
-    if len(candidates) > 1:  # an exchange of keys was cut short: secret and ledger know which one is in force
-        candidates = [keys for keys in candidates if keys.id in sealings] or candidates
-        newest = signing_key(ledger_path(workspace))
-        candidates.sort(key=lambda keys: key_name(keys.mac.reveal()) != newest)
-    keys = candidates[0]
-    retired = sealings[keys.id].retired_keys(keys) if keys.id in sealings else []
-    return [key.mac.reveal() for key in (keys, *retired)]
 
 
 def operator() -> str:
@@ -58,7 +36,7 @@ def operator() -> str:
 
 
 @ledger.command("show")
-def show(workspace: WorkspaceArgument, as_json: JsonFlag = False) -> None:
+def show(workspace: PlaceArgument, as_json: JsonFlag = False) -> None:
     """
     Show spending, remaining tokens and bounds
 
@@ -69,10 +47,11 @@ def show(workspace: WorkspaceArgument, as_json: JsonFlag = False) -> None:
     \b
         paclm ledger show clinic
         paclm ledger show clinic --json | jq .remaining_tokens
+        paclm ledger show /backup/clinic-monday.sqlite
     """
     from paclm.ledger.verify import verify as verify_ledger
 
-    report = verify_ledger(ledger_path(workspace))
+    report = verify_ledger(find_ledger(workspace))
     if report.contents is None:
         raise LedgerError(report.problem or "The ledger cannot be read.")
     if as_json:
@@ -84,11 +63,13 @@ def show(workspace: WorkspaceArgument, as_json: JsonFlag = False) -> None:
         typer.echo(f"NOT INTACT: {report.problem}\nWhat follows is what the newest row says.\n")
     _print_figures(report.contents)
     _print_history(report.usage)
+    typer.echo(f"\n{NOT_HIDDEN}")
 
 
 @ledger.command("verify")
 def verify(
-    workspace: WorkspaceArgument,
+    workspace: PlaceArgument,
+    key_file: KeyFilesOption = None,
     without_key: Annotated[
         bool, typer.Option("--without-key", help="Check hashes and sums only: no MAC, no key needed.")
     ] = False,
@@ -104,16 +85,19 @@ def verify(
 
     \b
         paclm ledger verify clinic
+        paclm ledger verify /backup/clinic-monday.sqlite --key-file /safe/clinic.key
         paclm ledger verify copy-for-the-auditor --without-key --json | jq .intact
     """
     from paclm.ledger.verify import verify as verify_ledger
 
-    report = verify_ledger(ledger_path(workspace), None if without_key else mac_keys(workspace))
+    report = verify_ledger(find_ledger(workspace), None if without_key else mac_keys(workspace, key_file))
+    lost = report.contents.head.seq - report.num_events if report.contents else 0
     figures: dict[str, Any] = {
         "intact": report.intact,
         "problem": report.problem,
         "bad_row": report.bad_seq,
         "rows": report.num_events,
+        "lost_rows": lost,
         "macs_checked": report.macs_checked,
         "is_copy": report.is_copy,
         "head_row": report.contents.head.seq if report.contents else None,
@@ -124,7 +108,8 @@ def verify(
     elif report.intact:
         checked = "hashes, sums and MACs" if report.macs_checked else "hashes and sums; without the key no MACs"
         typer.echo(f"Intact: {report.num_events:,} rows ({checked}).")
-        typer.echo(f"Head: row {figures['head_row']}, {figures['head_digest']}")
+        missing = f" ({lost:,} lost before a restore)" if lost else ""
+        typer.echo(f"Head: row {figures['head_row']}{missing}, {figures['head_digest']}")
         if report.is_copy:
             typer.echo("This is a backup copy: paclm ledger adopt is needed before it can serve.")
     else:
@@ -175,7 +160,7 @@ def extend(
         }
         question = (
             f"Total: {format_budget(books.settings.total)} → {format_budget(config.total)} nats.\n"
-            f"Bound on attacks against a record: {old.mia:.4%} → {new.mia:.4%}.\n"
+            f"Bound on attacks on whether a record was in the secretly drawn half: {old.mia:.4%} → {new.mia:.4%}.\n"
             f"Bound on naming the realized world: {old.world_id:.4%} → {new.world_id:.4%}.\n"
             "The new bounds hold for everything, also for what has left already. Extend?"
         )
@@ -185,7 +170,7 @@ def extend(
     if as_json:
         print_json(figures)
     else:
-        typer.echo(f"Committed: {format_budget(config.total)} nats, {new.mia:.4%} on a record.")
+        typer.echo(f"Committed: {format_budget(config.total)} nats, {new.mia:.4%} on which half a record was in.")
 
 
 def _figures(contents: Contents) -> dict[str, Any]:
@@ -201,6 +186,7 @@ def _figures(contents: Contents) -> dict[str, Any]:
         "remaining_tokens": account.remaining_tokens(contents.settings.per_token),
         "mia_bound": bounds.mia,
         "world_id_bound": bounds.world_id,
+        "witness": state.witness,
     }
 
 
@@ -221,12 +207,21 @@ def _print_figures(contents: Contents) -> None:
         ("Public tokens", f"{figures['public_tokens']:,}"),
         ("Remaining", f"{figures['remaining_tokens']:,} charged tokens at {price} nats"),
         ("Guarantee", f"at the committed total of {committed} nats, whatever was spent so far:"),
-        ("", f"no attack on a record above {figures['mia_bound']:.4%} (a guess: 50%),"),
-        ("", f"none that names the realized world above {figures['world_id_bound']:.4%} (a guess: 1/{worlds})"),
+        ("", "no attack on whether a record was in the secretly drawn half succeeds"),
+        ("", f"more than {figures['mia_bound']:.4%} of the time (a guess: 50%),"),
+        ("", f"none names the realized world more than {figures['world_id_bound']:.4%} (a guess: 1/{worlds})."),
+        ("Witness", _witness(contents.state.witness)),
     ):
         typer.echo(f"{name:<16}{text}")
     if contents.state.belief_is_lost:
         typer.echo("This ledger was restored without a witness: nothing can be charged to it any more.")
+
+
+def _witness(name: str | None) -> str:
+    if name is None:
+        return f"none: {NO_WITNESS}"
+    place = os.environ.get("PACLM_WITNESS")
+    return f"{name}, at {place} (PACLM_WITNESS)" if place else f"{name}; where it is, PACLM_WITNESS must say"
 
 
 def _print_history(usage: UsageTable) -> None:

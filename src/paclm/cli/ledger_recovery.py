@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from paclm.cli.ledger import WitnessOption, WorkspaceArgument, YesFlag, ledger_path, mac_keys, operator
+from paclm.cli.ledger import WorkspaceArgument, YesFlag, operator
+from paclm.cli.ledger_keys import NO_WITNESS, WitnessOption, ledger_path, mac_keys
 from paclm.config import parse_budget
 from paclm.errors import InvalidInput, PaclmError
 
@@ -25,9 +26,13 @@ def backup(workspace: WorkspaceArgument, to: Annotated[Path, typer.Argument(help
         paclm ledger backup clinic /backup/ledger-monday.sqlite
     """
     from paclm.ledger.recovery import backup as copy_ledger
+    from paclm.ledger.verify import witness_on_record
 
-    copy_ledger(ledger_path(workspace), to)
-    typer.echo(f"Copied to {to}. To use it: put it back as {ledger_path(workspace)}, then paclm ledger adopt.")
+    path = ledger_path(workspace)
+    copy_ledger(path, to)
+    typer.echo(f"Copied to {to}. To use it: put it back as {path}, then paclm ledger adopt.")
+    if not witness_on_record(path):
+        typer.echo(f"No witness: {NO_WITNESS}", err=True)
 
 
 def adopt(

@@ -1,32 +1,49 @@
-"""`paclm plan`: a budget before the first token."""
+"""`paclm plan`: a budget before the first token, on paper or into a workspace's settings."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paclm.cli.console import JsonFlag, print_json
-from paclm.config import ChargeName, format_budget, parse_budget, parse_probability
+from paclm.config import ChargeName, format_budget, parse_budget, parse_count, parse_probability
+from paclm.errors import InvalidInput, LedgerError
 
 if TYPE_CHECKING:
+    from paclm.ledger.reading import Contents
     from paclm.privacy.planner import Plan
+
+_WORLDS = 128
 
 
 def plan(
     mia: Annotated[
-        str | None, typer.Option(help="Target: no membership attack succeeds more often (0.51, 51%).")
+        str | None, typer.Option(help="Target: no attack on which half was used succeeds more often (0.51, 51%).")
     ] = None,
-    tokens: Annotated[int | None, typer.Option(help="How many tokens to release.")] = None,
+    tokens: Annotated[str | None, typer.Option(help="How many tokens to release (1000000, 100k, 2M).")] = None,
     per_token: Annotated[str | None, typer.Option(help="Nats charged per token (2^-32, 1e-9).")] = None,
     prior: Annotated[str, typer.Option(help="Success of a guess before anything is released.")] = "1/2",
-    worlds: Annotated[int, typer.Option(help="Number of worlds, m.")] = 128,
-    charge: Annotated[ChargeName, typer.Option(help="Which tokens are charged.")] = "every-token",
+    worlds: Annotated[
+        int | None, typer.Option(help="Number of worlds, m.", show_default=f"{_WORLDS}; with --write the workspace's")
+    ] = None,
+    charge: Annotated[
+        ChargeName | None,
+        typer.Option(help="Which tokens are charged.", show_default="every-token; with --write the workspace's"),
+    ] = None,
     dissent_rate: Annotated[
         float | None, typer.Option(help="Share of tokens on which worlds differ; worst case 1 when not given.")
     ] = None,
-    rate: Annotated[float | None, typer.Option(help="Tokens per day, to tell how long the budget lasts.")] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="Tokens per day, to tell how long the budget lasts (20000, 20k).")
+    ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(metavar="WORKSPACE", help="Write the settings into [mechanism] of this workspace's paclm.toml."),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Plan a budget: give two of --mia, --tokens and --per-token, and the third follows.
@@ -35,31 +52,119 @@ def plan(
 
     \b
     Example usage:
+        paclm plan --mia 51% --tokens 1M --write clinic
         paclm plan --mia 51% --per-token 2^-32
         paclm plan --mia 0.51 --tokens 1000000 --charge dissent --dissent-rate 0.24
-        paclm plan --tokens 1000000 --per-token 2^-32 --rate 20000 --json | jq .days
+        paclm plan --tokens 1M --per-token 2^-32 --rate 20k --json | jq .days
     """
     from paclm.privacy.planner import plan as make_plan
 
+    found: dict[str, Any] = {} if write is None else _read_workspace(write, worlds)
+    chosen: ChargeName = charge or found.get("charge", "every-token")
+    num_worlds = worlds or found.get("worlds", _WORLDS)
     charges: tuple[ChargeName, ...] = ("every-token", "dissent")
     plans = {
         name: make_plan(
             mia=None if mia is None else parse_probability(mia),
-            tokens=tokens,
+            tokens=None if tokens is None else _whole(tokens),
             per_token=None if per_token is None else parse_budget(per_token),
             prior=parse_probability(prior),
-            num_worlds=worlds,
+            num_worlds=num_worlds,
             charge=name,
             dissent_rate=1.0 if dissent_rate is None else dissent_rate,
-            tokens_per_day=rate,
+            tokens_per_day=None if rate is None else float(parse_count(rate)),
         )
         for name in charges
     }
+    settings = _settings(plans[chosen], found.get("charge", "every-token"))
+    said = "" if write is None else _write(write, settings, num_worlds)
     if as_json:
-        print_json(dataclasses.asdict(plans[charge]))
+        figures = dataclasses.asdict(plans[chosen])
+        print_json(figures if write is None else {**figures, "workspace": str(write)})
         return
     _print_table(list(plans.values()), dissent_rate)
-    _print_words(plans[charge], worlds, prior)
+    _print_words(plans[chosen], num_worlds, prior)
+    if write is None:
+        typer.echo("For [mechanism] of paclm.toml (or add --write WORKSPACE):")
+    else:
+        typer.echo(f"Written into [mechanism] of {write / 'paclm.toml'}, for the {num_worlds} worlds it has:")
+    for name, value in settings.items():
+        typer.echo(f"{name} = {json.dumps(value)}")
+    if said:
+        typer.echo(said)
+
+
+def _whole(text: str) -> int:
+    count = parse_count(text)
+    if count.denominator != 1:
+        raise InvalidInput(f"--tokens must be a whole number, not {text!r}.")
+    return int(count)
+
+
+def _settings(plan: Plan, charge_now: str) -> dict[str, Any]:
+    """What paclm.toml must say, as it is written there: exact powers of two as people say them, else every digit."""
+    budgets = {"per_token": plan.per_token_nats, "total": plan.total_nats}
+    settings: dict[str, Any] = {
+        name: format_budget(nats) if "^" in format_budget(nats) else nats for name, nats in budgets.items()
+    }
+    return settings if plan.charge == charge_now else {**settings, "charge": plan.charge}
+
+
+def _read_workspace(path: Path, worlds: int | None) -> dict[str, Any]:
+    """How many worlds there are, and what is charged."""
+    from paclm.worlds.manifest import load_manifest
+    from paclm.worlds.settings import load_settings
+
+    found = int(load_manifest(path).arguments["worlds"])
+    if worlds not in (None, found):
+        raise InvalidInput(f"{path} has {found} worlds, not {worlds}. Leave --worlds out: --write takes its own.")
+    mechanism = load_settings(path / "paclm.toml").mechanism
+    return {"worlds": found, "charge": mechanism.get("charge", "every-token")}
+
+
+def _write(path: Path, settings: dict[str, Any], num_worlds: int) -> str:
+    """Write into paclm.toml what can come into force there; returns what is left to do, if anything."""
+    from paclm.cli.ledger_keys import ledger_path
+    from paclm.curator.terms import check_budgets
+    from paclm.ledger.verify import verify
+    from paclm.worlds.settings import load_settings, write_mechanism
+
+    file = path / "paclm.toml"
+    config = load_settings(file).mechanism_with(**settings)
+    check_budgets(config, num_worlds)
+    books: Contents | None = None
+    if ledger_path(path).exists():
+        report = verify(ledger_path(path))
+        if report.contents is None:
+            raise LedgerError(report.problem or "The ledger cannot be read.")
+        books = report.contents
+    said = "" if books is None else _judge(path, config.total, books)
+    write_mechanism(file, settings)
+    return said
+
+
+def _judge(path: Path, total: float, books: Contents) -> str:
+    """Refuse a total that a ledger in use does not take; say what comes next where it asks first."""
+    from paclm.privacy.accounting import units_down
+
+    account = books.state.account
+    numbers = f"{format_budget(total)} nats, and {format_budget(account.total_nats)} are committed"
+    if units_down(total) < account.spent_units:
+        raise InvalidInput(
+            f"The plan has a total of {format_budget(total)} nats, and {format_budget(account.spent_nats)} are spent: "
+            "what has left cannot be called back. Nothing was written. Plan for more."
+        )
+    if units_down(total) <= account.total_units:
+        return ""
+    if account.spent_units:
+        raise InvalidInput(
+            f"The plan has a total of {numbers} with {account.charged_tokens:,} tokens charged: a larger one weakens "
+            "the guarantee for everything that has left. Nothing was written. If you mean it, write total = "
+            f"{total!r} into [mechanism] of {path / 'paclm.toml'} yourself, then: paclm ledger extend {path}"
+        )
+    return (
+        f"The total is {numbers} in the ledger. Nothing was charged yet; before you serve: paclm ledger extend {path}"
+    )
 
 
 def _print_table(plans: list[Plan], dissent_rate: float | None) -> None:
@@ -90,12 +195,9 @@ def _print_words(plan: Plan, worlds: int, prior: str) -> None:
     typer.echo(
         f"\nCommit a total of {plan.total_nats:.6g} nats before the first token. Until it is gone, "
         f"{plan.tokens:,} tokens{expected},\n"
-        f"no attack on a record succeeds more than {plan.mia_bound:.2%} of the time (a guess: {prior}),\n"
+        "no attack on whether a record was in the secretly drawn half succeeds more than "
+        f"{plan.mia_bound:.2%} of the time (a guess: {prior}),\n"
         f"and none names the realized world more than {plan.world_id_bound:.2%} of the time (a guess: 1/{worlds})."
-    )
-    charge = "" if plan.charge == "every-token" else f', charge = "{plan.charge}"'
-    typer.echo(
-        f"For [mechanism] of paclm.toml: per_token = {plan.per_token_nats!r}, total = {plan.total_nats!r}{charge}"
     )
     if plan.mia_bound >= 1.0:
         typer.echo("That bound says nothing: ln 2 nats and more allow certainty about a record. Lower a number.")

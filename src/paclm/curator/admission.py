@@ -24,9 +24,10 @@ def check_fits(account: Account, *, held: int, units: int, worst: int) -> None:
     if account.affords(held + units):
         return
     free = max(0, account.remaining_units - held)
+    fewer = f"Ask for at most {free // worst:,} tokens, extend" if free >= worst else "Extend"
     raise BudgetExceeded(
         f"The request may cost {nats_up(units):.6g} nats ({units // worst:,} tokens), and {nats_up(free):.6g} are "
         f"free: of {account.total_nats:.6g}, {account.spent_nats:.6g} are spent and {nats_up(held):.6g} "
-        f"held for other requests. Ask for at most {free // worst:,} tokens, extend the total with "
+        f"held for other requests. {fewer} the total with "
         '`paclm ledger extend`, or set on_exhausted = "public" in [mechanism].'
     )

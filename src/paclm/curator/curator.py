@@ -10,7 +10,6 @@ as a whole or not at all; only an interruption in the very middle of handing out
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,11 +22,11 @@ import numpy as np
 from paclm.curator.admission import check_fits, check_request
 from paclm.curator.hidden import Hidden
 from paclm.curator.models import load_models
-from paclm.curator.opening import Custody, open_custody
+from paclm.curator.opening import Custody, named_witness, open_custody
 from paclm.curator.outcomes import Outcome, UsageFigures, usage_by_tag
 from paclm.curator.secret import leak_to_three_digits
 from paclm.curator.streams import Generation, Piece, Pieces, Request, Stream
-from paclm.curator.terms import cautions
+from paclm.curator.terms import cautions, deployment_cautions, training_cautions
 from paclm.curator.text import Tokenizer
 from paclm.curator.turns import Turns
 from paclm.engine.engine import Ballot, Engine
@@ -38,8 +37,6 @@ from paclm.privacy.randomness import Noise
 from paclm.privacy.releases import rule_named
 from paclm.privacy.step import is_unanimous
 from paclm.worlds.workspace import Workspace
-
-WITNESS_VARIABLE = "PACLM_WITNESS"
 
 
 class Options(TypedDict, total=False):
@@ -62,8 +59,11 @@ class Delivery(NamedTuple):
 class Curator:
     """Single writer over one secret. Open it with `Curator.open`, use it as a context manager."""
 
-    def __init__(self, custody: Custody, engine: Engine, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, custody: Custody, engine: Engine, tokenizer: Tokenizer, more_cautions: Sequence[str] = ()
+    ) -> None:
         self._custody = custody
+        self._more_cautions = more_cautions
         self._engine = engine
         self._tokenizer = tokenizer
         self._noise = Noise()
@@ -91,10 +91,12 @@ class Curator:
         `witness`: a second file, best on another disk, that knows how far the ledger came; PACLM_WITNESS names it too.
         """
         path = workspace.path if isinstance(workspace, Workspace) else workspace
-        witness = witness or os.environ.get(WITNESS_VARIABLE) or None
-        custody = open_custody(Workspace.open(path), Path(witness) if witness else None)
+        opened = Workspace.open(path)
+        custody = open_custody(opened, named_witness(witness))
         try:
-            curator = cls(custody, *load_models(path, custody, engine, tokenizer))
+            books = custody.ledger
+            more = [*training_cautions(opened), *deployment_cautions(opened, books.ledger_id, books.state.tokens)]
+            curator = cls(custody, *load_models(path, custody, engine, tokenizer), more)
             for sentence in curator.cautions:
                 warnings.warn(sentence, stacklevel=2)
             return curator
@@ -227,8 +229,13 @@ class Curator:
 
     @property
     def cautions(self) -> list[str]:
-        """What the owner should know about the committed total."""
-        return cautions(nats_up(self._custody.ledger.state.committed_units))
+        """What the owner should know about the committed total and the settings."""
+        return [*cautions(nats_up(self._custody.ledger.state.committed_units)), *self._more_cautions]
+
+    @property
+    def has_witness(self) -> bool:
+        """Whether a second file knows how far the ledger came, so that one that was put back is noticed."""
+        return self._custody.ledger.state.witness is not None
 
     def usage(self) -> UsageFigures:
         """What was had by each tag and in each hour, from the ledger."""

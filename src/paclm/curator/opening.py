@@ -9,6 +9,7 @@ yes      yes           restore the belief of the last commit, bit for bit
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,14 +20,16 @@ from paclm.curator.hidden import Hidden, tells_only_its_message
 from paclm.curator.keys import Keys, keys_at_hand, load_keys, settle_own_key
 from paclm.curator.sealed import SealedFile, Sealing
 from paclm.curator.secret import Secret, prior_belief, seal_belief, unseal_belief
-from paclm.curator.terms import budgets_of, check_first_token, check_same_worlds, worlds_digest
+from paclm.curator.terms import budgets_of, check_first_token, check_same_worlds, check_trained_as_set, worlds_digest
 from paclm.errors import CuratorError, LedgerWrongKey, UnsoundState
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
 from paclm.privacy.arrays import FloatArray
+from paclm.worlds.registry import remember_ledger
 from paclm.worlds.workspace import Workspace
 
 LEDGER_FILE = "ledger.sqlite"
+WITNESS_VARIABLE = "PACLM_WITNESS"
 
 
 @dataclass(slots=True)
@@ -58,6 +61,12 @@ class Custody:
         self.commit_seconds = time.perf_counter() - started
 
 
+def named_witness(witness: str | Path | None) -> Path | None:
+    """The witness that the caller names, else the one that the environment does."""
+    named = witness or os.environ.get(WITNESS_VARIABLE)
+    return Path(named) if named else None
+
+
 def open_custody(workspace: Workspace, witness: Path | None = None) -> Custody:
     """Take the lock and restore everything; the first time, make it."""
     config = budgets_of(workspace)
@@ -73,8 +82,10 @@ def open_custody(workspace: Workspace, witness: Path | None = None) -> Custody:
         )
     else:
         check_first_token(config)
+        check_trained_as_set(workspace)
         keys, retired = load_keys(workspace.curator_path, may_create=True), []
         ledger = _create_ledger(workspace, config, keys, digest, witness)
+        remember_ledger(workspace.manifest.id, ledger.ledger_id)
     try:
         check_same_worlds(ledger.workspace, digest, tokens=ledger.state.tokens, workspace=workspace)
         ledger.change_settings(config)

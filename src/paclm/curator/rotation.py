@@ -26,7 +26,7 @@ from paclm.curator.keys import (
     settle_own_key,
     write_key,
 )
-from paclm.curator.opening import open_custody
+from paclm.curator.opening import named_witness, open_custody
 from paclm.curator.sealed import SealedFile, Sealing
 from paclm.curator.secret import seal_belief
 from paclm.errors import CuratorError
@@ -34,8 +34,10 @@ from paclm.ledger.ledger import Ledger
 from paclm.worlds.workspace import Workspace
 
 
-def rotate_key(workspace: Workspace, master: Hidden[bytes] | None = None, witness: Path | None = None) -> str:
+def rotate_key(workspace: Workspace, master: Hidden[bytes] | None = None, witness: str | Path | None = None) -> str:
     """Put a new master key in force and return its id. Nothing may be serving meanwhile: this takes the lock.
+
+    `witness`: as for `Curator.open`; PACLM_WITNESS names it too.
 
     A key in curator/key is replaced there, by a fresh one unless `master` is given. A key that the operator keeps is
     the operator's to make: pass it as `master`, and name it in the environment once this has returned.
@@ -47,7 +49,7 @@ def rotate_key(workspace: Workspace, master: Hidden[bytes] | None = None, witnes
         )
     master = master or new_key()
     new, folder = Keys.derived(master), workspace.curator_path
-    custody = open_custody(workspace, witness)
+    custody = open_custody(workspace, named_witness(witness))
     try:
         old, file = custody.keys, SealedFile(folder)
         if new.id == old.id:

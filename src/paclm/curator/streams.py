@@ -89,7 +89,7 @@ class Generation:
     total_nats: float
     remaining_tokens: int
     mia_bound: float
-    """At the committed total: no attack on a record's membership succeeds more often."""
+    """At the committed total: no attack on whether a record was in the secretly drawn half succeeds more often."""
     world_id_bound: float
     """At the committed total: no attack on the realized world succeeds more often."""
 
@@ -109,6 +109,7 @@ class Stream:
         self.marks: list[Mark] = []
         self.finish_reason: FinishReason | None = None
         self._end = tokenizer.eos_token_id
+        self._tokenizer = tokenizer
         self._text = TextStream(tokenizer, request.prompt, request.stop)
         self._said: list[str] = []
         self._ready: deque[Piece] = deque()
@@ -123,6 +124,10 @@ class Stream:
     def text(self) -> str:
         """What may be shown so far."""
         return "".join(self._said)
+
+    def rest(self) -> str:
+        """Text of tokens that have left which is held back. From those tokens alone: one that was read may not have."""
+        return TextStream.rest(self._tokenizer, self.request.prompt, self.request.stop, self.tokens)
 
     def read(self, token: int, mark: Mark, units: int) -> Arrival:
         """Work out the text of a token, and from public values whether it is the last. Shows nothing yet."""

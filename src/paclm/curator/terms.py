@@ -7,6 +7,7 @@ import math
 from paclm.config import MechanismConfig, format_budget
 from paclm.errors import CuratorError, InvalidInput, WorkspaceError
 from paclm.privacy.bounds import success_bound
+from paclm.worlds.registry import ledgers_noted
 from paclm.worlds.workspace import Workspace
 
 WORLDS_FILE = "worlds.safetensors"
@@ -18,9 +19,9 @@ def budgets_of(workspace: Workspace) -> MechanismConfig:
     """The settings to serve under; without budgets, an error that says what to write."""
     if workspace.config is None:
         raise InvalidInput(
-            f"{workspace.path / 'paclm.toml'} sets no budget, and nobody spends privacy by accident. Write both under "
-            '[mechanism], for example: per_token = "2^-32" and total = "2^-10". For a target of your own: '
-            "paclm plan --mia 51% --tokens 1000000"
+            f"{workspace.path / 'paclm.toml'} sets no budget, and nobody spends privacy by accident. For a target "
+            f"of your own: paclm plan --mia 51% --tokens 1M --write {workspace.path}. Or write both under [mechanism], "
+            'for example: per_token = "2^-32" and total = "2^-10".'
         )
     check_budgets(workspace.config, workspace.num_worlds)
     return workspace.config
@@ -57,6 +58,39 @@ def cautions(committed: float) -> list[str]:
     return [
         f"The committed total, {format_budget(committed)} nats, is at least ln 2 = 0.693: the bound on membership "
         f"attacks is {success_bound(committed, 1 / 2):.0%}, so nothing is promised about single records."
+    ]
+
+
+def check_trained_as_set(workspace: Workspace) -> None:
+    """Refuse to bind secret and ledger to worlds that were trained otherwise than the settings say by now."""
+    if changes := workspace.training_changes():
+        raise WorkspaceError(
+            f"[training] of {workspace.path / 'paclm.toml'} was changed after the worlds were trained: {changes}. Once "
+            "a token has left, these worlds stay for good. Train them again: "
+            f"paclm train {workspace.path} --again; or change the settings back."
+        )
+
+
+def training_cautions(workspace: Workspace) -> list[str]:
+    """That [training] no longer says how these worlds were trained. The guarantee does not depend on it."""
+    changes = workspace.training_changes()
+    if not changes:
+        return []
+    return [
+        f"[training] was changed after the worlds were trained ({changes}), and they are served as they were trained. "
+        "Change it back; to train with it, make another workspace: this one's ledger belongs to these worlds."
+    ]
+
+
+def deployment_cautions(workspace: Workspace, ledger: str, tokens: int) -> list[str]:
+    """That this workspace had another ledger before, as long as nothing was served under the new one."""
+    gone = [note for note in ledgers_noted(workspace.manifest.id) if note.ledger != ledger]
+    if tokens or not gone:
+        return []
+    return [
+        f"A ledger for these worlds was made on {gone[-1].made} and is gone from here. If tokens left under it, this "
+        "is a second deployment over the same records, with a total of its own. If it was removed by mistake, put it "
+        "back before you serve."
     ]
 
 

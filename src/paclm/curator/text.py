@@ -52,6 +52,14 @@ class TextStream:
         """What was held back; nothing if a stop string was found."""
         return "" if self.is_stopped else self._emit(self._decode_new(is_last=True), is_last=True)
 
+    @classmethod
+    def rest(cls, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str], tokens: Sequence[int]) -> str:
+        """What is held back after these tokens, without a character that is not whole."""
+        stream = cls(tokenizer, prompt, stop)
+        for token in tokens:
+            stream.push(token)
+        return stream.finish().rstrip(_BROKEN)
+
     def _decode_new(self, is_last: bool) -> str:
         start = max(0, self._done - _OVERLAP)
         known = len(self._decode(self._tokens[start : self._done])) - self._open

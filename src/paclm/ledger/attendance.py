@@ -9,7 +9,7 @@ from paclm.ledger import database
 from paclm.ledger.chain import Head
 from paclm.ledger.events import KeyRotated, WitnessChanged
 from paclm.ledger.reading import read_row
-from paclm.ledger.witness import Testimony, Witness
+from paclm.ledger.witness import NAME_IT, Testimony, Witness
 from paclm.ledger.writer import Writer
 
 
@@ -20,8 +20,8 @@ def meet_witness(writer: Writer, path: Path | None) -> None:
         if recorded is not None:
             raise WitnessMissing(
                 f"{writer.path} has a witness ({recorded}), and none was named. Without it nobody knows whether "
-                "this file is the newest. Name it; if it is lost for good, declare so with "
-                "paclm ledger replace-witness."
+                "this file is the newest. Name it: PACLM_WITNESS=PATH or --witness PATH. If it is lost for good, "
+                "declare so with paclm ledger replace-witness."
             )
         writer.compare_with_memory()
         return
@@ -31,9 +31,8 @@ def meet_witness(writer: Writer, path: Path | None) -> None:
         return
     witness = Witness(path, writer.keys)
     try:
-        testimony = witness.read()
-        if testimony.ledger != writer.opened.ledger or (recorded is not None and testimony.witness != recorded):
-            raise WitnessMissing(f"{path} is the witness of another ledger. Name the one of {writer.path}.")
+        testimony = witness.read(writer.opened.ledger)
+        check_name(testimony, path, recorded)
         check_key(writer, testimony, writer.keys.current)
         ahead = rows_ahead(writer, testimony)
         writer.compare_with_memory()
@@ -53,6 +52,15 @@ def attach(writer: Writer, path: Path, confirmed_by: str) -> None:
     witness = Witness.create(path, writer.keys, writer.testimony(name))
     writer.witness = witness
     writer.append(WitnessChanged(writer.state.witness, name, confirmed_by))
+
+
+def check_name(testimony: Testimony, path: Path, recorded: str | None) -> None:
+    """A ledger has one witness at a time: those that were replaced know of an older day."""
+    if recorded is not None and testimony.witness != recorded:
+        raise WitnessMissing(
+            f"{path} is the witness {testimony.witness} of this ledger, and {recorded} is on record: it was replaced. "
+            f"{NAME_IT}"
+        )
 
 
 def check_key(writer: Writer, testimony: Testimony, in_force: str) -> None:

@@ -11,9 +11,9 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-from paclm.errors import LedgerError, LedgerRolledBack, WitnessMissing
+from paclm.errors import LedgerError, LedgerRolledBack
 from paclm.ledger import database
-from paclm.ledger.attendance import attach, check_key, rows_ahead
+from paclm.ledger.attendance import attach, check_key, check_name, rows_ahead
 from paclm.ledger.chain import Keys
 from paclm.ledger.events import Restored, WitnessChanged
 from paclm.ledger.witness import Testimony, Witness
@@ -83,7 +83,8 @@ def adopt_restored(
 def _adopt_with_witness(writer: Writer, witness: Witness, confirmed_by: str) -> Restored:
     keys = witness.keys
     try:
-        testimony = witness.read()
+        testimony = witness.read(writer.opened.ledger)
+        check_name(testimony, witness.path, writer.state.witness)
         is_current = _is_current(writer, testimony, keys)
         _rotate_to(writer, keys)  # the witness must not hear of it yet: it alone knows what the copy lacks
     except BaseException:
@@ -101,8 +102,6 @@ def _adopt_with_witness(writer: Writer, witness: Witness, confirmed_by: str) -> 
 
 def _is_current(writer: Writer, testimony: Testimony, keys: Keys) -> bool:
     """Whether the copy has every row that the witness knows; refuses a witness that cannot say."""
-    if testimony.ledger != writer.opened.ledger or writer.state.witness not in (None, testimony.witness):
-        raise WitnessMissing(f"This is the witness of another ledger. Name the one of {writer.path}.")
     check_key(writer, testimony, keys.current)
     if writer.remembered is not None and writer.remembered.seq > testimony.head.seq:
         raise LedgerRolledBack(

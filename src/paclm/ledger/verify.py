@@ -45,6 +45,17 @@ def signing_key(path: str | Path) -> str | None:
     return None if found is None else str(found[0])
 
 
+def witness_on_record(path: str | Path) -> str | None:
+    """The name of the witness without which the ledger never opens; None where there is none."""
+    path = Path(path)
+    db = database.open_reader(path)
+    try:
+        with database.translated(path):
+            return read_contents(db, path, None).state.witness
+    finally:
+        db.close()
+
+
 def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
     """Recompute every hash, link, sum and figure; with keys (the newest first) also every MAC."""
     path = Path(path)

@@ -34,6 +34,8 @@ from paclm.ledger.events import canonical
 
 _MAGIC = b"paclm witness 1\n"
 _SLOT_BYTES = 65536
+NAME_IT = "Name this ledger's own: PACLM_WITNESS=PATH or --witness PATH."
+"""What to do where no witness, or a wrong one, was named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ class Witness:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise WitnessMissing(
-                f"The witness {path} cannot be opened ({error.strerror}). Mount its disk; if the file is lost for "
-                "good, declare so with paclm ledger replace-witness."
+                f"The witness {path} cannot be opened ({error.strerror}). Mount its disk, or name the right file "
+                "(PACLM_WITNESS or --witness); if it is lost for good, declare so with paclm ledger replace-witness."
             ) from None
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,8 +109,8 @@ class Witness:
         """A random name for a witness."""
         return secrets.token_hex(8)
 
-    def read(self) -> Testimony:
-        """The newest whole testimony."""
+    def read(self, ledger: str) -> Testimony:
+        """The newest whole testimony on this ledger; another ledger's witness is told apart before any key is asked."""
         slots = self._slots()
         self._seen = [_written(slot) for slot in slots]
         found = [(*content, n) for n, slot in enumerate(slots) if (content := _unpack(slot)) is not None]
@@ -121,6 +123,11 @@ class Witness:
                 f"The witness {self.path} holds a testimony that paclm did not write: it cannot be read."
             ) from None
         testimony, payload, mac, slot = max(testimonies, key=lambda content: content[0].head.seq)
+        if testimony.ledger != ledger:
+            raise WitnessMissing(
+                f"The witness {self.path} belongs to another ledger ({testimony.ledger[:8]}…, and this one is "
+                f"{ledger[:8]}…). {NAME_IT}"
+            )
         if not hmac.compare_digest(self.keys.mac(testimony.key, payload), mac):
             raise LedgerTampered(f"The witness {self.path} carries a MAC that the ledger's key did not make.")
         self._next_slot = 1 - slot

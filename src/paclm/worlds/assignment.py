@@ -54,8 +54,8 @@ def check_num_worlds(num_worlds: int) -> int:
     num_worlds = check_whole("The number of worlds", num_worlds, at_least=2)
     if num_worlds > MOST_WORLDS:
         raise InvalidInput(
-            f"The number of worlds must be at most {MOST_WORLDS:,}, not {num_worlds:,}: each is trained, kept in memory "
-            "and asked for every token. The paper has 128."
+            f"The number of worlds must be at most {MOST_WORLDS:,}, not {num_worlds:,}: each is trained, kept in "
+            "memory and asked for every token. The paper has 128."
         )
     if num_worlds % 2:
         raise InvalidInput(

@@ -32,13 +32,12 @@ from paclm.worlds.holdout import default_holdout, split_holdout, units_of
 from paclm.worlds.manifest import FILE_NAME as MANIFEST_FILE
 from paclm.worlds.manifest import FORMAT, Manifest, describe_base, installed_versions
 from paclm.worlds.records import Corpus
-from paclm.worlds.registry import find_overlaps, remember_workspace, sketch_texts
+from paclm.worlds.registry import find_overlaps, overlap_sentence, remember_workspace, sketch_texts
 from paclm.worlds.settings import render_settings
 from paclm.worlds.storage import hash_file, make_private_folder, sync_folder, write_private
 from paclm.worlds.workspace import MEMBERSHIP_FILE, SETTINGS_FILE, Workspace
 
 _FEW_UNITS = 64
-_SHOWN = 3  # how many other workspaces are named
 
 _WORDS = {
     "corpus_digest": "the records",
@@ -107,7 +106,8 @@ def _note_in_registry(workspace: Workspace, corpus: Corpus) -> list[str]:
     identifier = workspace.manifest.id
     sketch = sketch_texts(record.text for record in corpus.records)
     remember_workspace(identifier, workspace.path, sketch)
-    return [sighting.sentence() for sighting in find_overlaps(sketch, identifier)[:_SHOWN]]
+    sightings = find_overlaps(sketch, identifier)
+    return [overlap_sentence(sightings)] if sightings else []
 
 
 def _reopen(target: Path, arguments: Mapping[str, Any], corpus: Corpus) -> Workspace:
@@ -196,6 +196,7 @@ def _build(
     units = units_of([*train, *(canary.record for canary in canaries)])
     membership = assign_groups(units, arguments["worlds"], arguments["seed"])
     counts = count_tokens(train, tokenizer, training.max_record_tokens)
+    spared = count_tokens(held_out, tokenizer, training.max_record_tokens) if held_out else None
     cautions = _judge_worlds(membership, len(set(units)))
 
     for name in ("corpus", "adapters", "curator", "study"):
@@ -219,7 +220,11 @@ def _build(
         "worlds": arguments["worlds"],
         "records_per_world": float(membership.sum(axis=0).mean()),
         **asdict(counts),
+        "held_out_cut": spared.num_records_cut if spared else 0,
     }
+    if spared:  # measured on what training would see of them, so cut alike
+        summary["num_records_cut"] += spared.num_records_cut
+        summary["num_tokens_dropped"] += spared.num_tokens_dropped
     manifest = Manifest(
         format=FORMAT,
         id=uuid.uuid4().hex,

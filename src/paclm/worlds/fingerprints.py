@@ -42,7 +42,10 @@ def base_files(folder: Path) -> list[Path]:
     weights = [path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))]
     named = [folder / name for name in ("config.json", *_TOKENIZER) if (folder / name).is_file()]
     if not (folder / "config.json").is_file() or not weights:
-        raise ModelError(f"{folder} holds no base model: it needs config.json and weights (*.safetensors).")
+        raise ModelError(
+            f"{folder} holds no base model: it needs config.json, tokenizer.json and weights (*.safetensors). "
+            "Name a folder that has them, or use --base tiny."
+        )
     return sorted([*weights, *named], key=lambda path: path.name)
 
 

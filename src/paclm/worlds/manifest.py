@@ -84,15 +84,22 @@ def load_manifest(workspace: Path) -> Manifest:
     try:
         values = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        reason = "it has no manifest.json" if workspace.is_dir() else "there is no such folder"
-        raise WorkspaceError(f"{workspace} is not a workspace: {reason}. Make one with: paclm init") from None
+        reason = "there is no such folder"
+        if workspace.exists():
+            reason = "it has no manifest.json" if workspace.is_dir() else "it is a file"
+        raise WorkspaceError(
+            f"{workspace} is not a workspace: {reason}. Make one with: paclm init WORKSPACE --corpus PATH --base MODEL"
+        ) from None
     except OSError as error:
         raise WorkspaceError(f"{path} cannot be read: {error.strerror}.") from None
     except ValueError as error:
         raise WorkspaceError(f"{path} is not JSON ({error}). {_REMEDY}") from None
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         found = values.get("format") if isinstance(values, dict) else None
-        raise WorkspaceError(f"{path} has format {found!r}; this version of paclm reads format {FORMAT}.")
+        raise WorkspaceError(
+            f"{path} has format {found!r}, and this version of paclm reads format {FORMAT}. Use the version that made "
+            'it (under "versions" in that file), or make a new workspace.'
+        )
     if set(values) != {item.name for item in fields(Manifest)}:
         raise WorkspaceError(f"{path} lacks or adds entries: {', '.join(sorted(values))}. {_REMEDY}")
     return Manifest(**values)
@@ -141,8 +148,8 @@ def verify_adapters(workspace: Path, manifest: Manifest, in_full: bool) -> None:
     for name, entry in manifest.adapters.items():
         path = workspace / "adapters" / name
         if not path.is_file():
-            raise WorkspaceError(f"{path} is missing. Restore it from a backup, or train again with: paclm train")
+            raise WorkspaceError(f"{path} is missing. {_REMEDY}")
         if not in_full and stat_files([path])[name] == entry["stat"]:
             continue
         if hash_file(path) != entry["sha256"]:
-            raise WorkspaceError(f"{path} has changed since it was trained. Restore it, or train again: paclm train")
+            raise WorkspaceError(f"{path} has changed since it was trained. {_REMEDY}")

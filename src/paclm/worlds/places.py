@@ -13,7 +13,7 @@ def cache_folder() -> Path:
 
 
 def state_folder() -> Path:
-    """Which corpora have workspaces. `PACLM_STATE_DIR` moves it."""
+    """Which corpora have workspaces, and which workspaces had a ledger. `PACLM_STATE_DIR` moves it."""
     return _folder("PACLM_STATE_DIR", "XDG_STATE_HOME", ".local/state", "Library/Application Support")
 
 

@@ -173,7 +173,7 @@ def _read_folder(folder: Path, options: ReadOptions) -> Corpus:
         if not others:
             raise CorpusError(f"The folder {folder} is empty. {_TRY}")
         kind = next((path for path in files if _kind(path) in _KINDS), None)
-        hint = f"Name the file itself: --corpus {kind}" if kind else _WAYS[""]
+        hint = f"Name the file itself: --corpus {kind}" if kind else "Save its texts as .txt, one file a record."
         raise CorpusError(
             f"The folder {folder} holds no .txt or .md files; what it holds is, for example, {others[0]}. {hint}"
         )

@@ -74,6 +74,8 @@ class ReadReport:
     """Records whose text is in the same group already."""
     num_blank_lines: int = 0
     ignored_files: tuple[str, ...] = ()
+    num_line_ends: int = 0
+    """Records whose lines ended with CR LF or CR, as on other systems; they end with LF now."""
 
     def sentences(self) -> list[str]:
         """What a person should know about this corpus, one sentence each; empty when all is well."""
@@ -95,6 +97,9 @@ class ReadReport:
         if self.ignored_files:
             files = _count(len(self.ignored_files), "file is", "files are")
             said.append(f"{files} not .txt or .md and not read ({_first(self.ignored_files)}).")
+        if self.num_line_ends:
+            records = _count(self.num_line_ends, "record has lines that end", "records have lines that end")
+            said.append(f"{records} with CR LF or CR; in the workspace they end with LF, as the base model knows them.")
         return said
 
 
@@ -134,19 +139,20 @@ def collect_records(
     by_id: dict[str, Record] = {}
     num_copies: Counter[str] = Counter()
     first_with: dict[str, Record] = {}
-    num_rows = num_blank = num_copies_in_groups = 0
+    num_rows = num_blank = num_copies_in_groups = num_line_ends = 0
     for row in rows:
         if row is None:
             num_blank += 1
             continue
         num_rows += 1
-        found = _record_of(row, options)
+        found: Record | Problem = _record_of(row, options)
         if isinstance(found, Record):
             found = _with_unique_id(found, by_id, num_copies)
         if isinstance(found, Problem):
             problems.append(found)
             continue
         by_id[found.id] = found
+        num_line_ends += "\r" in str(row.fields[options.text_field])
         first = first_with.setdefault(found.text, found)
         if first is not found and (found.group is None or found.group != first.group):
             duplicates.append((found.source, first.source))
@@ -156,8 +162,9 @@ def collect_records(
     if problems and not options.skip_bad:
         raise CorpusError(_refusal(name, problems, num_rows))
     if not records:
-        found = f"{num_rows:,} rows, all left out as asked:\n{_listing(problems)}" if problems else "it is empty"
-        raise CorpusError(f"{name} holds no records: {found}\nNothing can be made from it. Name another --corpus.")
+        if problems:
+            raise CorpusError(f"{name} holds no record: every row is left out, as asked.\n{_listing(problems)}")
+        raise CorpusError(f"{name} holds no record: it has no rows. Name another file or folder.")
     report = ReadReport(
         num_rows=num_rows,
         num_records=len(records),
@@ -166,6 +173,7 @@ def collect_records(
         num_copies_in_groups=num_copies_in_groups,
         num_blank_lines=num_blank,
         ignored_files=tuple(ignored_files),
+        num_line_ends=num_line_ends,
     )
     return Corpus(name, tuple(records), report, is_synthetic)
 
@@ -176,13 +184,14 @@ def _record_of(row: Row, options: ReadOptions) -> Record | Problem:
         return Problem(row.source, row.problem)
     text = row.fields.get(options.text_field)
     if text is None:
-        return Problem(row.source, _lacks(options.text_field, row, "name the one with the text with --text-field"))
+        return Problem(row.source, _lacks(options.text_field, row, "name it with --text-field"))
     if not isinstance(text, str):
         return Problem(row.source, f"field {options.text_field!r} is not text but {type(text).__name__}")
     if not text.strip():
         return Problem(row.source, "is empty")
     if not _is_unicode(text):
         return Problem(row.source, _NOT_UTF8)
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     identifier = _label(row.fields.get(options.id_field or "id"))
     if identifier is None:
         if options.id_field is not None:
@@ -241,7 +250,7 @@ def show_names(names: Iterable[object]) -> str | None:
 
 
 def _lacks(name: str, row: Row, hint: str) -> str:
-    if name in row.fields and row.fields[name] is not None:
+    if name in row.fields:
         return f"has nothing usable in field {name!r}; {hint}"
     known = show_names(row.fields)
     return f"has no field {name!r} ({f'fields: {known}' if known else 'its fields are not shown'}); {hint}"
@@ -251,9 +260,10 @@ def _refusal(name: str, problems: Sequence[Problem], num_rows: int) -> str:
     """One sentence where every row fails alike (a wrong option, not a wrong row); else which rows, and why."""
     reasons = {problem.reason for problem in problems}
     convert = " Other encodings can be converted: iconv -f latin1 -t utf-8." if _NOT_UTF8 in reasons else ""
+    mend = "" if any("--" in reason for reason in reasons) else " Mend the file."
     if len(problems) == num_rows and num_rows > 1 and len(reasons) == 1:
-        return f"None of the {num_rows:,} rows of {name} can be a record: each {reasons.pop()}.{convert}"
-    way_out = "Mend them, or leave them out with --skip-bad." if len(problems) < num_rows else "Mend them."
+        return f"None of the {num_rows:,} rows of {name} can be a record: each {reasons.pop()}.{mend}{convert}"
+    way_out = "Mend them, or leave them out with --skip-bad." if len(problems) < num_rows else "Mend the file."
     return (
         f"{len(problems):,} of {num_rows:,} rows of {name} cannot be records:\n{_listing(problems)}\n{way_out}{convert}"
     )

@@ -1,6 +1,6 @@
-"""Which corpora have workspaces on this machine: two workspaces over the same records spend two budgets on them.
+"""Which corpora have workspaces on this machine, and which of those ever had a ledger: each spends its own budget.
 
-Only hashes are kept, one small file (0600) per workspace, in the user's state folder. A corpus is recognized by the
+Only hashes, places and days are kept, small files (0600) in the user's state folder. A corpus is recognized by the
 smallest hashes of its texts (a bottom-k sketch), so one with a few records more or less is recognized too.
 """
 
@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from paclm.worlds.places import state_folder
@@ -17,24 +20,41 @@ from paclm.worlds.storage import make_private_folder, write_private_json
 
 _SKETCH = 256
 _LEAST_SHARED = 0.01
+_SHOWN = 3  # how many other workspaces are named
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """Another workspace over (some of) the same records."""
+    """Another workspace over (some of) the same records, with a ledger of its own."""
 
     path: Path
     shared: float
     """Estimated share of the records of both corpora together that are in both."""
+    is_gone: bool
 
-    def sentence(self) -> str:
-        """What the overlap means for the budgets."""
-        gone = "" if (self.path / "manifest.json").exists() else " (no longer there, but what it released is)"
+    def __str__(self) -> str:
         part = "the same corpus" if self.shared > 0.995 else f"about {self.shared:.0%} of the same records"
-        return (
-            f"The workspace {self.path}{gone} is over {part}. Their budgets add up: an attacker who sees the tokens of "
-            "both is bounded at the sum of both totals, not at either one."
-        )
+        return f"{self.path} ({part}{'; no longer there, but what it released is' if self.is_gone else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerNote:
+    """That a ledger was made for a workspace, wherever it is now."""
+
+    ledger: str
+    made: str
+    """The day, in UTC."""
+
+
+def overlap_sentence(sightings: list[Sighting]) -> str:
+    """What overlaps mean for the budgets."""
+    named = ", ".join(map(str, sightings[:_SHOWN]))
+    more = f" and {len(sightings) - _SHOWN} more" if len(sightings) > _SHOWN else ""
+    who = "Another workspace with a ledger is" if len(sightings) == 1 else "Other workspaces with a ledger are"
+    return (
+        f"{who} over these records: {named}{more}. Plan as if all totals added up: each draw is bounded at its own "
+        "total, and whoever is in the records is exposed by every one."
+    )
 
 
 def sketch_texts(texts: Iterable[str]) -> list[str]:
@@ -43,23 +63,51 @@ def sketch_texts(texts: Iterable[str]) -> list[str]:
 
 
 def find_overlaps(sketch: list[str], own_id: str) -> list[Sighting]:
-    """Workspaces seen on this machine whose corpus shares records with this one."""
+    """Workspaces seen on this machine that ever had a ledger and whose corpus shares records with this one."""
     found = []
     for identifier, path, other in _entries():
-        shared = _similarity(sketch, other)
-        if identifier != own_id and shared >= _LEAST_SHARED:
-            found.append(Sighting(path, shared))
+        shared, is_there = _similarity(sketch, other), _is_at(identifier, path)
+        has_ledger = bool(ledgers_noted(identifier)) or (is_there and os.path.exists(path / "curator/ledger.sqlite"))
+        if identifier != own_id and shared >= _LEAST_SHARED and has_ledger:
+            found.append(Sighting(path, shared, is_gone=not is_there))
     return sorted(found, key=lambda sighting: (-sighting.shared, str(sighting.path)))
 
 
 def remember_workspace(identifier: str, path: Path, sketch: list[str]) -> None:
     """Note that a workspace exists."""
-    folder = state_folder() / "workspaces"
+    write_private_json(_make_folder("workspaces") / f"{identifier}.json", {"path": str(path), "sketch": sketch})
+
+
+def remember_ledger(workspace: str, ledger: str) -> None:
+    """Note that a ledger was made for a workspace. Where that cannot be noted nothing happens: it only warns."""
+    notes = [*ledgers_noted(workspace), LedgerNote(ledger, datetime.now(UTC).date().isoformat())]
+    with suppress(OSError, RuntimeError):  # RuntimeError: a user without a home
+        write_private_json(_make_folder("ledgers") / f"{workspace}.json", {"ledgers": list(map(asdict, notes))})
+
+
+def ledgers_noted(workspace: str) -> list[LedgerNote]:
+    """The ledgers ever made for a workspace on this machine, oldest first; none where that cannot be known."""
+    try:
+        notes = json.loads((state_folder() / "ledgers" / f"{workspace}.json").read_text())
+        return [LedgerNote(str(note["ledger"]), str(note["made"])) for note in notes["ledgers"]]
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _make_folder(name: str) -> Path:
+    folder = state_folder() / name
     if not folder.parent.exists():
         folder.parent.parent.mkdir(parents=True, exist_ok=True)
         make_private_folder(folder.parent)
-    make_private_folder(folder)
-    write_private_json(folder / f"{identifier}.json", {"path": str(path), "sketch": sketch})
+    return make_private_folder(folder)
+
+
+def _is_at(identifier: str, path: Path) -> bool:
+    """Whether this very workspace is there, and not another that took its place."""
+    try:
+        return bool(json.loads((path / "manifest.json").read_bytes())["id"] == identifier)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _entries() -> Iterator[tuple[str, Path, list[str]]]:

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from paclm.config import MechanismConfig, RuntimeConfig, ServerConfig, TrainingConfig, read_settings
 from paclm.errors import InvalidInput, WorkspaceError
+from paclm.worlds.storage import write_private
 
 _SECTIONS = ("mechanism", "runtime", "server", "training")
 _BUDGETS = ("per_token", "total")
@@ -27,7 +29,7 @@ _MECHANISM = """
 [mechanism]
 # What the guarantee depends on. The two budgets have no default: nobody spends privacy by accident. Both are in nats,
 # written "2^-32", "1e-9" or as a number. `paclm plan` turns a target into values, for example:
-#     paclm plan --mia 51% --tokens 1000000
+#     paclm plan --mia 51% --tokens 1M --write WORKSPACE
 """
 _RUNTIME = """
 [runtime]
@@ -42,12 +44,15 @@ _TRAINING = """
 # The same for every world; after a change the worlds must be trained again.
 """
 _EXAMPLES = {"per_token": "2^-32", "total": "2^-10"}
+_HEADER = re.compile(r"\s*\[\s*mechanism\s*\]")
+_REMARK = re.compile(r"(?<=\S)\s+#.*$")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """paclm.toml, checked."""
 
+    path: Path
     mechanism: Mapping[str, Any]
     """As written; complete only once both budgets are there."""
     runtime: RuntimeConfig
@@ -61,7 +66,8 @@ class Settings:
 
     def mechanism_with(self, **changes: Any) -> MechanismConfig:
         """The mechanism's settings with some of them replaced; both budgets must be there by then."""
-        return read_settings(MechanismConfig, {**self.mechanism, **changes}, "[mechanism] of paclm.toml")
+        way_out = f"To have them written: paclm plan --mia 51% --tokens 1M --write {self.path.parent}"
+        return read_settings(MechanismConfig, {**self.mechanism, **changes}, "[mechanism] of paclm.toml", way_out)
 
 
 def render_settings(training: TrainingConfig) -> str:
@@ -102,6 +108,34 @@ def _toml(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def write_mechanism(path: Path, changes: Mapping[str, Any]) -> None:
+    """Write settings into [mechanism] of paclm.toml; comments, order and everything else stay as they are."""
+    text = path.read_bytes().decode("utf-8")
+    before, lines = tomllib.loads(text), text.rstrip("\n").split("\n")
+    start = next((i + 1 for i, line in enumerate(lines) if _HEADER.match(line)), None)
+    if start is None:
+        lines += ["", "[mechanism]"]
+        start = len(lines)
+    for name, value in reversed(list(changes.items())):
+        end = next((i for i in range(start, len(lines)) if lines[i].lstrip().startswith("[")), len(lines))
+        places = [i for i in range(start, end) if re.match(rf"\s*(#\s*)?{name}\s*=", lines[i])]
+        places.sort(key=lambda i: lines[i].lstrip().startswith("#"))
+        if not places:  # neither the setting nor its example
+            lines.insert(start, f"{name} = {_toml(value)}")
+            continue
+        said = _REMARK.search(lines[places[0]])
+        lines[places[0]] = f"{name} = {_toml(value)}{said[0] if said else ''}"
+    written = "\n".join(lines) + "\n"
+    try:
+        after = tomllib.loads(written)
+    except tomllib.TOMLDecodeError:
+        after = {}
+    if after != {**before, "mechanism": {**before.get("mechanism", {}), **changes}}:
+        wanted = "; ".join(f"{name} = {_toml(value)}" for name, value in changes.items())
+        raise WorkspaceError(f"{path} is written in a way that cannot be changed here. Write by hand: {wanted}")
+    write_private(path, written.encode())
+
+
 def load_settings(path: Path) -> Settings:
     """Read paclm.toml; an unknown section or key is an error, because a misspelt budget must not vanish."""
     try:
@@ -109,11 +143,20 @@ def load_settings(path: Path) -> Settings:
     except FileNotFoundError:
         raise WorkspaceError(f"{path} is missing. Restore it; an empty file means all defaults.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise WorkspaceError(f"{path} is not valid TOML: {error}.") from None
+        raise WorkspaceError(
+            f"{path} is not valid TOML: {error}. Mend it there; values such as 2^-32 need quotes."
+        ) from None
+    loose = [name for name, table in tables.items() if not isinstance(table, dict)]
+    if loose:
+        raise InvalidInput(
+            f"{', '.join(loose)} in {path} stands outside of a section. Sections are [{'], ['.join(_SECTIONS)}], each "
+            "on a line of its own, with its settings below."
+        )
     unknown = sorted(set(tables) - set(_SECTIONS))
-    if unknown or not all(isinstance(table, dict) for table in tables.values()):
+    if unknown:
         raise InvalidInput(f"Unknown section {', '.join(unknown)} in {path}. Known: {', '.join(_SECTIONS)}.")
     settings = Settings(
+        path=path,
         mechanism=tables.get("mechanism", {}),
         runtime=read_settings(RuntimeConfig, tables.get("runtime", {}), f"[runtime] of {path}"),
         server=read_settings(ServerConfig, tables.get("server", {}), f"[server] of {path}"),

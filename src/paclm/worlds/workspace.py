@@ -9,7 +9,7 @@ import io
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -134,6 +134,13 @@ class Workspace:
     def members(self) -> list[Record]:
         """All records that worlds are drawn from, train and then canaries: the rows of `membership`."""
         return [*self.records("train"), *self.records("canaries")]
+
+    def training_changes(self) -> str:
+        """How [training] differs from what the worlds were trained with, in words; empty when it does not."""
+        trained = self.manifest.adapters.get("worlds.safetensors", {}).get("training", {})
+        now = json.loads(json.dumps(asdict(self.training)))  # tuples are lists in the manifest
+        changed = [name for name in now if name in trained and trained[name] != now[name]]
+        return ", ".join(f"{name} was {trained[name]!r}, now {now[name]!r}" for name in changed)
 
     def with_adapters(self, name: str, details: Mapping[str, Any] | None = None) -> Workspace:
         """Enter a file of adapters/ into the manifest, with its hash; returns the workspace as it is from now on."""

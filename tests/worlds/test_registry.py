@@ -1,0 +1,128 @@
+"""Notes outside of workspaces: who else has a ledger over these records. They warn, and never stop anything."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paclm.worlds.creation import Created
+from paclm.worlds.records import Corpus, ReadOptions, Row, collect_records
+from paclm.worlds.registry import (
+    find_overlaps,
+    ledgers_noted,
+    overlap_sentence,
+    remember_ledger,
+    remember_workspace,
+    sketch_texts,
+)
+
+Make = Callable[..., Created]
+
+
+def corpus_of(texts: list[str]) -> Corpus:
+    return collect_records("notes", (Row(f"n:{i}", {"text": text}) for i, text in enumerate(texts)), ReadOptions())
+
+
+def give_ledger(created: Created) -> Path:
+    """As a first token leaves it: the file, and the note that it was made."""
+    (created.workspace.curator_path / "ledger.sqlite").touch()
+    remember_ledger(created.workspace.manifest.id, "ledger of it")
+    return created.workspace.path
+
+
+def test_a_second_workspace_over_the_same_records_is_told_to_plan_for_the_sum(make: Make) -> None:
+    first = make("one")
+    assert make("two").cautions == ()  # as long as the first has no ledger nothing was spent on these records
+    path = give_ledger(first)
+    (caution,) = make("three").cautions
+    assert f"Another workspace with a ledger is over these records: {path} (the same corpus)." in caution
+    assert "Plan as if all totals added up: each draw is bounded at its own total" in caution
+    assert make("three").cautions == ()  # repeating is no further workspace
+
+
+def test_a_ledger_made_before_there_were_notes_counts_as_long_as_it_is_there(make: Make) -> None:
+    (make("one").workspace.curator_path / "ledger.sqlite").touch()
+    assert len(make("two").cautions) == 1
+
+
+def test_several_workspaces_are_one_sentence(make: Make) -> None:
+    for number in range(5):
+        give_ledger(make(f"number-{number}"))
+    (caution,) = make("last").cautions
+    assert caution.startswith("Other workspaces with a ledger are over these records: ")
+    assert caution.count("the same corpus") == 3
+    assert "and 2 more. Plan as if" in caution
+
+
+def test_a_workspace_killed_before_it_was_noted_is_noted_when_init_is_repeated(make: Make, state_folder: Path) -> None:
+    first = make("one")
+    shutil.rmtree(state_folder)
+    make("one")
+    give_ledger(first)
+    assert len(make("two").cautions) == 1
+
+
+def test_a_corpus_that_shares_some_records_is_recognized_and_others_are_not(make: Make, texts: list[str]) -> None:
+    give_ledger(make("one", corpus=corpus_of(texts), group_by=None))
+    more = [f"something else entirely {number}" for number in range(200)]
+    (caution,) = make("two", corpus=corpus_of([*texts[:150], *more[:50]]), group_by=None).cautions
+    assert "about 60% of the same records" in caution  # 150 shared of 250
+    assert make("three", corpus=corpus_of(more[50:]), group_by=None).cautions == ()
+
+
+def test_a_workspace_that_was_deleted_still_counts_if_it_ever_had_a_ledger(make: Make) -> None:
+    shutil.rmtree(give_ledger(make("one")))
+    shutil.rmtree(make("never-served").workspace.path)
+    for place in ("one", "two"):  # also where another one takes its place
+        (caution,) = make(place).cautions
+        assert "(the same corpus; no longer there, but what it released is)" in caution
+
+
+def test_synthetic_records_have_no_budget_to_share(make: Make, state_folder: Path, corpus: Corpus) -> None:
+    synthetic = Corpus(corpus.name, corpus.records, corpus.report, is_synthetic=True)
+    make("one", corpus=synthetic)
+    assert make("two", corpus=synthetic).cautions == ()
+    assert not state_folder.exists()
+
+
+def test_the_notes_keep_hashes_only_and_for_their_owner_only(make: Make, state_folder: Path, texts: list[str]) -> None:
+    give_ledger(make())
+    for folder in ("workspaces", "ledgers"):
+        (note,) = (state_folder / folder).iterdir()
+        assert stat.S_IMODE(note.stat().st_mode) == 0o600
+        assert stat.S_IMODE(note.parent.stat().st_mode) == 0o700
+        assert not any(text in note.read_text() for text in texts)
+
+
+def test_a_large_overlap_is_estimated_well_and_a_damaged_note_is_passed_over(state_folder: Path) -> None:
+    ours = [f"record {number}" for number in range(20_000)]
+    others = ours[5000:] + [f"other {number}" for number in range(5000)]
+    remember_workspace("other", Path("/elsewhere"), sketch_texts(others))
+    remember_ledger("other", "its ledger")
+    (state_folder / "workspaces" / "damaged.json").write_text("{")
+    (sighting,) = find_overlaps(sketch_texts(ours), own_id="mine")
+    # 15,000 of 25,000 shared; a share of 256 draws has standard deviation 0.031: off by 0.15 has chance 1e-6
+    assert abs(sighting.shared - 0.6) < 0.15
+    assert "/elsewhere (about " in overlap_sentence([sighting])
+    assert find_overlaps(sketch_texts(ours), own_id="other") == []
+
+
+def test_ledgers_are_noted_in_their_order(state_folder: Path) -> None:
+    assert ledgers_noted("w") == []
+    for name in ("one", "two"):
+        remember_ledger("w", name)
+    assert [note.ledger for note in ledgers_noted("w")] == ["one", "two"]
+    (state_folder / "ledgers" / "w.json").write_text('{"ledgers": 3}')
+    assert ledgers_noted("w") == []
+
+
+@pytest.mark.parametrize("place", [f"{os.devnull}/state", "/proc/state", "~nobody-of-this-name/state"])
+def test_where_nothing_can_be_noted_nothing_happens(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACLM_STATE_DIR", place)
+    remember_ledger("w", "one")
+    assert ledgers_noted("w") == []
