@@ -13,10 +13,12 @@ help: ## Show this list
 setup: $(STAMP) ## Make .venv with everything in it
 
 $(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "paclm needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make setup PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || { echo "Making $(VENV) ..."; $(PYTHON) -m venv $(VENV); }
-	@echo "Installing paclm and its pinned dependencies (about 2 GB, a minute or two) ..."
+	@echo "Installing paclm and its pinned dependencies (about 2 GB, two or three minutes, silent until done) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' 2> $(VENV)/install.log \
-		|| { cat $(VENV)/install.log; exit 1; }
+		|| { cat $(VENV)/install.log; echo "pip could not install paclm: see above. It needs the network, or an index that PIP_INDEX_URL names."; exit 1; }
 	@touch $@
 
 demo: $(STAMP) ## Run the main job on what the package brings along
@@ -39,7 +41,7 @@ stress: $(STAMP) ## The long tests
 
 docs: $(STAMP) ## Build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
-	@echo "Open site/index.html"
+	@echo "Open site/index.html. With a search box: $(BIN)/python -m http.server --directory site"
 
 clean: ## Remove what the other targets made
 	@rm -rf $(VENV) site demo-workspace .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,10 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
+# Before torch is imported, for tests and the commands they start: models this small want one thread, and with one sums
+# are taken in the same order on every machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("paclm", deadline=None, derandomize=True, max_examples=60, print_blob=True)
 settings.load_profile("paclm")
@@ -28,6 +33,14 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACLM_CACHE_DIR", str(folder / "cache"))
         patch.setenv("PACLM_STATE_DIR", str(folder / "state"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path) -> Iterator[None]:
+    """Tests share workspaces made once; what one of them had on record is nothing to the next."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACLM_STATE_DIR", str(tmp_path / ".state"))
         yield
 
 

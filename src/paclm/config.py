@@ -18,12 +18,19 @@ from typing import Any, Literal, TypeVar
 from paclm.errors import InvalidInput
 
 RELEASES = ("gaussian", "plurality", "mixture", "channel")
+"""What may be deployed: releases whose leak is proven. A rule that is only registered in `paclm.privacy.releases` runs
+in studies, and is refused here."""
 CHARGES = ("every-token", "dissent")
 
 ReleaseName = Literal["gaussian", "plurality", "mixture", "channel"]
 ChargeName = Literal["every-token", "dissent"]
 
+SMALLEST_PER_TOKEN = 2.0**-60
+"""One unit of account; below it the integers that a channel is sampled with would be too coarse."""
+
 _POWER = re.compile(r"(?P<base>[0-9]+(?:\.[0-9]*)?)\s*\^\s*\(?\s*(?P<exponent>[+-]?[0-9]+)\s*\)?")
+_COUNT = re.compile(r"(?P<number>[0-9][0-9,_]*(?:\.[0-9]+)?(?:[eE][+]?[0-9]{1,2})?)\s*(?P<unit>[kKmMgG]?)")
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 
 def parse_budget(text: str | float) -> float:
@@ -39,7 +46,10 @@ def parse_budget(text: str | float) -> float:
     elif isinstance(text, bool):
         raise InvalidInput(f"A budget is a positive number of nats or inf, not {text!r}.")
     else:
-        value = float(text)
+        try:
+            value = float(text)
+        except TypeError:
+            raise InvalidInput(f"A budget is a positive number of nats or inf, not {text!r}.") from None
     if math.isnan(value) or value <= 0.0:
         raise InvalidInput(f"A budget is a positive number of nats or inf, not {text!r}.")
     return value
@@ -61,6 +71,14 @@ def parse_probability(text: str | float) -> float:
     return value
 
 
+def parse_count(text: str) -> Fraction:
+    """Read a number of tokens, exactly: `1000000`, `1,000,000`, `100k`, `2M`, `1e6`."""
+    found = _COUNT.fullmatch(text.strip())
+    if found is None:
+        raise InvalidInput(f"The number {text!r} is none of: 1000000, 100k, 2M, 1e6.")
+    return Fraction(re.sub("[,_]", "", found["number"])) * _UNITS[found["unit"].lower()]
+
+
 def format_budget(nats: float) -> str:
     """Write a budget the way people say it: exact powers of two as `2^-32`, everything else as a number."""
     if nats > 0 and math.isfinite(nats):
@@ -73,7 +91,7 @@ def format_budget(nats: float) -> str:
 Config = TypeVar("Config")
 
 
-def read_settings(cls: type[Config], table: Mapping[str, Any], where: str) -> Config:
+def read_settings(cls: type[Config], table: Mapping[str, Any], where: str, way_out: str = "Write it there.") -> Config:
     """Build a settings dataclass from a TOML table; an unknown or missing key is an error that lists what exists."""
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(set(table) - set(fields))
@@ -85,12 +103,15 @@ def read_settings(cls: type[Config], table: Mapping[str, Any], where: str) -> Co
         if name not in table and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise InvalidInput(f"{where} needs {', '.join(missing)}: there is no default on purpose. Set it in paclm.toml.")
+        raise InvalidInput(f"{where} needs {', '.join(missing)}: there is no default on purpose. {way_out}")
     for name, value in table.items():
         default = fields[name].default
         if default is not dataclasses.MISSING and not _same_kind(value, default):
             raise InvalidInput(f"{name} in {where} must be written like {default!r}, not {value!r}.")
-    return cls(**table)
+    try:
+        return cls(**table)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error}") from None
 
 
 def _same_kind(value: object, default: object) -> bool:
@@ -125,9 +146,21 @@ class MechanismConfig:
     """What happens when the budget is gone."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "per_token", parse_budget(self.per_token))
-        object.__setattr__(self, "total", parse_budget(self.total))
-        _one_of("release", self.release, RELEASES)
+        for name in ("per_token", "total"):
+            try:
+                object.__setattr__(self, name, parse_budget(getattr(self, name)))
+            except InvalidInput as error:
+                raise InvalidInput(f"{name}: {error} `paclm plan` finds values.") from None
+        if self.per_token < SMALLEST_PER_TOKEN:
+            raise InvalidInput(
+                f"per_token must be at least 2^-60 nats, the smallest charge there is, not {self.per_token!r}. "
+                "`paclm plan` finds values."
+            )
+        if self.release not in RELEASES:
+            raise InvalidInput(
+                f"release must be one of {', '.join(RELEASES)}, not {self.release!r}: a deployment takes releases "
+                "whose leak is proven, and no others. One of your own runs in studies: paclm replay, paclm study."
+            )
         _one_of("charge", self.charge, CHARGES)
         _one_of("decoder", self.decoder, ("gumbel", "greedy"))
         _one_of("on_exhausted", self.on_exhausted, ("public", "refuse"))
@@ -151,6 +184,8 @@ class RuntimeConfig:
     """Prompt and answer together, in tokens, per sequence; at most what the base model can hold."""
     prefill_chunk: int = 128
     """How many prompt positions one prefill pass takes."""
+    threads: int = 0
+    """CPU threads; 0: as many as cores are idle at the start, or what OMP_NUM_THREADS says."""
 
     def __post_init__(self) -> None:
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
@@ -158,6 +193,8 @@ class RuntimeConfig:
         for name in ("max_sequences", "context", "prefill_chunk"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)!r}.")
+        if self.threads < 0:
+            raise InvalidInput(f"threads must be at least 1, or 0 for as many as cores are idle, not {self.threads!r}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

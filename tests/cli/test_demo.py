@@ -21,7 +21,13 @@ def small_demo(monkeypatch):
 def test_demo_runs_everything_and_resumes_instead_of_repeating(small_demo, tmp_path):
     first = CliRunner().invoke(app, ["demo", str(tmp_path / "demo")], catch_exceptions=False)
     assert first.exit_code == 0
-    said = ("worlds: loss on own records", "no attack on a patient", "public model", "without noise", "paclm serve")
+    said = (
+        "worlds: loss on own records",
+        "no attack on whether a patient was in the",
+        "public model",
+        "without noise",
+        "paclm serve",
+    )
     for text in ("Made", *said, "report.html"):
         assert text in first.output
     second = CliRunner().invoke(app, ["demo", str(tmp_path / "demo")], catch_exceptions=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from typer.testing import CliRunner, Result
 
 from curator.deployments import set_mechanism
 from paclm.cli.main import app
+from paclm.curator.curator import Curator
+from paclm.curator.streams import Generation, Stream
 from paclm.errors import InvalidInput, WorkspaceError
 
 KEYS = [
@@ -47,6 +50,18 @@ def test_text_goes_to_standard_output_and_figures_to_standard_error(clinic: Path
     assert "nats" not in result.stdout
     for words in ("charged", "spent so far", "remain", "at the committed total"):
         assert words in result.stderr
+
+
+def test_an_answer_that_ends_at_once_is_no_riddle(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--prompt", "the patient", "--max-tokens", "1")
+    assert "ended its answer at once" not in run(clinic, *options).stderr
+    found = Curator.result
+
+    def only_an_end_token(curator: Curator, stream: Stream) -> Generation:
+        return replace(found(curator, stream), text="", finish_reason="stop")
+
+    monkeypatch.setattr(Curator, "result", only_an_end_token)
+    assert "(the model ended its answer at once)" in run(clinic, *options).stderr
 
 
 def test_a_prompt_can_come_from_standard_input(clinic: Path) -> None:

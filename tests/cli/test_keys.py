@@ -50,6 +50,23 @@ def test_add_shows_the_key_once_with_how_to_use_it(workspace):
     assert key not in run("list", workspace).output + run("list", workspace, "--json").output
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("", "http://127.0.0.1:8000/v1"),
+        ("port = 8117", "http://127.0.0.1:8117/v1"),
+        ('host = "0.0.0.0"', "http://127.0.0.1:8000/v1"),
+        ('host = "::1"', "http://[::1]:8000/v1"),
+        ("port = 0", "http://127.0.0.1:PORT/v1"),
+    ],
+)
+def test_add_names_the_address_that_is_set(workspace, settings, expected):
+    (workspace / "paclm.toml").write_text(f"[server]\n{settings}\n")
+    shown = run("add", workspace, "ward-3").output
+    assert f"OPENAI_BASE_URL={expected}\n" in shown
+    assert "as set in [server]" in shown
+
+
 def test_add_as_json_gives_the_key_to_scripts(workspace):
     figures = json.loads(run("add", workspace, "root", "--admin", "--json").output)
     assert (figures["name"], figures["is_admin"], figures["quota_tokens"]) == ("root", True, None)
@@ -103,7 +120,7 @@ def test_quotas_beyond_the_budget_are_allowed_and_said(workspace):
 
 
 def test_a_folder_that_is_no_workspace_is_told_so(tmp_path):
-    with pytest.raises(WorkspaceError, match="missing"):
+    with pytest.raises(WorkspaceError, match="is not a workspace: it has no manifest"):
         run("list", tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -7,9 +7,13 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 from paclm.cli.main import app
+from paclm.errors import InvalidInput, UnsoundState
+from paclm.privacy.releases import RULES, Rule
+from paclm.privacy.step import Step
 
 runner = CliRunner()
 
@@ -62,5 +66,37 @@ def test_sessions_longer_than_the_file_are_pointed_out(tmp_path):
     assert "sessions of 30 tokens run round the 2 recorded positions" in shown
 
 
-def test_a_budget_is_required(vote_files):
-    assert runner.invoke(app, ["replay", str(vote_files["greedy"])]).exit_code == 2
+def test_a_budget_is_required_where_the_secret_is_read_and_nowhere_else(vote_files):
+    with pytest.raises(InvalidInput, match="gaussian reads the secret and needs a budget"):
+        runner.invoke(app, ["replay", str(vote_files["greedy"])], catch_exceptions=False)
+    words = ["replay", str(vote_files["greedy"]), "--release", "plurality", "--sessions", "2", "--tokens", "300"]
+    assert "0 nats (no budget)" in runner.invoke(app, words).output
+    figures = json.loads(runner.invoke(app, [*words, "--json"]).stdout)
+    assert (figures["per_token_nats"], figures["charged_nats"], figures["leaked_nats"]) == (None, 0.0, 0.0)
+
+
+def test_an_estimate_that_misses_rare_events_is_pointed_out(vote_files):
+    words = ["replay", str(vote_files["gumbel"]), "--sessions", "4", "--tokens", "300", "--per-token", "2^-20"]
+    assert "rare events that 4 secrets seldom show" in runner.invoke(app, [*words, "--release", "channel"]).output
+    assert "rare events" not in runner.invoke(app, words).output  # gaussian tells a little at every step
+
+
+def test_a_rule_that_is_registered_runs_though_it_may_not_be_deployed(vote_files, monkeypatch):
+    words = ["replay", str(vote_files["gumbel"]), "--sessions", "2", "--tokens", "300", "--release", "median"]
+    with pytest.raises(InvalidInput, match="no release 'median'"):
+        runner.invoke(app, words, catch_exceptions=False)
+    median = Rule("median", lambda votes, belief, *_: Step(int(np.sort(votes)[4]), belief, True), reads_secret=False)
+    monkeypatch.setitem(RULES, "median", median)
+    assert json.loads(runner.invoke(app, [*words, "--json"]).stdout)["release"] == "median"
+
+
+def test_a_rule_that_says_it_never_reads_the_secret_and_does_is_refused(vote_files, monkeypatch):
+    cheat = Rule("cheat", lambda votes, belief, secret, *_: Step(int(votes[secret]), belief, True), reads_secret=False)
+    monkeypatch.setitem(RULES, "cheat", cheat)
+    for protocol in ("session", "fresh"):
+        with pytest.raises(UnsoundState, match="'cheat' is registered as one that never reads the secret"):
+            runner.invoke(
+                app,
+                ["replay", str(vote_files["gumbel"]), "--release", "cheat", "--protocol", protocol],
+                catch_exceptions=False,
+            )

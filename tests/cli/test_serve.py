@@ -19,7 +19,9 @@ from typer.testing import CliRunner
 from curator.deployments import ScriptedEngine
 from paclm import Curator
 from paclm.cli.main import app
+from paclm.curator.keys import new_key, write_key
 from paclm.errors import InvalidInput, LedgerBusy, MissingExtra, ServiceError, WorkspaceError
+from paclm.server import logs, running
 from paclm.server.running import is_loopback_address
 
 
@@ -95,7 +97,11 @@ def test_it_says_where_it_listens_answers_and_ends_cleanly_when_told(clinic: Pat
             name, _, rest = process.stderr.readline().strip().partition(" ")
             banner[name] = rest.strip()
         assert {"Opening", "API", "dashboard", "left", "guarantee"} <= banner.keys()
-        assert banner["left"] == "4,096 charged tokens"
+        assert banner["left"] == "4,096 tokens are left."
+        assert banner["no"].startswith("witness a restored or copied folder would not be noticed")
+        assert "PACLM_WITNESS=" in banner["no"]
+        assert banner["key"].startswith("inside the workspace (curator/key)")
+        assert "PACLM_KEY_FILE=" in banner["key"]
         limits = Path(f"/proc/{process.pid}/limits")
         if limits.exists():  # a crash must not write the secret to the disk
             assert re.search(r"^Max core file size +0 ", limits.read_text(), re.MULTILINE)
@@ -107,3 +113,32 @@ def test_it_says_where_it_listens_answers_and_ends_cleanly_when_told(clinic: Pat
         _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert '"answered"' in said
+
+
+def test_with_a_witness_and_a_key_elsewhere_the_banner_has_nothing_to_add(
+    clinic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_tokenizer: Any
+) -> None:
+    write_key(tmp_path / "key", new_key())
+    monkeypatch.setenv("PACLM_KEY_FILE", str(tmp_path / "key"))
+    opened: dict[str, Any] = {}
+
+    class Heard(Exception):
+        pass
+
+    def open_curator(workspace: Any, witness: Path | None) -> Curator:
+        opened["witness"] = witness
+        return real_open(workspace, witness=witness, engine=ScriptedEngine(), tokenizer=small_tokenizer)
+
+    def stop(*_: Any) -> None:
+        raise Heard
+
+    real_open = Curator.open
+    monkeypatch.setattr(Curator, "open", open_curator)
+    monkeypatch.setattr(running, "web_server", lambda *_: None)
+    monkeypatch.setattr(logs, "install", stop)
+    result = CliRunner().invoke(app, ["serve", str(clinic), "--port", "0", "--witness", str(tmp_path / "witness")])
+    assert isinstance(result.exception, Heard)
+    assert opened["witness"] == tmp_path / "witness"
+    assert "guarantee" in result.stderr
+    assert "no witness" not in result.stderr
+    assert "curator/key" not in result.stderr

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,8 @@ from typer.testing import CliRunner
 
 from paclm.cli.main import app
 from paclm.errors import InvalidInput
+from paclm.study.regimes import NAMES
+from paclm.study.tables import all_tables
 from study.small_lab import build_study_workspace
 
 
@@ -42,6 +47,27 @@ def test_a_text_of_ones_own_is_scored(workspace: Path, tmp_path: Path, texts: li
     (tmp_path / "text.txt").write_text("\n\n\n".join(texts[100:103]))
     shown = json.loads(run("study", "run", workspace, "census", "--test-text", tmp_path / "text.txt", "--json"))
     assert set(shown["seconds"]) == {"census"}
+
+
+def test_help_lists_every_regime_with_its_tables_and_only_the_help_of_run_pays_for_it() -> None:
+    shown = run("study", "run", "--help")
+    for name in NAMES:
+        assert re.search(rf"^  {name} +(tab|fig):", shown, flags=re.MULTILINE), name
+    for label in [*(table.label for table in all_tables() if table.regimes), "fig:universe"]:
+        assert re.search(rf"{label}(,|$)", shown, flags=re.MULTILINE), label
+    words = "import sys; sys.argv = ['paclm', 'study', '--help']; from paclm.cli.main import app; "
+    words += "import atexit; atexit.register(lambda: print([m for m in sys.modules if m == 'numpy'])); app()"
+    assert subprocess.run([sys.executable, "-c", words], capture_output=True, text=True).stdout.endswith("[]\n")
+
+
+def test_files_of_an_earlier_run_are_named_and_again_uses_none(workspace: Path) -> None:
+    words = ["study", "run", str(workspace), "accuracy"]
+    first, second, third = (
+        CliRunner().invoke(app, [*words, *more], catch_exceptions=False).output for more in ([], [], ["--again"])
+    )
+    assert "earlier run" not in first
+    assert "Files of an earlier run that were used (votes, finished parts): 1. Anew: --again" in second
+    assert "earlier run" not in third
 
 
 def test_an_unknown_regime_is_refused_before_anything_is_loaded(workspace: Path) -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from paclm.cli.main import app
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.base import base_of, load_model
-from paclm.errors import EngineError, InvalidInput
+from paclm.errors import InvalidInput, WorkspaceError
 from paclm.study.votes import RecordedVotes
 from paclm.worlds.workspace import Workspace
 
@@ -125,7 +125,7 @@ def test_half_a_question_is_refused(workspace: Path, arguments: list[str]) -> No
 
 
 def test_untrained_worlds_are_sent_to_training(untrained: Path) -> None:
-    with pytest.raises(EngineError, match="paclm train"):
+    with pytest.raises(WorkspaceError, match="paclm train"):
         run("votes", untrained, "--prompt", "a")
 
 

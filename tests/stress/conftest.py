@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from curator.conftest import make, no_keys_around, template
+from curator.conftest import make, no_keys_around, no_notes, template
 
-__all__ = ["make", "no_keys_around", "template"]
+__all__ = ["make", "no_keys_around", "no_notes", "template"]

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paclm.cli.console import WHEN_STOPPED, need
+
 if TYPE_CHECKING:
     from paclm.study.lab import Lab
     from paclm.study.votes import RecordedVotes
@@ -51,6 +53,8 @@ def demo(
         paclm demo
         paclm demo /tmp/paclm-demo
     """
+    need("torch", "transformers", "safetensors", "cryptography", "matplotlib", "jinja2")
+    WHEN_STOPPED.set("The same command goes on where it was.")
     _head(1, f"A corpus of {NOTES} synthetic clinic notes and {WORLDS} worlds")
     opened = _prepare(workspace)
     _head(2, "Train every world, and one adapter on everything for comparison")
@@ -100,6 +104,7 @@ def _prepare(path: Path) -> Workspace:
 
 def _train(workspace: Workspace, what: str) -> Workspace:
     from paclm.cli.console import progress
+    from paclm.cli.train import say_threads
     from paclm.engine.training import Progress
     from paclm.engine.training_job import prepare_training
 
@@ -107,6 +112,7 @@ def _train(workspace: Workspace, what: str) -> Workspace:
         typer.echo(f"   {what}: trained already.")
         return workspace
     job = prepare_training(workspace, what)
+    say_threads(job)
     with progress() as bar:
         task = bar.add_task(f"   {what}", total=None)
 
@@ -130,9 +136,9 @@ def _plan() -> None:
     per_token, total = parse_budget(PER_TOKEN), parse_budget(TOTAL)
     typer.echo(
         f"   {PER_TOKEN} nats a token, {TOTAL} in total: {math.floor(total / per_token):,} tokens.\n"
-        f"   Until they are gone no attack on a patient succeeds more than {success_bound(total, 0.5):.1%} of the "
-        f"time\n   (a guess: 50%), and none names the realized world more than {success_bound(total, 1 / WORLDS):.1%} "
-        f"(a guess: {1 / WORLDS:.1%})."
+        "   Until they are gone no attack on whether a patient was in the secretly drawn half succeeds more than\n"
+        f"   {success_bound(total, 0.5):.1%} of the time (a guess: 50%), and none names the realized world more than "
+        f"{success_bound(total, 1 / WORLDS):.1%} (a guess: {1 / WORLDS:.1%})."
     )
 
 
@@ -193,15 +199,15 @@ def _accuracy(recorded: RecordedVotes) -> None:
     rows = {
         "public model": private["accuracy_public"],
         f"private, gaussian at {PER_TOKEN}": private["accuracy"],
-        "private, plurality (leaks nothing)": plurality["accuracy"],
+        "plurality (tells nothing about which half)": plurality["accuracy"],
         "realized world, no noise": private["accuracy_noiseless"],
         "adapter on the whole corpus": private["accuracy_full"],
     }
     for name, value in rows.items():
-        typer.echo(f"   {name:<36} {value:6.1%}")
+        typer.echo(f"   {name:<42} {value:6.1%}")
     typer.echo(
-        f"   {recorded.num_positions:,} positions; the worlds agree on {private['unanimity']:.1%}; of the gain over "
-        f"the public model {private['retained_gain']:.0%} is kept."
+        f"   Greedy, {recorded.num_positions:,} positions; the worlds agree on {private['unanimity']:.1%}; of the gain "
+        f"over the public model {private['retained_gain']:.0%} is kept here (another decoder or sample, another share)."
     )
 
 

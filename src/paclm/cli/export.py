@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paclm.cli.console import JsonFlag, print_json
+from paclm.cli.console import JsonFlag, open_trained, print_json
 
 WARNING = (
     "Never publish these folders. An adapter carries what it was trained on, and no guarantee of paclm covers "
@@ -28,13 +28,12 @@ def export(
     \b
         paclm export clinic --peft /private/clinic-peft
     """
+    opened = open_trained(workspace)
     from paclm.engine.adapters import AdapterStack
     from paclm.engine.base import base_of
     from paclm.engine.loading import WORLDS_FILE, has_conv1d
     from paclm.engine.peft_io import export_peft
-    from paclm.worlds.workspace import Workspace
 
-    opened = Workspace.open(workspace)
     stack = AdapterStack.load(opened.adapters_path / WORLDS_FILE)
     base = base_of(opened)
     folders = export_peft(stack, peft, str(base.folder), has_conv1d(base))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paclm.cli.console import JsonFlag, print_json
+from paclm.cli.console import WHEN_STOPPED, JsonFlag, open_trained, print_json
+from paclm.cli.ledger_keys import WitnessOption
 from paclm.config import format_budget
 from paclm.errors import InvalidInput
 
@@ -31,6 +32,7 @@ def generate(
     temperature: Annotated[
         float | None, typer.Option(help="τ of the coupled Gumbel votes.", show_default="as in [mechanism]")
     ] = None,
+    witness: WitnessOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
@@ -48,8 +50,11 @@ def generate(
     """
     if greedy and temperature is not None:
         raise InvalidInput("Choose --greedy or --temperature, not both.")
-    text = sys.stdin.read() if prompt == "-" else prompt
-    with _open(workspace) as curator:
+    if max_tokens < 1:
+        raise InvalidInput(f"--max-tokens must be at least 1, not {max_tokens}.")
+    text = _read_prompt() if prompt == "-" else prompt
+    with _open(workspace, witness) as curator:
+        WHEN_STOPPED.set("Every token that left is charged, and the ledger is in order.")
         stream = curator.submit(
             curator.request(text, max_tokens, greedy=greedy or None, temperature=temperature, tag="command line")
         )
@@ -64,15 +69,29 @@ def generate(
         print_json({**counts, **figures, "token_ids": list(generation.tokens)})
     else:
         typer.echo()
+        if generation.finish_reason == "stop" and not generation.text:
+            typer.echo("(the model ended its answer at once)", err=True)
         _show_figures(generation)
 
 
-def _open(path: Path) -> Curator:
+def _read_prompt() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"Standard input is not valid UTF-8, from byte {error.start:,} on. Convert it first."
+        ) from None
+
+
+def _open(path: Path, witness: Path | None) -> Curator:
+    from paclm.curator.terms import budgets_of
+
+    budgets_of(open_trained(path))  # the quick refusals come before the slow imports
     from paclm.curator.curator import Curator
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # said below, as a sentence
-        curator = Curator.open(path)
+        curator = Curator.open(path, witness=witness)
     for sentence in curator.cautions:
         typer.echo(f"Caution: {sentence}", err=True)
     return curator
@@ -94,8 +113,9 @@ def _show_figures(generation: Generation) -> None:
         "charged": f"{format_budget(generation.charged_nats)} nats",
         "spent so far": f"{format_budget(generation.spent_nats)} of {format_budget(generation.total_nats)} nats, "
         f"{generation.remaining_tokens:,} charged tokens remain",
-        "guarantee": f"membership attacks succeed at most {generation.mia_bound:.4%} of the time, naming the world at "
-        f"most {generation.world_id_bound:.4%} (at the committed total)",
+        "guarantee": "at the committed total, no attack on whether a record was in the secretly drawn half succeeds "
+        f"more than {generation.mia_bound:.4%} of the time, and none names the world more than "
+        f"{generation.world_id_bound:.4%}",
     }
     for name, line in lines.items():
         typer.echo(f"  {name:<13} {line}", err=True)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paclm.cli.console import JsonFlag, print_json
+from paclm.cli.console import WHEN_STOPPED, JsonFlag, print_json
+from paclm.config import TrainingConfig
 
 if TYPE_CHECKING:
     from paclm.worlds.creation import Created
-    from paclm.worlds.records import ReadReport
 
 
 def init(
@@ -54,14 +54,22 @@ def init(
         paclm init clinic --corpus notes.jsonl --base tiny --group-by patient
         paclm init demo --corpus clinic:2000 --base tiny --worlds 32
     """
-    from paclm.engine.base import load_tokenizer, resolve_base
+    from paclm.engine.base import check_base, load_tokenizer, resolve_base
+    from paclm.worlds.assignment import check_num_worlds, check_seed, check_whole
     from paclm.worlds.creation import create_workspace
     from paclm.worlds.readers import read_corpus
     from paclm.worlds.records import ReadOptions
 
+    check_num_worlds(worlds)
+    check_seed(seed)
+    check_whole("--holdout", holdout or 0, at_least=0)
+    check_whole("--canaries", canaries, at_least=0)
+    check_whole("--max-record-tokens", max_record_tokens, at_least=1)
+    WHEN_STOPPED.set("Nothing was made; repeat the command when you like.")
     options = ReadOptions(text_field=text_field, id_field=id_field, group_by=group_by, skip_bad=skip_bad)
     read = read_corpus(corpus, options)
     model = resolve_base(base)
+    check_base(model)
     created = create_workspace(
         workspace,
         corpus=read,
@@ -74,15 +82,32 @@ def init(
         group_by=group_by,
         max_record_tokens=max_record_tokens,
     )
+    notes = [*read.report.sentences(), *created.cautions, *_few_steps(created, workspace)]
     if as_json:
-        print_json(_figures(created, read.report))
+        print_json(_figures(created, notes))
         return
-    for sentence in (*read.report.sentences(), *created.cautions):
+    for sentence in notes:
         typer.echo(f"Note: {sentence}", err=True)
     typer.echo(_summary(created, workspace))
 
 
-def _figures(created: Created, report: ReadReport) -> dict[str, Any]:
+def _few_steps(created: Created, named: Path) -> list[str]:
+    """Say before anybody waits for it that training will teach little."""
+    from paclm.cli.few_records import FEW_STEPS, before_training, expected_steps
+    from paclm.engine.base import base_of, context_of
+
+    opened, counts = created.workspace, created.workspace.manifest.summary
+    steps = expected_steps(
+        opened.training,
+        counts["records_per_world"],
+        counts["num_tokens"] / counts["train"],
+        context_of(base_of(opened)),
+    )
+    is_default = opened.training.learning_rate == TrainingConfig().learning_rate
+    return [before_training(steps, named)] if steps < FEW_STEPS and is_default and not opened.manifest.adapters else []
+
+
+def _figures(created: Created, notes: list[str]) -> dict[str, Any]:
     manifest = created.workspace.manifest
     return {
         "workspace": str(created.workspace.path),
@@ -91,7 +116,7 @@ def _figures(created: Created, report: ReadReport) -> dict[str, Any]:
         "seed": manifest.arguments["seed"],
         "base": manifest.base["name"],
         "base_fingerprint": manifest.base["fingerprint"],
-        "notes": [*report.sentences(), *created.cautions],
+        "notes": notes,
     }
 
 
@@ -104,7 +129,8 @@ def _summary(created: Created, named: Path) -> str:
         unit = f"all records with the same {workspace.manifest.arguments['group_by']} ({counts['groups']:,} groups)"
     cut = "none cut"
     if counts["num_records_cut"]:
-        cut = f"{counts['num_records_cut']:,} cut, {counts['num_tokens_dropped']:,} tokens not trained on"
+        held_out = f" ({counts['held_out_cut']:,} of them held out)" if counts.get("held_out_cut") else ""
+        cut = f"{counts['num_records_cut']:,} cut{held_out}, {counts['num_tokens_dropped']:,} tokens not used"
     planted = f", {counts['canaries']} canaries planted" if counts["canaries"] else ""
     lines = {
         "records": f"{counts['train']:,} for the worlds, {counts['held_out']:,} held out{planted}",

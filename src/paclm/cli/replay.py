@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from paclm.cli.console import JsonFlag, print_json, progress
-from paclm.config import ChargeName, ReleaseName, format_budget, parse_budget
+from paclm.config import ChargeName, format_budget, parse_budget
 
 Protocol = Literal["session", "fresh"]
 
 
+def _releases() -> list[str]:
+    from paclm.privacy.releases import RULES
+
+    return list(RULES)
+
+
 def replay(
     votes: Annotated[Path, typer.Argument(help="Recorded votes (.npz), as `paclm votes --out` writes them.")],
-    per_token: Annotated[str, typer.Option(help="Nats per token (2^-16), or inf for no noise.")],
-    release: Annotated[ReleaseName, typer.Option(help="How votes become a token.")] = "gaussian",
+    per_token: Annotated[
+        str | None, typer.Option(help="Nats per token (2^-16), or inf for no noise; plurality and mixture need none.")
+    ] = None,
+    release: Annotated[
+        str,
+        typer.Option(
+            help="How votes become a token: gaussian, plurality, mixture, channel, or a rule you added.",
+            autocompletion=_releases,
+        ),
+    ] = "gaussian",
     charge: Annotated[ChargeName, typer.Option(help="Which tokens are charged.")] = "every-token",
     protocol: Annotated[
         Protocol,
@@ -38,6 +53,7 @@ def replay(
     \b
     Example usage:
         paclm replay votes.npz --per-token 2^-16
+        paclm replay votes.npz --release plurality
         paclm replay votes.npz --release channel --per-token 2^-8 --protocol fresh --json | jq .retained_gain
     """
     from paclm.study.replay import ReplaySettings, planned_tokens
@@ -46,7 +62,7 @@ def replay(
 
     settings = ReplaySettings(
         release=release,
-        per_token=parse_budget(per_token),
+        per_token=None if per_token is None else parse_budget(per_token),
         charge=charge,
         protocol=protocol,
         sessions=sessions,
@@ -68,6 +84,8 @@ def _print_figures(figures: dict[str, Any]) -> None:
         return "–" if figures[name] is None else format(figures[name], spec)
 
     unit = "per session" if figures["protocol"] == "session" else "per position"
+    per_token = figures["per_token_nats"]
+    price = "no budget" if per_token is None else f"{figures['charge']}, {format_budget(per_token)} a token"
     lines = {
         "votes": f"{show('positions', ',')} positions, {figures['worlds']} worlds, "
         f"unanimity {show('unanimity', '.4f')}",
@@ -79,8 +97,7 @@ def _print_figures(figures: dict[str, Any]) -> None:
         "retained gain": show("retained_gain", ".3f"),
         "flips given dissent": show("flip_given_dissent", ".4f"),
         "noise σ": f"median {show('sigma_median', '.4g')}, max {show('sigma_max', '.4g')}",
-        f"charged {unit}": f"{show('charged_nats', '.4g')} nats ({figures['charge']}, "
-        f"{format_budget(figures['per_token_nats'])} a token)",
+        f"charged {unit}": f"{show('charged_nats', '.4g')} nats ({price})",
         f"leaked {unit}": f"{show('leaked_nats', '.4g')} ± {show('leaked_stderr', '.2g')} nats, "
         f"÷ charged {show('leaked_over_charged', '.4f')}",
         f"information {unit}": f"{show('conditional_information_nats', '.4g')} nats that the steps can tell"
@@ -97,4 +114,17 @@ def _print_figures(figures: dict[str, Any]) -> None:
             f"Note: sessions of {figures['tokens_per_secret']:,} tokens run round the {figures['positions']:,} "
             "recorded positions more than once, and errors are then too small. Record more votes or lower --tokens."
         )
+    if _is_far_below(figures):
+        typer.echo(
+            f"Note: the estimated leak is far below the {show('conditional_information_nats', '.4g')} nats that the "
+            f"steps declare. Either the release declares more than it tells, or it tells it in rare events that "
+            f"{show('secrets', ',')} secrets seldom show. Trust the larger number."
+        )
     typer.echo(figures["stamp"])
+
+
+def _is_far_below(figures: dict[str, Any]) -> bool:
+    """Less than half of what could be told (at most log m, the world's name), and by more than the estimate's error."""
+    most = min(float(figures["conditional_information_nats"]), math.log(figures["worlds"]))
+    gap = most - float(figures["leaked_nats"])
+    return gap > 0.5 * most and gap > 3.0 * float(figures["leaked_stderr"] or 0.0)

@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paclm.cli.console import WHEN_STOPPED, open_trained
+from paclm.cli.ledger_keys import NO_WITNESS, WitnessOption
 from paclm.errors import MissingExtra
 
 if TYPE_CHECKING:
     from paclm.server.running import Started
 
+OWN_KEY = (
+    "inside the workspace (curator/key): whoever copies the folder can read the secret. Keep it elsewhere: move the "
+    "file, then PACLM_KEY_FILE=/safe/NAME.key"
+)
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "cryptography", "torch")
 
 
@@ -24,6 +30,7 @@ def serve(
         typer.Option(help="Address to listen on; another than loopback needs keys.", show_default="[server]"),
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.", show_default="[server]")] = None,
+    witness: WitnessOption = None,
 ) -> None:
     """
     Serve an OpenAI-compatible API and a dashboard
@@ -42,19 +49,24 @@ def serve(
     for package in _NEEDED:
         if importlib.util.find_spec(package) is None:
             raise MissingExtra(package, "serve")
-    from paclm.server.running import serve as run
-    from paclm.worlds.settings import load_settings
+    from paclm.curator.terms import budgets_of
 
-    settings = load_settings(workspace / "paclm.toml").server
+    opened = open_trained(workspace)
+    budgets_of(opened)  # the quick refusals come before the slow imports
+    settings = opened.settings.server
     settings = dataclasses.replace(
         settings, host=settings.host if host is None else host, port=settings.port if port is None else port
     )
     typer.echo(f"Opening {workspace} ...", err=True)
-    run(workspace, settings, _announce)
+    WHEN_STOPPED.set("Nothing was served.")
+    from paclm.server.running import serve as run
+
+    run(workspace, settings, _announce, witness)
 
 
 def _announce(started: Started) -> None:
-    from paclm.server.figures import guarantee
+    from paclm.curator.keys import keeps_own_key
+    from paclm.server.figures import guarantee, left
 
     service = started.service
     figures = service.curator.figures()
@@ -63,9 +75,13 @@ def _announce(started: Started) -> None:
     lines = {
         "API": f"{started.url}/v1  (model {service.setup.model_id})",
         "dashboard": f"{started.url}/  (admin key)",
-        "left": f"{figures['remaining_tokens']:,} charged tokens",
-        "guarantee": guarantee(figures),
+        "left": left(figures, service.curator.config.on_exhausted),
+        "guarantee": guarantee(figures, service.setup.unit),
     }
+    if not service.curator.has_witness:
+        lines["no witness"] = NO_WITNESS
+    if keeps_own_key():
+        lines["key"] = OWN_KEY
     for name, line in lines.items():
         typer.echo(f"  {name:<10} {line}", err=True)
     if started.new_admin_key is not None:

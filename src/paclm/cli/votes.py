@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from paclm.cli.console import JsonFlag, print_json, progress
+from paclm.cli.console import JsonFlag, open_trained, print_json, progress
 from paclm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -53,9 +53,8 @@ def votes(
     if (text is None) != (out is None):
         raise InvalidInput("--text FILE and --out VOTES.npz belong together.")
     from paclm.privacy.randomness import Coins
-    from paclm.worlds.workspace import Workspace
 
-    opened = Workspace.open(workspace)
+    opened = open_trained(workspace)
     written = opened.settings.mechanism
     chosen = decoder or written.get("decoder", "gumbel")
     tau = temperature if temperature is not None else float(written.get("temperature", 1.0))
@@ -105,9 +104,13 @@ def _vote_along_text(
 
     try:
         content = text.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{text} cannot be read as UTF-8 text: {error}.") from None
+    except OSError as error:
+        raise InvalidInput(f"{text} cannot be read: {error.strerror}. Check the path after --text.") from None
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{text} is not valid UTF-8, from byte {error.start:,} on. Convert it first.") from None
     tokens = encode_texts(load_tokenizer(base_of(opened)), [content])[0][:limit]
+    if len(tokens) < 2:
+        raise InvalidInput(f"{text} has {len(tokens)} tokens, and votes need at least 2: one to see, one to vote on.")
     with_full = (opened.adapters_path / FULL_FILE).is_file()
     engine = _open_engine(opened, with_full, window)
     draw = None if coins is None else lambda n: np.stack([coins.gumbel(engine.support_size) for _ in range(n)])

@@ -1,0 +1,412 @@
+"""What a newcomer does wrong, and what paclm says: one sentence with the value and the next step, and no traceback.
+
+Each command runs through the real entry point, in this process; a few, whose point is the process, in one of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from paclm.cli import main as entry
+from paclm.worlds.storage import only_one
+
+SECRET_WORDS = "zinnober quetzal"
+"""Stands for private text: no error may repeat it."""
+
+
+@dataclass(frozen=True)
+class Said:
+    status: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A folder with a corpus, a base model, a new workspace and a trained one with a budget."""
+
+    folder: Path
+    base: Path
+
+    def write(self, name: str, content: str | bytes) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    def other_base(self, name: str, **changes: object) -> Path:
+        """A copy of the base model with other entries in its config.json."""
+        folder = self.folder / name
+        shutil.copytree(self.base, folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+        return folder
+
+    def mechanism(self, text: str) -> None:
+        self.write("clinic/paclm.toml", f"[mechanism]\n{text}\n[runtime]\ncontext = 64\n")
+
+
+@pytest.fixture
+def desk(tmp_path: Path, clinic: Path, small_base: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> Desk:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(small_base, tmp_path / "model")
+    rows = [json.dumps({"text": f"{SECRET_WORDS} {text}", "patient": number}) for number, text in enumerate(texts)]
+    (tmp_path / "notes.jsonl").write_text("\n".join(rows) + "\n")
+    return Desk(tmp_path, small_base)
+
+
+@pytest.fixture
+def paclm(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")  # main sets it; this keeps it from staying set
+
+    def run(*arguments: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["paclm", *arguments])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            entry.main()
+        return Said(int(left.value.code or 0), *capfd.readouterr())
+
+    return run
+
+
+def nothing(desk: Desk) -> None:
+    pass
+
+
+def write(name: str, content: str | bytes) -> Callable[[Desk], None]:
+    return lambda desk: desk.write(name, content)
+
+
+INIT = "init w --base model --worlds 4 --corpus"
+GENERATE = "generate clinic --prompt x --max-tokens"
+
+INIT_MISTAKES: dict[str, tuple[Callable[[Desk], None], str, str]] = {
+    "no such file": (nothing, f"{INIT} gone.jsonl", r"no file or folder gone\.jsonl .*clinic:2000"),
+    "no name": (nothing, f"{INIT} ''", "--corpus names nothing"),
+    "an address": (nothing, f"{INIT} https://x.example/n.jsonl", "is an address.*Fetch it"),
+    "clinic without a number": (nothing, f"{INIT} clinic:many", "clinic:many does not say how many.*clinic:2000"),
+    "an empty folder": (lambda desk: (desk.folder / "texts").mkdir(), f"{INIT} texts", "texts is empty"),
+    "a folder of other files": (write("pile/a.pdf", ""), f"{INIT} pile", r"for example, a\.pdf.*as \.txt"),
+    "a folder with a table": (write("pile/a.csv", ""), f"{INIT} pile", r"Name the file itself: --corpus pile/a\.csv"),
+    "an empty file": (write("n.jsonl", ""), f"{INIT} n.jsonl", "holds no record: it has no rows"),
+    "a JSON file": (write("n.json", "[]"), f"{INIT} n.json", r"rename it to \.jsonl.*jq -c"),
+    "a text file": (write("n.txt", "x"), f"{INIT} n.txt", r"n\.txt is of a kind.*Name the folder"),
+    "not UTF-8": (write("n.jsonl", b'{"text": "\xff"}\n' * 9), f"{INIT} n.jsonl", "None of the 9 rows.*UTF-8.*iconv"),
+    "wrong field": (
+        nothing,
+        f"{INIT} notes.jsonl --text-field note",
+        r"None of the 200 rows.*'note' \(fields: text, p",
+    ),
+    "wrong column": (
+        write("n.csv", "id,body\n1,x\n"),
+        f"{INIT} n.csv",
+        "no column 'text'.*are: id, body.*--text-field",
+    ),
+    "a table without header": (write("n.csv", f"1,{SECRET_WORDS}\n"), f"{INIT} n.csv", r"first row \(not shown\)"),
+    "private field names": (write("n.jsonl", f'{{"{SECRET_WORDS}": 1}}\n'), f"{INIT} n.jsonl", "fields are not shown"),
+    "no gzip": (write("n.jsonl.gz", SECRET_WORDS), f"{INIT} n.jsonl.gz", "is not a gzip file"),
+    "too few records": (write("n.jsonl", '{"text": "a"}\n'), f"{INIT} n.jsonl", "fewer than 8 hide nobody. Bring more"),
+    "everything held out": (nothing, f"{INIT} notes.jsonl --holdout 199", "leave 1 for.*Lower --holdout"),
+    "odd worlds": (nothing, f"{INIT} notes.jsonl --worlds 3", "number of worlds must be even.*not 3"),
+    "no worlds": (nothing, f"{INIT} notes.jsonl --worlds 0", "number of worlds must be.*at least 2, not 0"),
+    "too many worlds": (nothing, f"{INIT} notes.jsonl --worlds 1000000", "at most 65,536, not 1,000,000"),
+    "negative holdout": (nothing, f"{INIT} notes.jsonl --holdout -1", "--holdout must be.*not -1"),
+    "negative canaries": (nothing, f"{INIT} notes.jsonl --canaries -1", "--canaries must be.*not -1"),
+}
+
+BASE_MISTAKES: dict[str, tuple[Callable[[Desk], object], str]] = {
+    "no name": (lambda desk: "", "--base names nothing.*--base tiny"),
+    "no such folder": (lambda desk: "./gone", "'./gone' is neither a folder.*--base tiny"),
+    "smollm2 is not here yet": (lambda desk: "smollm2", "paclm models get smollm2"),
+    "a file": (lambda desk: "notes.jsonl", r"notes\.jsonl is a file, and a base model is a folder"),
+    "no such gguf": (lambda desk: "gone.gguf", r"There is no file .*gone\.gguf"),
+    "a folder of something else": (lambda desk: "clinic", "holds no base model.*config.json.*--base tiny"),
+    "no tokenizer": (lambda desk: _without_tokenizer(desk), "has no tokenizer.*tokenizer.json beside config.json"),
+    "unknown architecture": (lambda desk: desk.other_base("b", model_type="frob"), "Transformers knows: .*`frob`"),
+    "an encoder": (
+        lambda desk: desk.other_base("b", model_type="bert", architectures=["BertForMaskedLM"]),
+        "is a BertForMaskedLM, and worlds need.*ForCausalLM",
+    ),
+    "a model without positions": (
+        lambda desk: desk.other_base("b", model_type="mamba", architectures=["MambaForCausalLM"]),
+        r"\(mamba\) does not say how many positions",
+    ),
+    "weights cut off": (lambda desk: _cut_weights(desk), r"model\.safetensors is damaged .*Fetch the base model again"),
+}
+
+
+def _without_tokenizer(desk: Desk) -> Path:
+    folder = desk.other_base("b")
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    return folder
+
+
+def _cut_weights(desk: Desk) -> Path:
+    folder = desk.other_base("b")
+    os.truncate(folder / "model.safetensors", 3000)
+    return folder
+
+
+def settings(text: str) -> Callable[[Desk], None]:
+    return lambda desk: desk.mechanism(text)
+
+
+def edited(name: str, old: str, new: str) -> Callable[[Desk], None]:
+    return lambda desk: desk.write(name, (desk.folder / name).read_text().replace(old, new))
+
+
+BUDGETS = 'per_token = "2^-16"\ntotal = "2^-4"'
+WORKSPACE_MISTAKES: dict[str, tuple[Callable[[Desk], object], str, str]] = {
+    "no workspace": (
+        nothing,
+        "generate gone --prompt x --max-tokens 2",
+        "gone is not a workspace: there is no such fol",
+    ),
+    "a file for a workspace": (nothing, "train notes.jsonl", r"notes\.jsonl is not a workspace: it is a file"),
+    "serve elsewhere": (nothing, "serve model", "model is not a workspace: it has no manifest.*paclm init"),
+    "ledger elsewhere": (nothing, "ledger show model", "model is not a workspace"),
+    "keys elsewhere": (nothing, "keys list model", "model is not a workspace"),
+    "another format": (
+        edited("clinic/manifest.json", '"format": 1', '"format": 9'),
+        f"{GENERATE} 2",
+        "has format 9, and this version of paclm reads format 1. Use the version that made it",
+    ),
+    "broken settings": (
+        write("clinic/paclm.toml", "[mechanism\n"),
+        f"{GENERATE} 2",
+        "is not valid TOML.*line 1.*Mend it",
+    ),
+    "loose settings": (
+        write("clinic/paclm.toml", "total = 1"),
+        f"{GENERATE} 2",
+        r"total in .* stands outside of a section",
+    ),
+    "unknown setting": (
+        settings("totl = 1"),
+        f"{GENERATE} 2",
+        r"Unknown setting totl in \[mechanism\].*Known: .*total",
+    ),
+    "wrong kind": (settings(f"{BUDGETS}\nsupport_size = 'x'"), f"{GENERATE} 2", "support_size.*like 200, not 'x'"),
+    "no budget": (settings(""), f"{GENERATE} 2", "sets no budget.*paclm plan .*--write.*per_token ="),
+    "half a budget": (settings('per_token = "2^-9"'), f"{GENERATE} 2", "needs total: there is no default.*paclm plan"),
+    "budget zero": (
+        settings('per_token = "2^-9"\ntotal = 0'),
+        f"{GENERATE} 2",
+        "total: A budget is.*not 0.*paclm plan",
+    ),
+    "budget negative": (settings("per_token = -1\ntotal = 1"), f"{GENERATE} 2", "per_token: A budget is.*not -1"),
+    "budget nan": (settings("per_token = nan\ntotal = 1"), f"{GENERATE} 2", "per_token: A budget is.*not nan"),
+    "budget a list": (settings("per_token = [1]\ntotal = 1"), f"{GENERATE} 2", r"per_token: A budget is.*not \[1\]"),
+    "budget inf": (settings("per_token = 1\ntotal = inf"), f"{GENERATE} 2", "must be finite.*studies only"),
+    "no tokens": (nothing, f"{GENERATE} 0", "--max-tokens must be at least 1, not 0"),
+    "adapters are gone": (
+        lambda desk: (desk.folder / "clinic/adapters/worlds.safetensors").unlink(),
+        f"{GENERATE} 2",
+        r"worlds\.safetensors is missing. Restore it from a backup, or make a new workspace",
+    ),
+    "port out of range": (nothing, "serve clinic --port 99999", "port must lie between 0 and 65535, not 99999"),
+    "no such host": (
+        nothing,
+        "serve clinic --host gone.invalid --port 0",
+        "host gone.invalid has no address.*127.0.0.1",
+    ),
+    "open without keys": (
+        nothing,
+        "serve clinic --host 0.0.0.0 --port 0",
+        "no API key yet.*paclm keys add clinic NAME",
+    ),
+    "unknown regime": (nothing, "study run clinic censsus", "no regime 'censsus'. There are: census.*or all"),
+    "no collections": (nothing, "study run clinic census --collections 0", "--collections must be at least 1, not 0"),
+    "report before results": (nothing, "study report clinic", "no results yet.*paclm study run clinic all"),
+    "unknown training": (nothing, "train clinic --what frob", "What can be trained: worlds, .*not 'frob'"),
+    "no votes": (nothing, "replay gone.npz --per-token 1", r"no file gone\.npz.*paclm votes"),
+    "bad votes": (write("v.npz", "x"), "replay v.npz --per-token 1", r"v\.npz is not an \.npz file.*paclm votes"),
+    "half a plan": (nothing, "plan --mia 51%", "needs exactly two of.*paclm plan --mia 51% --tokens"),
+    "no text": (nothing, "votes clinic --text gone.txt --out v.npz", r"gone\.txt cannot be read: No such file"),
+}
+
+
+def split(command: str) -> list[str]:
+    return [word if word != "''" else "" for word in command.split(" ")]
+
+
+def check(said: Said, expected: str) -> None:
+    assert said.status == 2, said
+    assert said.out == ""
+    assert re.search(expected, said.err.replace("\n", " ")), said.err
+    assert "Traceback" not in said.err
+    assert "[transformers]" not in said.err
+    assert SECRET_WORDS.split()[0] not in said.err
+    assert said.err.count("Error: ") == 1
+
+
+@pytest.mark.parametrize("mistake", INIT_MISTAKES)
+def test_init_says_what_is_wrong_and_makes_nothing(desk: Desk, paclm: Callable[..., Said], mistake: str) -> None:
+    prepare, command, expected = INIT_MISTAKES[mistake]
+    prepare(desk)
+    check(paclm(*split(command)), expected)
+    assert not (desk.folder / "w").exists()
+
+
+@pytest.mark.parametrize("mistake", BASE_MISTAKES)
+def test_init_refuses_a_base_that_could_not_be_trained(desk: Desk, paclm: Callable[..., Said], mistake: str) -> None:
+    prepare, expected = BASE_MISTAKES[mistake]
+    check(paclm("init", "w", "--corpus", "notes.jsonl", "--worlds", "4", "--base", str(prepare(desk))), expected)
+    assert not (desk.folder / "w").exists()
+
+
+@pytest.mark.parametrize("mistake", WORKSPACE_MISTAKES)
+def test_a_workspace_says_what_is_wrong_with_it(desk: Desk, paclm: Callable[..., Said], mistake: str) -> None:
+    prepare, command, expected = WORKSPACE_MISTAKES[mistake]
+    prepare(desk)
+    check(paclm(*split(command)), expected)
+
+
+UNTRAINED = (
+    "generate w --prompt x --max-tokens 2",
+    "serve w",
+    "votes w --prompt x",
+    "export w --peft p",
+    "study run w all",
+)
+
+
+def test_every_command_that_needs_worlds_says_how_to_train_them(desk: Desk, paclm: Callable[..., Said]) -> None:
+    assert paclm(*split(f"{INIT} notes.jsonl")).status == 0
+    for command in UNTRAINED:
+        check(paclm(*split(command)), "w has no trained worlds yet. Train them: paclm train w")
+
+
+def test_a_training_that_runs_is_not_taken_for_one_that_was_stopped(desk: Desk, paclm: Callable[..., Said]) -> None:
+    paclm(*split(f"{INIT} notes.jsonl"))
+    desk.write("w/adapters/.training-worlds/run.json", "{}")
+    check(paclm("train", "w"), "An earlier run of this training was stopped.*paclm train w --resume")
+    with only_one(desk.folder / "w" / ".training.lock", "The other training"):
+        check(paclm("train", "w"), f"runs already, in process {os.getpid()}. Wait for it, or stop it")
+
+
+def test_weights_that_the_base_lacks_are_never_drawn_at_random(desk: Desk, paclm: Callable[..., Said]) -> None:
+    base = desk.other_base("b", n_layer=3)
+    assert paclm("init", "w", "--corpus", "notes.jsonl", "--worlds", "4", "--base", str(base)).status == 0
+    check(paclm("train", "w", "--dry-run"), r"lack 12 of the tensors .*transformer\.h\.2.*Fetch the base model again")
+
+
+def test_settings_changed_after_training_stop_the_first_token_and_studies(
+    desk: Desk, paclm: Callable[..., Said]
+) -> None:
+    paclm(*split(f"{INIT} notes.jsonl"))
+    desk.write("w/paclm.toml", f"[mechanism]\n{BUDGETS}\n[training]\nlearning_rate = 0.005\n[runtime]\ncontext = 64\n")
+    assert paclm("train", "w").status == 0
+    generate = split("generate w --prompt x --max-tokens 2")
+    edited("w/paclm.toml", "0.005", "0.004")(desk)
+    changed = r"\[training\].* was changed after the worlds were trained: learning_rate was 0.005, now 0.004"
+    check(paclm(*generate), f"{changed}.*paclm train .* --again; or change the settings back")
+    check(paclm("study", "run", "w", "census"), f"{changed}.*paclm train w --again")
+    edited("w/paclm.toml", "0.004", "0.005")(desk)
+    said = paclm(*generate)
+    assert said.status == 0
+    assert "Caution" not in said.err
+    edited("w/paclm.toml", "0.005", "0.004")(desk)  # now the ledger belongs to these worlds: said, not refused
+    said = paclm(*generate)
+    assert said.status == 0
+    assert re.search(r"Caution: \[training\] was changed.*served as they were trained", said.err)
+    assert "--again" not in paclm("study", "run", "w", "census").err
+
+
+def test_what_the_system_refuses_is_one_sentence(
+    desk: Desk, paclm: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", "/disk/votes.npz")
+
+    monkeypatch.setattr("paclm.study.votes.RecordedVotes.load", full)
+    check(paclm("replay", "v.npz", "--per-token", "1"), "/disk/votes.npz: No space left on device. Make room on that")
+    monkeypatch.setattr("paclm.study.votes.RecordedVotes.load", lambda _: bytearray(2**62))
+    check(paclm("replay", "v.npz", "--per-token", "1"), "not enough memory")
+
+
+WITHOUT = """
+import sys
+
+class Without:
+    def __init__(self, finder): self.finder = finder
+    def find_spec(self, name, *more):
+        return None if name.partition(".")[0] == package else self.finder.find_spec(name, *more)
+    def __getattr__(self, name): return getattr(self.finder, name)
+
+package = sys.argv.pop(1)
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+from paclm.cli.main import main
+main()
+"""
+
+
+def test_a_missing_extra_is_named_with_the_command_that_brings_it(desk: Desk) -> None:
+    for package, extra, command in (
+        ("torch", "core", f"{GENERATE} 2"),
+        ("torch", "core", "train clinic"),
+        ("torch", "core", "demo d"),
+        ("cryptography", "core", f"{GENERATE} 2"),
+        ("fastapi", "serve", "serve clinic"),
+        ("matplotlib", "report", "study report clinic"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT, package, *command.split()], capture_output=True, text=True, check=False
+        )
+        check(
+            Said(done.returncode, done.stdout, done.stderr), rf"the package '{package}'.*pip install 'paclm\[{extra}\]'"
+        )
+
+
+def test_no_warning_of_a_library_comes_before_the_sentence(desk: Desk) -> None:
+    shutil.copytree(desk.base, desk.folder / "odd")
+    config = desk.folder / "odd" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "bos_token_id": 50256}))  # Transformers would mind
+    desk.write("few.jsonl", '{"text": "a"}\n')
+    command = [sys.executable, "-m", "paclm", "init", "w", "--corpus", "few.jsonl", "--base", "odd", "--worlds", "4"]
+    environment = {name: value for name, value in os.environ.items() if name != "TRANSFORMERS_VERBOSITY"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: 1 records with 0 held out")
+    assert done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_ends_with_status_130_and_what_is_kept(
+    desk: Desk, paclm: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paclm.worlds.creation.create_workspace", stop)
+    said = paclm(*split(f"{INIT} notes.jsonl"))
+    assert (said.status, said.out) == (130, "")
+    assert said.err == "Stopped. Nothing was made; repeat the command when you like.\n"
+    monkeypatch.undo()
+    monkeypatch.chdir(desk.folder)
+    monkeypatch.setattr(sys, "argv", ["paclm", *split(f"{INIT} notes.jsonl")])
+    monkeypatch.setattr("paclm.engine.training.GroupTraining.step", stop)
+    with pytest.raises(SystemExit):
+        entry.main()
+    said = paclm("train", "w")
+    assert said.status == 130
+    assert "Stopped. What it did is kept. To go on: paclm train w --resume" in said.err
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback(desk: Desk) -> None:
+    command = [sys.executable, "-m", "paclm", "plan", "--mia", "51%", "--tokens", "1000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        assert running.stderr.read() == ""
+    assert running.returncode == 1
