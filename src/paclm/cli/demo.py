@@ -6,6 +6,7 @@ Every number it prints is measured in that run. Done steps are kept in the works
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,11 @@ HELD_OUT_TOKENS = 2000
 DRAWS = 2
 """Of coins, where votes are sampled."""
 NEW_TOKENS = 60
+TEMPERATURE = 0.3
+"""A small model reads better when it is not adventurous."""
+COLOURS = {"agreed": "", "disputed": "\x1b[33m", "public": "\x1b[34m"}
+BRACKETS = {"agreed": "", "disputed": "⟨", "public": "⟨public: "}
+"""Marks of tokens where there are no colours."""
 PER_TOKEN, TOTAL = "2^-16", "2^-6"
 PROMPT = "[synthetic note]\nThe patient"
 _CHANGES = {  # small corpus, small model: larger steps than the paper's, so that two minutes of training show something
@@ -62,7 +68,8 @@ def demo(
     opened = _train(opened, "full")
     _head(3, "Plan a budget")
     _plan()
-    _head(4, "A private completion (\x1b[33mdisputed\x1b[0m tokens are those on which the worlds differ)")
+    disputed = "\x1b[33mdisputed\x1b[0m" if sys.stdout.isatty() else "⟨disputed⟩"
+    _head(4, f"A private completion, temperature {TEMPERATURE} ({disputed}: tokens on which the worlds differ)")
     _generate(opened)
     _head(5, "Accuracy on held-out notes, next token, greedy")
     recorded = _votes(opened)
@@ -145,15 +152,15 @@ def _plan() -> None:
 def _generate(workspace: Workspace) -> None:
     from paclm.curator.curator import Curator
 
-    colours = {"agreed": "", "disputed": "\x1b[33m", "public": "\x1b[34m"}
+    begins, end = (COLOURS, "\x1b[0m") if sys.stdout.isatty() else (BRACKETS, "⟩")
     with Curator.open(workspace) as curator:
-        stream = curator.submit(curator.request(PROMPT, NEW_TOKENS))
+        stream = curator.submit(curator.request(PROMPT, NEW_TOKENS, temperature=TEMPERATURE))
         typer.echo("   " + PROMPT.replace("\n", "\n   "), nl=False)
         while not stream.finish_reason:
             curator.step()
             for piece in stream.take():
-                shown = piece.text.replace("\n", "\n   ")
-                typer.echo(f"{colours[piece.mark]}{shown}\x1b[0m" if colours[piece.mark] else shown, nl=False)
+                shown, begin = piece.text.replace("\n", "\n   "), begins[piece.mark]
+                typer.echo(f"{begin}{shown}{end}" if begin and shown else shown, nl=False)
         done = curator.result(stream)
     disputed = done.marks.count("disputed")
     if done.public_tokens:
@@ -207,7 +214,7 @@ def _accuracy(recorded: RecordedVotes) -> None:
         typer.echo(f"   {name:<42} {value:6.1%}")
     typer.echo(
         f"   Greedy, {recorded.num_positions:,} positions; the worlds agree on {private['unanimity']:.1%}; of the gain "
-        f"over the public model {private['retained_gain']:.0%} is kept here (another decoder or sample, another share)."
+        f"over the public model {private['retained_gain']:.0%} is kept (other decoders and samples keep other shares)."
     )
 
 
