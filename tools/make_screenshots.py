@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import os
 import re
 import shutil
 import socket
@@ -87,7 +88,10 @@ def serving(workspace: Path) -> Iterator[Deployment]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = subprocess.Popen([sys.executable, "-m", "paclm", "serve", str(workspace), "--port", str(port)])
+    # A state folder of its own: the ledgers of earlier copies are nobody's past deployments.
+    environment = {**os.environ, "PACLM_STATE_DIR": str(workspace.parent / "state")}
+    serve = [sys.executable, "-m", "paclm", "serve", str(workspace), "--port", str(port)]
+    server = subprocess.Popen(serve, env=environment)
     address = f"http://127.0.0.1:{port}/"
     try:
         wait_until_healthy(address, server)

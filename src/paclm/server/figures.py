@@ -86,6 +86,7 @@ async def overview(_: Admin, service: TheService) -> Response:
         },
         "sentences": {
             "guarantee": guarantee(figures, setup.unit),
+            "unit": setup.unit,
             "spent": spent(figures),
             "left": left(figures, curator.config.on_exhausted, tokens_per_second),
             "not_promised": NOT_PROMISED,

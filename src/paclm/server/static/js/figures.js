@@ -17,7 +17,8 @@ export function showFigures(overview, pace) {
   showLeak(overview.belief);
 }
 
-function showGuarantee({ budget, belief, cautions }) {
+function showGuarantee({ budget, belief, cautions, sentences }) {
+  say("unit", sentences.unit);
   say("mia", bound(budget.mia_bound));
   setPart(byId("scale"), "--at", (budget.mia_bound - 0.5) / 0.5);
   byId("world-id").replaceChildren(
