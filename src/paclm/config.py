@@ -151,11 +151,6 @@ class MechanismConfig:
                 object.__setattr__(self, name, parse_budget(getattr(self, name)))
             except InvalidInput as error:
                 raise InvalidInput(f"{name}: {error} `paclm plan` finds values.") from None
-        if self.per_token < SMALLEST_PER_TOKEN:
-            raise InvalidInput(
-                f"per_token must be at least 2^-60 nats, the smallest charge there is, not {self.per_token!r}. "
-                "`paclm plan` finds values."
-            )
         if self.release not in RELEASES:
             raise InvalidInput(
                 f"release must be one of {', '.join(RELEASES)}, not {self.release!r}: a deployment takes releases "

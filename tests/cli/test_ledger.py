@@ -139,10 +139,15 @@ def test_a_workspace_without_a_ledger_is_told_so(workspace):
     with pytest.raises(WorkspaceError, match="is not a workspace: it has no manifest"):
         run("show", workspace)
     Manifest(format=1, id="", created="", versions={}, arguments={}, summary={}, files={}, base={}).write(workspace)
-    with pytest.raises(LedgerMissing, match="first generates a token"):
-        run("show", workspace)
-    with pytest.raises(LedgerMissing, match="first generates a token"):
-        run("verify", workspace)
+    for command in ("show", "verify", "extend", "adopt", "replace-witness"):
+        with pytest.raises(LedgerMissing, match="first generates a token"):
+            run(command, workspace, *(["--yes"] if command not in ("show", "verify") else []))
+
+
+def test_show_says_that_a_backup_must_be_adopted(workspace, tmp_path):
+    run("backup", workspace, tmp_path / "copy.sqlite")
+    (tmp_path / "copy.sqlite").replace(workspace / "curator" / "ledger.sqlite")
+    assert "This is a backup copy: paclm ledger adopt is needed" in run("show", workspace).output
 
 
 def test_a_ledger_that_cannot_be_read_is_an_error(workspace):

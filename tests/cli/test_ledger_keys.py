@@ -19,7 +19,15 @@ from curator.deployments import ScriptedEngine
 from paclm import Curator
 from paclm.cli.main import app
 from paclm.curator.keys import load_keys
-from paclm.errors import CuratorError, InvalidInput, LedgerBusy, WitnessMissing
+from paclm.errors import (
+    CuratorError,
+    InvalidInput,
+    LedgerBusy,
+    LedgerError,
+    LedgerMissing,
+    LedgerRolledBack,
+    WitnessMissing,
+)
 
 OPERATIONS = Path(__file__).parent.parent.parent / "docs" / "operations.md"
 
@@ -48,6 +56,36 @@ def backup(used: Path, tmp_path: Path) -> Path:
     (tmp_path / "drill").mkdir()
     run("backup", used, tmp_path / "drill" / "monday.sqlite")
     return tmp_path / "drill" / "monday.sqlite"
+
+
+def test_a_ledger_that_was_put_back_is_not_called_intact(used: Path, small_tokenizer: Any, tmp_path: Path) -> None:
+    shutil.copy(used / "curator" / "ledger.sqlite", tmp_path / "monday")
+    with open_curator(used, small_tokenizer) as curator:
+        curator.generate("the", 8)
+    shutil.copy(tmp_path / "monday", used / "curator" / "ledger.sqlite")
+    with pytest.raises(LedgerRolledBack, match="put back to an earlier day"):
+        open_curator(used, small_tokenizer)
+    assert "NOT INTACT" in run("show", used).output
+    assert json.loads(run("show", used, "--json").output)["intact"] is False
+    verified = run("verify", used)
+    assert verified.exit_code == 1
+    assert "put back to an earlier day" in verified.output
+
+
+def test_a_ledger_from_before_an_exchange_of_keys_is_not_called_intact(
+    used: Path, small_tokenizer: Any, tmp_path: Path
+) -> None:
+    """Who knows the old key can go on from there; the lock's memory, which is not signed, they can remove."""
+    shutil.copy(used / "curator" / "ledger.sqlite", tmp_path / "before")
+    run("rotate-key", used)
+    assert run("verify", used).exit_code == 0
+    shutil.copy(tmp_path / "before", used / "curator" / "ledger.sqlite")
+    (used / "curator" / "ledger.lock").unlink()
+    with pytest.raises(LedgerError, match="signed with an old key"):
+        open_curator(used, small_tokenizer)
+    verified = run("verify", used)
+    assert verified.exit_code == 1
+    assert "which was replaced" in verified.output
 
 
 def test_a_backup_is_read_and_verified_by_itself(
@@ -109,6 +147,13 @@ def test_a_fresh_key_replaces_the_one_in_the_workspace(used: Path, small_tokeniz
     assert json.loads(run("verify", used, "--json").output)["intact"]
     with pytest.raises(InvalidInput, match="leave --new-key-file out"):
         run("rotate-key", used, "--new-key-file", used.parent / "new.key")
+
+
+def test_a_workspace_that_never_served_has_no_key_to_replace_and_commits_to_nothing(clinic: Path) -> None:
+    before = sorted(clinic.rglob("*"))
+    with pytest.raises(LedgerMissing, match="served nothing yet"):
+        run("rotate-key", clinic)
+    assert sorted(clinic.rglob("*")) == before
 
 
 def test_a_key_that_the_operator_keeps_is_replaced_by_one_that_the_operator_names(

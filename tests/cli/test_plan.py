@@ -8,12 +8,14 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
+import paclm
 from paclm.cli.main import app
 from paclm.config import MechanismConfig, TrainingConfig, read_settings
 from paclm.curator.keys import load_keys
-from paclm.errors import InvalidInput, WorkspaceError
+from paclm.errors import InvalidInput, LedgerError, WorkspaceError
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
+from paclm.ledger.recovery import backup
 from paclm.worlds.manifest import Manifest
 from paclm.worlds.settings import load_settings, render_settings
 
@@ -124,6 +126,14 @@ def budgets(workspace):
     return config.per_token, config.total, config.charge
 
 
+def test_settings_behind_a_link_are_changed_where_they_are(workspace, tmp_path):
+    elsewhere = (workspace / "paclm.toml").rename(tmp_path / "kept.toml")
+    (workspace / "paclm.toml").symlink_to(elsewhere)
+    write(workspace, "--mia", "51%", "--per-token", "2^-32")
+    assert (workspace / "paclm.toml").is_symlink()
+    assert 'per_token = "2^-32"' in elsewhere.read_text()
+
+
 def test_a_plan_is_written_into_the_settings_and_nothing_else_of_them_changes(workspace):
     before = (workspace / "paclm.toml").read_text().splitlines()
     shown = write(workspace, *TARGET)
@@ -200,3 +210,35 @@ def test_before_the_first_charge_a_larger_total_is_written_and_the_ledger_asks(w
     start_ledger(workspace, tokens=0)
     assert "before you serve: paclm ledger extend" in write(workspace, "--tokens", "8192", "--per-token", "2^-32")
     assert budgets(workspace)[1] == 2.0**-19
+
+
+def test_a_smaller_total_after_the_first_charge_does_not_state_a_better_bound(workspace):
+    start_ledger(workspace, tokens=100)
+    smaller = ("--tokens", "2048", "--per-token", "2^-32")
+    assert "the guarantee stays at that one" in write(workspace, *smaller)
+    figures = json.loads(write(workspace, *smaller, "--json"))
+    assert figures["total_nats"] == 2.0**-21
+    assert figures["mia_bound"] == paclm.success_bound(2.0**-20, 1 / 2)
+    assert figures["world_id_bound"] == paclm.success_bound(2.0**-20, 1 / 32)
+
+
+def test_nothing_is_written_for_a_ledger_that_lost_rows_or_is_a_copy(workspace):
+    """paclm.toml may be the last to know the largest total that was committed: see `paclm ledger adopt`."""
+    start_ledger(workspace, tokens=100)
+    path = workspace / "curator" / "ledger.sqlite"
+    before, key = path.read_bytes(), load_keys(workspace / "curator", may_create=False).mac.reveal()
+    with Ledger.open(path, key) as ledger:
+        ledger.extend(2.0**-10, confirmed_by="ada")
+        backup(path, workspace / "monday.sqlite")
+    (workspace / "paclm.toml").write_text('[mechanism]\nper_token = "2^-32"\ntotal = "2^-10"\n')
+    for older, reason in ((before, "put back to an earlier day"), ((workspace / "monday.sqlite").read_bytes(), "copy")):
+        path.write_bytes(older)
+        with pytest.raises(LedgerError, match=rf"{reason}.* Nothing was written"):
+            write(workspace, "--tokens", "2048", "--per-token", "2^-32")
+        assert budgets(workspace)[1] == 2.0**-10
+
+
+def test_another_guess_than_that_of_the_draw_is_not_passed_off_as_the_guarantee():
+    shown = " ".join(plan("--mia", "51%", "--tokens", "1000", "--prior", "1/100").output.split())
+    assert "From that guess, where paclm states its bound, it is 100.00%." in shown
+    assert "where paclm states" not in plan(*TARGET).output

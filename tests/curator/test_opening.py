@@ -19,7 +19,7 @@ from curator.deployments import SUPPORT, WORLDS, ScriptedEngine, set_mechanism
 from paclm import Curator, Workspace
 from paclm.cli.ledger_keys import mac_keys
 from paclm.config import RELEASES
-from paclm.curator import opening
+from paclm.curator import opening, terms
 from paclm.curator.keys import KEY_FILE
 from paclm.curator.opening import LEDGER_FILE, open_custody
 from paclm.curator.sealed import SECRET_FILE
@@ -36,6 +36,7 @@ from paclm.errors import (
     WorkspaceError,
 )
 from paclm.ledger.recovery import adopt_restored, backup
+from paclm.ledger.verify import verify
 from paclm.privacy.releases import RULES
 
 Make = Callable[..., Workspace]
@@ -289,6 +290,7 @@ def test_worlds_must_be_trained_first(make: Make) -> None:
         ({"total": str(np.log(WORLDS))}, "promises nothing"),
         ({"total": "9"}, "promises nothing"),
         ({"per_token": "2^-5", "total": "2^-6"}, "Not one token fits"),
+        ({"per_token": "2^-61", "total": "2^-50"}, r"per_token must be at least 2\^-60 nats"),
     ],
 )
 def test_budgets_that_promise_nothing_are_refused(make: Make, mechanism: dict[str, str], reason: str) -> None:
@@ -296,6 +298,23 @@ def test_budgets_that_promise_nothing_are_refused(make: Make, mechanism: dict[st
     with pytest.raises(InvalidInput, match=reason):
         open_custody(workspace)
     assert not list(workspace.curator_path.iterdir())
+
+
+def test_a_ledger_of_an_older_version_with_a_smaller_charge_is_no_forgery(
+    make: Make, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions before took any per_token, and charged it as one unit."""
+    workspace = make(per_token="2^-70", total="2^-50")
+    with monkeypatch.context() as older:
+        older.setattr(terms, "SMALLEST_PER_TOKEN", 0.0)
+        with open_curator(workspace) as curator:
+            curator.generate("the", 4)
+    with pytest.raises(InvalidInput, match="at least 2"):
+        open_curator(workspace)
+    set_mechanism(workspace.path, per_token="2^-60", total="2^-50", support_size=40)
+    with open_curator(Workspace.open(workspace.path)) as curator:
+        assert curator.account.spent_units == 4
+    assert verify(workspace.curator_path / LEDGER_FILE).intact
 
 
 def test_a_total_of_ln_2_is_served_with_a_warning(make: Make, open_curator: OpenCurator) -> None:

@@ -7,11 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from paclm.errors import LedgerBusy, LedgerRolledBack, LedgerStopped, LedgerUnwritable
-from paclm.ledger.recovery import adopt_restored, replace_witness
+from paclm.ledger.recovery import adopt_restored, backup, replace_witness
+from paclm.ledger.verify import verify
 
 WORKER = """
 import os, sys
@@ -59,6 +61,38 @@ def test_a_ledger_that_lost_its_log_opens_once_it_is_adopted(killed):
     for _ in range(2):
         with killed.open() as ledger:
             assert ledger.account.remaining_units == 0
+
+
+def test_whoever_verifies_hears_of_lost_rows_before_anything_opens(killed):
+    assert verify(killed.path, [killed.key]).intact
+    remove_log(killed)
+    for keys in (None, [killed.key]):
+        report = verify(killed.path, keys)
+        assert not report.intact
+        assert "ends at row 4, and without the row 9" in report.problem
+        assert report.contents.state.tokens == 12
+    adopt_restored(killed.path, killed.key, confirmed_by="ada")
+    assert verify(killed.path, [killed.key]).intact
+
+
+def test_a_backup_beside_its_ledger_is_intact_though_it_is_older(books):
+    with books.with_steps(3) as ledger:
+        backup(books.path, books.folder / "monday.sqlite")
+        ledger.commit(books.step(), b"sealed 4")
+        report = verify(books.folder / "monday.sqlite", [books.key])
+    assert report.intact
+    assert report.is_copy
+
+
+def test_whoever_verifies_while_rows_are_written_misses_none(books):
+    with books.with_steps(1) as ledger:
+        writing = threading.Thread(target=lambda: [ledger.commit(books.step(1), b"sealed %d" % n) for n in range(300)])
+        writing.start()
+        reports = []
+        while writing.is_alive():
+            reports.append(verify(books.path))
+        writing.join()
+    assert [report.problem for report in reports if not report.intact] == []
 
 
 def test_a_stale_ledger_makes_no_witness(killed):

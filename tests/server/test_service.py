@@ -16,7 +16,12 @@ import numpy as np
 import pytest
 
 from curator.deployments import ScriptedEngine
+from paclm import Curator
 from paclm.config import ServerConfig
+from paclm.server.database import Database, service_path
+from paclm.server.keys import KeyStore
+from paclm.server.replies import Replies
+from paclm.server.service import Service, Setup
 from server.live import Live, bearer, ledger_rows
 
 Start = Callable[..., Live]
@@ -252,6 +257,18 @@ def test_a_server_that_ends_finishes_what_is_under_way(start: Start, engine: Ste
         assert live.http.get("/health").json() == {"status": "draining"}
         engine.run_free()
         assert [job.result(60).status_code for job in jobs] == [200, 200]
+
+
+def test_a_signal_before_the_start_is_kept_for_it(make: Any, small_tokenizer: Any) -> None:
+    workspace = make()
+    with (
+        Database.open(service_path(workspace.path)) as database,
+        Curator.open(workspace, engine=ScriptedEngine(), tokenizer=small_tokenizer) as curator,
+    ):
+        setup = Setup(model_id="clinic", settings=ServerConfig(), runtime=workspace.runtime)
+        service = Service(curator, setup, KeyStore(database), Replies(database))
+        service.drain()
+        assert service.state == "draining"
 
 
 def test_the_port_stays_open_and_says_draining_until_the_last_answer(start: Start, engine: SteppedEngine) -> None:

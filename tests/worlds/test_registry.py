@@ -126,3 +126,12 @@ def test_where_nothing_can_be_noted_nothing_happens(place: str, monkeypatch: pyt
     monkeypatch.setenv("PACLM_STATE_DIR", place)
     remember_ledger("w", "one")
     assert ledgers_noted("w") == []
+
+
+@pytest.mark.parametrize("identifier", ["../../victim", "/victim", "a\0b", "\ud800", "", "x" * 500])
+def test_an_id_that_somebody_else_wrote_leads_nowhere(state_folder: Path, identifier: str) -> None:
+    victim = state_folder.parent / "victim.json"
+    victim.write_text("mine")
+    remember_ledger(identifier, "one")
+    assert ledgers_noted(identifier) == []
+    assert victim.read_text() == "mine"

@@ -26,6 +26,7 @@ YesFlag = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 NOT_HIDDEN = "Whether a record is in the corpus at all is not hidden."
 
+_COPY = "This is a backup copy: paclm ledger adopt is needed before it can serve."
 _BARS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 60
 
@@ -61,6 +62,8 @@ def show(workspace: PlaceArgument, as_json: JsonFlag = False) -> None:
         typer.echo(f"{report.num_events:,} rows, intact (hashes and sums; with the key: paclm ledger verify).\n")
     else:
         typer.echo(f"NOT INTACT: {report.problem}\nWhat follows is what the newest row says.\n")
+    if report.is_copy:
+        typer.echo(f"{_COPY}\n")
     _print_figures(report.contents)
     _print_history(report.usage)
     typer.echo(f"\n{NOT_HIDDEN}")
@@ -111,7 +114,7 @@ def verify(
         missing = f" ({lost:,} lost before a restore)" if lost else ""
         typer.echo(f"Head: row {figures['head_row']}{missing}, {figures['head_digest']}")
         if report.is_copy:
-            typer.echo("This is a backup copy: paclm ledger adopt is needed before it can serve.")
+            typer.echo(_COPY)
     else:
         typer.echo(f"NOT INTACT: {report.problem}", err=True)
     if not report.intact:

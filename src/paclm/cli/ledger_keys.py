@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paclm.errors import CuratorError, InvalidInput
+from paclm.errors import CuratorError, InvalidInput, LedgerMissing
 
 if TYPE_CHECKING:
     from paclm.curator.hidden import Hidden
@@ -57,7 +57,7 @@ def mac_keys(place: Path, key_files: list[Path] | None = None) -> list[bytes]:
 
     path = find_ledger(place)
     if not path.exists():
-        return []  # nothing was served yet: reading the ledger says so
+        signing_key(path)  # raises: nothing was served yet
     given, sealings = _keys_given(path, place.is_file(), key_files), SealedFile(path.parent).read()
     candidates = given
     if len(given) > 1:  # an exchange of keys was cut short, or old keys were named: the ledger knows which is in force
@@ -113,6 +113,11 @@ def rotate_key(
     from paclm.worlds.workspace import Workspace
 
     opened = Workspace.open(workspace)
+    if not ledger_path(workspace).exists():
+        raise LedgerMissing(
+            f"{workspace} has served nothing yet, so no key is in force. The first token makes one; to keep it "
+            f"elsewhere from the start, set {KEY_FILE_VARIABLE}."
+        )
     if keeps_own_key():
         if new_key_file is not None:
             raise InvalidInput(

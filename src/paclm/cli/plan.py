@@ -77,13 +77,16 @@ def plan(
         for name in charges
     }
     settings = _settings(plans[chosen], found.get("charge", "every-token"))
-    said = "" if write is None else _write(write, settings, num_worlds)
+    stated, committed, said = plans[chosen], 0.0, ""
+    if write is not None:
+        committed, said = _write(write, settings, num_worlds)
+        stated = _at_least(stated, committed, parse_probability(prior), num_worlds)
     if as_json:
-        figures = dataclasses.asdict(plans[chosen])
+        figures = dataclasses.asdict(stated)
         print_json(figures if write is None else {**figures, "workspace": str(write)})
         return
     _print_table(list(plans.values()), dissent_rate)
-    _print_words(plans[chosen], num_worlds, prior)
+    _print_words(stated, num_worlds, prior, max(stated.total_nats, committed))
     if write is None:
         typer.echo("For [mechanism] of paclm.toml (or add --write WORKSPACE):")
     else:
@@ -122,8 +125,11 @@ def _read_workspace(path: Path, worlds: int | None) -> dict[str, Any]:
     return {"worlds": found, "charge": mechanism.get("charge", "every-token")}
 
 
-def _write(path: Path, settings: dict[str, Any], num_worlds: int) -> str:
-    """Write into paclm.toml what can come into force there; returns what is left to do, if anything."""
+def _write(path: Path, settings: dict[str, Any], num_worlds: int) -> tuple[float, str]:
+    """Write into paclm.toml what can come into force there.
+
+    Returns the nats that the guarantee is already stated at, and what else is to be said or done, if anything.
+    """
     from paclm.cli.ledger_keys import ledger_path
     from paclm.curator.terms import check_budgets
     from paclm.ledger.verify import verify
@@ -132,22 +138,23 @@ def _write(path: Path, settings: dict[str, Any], num_worlds: int) -> str:
     file = path / "paclm.toml"
     config = load_settings(file).mechanism_with(**settings)
     check_budgets(config, num_worlds)
-    books: Contents | None = None
+    committed, said = 0.0, ""
     if ledger_path(path).exists():
         report = verify(ledger_path(path))
-        if report.contents is None:
-            raise LedgerError(report.problem or "The ledger cannot be read.")
-        books = report.contents
-    said = "" if books is None else _judge(path, config.total, books)
+        if report.contents is None or not report.intact or report.is_copy:
+            # What was ever committed is not known then, and paclm.toml may be the last to know: see `ledger adopt`.
+            problem = report.problem or f"The ledger of {path} is a backup copy: paclm ledger adopt is needed first."
+            raise LedgerError(f"{problem} Nothing was written into {file}.")
+        committed, said = _judge(path, config.total, report.contents)
     write_mechanism(file, settings)
-    return said
+    return committed, said
 
 
-def _judge(path: Path, total: float, books: Contents) -> str:
+def _judge(path: Path, total: float, books: Contents) -> tuple[float, str]:
     """Refuse a total that a ledger in use does not take; say what comes next where it asks first."""
-    from paclm.privacy.accounting import units_down
+    from paclm.privacy.accounting import nats_up, units_down
 
-    account = books.state.account
+    account, committed = books.state.account, books.state.committed_units
     numbers = f"{format_budget(total)} nats, and {format_budget(account.total_nats)} are committed"
     if units_down(total) < account.spent_units:
         raise InvalidInput(
@@ -155,15 +162,32 @@ def _judge(path: Path, total: float, books: Contents) -> str:
             "what has left cannot be called back. Nothing was written. Plan for more."
         )
     if units_down(total) <= account.total_units:
-        return ""
+        if not account.spent_units or units_down(total) >= committed:
+            return 0.0, ""
+        nats = nats_up(committed)
+        return nats, (
+            f"Tokens were charged under a total of {format_budget(nats)} nats, and the guarantee stays at that one: "
+            "the smaller total ends the spending earlier and strengthens nothing."
+        )
     if account.spent_units:
         raise InvalidInput(
             f"The plan has a total of {numbers} with {account.charged_tokens:,} tokens charged: a larger one weakens "
             "the guarantee for everything that has left. Nothing was written. If you mean it, write total = "
             f"{total!r} into [mechanism] of {path / 'paclm.toml'} yourself, then: paclm ledger extend {path}"
         )
-    return (
+    return 0.0, (
         f"The total is {numbers} in the ledger. Nothing was charged yet; before you serve: paclm ledger extend {path}"
+    )
+
+
+def _at_least(plan: Plan, committed: float, prior: float, num_worlds: int) -> Plan:
+    """The plan with its bounds at what is committed already, where that is more."""
+    from paclm.privacy.bounds import success_bound
+
+    if committed <= plan.total_nats:
+        return plan
+    return dataclasses.replace(
+        plan, mia_bound=success_bound(committed, prior), world_id_bound=success_bound(committed, 1 / num_worlds)
     )
 
 
@@ -190,7 +214,7 @@ def _print_table(plans: list[Plan], dissent_rate: float | None) -> None:
     Console(width=max(Console().width, 100)).print(table)
 
 
-def _print_words(plan: Plan, worlds: int, prior: str) -> None:
+def _print_words(plan: Plan, worlds: int, prior: str, nats: float) -> None:
     expected = " expected (the dissent rate is an estimate)" if plan.charge == "dissent" else ""
     typer.echo(
         f"\nCommit a total of {plan.total_nats:.6g} nats before the first token. Until it is gone, "
@@ -199,5 +223,12 @@ def _print_words(plan: Plan, worlds: int, prior: str) -> None:
         f"{plan.mia_bound:.2%} of the time (a guess: {prior}),\n"
         f"and none names the realized world more than {plan.world_id_bound:.2%} of the time (a guess: 1/{worlds})."
     )
+    if parse_probability(prior) != 0.5:
+        from paclm.privacy.bounds import success_bound
+
+        typer.echo(
+            "Every record is in the drawn half with probability 1/2. From that guess, where paclm states its bound, it "
+            f"is {success_bound(nats, 1 / 2):.2%}."
+        )
     if plan.mia_bound >= 1.0:
         typer.echo("That bound says nothing: ln 2 nats and more allow certainty about a record. Lower a number.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from paclm.config import MechanismConfig, format_budget
+from paclm.config import SMALLEST_PER_TOKEN, MechanismConfig, format_budget
 from paclm.errors import CuratorError, InvalidInput, WorkspaceError
 from paclm.privacy.bounds import success_bound
 from paclm.worlds.registry import ledgers_noted
@@ -28,11 +28,16 @@ def budgets_of(workspace: Workspace) -> MechanismConfig:
 
 
 def check_budgets(config: MechanismConfig, num_worlds: int) -> None:
-    """Refuse budgets that promise nothing."""
+    """Refuse budgets that promise nothing, or that cannot be charged."""
     if math.isinf(config.per_token) or math.isinf(config.total):
         raise InvalidInput(
             "per_token and total must be finite to generate or serve: inf means no noise at all, for studies only. "
             "Change [mechanism] of paclm.toml; `paclm plan` finds values."
+        )
+    if config.per_token < SMALLEST_PER_TOKEN:  # asked here, not of every row: older ledgers have smaller ones on record
+        raise InvalidInput(
+            f"per_token must be at least 2^-60 nats, the smallest charge there is, not {config.per_token!r}. Change "
+            "[mechanism] of paclm.toml; `paclm plan` finds values."
         )
     largest = min(_LARGEST_TOTAL, math.log(num_worlds))
     if config.total >= largest:

@@ -43,8 +43,7 @@ class WriterLock:
             os.close(self._descriptor)
             raise LedgerUnwritable(f"{path} cannot be locked ({error.strerror}). Keep it on a local disk.") from None
         try:
-            found = _HEAD.fullmatch(os.pread(self._descriptor, 256, _HOLDER_BYTES))
-            self.remembered = None if found is None else Head(int(found[1]), bytes.fromhex(found[2].decode()))
+            self.remembered = _parse_head(os.pread(self._descriptor, 256, _HOLDER_BYTES))
             """The newest row when the ledger was last in use here; None where nobody noted it."""
             os.fchmod(self._descriptor, 0o600)
             self._write(f"{os.getpid():<{_HOLDER_BYTES - 1}}\n", 0)
@@ -73,3 +72,25 @@ class WriterLock:
     def release(self) -> None:
         """Let the next writer in; the file stays, because removing it would race with the next holder."""
         os.close(self._descriptor)
+
+
+def read_remembered(path: Path) -> Head | None:
+    """The newest row that a lock's file remembers, for readers: takes no lock, and works while another holds it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        seen: bytes | None = None
+        while (noted := os.pread(descriptor, 256, _HOLDER_BYTES)) != seen:  # a writer may be noting the next row
+            seen = noted
+        return _parse_head(noted)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _parse_head(noted: bytes) -> Head | None:
+    found = _HEAD.fullmatch(noted)
+    return None if found is None else Head(int(found[1]), bytes.fromhex(found[2].decode()))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paclm.config import MechanismConfig
-from paclm.errors import InvalidInput, LedgerDamaged, LedgerTampered, PaclmError
+from paclm.errors import InvalidInput, LedgerDamaged, LedgerRolledBack, LedgerTampered, PaclmError
 from paclm.ledger.chain import GENESIS, Head, Keys, Row, check_row, endorse
 from paclm.ledger.database import expected_schema, schema_of
 from paclm.ledger.events import (
@@ -114,6 +114,20 @@ def check_pages(db: sqlite3.Connection, path: Path) -> None:
     (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         raise LedgerDamaged(f"{path} is not a whole database: {verdict}. Restore a backup and adopt it.")
+
+
+def check_remembered(db: sqlite3.Connection, path: Path, newest: int, known: Head | None) -> None:
+    """Refuse a file that lacks the row which was the newest when the ledger was last in use in its folder."""
+    if known is None:
+        return
+    found = db.execute("SELECT digest FROM events WHERE seq = ?", (known.seq,)).fetchone()
+    if found is None or found[0] != known.digest:
+        raise LedgerRolledBack(
+            f"{path} ends at row {newest}, and without the row {known.seq} that it had when it was last in use here: "
+            f"{path.name}-wal was removed, or the file was put back to an earlier day, and what was charged since is "
+            "missing. Put the newest files back, or adopt this one with paclm ledger adopt, which charges what can "
+            "have been spent since."
+        )
 
 
 def read_usage(db: sqlite3.Connection) -> UsageTable:

@@ -7,10 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paclm.errors import LedgerError, LedgerMissing, LedgerTampered
+from paclm.errors import LedgerError, LedgerMissing, LedgerRolledBack, LedgerTampered
 from paclm.ledger import database
 from paclm.ledger.chain import Keys
-from paclm.ledger.reading import Contents, UsageTable, check_pages, read_all, read_contents, read_usage
+from paclm.ledger.lock import read_remembered
+from paclm.ledger.reading import (
+    Contents,
+    UsageTable,
+    check_pages,
+    check_remembered,
+    read_all,
+    read_contents,
+    read_usage,
+)
+from paclm.ledger.writer import lock_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +67,13 @@ def witness_on_record(path: str | Path) -> str | None:
 
 
 def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
-    """Recompute every hash, link, sum and figure; with keys (the newest first) also every MAC."""
+    """Recompute every hash, link, sum and figure; with keys (the newest first) also every MAC.
+
+    Also looks whether the newest row is there that the lock beside the file remembers, and whether the newest key
+    signed the head: without these nothing opens it.
+    """
     path = Path(path)
+    remembered = read_remembered(lock_path(path))  # before any row: one is noted once it is on the disk
     known = Keys(keys[0], keys[1:]) if keys else None
     contents: Contents | None = None
     num_events, is_copy = 0, False
@@ -74,6 +89,9 @@ def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
                 contents, usage = read_contents(db, path, None), read_usage(db)
                 check_pages(db, path)
                 read_all(db, path, known)
+                if not is_copy:  # a copy is older by its nature, and says so
+                    check_remembered(db, path, contents.head.seq, remembered)
+                    _check_in_force(path, contents.key, known)
         finally:
             db.close()
     except LedgerMissing:
@@ -90,3 +108,14 @@ def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
         contents=contents,
         usage=usage,
     )
+
+
+def _check_in_force(path: Path, signed: str, keys: Keys | None) -> None:
+    """A key is replaced when others may know it: whoever does can go on from before the exchange, and sign."""
+    if keys is not None and signed != keys.current:
+        raise LedgerRolledBack(
+            f"The newest rows of {path} are signed with the key {signed}, which was replaced; {keys.current} is in "
+            "force. The file is from before the exchange of keys, or was made by someone who knows the old one. Put "
+            "the newest files back, or adopt this one with paclm ledger adopt, which charges what can have been spent "
+            "since."
+        )

@@ -26,6 +26,7 @@ from paclm.ledger.reading import (
     UsageTable,
     add_usages,
     check_pages,
+    check_remembered,
     new_settings,
     read_chain,
     read_contents,
@@ -110,18 +111,8 @@ class Writer:
 
     def compare_with_memory(self) -> None:
         """Refuse a file that lacks the row which was the newest when the ledger was last in use in this folder."""
-        known = self.remembered
-        if known is None:
-            return
         with database.translated(self.path):
-            found = self.db.execute("SELECT digest FROM events WHERE seq = ?", (known.seq,)).fetchone()
-        if found is None or found[0] != known.digest:
-            raise LedgerRolledBack(
-                f"{self.path} ends at row {self.head.seq}, and without the row {known.seq} that it had when it was "
-                f"last in use here: {self.path.name}-wal was removed, or the file was put back to an earlier day, and "
-                "what was charged since is missing. Put the newest files back, or adopt this one with "
-                "paclm ledger adopt, which charges what can have been spent since."
-            )
+            check_remembered(self.db, self.path, self.head.seq, self.remembered)
 
     def settle(self) -> None:
         """Once the ledger is believed: note its head, and leave no history in the write-ahead log alone."""

@@ -71,6 +71,7 @@ class Service:
         self._thrift = Thrift(curator)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._owed: deque[Callable[[], None]] = deque()  # what the books could not take yet
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -86,11 +87,12 @@ class Service:
         """Take no new requests; those under way go on for `shutdown_seconds`, then each hears that it is cut off."""
         if not self.is_draining:
             self.is_draining = True
-            self._loop.call_soon_threadsafe(self._begin_to_end)  # a signal handler must not write a log line
+            if self._loop is not None:  # a signal may come before the start
+                self._loop.call_soon_threadsafe(self._begin_to_end)  # a signal handler must not write a log line
 
     def _begin_to_end(self) -> None:
         logs.write(logs.Entry(event="stopping", running=self.num_running, queued=self.num_waiting))
-        self._loop.call_later(self.setup.settings.shutdown_seconds, self._stepper.stop)
+        asyncio.get_running_loop().call_later(self.setup.settings.shutdown_seconds, self._stepper.stop)
 
     async def close(self) -> None:
         """Stop after the step under way, count everything, and let the next writer in."""

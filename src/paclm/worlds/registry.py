@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from paclm.worlds.storage import make_private_folder, write_private_json
 
 _SKETCH = 256
 _LEAST_SHARED = 0.01
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SHOWN = 3  # how many other workspaces are named
 
 
@@ -81,17 +83,24 @@ def remember_workspace(identifier: str, path: Path, sketch: list[str]) -> None:
 def remember_ledger(workspace: str, ledger: str) -> None:
     """Note that a ledger was made for a workspace. Where that cannot be noted nothing happens: it only warns."""
     notes = [*ledgers_noted(workspace), LedgerNote(ledger, datetime.now(UTC).date().isoformat())]
-    with suppress(OSError, RuntimeError):  # RuntimeError: a user without a home
-        write_private_json(_make_folder("ledgers") / f"{workspace}.json", {"ledgers": list(map(asdict, notes))})
+    with suppress(OSError, RuntimeError, ValueError):  # RuntimeError: a user without a home
+        write_private_json(_make_folder("ledgers") / _file_name(workspace), {"ledgers": list(map(asdict, notes))})
 
 
 def ledgers_noted(workspace: str) -> list[LedgerNote]:
     """The ledgers ever made for a workspace on this machine, oldest first; none where that cannot be known."""
     try:
-        notes = json.loads((state_folder() / "ledgers" / f"{workspace}.json").read_text())
+        notes = json.loads((state_folder() / "ledgers" / _file_name(workspace)).read_text())
         return [LedgerNote(str(note["ledger"]), str(note["made"])) for note in notes["ledgers"]]
     except (OSError, RuntimeError, ValueError, KeyError, TypeError):
         return []
+
+
+def _file_name(workspace: str) -> str:
+    """For an id out of a manifest, which somebody else may have written: it must not lead out of the folder."""
+    if not _ID.fullmatch(str(workspace)):
+        raise ValueError("The id in a manifest is not one that paclm gives.")
+    return f"{workspace}.json"
 
 
 def _make_folder(name: str) -> Path:

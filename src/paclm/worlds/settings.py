@@ -133,7 +133,7 @@ def write_mechanism(path: Path, changes: Mapping[str, Any]) -> None:
     if after != {**before, "mechanism": {**before.get("mechanism", {}), **changes}}:
         wanted = "; ".join(f"{name} = {_toml(value)}" for name, value in changes.items())
         raise WorkspaceError(f"{path} is written in a way that cannot be changed here. Write by hand: {wanted}")
-    write_private(path, written.encode())
+    write_private(path.resolve(), written.encode())  # a link stays one
 
 
 def load_settings(path: Path) -> Settings:
