@@ -95,9 +95,22 @@ def test_show_tells_people_by_day_by_key_and_in_a_picture(workspace):
     assert shown.endswith("\nWhether a record is in the corpus at all is not hidden.\n")
 
 
+def test_show_and_extend_speak_of_the_group_where_the_workspace_has_groups(workspace, tmp_path):
+    arguments = {"worlds": 128, "group_by": "patient"}
+    Manifest(format=1, id="", created="", versions={}, arguments=arguments, summary={}, files={}, base={}).write(
+        workspace
+    )
+    unit = "whether the records of one patient were in the"
+    assert f"no attack on {unit} secretly drawn half" in run("show", workspace).output
+    run("backup", workspace, tmp_path / "one.sqlite")  # which knows of no groups
+    assert "no attack on whether a record was in" in run("show", tmp_path / "one.sqlite").output
+    write_total(workspace, "2^-9")
+    assert unit in run("extend", workspace, "--yes").output
+
+
 def test_show_and_backup_say_whether_there_is_a_witness(workspace, tmp_path, monkeypatch):
-    assert "Witness         none: a restored or copied folder" in run("show", workspace).output
-    assert "No witness: a restored or copied folder" in run("backup", workspace, tmp_path / "one.sqlite").output
+    assert "Witness         none: a folder that is put back" in run("show", workspace).output
+    assert "No witness: a folder that is put back" in run("backup", workspace, tmp_path / "one.sqlite").output
     with open_ledger(workspace, witness=tmp_path / "witness") as ledger:
         name = ledger.state.witness
     assert json.loads(run("show", workspace, "--json").output)["witness"] == name

@@ -125,8 +125,7 @@ def test_the_restore_drill_of_the_documentation_works(used: Path, tmp_path: Path
     _, _, section = OPERATIONS.read_text().partition("Try a restore before you need one")
     commands = re.search(r"```console\n(.*?)```", section, re.DOTALL)
     assert commands is not None
-    script = re.sub(r"^\$ ", "", commands[1], flags=re.MULTILINE).replace("/backup/", f"{tmp_path}/backup/")
-    (tmp_path / "backup").mkdir()
+    script = re.sub(r"^\$ ", "", commands[1], flags=re.MULTILINE).replace("/backup", f"{tmp_path}/backup")
     here = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
         ["bash", "-euc", script], cwd=used.parent, env=here, capture_output=True, text=True, check=False

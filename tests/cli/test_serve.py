@@ -98,7 +98,7 @@ def test_it_says_where_it_listens_answers_and_ends_cleanly_when_told(clinic: Pat
             banner[name] = rest.strip()
         assert {"Opening", "API", "dashboard", "left", "guarantee"} <= banner.keys()
         assert banner["left"] == "4,096 tokens are left."
-        assert banner["no"].startswith("witness a restored or copied folder would not be noticed")
+        assert banner["no"].startswith("witness a folder that is put back or copied by hand would not be noticed")
         assert "PACLM_WITNESS=" in banner["no"]
         assert banner["key"].startswith("inside the workspace (curator/key)")
         assert "PACLM_KEY_FILE=" in banner["key"]

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paclm.cli.main import app
-from paclm.errors import InvalidInput
+from paclm.errors import EngineError, InvalidInput
 from paclm.study.regimes import NAMES
 from paclm.study.tables import all_tables
 from study.small_lab import build_study_workspace
@@ -41,6 +41,26 @@ def test_a_regime_is_run_its_rows_are_kept_and_a_report_is_written(workspace: Pa
     assert figures["tables"] == 3
     assert Path(figures["report"]).read_text().startswith("<!doctype html>")
     assert sorted((workspace / "curator").iterdir()) == before, "no secret was drawn and no ledger opened"
+
+
+def test_a_regime_that_is_refused_does_not_stop_the_others(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paclm.study import run as running
+
+    really = running.run_regime
+
+    def refuse(lab: Any, regime: Any, *more: Any) -> Any:
+        if regime.name == "census":
+            raise EngineError("No room for a census.")
+        return really(lab, regime, *more)
+
+    monkeypatch.setattr(running, "run_regime", refuse)
+    done = CliRunner().invoke(app, ["study", "run", str(workspace), "census", "flatness"])
+    assert isinstance(done.exception, InvalidInput)
+    assert "census" in str(done.exception)
+    assert "census: not run. No room for a census." in done.output
+    assert "flatness: " in done.output
+    alone = CliRunner().invoke(app, ["study", "run", str(workspace), "census"])
+    assert isinstance(alone.exception, EngineError)
 
 
 def test_a_text_of_ones_own_is_scored(workspace: Path, tmp_path: Path, texts: list[str]) -> None:

@@ -18,8 +18,8 @@ WitnessOption = Annotated[
     Path | None, typer.Option(envvar="PACLM_WITNESS", help="The ledger's witness: a file on another disk.")
 ]
 NO_WITNESS = (
-    "a restored or copied folder would not be noticed, and after a restore the whole budget counts as spent. Name one "
-    "on another disk: PACLM_WITNESS=/mnt/other-disk/NAME.witness"
+    "a folder that is put back or copied by hand would not be noticed, and a backup that is adopted counts as spent in "
+    "full. Name one on another disk: PACLM_WITNESS=/mnt/other-disk/NAME.witness"
 )
 KeyFilesOption = Annotated[
     list[Path] | None,

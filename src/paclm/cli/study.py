@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from paclm.cli.console import WHEN_STOPPED, JsonFlag, need, open_trained, print_json, progress, tasks
-from paclm.errors import InvalidInput, WorkspaceError
+from paclm.errors import InvalidInput, PaclmError, WorkspaceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,6 +94,7 @@ def run(
     if test_text is not None:
         lab = Lab(lab.workspace, seed=seed, test_text=read_test_text(test_text, lab.tokenizer), kept=lab.kept)
     finished: dict[str, float] = {}
+    failed: dict[str, str] = {}
     with progress(quiet=as_json) as bar:
         lab.start_task = tasks(bar)
 
@@ -109,11 +110,17 @@ def run(
                 for sentence in regime.describe(result):
                     bar.console.print(f"  {sentence}", highlight=False, markup=False)
 
-        run_regimes(lab, chosen, preset, collections, show)
+        def note(regime: Any, error: PaclmError) -> None:
+            failed[regime.name] = str(error)
+            bar.console.print(f"{regime.name}: not run. {error}", highlight=False, markup=False)
+
+        run_regimes(lab, chosen, preset, collections, show, note if len(chosen) > 1 else None)
     if as_json:
-        print_json({"results": str(lab.folder / "results"), "seconds": finished})
-    else:
+        print_json({"results": str(lab.folder / "results"), "seconds": finished, "failed": failed})
+    elif finished:
         typer.echo(f"Results are in {lab.folder / 'results'}. Next: paclm study report {workspace}")
+    if failed:
+        raise InvalidInput(f"Not all regimes were run. What they said stands above: {', '.join(failed)}.")
 
 
 def _refuse_other_settings(opened: Workspace, named: Path) -> None:

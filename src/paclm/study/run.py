@@ -12,6 +12,7 @@ import torch
 
 from paclm.curator.research import STAMP
 from paclm.engine.loading import pick_device
+from paclm.errors import PaclmError
 from paclm.study.lab import Lab
 from paclm.study.regime import Preset, Regime
 from paclm.study.regimes import NAMES, regime_named
@@ -67,12 +68,19 @@ def run_regimes(
     preset: Preset,
     collections: int = 1,
     on_result: Callable[[Regime, Result], None] = lambda _, __: None,
+    on_failure: Callable[[Regime, PaclmError], None] | None = None,
 ) -> list[Result]:
-    """Run several, in order."""
+    """Run several, in order. With `on_failure` one that is refused is told to it, and the others go on."""
     results = []
     for regime in regimes:
-        results.append(run_regime(lab, regime, preset, collections))
-        on_result(regime, results[-1])
+        try:
+            results.append(run_regime(lab, regime, preset, collections))
+        except PaclmError as error:
+            if on_failure is None:
+                raise
+            on_failure(regime, error)
+        else:
+            on_result(regime, results[-1])
     return results
 
 

@@ -47,6 +47,11 @@ class SubMixSettings:
         return self.consumption * self.epsilon / self.queries
 
 
+_FARTHEST = 200.0
+"""Logarithms of ratios beyond this are cut whatever the constant."""
+_HALVINGS = 40
+
+
 class SubMixAnswers(NamedTuple):
     """Answers at n positions, as if nothing had been spent before."""
 
@@ -64,14 +69,18 @@ def random_pairs(num_shards: int, rng: np.random.Generator) -> IntArray:
 
 
 def clip(log_p: Tensor, log_public: Tensor, limit: float) -> Tensor:
-    """Keep |ln p/p0| ≤ limit for every token: clip and normalise in turns until both hold."""
-    clipped = log_p
-    for _ in range(100):
-        difference = (clipped - log_public).clamp(-limit, limit)
-        clipped = torch.log_softmax(log_public + difference, -1)
-        if bool(((clipped - log_public).abs() <= limit + 1e-4).all()):
-            return clipped
-    raise InvalidInput(f"Clipping the ratios at e^±{limit:g} did not settle. Raise γ.")
+    """Keep |ln p/p0| ≤ limit for every token: p times a constant, cut where it leaves the band, summing to 1.
+
+    More of the constant never makes the sum smaller, which reaches from e^-limit to e^limit: bisection finds it.
+    """
+    ratio = (log_p - log_public).clamp(-_FARTHEST, _FARTHEST)
+    high = ratio.abs().amax(-1, keepdim=True) + limit
+    low = -high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        total = torch.logsumexp(log_public + (ratio + middle).clamp(-limit, limit), -1, keepdim=True)
+        low, high = torch.where(total < 0.0, middle, low), torch.where(total < 0.0, high, middle)
+    return torch.log_softmax(log_public + (ratio + high).clamp(-limit, limit), -1)
 
 
 @torch.inference_mode()
