@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from paclm.cli import demo as demo_module
 from paclm.cli.main import app
+from paclm.study.votes import RecordedVotes
 
 
 @pytest.fixture
@@ -35,3 +37,12 @@ def test_demo_runs_everything_and_resumes_instead_of_repeating(small_demo, tmp_p
     assert "Found" in second.output
     assert second.output.count("trained already") == 2
     assert "1,008 tokens left" in second.output  # 1,024 committed, eight spent in each run
+
+
+def test_the_accuracies_name_a_share_of_a_gain_and_none_of_a_loss(capsys):
+    truth, wrong = np.ones(40, dtype=int), np.r_[np.ones(20, dtype=int), np.zeros(20, dtype=int)]
+    votes = np.tile(truth[:, None], (1, 4))
+    demo_module._accuracy(RecordedVotes(votes, truth, public=wrong, full=truth))
+    assert "of the gain over the public model 100% is kept" in capsys.readouterr().out
+    demo_module._accuracy(RecordedVotes(votes, truth, public=truth, full=wrong))
+    assert "the whole corpus gains nothing over the public model here." in capsys.readouterr().out

@@ -15,6 +15,7 @@ from paclm.cli.main import app
 from paclm.curator.curator import Curator
 from paclm.curator.streams import Generation, Stream
 from paclm.errors import InvalidInput, WorkspaceError
+from paclm.worlds.manifest import load_manifest
 
 KEYS = [
     *("text", "tokens", "private_tokens", "public_tokens", "charged_nats", "spent_nats", "total_nats"),
@@ -50,6 +51,14 @@ def test_text_goes_to_standard_output_and_figures_to_standard_error(clinic: Path
     assert "nats" not in result.stdout
     for words in ("charged", "spent so far", "remain", "at the committed total"):
         assert words in result.stderr
+
+
+def test_the_guarantee_speaks_of_the_group_where_the_workspace_has_groups(clinic: Path) -> None:
+    options = ("--prompt", "the patient", "--max-tokens", "1", "--greedy")
+    assert "whether a record was in the secretly drawn half" in run(clinic, *options).stderr
+    manifest = load_manifest(clinic)
+    replace(manifest, arguments={**manifest.arguments, "group_by": "patient"}).write(clinic)
+    assert "whether the records of one patient were in the secretly drawn half" in run(clinic, *options).stderr
 
 
 def test_an_answer_that_ends_at_once_is_no_riddle(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 
@@ -16,7 +17,7 @@ from paclm.errors import InvalidInput, LedgerError, WorkspaceError
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
 from paclm.ledger.recovery import backup
-from paclm.worlds.manifest import Manifest
+from paclm.worlds.manifest import Manifest, load_manifest
 from paclm.worlds.settings import load_settings, render_settings
 
 runner = CliRunner()
@@ -132,6 +133,13 @@ def test_settings_behind_a_link_are_changed_where_they_are(workspace, tmp_path):
     write(workspace, "--mia", "51%", "--per-token", "2^-32")
     assert (workspace / "paclm.toml").is_symlink()
     assert 'per_token = "2^-32"' in elsewhere.read_text()
+
+
+def test_a_plan_for_a_workspace_with_groups_speaks_of_the_group(workspace):
+    assert "whether a record was in the secretly drawn half" in write(workspace, *TARGET)
+    manifest = load_manifest(workspace)
+    dataclasses.replace(manifest, arguments={**manifest.arguments, "group_by": "patient"}).write(workspace)
+    assert "whether the records of one patient were in the secretly drawn half" in write(workspace, *TARGET)
 
 
 def test_a_plan_is_written_into_the_settings_and_nothing_else_of_them_changes(workspace):

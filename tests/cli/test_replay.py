@@ -58,6 +58,21 @@ def test_table_for_people_names_the_figures_and_the_stamp(vote_files):
     assert "run round" not in shown
 
 
+def test_where_the_full_corpus_loses_there_is_a_reason_instead_of_a_share(tmp_path):
+    truth, wrong = np.ones(4, dtype=int), np.array([1, 1, 2, 2])
+    words = ["--release", "plurality", "--protocol", "fresh", "--sessions", "1"]
+    for name, public, full in (("gain", wrong, truth), ("loss", truth, wrong)):
+        votes = np.tile(truth[:, None], (1, 2))
+        np.savez(tmp_path / f"{name}.npz", votes=votes, truth=truth, public=public, full=full)
+    shown = {name: runner.invoke(app, ["replay", str(tmp_path / f"{name}.npz"), *words]) for name in ("gain", "loss")}
+    assert "– (the full corpus gains nothing here)" in shown["loss"].output
+    assert "gains nothing" not in shown["gain"].output
+    done = runner.invoke(app, ["replay", str(tmp_path / "loss.npz"), *words, "--json"])
+    assert json.loads(done.stdout)["retained_gain"] is None
+    np.savez(tmp_path / "bare.npz", votes=np.array([[1, 2], [1, 1]]))
+    assert "gains nothing" not in runner.invoke(app, ["replay", str(tmp_path / "bare.npz"), *words]).output
+
+
 def test_sessions_longer_than_the_file_are_pointed_out(tmp_path):
     np.savez(tmp_path / "v.npz", votes=np.array([[1, 2], [1, 1]]))
     shown = runner.invoke(

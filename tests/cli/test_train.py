@@ -81,7 +81,10 @@ def test_a_dry_run_counts_and_changes_nothing(clinic: Path) -> None:
 
 
 def test_a_full_adapter_sees_every_record(clinic: Path) -> None:
-    assert train(clinic, "--what", "full").exit_code == 0
+    done = train(clinic, "--what", "full")
+    assert done.exit_code == 0
+    assert "adapters  1 of" in done.stdout
+    assert "nats per token on own records\n" in done.stdout  # one adapter has no least gain among worlds
     workspace = Workspace.open(clinic)
     stack = AdapterStack.load(workspace.adapters_path / "full.safetensors")
     assert stack.num_worlds == 1
@@ -89,7 +92,9 @@ def test_a_full_adapter_sees_every_record(clinic: Path) -> None:
 
 
 def test_shards_are_disjoint_and_their_assignment_is_kept(clinic: Path) -> None:
-    assert train(clinic, "--what", "shards:3").exit_code == 0
+    done = train(clinic, "--what", "shards:3")
+    assert done.exit_code == 0
+    assert "; least gain of a world " in done.stdout
     workspace = Workspace.open(clinic)
     stack = AdapterStack.load(workspace.adapters_path / "shards-3.safetensors")
     assert stack.num_worlds == 3

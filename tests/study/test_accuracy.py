@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paclm.privacy.releases import rule_named
 from paclm.study.lab import Lab
-from paclm.study.regimes import accuracy
+from paclm.study.regimes import accuracy, releases
 from paclm.study.regimes.accuracy import REGIME, AccuracyScale
 from paclm.study.results import Result, Row
 from paclm.study.run import run_regime
+from paclm.study.streams import play_fresh
 from paclm.study.table import to_markdown
 from paclm.study.tables import tab_accuracy, tab_setup
 from paclm.study.textvotes import TextVotes
@@ -57,10 +59,21 @@ def test_worlds_that_vote_as_the_full_corpus_keep_the_whole_gain_without_error(s
     assert (row["retained_gain"], row["retained_gain_stderr"]) == (1.0, 0.0)
 
 
-def test_without_a_gain_there_is_no_share_of_it(small_lab: Lab) -> None:
+@pytest.mark.parametrize("is_worse", [False, True])
+def test_without_a_gain_there_is_no_share_of_it(small_lab: Lab, is_worse: bool) -> None:
     votes = scripted(400, 0, split=True)
-    same = RecordedVotes(votes.recorded.votes, votes.truth, votes.public, votes.public)
+    public = votes.full if is_worse else votes.public  # the full corpus loses then, and a share of a loss says nothing
+    same = RecordedVotes(votes.recorded.votes, votes.truth, public, votes.public)
     row = accuracy._at(small_lab, TextVotes(same, votes.passage, votes.position, votes.draw), 2.0**-32)
+    assert (row["retained_gain"], row["retained_gain_stderr"]) == (None, None)
+
+
+def test_the_releases_too_tell_a_share_of_a_gain_and_never_of_a_loss() -> None:
+    votes = scripted(400, 0, split=False)
+    streams = list(play_fresh(votes.recorded, rule_named("gaussian"), 2.0**-32, 2, 400, 0))
+    assert releases._scores(votes, streams)["retained_gain"] == 1.0
+    lost = replace(votes, recorded=RecordedVotes(votes.recorded.votes, votes.truth, votes.full, votes.public))
+    row = releases._scores(lost, streams)
     assert (row["retained_gain"], row["retained_gain_stderr"]) == (None, None)
 
 

@@ -143,6 +143,16 @@ def test_sessions_wrap_round_and_progress_counts_every_token(vote_files):
     assert figures["retained_gain"] is None
 
 
+def test_a_share_is_told_of_a_gain_and_never_of_a_loss():
+    truth, wrong = np.ones(40, dtype=int), np.r_[np.ones(20, dtype=int), np.zeros(20, dtype=int)]
+    settings = ReplaySettings(release="plurality", protocol="fresh", sessions=1)
+    votes = np.tile(truth[:, None], (1, 4))
+    gain = replay(RecordedVotes(votes, truth, public=wrong, full=truth), settings)
+    assert gain["retained_gain"] == 1.0
+    for public, full in ((truth, wrong), (wrong, wrong)):
+        assert replay(RecordedVotes(votes, truth, public=public, full=full), settings)["retained_gain"] is None
+
+
 @given(
     votes=st.integers(1, 12).flatmap(
         lambda n: st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=n, max_size=n)

@@ -76,6 +76,38 @@ def test_a_changed_corpus_is_refused_with_its_counts(make: Make, texts: list[str
         make(corpus=corpus_of([*texts[1:], "another"]), group_by=None)
 
 
+def grouped(texts: list[str], group_by: str | None) -> Corpus:
+    rows = (
+        Row(f"n:{i}", {"text": text, "patient": f"p{i // 2}", "ward": f"w{i % 20}", "clinic": "north", "folder": "."})
+        for i, text in enumerate(texts)
+    )
+    return collect_records("notes", rows, ReadOptions(group_by=group_by))
+
+
+def test_other_groups_of_the_same_texts_are_no_other_records(make: Make, texts: list[str]) -> None:
+    make(corpus=grouped(texts, "patient"))
+    for group_by in ("ward", None):
+        with pytest.raises(WorkspaceError, match=rf"else: --group-by \(was patient, now {group_by}\)\. It is left"):
+            make(corpus=grouped(texts, group_by), group_by=group_by)
+    with pytest.raises(
+        WorkspaceError, match=r"else: --holdout \(was 40, now 3\); --group-by \(was patient, now ward\)\."
+    ):
+        make(corpus=grouped(texts, "ward"), group_by="ward", holdout=3)
+    with pytest.raises(WorkspaceError, match=r"the records \(200 then and now, but not the same\); --group-by"):
+        make(corpus=grouped([*texts[1:], "another"], "ward"), group_by="ward")
+    with pytest.raises(WorkspaceError, match=r"else: the records \(200 then and now, but not the same\)\."):
+        make(corpus=grouped(texts, "ward"), group_by="patient")  # the groups changed, and not by an option
+
+
+@pytest.mark.parametrize(
+    ("group_by", "remedy"), [("folder", "one sub-folder per person"), ("clinic", "one value of clinic per person")]
+)
+def test_one_group_alone_is_refused_with_the_way_out(make: Make, texts: list[str], group_by: str, remedy: str) -> None:
+    said = rf"^All 200 records are one group by {group_by}, .* Leave out --group-by, or use {remedy}\.$"
+    with pytest.raises(InvalidInput, match=said):
+        make(corpus=grouped(texts, group_by), group_by=group_by)
+
+
 def test_an_occupied_place_is_never_written_over(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")

@@ -212,9 +212,14 @@ def _accuracy(recorded: RecordedVotes) -> None:
     }
     for name, value in rows.items():
         typer.echo(f"   {name:<42} {value:6.1%}")
+    share = private["retained_gain"]
+    kept = (
+        "the whole corpus gains nothing over the public model here."
+        if share is None
+        else f"of the gain over the public model {share:.0%} is kept (other decoders and samples keep other shares)."
+    )
     typer.echo(
-        f"   Greedy, {recorded.num_positions:,} positions; the worlds agree on {private['unanimity']:.1%}; of the gain "
-        f"over the public model {private['retained_gain']:.0%} is kept (other decoders and samples keep other shares)."
+        f"   Greedy, {recorded.num_positions:,} positions; the worlds agree on {private['unanimity']:.1%}; {kept}"
     )
 
 

@@ -71,7 +71,9 @@ def generate(
         typer.echo()
         if generation.finish_reason == "stop" and not generation.text:
             typer.echo("(the model ended its answer at once)", err=True)
-        _show_figures(generation)
+        from paclm.worlds.manifest import load_manifest
+
+        _show_figures(generation, load_manifest(workspace.expanduser()).unit)
 
 
 def _read_prompt() -> str:
@@ -104,7 +106,7 @@ def _show_pieces(stream: Stream) -> None:
     sys.stdout.flush()
 
 
-def _show_figures(generation: Generation) -> None:
+def _show_figures(generation: Generation, unit: str) -> None:
     tokens = f"{generation.private_tokens:,} private"
     if generation.public_tokens:
         tokens += f", {generation.public_tokens:,} of the public model alone, because the budget is gone"
@@ -113,7 +115,7 @@ def _show_figures(generation: Generation) -> None:
         "charged": f"{format_budget(generation.charged_nats)} nats",
         "spent so far": f"{format_budget(generation.spent_nats)} of {format_budget(generation.total_nats)} nats, "
         f"{generation.remaining_tokens:,} charged tokens remain",
-        "guarantee": "at the committed total, no attack on whether a record was in the secretly drawn half succeeds "
+        "guarantee": f"at the committed total, no attack on whether {unit} in the secretly drawn half succeeds "
         f"more than {generation.mia_bound:.4%} of the time, and none names the world more than "
         f"{generation.world_id_bound:.4%}",
     }

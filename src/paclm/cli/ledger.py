@@ -11,7 +11,7 @@ import typer
 from paclm.cli.console import JsonFlag, print_json
 from paclm.cli.ledger_keys import NO_WITNESS, KeyFilesOption, WitnessOption, find_ledger, ledger_path, mac_keys
 from paclm.config import format_budget
-from paclm.errors import InvalidInput, LedgerError
+from paclm.errors import InvalidInput, LedgerError, WorkspaceError
 
 if TYPE_CHECKING:
     from paclm.ledger.reading import Contents, UsageTable
@@ -64,7 +64,7 @@ def show(workspace: PlaceArgument, as_json: JsonFlag = False) -> None:
         typer.echo(f"NOT INTACT: {report.problem}\nWhat follows is what the newest row says.\n")
     if report.is_copy:
         typer.echo(f"{_COPY}\n")
-    _print_figures(report.contents)
+    _print_figures(report.contents, _unit(workspace))
     _print_history(report.usage)
     typer.echo(f"\n{NOT_HIDDEN}")
 
@@ -161,9 +161,10 @@ def extend(
             "old_world_id_bound": old.world_id,
             "new_world_id_bound": new.world_id,
         }
+        unit = _unit(workspace)
         question = (
             f"Total: {format_budget(books.settings.total)} → {format_budget(config.total)} nats.\n"
-            f"Bound on attacks on whether a record was in the secretly drawn half: {old.mia:.4%} → {new.mia:.4%}.\n"
+            f"Bound on attacks on whether {unit} in the secretly drawn half: {old.mia:.4%} → {new.mia:.4%}.\n"
             f"Bound on naming the realized world: {old.world_id:.4%} → {new.world_id:.4%}.\n"
             "The new bounds hold for everything, also for what has left already. Extend?"
         )
@@ -173,7 +174,17 @@ def extend(
     if as_json:
         print_json(figures)
     else:
-        typer.echo(f"Committed: {format_budget(config.total)} nats, {new.mia:.4%} on which half a record was in.")
+        typer.echo(f"Committed: {format_budget(config.total)} nats, {new.mia:.4%} on whether {unit} in the drawn half.")
+
+
+def _unit(place: Path) -> str:
+    """Whom the guarantee is about; the file of a ledger, or a copy without its manifest, knows of records only."""
+    from paclm.worlds.manifest import load_manifest, unit_of
+
+    try:
+        return load_manifest(place).unit
+    except WorkspaceError:
+        return unit_of(None)
 
 
 def _figures(contents: Contents) -> dict[str, Any]:
@@ -193,7 +204,7 @@ def _figures(contents: Contents) -> dict[str, Any]:
     }
 
 
-def _print_figures(contents: Contents) -> None:
+def _print_figures(contents: Contents, unit: str) -> None:
     from paclm.privacy.accounting import nats_up
 
     figures, worlds = _figures(contents), contents.opened.num_worlds
@@ -210,7 +221,7 @@ def _print_figures(contents: Contents) -> None:
         ("Public tokens", f"{figures['public_tokens']:,}"),
         ("Remaining", f"{figures['remaining_tokens']:,} charged tokens at {price} nats"),
         ("Guarantee", f"at the committed total of {committed} nats, whatever was spent so far:"),
-        ("", "no attack on whether a record was in the secretly drawn half succeeds"),
+        ("", f"no attack on whether {unit} in the secretly drawn half succeeds"),
         ("", f"more than {figures['mia_bound']:.4%} of the time (a guess: 50%),"),
         ("", f"none names the realized world more than {figures['world_id_bound']:.4%} (a guess: 1/{worlds})."),
         ("Witness", _witness(contents.state.witness)),

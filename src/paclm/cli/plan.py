@@ -86,7 +86,7 @@ def plan(
         print_json(figures if write is None else {**figures, "workspace": str(write)})
         return
     _print_table(list(plans.values()), dissent_rate)
-    _print_words(stated, num_worlds, prior, max(stated.total_nats, committed))
+    _print_words(stated, num_worlds, prior, max(stated.total_nats, committed), found.get("unit", "a record was"))
     if write is None:
         typer.echo("For [mechanism] of paclm.toml (or add --write WORKSPACE):")
     else:
@@ -114,15 +114,16 @@ def _settings(plan: Plan, charge_now: str) -> dict[str, Any]:
 
 
 def _read_workspace(path: Path, worlds: int | None) -> dict[str, Any]:
-    """How many worlds there are, and what is charged."""
+    """How many worlds there are, what is charged, and whom the guarantee is about."""
     from paclm.worlds.manifest import load_manifest
     from paclm.worlds.settings import load_settings
 
-    found = int(load_manifest(path).arguments["worlds"])
+    manifest = load_manifest(path)
+    found = int(manifest.arguments["worlds"])
     if worlds not in (None, found):
         raise InvalidInput(f"{path} has {found} worlds, not {worlds}. Leave --worlds out: --write takes its own.")
     mechanism = load_settings(path / "paclm.toml").mechanism
-    return {"worlds": found, "charge": mechanism.get("charge", "every-token")}
+    return {"worlds": found, "charge": mechanism.get("charge", "every-token"), "unit": manifest.unit}
 
 
 def _write(path: Path, settings: dict[str, Any], num_worlds: int) -> tuple[float, str]:
@@ -214,12 +215,12 @@ def _print_table(plans: list[Plan], dissent_rate: float | None) -> None:
     Console(width=max(Console().width, 100)).print(table)
 
 
-def _print_words(plan: Plan, worlds: int, prior: str, nats: float) -> None:
+def _print_words(plan: Plan, worlds: int, prior: str, nats: float, unit: str) -> None:
     expected = " expected (the dissent rate is an estimate)" if plan.charge == "dissent" else ""
     typer.echo(
         f"\nCommit a total of {plan.total_nats:.6g} nats before the first token. Until it is gone, "
         f"{plan.tokens:,} tokens{expected},\n"
-        "no attack on whether a record was in the secretly drawn half succeeds more than "
+        f"no attack on whether {unit} in the secretly drawn half succeeds more than "
         f"{plan.mia_bound:.2%} of the time (a guess: {prior}),\n"
         f"and none names the realized world more than {plan.world_id_bound:.2%} of the time (a guess: 1/{worlds})."
     )

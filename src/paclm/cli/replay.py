@@ -94,7 +94,7 @@ def _print_figures(figures: dict[str, Any]) -> None:
         "accuracy": f"{show('accuracy', '.4f')} ± {show('accuracy_stderr', '.4f')}  "
         f"(public {show('accuracy_public', '.4f')}, full corpus {show('accuracy_full', '.4f')}, "
         f"no noise {show('accuracy_noiseless', '.4f')})",
-        "retained gain": show("retained_gain", ".3f"),
+        "retained gain": show("retained_gain", ".3f") + _why_no_share(figures),
         "flips given dissent": show("flip_given_dissent", ".4f"),
         "noise σ": f"median {show('sigma_median', '.4g')}, max {show('sigma_max', '.4g')}",
         f"charged {unit}": f"{show('charged_nats', '.4g')} nats ({price})",
@@ -121,6 +121,12 @@ def _print_figures(figures: dict[str, Any]) -> None:
             f"{show('secrets', ',')} secrets seldom show. Trust the larger number."
         )
     typer.echo(figures["stamp"])
+
+
+def _why_no_share(figures: dict[str, Any]) -> str:
+    """Why there is no retained gain although both accuracies are known."""
+    known = None not in (figures["accuracy_public"], figures["accuracy_full"])
+    return " (the full corpus gains nothing here)" if known and figures["retained_gain"] is None else ""
 
 
 def _is_far_below(figures: dict[str, Any]) -> bool:

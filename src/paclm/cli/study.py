@@ -161,4 +161,6 @@ def report(
     if as_json:
         print_json({"report": str(written.page), "tables": len(written.tables), "figures": len(written.figures)})
     else:
-        typer.echo(f"{len(written.tables)} tables and {len(written.figures)} figures. Open {written.page}")
+        counts = {"table": len(written.tables), "figure": len(written.figures)}
+        made = " and ".join(f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
+        typer.echo(f"{made}. Open {written.page}")

@@ -186,8 +186,8 @@ def _show_result(
         f"Trained {figures['file']}",
         {
             "adapters": f"{plan.num_worlds:,} of {plan.parameters_per_world:,} parameters",
-            "loss": f"{figures['loss_public']:.3f} → {figures['loss_trained']:.3f} nats per token on own records; "
-            f"least gain of a world {figures['least_improvement']:.3f}",
+            "loss": f"{figures['loss_public']:.3f} → {figures['loss_trained']:.3f} nats per token on own records"
+            + (f"; least gain of a world {figures['least_improvement']:.3f}" if plan.num_worlds > 1 else ""),
             "time": f"{duration(trained.seconds)}",
         },
     )

@@ -161,13 +161,9 @@ def _setup(workspace: Workspace, settings: ServerConfig, is_loopback: bool) -> S
         settings=settings,
         runtime=workspace.runtime,
         is_loopback=is_loopback,
-        unit=_unit(workspace.manifest.arguments.get("group_by")),
+        unit=workspace.manifest.unit,
         created=int((workspace.path / "manifest.json").stat().st_mtime),
     )
-
-
-def _unit(group_by: str | None) -> str:
-    return "a record was" if group_by is None else f"the records of one {group_by} were"
 
 
 def is_loopback_address(host: str) -> bool:

@@ -177,7 +177,7 @@ def _accuracies(
         if column is not None:
             scores[name] = float((column[positions] == truth).mean())
     public, full = scores["accuracy_public"], scores["accuracy_full"]
-    if public is not None and full is not None and full != public:
+    if public is not None and full is not None and full > public:  # a share of a loss says nothing
         scores["retained_gain"] = (float(hits.mean()) - public) / (full - public)
     return scores
 

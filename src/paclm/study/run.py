@@ -89,4 +89,5 @@ def device_name(lab: Lab) -> str:
     device = pick_device(lab.runtime.device)
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, {lab.runtime.dtype}"
-    return f"{torch.get_num_threads()} CPU threads, {lab.runtime.dtype}"
+    threads = torch.get_num_threads()
+    return f"{threads} CPU thread{'s' * (threads != 1)}, {lab.runtime.dtype}"

@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -117,6 +118,8 @@ def _reopen(target: Path, arguments: Mapping[str, Any], corpus: Corpus) -> Works
     differences = [name for name in _WORDS if made_from.get(name) != arguments[name]]
     if not differences:
         return workspace
+    if {"corpus_digest", "group_by"} <= set(differences) and _has_same_texts(workspace, corpus):
+        differences.remove("corpus_digest")  # it covers the groups, which --group-by has changed
     if "corpus_digest" in differences and "holdout" in differences:
         differences.remove("holdout")  # its default follows the number of records
     said = []
@@ -133,6 +136,12 @@ def _reopen(target: Path, arguments: Mapping[str, Any], corpus: Corpus) -> Works
         f"The workspace {target} is there already and was made from something else: {'; '.join(said)}. "
         "It is left as it is, because its worlds and its budget belong to what it was made from. Choose another folder."
     )
+
+
+def _has_same_texts(workspace: Workspace, corpus: Corpus) -> bool:
+    """Whether the workspace has the records of the corpus, whatever their groups."""
+    had = [*workspace.records("train"), *workspace.records("heldout")]
+    return Counter((r.id, r.text) for r in had) == Counter((r.id, r.text) for r in corpus.records)
 
 
 def _refuse_occupied(target: Path) -> None:
@@ -191,6 +200,7 @@ def _build(
     training: TrainingConfig,
 ) -> list[str]:
     """Write everything but the name; returns what the owner should know."""
+    _refuse_one_group(corpus, arguments["group_by"])
     train, held_out = split_holdout(corpus.records, arguments["holdout"], arguments["seed"])
     canaries = make_canaries(arguments["canaries"], tokenizer, arguments["seed"])
     units = units_of([*train, *(canary.record for canary in canaries)])
@@ -237,6 +247,17 @@ def _build(
     )
     manifest.write(site)
     return cautions
+
+
+def _refuse_one_group(corpus: Corpus, group_by: str | None) -> None:
+    """Refuse groups that cannot be told apart: no number of records would mend that."""
+    if group_by is None or len({record.group for record in corpus.records}) != 1:
+        return
+    raise InvalidInput(
+        f"All {len(corpus.records):,} records are one group by {group_by}, and worlds are drawn from whole groups. "
+        "Leave out --group-by, or use one "
+        + ("sub-folder per person." if group_by == "folder" else f"value of {group_by} per person.")
+    )
 
 
 def _judge_worlds(membership: BoolArray, num_units: int) -> list[str]:

@@ -51,6 +51,11 @@ class Manifest:
         """The base model as it was at init."""
         return Base(self.base["name"], Path(self.base["folder"]), self.base["fingerprint"])
 
+    @property
+    def unit(self) -> str:
+        """What the guarantee is about, as a sentence goes on: a record, or the records of a group."""
+        return unit_of(self.arguments.get("group_by"))
+
     def with_adapters(self, path: Path, details: Mapping[str, Any]) -> Manifest:
         """The manifest after an adapter file was written or replaced."""
         entry = {"sha256": hash_file(path), "stat": stat_files([path])[path.name], **details}
@@ -59,6 +64,11 @@ class Manifest:
     def write(self, workspace: Path) -> None:
         """Write manifest.json, atomically."""
         write_private_json(workspace / FILE_NAME, asdict(self))
+
+
+def unit_of(group_by: str | None) -> str:
+    """The subject and verb of the guarantee; without a workspace at hand it is about a record."""
+    return "a record was" if group_by is None else f"the records of one {group_by} were"
 
 
 def describe_base(base: Base) -> dict[str, Any]:

@@ -69,9 +69,9 @@ def _at(lab: Lab, votes: TextVotes, per_token: float) -> Row:
         row[f"{name}_points"], row[f"{name}_stderr"] = clustered_mean(paired, votes.passage, rng)
     kept, gain = (hits[name].astype(np.float64) - hits["public"] for name in ("private", "full"))
     row["retained_gain"], row["retained_gain_stderr"] = None, None
-    if whole := float(gain.mean()):
+    if (whole := float(gain.mean())) > 0.0:  # a share of a loss says nothing
         ratio = row["retained_gain"] = float(kept.mean()) / whole
-        row["retained_gain_stderr"] = clustered_mean(kept - ratio * gain, votes.passage, rng).stderr / abs(whole)
+        row["retained_gain_stderr"] = clustered_mean(kept - ratio * gain, votes.passage, rng).stderr / whole
     row["same_as_noiseless"] = bool((stream.released == stream.realized).all())
     return row
 

@@ -104,10 +104,10 @@ def _scores(votes: TextVotes, streams: list[Stream]) -> Row:
     row["accuracy"], row["accuracy_stderr"] = mean_and_stderr(accuracy)
     kept, gain = accuracy - public, full - public
     row["retained_gain"], row["retained_gain_stderr"] = None, None
-    if gain.mean():
+    if gain.mean() > 0.0:  # a share of a loss says nothing
         ratio = float(kept.mean() / gain.mean())
         row["retained_gain"] = ratio
-        row["retained_gain_stderr"] = mean_and_stderr(kept - ratio * gain).stderr / abs(float(gain.mean()))
+        row["retained_gain_stderr"] = mean_and_stderr(kept - ratio * gain).stderr / float(gain.mean())
     return row
 
 
