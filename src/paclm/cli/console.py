@@ -23,7 +23,7 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print the figures as one
 
 EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "gguf", "cryptography"), "core"),
-    **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client"), "serve"),
+    **dict.fromkeys(("fastapi", "uvicorn", "pydantic", "prometheus_client"), "serve"),
     **dict.fromkeys(("matplotlib", "jinja2"), "report"),
     "dp_accounting": "dp",
 }

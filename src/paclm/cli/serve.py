@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paclm.cli.console import WHEN_STOPPED, open_trained
+from paclm.cli.console import WHEN_STOPPED, need, open_trained
 from paclm.cli.ledger_keys import NO_WITNESS, WitnessOption
-from paclm.errors import MissingExtra
 
 if TYPE_CHECKING:
     from paclm.server.running import Started
@@ -20,7 +18,6 @@ OWN_KEY = (
     "inside the workspace (curator/key): whoever copies the folder can read the secret. Keep it elsewhere: move the "
     "file, then PACLM_KEY_FILE=/safe/NAME.key"
 )
-_NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "cryptography", "torch")
 
 
 def serve(
@@ -46,9 +43,7 @@ def serve(
         curl localhost:8000/v1/completions -H 'content-type: application/json' \\
             -d '{"model": "clinic", "prompt": "The patient", "max_tokens": 16}'
     """
-    for package in _NEEDED:
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtra(package, "serve")
+    need("fastapi", "uvicorn", "pydantic", "prometheus_client", "cryptography", "torch")
     from paclm.curator.terms import budgets_of
 
     opened = open_trained(workspace)
