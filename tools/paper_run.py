@@ -25,6 +25,7 @@ import shutil
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from paclm.engine.loading import pick_device
 from paclm.engine.training import Progress
 from paclm.engine.training_job import prepare_training
 from paclm.study.lab import Advance, Lab
+from paclm.study.regime import Preset
 from paclm.study.regimes import regime_named
 from paclm.study.run import device_name, run_regime
 from paclm.study.textvotes import GREEDY, GUMBEL
@@ -83,16 +85,14 @@ def main() -> None:
     say(clock, f"workspace of {size.records} records, {size.worlds} worlds, base {workspace.base.name}")
     workspace, training = train(workspace, clock)
     lab = make_lab(workspace, options, clock)
-    log = read_log(options) or {"stage": options.stage, "corpus": options.name, "regimes": {}}
-    log["device"] = device_name(lab)
+    facts: dict[str, Any] = {"device": device_name(lab)}
     if training is not None:
-        log["training"] = training
-    for name in options.only or STAGES[options.stage]:
-        log["regimes"][name] = attempt(lab, name, options, clock)
-        write_log(options, log)
-    if options.stage in (1, 2) and not (options.out / "votes-greedy.npz").is_file():
+        facts["training"] = training
+    write_log(options, facts)
+    for name in STAGES[options.stage] if options.only is None else options.only:
+        write_log(options, regimes={name: attempt(lab, name, options, clock)})
+    if options.stage in (1, 2) and options.only != [] and not (options.out / "votes-greedy.npz").is_file():
         save_fixture(lab, options)
-    write_log(options, log)
     say(clock, "done")
 
 
@@ -103,17 +103,23 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--corpus", required=True, help="records, one JSON object a line; as `paclm init --corpus`")
     parser.add_argument("--name", help="of the corpus in file names; else from its path")
     parser.add_argument("--base", default="smollm2", help="base model, as `paclm init --base`")
-    parser.add_argument("--test-text", type=Path, help="text to score on; else the held-out records")
+    parser.add_argument(
+        "--test-text", type=Path, help="text to score on, into a folder of its own; else held-out records"
+    )
     parser.add_argument("--work", type=Path, required=True, help="where workspaces are kept between stages")
     parser.add_argument("--out", type=Path, required=True, help="where results go")
-    parser.add_argument("--only", nargs="*", help="these regimes of the stage only")
+    parser.add_argument("--only", nargs="*", help="these regimes of the stage only; with no name: train the worlds")
+    parser.add_argument("--sessions", type=int, help="per budget, where a lease is too short for those of the preset")
     parser.add_argument("--minutes", type=float, default=25.0, help="start no regime after this")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--small", action="store_true", help="a rehearsal at the preset quick")
     options = parser.parse_args()
     options.name = options.name or Path(options.corpus).name.split(".")[0]
-    options.out = options.out / options.name
+    folder = options.name
+    if options.test_text is not None:
+        folder += f"-on-{options.test_text.name.split('.')[0]}"
+    options.out = options.out / folder
     return options
 
 
@@ -217,8 +223,12 @@ def attempt(lab: Lab, name: str, options: argparse.Namespace, clock: Clock) -> d
     say(clock, f"{name} ...")
     collections = 2 if name in TWO_COLLECTIONS.get(options.stage, ()) else 1
     regime = regime_named(name)
+    preset: Preset = "quick" if options.small else "paper"
+    scale = regime.presets[preset]
+    if name == "sessions" and options.sessions is not None:
+        scale = replace(scale, sessions=options.sessions)
     try:
-        result = run_regime(lab, regime, "quick" if options.small else "paper", collections)
+        result = run_regime(lab, regime, preset, collections, scale)
         folder = options.out / "results"
         folder.mkdir(parents=True, exist_ok=True)  # again: a machine that is lent may have emptied it meanwhile
         shutil.copyfile(lab.folder / "results" / f"{name}.json", folder / f"{name}.json")
@@ -242,21 +252,15 @@ def save_fixture(lab: Lab, options: argparse.Namespace) -> None:
         np.savez_compressed(options.out / f"votes-{decoder}.npz", allow_pickle=False, **arrays)
 
 
-def write_log(options: argparse.Namespace, log: dict[str, Any]) -> None:
-    """What ran, how long, and what did not; a stage that is run in several goes keeps all of it."""
-    text = json.dumps(log, indent=2) + "\n"
-    log_path(options).write_text(text, encoding="utf-8")
-
-
-def read_log(options: argparse.Namespace) -> dict[str, Any] | None:
-    """What earlier goes of this stage left."""
-    path = log_path(options)
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def log_path(options: argparse.Namespace) -> Path:
-    """Of the stage's own file."""
-    return Path(options.out / f"stage-{options.stage}.json")
+def write_log(options: argparse.Namespace, facts: Mapping[str, Any] = {}, regimes: Mapping[str, Any] = {}) -> None:
+    """What ran, how long, and what did not; adds to what other goes of this stage, also at the same time, have left."""
+    path = options.out / f"stage-{options.stage}.json"
+    log = {"stage": options.stage, "corpus": options.name, "regimes": {}}
+    if path.is_file():
+        log = json.loads(path.read_text(encoding="utf-8"))
+    log |= facts
+    log["regimes"] |= regimes
+    path.write_text(json.dumps(log, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -74,3 +75,23 @@ def test_a_regime_that_fails_or_comes_too_late_is_named_and_the_others_run(
     assert regimes["precision"]["rows"] == 2
     late = run(paper_run, monkeypatch, corpus, small_base, "--only", "census", "--minutes", "0")
     assert json.loads((late / "stage-1.json").read_text())["regimes"]["census"] == {"left_out": "no time"}
+
+
+def test_worlds_can_be_trained_alone_and_sessions_cut_and_another_text_scored(
+    paper_run: ModuleType, monkeypatch: pytest.MonkeyPatch, corpus: Path, small_base: Path
+) -> None:
+    found = run(paper_run, monkeypatch, corpus, small_base, "--only")
+    stage = json.loads((found / "stage-1.json").read_text())
+    assert stage["training"]["tokens"] > 0
+    assert stage["regimes"] == {}
+    assert not (found / "votes-greedy.npz").exists()
+    with monkeypatch.context() as patch:
+        asked = Mock(side_effect=ValueError)
+        patch.setattr(paper_run, "run_regime", asked)
+        run(paper_run, monkeypatch, corpus, small_base, "--only", "sessions", "--sessions", "2")
+        assert asked.call_args.args[-1].sessions == 2
+    text = corpus.parent / "other.txt"
+    text.write_text("A text that nobody trained on, and of some length. " * 20)
+    run(paper_run, monkeypatch, corpus, small_base, "--only", "census", "--test-text", str(text))
+    assert (found.parent / "notes-on-other" / "results" / "census.json").is_file()
+    assert not (found / "results" / "census.json").exists()
