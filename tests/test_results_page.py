@@ -22,17 +22,23 @@ NAMES = re.compile(  # figures that are part of a name, a label or a formula
     r"|2\^-\d+|1/√b|1 − 1/ā|1 − 1/a|rep-3|--stage 1"
 )
 TWINS = {  # one column of every result that the page shows
-    "ablation": "unanimity",
-    "accuracy": "gain_points",
-    "canaries": "gap_nats",
-    "census": "argmax_coverage",
-    "cost": "tokens_per_second",
-    "flatness": "truth_not_voted_given_dissent",
-    "forgetting": "can_tell_over_charged_most",
-    "precision": "accuracy_float32",
-    "releases": "retained_gain",
-    "sessions": "leaked_over_charged",
-    "tokens_only": "leaked_tokens_nats",
+    "first/ablation": "unanimity",
+    "wiki/accuracy": "gain_points",
+    "cables/accuracy": "retained_gain",
+    "first/canaries": "gap_nats",
+    "wiki/census": "argmax_coverage",
+    "cables/census": "unanimity",
+    "first/cost": "tokens_per_second",
+    "wiki/flatness": "truth_not_voted_given_dissent",
+    "cables/flatness": "flip_dissent",
+    "wiki/forgetting": "can_tell_over_charged_most",
+    "cables/forgetting": "can_tell_over_charged_most",
+    "wiki/precision": "accuracy_float32",
+    "wiki/releases": "retained_gain",
+    "cables/releases": "retained_gain",
+    "first/sessions": "leaked_over_charged",
+    "wiki/tokens_only": "leaked_tokens_nats",
+    "cables/tokens_only": "tokens_over_history",
 }
 
 
@@ -45,13 +51,14 @@ def tool() -> ModuleType:
 
 
 @pytest.fixture
-def study(tool: ModuleType, tmp_path: Path) -> Path:
+def studies(tool: ModuleType, tmp_path: Path) -> Path:
     """A copy of the results that a test may spoil."""
-    return Path(shutil.copytree(tool.STUDY, tmp_path / tool.STUDY.name))
+    return Path(shutil.copytree(tool.RESULTS, tmp_path / "results"))
 
 
-def change(study: Path, regime: str, column: str, factor: float) -> None:
-    path = study / "results" / f"{regime}.json"
+def change(studies: Path, result: str, column: str, factor: float) -> None:
+    name, regime = result.split("/")
+    path = studies / name / "results" / f"{regime}.json"
     found = json.loads(path.read_text())
     for row in found["rows"]:
         if row.get(column) is not None:
@@ -68,7 +75,7 @@ def stray_figures(source: str) -> list[str]:
 
 def _literals(node: nodes.Node) -> Iterator[str]:
     """Constants with figures; those that only choose or test (arguments of calls and filters, places) do not count."""
-    if isinstance(node, nodes.Const) and re.search(r"\d", str(node.value)):
+    if isinstance(node, nodes.Const) and re.search(r"\d", NAMES.sub("", str(node.value))):
         yield str(node.value)
     chosen = {nodes.Call: ("args", "kwargs"), nodes.Filter: ("args", "kwargs"), nodes.Getitem: ("arg",)}
     for child in node.iter_child_nodes(exclude=chosen.get(type(node), ())):
@@ -80,8 +87,10 @@ def test_the_page_is_what_the_results_give(tool: ModuleType) -> None:
 
 
 def test_the_tables_are_what_the_results_give_and_all_figures_are_there(tool: ModuleType) -> None:
-    found = {path.name: path.read_text(encoding="utf-8") for path in (tool.STUDY / "tables").iterdir()}
-    assert found == tool.table_files(), "run: python tools/make_results.py"
+    for study in tool.STUDIES:
+        folder = tool.RESULTS / study
+        found = {path.name: path.read_text(encoding="utf-8") for path in (folder / "tables").iterdir()}
+        assert found == tool.table_files(folder), "run: python tools/make_results.py"
     shown = re.findall(r"!\[.*?\]\((.*?)\)", tool.PAGE.read_text(encoding="utf-8"))
     assert len(shown) >= 4
     for path in shown:
@@ -101,51 +110,55 @@ def test_no_figure_is_written_by_hand(tool: ModuleType) -> None:
         "{{ 0.88|percent }}",
         "{{ '88 of 100' }}",
         "{% set kept = 0.88 %}",
-        "{{ e.canary_share * 2 }}",
+        "{{ first.canary_share * 2 }}",
         "{% call holds(true) %}It keeps 88%.{% endcall %}",
         "{% if kept %}in 1,024 tokens{% endif %}",
     ],
 )
 def test_a_figure_by_hand_would_be_seen(line: str) -> None:
-    assert stray_figures(f"At 2^-32 {{{{ e.row('census', support_size=200).unanimity|percent(1) }}}}. {line}") != []
+    assert stray_figures(f"At 2^-32 {{{{ wiki.row('census', support_size=200).unanimity|percent(1) }}}}. {line}") != []
 
 
 def test_every_result_is_on_the_page_with_its_command(tool: ModuleType) -> None:
-    page, evaluation = tool.PAGE.read_text(encoding="utf-8"), tool.Evaluation(tool.STUDY)
-    assert set(TWINS) == set(evaluation.results)
-    for name in evaluation.results:
-        assert f"(results/wiki/results/{name}.json)" in page
-        assert f"$ {evaluation.command(name)}\n" in page
-    for name in evaluation.not_run:
-        assert f"`{name}`" in page.split("## What was cut")[1]
+    page = tool.PAGE.read_text(encoding="utf-8")
+    shown = {f"{study}/{name}" for study in tool.STUDIES for name in tool.Evaluation(tool.RESULTS / study).results}
+    assert shown == set(TWINS)
+    for study in tool.STUDIES:
+        evaluation = tool.Evaluation(tool.RESULTS / study)
+        for name in evaluation.results:
+            assert f"(results/{study}/results/{name}.json)" in page
+            assert f"$ {evaluation.command(name)}\n" in page
+        for name in evaluation.never_run():
+            assert f"`{name}`" in page.split("## What was cut")[1]
 
 
-@pytest.mark.parametrize(("regime", "column"), TWINS.items())
-def test_another_result_gives_another_page(tool: ModuleType, study: Path, regime: str, column: str) -> None:
-    change(study, regime, column, 1.02)
-    tool.write_tables(study)
-    assert tool.render(study) != tool.PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize(("result", "column"), TWINS.items())
+def test_another_result_gives_another_page(tool: ModuleType, studies: Path, result: str, column: str) -> None:
+    change(studies, result, column, 1.02)
+    tool.write_tables(studies)
+    assert tool.render(studies) != tool.PAGE.read_text(encoding="utf-8")
 
 
-def test_the_same_results_give_the_same_page_elsewhere(tool: ModuleType, study: Path) -> None:
-    tool.write_tables(study)
-    assert tool.render(study) == tool.PAGE.read_text(encoding="utf-8")
+def test_the_same_results_give_the_same_page_elsewhere(tool: ModuleType, studies: Path) -> None:
+    tool.write_tables(studies)
+    assert tool.render(studies) == tool.PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
-    ("regime", "column", "factor"),
+    ("result", "column", "factor"),
     [
-        ("sessions", "gap", 9.0),
-        ("sessions", "world_rate", 9.0),
-        ("precision", "accuracy_difference", 9.0),
-        ("flatness", "change", 0.1),
-        ("accuracy", "retained_gain", 4.0),
-        ("tokens_only", "tokens_over_history", 0.5),
+        ("first/sessions", "gap", 9.0),
+        ("first/sessions", "world_rate", 9.0),
+        ("wiki/precision", "accuracy_difference", 9.0),
+        ("wiki/flatness", "change", 0.1),
+        ("cables/accuracy", "retained_gain", 0.5),
+        ("cables/releases", "dissent", 0.9),
+        ("cables/tokens_only", "tokens_over_history", 0.5),
     ],
 )
 def test_a_verdict_that_the_results_overturn_is_not_written(
-    tool: ModuleType, study: Path, regime: str, column: str, factor: float
+    tool: ModuleType, studies: Path, result: str, column: str, factor: float
 ) -> None:
-    change(study, regime, column, factor)
+    change(studies, result, column, factor)
     with pytest.raises(tool.Overturned, match="do not bear this out"):
-        tool.render(study)
+        tool.render(studies)

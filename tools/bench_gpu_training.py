@@ -1,6 +1,7 @@
 """Training speed of many worlds on one GPU: tokens per second of several ways to take the same step.
 
     python tools/bench_gpu_training.py --out training.json
+    python tools/bench_gpu_training.py --overlap            whether the GPU works while the host launches; a minute
 
 SmolLM2-135M's shape with random weights, adapters of rank 8 on q, k, v, o and down, batches of 8 blocks of 512 tokens
 per world, bf16 base with float32 adapters. Needs torch, transformers, numpy and safetensors only; takes under three
@@ -15,8 +16,9 @@ import statistics
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ from paclm.config import TrainingConfig
 from paclm.engine.adapters import AdapterStack, find_targets
 from paclm.engine.loss import batch_loss, make_batch, output_layer
 from paclm.engine.schedule import Schedule, make_blocks
-from paclm.engine.training import GroupTraining, adapter_spec, make_schedule
+from paclm.engine.training import GroupTraining, Progress, adapter_spec, make_schedule
 from paclm.engine.training_forward import Forward, OwnForward, PlainForward
 from paclm.worlds.assignment import assign_worlds
 
@@ -63,11 +65,11 @@ class Setup:
         return GroupTraining(forward, output_layer(self.model), start, self.schedule, np.arange(size), SETTINGS)
 
 
-def make_setup(small: bool, device: str, seconds: float) -> Setup:
+def make_setup(small: bool, device: str, seconds: float, length: int = 512) -> Setup:
     torch.manual_seed(0)
     shape = {"hidden_size": 576, "num_hidden_layers": 30, "intermediate_size": 1536, "vocab_size": 49152}
     heads = {"num_attention_heads": 9, "num_key_value_heads": 3}
-    length, num_worlds = 512, 128
+    num_worlds = 128
     if small:
         shape = {"hidden_size": 48, "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 300}
         heads = {"num_attention_heads": 3, "num_key_value_heads": 1}
@@ -233,6 +235,69 @@ def attention(setup: Setup, backend: SDPBackend | None, step: Callable[[], objec
     return inside
 
 
+class EnoughError(Exception):
+    """All steps that were wanted are taken."""
+
+
+def take_steps(group: GroupTraining, num_steps: int) -> tuple[list[float], list[float]]:
+    """The loss of each step and when it was reported, with steps taken one after another as `paclm train` does."""
+    losses: list[float] = []
+    times: list[float] = []
+
+    def note(now: Progress) -> None:
+        losses.append(now.loss)
+        times.append(time.perf_counter())
+        if len(losses) == num_steps:
+            raise EnoughError
+
+    with suppress(EnoughError):
+        group.run(0, [int(group.num_steps.max())], None, note, float("inf"))
+    return losses, times
+
+
+def waits_inside(step: Callable[[], object]) -> list[str]:
+    """Lines of a step where the host waits for the GPU, as far as torch notices."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return [f"{item.filename}:{item.lineno}" for item in caught if "called a synchronizing" in str(item.message)]
+
+
+def measure_overlap(setup: Setup, out: Path | None, num_steps: int = 20, warm: int = 4) -> None:
+    """A step by itself against a step among others; short blocks and many worlds, where launching takes longest."""
+    gpu = setup.device.type == "cuda"
+    forward = PlainForward(setup.model, compiled=gpu)
+    step = product_step(setup, forward, setup.num_worlds)
+    alone = time_steps(setup, step, warm)
+    began = time.perf_counter()
+    step()
+    launch = time.perf_counter() - began
+    waits = waits_inside(step) if gpu else []
+    losses, times = take_steps(setup.group(forward, setup.num_worlds), warm + num_steps)
+    among = (times[-1] - times[warm - 1]) / num_steps
+    group = setup.group(forward, setup.num_worlds)
+    picks = setup.schedule.batches(group.worlds)
+    at_once = [group.read(group.step(picks[:, number])) for number in range(len(losses))]
+    report = {
+        "worlds_per_step": setup.num_worlds,
+        "positions_per_step": setup.num_worlds * ROWS * setup.length,
+        "step_alone_ms": 1e3 * alone,
+        "step_launch_ms": 1e3 * launch,
+        "step_among_others_ms": 1e3 * among,
+        "waits_inside_a_step": waits,
+        "losses_differ_by": max(abs(one - other) for one, other in zip(losses, at_once, strict=True)),
+        "losses_spread": statistics.stdev(losses),
+    }
+    print(json.dumps(report, indent=2))
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(report, indent=2))
+
+
 def run(setup: Setup, out: Path | None) -> None:
     gpu = setup.device.type == "cuda"
     sizes = (16, 8, 32) if gpu else (2, 4)
@@ -301,12 +366,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--out", type=Path, help="write all figures as JSON")
     parser.add_argument("--seconds", type=float, default=150.0, help="start nothing new after this long")
+    parser.add_argument("--overlap", action="store_true", help="only compare a step by itself with a step among others")
     parser.add_argument("--small", action="store_true", help="a smoke test on the CPU")
     arguments = parser.parse_args()
     if not arguments.small and not torch.cuda.is_available():
         parser.error("torch finds no GPU; --small runs a smoke test on the CPU")
-    setup = make_setup(arguments.small, "cpu" if arguments.small else "cuda", arguments.seconds)
-    run(setup, arguments.out)
+    device = "cpu" if arguments.small else "cuda"
+    setup = make_setup(arguments.small, device, arguments.seconds, 64 if arguments.overlap else 512)
+    if arguments.overlap:
+        measure_overlap(setup, arguments.out)
+    else:
+        run(setup, arguments.out)
 
 
 if __name__ == "__main__":

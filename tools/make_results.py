@@ -32,9 +32,13 @@ from paclm.study.violations import excess_in_errors
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "results.md"
-STUDY = ROOT / "docs" / "results" / "wiki"
+RESULTS = ROOT / "docs" / "results"
+STUDIES = ("wiki", "cables", "first")
+"""Folders of it, which are also what the template calls them: two corpora, and what an earlier run left."""
 TEMPLATES = Path(__file__).parent / "templates"
 TEMPLATE = "results.md.j2"
+TIGHT = 2.0
+"""Nats: a charge far below log m, where the leak is not held down by how much there is to tell."""
 
 
 class Overturned(Exception):
@@ -43,7 +47,7 @@ class Overturned(Exception):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One corpus: `results/*.json`, `stage-*.json`, and the tables and figures made from them."""
+    """One corpus, scored on one text: `results/*.json`, `stage-*.json`, and the tables and figures made from them."""
 
     folder: Path
 
@@ -64,6 +68,11 @@ class Evaluation:
         """What it took, from the stage that did it."""
         (figures,) = [log["training"] for log in self.stages.values() if "training" in log]
         return dict(figures)
+
+    @property
+    def origin(self) -> Mapping[str, Any]:
+        """Worlds, seed, base and machine: all results of a folder have them in common."""
+        return next(iter(self.results.values())).provenance
 
     @cached_property
     def tables(self) -> dict[str, TableData]:
@@ -124,28 +133,49 @@ class Evaluation:
         took = [regime["seconds"] for regime in regimes.values() if "seconds" in regime]
         return f"{sum(took) / 60:.1f} ({len(took)} of {len(paper_run.STAGES[stage])})" if took else "not run"
 
-    @cached_property
-    def not_run(self) -> list[str]:
-        """Regimes that a stage of the script has and that left no result."""
+    def never_run(self, *others: Evaluation) -> list[str]:
+        """Regimes that a stage of the script has and that left no result here, nor in the others."""
         wanted = dict.fromkeys(name for stage in paper_run.STAGES.values() for name in stage)
-        return [name for name in wanted if name not in self.results]
+        return [name for name in wanted if not any(name in study.results for study in (self, *others))]
 
     @cached_property
     def released(self) -> dict[str, int]:
-        """Tokens by regime; budgets, rules and coin draws each release their own."""
-        scale = {name: result.scale for name, result in self.results.items()}
-        played = {name: scale[name]["sessions"] * scale[name]["tokens"] for name in ("releases", "tokens_only")}
-        longest = max(scale["forgetting"]["horizons"])
-        forced = [row for part in ("forced", "out-of-support") for row in self.rows("canaries", part=part)]
-        return {
-            "sessions": self.num_sessions * scale["sessions"]["queries"] * scale["sessions"]["tokens"],
-            "ablation": len(self.rows("ablation")) * scale["ablation"]["trials"] * scale["ablation"]["length"],
-            "accuracy": sum(row["positions"] for row in self.rows("accuracy") if row["per_token_nats"]),
-            "flatness": sum(row["positions"] for row in self.rows("flatness") if row["per_token_nats"]),
-            **{name: len(self.rows(name)) * tokens for name, tokens in played.items()},
-            "forgetting": len(self.rows("forgetting", tokens=longest)) * scale["forgetting"]["sessions"] * longest,
-            "canaries": sum(row["trials"] for row in forced if row["per_token_nats"]),
-        }
+        """Tokens by regime that released any; budgets, rules and coin draws each release their own."""
+        counted = {name: self._count(name, result.scale) for name, result in self.results.items()}
+        return {name: count for name, count in counted.items() if count}
+
+    @property
+    def tokens_released(self) -> int:
+        """By all regimes together."""
+        return sum(self.released.values())
+
+    @property
+    def seconds(self) -> float:
+        """Of all regimes, added up."""
+        return sum(result.seconds for result in self.results.values())
+
+    @property
+    def tight_releases(self) -> list[Row]:
+        """Sessions of the paper's release on recorded votes, at budgets too small to name the world."""
+        return [row for row in self.rows("releases", release="gaussian") if row["charged_every_token"] < TIGHT]
+
+    def _count(self, regime: str, scale: Mapping[str, Any]) -> int:
+        rows = self.rows(regime)
+        if regime == "sessions":
+            return self.num_sessions * int(scale["queries"] * scale["tokens"])
+        if regime == "ablation":
+            return len(rows) * int(scale["trials"] * scale["length"])
+        if regime in ("accuracy", "flatness"):
+            return sum(row["positions"] for row in rows if row["per_token_nats"])
+        if regime in ("releases", "tokens_only"):
+            return len(rows) * int(scale["sessions"] * scale["tokens"])
+        if regime == "forgetting":
+            longest = max(scale["horizons"])
+            return len(self.rows(regime, tokens=longest)) * int(scale["sessions"] * longest)
+        if regime == "canaries":
+            forced = [row for part in ("forced", "out-of-support") for row in self.rows(regime, part=part)]
+            return sum(row["trials"] for row in forced if row["per_token_nats"])
+        return 0
 
     @cached_property
     def num_sessions(self) -> int:
@@ -156,7 +186,7 @@ class Evaluation:
     @cached_property
     def canary_share(self) -> float:
         """What part of the texts a world trains on is copies of canaries."""
-        origin = self.results["canaries"].provenance
+        origin = self.origin
         copies = sum(row["repetitions"] for row in self.rows("canaries", part="organic"))
         return float(copies / (copies + origin["records"] - origin["arguments"]["canaries"]))
 
@@ -176,6 +206,37 @@ def largest_excess(rows: Sequence[Row]) -> float:
     return max(excess_in_errors(row, attack) for row in rows for attack in ("membership", "world"))
 
 
+def told_gap(row: Row) -> float:
+    """By how many standard errors leaked ÷ charged and dissent part, in sessions of a release."""
+    return float(abs(row["leaked_nats"] - row["dissent"] * row["charged_every_token"]) / row["leaked_stderr"])
+
+
+def share_told(row: Row) -> str:
+    """Leaked ÷ charged with its error."""
+    return " ± ".join(f"{row[name] / row['charged_every_token']:.1%}" for name in ("leaked_nats", "leaked_stderr"))
+
+
+def gain_gap(row: Row, theirs: float) -> float:
+    """By how many standard errors a retained gain differs from another."""
+    return float(abs(row["retained_gain"] - theirs) / row["retained_gain_stderr"])
+
+
+def times_disputed(unanimity: float, theirs: float) -> float:
+    """How many times as many positions are disputed as there."""
+    return (1.0 - unanimity) / (1.0 - theirs)
+
+
+def secret_free_win(study: Evaluation) -> bool:
+    """Whether plurality and mixture tell nothing and keep clearly more than the paper's release at 2^-32."""
+    paper = study.row("releases", release="gaussian", budget="2^-32")
+    return all(
+        abs(own["leaked_nats"]) < 1e-9
+        and own["retained_gain"] - paper["retained_gain"]
+        > 3.0 * (own["retained_gain_stderr"] + paper["retained_gain_stderr"])
+        for own in (study.row("releases", release=name) for name in ("plurality", "mixture"))
+    )
+
+
 def holds(condition: bool, caller: Callable[[], str]) -> str:
     """The sentence in the block if it is true; an error if it is not."""
     if not condition:
@@ -183,7 +244,7 @@ def holds(condition: bool, caller: Callable[[], str]) -> str:
     return caller()
 
 
-FILTERS: dict[str, Callable[..., str]] = {
+FILTERS: dict[str, Callable[..., Any]] = {
     "percent": lambda value, digits=0: f"{value:.{digits}%}",
     "points": lambda value, digits=2: f"{100 * value:.{digits}f}".replace("-", "−"),
     "number": lambda value, digits=0: f"{value:,.{digits}f}",
@@ -191,13 +252,14 @@ FILTERS: dict[str, Callable[..., str]] = {
     "minutes": lambda seconds, digits=0: f"{seconds / 60:.{digits}f}",
     "hours": lambda seconds, digits=1: f"{seconds / 3600:.{digits}f}",
     "millions": lambda value, digits=2: f"{value / 1e6:.{digits}f}",
+    "file_name": lambda label: label.replace(":", "_").replace("-", "_"),
+    "told_gap": told_gap,
     "names": lambda names: ", ".join(f"`{name}`" for name in names),
 }
 
 
-def render(folder: Path = STUDY) -> str:
+def render(folder: Path = RESULTS) -> str:
     """The page."""
-    evaluation = Evaluation(folder)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=False,  # Markdown
@@ -207,23 +269,23 @@ def render(folder: Path = STUDY) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= FILTERS
-    # Worlds, seed, base and machine: all results have them in common.
-    origin = next(iter(evaluation.results.values())).provenance
     return environment.get_template(TEMPLATE).render(
-        e=evaluation,
-        origin=origin,
+        **{name: Evaluation(folder / name) for name in STUDIES},
         size=paper_run.PAPER,
         stages=paper_run.STAGES,
         holds=holds,
         largest_gap=largest_gap,
         largest_parting=largest_parting,
         largest_excess=largest_excess,
-        seconds=sum(result.seconds for result in evaluation.results.values()),
+        share_told=share_told,
+        gain_gap=gain_gap,
+        times_disputed=times_disputed,
+        secret_free_win=secret_free_win,
     )
 
 
-def table_files(folder: Path = STUDY) -> dict[str, str]:
-    """Every table as Markdown, CSV and LaTeX, by file name."""
+def table_files(folder: Path) -> dict[str, str]:
+    """Every table that a study allows as Markdown, CSV and LaTeX, by file name."""
     files: dict[str, str] = {}
     for label, data in Evaluation(folder).tables.items():
         name = _file_name(label)
@@ -231,19 +293,22 @@ def table_files(folder: Path = STUDY) -> dict[str, str]:
     return files
 
 
-def write_tables(folder: Path = STUDY) -> None:
-    """Write them, and remove those that no result allows any more."""
-    place = _empty(folder / "tables")
-    for name, text in table_files(folder).items():
-        (place / name).write_text(text, encoding="utf-8")
+def write_tables(folder: Path = RESULTS) -> None:
+    """Write those of all studies, and remove those that no result allows any more."""
+    for study in STUDIES:
+        place = _empty(folder / study / "tables")
+        for name, text in table_files(folder / study).items():
+            (place / name).write_text(text, encoding="utf-8")
 
 
-def write_figures(folder: Path = STUDY) -> None:
+def write_figures(folder: Path = RESULTS) -> None:
     """Draw every figure that the results allow."""
-    place, results = _empty(folder / "figures"), Evaluation(folder).results
-    for figure in all_figures():
-        if all(name in results for name in figure.regimes):
-            save_figure(figure, results, place)
+    for study in STUDIES:
+        place, results = _empty(folder / study / "figures"), Evaluation(folder / study).results
+        for figure in all_figures():
+            is_drawing = not figure.regimes  # of no result: one of it is enough
+            if all(name in results for name in figure.regimes) and (study == STUDIES[0] or not is_drawing):
+                save_figure(figure, results, place)
 
 
 def _empty(folder: Path) -> Path:

@@ -18,12 +18,13 @@ from transformers import PreTrainedModel
 from paclm.config import TrainingConfig
 from paclm.engine import training
 from paclm.engine.adapters import AdapterStack, find_targets
-from paclm.engine.checkpoint import CURRENT_FILE
+from paclm.engine.checkpoint import CURRENT_FILE, Checkpoints
 from paclm.engine.layers import attached_layers
+from paclm.engine.loss import Batch, output_layer, world_means
 from paclm.engine.peft_io import export_peft
 from paclm.engine.schedule import NOTHING, Blocks, Schedule, make_blocks
-from paclm.engine.training import Progress, Trained, adapter_spec, make_schedule, train_worlds
-from paclm.engine.training_forward import OwnForward
+from paclm.engine.training import GroupTraining, Progress, StepLoss, Trained, adapter_spec, make_schedule, train_worlds
+from paclm.engine.training_forward import OwnForward, make_forward
 from paclm.errors import EngineError
 from paclm.worlds.assignment import BoolArray, assign_worlds
 
@@ -159,6 +160,106 @@ def test_training_reports_every_step_and_leaves_the_model_as_it_was(build_model:
     with torch.no_grad():
         assert torch.equal(model(input_ids=ids).logits, before)
     assert (result.improvement.trained < result.improvement.public).all()
+
+
+def one_group(model: PreTrainedModel) -> GroupTraining:
+    """All worlds in one group, before their first step."""
+    spec, (worlds,) = adapter_spec(SETTINGS), plan().groups(WORLDS)
+    start = AdapterStack.initial(find_targets(model, spec), spec, WORLDS, SEED, "test").worlds(worlds.tolist())
+    return GroupTraining(make_forward(model), output_layer(model), start, plan(), worlds, SETTINGS)
+
+
+@pytest.mark.parametrize("checkpoint_seconds", [0.0, 0.02, 3600.0])
+def test_reports_are_those_of_steps_whose_loss_is_read_at_once(
+    checkpoint_seconds: float, build_model: Build, tmp_path: Path
+) -> None:
+    group = one_group(build_model("gpt2"))
+    picks = plan().batches(group.worlds)
+    expected = []
+    for step in range(picks.shape[1]):
+        taken = group.step(picks[:, step])
+        expected.append((step + 1, taken.num_tokens, group.read(taken)))
+    assert len({loss for _, _, loss in expected}) == len(expected), "equal losses could be swapped unseen"
+    seen: list[Progress] = []
+    train(build_model("gpt2"), folder=tmp_path / "run", on_progress=seen.append, checkpoint_seconds=checkpoint_seconds)
+    assert [(now.step, now.num_tokens, now.loss) for now in seen] == expected
+
+
+def test_a_loss_is_read_after_the_next_step_is_launched(build_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    take = GroupTraining.step
+
+    def step(self: GroupTraining, picks: np.ndarray) -> StepLoss:
+        taken = take(self, picks)
+        order.append(f"launch {taken.step}")
+        return taken
+
+    monkeypatch.setattr(GroupTraining, "step", step)
+    train(build_model("gpt2"), on_progress=lambda now: order.append(f"report {now.step}"))
+    last = int(plan().num_steps.max())
+    between = [words for step in range(2, last + 1) for words in (f"launch {step}", f"report {step - 1}")]
+    assert order == ["launch 1", *between, f"report {last}"]
+
+
+def test_a_loss_still_on_its_way_is_waited_for(build_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the copy holds rubbish until its event has come."""
+
+    class Arrival:
+        def __init__(self, copy: torch.Tensor, means: torch.Tensor) -> None:
+            self.copy, self.means = copy, means
+
+        def synchronize(self) -> None:
+            self.copy.copy_(self.means)
+
+    def send(means: torch.Tensor, step: int, num_tokens: int) -> StepLoss:
+        copy = torch.full_like(means, torch.nan)
+        return StepLoss(step, num_tokens, copy, Arrival(copy, means))  # type: ignore[arg-type]
+
+    plainly: list[Progress] = []
+    late: list[Progress] = []
+    train(build_model("gpt2"), on_progress=plainly.append)
+    monkeypatch.setattr(StepLoss, "send", send)
+    train(build_model("gpt2"), on_progress=late.append)
+    assert late == plainly
+
+
+LAST = int(plan().num_steps.max())
+
+
+@pytest.mark.parametrize("every_step", [True, False])
+@pytest.mark.parametrize("broken", [1, 2, 7, LAST])
+def test_a_broken_step_is_named_and_never_kept(
+    broken: int, every_step: bool, build_model: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    steps = 0
+    seen: list[int] = []
+
+    def break_one(each: torch.Tensor, batch: Batch) -> torch.Tensor:
+        nonlocal steps
+        steps += 1
+        means = world_means(each, batch)
+        if steps == broken:
+            means[0] = torch.nan
+        return means
+
+    def measure(*_: object) -> None:
+        raise AssertionError("a broken group is not measured")
+
+    monkeypatch.setattr(training, "world_means", break_one)
+    monkeypatch.setattr(training, "measure_improvement", measure)
+    world = int(plan().groups(WORLDS)[0][0])
+    with pytest.raises(EngineError, match=rf"loss of world {world} is not a finite number in step {broken}\."):
+        train(
+            build_model("gpt2"),
+            folder=tmp_path / "run",
+            on_progress=lambda now: seen.append(now.step),
+            checkpoint_seconds=0.0 if every_step else 3600.0,
+        )
+    assert seen == list(range(1, broken))
+    checkpoints = Checkpoints(tmp_path / "run")
+    kept = checkpoints.load_position(0)
+    assert (0 if kept is None else kept.num_steps) == (broken - 1 if every_step else 0)
+    assert checkpoints.load_group(0) is None
 
 
 def test_worlds_that_do_not_move_are_named(build_model: Build) -> None:

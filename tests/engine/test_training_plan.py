@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from paclm.config import TrainingConfig
@@ -61,6 +62,17 @@ def test_as_many_worlds_train_together_as_memory_allows(build_model: Build, monk
     monkeypatch.setattr(training_plan, "_free_bytes", lambda _: one // 2)
     with pytest.raises(EngineError, match="Lower batch_size or block_tokens"):
         plan_training(model, schedule(), SETTINGS)
+
+
+def test_time_is_that_of_a_real_step_and_a_broken_one_is_refused(build_model: Build) -> None:
+    model = build_model("gpt2")
+    plan = plan_training(model, schedule(), SETTINGS, estimate_time=True)
+    assert plan.seconds is not None
+    assert plan.seconds > 0
+    with torch.no_grad():
+        model.lm_head.weight[3] = torch.inf
+    with pytest.raises(EngineError, match=r"not a finite number in step 1\."):
+        plan_training(model, schedule(), SETTINGS, estimate_time=True)
 
 
 def test_free_memory_is_found_on_this_machine(build_model: Build) -> None:

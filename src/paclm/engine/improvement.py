@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.loss import batch_loss, make_batch, world_means
@@ -48,25 +48,24 @@ def measure_improvement(
     has_block = picks != NOTHING
     counts = np.where(has_block, schedule.blocks.lengths[picks] - 1, 0)  # (G, sample)
 
-    def losses(rows: IntArray, stack: AdapterStack | None) -> FloatArray:
+    def losses(rows: IntArray, stack: AdapterStack | None) -> Tensor:
         """Mean loss per row of single blocks (rows, 1); each row is a world of the stack, or the public model's."""
         batch = make_batch(schedule.blocks, rows, head.weight.device)
         A, B, scale = ({}, {}, 1.0) if stack is None else (stack.A, stack.B, stack.spec.scale)
         with torch.no_grad():
             _, each = batch_loss(forward(batch.ids, A, B, scale), head, batch)
-        means: FloatArray = world_means(each, batch).double().cpu().numpy()
-        return means
+        return world_means(each, batch).double()  # stays on the device: reading each would make a GPU wait for the host
 
     known, places = np.unique(picks[has_block], return_inverse=True)
     by_length = np.argsort(schedule.blocks.lengths[known], kind="stable")
+    parts = np.array_split(by_length, -(-len(known) // schedule.batch_size))
     of_block = np.zeros(len(known))
-    for part in np.array_split(by_length, -(-len(known) // schedule.batch_size)):
-        of_block[part] = losses(known[part][:, None], None)
+    of_block[by_length] = torch.cat([losses(known[part][:, None], None) for part in parts]).cpu().numpy()
     public = np.zeros(picks.shape)
     public[has_block] = of_block[places]
     used = np.flatnonzero(has_block.any(axis=0))
     own = np.zeros(picks.shape)
-    own[:, used] = np.stack([losses(picks[:, [column]], trained) for column in used], 1)
+    own[:, used] = torch.stack([losses(picks[:, [column]], trained) for column in used], 1).cpu().numpy()
     total = counts.sum(1)
     return Improvement((public * counts).sum(1) / total, (own * counts).sum(1) / total, _relative_move(start, trained))
 

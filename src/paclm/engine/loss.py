@@ -63,7 +63,12 @@ def make_batch(blocks: Blocks, picks: IntArray, device: torch.device | str = "cp
     counts = np.bincount(worlds, minlength=num_worlds)  # (k,)
 
     def put(array: Any) -> Tensor:
-        return torch.from_numpy(array).to(device)
+        tensor = torch.from_numpy(array)
+        if torch.device(device).type != "cuda":
+            return tensor.to(device)
+        # From ordinary memory the host would wait for all earlier kernels. torch keeps the pinned buffer until the copy
+        # is done, though no name holds it any longer.
+        return tensor.pin_memory().to(device, non_blocking=True)
 
     weights = (1.0 / counts[worlds]).astype(np.float32)
     return Batch(put(ids), put(where), put(ids.ravel()[where + 1]), put(weights), put(worlds), num_worlds)

@@ -4,6 +4,9 @@
     loss       each world's mean over its own tokens              optimizer     AdamW, one row per world
                                                                   improvement   the check at the end
 
+The loss of a step is read once the next step is launched, so that a GPU never waits for the host; but no position and
+no group is saved before all of its losses are read and finite.
+
 A world's adapter is what training it alone would give: the base is frozen, each world's rows meet only its own
 adapter, its loss is its own mean, and AdamW is elementwise. Prints nothing, knows no workspace, and is never told
 which world is the realized one.
@@ -45,6 +48,34 @@ class Progress:
     """Tokens predicted in this step, over the worlds of the group."""
     loss: float
     """Mean over the worlds of the group in this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoss:
+    """What a step came to; on a GPU perhaps still on its way."""
+
+    step: int
+    """Of the group, from 1."""
+    num_tokens: int
+    means: Tensor
+    """(k,) on the CPU: the loss of each world. Holds nothing yet before `arrived`."""
+    arrived: torch.cuda.Event | None
+
+    @classmethod
+    def send(cls, means: Tensor, step: int, num_tokens: int) -> StepLoss:
+        """Start the copy to the CPU, and wait for nothing."""
+        copy = means.to("cpu", non_blocking=True)  # on a GPU into pinned memory, on a CPU no copy at all
+        arrived = None
+        if means.is_cuda:
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record(torch.cuda.current_stream(means.device))
+        return cls(step, num_tokens, copy, arrived)
+
+    def wait(self) -> Tensor:
+        """The means (k,), once they are there."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.means
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,29 +192,40 @@ class GroupTraining:
         on_progress: OnProgress | None,
         checkpoint_seconds: float,
     ) -> None:
-        """Take all steps that are left."""
+        """Take all steps that are left, and report each of them, in order."""
         position = checkpoints.load_position(number) if checkpoints is not None else None
         if position is not None:
             self._restore(position)
         picks = self.schedule.batches(self.worlds)  # (G, steps, batch)
+
+        def report(taken: StepLoss) -> None:
+            loss = self.read(taken)
+            if on_progress is not None:
+                done = sum(group_steps[:number]) + taken.step
+                on_progress(Progress(number, len(group_steps), done, sum(group_steps), taken.num_tokens, loss))
+
         saved = time.monotonic()
+        unread: StepLoss | None = None
         try:
             for step in range(self.optimizer.num_steps, picks.shape[1]):
-                loss, num_tokens = self.step(picks[:, step])
-                if on_progress is not None:
-                    done = sum(group_steps[:number]) + step + 1
-                    on_progress(Progress(number, len(group_steps), done, sum(group_steps), num_tokens, loss))
+                before, unread = unread, self.step(picks[:, step])
+                if before is not None:
+                    report(before)
                 if checkpoints is not None and time.monotonic() - saved >= checkpoint_seconds:
+                    report(unread)
+                    unread = None
                     checkpoints.save_position(self._position(number))
                     saved = time.monotonic()
+            if unread is not None:
+                report(unread)
         except torch.OutOfMemoryError as error:
             raise EngineError(
                 f"Training {len(self.worlds)} worlds at a time does not fit into memory. Lower --worlds-per-step; if "
                 "it is 1 already, lower batch_size or block_tokens in [training]."
             ) from error
 
-    def step(self, picks: IntArray) -> tuple[float, int]:
-        """One step of the worlds that are not done yet: the first k. Returns their mean loss and their tokens."""
+    def step(self, picks: IntArray) -> StepLoss:
+        """One step of the worlds that are not done yet: the first k. On a GPU it is launched only."""
         k = int((self.num_steps > self.optimizer.num_steps).sum())
         batch = make_batch(self.schedule.blocks, picks[:k], self.head.weight.device)
         A = {layer: a[:k].detach().requires_grad_() for layer, a in self.stack.A.items()}
@@ -192,19 +234,21 @@ class GroupTraining:
         total, each = batch_loss(hidden, self.head, batch)
         leaves = [leaf for layer in self.stack.layers for leaf in (A[layer], B[layer])]
         gradients = torch.autograd.grad(total, leaves)
-        means = world_means(each, batch)  # (k,)
-        self._refuse_broken(means)
+        taken = StepLoss.send(world_means(each, batch), self.optimizer.num_steps + 1, batch.num_tokens)
         self.optimizer.step(torch.cat([gradient.flatten(1) for gradient in gradients], 1))
-        return float(means.mean()), batch.num_tokens
+        return taken
 
-    def _refuse_broken(self, means: Tensor) -> None:
-        broken = self.worlds[: len(means)][~torch.isfinite(means).cpu().numpy()]
+    def read(self, taken: StepLoss) -> float:
+        """The mean loss of a step over its worlds; one that is not finite is refused."""
+        means = taken.wait()  # (k,)
+        broken = self.worlds[: len(means)][~torch.isfinite(means).numpy()]
         if broken.size:
             names = ", ".join(map(str, broken[:10]))
             raise EngineError(
-                f"The loss of world {names} is not a finite number in step {self.optimizer.num_steps + 1}. "
+                f"The loss of world {names} is not a finite number in step {taken.step}. "
                 "Lower learning_rate in [training], or train in float32."
             )
+        return float(means.mean())
 
     def _position(self, number: int) -> Position:
         held = self.optimizer
