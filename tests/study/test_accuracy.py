@@ -14,7 +14,7 @@ from paclm.study.regimes import accuracy, releases
 from paclm.study.regimes.accuracy import REGIME, AccuracyScale
 from paclm.study.results import Result, Row
 from paclm.study.run import run_regime
-from paclm.study.streams import play_fresh
+from paclm.study.streams import play_fresh, play_sessions
 from paclm.study.table import to_markdown
 from paclm.study.tables import tab_accuracy, tab_setup
 from paclm.study.textvotes import TextVotes
@@ -68,13 +68,30 @@ def test_without_a_gain_there_is_no_share_of_it(small_lab: Lab, is_worse: bool) 
     assert (row["retained_gain"], row["retained_gain_stderr"]) == (None, None)
 
 
-def test_the_releases_too_tell_a_share_of_a_gain_and_never_of_a_loss() -> None:
+def test_the_releases_too_tell_a_share_of_a_gain_and_never_of_a_loss(small_lab: Lab) -> None:
     votes = scripted(400, 0, split=False)
     streams = list(play_fresh(votes.recorded, rule_named("gaussian"), 2.0**-32, 2, 400, 0))
-    assert releases._scores(votes, streams)["retained_gain"] == 1.0
+    assert releases._scores(small_lab, votes, streams, streams)["retained_gain"] == 1.0
     lost = replace(votes, recorded=RecordedVotes(votes.recorded.votes, votes.truth, votes.full, votes.public))
-    row = releases._scores(lost, streams)
+    row = releases._scores(small_lab, lost, streams, streams)
     assert (row["retained_gain"], row["retained_gain_stderr"]) == (None, None)
+
+
+def test_more_sessions_on_the_same_text_do_not_make_its_error_smaller(small_lab: Lab) -> None:
+    votes = scripted(1600, 3, split=True)
+
+    def row(release: str, sessions: int) -> Row:
+        paper, own = (
+            list(play_sessions(votes.recorded, rule_named(name), 2.0**-32, sessions, 1600, 1))
+            for name in ("gaussian", release)
+        )
+        return releases._scores(small_lab, votes, own, paper)
+
+    few, many = row("mixture", 2), row("mixture", 50)
+    assert many["retained_gain_stderr"] > 0.5 * few["retained_gain_stderr"]
+    assert many["accuracy_stderr"] > 0.5 * few["accuracy_stderr"]
+    assert row("gaussian", 2)["lead_points"] == 0.0
+    assert few["lead_points"] == pytest.approx(few["accuracy"] - row("gaussian", 2)["accuracy"])
 
 
 @pytest.fixture(scope="module")

@@ -171,14 +171,3 @@ def test_a_repeated_canary_is_learnt_by_the_adapter_that_holds_it(result_of):
 def test_coupling_trains_the_other_worlds_and_keeps_them(lab, result_of):
     assert {row["training"] for row in result_of("coupling").rows} == {"coupled", "uncoupled"}
     assert "uncoupled.safetensors" in Workspace.open(lab.workspace.path).manifest.adapters
-
-
-def test_retained_gain_is_a_ratio_with_an_error_and_none_without_a_gain():
-    rng = np.random.default_rng(0)
-    clusters = np.repeat(np.arange(50), 20)
-    public, full = rng.random(1000) < 0.3, rng.random(1000) < 0.5
-    private = np.where(rng.random(1000) < 0.5, public, full)
-    found = coupling.retained_gain(private, public, full, clusters, rng)
-    assert abs(found.mean - 0.5) < 4 * found.stderr
-    assert 0.01 < found.stderr < 0.2
-    assert coupling.retained_gain(private, full, full, clusters, rng) is None

@@ -8,23 +8,23 @@ from scipy.stats import binom
 
 from paclm.errors import InvalidInput
 from paclm.privacy.leak import mean_and_stderr
-from paclm.study.statistics import cluster_bootstrap, clustered_mean
+from paclm.study.statistics import cluster_bootstrap, clustered_mean, retained_gain
 
 DATASETS, CLUSTERS, SIZE = 300, 40, 10
 
 
-def clustered_data(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Samples with mean zero, of which half the variance is shared inside a cluster."""
-    values = rng.normal(size=(CLUSTERS, 1)) + rng.normal(size=(CLUSTERS, SIZE))
-    return values.ravel(), np.repeat(np.arange(CLUSTERS), SIZE)
+def clustered_data(rng: np.random.Generator, num: int = CLUSTERS, shared: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Samples with mean zero, of which (with `shared` 1) half the variance is shared inside a cluster."""
+    values = shared * rng.normal(size=(num, 1)) + rng.normal(size=(num, SIZE))
+    return values.ravel(), np.repeat(np.arange(num), SIZE)
 
 
-def misses(error_of: object) -> int:
+def misses(error_of: object, num: int = CLUSTERS, shared: float = 1.0) -> int:
     """In how many data sets the true mean lies more than two standard errors away."""
     rng = np.random.default_rng(5)
     count = 0
     for _ in range(DATASETS):
-        values, clusters = clustered_data(rng)
+        values, clusters = clustered_data(rng, num, shared)
         mean, stderr = error_of(values, clusters, rng)  # type: ignore[operator]
         count += abs(mean) > 2 * stderr
     return count
@@ -41,6 +41,16 @@ def test_the_error_over_clusters_covers_the_truth_as_often_as_it_says() -> None:
 
 def test_the_coverage_check_catches_an_error_that_takes_samples_for_independent() -> None:
     assert misses(lambda values, clusters, rng: mean_and_stderr(values)) > MOST_MISSES
+
+
+def bootstrap_alone(values: np.ndarray, clusters: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
+    return float(values.mean()), float(cluster_bootstrap(values, clusters, rng, 200).std(ddof=1))
+
+
+def test_four_clusters_that_happen_to_agree_do_not_make_a_small_error() -> None:
+    """Samples that are independent in truth, in four clusters: as a text of a few passages may be."""
+    assert misses(lambda values, clusters, rng: clustered_mean(values, clusters, rng, 200), 4, 0.0) <= MOST_MISSES
+    assert misses(bootstrap_alone, 4, 0.0) > MOST_MISSES
 
 
 def test_the_mean_weighs_samples_and_not_clusters() -> None:
@@ -73,3 +83,15 @@ def test_samples_without_their_clusters_are_refused() -> None:
         clustered_mean([1.0, 2.0], np.array([0]), np.random.default_rng(0))
     with pytest.raises(InvalidInput, match="one cluster per sample"):
         clustered_mean([], np.array([], dtype=int), np.random.default_rng(0))
+
+
+def test_retained_gain_is_a_ratio_with_an_error_and_none_without_a_gain() -> None:
+    rng = np.random.default_rng(0)
+    clusters = np.repeat(np.arange(50), 20)
+    public, full = rng.random(1000) < 0.3, rng.random(1000) < 0.5
+    private = np.where(rng.random(1000) < 0.5, public, full)
+    found = retained_gain(private, public, full, clusters, rng)
+    assert found is not None
+    assert abs(found.mean - 0.5) < 4 * found.stderr
+    assert 0.01 < found.stderr < 0.2
+    assert retained_gain(private, full, full, clusters, rng) is None

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from paclm.errors import InvalidInput
 from paclm.privacy.arrays import FloatArray, IntArray
-from paclm.privacy.leak import Estimate
+from paclm.privacy.leak import Estimate, mean_and_stderr
 
 RESAMPLES = 1000
 
@@ -37,9 +37,30 @@ def cluster_bootstrap(
 def clustered_mean(
     values: npt.ArrayLike, clusters: IntArray, rng: np.random.Generator, resamples: int = RESAMPLES
 ) -> Estimate:
-    """Mean and its standard error by the cluster bootstrap (NaN for a single cluster)."""
-    sums, counts = cluster_sums(values, clusters)
+    """Mean and its standard error by the cluster bootstrap (NaN for a single cluster).
+
+    A few clusters may happen to agree. So the spread is corrected for their number, and the error is never below that
+    of independent samples.
+    """
+    sums, _ = cluster_sums(values, clusters)
+    mean, independent = mean_and_stderr(values)
     if len(sums) == 1:
-        return Estimate(float(sums[0] / counts[0]), math.nan)
-    spread = cluster_bootstrap(values, clusters, rng, resamples)
-    return Estimate(float(sums.sum() / counts.sum()), float(spread.std(ddof=1)))
+        return Estimate(mean, math.nan)
+    spread = cluster_bootstrap(values, clusters, rng, resamples).std(ddof=1)
+    return Estimate(mean, max(float(spread) * math.sqrt(len(sums) / (len(sums) - 1)), independent))
+
+
+def retained_gain(
+    private: npt.ArrayLike, public: npt.ArrayLike, full: npt.ArrayLike, clusters: IntArray, rng: np.random.Generator
+) -> Estimate | None:
+    """(private − public) ÷ (full − public), each the mean of right or wrong, with the error of a ratio over clusters.
+
+    None where there is no gain: a share of a loss says nothing.
+    """
+    start = np.asarray(public, dtype=np.float64)
+    kept, gain = np.asarray(private) - start, np.asarray(full) - start
+    whole = float(gain.mean())
+    if not whole > 0.0:
+        return None
+    ratio = float(kept.mean()) / whole
+    return Estimate(ratio, clustered_mean(kept - ratio * gain, clusters, rng).stderr / whole)

@@ -55,7 +55,7 @@ FIGURE = Figure(
     "fig:releases",
     "Share of the fine-tuning gain that each release keeps, against what a session can tell about the secret. "
     "Points of a line are budgets from 2^-32 (left) to 2^-4 (right). Dashed: releases that never read the secret "
-    "tell nothing. Bars: one standard error over sessions.",
+    "tell nothing. Bars: one standard error over passages of the text.",
     ("releases",),
     draw,
 )

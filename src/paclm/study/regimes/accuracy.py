@@ -16,7 +16,7 @@ from paclm.privacy.releases import rule_named
 from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
-from paclm.study.statistics import clustered_mean
+from paclm.study.statistics import clustered_mean, retained_gain
 from paclm.study.streams import play_fresh
 from paclm.study.textvotes import GREEDY, GUMBEL, Decoding, TextVotes
 
@@ -67,11 +67,8 @@ def _at(lab: Lab, votes: TextVotes, per_token: float) -> Row:
     for name, (after, before) in costs.items():
         paired = hits[after].astype(np.float64) - hits[before]
         row[f"{name}_points"], row[f"{name}_stderr"] = clustered_mean(paired, votes.passage, rng)
-    kept, gain = (hits[name].astype(np.float64) - hits["public"] for name in ("private", "full"))
-    row["retained_gain"], row["retained_gain_stderr"] = None, None
-    if (whole := float(gain.mean())) > 0.0:  # a share of a loss says nothing
-        ratio = row["retained_gain"] = float(kept.mean()) / whole
-        row["retained_gain_stderr"] = clustered_mean(kept - ratio * gain, votes.passage, rng).stderr / whole
+    share = retained_gain(hits["private"], hits["public"], hits["full"], votes.passage, rng)
+    row["retained_gain"], row["retained_gain_stderr"] = share or (None, None)
     row["same_as_noiseless"] = bool((stream.released == stream.realized).all())
     return row
 

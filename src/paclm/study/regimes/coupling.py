@@ -13,13 +13,11 @@ from functools import partial
 
 import numpy as np
 
-from paclm.privacy.arrays import BoolArray, FloatArray, IntArray
-from paclm.privacy.leak import Estimate
 from paclm.privacy.releases import rule_named
 from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
-from paclm.study.statistics import RESAMPLES, cluster_sums, clustered_mean
+from paclm.study.statistics import clustered_mean, retained_gain
 from paclm.study.streams import play_fresh
 from paclm.study.textvotes import GREEDY, GUMBEL, Decoding, TextVotes, collect_votes
 
@@ -89,21 +87,6 @@ def _figures(lab: Lab, votes: TextVotes) -> Row:
     found = retained_gain(private, votes.public == votes.truth, votes.full == votes.truth, votes.passage, rng)
     row["retained_gain"], row["retained_gain_stderr"] = found if found else (None, None)
     return row
-
-
-def retained_gain(
-    private: BoolArray, public: BoolArray, full: BoolArray, clusters: IntArray, rng: np.random.Generator
-) -> Estimate | None:
-    """(private − public) ÷ (full − public) with its bootstrap error over clusters; None where there is no gain."""
-    kept, _ = cluster_sums(private.astype(np.float64) - public, clusters)
-    whole, _ = cluster_sums(full.astype(np.float64) - public, clusters)
-    if not whole.sum() > 0.0:
-        return None
-    drawn = rng.integers(len(kept), size=(RESAMPLES, len(kept)))
-    bottom: FloatArray = whole[drawn].sum(axis=1)
-    ratios = kept[drawn].sum(axis=1)[bottom > 0.0] / bottom[bottom > 0.0]
-    error = float(ratios.std(ddof=1)) if len(kept) > 1 and ratios.size > 1 else float("nan")
-    return Estimate(float(kept.sum() / whole.sum()), error)
 
 
 def _ceiling(lab: Lab, scale: CouplingScale, adapters: str) -> list[Row]:

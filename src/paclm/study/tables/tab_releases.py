@@ -21,6 +21,7 @@ def build(results: Mapping[str, Result]) -> TableData:
                 row["budget"] or "–",
                 Cell(row["accuracy"], row["accuracy_stderr"], None, ".2%"),
                 Cell(row["retained_gain"], row["retained_gain_stderr"], None, ".0%"),
+                Cell(row.get("lead_points"), row.get("lead_stderr"), None, ".2%"),
                 Cell(row["leaked_nats"], row["leaked_stderr"], None, ".3g"),
                 Cell(row["leaked_nats_by_truth"], row["leaked_stderr_by_truth"], None, ".3g"),
                 Cell(row["can_tell_nats"], None, None, ".3g"),
@@ -33,12 +34,13 @@ def build(results: Mapping[str, Result]) -> TableData:
     first = result.rows[0]
     return TableData(
         f"All releases, coupled Gumbel votes: {first['sessions']} sessions of {first['tokens_per_session']:,} tokens; "
+        "errors of the first three columns are over passages of the text; the lead is over gaussian at 2^-32, paired; "
         "nats are per session: leak by the belief's entropy, by its value at the secret, and Σ I, the sum of what each "
         "step can tell (exact for channel, an upper bound for gaussian, what the release declares for others). Last "
         f"columns: tokens until a total that bounds membership inference at {TARGET:.0%} is used up (under dissent: "
         "expected at the rate seen here).",
         [
-            "release", "b", "accuracy", "retained gain", "leak (entropy)", "leak (truth)", "Σ I",
+            "release", "b", "accuracy", "retained gain", "lead in accuracy", "leak (entropy)", "leak (truth)", "Σ I",
             "charged: every token", "charged: dissent", f"tokens to {TARGET:.0%}: every token",
             f"tokens to {TARGET:.0%}: dissent",
         ],
