@@ -127,7 +127,7 @@ def test_every_result_is_on_the_page_with_its_command(tool: ModuleType) -> None:
         evaluation = tool.Evaluation(tool.RESULTS / study)
         for name in evaluation.results:
             assert f"(results/{study}/results/{name}.json)" in page
-            assert f"$ {evaluation.command(name)}\n" in page
+            assert f"results/{name}.json): `{evaluation.command(name)}`\n" in page
         for name in evaluation.never_run():
             assert f"`{name}`" in page.split("## What was cut")[1]
 
@@ -152,7 +152,9 @@ def test_the_same_results_give_the_same_page_elsewhere(tool: ModuleType, studies
         ("wiki/precision", "accuracy_difference", 9.0),
         ("wiki/flatness", "change", 0.1),
         ("cables/accuracy", "retained_gain", 0.5),
-        ("cables/releases", "dissent", 0.9),
+        ("cables/releases", "lead_points", 0.1),
+        ("wiki/forgetting", "charged_dissent_nats", 0.9),
+        ("cables/tokens_only", "world_tokens", 9.0),
         ("cables/tokens_only", "tokens_over_history", 0.5),
     ],
 )

@@ -18,13 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from scipy.stats import binom, norm
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import paper_run
+from paclm.privacy.bounds import success_bound
 from paclm.study.figure import save_figure
 from paclm.study.figures import all_figures
 from paclm.study.regimes import NAMES, regime_named
+from paclm.study.regimes.releases import TARGET
 from paclm.study.results import Result, Row, load_results
 from paclm.study.table import Cell, TableData, to_csv, to_latex, to_markdown
 from paclm.study.tables import all_tables
@@ -39,6 +42,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 TEMPLATE = "results.md.j2"
 TIGHT = 2.0
 """Nats: a charge far below log m, where the leak is not held down by how much there is to tell."""
+ALARM = 0.01
+"""All looks at attacks together may raise a false alarm so often."""
 
 
 class Overturned(Exception):
@@ -104,18 +109,16 @@ class Evaluation:
     def table(self, label: str) -> str:
         """A table as it is committed, under its label."""
         text = (self.folder / "tables" / f"{_file_name(label)}.md").read_text(encoding="utf-8")
-        return f"**`{label}`** {text.strip()}"
+        return f"**`{label}`** {self._warning}{text.strip()}"
 
     def figure(self, label: str) -> str:
         """A drawing with its caption."""
         (caption,) = [figure.caption for figure in all_figures() if figure.label == label]
-        return f"![{label}]({self.place}/figures/{_file_name(label)}.svg)\n\n**`{label}`** {caption}"
+        return f"![{label}]({self.place}/figures/{_file_name(label)}.svg)\n\n**`{label}`** {self._warning}{caption}"
 
-    def made(self, *regimes: str) -> str:
-        """Which files numbers come from, and the commands that made them."""
-        files = ", ".join(f"[`{name}.json`]({self.place}/results/{name}.json)" for name in regimes)
-        commands = dict.fromkeys(self.command(name) for name in regimes)
-        return f"From {files}:\n\n```console\n" + "\n".join(f"$ {command}" for command in commands) + "\n```"
+    @property
+    def _warning(self) -> str:
+        return "**Earlier run, faulty training.** " if self.folder.name == "first" else ""
 
     def command(self, regime: str) -> str:
         """What was typed, as it reads in a checkout."""
@@ -155,9 +158,29 @@ class Evaluation:
         return sum(result.seconds for result in self.results.values())
 
     @property
-    def tight_releases(self) -> list[Row]:
-        """Sessions of the paper's release on recorded votes, at budgets too small to name the world."""
-        return [row for row in self.rows("releases", release="gaussian") if row["charged_every_token"] < TIGHT]
+    def passages(self) -> int:
+        """Of the text that accuracy is measured on: its errors are over these."""
+        return int(self.rows("accuracy")[0]["passages"])
+
+    @property
+    def tracked(self) -> list[Row]:
+        """Sessions of the paper's release on recorded votes, each budget with secrets of its own, charged little."""
+        cells = self.rows("forgetting", curator="tracking")
+        return [row for row in cells if row["charged_nats"] < TIGHT]
+
+    @property
+    def forgetful(self) -> Row:
+        """The cell where forgetting names the world most often beyond tracking."""
+        cells = self.rows("forgetting", curator="forgetting")
+        return max(cells, key=lambda row: row["world_id_rate"] - self._twin(row)["world_id_rate"])
+
+    @property
+    def tracking_twin(self) -> Row:
+        """The tracking curator in the same cell."""
+        return self._twin(self.forgetful)
+
+    def _twin(self, cell: Row) -> Row:
+        return self.row("forgetting", curator="tracking", budget=cell["budget"], tokens=cell["tokens"])
 
     def _count(self, regime: str, scale: Mapping[str, Any]) -> int:
         rows = self.rows(regime)
@@ -207,8 +230,9 @@ def largest_excess(rows: Sequence[Row]) -> float:
 
 
 def told_gap(row: Row) -> float:
-    """By how many standard errors leaked ÷ charged and dissent part, in sessions of a release."""
-    return float(abs(row["leaked_nats"] - row["dissent"] * row["charged_every_token"]) / row["leaked_stderr"])
+    """By how many standard errors the leak and the charge of disputed tokens part, in sessions on recorded votes."""
+    charged = row["charged_dissent_nats"] if "charged_dissent_nats" in row else row["charged_dissent"]
+    return float(abs(row["leaked_nats"] - charged) / row["leaked_stderr"])
 
 
 def share_told(row: Row) -> str:
@@ -226,15 +250,45 @@ def times_disputed(unanimity: float, theirs: float) -> float:
     return (1.0 - unanimity) / (1.0 - theirs)
 
 
-def secret_free_win(study: Evaluation) -> bool:
-    """Whether plurality and mixture tell nothing and keep clearly more than the paper's release at 2^-32."""
-    paper = study.row("releases", release="gaussian", budget="2^-32")
-    return all(
-        abs(own["leaked_nats"]) < 1e-9
-        and own["retained_gain"] - paper["retained_gain"]
-        > 3.0 * (own["retained_gain_stderr"] + paper["retained_gain_stderr"])
-        for own in (study.row("releases", release=name) for name in ("plurality", "mixture"))
-    )
+def leads(study: Evaluation) -> bool:
+    """Whether plurality and mixture tell nothing and are ahead of the paper's release at 2^-32 on the text."""
+    both = [study.row("releases", release=name) for name in ("plurality", "mixture")]
+    return all(abs(row["leaked_nats"]) < 1e-9 and row["lead_points"] > 2.0 * row["lead_stderr"] for row in both)
+
+
+def noiseless_share(study: Evaluation) -> float:
+    """What the realized world itself keeps of the gain, in the sessions of the releases."""
+    row = study.row("releases", release="plurality")
+    return float((row["accuracy_noiseless"] - row["accuracy_public"]) / (row["accuracy_full"] - row["accuracy_public"]))
+
+
+def tokens_over_charged(study: Evaluation) -> float:
+    """What the tokens alone show of the charge, at 2^-16."""
+    row = study.row("tokens_only", release="gaussian", budget="2^-16")
+    return float(row["leaked_tokens_nats"] / row["charged_nats"])
+
+
+def attack_ps(study: Evaluation) -> list[float]:
+    """One-sided p-values of every attack on the sessions of `tokens_only` against its bound."""
+    found = []
+    for row in study.rows("tokens_only"):
+        for view in ("history", "tokens"):
+            bound = success_bound(row["charged_nats"], 1 / 2)
+            error = row[f"membership_{view}_stderr"]
+            excess = row[f"membership_{view}"] - bound
+            found.append(float(norm.sf(excess / error)) if error else float(excess <= 0.0))
+            hits = round(row[f"world_{view}"] * row["sessions"])
+            found.append(
+                float(
+                    binom.sf(hits - 1, row["sessions"], success_bound(row["charged_nats"], 1 / paper_run.PAPER.worlds))
+                )
+            )
+    return found
+
+
+def per_token_ms(serving: Row) -> float:
+    """One stream, the ledger included."""
+    return 1e3 / float(serving["tokens_per_second"])
 
 
 def holds(condition: bool, caller: Callable[[], str]) -> str:
@@ -278,9 +332,17 @@ def render(folder: Path = RESULTS) -> str:
         largest_parting=largest_parting,
         largest_excess=largest_excess,
         share_told=share_told,
+        told_gap=told_gap,
+        tight_charge=TIGHT,
         gain_gap=gain_gap,
         times_disputed=times_disputed,
-        secret_free_win=secret_free_win,
+        leads=leads,
+        noiseless_share=noiseless_share,
+        tokens_over_charged=tokens_over_charged,
+        attack_ps=attack_ps,
+        alarm=ALARM,
+        per_token_ms=per_token_ms,
+        target=TARGET,
     )
 
 

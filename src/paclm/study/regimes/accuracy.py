@@ -61,6 +61,7 @@ def _at(lab: Lab, votes: TextVotes, per_token: float) -> Row:
         "private": stream.released == votes.truth,
     }
     row: Row = {"per_token_nats": per_token, "budget": format_budget(per_token), "positions": recorded.num_positions}
+    row["passages"] = len(np.unique(votes.passage))
     for name, right in hits.items():
         row[f"accuracy_{name}"], row[f"stderr_{name}"] = clustered_mean(right, votes.passage, rng)
     costs = {"gain": ("full", "public"), "subsampling": ("noiseless", "full"), "noise": ("private", "noiseless")}

@@ -195,9 +195,9 @@ def describe(result: Result) -> list[str]:
         largest = max((abs(row["advantage"]), row["advantage_stderr"]) for row in last)
         sentences.append(
             f"With memorization forced into exactly the member worlds, the advantage of one token "
-            f"{'follows' if chance > _ALARM else 'does NOT follow'} "
+            f"{'is compatible with' if chance > _ALARM else 'does NOT follow'} "
             f"2Φ(√(2b)) − 1: {len(even)} cells together deviate as much or more by chance with probability "
-            f"{chance:.2g}. At 2^-16 the largest advantage is {largest[0]:.3f} ± {largest[1]:.3f}."
+            f"{chance:.2g} (alarm below {_ALARM:g}). At 2^-16 the largest advantage is {largest[0]:.3f} ± {largest[1]:.3f}."
         )
         sentences.append(
             f"Yet at 2^-16 the payload is emitted in {min(rates):.0%} to {max(rates):.0%} of trials, whether or not "
@@ -209,7 +209,7 @@ def describe(result: Result) -> list[str]:
         total = sum(row["trials"] for row in outside)
         sentences.append(
             f"{count} C-OOD canaries have a payload outside the support: emitted {sum(r['emitted'] for r in outside)} "
-            f"times in {total:,} forced trials over all budgets, because no world can vote for it."
+            f"times in {total:,} trials over all budgets, because no world can vote for it."
         )
     return sentences
 

@@ -110,6 +110,7 @@ def _before_noise(lab: Lab, ground: _Ground) -> Row:
     distinct = ground.distinct[dissent].astype(np.float64)
     row: Row = {
         "positions": int(dissent.size),
+        "passages": len(np.unique(ground.passage)),
         "dissent_fraction": float(dissent.mean()),
         "mean_distinct_given_dissent": float(distinct.mean()) if distinct.size else None,
         "flip_limit": 1.0 - 1.0 / float(distinct.mean()) if distinct.size else None,
