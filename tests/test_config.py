@@ -12,6 +12,7 @@ from paclm.config import (
     MechanismConfig,
     RuntimeConfig,
     format_budget,
+    format_duration,
     parse_budget,
     parse_probability,
     read_settings,
@@ -45,6 +46,14 @@ def test_other_budgets_are_refused(text):
 def test_powers_of_two_are_written_as_such_and_come_back(exponent):
     assert format_budget(2.0**exponent) == f"2^{exponent}"
     assert parse_budget(format_budget(2.0**exponent)) == 2.0**exponent
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(40, "40 s"), (720, "12 min"), (12600, "3.5 h"), (1e6, "12 days"), (1e8, "3 years"), (1e12, "31,688 years")],
+)
+def test_times_are_said_as_people_say_them(seconds: float, said: str) -> None:
+    assert format_duration(seconds) == said
 
 
 @pytest.mark.parametrize("text", ["0", "1", "1.2", "-0.5", "1/0", "half", "100%"])

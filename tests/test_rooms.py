@@ -108,6 +108,12 @@ def test_the_walk_sees_a_door_that_is_not_drawn(tmp_path, room, line):
     assert len(forbidden_imports(room, tmp_path)) == 1
 
 
+def test_the_curator_waits_with_torch_until_it_loads_models():
+    program = "import sys, paclm.curator.curator, paclm.curator.rotation; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-600:]
+
+
 def test_bare_rooms_import_with_nothing_but_the_libraries_of_a_gpu_image():
     """No typer, pydantic, rich, peft, cryptography or platformdirs may be needed to run these rooms from src/."""
     program = f"""

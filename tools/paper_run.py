@@ -209,7 +209,7 @@ def make_lab(workspace: Workspace, options: argparse.Namespace, clock: Clock) ->
     lab = Lab(workspace, seed=options.seed, start_task=start, runtime=runtime)
     if options.test_text is None:
         return lab
-    from paclm.study.test_text import read_test_text
+    from paclm.study.scored_text import read_test_text
 
     passages = read_test_text(options.test_text, lab.tokenizer)
     return Lab(workspace, seed=options.seed, start_task=start, runtime=runtime, test_text=passages)

@@ -1,4 +1,4 @@
-"""Settings and the way budgets are written. Imports nothing of ours; open to every room.
+"""Settings, and the way budgets and times are written. Imports nothing of ours; open to every room.
 
 Each kind of settings has its type: what the guarantee depends on (`MechanismConfig`), what only speed and memory depend
 on (`RuntimeConfig`), how worlds are trained, how they are served. An unknown key is an error: a misspelt budget must
@@ -86,6 +86,18 @@ def format_budget(nats: float) -> str:
         if mantissa == 0.5 and not -1 <= exponent - 1 <= 10:
             return f"2^{exponent - 1}"
     return f"{nats:.6g}"
+
+
+def format_duration(seconds: float) -> str:
+    """A time as people say it: `40 s`, `12 min`, `3.5 h`, `12 days`, `3 years`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    days = seconds / 86_400
+    if days < 2:
+        return f"{seconds / 3600:.1f} h"
+    return f"{days:.0f} days" if days < 730.5 else f"{days / 365.25:,.0f} years"
 
 
 Config = TypeVar("Config")

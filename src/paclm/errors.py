@@ -4,7 +4,7 @@ PaclmError
 ├── InvalidInput          a value outside its rule; also a ValueError
 ├── BudgetExceeded        the next charge would pass the committed total
 ├── RandomnessMisuse      coins where noise belongs, a seed where none may be; also a TypeError
-├── UnsoundState          a non-finite number, a belief that does not sum to one: stop, release nothing
+├── UnsoundState          a belief that does not sum to one, a second copy of a secret: stop, release nothing
 ├── MissingExtra          a part of paclm that is not installed
 ├── CorpusError           records that cannot be read as they stand
 ├── WorkspaceError        a workspace that is missing, broken, changed or already there
@@ -50,14 +50,22 @@ class RandomnessMisuse(PaclmError, TypeError):
 
 
 class UnsoundState(PaclmError):
-    """A state from which nothing may be released."""
+    """A state from which nothing may be released, or a copy of what one process alone may hold."""
+
+
+EXTRAS = {
+    **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "gguf", "cryptography"), "core"),
+    **dict.fromkeys(("fastapi", "uvicorn", "pydantic", "prometheus_client"), "serve"),
+    **dict.fromkeys(("matplotlib", "jinja2"), "report"),
+}
+"""Which extra of paclm brings a package: the bare package can plan and replay, and no more."""
 
 
 class MissingExtra(PaclmError):
     """A part of paclm that is not installed."""
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"This needs the package {package!r}. Install it with: pip install 'paclm[{extra}]'")
+    def __init__(self, package: str) -> None:
+        super().__init__(f"This needs the package {package!r}. Install it with: pip install 'paclm[{EXTRAS[package]}]'")
 
 
 class CorpusError(PaclmError):

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from paclm.cli import demo as demo_module
 from paclm.cli.main import app
 from paclm.study.votes import RecordedVotes
+from paclm.worlds.settings import write_mechanism
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def small_demo(monkeypatch):
     monkeypatch.setattr(demo_module, "WORLDS", 4)
     monkeypatch.setattr(demo_module, "HELD_OUT_TOKENS", 200)
     monkeypatch.setattr(demo_module, "NEW_TOKENS", 8)
-    monkeypatch.setitem(demo_module._CHANGES, "max_record_tokens = 2048", "max_record_tokens = 40")
+    monkeypatch.setitem(demo_module.TRAINING, "max_record_tokens", 40)
 
 
 def test_demo_runs_everything_and_resumes_instead_of_repeating(small_demo, tmp_path):
@@ -39,6 +40,16 @@ def test_demo_runs_everything_and_resumes_instead_of_repeating(small_demo, tmp_p
     assert "1,008 tokens left" in second.output  # 1,024 committed, eight spent in each run
 
 
+def test_the_settings_are_the_demos_own_until_somebody_changes_them(small_demo, tmp_path):
+    workspace = demo_module._prepare(tmp_path / "demo")
+    assert (workspace.training.learning_rate, workspace.training.batch_size) == (0.002, 2)
+    assert (workspace.training.epochs, workspace.training.max_record_tokens) == (1, 40)
+    assert (workspace.mechanism().per_token, workspace.mechanism().total) == (2.0**-16, 2.0**-6)
+    write_mechanism(workspace.settings.path, {"total": "2^-8"})
+    again = demo_module._prepare(tmp_path / "demo")
+    assert again.mechanism().total == 2.0**-8
+
+
 def test_the_accuracies_name_a_share_of_a_gain_and_none_of_a_loss(capsys):
     truth, wrong = np.ones(40, dtype=int), np.r_[np.ones(20, dtype=int), np.zeros(20, dtype=int)]
     votes = np.tile(truth[:, None], (1, 4))
@@ -46,3 +57,10 @@ def test_the_accuracies_name_a_share_of_a_gain_and_none_of_a_loss(capsys):
     assert "of the gain over the public model 100% is kept" in capsys.readouterr().out
     demo_module._accuracy(RecordedVotes(votes, truth, public=truth, full=wrong))
     assert "the whole corpus gains nothing over the public model here." in capsys.readouterr().out
+
+
+def test_the_plan_shows_no_less_than_the_bounds(capsys):
+    demo_module._plan()
+    shown = capsys.readouterr().out
+    assert "58.82% of the time (a guess: 50%)" in shown  # 58.816
+    assert "more than 6.66% (a guess: 3.1%)" in shown  # 6.651

@@ -49,7 +49,7 @@ def test_text_goes_to_standard_output_and_figures_to_standard_error(clinic: Path
     result = run(clinic, "--prompt", "the patient", "--max-tokens", "5", "--greedy")
     assert result.exit_code == 0
     assert "nats" not in result.stdout
-    for words in ("charged", "spent so far", "remain", "at the committed total"):
+    for words in ("charged", "spent so far", "remain", "at the committed total", "succeeds more than 67.50% of"):
         assert words in result.stderr
 
 

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
 
-from paclm.cli.main import app
+from cli.commands import invoke
 from paclm.config import MechanismConfig
 from paclm.curator.keys import load_keys
-from paclm.errors import InvalidInput, WorkspaceError
+from paclm.errors import InvalidInput, LedgerDamaged, LedgerError, WorkspaceError
 from paclm.ledger.ledger import Ledger
 from paclm.server.database import service_path
 from paclm.server.keys import KeyStore
 
-
-def run(*arguments):
-    done = CliRunner().invoke(app, ["keys", *map(str, arguments)])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done
+run = partial(invoke, "keys")
 
 
 @pytest.fixture
@@ -128,3 +123,15 @@ def test_a_folder_that_is_no_workspace_is_told_so(tmp_path):
 def test_a_key_in_place_of_its_name_is_refused(workspace):
     with pytest.raises(InvalidInput, match="begin with"):
         run("add", workspace, "paclm-abcdef")
+
+
+def test_a_damaged_ledger_gets_the_sentence_that_the_ledger_itself_gives(workspace):
+    give_budget(workspace, 1000)
+    path = workspace / "curator" / "ledger.sqlite"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4096] + bytes(len(whole) - 4096))  # the schema is there, and no row
+    with pytest.raises(LedgerError) as shown:
+        invoke("ledger", "show", workspace)
+    with pytest.raises(LedgerDamaged) as listed:
+        run("list", workspace)
+    assert str(listed.value) == str(shown.value)

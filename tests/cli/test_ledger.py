@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sqlite3
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
 
+from cli.commands import invoke
 from paclm.cli.ledger import picture
-from paclm.cli.main import app
 from paclm.config import MechanismConfig
 from paclm.curator.keys import keys_at_hand, load_keys, new_key, write_key
 from paclm.curator.sealed import SealedFile, Sealing
@@ -20,17 +20,13 @@ from paclm.ledger.chain import key_name
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
 from paclm.ledger.verify import signing_key
-from paclm.privacy.bounds import success_bound
+from paclm.privacy.bounds import format_bound, success_bound
 from paclm.worlds.manifest import Manifest
 
 PRICE = 2**28
 
 
-def run(*arguments, **options):
-    done = CliRunner().invoke(app, ["ledger", *map(str, arguments)], catch_exceptions=True, **options)
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done
+run = partial(invoke, "ledger")
 
 
 @pytest.fixture
@@ -88,9 +84,19 @@ def test_show_prints_the_figures_of_the_contract(workspace):
 
 def test_show_tells_people_by_day_by_key_and_in_a_picture(workspace):
     shown = run("show", workspace).output
-    for text in ("Spent so far", "2026-11-15", "alice", "bob", "█", "committed total of 2^-10", "52.2093%", "intact"):
+    for text in (
+        "Spent so far",
+        "2026-11-15",
+        "alice",
+        "bob",
+        "█",
+        "committed total of 2^-10",
+        "52.21%",
+        "1.21%",
+        "intact",
+    ):
         assert text in shown
-    assert f"{success_bound(60 * 2.0**-32, 1 / 2):.4%}" not in shown  # never a bound at the spend
+    assert format_bound(success_bound(60 * 2.0**-32, 1 / 2)) not in shown  # never a bound at the spend
     assert "no attack on whether a record was in the secretly drawn half" in shown
     assert shown.endswith("\nWhether a record is in the corpus at all is not hidden.\n")
 
@@ -173,7 +179,7 @@ def test_extend_states_both_bounds_and_asks(workspace):
     write_total(workspace, "2^-9")
     declined = run("extend", workspace, input="n\n")
     assert declined.exit_code == 1
-    for text in ("2^-10 → 2^-9", "52.2093% → 53.1240%", "also for what has left already"):
+    for text in ("2^-10 → 2^-9", "52.2094% → 53.1240%", "1.2012% → 1.3923%", "also for what has left already"):
         assert text in declined.output
     assert json.loads(run("show", workspace, "--json").output)["total_nats"] == 2.0**-10
     assert run("extend", workspace, input="y\n").exit_code == 0

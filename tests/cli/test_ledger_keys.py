@@ -8,13 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
+from cli.commands import invoke
 from curator.deployments import ScriptedEngine
 from paclm import Curator
 from paclm.cli.main import app
@@ -32,11 +33,7 @@ from paclm.errors import (
 OPERATIONS = Path(__file__).parent.parent.parent / "docs" / "operations.md"
 
 
-def run(*arguments: object) -> Result:
-    done = CliRunner().invoke(app, ["ledger", *map(str, arguments)])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done
+run = partial(invoke, "ledger")
 
 
 def open_curator(clinic: Path, tokenizer: Any, **options: Any) -> Curator:

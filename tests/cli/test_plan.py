@@ -63,6 +63,21 @@ def test_what_it_prints_can_be_pasted_as_it_is():
     assert read.charge == "dissent"
 
 
+def test_bounds_for_people_are_never_less_than_the_bounds():
+    figures = json.loads(plan("--mia", "51%", "--tokens", "1M", "--json").output)
+    assert figures["world_id_bound"] == pytest.approx(0.009638, abs=1e-6)
+    shown = plan("--mia", "51%", "--tokens", "1M").output
+    assert "none names the realized world more than 0.964% of the time" in shown
+    assert [float(word[:-1]) for word in shown.split() if word.startswith("0.96")] == [0.964] * 3  # table and words
+
+
+@pytest.mark.parametrize("worlds", ["0", "-2", "3"])
+def test_a_number_of_worlds_that_there_cannot_be_is_refused(worlds):
+    done = plan(*TARGET, "--worlds", worlds)
+    assert isinstance(done.exception, InvalidInput)
+    assert f"not {worlds}" in str(done.exception)
+
+
 @pytest.mark.parametrize("tokens", ["1000000", "1,000,000", "1000k", "1M", "1 M", "1e6", "0.001G"])
 def test_tokens_can_be_written_as_people_write_them(tokens):
     figures = json.loads(plan("--tokens", tokens, "--per-token", "2^-32", "--rate", "20k", "--json").output)

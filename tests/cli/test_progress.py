@@ -8,7 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
-from paclm.cli.console import duration, progress
+from paclm.cli.console import progress
 from paclm.cli.plain_progress import PlainProgress, line
 
 
@@ -61,8 +61,3 @@ def test_json_asks_for_silence(capsys: pytest.CaptureFixture[str]) -> None:
         bar.add_task("votes", total=10)
         assert not isinstance(bar, PlainProgress)
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(("seconds", "said"), [(40, "40 s"), (720, "12 min"), (12600, "3.5 h")])
-def test_times_are_said_as_people_say_them(seconds: float, said: str) -> None:
-    assert duration(seconds) == said

@@ -45,8 +45,8 @@ def test_a_record_is_found_in_the_worlds_that_were_trained_on_it(letters: Path) 
     for row, record in enumerate(workspace.members()):
         figures = figures_of(letters, record.id) if row in (0, 7) or row >= len(workspace.records("train")) else None
         if figures is not None:
-            assert figures["worlds"] == workspace.membership[row].nonzero()[0].tolist()
-            assert len(figures["worlds"]) == WORLDS // 2
+            assert figures["in_worlds"] == workspace.membership[row].nonzero()[0].tolist()
+            assert (len(figures["in_worlds"]), figures["worlds"]) == (WORLDS // 2, WORLDS)
             assert figures["part"] == ("train" if row < len(workspace.records("train")) else "canaries")
 
 
@@ -55,7 +55,7 @@ def test_a_record_that_is_held_out_is_in_no_world(letters: Path) -> None:
     said = find(letters, record.id)
     assert said.exit_code == 0
     assert "held out: no world has seen it" in said.stdout
-    assert figures_of(letters, record.id)["worlds"] == []
+    assert figures_of(letters, record.id)["in_worlds"] == []
 
 
 def test_the_group_and_copies_are_named_and_the_text_never(letters: Path) -> None:

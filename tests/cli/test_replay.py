@@ -52,6 +52,7 @@ def test_table_for_people_names_the_figures_and_the_stamp(vote_files):
         "flips given dissent",
         "charged per session",
         "information per session",
+        "record 100.00%, world 37.71% (",
         "NOT PRIVATE",
     ):
         assert text in shown

@@ -16,7 +16,7 @@ from paclm.cli.main import app
 from paclm.config import TrainingConfig
 from paclm.engine import training_job
 from paclm.engine.adapters import AdapterStack
-from paclm.engine.schedule import make_blocks
+from paclm.engine.schedule import expected_steps, make_blocks
 from paclm.engine.threads import ThreadChoice
 from paclm.engine.training import Progress, make_schedule
 from paclm.engine.training_job import TrainingJob, prepare_training
@@ -51,7 +51,7 @@ def test_training_leaves_one_file_of_adapters_that_the_manifest_knows(clinic: Pa
     result = train(clinic, "--json")
     assert result.exit_code == 0, result.output
     figures = json.loads(result.stdout)
-    assert figures["num_worlds"] == WORLDS
+    assert figures["worlds"] == WORLDS
     assert figures["loss_trained"] < figures["loss_public"]
     assert figures["least_improvement"] > 0
     workspace = Workspace.open(clinic, verify_in_full=True)
@@ -72,6 +72,7 @@ def test_a_dry_run_counts_and_changes_nothing(clinic: Path) -> None:
     assert figures["num_tokens"] == job.schedule.num_tokens.sum()
     assert figures["num_steps"] >= job.schedule.num_steps.max()
     assert figures["parameters_per_world"] == 2 * 8 * ((32 + 96) + (32 + 32) + (128 + 32))
+    assert figures["worlds"] == WORLDS
     assert figures["seconds"] > 0
     assert figures["memory_bytes"] > 0
     assert figures["num_positions"] >= figures["num_tokens"]
@@ -273,7 +274,7 @@ def test_the_steps_that_init_expects_are_those_that_training_takes(tokens: int) 
     blocks = make_blocks([list(range(tokens))] * 60, 64, settings.max_record_tokens)
     membership = assign_worlds(60, WORLDS, 1)
     taken = make_schedule(blocks, membership, settings, 1).num_steps.mean()
-    expected = few_records.expected_steps(settings, membership.sum(0).mean(), tokens, context=64)
+    expected = expected_steps(settings, membership.sum(0).mean(), tokens, context=64)
     assert abs(expected - taken) <= 0.25 * taken
 
 
@@ -309,3 +310,14 @@ def test_uncoupled_worlds_start_apart(clinic: Path) -> None:
     assert train(clinic, "--what", "uncoupled").exit_code == 0
     entry = Workspace.open(clinic).manifest.adapters["uncoupled.safetensors"]
     assert entry["training"]["coupled"] is False
+
+
+def test_who_is_in_which_world_is_known_without_reading_the_records(
+    clinic: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = Workspace.open(clinic)
+    full = training_job.membership_of(workspace, "full")
+    assert full.shape == (len(workspace.members()), 1)
+    monkeypatch.setattr(Workspace, "members", lambda _: pytest.fail("the records were read"))
+    for what in ("worlds", "uncoupled"):
+        assert training_job.membership_of(workspace, what) is workspace.membership

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,14 @@ from typer.testing import CliRunner
 
 from paclm.cli.main import app
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
-from paclm.engine.base import base_of, load_model
+from paclm.engine.base import base_of, load_model, load_tokenizer
+from paclm.engine.loading import open_engine
+from paclm.engine.peft_io import import_peft
 from paclm.errors import InvalidInput, WorkspaceError
+from paclm.privacy.randomness import Coins
 from paclm.study.votes import RecordedVotes
+from paclm.worlds.layout import WORLDS_FILE
+from paclm.worlds.settings import write_mechanism
 from paclm.worlds.workspace import Workspace
 
 WORLDS = 4
@@ -116,12 +122,56 @@ def test_the_full_adapter_is_recorded_when_there_is_one(workspace: Path, text: P
     assert np.array_equal(before.votes, after.votes)
 
 
+def test_votes_along_a_text_are_those_the_engine_casts_with_the_same_coins(
+    workspace: Path, text: Path, tmp_path: Path
+) -> None:
+    options = ["--seed", 7, "--temperature", 0.6, "--window", 16]
+    run("votes", workspace, "--text", text, "--out", tmp_path / "v.npz", *options)
+    recorded, opened, coins = RecordedVotes.load(tmp_path / "v.npz"), Workspace.open(workspace), Coins(7)
+    tokens = load_tokenizer(base_of(opened)).encode(text.read_text(), add_special_tokens=False)
+    ballots = open_engine(opened).teacher_forced(
+        tokens, 16, lambda n: np.stack([coins.gumbel(200) for _ in range(n)]), 0.6
+    )
+    votes, public = zip(*((ballot.votes, ballot.public) for ballot in ballots), strict=True)
+    assert (recorded.votes == np.concatenate(votes)).all()
+    assert (recorded.public == np.concatenate(public)).all()
+    assert recorded.truth is not None
+    assert recorded.truth.tolist() == tokens[1:]
+
+
+def test_worlds_vote_as_paclm_toml_says_before_any_budget_is_set(workspace: Path) -> None:
+    opened = Workspace.open(workspace)
+    assert opened.settings.voting == ("gumbel", 1.0, 200)
+    file, before = workspace / "paclm.toml", (workspace / "paclm.toml").read_text()
+    write_mechanism(file, {"decoder": "greedy", "support_size": 30})
+    try:
+        asked = ["votes", workspace, "--prompt", "The patient"]
+        figures = json.loads(run(*asked, "--json"))
+        assert len(figures["support"]) == 30
+        assert "Coins" not in run(*asked)
+    finally:
+        file.write_text(before)
+
+
+def test_a_negative_temperature_is_refused(workspace: Path, text: Path, tmp_path: Path) -> None:
+    for asked in (["--prompt", "a"], ["--text", text, "--out", tmp_path / "v.npz"]):
+        with pytest.raises(InvalidInput, match=r"temperature must be a number of at least 0, not -1\.0"):
+            run("votes", workspace, *asked, "--temperature", -1)
+
+
 @pytest.mark.parametrize(
     "arguments", [[], ["--prompt", "a", "--text", "b.txt"], ["--text", "b.txt"], ["--prompt", "a", "--out", "v.npz"]]
 )
 def test_half_a_question_is_refused(workspace: Path, arguments: list[str]) -> None:
     with pytest.raises(InvalidInput):
         run("votes", workspace, *arguments)
+
+
+@pytest.mark.parametrize("limit", [-1, 0, 1])
+def test_a_limit_that_leaves_nothing_to_vote_on_is_refused(workspace: Path, text: Path, limit: int) -> None:
+    with pytest.raises(InvalidInput, match=f"--limit must be at least 2, .* not {limit}"):
+        run("votes", workspace, "--text", text, "--out", text.with_suffix(".npz"), "--limit", limit)
+    assert not text.with_suffix(".npz").exists()
 
 
 def test_untrained_worlds_are_sent_to_training(untrained: Path) -> None:
@@ -143,6 +193,22 @@ def test_export_writes_folders_that_peft_loads_and_warns(workspace: Path, tmp_pa
     layer = stack.layers[0]
     parameter = loaded.get_parameter(f"base_model.model.{layer}.lora_B.default.weight")
     assert torch.equal(parameter, stack.B[layer][2])
+
+
+def test_exported_folders_come_into_another_workspace_and_its_worlds_vote_alike(
+    workspace: Path, untrained: Path, text: Path, tmp_path: Path
+) -> None:
+    run("export", workspace, "--peft", tmp_path / "peft")
+    shutil.copytree(untrained, tmp_path / "other")
+    other = Workspace.open(tmp_path / "other")
+    folders = sorted((tmp_path / "peft").iterdir())
+    for order, is_alike in ((folders[::-1], False), (folders, True)):
+        import_peft(order, other.base.fingerprint).save(other.adapters_path / WORLDS_FILE)
+        other.with_adapters(WORLDS_FILE)
+        for path in (workspace, other.path):
+            run("votes", path, "--text", text, "--out", tmp_path / f"{path.name}.npz", "--seed", 1)
+        here, there = (RecordedVotes.load(tmp_path / f"{path.name}.npz") for path in (workspace, other.path))
+        assert np.array_equal(here.votes, there.votes) is is_alike
 
 
 def test_help_does_not_wait_for_torch() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ class ScriptedEngine:
     def num_free(self) -> int:
         return self.num_slots - len(self.sequences)
 
-    def add(self, tokens: Any, max_new_tokens: int = 0) -> int:
+    def add(self, tokens: Sequence[int], max_new_tokens: int = 0) -> int:
         assert len(tokens) + max_new_tokens <= self.context
         assert self.num_free
         self.num_added += 1
@@ -100,13 +100,13 @@ class ScriptedEngine:
     def remove(self, handle: int) -> None:
         del self.sequences[handle]
 
-    def step(self, handles: list[int], coins: np.ndarray, temperature: list[float]) -> Ballot:
+    def step(self, handles: Sequence[int], coins: np.ndarray, temperature: Sequence[float]) -> Ballot:
         assert coins.shape == (len(handles), self.support_size)
         rows = [self._vote(self.sequences[h], c, t) for h, c, t in zip(handles, coins, temperature, strict=True)]
         self.ballots.append(Ballot(*(np.array(part) for part in zip(*rows, strict=True))))
         return self.ballots[-1]
 
-    def probe(self, context: Any, coins: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    def probe(self, context: Sequence[int], coins: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         no_coins = np.zeros(self.support_size)
         _, votes, _ = self._vote(list(context), no_coins if coins is None else coins, 0.0 if coins is None else 1.0)
         return votes, np.zeros(1)

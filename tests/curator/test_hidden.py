@@ -6,27 +6,14 @@ import copy
 import gc
 import json
 import pickle
-import traceback
 
 import pytest
 
+from curator.reporter import everything_in
 from paclm.curator.hidden import Hidden, leaves_no_trace, tells_only_its_message
 from paclm.errors import CuratorError, UnsoundState
 
 TELLTALE = 982451653
-
-
-def everything_in(error: BaseException) -> str:
-    """An error as a thorough reporter would write it: all frames, local variables, causes and contexts."""
-    said, pending, seen = "", [error], set()
-    while pending:
-        current = pending.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        said += "".join(traceback.TracebackException.from_exception(current, capture_locals=True).format())
-        pending += [current.__cause__, current.__context__]
-    return said
 
 
 def test_a_hidden_value_shows_in_no_way_that_programs_print() -> None:

@@ -18,6 +18,7 @@ from paclm.errors import CuratorError, UnsoundState
 from paclm.privacy.belief import uniform_belief
 from paclm.privacy.randomness import Noise, ResearchNoise
 from paclm.privacy.releases import RULES, Rule, rule_named
+from paclm.privacy.step import Step
 
 KEYS, OTHER = Keys.derived(Hidden(bytes(range(32)))), Keys.derived(Hidden(bytes(32)))
 WORLDS = 8
@@ -156,3 +157,14 @@ def test_a_secret_does_not_show() -> None:
         vars(secret)
     with pytest.raises(TypeError):
         json.dumps(secret)
+
+
+def test_a_rule_that_says_it_never_reads_the_secret_cannot_and_releases_nothing() -> None:
+    def cheat(votes: np.ndarray, belief: np.ndarray, secret: int, *_: object) -> Step:
+        return Step(int(votes[secret]), belief, True)
+
+    secret = Secret(Hidden(3), WORLDS)
+    with pytest.raises(UnsoundState, match="Nothing was released"):
+        secret.release(Rule("cheat", cheat, reads_secret=False), VOTES, prior_belief(WORLDS), 0.1, Noise())
+    honest = secret.release(Rule("honest", cheat, reads_secret=True), VOTES, prior_belief(WORLDS), 0.1, Noise())
+    assert honest.token.reveal() == 3

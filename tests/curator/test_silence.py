@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from curator.deployments import WORLDS, ScriptedEngine
-from curator.test_hidden import everything_in
+from curator.reporter import everything_in
 from paclm import Curator, Noise, Workspace
 from paclm.curator.hidden import Hidden
 from paclm.curator.secret import Released, Secret, prior_belief
@@ -266,7 +266,7 @@ def test_the_trace_notices_work_that_depends_on_the_secret(make: Make, open_cura
         for world in (0, 5):
             secret._Secret__world = Hidden(world)  # type: ignore[attr-defined]
             traces.append(
-                calls_during(lambda: secret.release(rule, np.arange(WORLDS), belief, 2.0**-16, curator._noise))
+                calls_during(lambda: secret.release(rule, np.arange(WORLDS), belief, 2.0**-16, curator._releaser.noise))
             )
     assert traces[0] != traces[1]
 

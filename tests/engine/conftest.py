@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,10 +21,6 @@ from transformers import (
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.peft_io import export_peft
-
-# Triton comes with torch's CUDA build only; the kernels are tested where there is a GPU (or TRITON_INTERPRET=1).
-_CAN_RUN_KERNELS = find_spec("triton") and (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1")
-collect_ignore = [] if _CAN_RUN_KERNELS else ["test_kernels.py"]
 
 VOCABULARY = 97
 CONTEXT = 48

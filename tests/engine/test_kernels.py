@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+
+# First of all: without Triton what follows cannot even be imported.
+pytest.importorskip("triton", reason="Triton comes with torch's CUDA build only: kernels are tested on GPU machines.")
+if not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
+    pytest.skip("Kernels are tested on a GPU, or slowly with TRITON_INTERPRET=1.", allow_module_level=True)
+
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import sqlite3
@@ -22,12 +23,12 @@ from paclm.errors import (
     LedgerMissing,
     LedgerNotDurable,
     LedgerStopped,
-    RandomnessMisuse,
     UnsoundState,
 )
-from paclm.ledger import database
+from paclm.ledger import database, history
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
+from paclm.ledger.reading import read_usage
 from paclm.ledger.verify import verify
 from paclm.privacy.accounting import UNITS_PER_NAT
 from paclm.privacy.bounds import success_bound
@@ -208,7 +209,8 @@ def test_figures_by_day_key_and_hour(books):
         ledger.commit(books.step(2, "bob", public=5), b"2")
         books.wait(days=1)
         ledger.commit([*books.step(1, "alice"), *books.step(3, "alice")], b"3")
-        assert {day: usage.tokens for day, usage in ledger.by_day().items()} == {"2026-11-20": 6, "2026-11-21": 4}
+        days = history.by_day(read_usage(ledger._writer.db))
+        assert {day: usage.tokens for day, usage in days.items()} == {"2026-11-20": 6, "2026-11-21": 4}
         assert ledger.by_key()["alice"] == Usage("alice", 8, 3, 8, 8 * books.price, 0)
         assert ledger.by_key()["bob"].public_tokens == 5
         assert {hour: usage.units for hour, usage in ledger.by_hour().items()} == {
@@ -216,6 +218,31 @@ def test_figures_by_day_key_and_hour(books):
             "2026-11-20T10": 2 * books.price,
             "2026-11-21T10": 4 * books.price,
         }
+
+
+def test_figures_are_read_from_the_file_once_and_kept_with_every_row(books):
+    books.with_steps(2).close()
+    with books.open() as ledger:
+        statements = []
+        ledger._writer.db.set_trace_callback(statements.append)
+        for hours in (1, 30, -48):  # also with a clock that was put back
+            books.wait(hours=hours)
+            ledger.commit([*books.step(2, "bob", public=3), *books.step(1, "alice")], b"sealed")
+            found = ledger.by_key(), ledger.by_hour()
+            ledger._writer.db.set_trace_callback(None)
+            table = read_usage(ledger._writer.db)
+            ledger._writer.db.set_trace_callback(statements.append)
+            assert found == (history.by_key(table), history.by_hour(table))
+            assert [list(figures) for figures in found] == [sorted(figures) for figures in found]
+    assert sum("FROM usage ORDER BY" in statement for statement in statements) == 1
+
+
+def test_figures_do_not_count_a_row_that_was_not_written(books):
+    with books.with_steps(1) as ledger:
+        before = ledger.by_key()
+        with pytest.raises(UnsoundState):
+            ledger.commit([Usage("alice", 4, 1, 4, 3 * books.price)], b"sealed")
+        assert ledger.by_key() == before
 
 
 def test_files_are_closed_to_others_whatever_the_umask(books):
@@ -307,7 +334,7 @@ def test_a_closed_ledger_refuses_and_closing_twice_is_fine(books):
     ledger = books.create()
     ledger.close()
     ledger.close()
-    for call in (lambda: ledger.commit(books.step(), b""), ledger.by_day):
+    for call in (lambda: ledger.commit(books.step(), b""), ledger.by_hour):
         with pytest.raises(LedgerStopped, match="closed"):
             call()
 
@@ -318,10 +345,14 @@ def test_neither_key_nor_belief_shows(books):
         assert "sealed 1" not in shown
         assert books.key.hex() not in shown
         assert repr(books.key)[2:20] not in shown
-        with pytest.raises(RandomnessMisuse):
-            pickle.dumps(ledger._writer.keys)
-        with pytest.raises((RandomnessMisuse, TypeError)):
-            pickle.dumps(ledger)
+
+
+def test_neither_an_open_ledger_nor_its_keys_can_be_copied(books):
+    with books.create() as ledger:
+        for held in (ledger, ledger._writer, ledger._writer.keys):
+            for attempt in (pickle.dumps, copy.deepcopy):
+                with pytest.raises(UnsoundState, match="cannot be pickled or copied"):
+                    attempt(held)
 
 
 def test_growth_per_step_is_bounded_and_does_not_hold_beliefs(books):

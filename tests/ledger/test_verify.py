@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sqlite3
+from contextlib import closing
 
 import pytest
 
-from paclm.errors import LedgerMissing
+from paclm.errors import LedgerMissing, PaclmError
 from paclm.ledger import database
 from paclm.ledger.verify import verify
 
@@ -70,10 +71,29 @@ def test_a_ledger_on_read_only_media_is_verified(books, monkeypatch):
         return real(name, **options, factory=NoSideFiles)
 
     monkeypatch.setattr(database.sqlite3, "connect", connect)
-    assert database.open_reader(books.path).execute("SELECT count(*) FROM events").fetchone() == (3,)
+    with closing(database.open_reader(books.path)) as reader:
+        assert reader.execute("SELECT count(*) FROM events").fetchone() == (3,)
     assert len(asked) == 2
 
 
 def test_a_missing_ledger_is_an_error_and_no_report(tmp_path):
     with pytest.raises(LedgerMissing, match="no ledger"):
         verify(tmp_path / "ledger.sqlite")
+
+
+def test_a_file_that_is_no_database_leaves_no_connection_open(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.sqlite"
+    path.write_bytes(b"no database at all, but long enough to be looked at" * 4)
+    opened, real = [], sqlite3.connect
+
+    def connect(*arguments, **options):
+        opened.append(real(*arguments, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(database.sqlite3, "connect", connect)
+    with pytest.raises(PaclmError):
+        database.open_reader(path)
+    for connection in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")
+    assert opened

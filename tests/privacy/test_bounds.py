@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 
 import mpmath
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 import paclm
 from paclm.errors import InvalidInput
+from paclm.privacy.bounds import format_bound
 
 priors = st.sampled_from([0.5, 1 / 128, 1 / 2064, 0.9, 1e-6])
 
@@ -125,3 +127,46 @@ def test_impossible_priors_are_refused(prior):
 def test_impossible_targets_are_refused(success):
     with pytest.raises(InvalidInput, match="at least the prior"):
         paclm.nats_for(success, 0.5)
+
+
+@given(
+    bound=st.one_of(st.floats(0.0, 1.0), st.floats(-300.0, 0.0).map(lambda x: 10.0**x)),
+    decimals=st.none() | st.integers(0, 8),
+)
+def test_a_shown_bound_is_never_less_than_the_bound_and_less_than_one_last_digit_more(bound, decimals):
+    shown = Decimal(format_bound(bound, decimals).removesuffix("%"))
+    assert float(shown.scaleb(-2)) >= bound
+    unit = Decimal(1).scaleb(shown.as_tuple().exponent)
+    assert shown - unit < 100 * Decimal(bound)
+
+
+@given(bound=st.floats(-300.0, 0.0).map(lambda x: 10.0**x))
+def test_a_shown_bound_exceeds_the_bound_by_less_than_a_hundredth_of_it(bound):
+    assert float(Decimal(format_bound(bound).removesuffix("%")).scaleb(-2)) < bound * 1.0101
+
+
+@pytest.mark.parametrize(
+    ("bound", "shown"),
+    [
+        (0.51, "51.00%"),
+        (0.5100000001, "51.01%"),
+        (0.5881573838475457, "58.82%"),
+        (0.00963782358368998, "0.964%"),
+        (1 / 2064, "0.0485%"),
+        (0.99999, "100.00%"),
+        (1.0, "100.00%"),
+        (0.0, "0.00%"),
+    ],
+)
+def test_how_bounds_are_shown(bound, shown):
+    assert format_bound(bound) == shown
+
+
+def test_small_differences_can_be_shown():
+    assert [format_bound(b, decimals=4) for b in (0.50002, 0.5000201)] == ["50.0020%", "50.0021%"]
+
+
+@pytest.mark.parametrize("bound", [math.nan, -1e-9, 1.0001, math.inf])
+def test_only_probabilities_are_shown_as_bounds(bound):
+    with pytest.raises(InvalidInput, match="between 0 and 1"):
+        format_bound(bound)

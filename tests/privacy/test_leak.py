@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from paclm.errors import InvalidInput
+from paclm.errors import InvalidInput, UnsoundState
 from paclm.privacy import gaussian
 from paclm.privacy.belief import uniform_belief
-from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
+from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr, told_by_entropy, told_by_truth
 from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import RULES
 from reference.simulation import ScaledNoise, random_votes, run_session
@@ -90,6 +90,24 @@ def test_a_certain_belief_has_told_everything():
 
 def test_a_single_session_has_no_standard_error():
     assert math.isnan(leak_by_entropy(uniform_belief(8)[None]).stderr)
+
+
+def test_what_was_told_is_the_same_session_by_session_and_all_at_once():
+    beliefs, secrets, _ = play(gaussian.release, 2.0**-20, sessions=30, tokens=4)
+    one_by_one = [float(np.exp(row) @ (row + math.log(row.size))) for row in beliefs]
+    assert told_by_entropy(beliefs) == pytest.approx(one_by_one, rel=1e-9)
+    pairs = zip(beliefs, secrets, strict=True)
+    assert told_by_truth(beliefs, secrets).tolist() == [math.log(32) + row[s] for row, s in pairs]
+    assert told_by_entropy(np.empty((0, 8))).size == 0
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+def test_one_unsound_belief_among_many_is_refused(wrong):
+    beliefs = np.tile(uniform_belief(8), (5, 1))
+    told_by_entropy(beliefs)
+    beliefs[3, 2] = wrong
+    with pytest.raises(UnsoundState, match="belief"):
+        told_by_entropy(beliefs)
 
 
 def test_no_sessions_and_missing_secrets_are_refused():

@@ -14,7 +14,9 @@ import pytest
 from curator.conftest import make, no_keys_around, no_notes, template
 from curator.deployments import ScriptedEngine, set_mechanism
 from paclm import Workspace
+from paclm.server.database import service_path
 from server.live import CHAT_TEMPLATE, Live, serve
+from server.stepped import SteppedEngine
 
 __all__ = ["make", "no_keys_around", "no_notes", "template"]
 
@@ -34,6 +36,21 @@ def start(make: Callable[..., Workspace], small_tokenizer: Any) -> Iterator[Star
             return servers.enter_context(serve(make(**options), engine, tokenizer, **serving))
 
         yield start
+
+
+@pytest.fixture
+def engine() -> Iterator[SteppedEngine]:
+    engine = SteppedEngine(num_slots=2, dissent=0.0)
+    yield engine
+    engine.run_free()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the service's books would be, in a folder that is closed to others."""
+    place = service_path(tmp_path)
+    place.parent.mkdir(mode=0o700)
+    return place
 
 
 @pytest.fixture

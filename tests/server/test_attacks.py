@@ -20,17 +20,10 @@ from paclm.server.database import service_path
 from paclm.server.jobs import Caller
 from paclm.server.replying import Reply
 from server.live import Live, bearer
-from server.test_service import SteppedEngine, asking, num_known, wait_until
+from server.stepped import SteppedEngine, asking, num_known, wait_until
 
 Start = Callable[..., Live]
 ASK = {"model": "clinic", "prompt": "the", "max_tokens": 4, "temperature": 0}
-
-
-@pytest.fixture
-def engine() -> Iterator[SteppedEngine]:
-    engine = SteppedEngine(num_slots=2, dissent=0.0)
-    yield engine
-    engine.run_free()
 
 
 def ward(live: Live) -> Any:
@@ -198,12 +191,16 @@ def test_an_admission_that_nobody_waits_for_any_more_is_undone(start: Start, eng
         running = pool.submit(live.complete, max_tokens=2, temperature=0)
         wait_until(lambda: live.service.num_running == 1)
         admission = asyncio.run_coroutine_threadsafe(live.service.admit(caller, [request]), loop)
-        wait_until(lambda: live.service._stepper._calls.qsize() == 1)
+        wait_until(lambda: live.service.num_calls == 1)
         admission.cancel()
-        engine.run_free()
+        engine.let(1)
+        wait_until(lambda: live.service.num_requests["ward"] == 2)  # it was let in, and nobody is there to hear it
+        wait_until(lambda: num_known(live) == 1 or live.service.num_calls == 1)  # it is called off, or about to be
+        engine.let(1)
         assert running.result(60).status_code == 200
         wait_until(lambda: nothing_is_held(live))
-    assert live.service.num_requests["ward"] <= 2
+    assert len(engine.orders) == 2  # it does not run on: at most it was part of the step under way
+    assert ward(live).used_tokens == live.spent_tokens == sum(len(order) for order in engine.orders) <= 3
 
 
 def test_one_key_cannot_fill_the_queue_for_the_others(start: Start, engine: SteppedEngine) -> None:
@@ -215,7 +212,7 @@ def test_one_key_cannot_fill_the_queue_for_the_others(start: Start, engine: Step
         engine.let(1)
         wait_until(lambda: live.service.num_waiting == 3)
         more = [pool.submit(live.complete, max_tokens=2, headers=bearer(key)) for key in (live.ward, quiet)]
-        wait_until(lambda: live.service._stepper._calls.qsize() == 2)
+        wait_until(lambda: live.service.num_calls == 2)
         engine.run_free()
         assert more[0].result(60).json()["error"]["code"] == "queue_full"
         assert more[1].result(60).status_code == 200

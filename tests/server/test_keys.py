@@ -14,15 +14,8 @@ import pytest
 
 from paclm.errors import InvalidInput, KeyRefused, QuotaExceeded, ServiceError, WorkspaceError
 from paclm.server import database, keys
-from paclm.server.database import Database, service_path
+from paclm.server.database import Database
 from paclm.server.keys import KEY_BYTES, KEY_PREFIX, KeyInfo, KeyStore
-
-
-@pytest.fixture
-def path(tmp_path):
-    place = service_path(tmp_path)
-    place.parent.mkdir(mode=0o700)
-    return place
 
 
 @pytest.fixture

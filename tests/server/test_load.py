@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from curator.deployments import ScriptedEngine
 from paclm import Curator, Workspace
-from server.live import Live, ledger_rows
-from server.load import Received, ask_for
+from server.killing import STEPS_IN_FLIGHT, kill_under_load
+from server.live import Live
+from server.load import ask_for
 
 Start = Callable[..., Live]
 
@@ -43,43 +37,6 @@ def test_clients_that_leave_cost_what_they_received_and_at_most_the_steps_in_fli
     assert got.tokens <= live.spent_tokens
     assert live.curator.reserved_units == 0
     assert live.service.num_running == live.service.num_waiting == 0
-
-
-def serve_process(path: Path) -> tuple[subprocess.Popen[str], str, str]:
-    """`paclm serve` as an operator starts it; its address and the admin key that it prints once."""
-    command = [sys.executable, "-m", "paclm", "serve", str(path), "--port", "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    assert process.stderr is not None
-    said = ""
-    while "admin key  paclm-" not in said:
-        line = process.stderr.readline()
-        assert line, said
-        said += line
-    threading.Thread(target=process.communicate, daemon=True).start()  # a full pipe would stop the server
-    url, key = re.search(r"http://[0-9.:]+", said), re.search(r"admin key  (\S+)", said)
-    assert url
-    assert key
-    return process, url[0], key[1]
-
-
-def kill_under_load(path: Path, *, clients: int, seconds: float) -> tuple[Received, int]:
-    """What clients received from a server that was killed, and what the ledger has."""
-    process, url, key = serve_process(path)
-    killer = threading.Timer(seconds, lambda: os.kill(process.pid, signal.SIGKILL))
-    killer.start()
-    try:
-        got = ask_for(url, key, clients=clients, seconds=seconds + 5, tokens=40)
-    finally:
-        killer.join()
-        process.wait(60)
-        while not process.stderr.closed:  # type: ignore[union-attr]
-            time.sleep(0.01)
-    return got, ledger_rows(path)
-
-
-STEPS_IN_FLIGHT = 10
-"""One that was committed and not handed out, and those that a busy machine handed out and has not sent yet."""
 
 
 def test_a_server_that_is_killed_under_load_has_charged_all_that_left(

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from paclm.errors import InvalidInput, RepliesFull, ReplyConflict
-from paclm.server.database import Database, service_path
+from paclm.server.database import Database
 from paclm.server.keys import KeyStore
 from paclm.server.replies import Fresh, InProgress, Keep, Lost, Replies, Stored, body_digest
 
@@ -26,13 +26,6 @@ class Clock:
 
     def __call__(self):
         return self.now
-
-
-@pytest.fixture
-def path(tmp_path):
-    place = service_path(tmp_path)
-    place.parent.mkdir(mode=0o700)
-    return place
 
 
 @pytest.fixture

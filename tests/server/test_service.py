@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -22,70 +22,10 @@ from paclm.server.database import Database, service_path
 from paclm.server.keys import KeyStore
 from paclm.server.replies import Replies
 from paclm.server.service import Service, Setup
-from server.live import Live, bearer, ledger_rows
+from server.live import Live, bearer, ledger_rows, serve
+from server.stepped import SteppedEngine, asking, num_known, wait_until
 
 Start = Callable[..., Live]
-
-
-class SteppedEngine(ScriptedEngine):
-    """Steps only when the test lets it."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.permits = threading.Semaphore(0)
-        self.is_free = False
-        self.orders: list[list[int]] = []
-        self.fails = False
-
-    def step(self, handles: list[int], coins: np.ndarray, temperature: list[float]) -> Any:
-        if not self.is_free:
-            self.permits.acquire()
-        if self.fails:
-            raise RuntimeError("ZEBRA in an error")
-        self.orders.append(list(handles))
-        return super().step(handles, coins, temperature)
-
-    def let(self, steps: int) -> None:
-        for _ in range(steps):
-            self.permits.release()
-
-    def run_free(self) -> None:
-        self.is_free = True
-        self.let(1000)
-
-    def stand_still(self) -> None:
-        self.is_free = False
-        while self.permits.acquire(blocking=False):
-            pass
-
-
-@pytest.fixture
-def engine() -> Iterator[SteppedEngine]:
-    engine = SteppedEngine(num_slots=2, dissent=0.0)
-    yield engine
-    engine.run_free()
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-
-
-@contextmanager
-def asking(engine: SteppedEngine) -> Iterator[ThreadPoolExecutor]:
-    """Clients that ask at the same time; whatever happens, none is left waiting for an engine that stands still."""
-    with ThreadPoolExecutor(16) as pool:
-        try:
-            yield pool
-        finally:
-            engine.run_free()
-
-
-def num_known(live: Live) -> int:
-    """Answers that run, wait, or have just reached the stepping thread."""
-    return live.service.num_running + live.service.num_waiting + live.service._stepper._calls.qsize()
 
 
 def test_requests_join_and_leave_between_steps(start: Start, engine: SteppedEngine) -> None:
@@ -155,7 +95,7 @@ def test_a_client_that_leaves_frees_its_place_at_once_and_pays_for_what_left(
         lines = answer.iter_lines()  # kept: losing it would end the connection
         assert next(lines).startswith("data:")
         wait_until(lambda: live.spent_tokens == 3)
-    wait_until(lambda: live.service._stepper._calls.qsize() == 1)
+    wait_until(lambda: live.service.num_calls == 1)
     engine.let(1)  # the step that was under way when it left
     wait_until(lambda: live.service.num_running == 0)
     assert live.curator.reserved_units == 0
@@ -178,7 +118,7 @@ def test_a_client_that_leaves_the_queue_is_never_charged(start: Start, engine: S
             wait_until(lambda: live.service.num_waiting == 1)
             with pytest.raises(httpx.ReadTimeout):
                 leaving.result(60)
-        wait_until(lambda: live.service._stepper._calls.qsize() == 1)
+        wait_until(lambda: live.service.num_calls == 1)
         engine.run_free()
         tokens = sum(job.result(60).json()["usage"]["completion_tokens"] for job in jobs)
     wait_until(lambda: num_known(live) == 0)
@@ -271,14 +211,28 @@ def test_a_signal_before_the_start_is_kept_for_it(make: Any, small_tokenizer: An
         assert service.state == "draining"
 
 
+def count_looks(live: Live) -> list[bool]:
+    """Grows whenever uvicorn looks whether it should exit, by what it found."""
+    looks: list[bool] = []
+    look = live.server.on_tick
+
+    async def counted(counter: int) -> bool:
+        looks.append(await look(counter))
+        return looks[-1]
+
+    live.server.on_tick = counted  # type: ignore[method-assign]
+    return looks
+
+
 def test_the_port_stays_open_and_says_draining_until_the_last_answer(start: Start, engine: SteppedEngine) -> None:
     """A balancer that asks on a new connection must learn that it is to look elsewhere, not find nobody."""
     live = start(engine=engine)
     with asking(engine) as pool:
         job = pool.submit(live.complete, max_tokens=4, temperature=0)
         wait_until(lambda: num_known(live) == 1)
+        looks = count_looks(live)
         live.server.handle_exit(signal.SIGTERM, None)
-        time.sleep(0.5)  # uvicorn looks ten times a second whether it should exit
+        wait_until(lambda: len(looks) >= 3)  # the first of them may have begun before the signal
         health = httpx.get(f"{live.url}/health")
         assert (health.status_code, health.json()) == (503, {"status": "draining"})
         refused = httpx.post(f"{live.url}/v1/completions", json={}, headers=bearer(live.ward))
@@ -297,8 +251,6 @@ def test_the_port_stays_open_and_says_draining_until_the_last_answer(start: Star
 
 
 def test_the_ledger_has_what_clients_received_after_a_stop_in_the_middle(make: Any, small_tokenizer: Any) -> None:
-    from server.live import serve
-
     workspace = make()
     received: list[int] = []
     engine = SteppedEngine(dissent=0.0)
@@ -315,8 +267,6 @@ def test_the_ledger_has_what_clients_received_after_a_stop_in_the_middle(make: A
 
 
 def test_what_does_not_end_in_time_is_cut_off_and_charged(make: Any, small_tokenizer: Any) -> None:
-    from server.live import serve
-
     class SlowEngine(ScriptedEngine):
         def step(self, handles: list[int], coins: np.ndarray, temperature: list[float]) -> Any:
             time.sleep(0.2)  # forty tokens take eight seconds, and a stop waits for one
@@ -333,8 +283,6 @@ def test_what_does_not_end_in_time_is_cut_off_and_charged(make: Any, small_token
 
 def test_a_stream_that_is_cut_off_shows_what_was_held_back(make: Any, small_tokenizer: Any) -> None:
     """All that was said could have become the stop string; when the server stops, it cannot any more."""
-    from server.live import serve
-
     engine = SteppedEngine(dissent=0.0)
     body = {"model": "clinic", "prompt": "the", "max_tokens": 40, "temperature": 0}
     settings = ServerConfig(shutdown_seconds=0.5)
@@ -350,7 +298,7 @@ def test_a_stream_that_is_cut_off_shows_what_was_held_back(make: Any, small_toke
             engine.let(10)
             wait_until(lambda: live.spent_tokens == before + 10)
             live.service.drain()
-            wait_until(lambda: live.service._stepper._calls.qsize() == 1)
+            wait_until(lambda: live.service.num_calls == 1)
             engine.let(1)
         events = [json.loads(line[6:]) for line in job.result(60).text.splitlines() if line.startswith("data: {")]
     assert len(events) == 2
@@ -362,23 +310,22 @@ def test_a_stream_that_is_cut_off_shows_what_was_held_back(make: Any, small_toke
 
 def test_answers_that_nobody_listens_to_share_the_time_to_end_with_the_others(make: Any, small_tokenizer: Any) -> None:
     """With an Idempotency-Key an answer goes on without its client; it must not double the time that a stop takes."""
-    from server.live import serve
-
-    class SlowEngine(ScriptedEngine):
-        def step(self, handles: list[int], coins: np.ndarray, temperature: list[float]) -> Any:
-            time.sleep(0.3)  # ten tokens in the time to end
-            return super().step(handles, coins, temperature)
-
-    workspace = make()
-    with ThreadPoolExecutor(1) as pool:
-        with serve(workspace, SlowEngine(), small_tokenizer, settings=ServerConfig(shutdown_seconds=3.0)) as live:
-            body = {"model": "clinic", "prompt": "the", "max_tokens": 40, "temperature": 0}
-            headers = {"idempotency-key": "kept", **bearer(live.ward)}
-            job = pool.submit(httpx.post, f"{live.url}/v1/completions", json=body, headers=headers, timeout=120)
-            wait_until(lambda: live.spent_tokens >= 1)
-            before = live.spent_tokens
-        assert job.result(60).json()["error"]["code"] == "answer_cut_off"
-    assert ledger_rows(workspace.path) - before < 16  # twice the time would be twenty
+    engine = SteppedEngine(dissent=0.0)
+    workspace, settings = make(), ServerConfig(shutdown_seconds=0.1)
+    body = b'{"model": "clinic", "prompt": "the", "max_tokens": 40, "temperature": 0}'
+    with serve(workspace, engine, small_tokenizer, settings=settings) as live, asking(engine):
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {live.ward}\r\n"
+        more = f"idempotency-key: kept\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", httpx.URL(live.url).port or 0)) as client:
+            client.sendall((head + more).encode() + body)
+            engine.let(1)
+            wait_until(lambda: live.spent_tokens == 1)
+        live.service.drain()
+        wait_until(lambda: live.service.num_calls == 1)  # the time to end is over, in the middle of a step
+        engine.let(1)
+        wait_until(lambda: live.service.state == "stopped")  # and there was no second time for this answer
+    assert len(engine.orders) == 2
+    assert ledger_rows(workspace.path) == 2
 
 
 def stream_tokens(live: Live, received: list[int]) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paclm.server import logs
+from paclm.server.figures import guarantee, spent
 from server.live import Live, bearer, serve
 
 Start = Callable[..., Live]
@@ -52,6 +53,13 @@ def test_a_start_without_budget_says_what_happens_now(
     assert "until the budget is gone" not in privacy["sentence"]
     assert privacy["sentence"].endswith("The guarantee holds as committed; nothing more is charged.")
     assert ("the public model answers" in overview["sentences"]["left"]) is (on_exhausted == "public")
+
+
+def test_sentences_show_no_less_than_the_bound_and_the_spending() -> None:
+    figures: dict[str, Any] = {"mia_bound": 0.5881573838, "spent_nats": 2.0**-32, "total_nats": 2.0**-6}
+    assert " more than 58.82% of the time" in guarantee({**figures, "remaining_tokens": 1})
+    assert spent(figures).startswith("0.01% of the budget is spent so far")
+    assert spent({**figures, "spent_nats": 0.0}).startswith("0.00% of the budget")
 
 
 def test_the_guarantee_names_its_unit_and_what_it_does_not_hide(start: Start) -> None:

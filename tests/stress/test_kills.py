@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from curator.deployments import WORLDS
-from curator.test_kills import check_report, drive
+from curator.killing import check_report, drive
 from paclm import Noise, Workspace
 from paclm.curator.hidden import Hidden
 from paclm.curator.secret import Secret, prior_belief

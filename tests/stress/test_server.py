@@ -12,9 +12,9 @@ import pytest
 from curator.deployments import build_workspace, set_mechanism
 from paclm import Workspace
 from paclm.engine.base import TINY_FOLDER
+from server.killing import STEPS_IN_FLIGHT, kill_under_load, serve_process
 from server.live import ledger_rows
 from server.load import ask_for
-from server.test_load import STEPS_IN_FLIGHT, kill_under_load, serve_process
 
 pytestmark = pytest.mark.stress
 

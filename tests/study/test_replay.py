@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,8 +12,12 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from paclm.errors import InvalidInput
+from paclm.privacy.belief import uniform_belief
 from paclm.privacy.bounds import success_bound
+from paclm.privacy.leak import leak_by_entropy, leak_by_truth
+from paclm.privacy.releases import RULES
 from paclm.study.replay import ReplaySettings, planned_tokens, replay
+from paclm.study.streams import play_fresh
 from paclm.study.votes import RecordedVotes
 
 KEYS = {
@@ -151,6 +156,43 @@ def test_a_share_is_told_of_a_gain_and_never_of_a_loss():
     assert gain["retained_gain"] == 1.0
     for public, full in ((truth, wrong), (wrong, wrong)):
         assert replay(RecordedVotes(votes, truth, public=public, full=full), settings)["retained_gain"] is None
+
+
+def test_passes_keep_no_beliefs_so_that_more_of_them_need_little_more_memory(recorded):
+    def peak(passes):
+        tracemalloc.start()
+        try:
+            replay(recorded, ReplaySettings(release="plurality", protocol="fresh", sessions=passes, tokens=2048))
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(1)  # what is made once and kept
+    beliefs = 2048 * recorded.num_worlds * 8  # bytes, of one pass
+    assert peak(9) - peak(1) < beliefs
+
+
+def test_a_pass_carries_beliefs_about_disputed_positions_alone(recorded):
+    (stream,) = play_fresh(recorded, RULES["gaussian"], 2.0**-8, 1, 300, 0)
+    np.testing.assert_array_equal(stream.moved, np.flatnonzero(recorded.is_dissent[:300]))
+    assert stream.beliefs.shape == (stream.moved.size, recorded.num_worlds)
+    assert (np.ptp(stream.beliefs, axis=1) > 0).all()
+    assert stream.secrets.shape == (300,)
+
+
+def test_figures_of_a_fresh_replay_are_those_of_every_position_written_out(recorded):
+    """The slow twin: a belief for each position, the uniform ones included, and every estimate from all of them."""
+    (stream,) = play_fresh(recorded, RULES["gaussian"], 2.0**-6, 1, 400, 3)
+    beliefs = np.tile(uniform_belief(128), (400, 1))
+    beliefs[stream.moved] = stream.beliefs
+    figures = replay(recorded, ReplaySettings(per_token=2.0**-6, protocol="fresh", tokens=400, seed=3))
+    by_entropy, by_truth = leak_by_entropy(beliefs), leak_by_truth(beliefs, stream.secrets)
+    assert (figures["leaked_nats"], figures["leaked_stderr"]) == pytest.approx(by_entropy, rel=1e-12)
+    assert (figures["leaked_nats_by_truth"], figures["leaked_stderr_by_truth"]) == pytest.approx(by_truth, rel=1e-12)
+    tops = [np.flatnonzero(belief == belief.max()) for belief in beliefs]
+    rate = np.mean([(secret in top) / top.size for top, secret in zip(tops, stream.secrets, strict=True)])
+    assert figures["world_id_rate"] == pytest.approx(rate, rel=1e-12)
+    assert leak_by_entropy(stream.beliefs).mean > 2 * figures["leaked_nats"]  # the silent positions count
 
 
 @given(

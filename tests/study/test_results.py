@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from paclm.errors import InvalidInput
+from paclm.study import results
 from paclm.study.results import Result, load_results, plain, provenance
 from paclm.worlds.workspace import Workspace
 
@@ -57,3 +59,24 @@ def test_the_origin_names_everything_a_number_depends_on(study_template: Path) -
     assert origin["machine"].endswith("a device")
     assert {"commit", "corpus", "base", "base_name", "versions", "training", "command"} <= set(origin)
     assert "/" not in origin["base_name"]
+
+
+def test_the_commit_is_that_of_paclm_and_never_of_a_checkout_it_is_installed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PACLM_COMMIT", raising=False)
+    package = tmp_path / "lib" / "results.py"
+    package.parent.mkdir()
+    package.write_text("")
+    monkeypatch.setattr(results, "__file__", str(package))
+
+    def git(*words: str) -> None:
+        names = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", "-C", str(tmp_path), *names, *words], check=True, capture_output=True)
+
+    git("init")
+    git("commit", "--allow-empty", "-m", "theirs")
+    assert results._commit() is None
+    git("add", "lib/results.py")
+    git("commit", "-m", "ours")
+    assert results._commit() is not None

@@ -18,6 +18,19 @@ def test_votes_and_columns_are_read(tmp_path):
     assert recorded.public is None
 
 
+def test_what_is_saved_is_read_again_and_the_same_votes_give_the_same_bytes(tmp_path):
+    every = np.array([[1, 2, 9], [3, 3, 8]], dtype=np.int32)
+    recorded = RecordedVotes(every[:, :2], truth=np.array([1, -1]), public=every[:, 2])  # also from a wider array
+    recorded.save(tmp_path / "v.npz")
+    found = RecordedVotes.load(tmp_path / "v.npz")
+    assert found.votes.tolist() == [[1, 2], [3, 3]]
+    assert found.votes.dtype == np.int32
+    assert (found.truth.tolist(), found.public.tolist(), found.full) == ([1, -1], [9, 8], None)
+    found.save(tmp_path / "again.npz")
+    assert (tmp_path / "again.npz").read_bytes() == (tmp_path / "v.npz").read_bytes()
+    assert (tmp_path / "v.npz").stat().st_mode & 0o077 == 0  # votes tell about the records: for the owner alone
+
+
 def test_a_missing_file_names_the_command_that_makes_one(tmp_path):
     with pytest.raises(InvalidInput, match="paclm votes WORKSPACE"):
         RecordedVotes.load(tmp_path / "none.npz")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ import pytest
 import paclm
 from paclm.config import MechanismConfig, RuntimeConfig, TrainingConfig
 from paclm.errors import InvalidInput, WorkspaceError
-from paclm.worlds.creation import Created
+from paclm.worlds.creation import Created, create_workspace
 from paclm.worlds.fingerprints import Base, fingerprint_base
 from paclm.worlds.records import Corpus
 from paclm.worlds.registry import remember_ledger
@@ -287,3 +288,8 @@ def test_create_from_python_opens_what_is_there_and_warns(
     remember_ledger(first.manifest.id, "its ledger")
     with pytest.warns(UserWarning, match="Plan as if all totals added up"):
         Workspace.create(tmp_path / "second", **arguments)
+
+
+def test_create_from_python_takes_what_making_a_workspace_takes_with_the_same_defaults() -> None:
+    own, making = (list(inspect.signature(door).parameters.values()) for door in (Workspace.create, create_workspace))
+    assert own == making

@@ -21,14 +21,6 @@ if TYPE_CHECKING:
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")]
 
-EXTRAS = {
-    **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "gguf", "cryptography"), "core"),
-    **dict.fromkeys(("fastapi", "uvicorn", "pydantic", "prometheus_client"), "serve"),
-    **dict.fromkeys(("matplotlib", "jinja2"), "report"),
-    "dp_accounting": "dp",
-}
-"""Which extra of paclm brings a package: the bare package can plan and replay, and no more."""
-
 WHEN_STOPPED: ContextVar[str] = ContextVar("WHEN_STOPPED", default="")
 """What a command says after Ctrl-C, beside that it stopped: what is kept, and how to go on."""
 
@@ -37,30 +29,31 @@ def need(*packages: str) -> None:
     """Refuse at once, before anything is done, where a package is missing that will be needed."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise MissingExtra(package, EXTRAS[package])
+            raise MissingExtra(package)
 
 
 def open_trained(path: Path) -> Workspace:
     """Open a workspace whose worlds are trained. Quick: torch is imported only after it is clear that there is one."""
+    from paclm.worlds.layout import WORLDS_FILE
     from paclm.worlds.workspace import Workspace
 
     workspace = Workspace.open(path)
-    if "worlds.safetensors" not in workspace.manifest.adapters:
+    if WORLDS_FILE not in workspace.manifest.adapters:
         raise WorkspaceError(f"{path} has no trained worlds yet. Train them: paclm train {path}")
     return workspace
 
 
 def print_json(figures: dict[str, Any]) -> None:
-    """Print one JSON object; infinities and NaN, which JSON lacks, become null."""
-    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
-    typer.echo(json.dumps(plain, indent=2))
+    """Print one JSON object; infinities and NaN, which JSON lacks, become null wherever they are."""
+    typer.echo(json.dumps(_finite(figures), indent=2, allow_nan=False))
 
 
-def duration(seconds: float) -> str:
-    """A time as people say it: `40 s`, `12 min`, `3.5 h`."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def progress(quiet: bool = False, transient: bool = False) -> Progress:

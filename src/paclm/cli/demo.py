@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paclm.cli.console import WHEN_STOPPED, need
+from paclm.cli.few_records import SMALL_CORPUS
 
 if TYPE_CHECKING:
     from paclm.study.lab import Lab
@@ -34,13 +35,8 @@ BRACKETS = {"agreed": "", "disputed": "⟨", "public": "⟨public: "}
 """Marks of tokens where there are no colours."""
 PER_TOKEN, TOTAL = "2^-16", "2^-6"
 PROMPT = "[synthetic note]\nThe patient"
-_CHANGES = {  # small corpus, small model: larger steps than the paper's, so that two minutes of training show something
-    "learning_rate = 0.0002": "learning_rate = 0.002",
-    "batch_size = 8": "batch_size = 2",
-    "epochs = 2": "epochs = 1",
-    '# per_token = "2^-32"': f'per_token = "{PER_TOKEN}"',
-    '# total = "2^-10"': f'total = "{TOTAL}"',
-}
+TRAINING = {**SMALL_CORPUS, "epochs": 1}
+"""Small corpus, small model: larger steps than the paper's, so that two minutes of training show something."""
 
 
 def demo(
@@ -59,7 +55,7 @@ def demo(
         paclm demo
         paclm demo /tmp/paclm-demo
     """
-    need("torch", "transformers", "safetensors", "cryptography", "matplotlib", "jinja2")
+    need("matplotlib", "jinja2", "torch", "transformers", "safetensors", "cryptography")  # report brings all of them
     WHEN_STOPPED.set("The same command goes on where it was.")
     _head(1, f"A corpus of {NOTES} synthetic clinic notes and {WORLDS} worlds")
     opened = _prepare(workspace)
@@ -89,6 +85,7 @@ def _prepare(path: Path) -> Workspace:
     from paclm.worlds.creation import create_workspace
     from paclm.worlds.readers import read_corpus
     from paclm.worlds.records import ReadOptions
+    from paclm.worlds.settings import write_mechanism, write_training
     from paclm.worlds.workspace import Workspace
 
     base = resolve_base("tiny")
@@ -96,11 +93,10 @@ def _prepare(path: Path) -> Workspace:
     created = create_workspace(
         path, corpus=corpus, base=base, tokenizer=load_tokenizer(base), num_worlds=WORLDS, group_by="patient"
     )
-    settings = created.workspace.path / "paclm.toml"
-    text = settings.read_text(encoding="utf-8")
-    for old, new in _CHANGES.items():
-        text = text.replace(f"\n{old}\n", f"\n{new}\n")
-    settings.write_text(text, encoding="utf-8")
+    settings = created.workspace.settings
+    if settings.config is None:  # new, or stopped just here; what its owner wrote since stays
+        write_training(settings.path, TRAINING)
+        write_mechanism(settings.path, {"per_token": PER_TOKEN, "total": TOTAL})
     counts = created.workspace.manifest.summary
     typer.echo(
         f"   {counts['train']} notes of {counts['groups']} patients for the worlds, {counts['held_out']} held out; "
@@ -114,8 +110,9 @@ def _train(workspace: Workspace, what: str) -> Workspace:
     from paclm.cli.train import say_threads
     from paclm.engine.training import Progress
     from paclm.engine.training_job import prepare_training
+    from paclm.worlds.layout import adapters_file
 
-    if f"{what}.safetensors" in workspace.manifest.adapters:
+    if adapters_file(what) in workspace.manifest.adapters:
         typer.echo(f"   {what}: trained already.")
         return workspace
     job = prepare_training(workspace, what)
@@ -126,8 +123,7 @@ def _train(workspace: Workspace, what: str) -> Workspace:
         def show(now: Progress) -> None:
             bar.update(task, completed=now.step, total=now.num_steps, description=f"   {what}, loss {now.loss:.3f}")
 
-        resume = (workspace.adapters_path / f".training-{what}").exists()
-        workspace, trained = job.run(resume=resume, on_progress=show)
+        workspace, trained = job.run(resume=job.is_unfinished, on_progress=show)
     gain = trained.improvement
     typer.echo(
         f"   {what}: loss on own records {gain.public.mean():.3f} → {gain.trained.mean():.3f} nats per token, "
@@ -138,14 +134,15 @@ def _train(workspace: Workspace, what: str) -> Workspace:
 
 def _plan() -> None:
     from paclm.config import parse_budget
-    from paclm.privacy.bounds import success_bound
+    from paclm.privacy.bounds import format_bound, success_bound
 
     per_token, total = parse_budget(PER_TOKEN), parse_budget(TOTAL)
+    record, world = (format_bound(success_bound(total, guess)) for guess in (1 / 2, 1 / WORLDS))
     typer.echo(
         f"   {PER_TOKEN} nats a token, {TOTAL} in total: {math.floor(total / per_token):,} tokens.\n"
         "   Until they are gone no attack on whether a patient was in the secretly drawn half succeeds more than\n"
-        f"   {success_bound(total, 0.5):.1%} of the time (a guess: 50%), and none names the realized world more than "
-        f"{success_bound(total, 1 / WORLDS):.1%} (a guess: {1 / WORLDS:.1%})."
+        f"   {record} of the time (a guess: 50%), and none names the realized world more than {world} "
+        f"(a guess: {1 / WORLDS:.1%})."
     )
 
 
@@ -259,7 +256,7 @@ def _say_what_next(workspace: Path, page: Path) -> None:
 
 def _attack(workspace: Workspace, recorded: RecordedVotes) -> None:
     from paclm.config import parse_budget
-    from paclm.privacy.bounds import success_bound
+    from paclm.privacy.bounds import format_bound, success_bound
     from paclm.study.attacks import attack_sessions
 
     for name, per_token in ((f"at {PER_TOKEN} nats a token", parse_budget(PER_TOKEN)), ("without noise", math.inf)):
@@ -270,8 +267,8 @@ def _attack(workspace: Workspace, recorded: RecordedVotes) -> None:
             f"   {name:<24} records: right {found.membership.mean:.1%} ± {found.membership.stderr:.1%}, "
             f"world: named in {found.world.mean:.1%}"
         )
-    bound = success_bound(600 * parse_budget(PER_TOKEN), 0.5)
+    bound = format_bound(success_bound(600 * parse_budget(PER_TOKEN), 0.5))
     typer.echo(
-        f"   A guess is right 50% of the time; at {PER_TOKEN} the proof allows {bound:.1%} after these 600 tokens. "
+        f"   A guess is right 50% of the time; at {PER_TOKEN} the proof allows {bound} after these 600 tokens. "
         "Mean ± standard\n   error over 40 secrets; the attack reads the curator's own belief, which no user ever sees."
     )

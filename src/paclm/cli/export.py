@@ -29,12 +29,11 @@ def export(
         paclm export clinic --peft /private/clinic-peft
     """
     opened = open_trained(workspace)
-    from paclm.engine.adapters import AdapterStack
     from paclm.engine.base import base_of
-    from paclm.engine.loading import WORLDS_FILE, has_conv1d
+    from paclm.engine.loading import has_conv1d, load_stack
     from paclm.engine.peft_io import export_peft
 
-    stack = AdapterStack.load(opened.adapters_path / WORLDS_FILE)
+    stack = load_stack(opened)
     base = base_of(opened)
     folders = export_peft(stack, peft, str(base.folder), has_conv1d(base))
     if as_json:

@@ -6,10 +6,10 @@ choice (docs/training.md).
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from paclm.config import TrainingConfig
+from paclm.worlds.layout import SETTINGS_FILE
 
 FEW_STEPS = 60
 """Of AdamW per world; with fewer, the paper's learning rate hardly moves an adapter."""
@@ -20,13 +20,6 @@ NOTHING = 0.02
 
 SMALL_CORPUS: dict[str, float] = {"learning_rate": 0.002, "batch_size": 2}
 """What suits a few hundred records."""
-
-
-def expected_steps(training: TrainingConfig, records_per_world: float, tokens_per_record: float, context: int) -> int:
-    """Steps a world will take: its records in blocks, in batches, once per epoch."""
-    block = min(training.block_tokens or context, max(2, training.max_record_tokens))
-    blocks = records_per_world * max(1.0, tokens_per_record / (block - 1))
-    return training.epochs * math.ceil(blocks / training.batch_size)
 
 
 def learned_little(public_loss: float, trained_loss: float, steps: int) -> bool:
@@ -40,7 +33,7 @@ def before_training(steps: int, path: Path) -> str:
     return (
         f"The records are few: at the settings in [training] each world takes about {steps} steps and will learn "
         f"little. For answers that read like your records write {_as_settings(SMALL_CORPUS)} into [training] of "
-        f"{path / 'paclm.toml'} before you train. Worlds then also memorize and dispute more."
+        f"{path / SETTINGS_FILE} before you train. Worlds then also memorize and dispute more."
     )
 
 

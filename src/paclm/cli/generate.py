@@ -107,6 +107,8 @@ def _show_pieces(stream: Stream) -> None:
 
 
 def _show_figures(generation: Generation, unit: str) -> None:
+    from paclm.privacy.bounds import format_bound
+
     tokens = f"{generation.private_tokens:,} private"
     if generation.public_tokens:
         tokens += f", {generation.public_tokens:,} of the public model alone, because the budget is gone"
@@ -116,8 +118,8 @@ def _show_figures(generation: Generation, unit: str) -> None:
         "spent so far": f"{format_budget(generation.spent_nats)} of {format_budget(generation.total_nats)} nats, "
         f"{generation.remaining_tokens:,} charged tokens remain",
         "guarantee": f"at the committed total, no attack on whether {unit} in the secretly drawn half succeeds "
-        f"more than {generation.mia_bound:.4%} of the time, and none names the world more than "
-        f"{generation.world_id_bound:.4%}",
+        f"more than {format_bound(generation.mia_bound)} of the time, and none names the world more than "
+        f"{format_bound(generation.world_id_bound)}",
     }
     for name, line in lines.items():
         typer.echo(f"  {name:<13} {line}", err=True)

@@ -19,7 +19,7 @@ def init(
     corpus: Annotated[
         str,
         typer.Option(
-            help="A .jsonl, .csv, .tsv or .parquet file (also .gz, .xz), a folder of .txt and .md files, "
+            help="A .jsonl, .csv, .tsv or .parquet file (also .gz, .xz, .bz2), a folder of .txt and .md files, "
             "a Hugging Face data set, or clinic:N for synthetic notes."
         ),
     ],
@@ -93,8 +93,9 @@ def init(
 
 def _few_steps(created: Created, named: Path) -> list[str]:
     """Say before anybody waits for it that training will teach little."""
-    from paclm.cli.few_records import FEW_STEPS, before_training, expected_steps
+    from paclm.cli.few_records import FEW_STEPS, before_training
     from paclm.engine.base import base_of, context_of
+    from paclm.engine.schedule import expected_steps
 
     opened, counts = created.workspace, created.workspace.manifest.summary
     steps = expected_steps(

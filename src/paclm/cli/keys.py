@@ -122,10 +122,11 @@ def revoke(workspace: WorkspaceArgument, name: NameArgument, as_json: JsonFlag =
 def _open(workspace: Path) -> KeyStore:
     from paclm.server.database import service_path
     from paclm.server.keys import KeyStore
+    from paclm.worlds.layout import CURATOR_FOLDER
     from paclm.worlds.manifest import load_manifest
 
     folder = workspace.expanduser().absolute()
-    if not (folder / "curator").is_dir():
+    if not (folder / CURATOR_FOLDER).is_dir():
         load_manifest(folder)  # says so where there is no workspace at all
     return KeyStore.open(service_path(folder))
 
@@ -133,9 +134,10 @@ def _open(workspace: Path) -> KeyStore:
 def _base_url(workspace: Path) -> str:
     """Where a server started without options listens, seen from this machine."""
     from paclm.config import ServerConfig
+    from paclm.worlds.layout import SETTINGS_FILE
     from paclm.worlds.settings import load_settings
 
-    path = workspace.expanduser() / "paclm.toml"
+    path = workspace.expanduser() / SETTINGS_FILE
     settings = load_settings(path).server if path.exists() else ServerConfig()
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port or 'PORT'}/v1"
@@ -151,18 +153,11 @@ def _count(value: int | None) -> str:
 
 def _remaining_tokens(workspace: Path) -> int | None:
     """What the budget still has, as the newest row of the ledger tells it; None before the first token."""
-    from paclm.ledger.database import open_reader
-    from paclm.ledger.reading import read_contents
+    from paclm.ledger.verify import remaining_tokens
+    from paclm.worlds.layout import ledger_path
 
-    path = workspace / "curator" / "ledger.sqlite"
-    if not path.exists():
-        return None
-    db = open_reader(path)
-    try:
-        contents = read_contents(db, path, None)
-    finally:
-        db.close()
-    return contents.state.account.remaining_tokens(contents.settings.per_token)
+    path = ledger_path(workspace.expanduser())
+    return remaining_tokens(path) if path.exists() else None
 
 
 def _note(held: list[KeyInfo], remaining: int | None) -> str | None:

@@ -138,9 +138,11 @@ def extend(
     """
     from paclm.curator.terms import check_budgets
     from paclm.ledger.ledger import Ledger
+    from paclm.privacy.bounds import format_bound
+    from paclm.worlds.layout import SETTINGS_FILE
     from paclm.worlds.settings import load_settings
 
-    config = load_settings(workspace / "paclm.toml").config
+    config = load_settings(workspace / SETTINGS_FILE).config
     if config is None:
         raise InvalidInput("[mechanism] of paclm.toml sets no total. Write the new total there, then repeat.")
     key, *old_keys = mac_keys(workspace)
@@ -162,10 +164,14 @@ def extend(
             "new_world_id_bound": new.world_id,
         }
         unit = _unit(workspace)
+        records, worlds = (
+            f"{format_bound(before, decimals=4)} → {format_bound(after, decimals=4)}"
+            for before, after in ((old.mia, new.mia), (old.world_id, new.world_id))
+        )
         question = (
             f"Total: {format_budget(books.settings.total)} → {format_budget(config.total)} nats.\n"
-            f"Bound on attacks on whether {unit} in the secretly drawn half: {old.mia:.4%} → {new.mia:.4%}.\n"
-            f"Bound on naming the realized world: {old.world_id:.4%} → {new.world_id:.4%}.\n"
+            f"Bound on attacks on whether {unit} in the secretly drawn half: {records}.\n"
+            f"Bound on naming the realized world: {worlds}.\n"
             "The new bounds hold for everything, also for what has left already. Extend?"
         )
         if not yes:
@@ -174,7 +180,8 @@ def extend(
     if as_json:
         print_json(figures)
     else:
-        typer.echo(f"Committed: {format_budget(config.total)} nats, {new.mia:.4%} on whether {unit} in the drawn half.")
+        bound = format_bound(new.mia, decimals=4)
+        typer.echo(f"Committed: {format_budget(config.total)} nats, {bound} on whether {unit} in the drawn half.")
 
 
 def _unit(place: Path) -> str:
@@ -206,11 +213,13 @@ def _figures(contents: Contents) -> dict[str, Any]:
 
 def _print_figures(contents: Contents, unit: str) -> None:
     from paclm.privacy.accounting import nats_up
+    from paclm.privacy.bounds import format_bound
 
     figures, worlds = _figures(contents), contents.opened.num_worlds
     share = figures["spent_nats"] / figures["total_nats"] if figures["total_nats"] else 1.0
     committed = format_budget(nats_up(contents.state.committed_units))
     price = format_budget(contents.settings.per_token)
+    record, world = (format_bound(figures[name]) for name in ("mia_bound", "world_id_bound"))
     for name, text in (
         ("Spent so far", f"{figures['spent_nats']:.6g} of {figures['total_nats']:.6g} nats ({share:.3%})"),
         (
@@ -222,8 +231,8 @@ def _print_figures(contents: Contents, unit: str) -> None:
         ("Remaining", f"{figures['remaining_tokens']:,} charged tokens at {price} nats"),
         ("Guarantee", f"at the committed total of {committed} nats, whatever was spent so far:"),
         ("", f"no attack on whether {unit} in the secretly drawn half succeeds"),
-        ("", f"more than {figures['mia_bound']:.4%} of the time (a guess: 50%),"),
-        ("", f"none names the realized world more than {figures['world_id_bound']:.4%} (a guess: 1/{worlds})."),
+        ("", f"more than {record} of the time (a guess: 50%),"),
+        ("", f"none names the realized world more than {world} (a guess: 1/{worlds})."),
         ("Witness", _witness(contents.state.witness)),
     ):
         typer.echo(f"{name:<16}{text}")

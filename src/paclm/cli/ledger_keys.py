@@ -33,9 +33,10 @@ KeyFilesOption = Annotated[
 
 def ledger_path(workspace: Path) -> Path:
     """Where a workspace keeps its ledger, whether or not there is one yet."""
+    from paclm.worlds import layout
     from paclm.worlds.manifest import load_manifest
 
-    path = workspace / "curator" / "ledger.sqlite"
+    path = layout.ledger_path(workspace)
     if not path.exists():
         load_manifest(workspace)  # says so where there is no workspace at all
     return path

@@ -80,11 +80,12 @@ def adopt(
 
 def _largest_total(workspace: Path, given: str | None) -> float:
     """The flag or the settings, whichever is more: the bound shown must be at what was ever committed, or above."""
+    from paclm.worlds.layout import SETTINGS_FILE
     from paclm.worlds.settings import load_settings
 
     known = [] if given is None else [parse_budget(given)]
     try:
-        config = load_settings(workspace / "paclm.toml").config
+        config = load_settings(workspace / SETTINGS_FILE).config
     except PaclmError as problem:
         if not known:
             raise InvalidInput(f"{problem} {_NAME_THE_TOTAL}") from None

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from paclm import __version__
-from paclm.cli.console import EXTRAS, WHEN_STOPPED
+from paclm.cli.console import WHEN_STOPPED
 from paclm.cli.demo import demo
 from paclm.cli.export import export
 from paclm.cli.generate import generate
@@ -31,7 +31,7 @@ from paclm.cli.serve import serve
 from paclm.cli.study import study
 from paclm.cli.train import train
 from paclm.cli.votes import votes
-from paclm.errors import MissingExtra, PaclmError
+from paclm.errors import EXTRAS, MissingExtra, PaclmError
 
 _CTRL_C = 130
 _REMEDIES = {
@@ -91,7 +91,7 @@ def main() -> None:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        _leave(str(MissingExtra(package, EXTRAS[package])))
+        _leave(str(MissingExtra(package)))
     except OSError as error:
         _leave(_in_words(error))
     except MemoryError:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.progress import Progress, Task, TaskID
 
-from paclm.cli.console import duration
+from paclm.config import format_duration
 
 SECONDS = 30.0
 """Between two lines."""
@@ -63,8 +63,8 @@ def line(task: Task) -> str:
         return f"{said} so far"
     said += f" of {task.total:,.0f}"
     if task.finished:
-        return f"{said} in {duration(task.finished_time or 0.0)}"
+        return f"{said} in {format_duration(task.finished_time or 0.0)}"
     if speed := task.speed:
         said += f", {f'{speed:,.1f} a second' if speed >= 1 else f'{60 * speed:,.1f} a minute'}"
-        said += f", about {duration((task.total - task.completed) / speed)} left"
+        said += f", about {format_duration((task.total - task.completed) / speed)} left"
     return said

@@ -12,6 +12,7 @@ import typer
 from paclm.cli.console import JsonFlag, print_json
 from paclm.config import ChargeName, format_budget, parse_budget, parse_count, parse_probability
 from paclm.errors import InvalidInput, LedgerError
+from paclm.worlds.layout import SETTINGS_FILE
 
 if TYPE_CHECKING:
     from paclm.ledger.reading import Contents
@@ -61,7 +62,7 @@ def plan(
 
     found: dict[str, Any] = {} if write is None else _read_workspace(write, worlds)
     chosen: ChargeName = charge or found.get("charge", "every-token")
-    num_worlds = worlds or found.get("worlds", _WORLDS)
+    num_worlds = found.get("worlds", _WORLDS) if worlds is None else worlds
     charges: tuple[ChargeName, ...] = ("every-token", "dissent")
     plans = {
         name: make_plan(
@@ -90,7 +91,7 @@ def plan(
     if write is None:
         typer.echo("For [mechanism] of paclm.toml (or add --write WORKSPACE):")
     else:
-        typer.echo(f"Written into [mechanism] of {write / 'paclm.toml'}, for the {num_worlds} worlds it has:")
+        typer.echo(f"Written into [mechanism] of {write / SETTINGS_FILE}, for the {num_worlds} worlds it has:")
     for name, value in settings.items():
         typer.echo(f"{name} = {json.dumps(value)}")
     if said:
@@ -122,7 +123,7 @@ def _read_workspace(path: Path, worlds: int | None) -> dict[str, Any]:
     found = int(manifest.arguments["worlds"])
     if worlds not in (None, found):
         raise InvalidInput(f"{path} has {found} worlds, not {worlds}. Leave --worlds out: --write takes its own.")
-    mechanism = load_settings(path / "paclm.toml").mechanism
+    mechanism = load_settings(path / SETTINGS_FILE).mechanism
     return {"worlds": found, "charge": mechanism.get("charge", "every-token"), "unit": manifest.unit}
 
 
@@ -136,7 +137,7 @@ def _write(path: Path, settings: dict[str, Any], num_worlds: int) -> tuple[float
     from paclm.ledger.verify import verify
     from paclm.worlds.settings import load_settings, write_mechanism
 
-    file = path / "paclm.toml"
+    file = path / SETTINGS_FILE
     config = load_settings(file).mechanism_with(**settings)
     check_budgets(config, num_worlds)
     committed, said = 0.0, ""
@@ -174,7 +175,7 @@ def _judge(path: Path, total: float, books: Contents) -> tuple[float, str]:
         raise InvalidInput(
             f"The plan has a total of {numbers} with {account.charged_tokens:,} tokens charged: a larger one weakens "
             "the guarantee for everything that has left. Nothing was written. If you mean it, write total = "
-            f"{total!r} into [mechanism] of {path / 'paclm.toml'} yourself, then: paclm ledger extend {path}"
+            f"{total!r} into [mechanism] of {path / SETTINGS_FILE} yourself, then: paclm ledger extend {path}"
         )
     return 0.0, (
         f"The total is {numbers} in the ledger. Nothing was charged yet; before you serve: paclm ledger extend {path}"
@@ -196,6 +197,8 @@ def _print_table(plans: list[Plan], dissent_rate: float | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from paclm.privacy.bounds import format_bound
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("charge", "tokens", "per token", "total nats", "record bound", "world bound", "days"):
         table.add_column(title, justify="left" if title == "charge" else "right", no_wrap=True)
@@ -208,28 +211,29 @@ def _print_table(plans: list[Plan], dissent_rate: float | None) -> None:
             f"{plan.tokens:,}",
             format_budget(plan.per_token_nats),
             f"{plan.total_nats:.6g}",
-            f"{plan.mia_bound:.4%}",
-            f"{plan.world_id_bound:.4%}",
+            format_bound(plan.mia_bound),
+            format_bound(plan.world_id_bound),
             "" if plan.days is None else f"{plan.days:,.1f}",
         )
     Console(width=max(Console().width, 100)).print(table)
 
 
 def _print_words(plan: Plan, worlds: int, prior: str, nats: float, unit: str) -> None:
+    from paclm.privacy.bounds import format_bound, success_bound
+
     expected = " expected (the dissent rate is an estimate)" if plan.charge == "dissent" else ""
     typer.echo(
         f"\nCommit a total of {plan.total_nats:.6g} nats before the first token. Until it is gone, "
         f"{plan.tokens:,} tokens{expected},\n"
         f"no attack on whether {unit} in the secretly drawn half succeeds more than "
-        f"{plan.mia_bound:.2%} of the time (a guess: {prior}),\n"
-        f"and none names the realized world more than {plan.world_id_bound:.2%} of the time (a guess: 1/{worlds})."
+        f"{format_bound(plan.mia_bound)} of the time (a guess: {prior}),\n"
+        f"and none names the realized world more than {format_bound(plan.world_id_bound)} of the time "
+        f"(a guess: 1/{worlds})."
     )
     if parse_probability(prior) != 0.5:
-        from paclm.privacy.bounds import success_bound
-
         typer.echo(
             "Every record is in the drawn half with probability 1/2. From that guess, where paclm states its bound, it "
-            f"is {success_bound(nats, 1 / 2):.2%}."
+            f"is {format_bound(success_bound(nats, 1 / 2))}."
         )
     if plan.mia_bound >= 1.0:
         typer.echo("That bound says nothing: ln 2 nats and more allow certainty about a record. Lower a number.")

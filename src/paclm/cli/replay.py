@@ -80,6 +80,8 @@ def replay(
 
 
 def _print_figures(figures: dict[str, Any]) -> None:
+    from paclm.privacy.bounds import format_bound
+
     def show(name: str, spec: str) -> str:
         return "–" if figures[name] is None else format(figures[name], spec)
 
@@ -102,8 +104,8 @@ def _print_figures(figures: dict[str, Any]) -> None:
         f"÷ charged {show('leaked_over_charged', '.4f')}",
         f"information {unit}": f"{show('conditional_information_nats', '.4g')} nats that the steps can tell"
         f"{' (exact: trust it over the leak)' if figures['release'] == 'channel' else ''}",
-        "bounds at the total": f"record {show('mia_bound', '.4f')}, world {show('world_id_bound', '.4f')} "
-        f"(world named in {show('world_id_rate', '.4f')})",
+        "bounds at the total": f"record {format_bound(figures['mia_bound'])}, "
+        f"world {format_bound(figures['world_id_bound'])} (world named in {show('world_id_rate', '.4f')})",
         "time": f"{show('seconds', '.1f')} s",
     }
     width = max(map(len, lines))

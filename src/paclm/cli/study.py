@@ -86,8 +86,8 @@ def run(
     from paclm.study.lab import Lab
     from paclm.study.parts import Kept
     from paclm.study.run import regimes_named, run_regimes
+    from paclm.study.scored_text import read_test_text
     from paclm.study.tables.tab_eval_regimes import scale_in_words
-    from paclm.study.test_text import read_test_text
 
     chosen = regimes_named(regimes)
     lab = Lab(opened, seed=seed, kept=Kept(again))
@@ -126,7 +126,7 @@ def run(
 def _refuse_other_settings(opened: Workspace, named: Path) -> None:
     """What a study trains beside the worlds must be trained as they were, or its comparisons mean nothing."""
     if changes := opened.training_changes():
-        has_served = (opened.curator_path / "ledger.sqlite").exists()
+        has_served = opened.ledger_path.exists()
         again = "" if has_served else f", or train the worlds again: paclm train {named} --again"
         raise WorkspaceError(
             f"[training] was changed after the worlds were trained: {changes}. What a study trains beside them would "

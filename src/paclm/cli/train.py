@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from paclm.cli.console import WHEN_STOPPED, JsonFlag, duration, print_json, progress
+from paclm.cli.console import WHEN_STOPPED, JsonFlag, print_json, progress
 from paclm.cli.few_records import after_training, learned_little
+from paclm.config import format_duration
 from paclm.errors import InvalidInput, WorkspaceError
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _group_size(text: str) -> int | None:
 
 def _refuse_to_orphan_the_ledger(job: TrainingJob, named: Path) -> None:
     """Secret and ledger belong to the adapters that served: with others they could never be opened again."""
-    if (job.workspace.curator_path / "ledger.sqlite").exists():
+    if job.workspace.ledger_path.exists():
         raise WorkspaceError(
             f"{named} has served with its worlds, and its secret and ledger belong to them: other adapters would end "
             "it for good. To train anew, make another workspace; budgets over the same records add up."
@@ -143,7 +144,8 @@ def _run(job: TrainingJob, plan: TrainingPlan, resume: bool, command: str) -> Tr
 
 def _show_plan(job: TrainingJob, plan: TrainingPlan, as_json: bool) -> None:
     if as_json:
-        print_json({"what": job.name, "threads": _threads(), **dataclasses.asdict(plan)})
+        figures = dataclasses.asdict(plan)
+        print_json({"what": job.name, "threads": _threads(), "worlds": figures.pop("num_worlds"), **figures})
         return
     seconds = plan.seconds or 0.0
     _print_lines(
@@ -155,7 +157,7 @@ def _show_plan(job: TrainingJob, plan: TrainingPlan, as_json: bool) -> None:
             "tokens": f"{plan.num_tokens:,} ({plan.num_tokens / plan.num_positions:.0%} of the positions computed)",
             "memory": f"{_size(plan.memory_bytes)} beside the base model",
             "disk": f"{_size(plan.disk_bytes)} while it runs, about half of that afterwards",
-            "time": f"about {duration(seconds)} ({plan.num_tokens / max(seconds, 1e-9):,.0f} tokens per second)",
+            "time": f"about {format_duration(seconds)} ({plan.num_tokens / max(seconds, 1e-9):,.0f} tokens per second)",
         },
     )
 
@@ -167,7 +169,7 @@ def _show_result(
     figures: dict[str, Any] = {
         "what": job.name,
         "file": str(job.workspace.adapters_path / job.file_name),
-        "num_worlds": plan.num_worlds,
+        "worlds": plan.num_worlds,
         "parameters_per_world": plan.parameters_per_world,
         "worlds_per_step": trained.worlds_per_step,
         "threads": _threads(),
@@ -188,7 +190,7 @@ def _show_result(
             "adapters": f"{plan.num_worlds:,} of {plan.parameters_per_world:,} parameters",
             "loss": f"{figures['loss_public']:.3f} → {figures['loss_trained']:.3f} nats per token on own records"
             + (f"; least gain of a world {figures['least_improvement']:.3f}" if plan.num_worlds > 1 else ""),
-            "time": f"{duration(trained.seconds)}",
+            "time": format_duration(trained.seconds),
         },
     )
     losses = figures["loss_public"], figures["loss_trained"]

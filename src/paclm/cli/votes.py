@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,6 +13,7 @@ from paclm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Engine
+    from paclm.privacy.randomness import Coins
     from paclm.worlds.workspace import Workspace
 
 
@@ -52,20 +52,21 @@ def votes(
         raise InvalidInput("Give either --prompt TEXT, or --text FILE with --out VOTES.npz.")
     if (text is None) != (out is None):
         raise InvalidInput("--text FILE and --out VOTES.npz belong together.")
+    if limit is not None and limit < 2:
+        raise InvalidInput(f"--limit must be at least 2, one token to see and one to vote on, not {limit}.")
     from paclm.privacy.randomness import Coins
 
     opened = open_trained(workspace)
-    written = opened.settings.mechanism
-    chosen = decoder or written.get("decoder", "gumbel")
-    tau = temperature if temperature is not None else float(written.get("temperature", 1.0))
-    coins = None if chosen == "greedy" else Coins(seed)
+    written = opened.settings.voting
+    tau = temperature if temperature is not None else written.temperature
+    coins = None if (decoder or written.decoder) == "greedy" else Coins(seed)
     if prompt is not None:
         _vote_on_prompt(opened, prompt, coins, tau, as_json)
     elif text is not None and out is not None:
         _vote_along_text(opened, text, out, coins, tau, window, limit, as_json)
 
 
-def _vote_on_prompt(opened: Workspace, prompt: str, coins: Any, temperature: float, as_json: bool) -> None:
+def _vote_on_prompt(opened: Workspace, prompt: str, coins: Coins | None, temperature: float, as_json: bool) -> None:
     from paclm.engine.base import base_of, load_tokenizer
     from paclm.engine.loading import encode_prompt
 
@@ -89,18 +90,17 @@ def _vote_along_text(
     opened: Workspace,
     text: Path,
     out: Path,
-    coins: Any,
+    coins: Coins | None,
     temperature: float,
     window: int,
     limit: int | None,
     as_json: bool,
 ) -> None:
-    import numpy as np
-
     from paclm.engine.base import base_of, load_tokenizer
-    from paclm.engine.loading import FULL_FILE
+    from paclm.study.text import Passage, cut_passages
+    from paclm.study.textvotes import GREEDY, Decoding, collect_votes
     from paclm.worlds.blocks import encode_texts
-    from paclm.worlds.storage import write_private
+    from paclm.worlds.layout import FULL_FILE
 
     try:
         content = text.read_text(encoding="utf-8")
@@ -113,31 +113,19 @@ def _vote_along_text(
         raise InvalidInput(f"{text} has {len(tokens)} tokens, and votes need at least 2: one to see, one to vote on.")
     with_full = (opened.adapters_path / FULL_FILE).is_file()
     engine = _open_engine(opened, with_full, window)
-    draw = None if coins is None else lambda n: np.stack([coins.gumbel(engine.support_size) for _ in range(n)])
-    ballots = []
+    passages = cut_passages([Passage.of(tokens)], min(window, engine.context))
+    decoding, seed = (GREEDY, 0) if coins is None else (Decoding("gumbel", temperature), coins.seed)
     with progress(quiet=as_json) as bar:
         task = bar.add_task("votes", total=len(tokens) - 1)
-        for ballot in engine.teacher_forced(tokens, min(window, engine.context), draw, temperature):
-            ballots.append(ballot)
-            bar.advance(task, len(ballot.public))
-    every = np.concatenate([ballot.votes for ballot in ballots])
-    worlds = every[:, :-1] if with_full else every
-    arrays = {
-        "votes": worlds.astype(np.int32),
-        "truth": np.asarray(tokens[1:], dtype=np.int32),
-        "public": np.concatenate([ballot.public for ballot in ballots]).astype(np.int32),
-    }
-    if with_full:
-        arrays["full"] = every[:, -1].astype(np.int32)
+        found = collect_votes(engine, passages, [decoding], [seed], with_full, lambda n: bar.advance(task, n))
+    recorded = found[decoding.name].recorded
     out.parent.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    write_private(out, buffer.getvalue())
-    unanimity = float((worlds == worlds[:, :1]).all(axis=1).mean())
+    recorded.save(out)
+    positions, worlds, unanimity = recorded.num_positions, recorded.num_worlds, float((~recorded.is_dissent).mean())
     if as_json:
-        print_json({"positions": len(worlds), "worlds": int(worlds.shape[1]), "unanimity": unanimity, "out": str(out)})
+        print_json({"positions": positions, "worlds": worlds, "unanimity": unanimity, "out": str(out)})
         return
-    typer.echo(f"{len(worlds):,} positions, {worlds.shape[1]} worlds, unanimous at {unanimity:.1%}: {out}")
+    typer.echo(f"{positions:,} positions, {worlds} worlds, unanimous at {unanimity:.1%}: {out}")
     if not with_full:
         typer.echo(
             "No full-corpus adapter was trained (paclm train --what full): the file has no ceiling to compare with."
@@ -148,5 +136,4 @@ def _open_engine(opened: Workspace, with_full: bool, context: int) -> Engine:
     from paclm.engine.loading import load_stack, open_engine
 
     runtime = dataclasses.replace(opened.runtime, max_sequences=1, context=max(opened.runtime.context, context))
-    support_size = int(opened.settings.mechanism.get("support_size", 200))
-    return open_engine(opened, support_size, runtime, load_stack(opened, with_full))
+    return open_engine(opened, opened.settings.voting.support_size, runtime, load_stack(opened, with_full))

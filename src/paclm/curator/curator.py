@@ -15,38 +15,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self, Unpack
 
 import numpy as np
 
 from paclm.curator.admission import check_fits, check_request
+from paclm.curator.figures import BudgetFigures, UsageFigures
 from paclm.curator.hidden import Hidden
 from paclm.curator.models import load_models
 from paclm.curator.opening import Custody, named_witness, open_custody
-from paclm.curator.outcomes import Outcome, UsageFigures, usage_by_tag
+from paclm.curator.outcomes import Outcome, usage_by_tag
+from paclm.curator.releasing import Releaser
 from paclm.curator.secret import leak_to_three_digits
-from paclm.curator.streams import Generation, Piece, Pieces, Request, Stream
+from paclm.curator.streams import Generation, Options, Piece, Pieces, Request, Stream
 from paclm.curator.terms import cautions, deployment_cautions, training_cautions
 from paclm.curator.text import Tokenizer
 from paclm.curator.turns import Turns
-from paclm.engine.engine import Ballot, Engine
+from paclm.curator.votes import VoteSource
 from paclm.errors import CuratorError, InvalidInput, UnsoundState
-from paclm.privacy.accounting import Account, charge_units, nats_up
+from paclm.privacy.accounting import Account, nats_up
 from paclm.privacy.arrays import FloatArray
-from paclm.privacy.randomness import Noise
-from paclm.privacy.releases import rule_named
-from paclm.privacy.step import is_unanimous
 from paclm.worlds.workspace import Workspace
 
-
-class Options(TypedDict, total=False):
-    """What a request may say beside its prompt and length; see `Curator.request`."""
-
-    temperature: float | None
-    greedy: bool | None
-    stop: str | Sequence[str]
-    coins_seed: int | None
-    tag: str
+if TYPE_CHECKING:
+    from paclm.engine.engine import Ballot
 
 
 class Delivery(NamedTuple):
@@ -60,27 +52,26 @@ class Curator:
     """Single writer over one secret. Open it with `Curator.open`, use it as a context manager."""
 
     def __init__(
-        self, custody: Custody, engine: Engine, tokenizer: Tokenizer, more_cautions: Sequence[str] = ()
+        self, custody: Custody, engine: VoteSource, tokenizer: Tokenizer, more_cautions: Sequence[str] = ()
     ) -> None:
         self._custody = custody
         self._more_cautions = more_cautions
         self._engine = engine
         self._tokenizer = tokenizer
-        self._noise = Noise()
         self._running: list[Stream] = []  # in the order they were submitted: also the order of their releases
         self._waiting: list[Stream] = []
         self._held: list[Stream] = []  # promised, and not yet started
         self._failure: str | None = None
         self._turns = Turns()
         self.config = custody.ledger.settings
-        self._rule = rule_named(self.config.release)
+        self._releaser = Releaser(custody.secret, self.config)
 
     @classmethod
     def open(
         cls,
         workspace: Workspace | str | Path,
         *,
-        engine: Engine | None = None,
+        engine: VoteSource | None = None,
         tokenizer: Tokenizer | None = None,
         witness: str | Path | None = None,
     ) -> Curator:
@@ -211,16 +202,16 @@ class Curator:
             **self.figures(),
         )
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> BudgetFigures:
         """Where the budget stands, in the names of the command line's JSON. Bounds are at the committed total."""
         account, bounds = self.account, self._custody.ledger.bounds
-        return {
-            "spent_nats": account.spent_nats,
-            "total_nats": account.total_nats,
-            "remaining_tokens": account.remaining_tokens(self.config.per_token),
-            "mia_bound": bounds.mia,
-            "world_id_bound": bounds.world_id,
-        }
+        return BudgetFigures(
+            spent_nats=account.spent_nats,
+            total_nats=account.total_nats,
+            remaining_tokens=account.remaining_tokens(self.config.per_token),
+            mia_bound=bounds.mia,
+            world_id_bound=bounds.world_id,
+        )
 
     @property
     def account(self) -> Account:
@@ -266,6 +257,11 @@ class Curator:
         return self._custody.secret.num_worlds
 
     @property
+    def worst_price(self) -> int:
+        """Units that one private token can cost at most."""
+        return self._releaser.price(is_dissent=True)
+
+    @property
     def reserved_units(self) -> int:
         """What running, waiting and held streams can still cost; in memory only."""
         return sum(stream.reserved_units for stream in (*self._running, *self._waiting, *self._held))
@@ -302,19 +298,7 @@ class Curator:
         """One outcome per stream, in order, and the belief after the last."""
         if ballot.votes.shape != (len(streams), self._custody.secret.num_worlds):
             raise UnsoundState(f"The engine returned votes {ballot.votes.shape}. Nothing may be released.")
-        account, outcomes = self.account, []
-        for votes, public in zip(ballot.votes, ballot.public.tolist(), strict=True):
-            is_dissent = not is_unanimous(votes)
-            units = self._price(is_dissent=is_dissent)
-            if not account.affords(units):
-                if self.config.on_exhausted == "refuse":
-                    raise UnsoundState("A stream met the end of a budget that was held free for it.")
-                outcomes.append(Outcome(Hidden(public), "public", 0))
-                continue
-            account = account.charge(units, is_dissent=is_dissent)
-            token, belief = self._custody.secret.release(self._rule, votes, belief, self.config.per_token, self._noise)
-            outcomes.append(Outcome(token, "disputed" if is_dissent else "agreed", units))
-        return outcomes, belief
+        return self._releaser.release(ballot, self.account, belief)
 
     def _deliver(self, streams: list[Stream], outcomes: list[Outcome]) -> list[Delivery]:
         """First whatever can fail, for all streams; then the tokens leave."""
@@ -350,20 +334,12 @@ class Curator:
 
     # --- checks -------------------------------------------------------------------------------------------------
 
-    def _price(self, *, is_dissent: bool) -> int:
-        return charge_units(
-            self.config.charge,
-            self.config.per_token,
-            reads_secret=self._rule.reads_secret,
-            is_dissent=is_dissent,
-        )
-
     def _new_streams(self, requests: Sequence[Request]) -> list[Stream]:
         """Streams for which everything is checked that could fail later, in the middle of a step."""
         self._refuse_if_stopped()
         for request in requests:
             self._check_request(request)  # perhaps it was not made by `request`
-        worst = self._price(is_dissent=True) if self.config.on_exhausted == "refuse" else 0
+        worst = self.worst_price if self.config.on_exhausted == "refuse" else 0
         streams = [Stream(request, self._tokenizer, worst) for request in requests]
         units = sum(stream.reserved_units for stream in streams)
         check_fits(self.account, held=self.reserved_units, units=units, worst=worst)

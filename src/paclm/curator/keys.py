@@ -117,6 +117,8 @@ def keeps_own_key() -> bool:
 
 def settle_own_key(folder: Path, keys: Keys) -> None:
     """After an exchange, finished or cut short: the key in force is the one in curator/key, and the only one."""
+    for part in folder.glob(f".{NEW_KEY_FILE}.*.part"):  # `write_key` was killed: no key in clear stays behind
+        part.unlink()
     following = folder / NEW_KEY_FILE
     if not keeps_own_key() or not following.exists():
         return

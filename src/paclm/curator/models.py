@@ -10,14 +10,14 @@ from pathlib import Path
 from paclm.curator.opening import Custody
 from paclm.curator.terms import check_same_worlds, worlds_digest
 from paclm.curator.text import Tokenizer
-from paclm.engine.engine import Engine
+from paclm.curator.votes import VoteSource
 from paclm.errors import EngineError
 from paclm.worlds.workspace import Workspace
 
 
 def load_models(
-    path: str | Path, custody: Custody, engine: Engine | None, tokenizer: Tokenizer | None
-) -> tuple[Engine, Tokenizer]:
+    path: str | Path, custody: Custody, engine: VoteSource | None, tokenizer: Tokenizer | None
+) -> tuple[VoteSource, Tokenizer]:
     """Engine and tokenizer, loaded right after their files were hashed; an engine that is given is only compared."""
     from paclm.engine.base import base_of, load_tokenizer
     from paclm.engine.determinism import check_repeatable

@@ -25,10 +25,10 @@ from paclm.errors import CuratorError, LedgerWrongKey, UnsoundState
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
 from paclm.privacy.arrays import FloatArray
+from paclm.worlds.layout import LEDGER_FILE
 from paclm.worlds.registry import remember_ledger
 from paclm.worlds.workspace import Workspace
 
-LEDGER_FILE = "ledger.sqlite"
 WITNESS_VARIABLE = "PACLM_WITNESS"
 
 
@@ -166,7 +166,7 @@ def _restore_belief(ledger: Ledger, keys: Keys, retired: list[Keys], digest: str
     for key in (keys, *reversed(retired)):
         belief = unseal_belief(ledger.sealed_belief, key, digest, ledger.num_worlds)
         if belief is not None:
-            if key is not keys:  # an exchange of keys was cut short before the belief was sealed anew
+            if key is not keys:  # an adopted copy from before an exchange, or one cut short that took two commits
                 ledger.commit((), seal_belief(belief, keys, digest))
             return belief
     raise CuratorError(

@@ -19,14 +19,6 @@ class Outcome(NamedTuple):
     units: int
 
 
-class UsageFigures(NamedTuple):
-    """What was had, all time; a tag's own spend bounds nothing: all share one belief."""
-
-    by_tag: dict[str, Usage]
-    by_hour: dict[str, Usage]
-    """Hours (UTC) as 2026-11-20T14, oldest first."""
-
-
 def usage_by_tag(streams: Iterable[Stream], outcomes: Iterable[Outcome]) -> list[Usage]:
     """The step's figures for the ledger, one entry per tag."""
     entries: dict[str, Usage] = {}

@@ -2,10 +2,9 @@
 
     1  the new key is on the disk (curator/key.new; elsewhere the operator has it)
     2  secret.json holds the secret under both keys; under the new one also the old key, which the ledger still needs
-    3  the ledger's row "key-rotated": from here on the new key is in force
-    4  the belief, sealed anew
-    5  secret.json holds the secret under the new key alone
-    6  curator/key.new becomes curator/key
+    3  the ledger's row "key-rotated" and, in the same transaction, the belief sealed anew: the new key is in force
+    4  secret.json holds the secret under the new key alone
+    5  curator/key.new becomes curator/key
 
 A crash before 3 leaves the old key in force, a crash after it the new one; the next opening clears up the rest.
 Whoever had both the old key and an old copy of the workspace knows the secret for good: no exchange undoes that.
@@ -60,8 +59,7 @@ def rotate_key(workspace: Workspace, master: Hidden[bytes] | None = None, witnes
         retired = [*before.retired_keys(old), old]
         after = Sealing.make(custody.secret, new, custody.digest, custody.ledger.ledger_id, retired)
         file.write({old.id: before, new.id: after})
-        _sign_with(custody.ledger, new)
-        custody.ledger.commit((), seal_belief(custody.belief, new, custody.digest))
+        _sign_with(custody.ledger, new, seal_belief(custody.belief, new, custody.digest))
         file.write({new.id: after})
         settle_own_key(folder, new)
     finally:
@@ -70,5 +68,5 @@ def rotate_key(workspace: Workspace, master: Hidden[bytes] | None = None, witnes
 
 
 @tells_only_its_message
-def _sign_with(ledger: Ledger, keys: Keys) -> None:
-    ledger.rotate_key(keys.mac.reveal())
+def _sign_with(ledger: Ledger, keys: Keys, sealed_belief: bytes) -> None:
+    ledger.rotate_key(keys.mac.reveal(), sealed_belief)

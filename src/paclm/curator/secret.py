@@ -19,6 +19,7 @@ from paclm.privacy.belief import uniform_belief
 from paclm.privacy.leak import leak_by_entropy
 from paclm.privacy.randomness import NoiseSource
 from paclm.privacy.releases import Rule
+from paclm.privacy.unreadable import unreadable_secret
 
 FORMAT = 1
 
@@ -53,7 +54,9 @@ class Secret:
         if not noise.is_private:
             raise RandomnessMisuse("A private release needs paclm.Noise().")
         before = check_belief(belief.reveal(), self.num_worlds)
-        step = rule.release(check_votes(votes), before, self.__world.reveal(), per_token, noise)
+        # A rule that says it never reads the secret is charged nothing: it gets one that cannot be read.
+        world = self.__world.reveal() if rule.reads_secret else unreadable_secret(rule.name)
+        step = rule.release(check_votes(votes), before, world, per_token, noise)
         if step.belief is before:
             return Released(Hidden(step.token), belief)  # the same box: whoever compares boxes knows it did not move
         return Released(Hidden(step.token), Hidden(check_belief(step.belief, self.num_worlds)))

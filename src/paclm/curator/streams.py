@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self, TypedDict
 
 from paclm.curator.text import TextStream, Tokenizer
 from paclm.errors import InvalidInput
@@ -17,6 +17,16 @@ Mark = Literal["agreed", "disputed", "public"]
 FinishReason = Literal["stop", "length", "cancelled"]
 
 _LONGEST_TAG = 200
+
+
+class Options(TypedDict, total=False):
+    """What a request may say beside its prompt and length; see `Curator.request`."""
+
+    temperature: float | None
+    greedy: bool | None
+    stop: str | Sequence[str]
+    coins_seed: int | None
+    tag: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

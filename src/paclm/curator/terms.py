@@ -6,11 +6,11 @@ import math
 
 from paclm.config import SMALLEST_PER_TOKEN, MechanismConfig, format_budget
 from paclm.errors import CuratorError, InvalidInput, WorkspaceError
-from paclm.privacy.bounds import success_bound
+from paclm.privacy.bounds import format_bound, success_bound
+from paclm.worlds.layout import SETTINGS_FILE, WORLDS_FILE
 from paclm.worlds.registry import ledgers_noted
 from paclm.worlds.workspace import Workspace
 
-WORLDS_FILE = "worlds.safetensors"
 _LARGEST_TOTAL = 8.0
 """Nats that 63 bits of 2^-60 hold."""
 
@@ -19,7 +19,7 @@ def budgets_of(workspace: Workspace) -> MechanismConfig:
     """The settings to serve under; without budgets, an error that says what to write."""
     if workspace.config is None:
         raise InvalidInput(
-            f"{workspace.path / 'paclm.toml'} sets no budget, and nobody spends privacy by accident. For a target "
+            f"{workspace.path / SETTINGS_FILE} sets no budget, and nobody spends privacy by accident. For a target "
             f"of your own: paclm plan --mia 51% --tokens 1M --write {workspace.path}. Or write both under [mechanism], "
             'for example: per_token = "2^-32" and total = "2^-10".'
         )
@@ -62,7 +62,7 @@ def cautions(committed: float) -> list[str]:
         return []
     return [
         f"The committed total, {format_budget(committed)} nats, is at least ln 2 = 0.693: the bound on membership "
-        f"attacks is {success_bound(committed, 1 / 2):.0%}, so nothing is promised about single records."
+        f"attacks is {format_bound(success_bound(committed, 1 / 2))}, so nothing is promised about single records."
     ]
 
 
@@ -70,8 +70,8 @@ def check_trained_as_set(workspace: Workspace) -> None:
     """Refuse to bind secret and ledger to worlds that were trained otherwise than the settings say by now."""
     if changes := workspace.training_changes():
         raise WorkspaceError(
-            f"[training] of {workspace.path / 'paclm.toml'} was changed after the worlds were trained: {changes}. Once "
-            "a token has left, these worlds stay for good. Train them again: "
+            f"[training] of {workspace.path / SETTINGS_FILE} was changed after the worlds were trained: {changes}. "
+            "Once a token has left, these worlds stay for good. Train them again: "
             f"paclm train {workspace.path} --again; or change the settings back."
         )
 

@@ -158,7 +158,7 @@ def _from_hub(name: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ModuleNotFoundError:
-        raise MissingExtra("transformers", "core") from None
+        raise MissingExtra("transformers") from None
 
     def fetch(weights: str, *, offline: bool) -> Path:
         wanted = [*_HUB_FILES, weights]
@@ -185,7 +185,7 @@ def _transformers() -> Any:
     try:
         import transformers
     except ModuleNotFoundError:
-        raise MissingExtra("transformers", "core") from None
+        raise MissingExtra("transformers") from None
     return transformers
 
 
@@ -193,7 +193,7 @@ def _safetensors() -> Any:
     try:
         import safetensors
     except ModuleNotFoundError:
-        raise MissingExtra("safetensors", "core") from None
+        raise MissingExtra("safetensors") from None
     return safetensors
 
 

@@ -124,7 +124,7 @@ def _save_as_folder(gguf: Path, folder: Path) -> None:
     try:
         import gguf as _gguf  # noqa: F401  (Transformers needs it and fails late without)
     except ModuleNotFoundError:
-        raise MissingExtra("gguf", "core") from None
+        raise MissingExtra("gguf") from None
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,13 +26,6 @@ from paclm.errors import EngineError, InvalidInput
 
 _PROMPTS_TOGETHER = 64
 """Attention kernels count sequences times worlds in 16 bits."""
-
-
-class VoteSource(Protocol):
-    """Every world's vote on one context. Cannot leak the realized world: it is never told which it is."""
-
-    def votes(self, context: Sequence[int], coins: FloatArray | None) -> IntArray:
-        """(k,) coins, or None for greedy → (m,) token ids."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,26 +80,14 @@ def attach(
 
 def detach(model: nn.Module) -> None:
     """Put the base layers back."""
-    for name, module in list(model.named_modules()):
-        if isinstance(module, StackedLinear):
-            parent, leaf = _parent(model, name)
-            setattr(parent, leaf, module.base)
+    for name, adapted in attached_layers(model).items():
+        parent, leaf = _parent(model, name)
+        setattr(parent, leaf, adapted.base)
 
 
 def attached_layers(model: nn.Module) -> dict[str, StackedLinear]:
     """The adapted layers of `model`, by the name of the layer they replaced."""
     return {name: module for name, module in model.named_modules() if isinstance(module, StackedLinear)}
-
-
-def read_stack(model: nn.Module, spec: AdapterSpec, base: str) -> AdapterStack:
-    """The adapters now in `model` as a stack: the same tensors, detached from any graph."""
-    layers = attached_layers(model)
-    return AdapterStack(
-        spec,
-        base,
-        {name: layer.A.detach() for name, layer in layers.items()},
-        {name: layer.B.detach() for name, layer in layers.items()},
-    )
 
 
 def _parent(model: nn.Module, layer: str) -> tuple[nn.Module, str]:

@@ -20,13 +20,11 @@ from paclm.engine.steps import PlainStep, Step
 from paclm.engine.threads import set_threads
 from paclm.engine.weights import take_apart, unsupported
 from paclm.errors import EngineError
+from paclm.worlds.layout import FULL_FILE, WORLDS_FILE
 
 if TYPE_CHECKING:
     from paclm.worlds.fingerprints import Base
     from paclm.worlds.workspace import Workspace
-
-WORLDS_FILE = "worlds.safetensors"
-FULL_FILE = "full.safetensors"
 
 
 def pick_device(setting: str) -> torch.device:

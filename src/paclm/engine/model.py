@@ -1,4 +1,7 @@
-"""What the engine asks of a forward pass. Two answers exist: `stacked` (GPT-2, Llama families) and `patched` (any)."""
+"""What the engine asks of a forward pass. `stacked` answers it for the GPT-2 and Llama families, `patched` for any.
+
+`fused` is `stacked` with the decode step by kernels, on CUDA.
+"""
 
 from __future__ import annotations
 

@@ -10,14 +10,16 @@ short. This file is plain numpy: it knows neither texts nor models, and no world
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paclm.config import TrainingConfig
 from paclm.errors import EngineError, InvalidInput
-from paclm.worlds.blocks import cut_blocks
+from paclm.worlds.blocks import block_length, cut_blocks
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -50,6 +52,12 @@ class Blocks:
 
     def __getitem__(self, block: int) -> IntArray:
         return self.tokens[self.starts[block] : self.starts[block + 1]]
+
+
+def expected_steps(training: TrainingConfig, records_per_world: float, tokens_per_record: float, context: int) -> int:
+    """Steps a world will take, from averages alone: its records in blocks, in batches, once per epoch."""
+    blocks = records_per_world * max(1.0, tokens_per_record / (block_length(training, context) - 1))
+    return training.epochs * math.ceil(blocks / training.batch_size)
 
 
 def make_blocks(

@@ -32,8 +32,9 @@ from paclm.engine.training import OnProgress, Trained, make_schedule, train_worl
 from paclm.engine.training_plan import TrainingPlan, plan_training
 from paclm.errors import InvalidInput
 from paclm.worlds.assignment import BoolArray, assign_groups
-from paclm.worlds.blocks import encode_texts
+from paclm.worlds.blocks import block_length, encode_texts
 from paclm.worlds.holdout import units_of
+from paclm.worlds.layout import adapters_file
 from paclm.worlds.shards import assign_shards
 from paclm.worlds.storage import only_one, write_private
 from paclm.worlds.workspace import Workspace
@@ -58,7 +59,7 @@ class TrainingJob:
 
     @property
     def file_name(self) -> str:
-        return f"{self.name}.safetensors"
+        return adapters_file(self.name)
 
     @property
     def folder(self) -> Path:
@@ -172,9 +173,9 @@ def _multiplies_bfloat16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:
 
 def membership_of(workspace: Workspace, what: str) -> BoolArray:
     """Which records each of the adapters called `what` sees, (records, adapters)."""
-    records, seed = workspace.members(), int(workspace.manifest.arguments["seed"])
     if what in ("worlds", "uncoupled"):
         return workspace.membership
+    records, seed = workspace.members(), int(workspace.manifest.arguments["seed"])
     if what == "full":
         return np.ones((len(records), 1), dtype=np.bool_)
     if found := _NUMBERED.fullmatch(what):
@@ -195,4 +196,4 @@ def _block_tokens(settings: TrainingConfig, context: int) -> int:
             f"block_tokens = {settings.block_tokens} is longer than the base model's context of {context}. "
             "Lower it in [training], or set 0 for the context itself."
         )
-    return min(settings.block_tokens or context, max(2, settings.max_record_tokens))
+    return block_length(settings, context)

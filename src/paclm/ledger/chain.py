@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, final
 
-from paclm.errors import InvalidInput, LedgerWrongKey, RandomnessMisuse
+from paclm.errors import InvalidInput, LedgerWrongKey, UnsoundState
 from paclm.ledger.events import BadRow, Event, canonical, from_fields, to_fields
 from paclm.ledger.state import State, from_state_fields, to_state_fields
 
@@ -57,7 +57,7 @@ class Keys:
         return f"Keys(current={self.current!r})"
 
     def __reduce__(self) -> NoReturn:
-        raise RandomnessMisuse("Ledger keys cannot be pickled or copied.")
+        raise UnsoundState("Ledger keys cannot be pickled or copied: they stay in the process that holds them.")
 
 
 def key_name(key: bytes) -> str:

@@ -119,16 +119,22 @@ def open_reader(path: Path) -> sqlite3.Connection:
         raise LedgerMissing(f"There is no ledger at {path}. It is made when the workspace first generates a token.")
     with translated(path):
         name = f"file:{quote(str(path.absolute()))}?mode=ro"
-        db = sqlite3.connect(name, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
         try:
-            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            return _reading(sqlite3.connect(name, uri=True, timeout=BUSY_SECONDS, isolation_level=None))
         except sqlite3.OperationalError:
-            db.close()
             if path.with_name(path.name + "-wal").exists():
                 raise
             # Nobody can be writing here: WAL needs its side files, and they could not be made.
-            db = sqlite3.connect(name + "&immutable=1", uri=True, isolation_level=None)
-            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            return _reading(sqlite3.connect(name + "&immutable=1", uri=True, isolation_level=None))
+
+
+def _reading(db: sqlite3.Connection) -> sqlite3.Connection:
+    """The connection if it can read, closed if it cannot."""
+    try:
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error:
+        db.close()
+        raise
     return db
 
 
@@ -169,6 +175,22 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """All or nothing; the commit is on the disk when the block has ended.
+
+    The lock is taken at once: what is read inside cannot have changed by the time of the write.
+    """
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
 
 
 @contextmanager

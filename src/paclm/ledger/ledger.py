@@ -16,12 +16,11 @@ from typing import Self
 
 from paclm.config import MechanismConfig
 from paclm.errors import LedgerError
-from paclm.ledger import database, history
+from paclm.ledger import database
 from paclm.ledger.attendance import meet_witness
 from paclm.ledger.chain import Head, Keys
 from paclm.ledger.events import Extended, Opened, SettingsChanged, Stepped, Usage
 from paclm.ledger.lock import WriterLock
-from paclm.ledger.reading import UsageTable, read_usage
 from paclm.ledger.state import Bounds, Price, State, bounds_at
 from paclm.ledger.writer import Clock, Writer, hash_belief, lock_path, utc_now, write_first_row
 from paclm.privacy.accounting import Account, units_down
@@ -155,23 +154,15 @@ class Ledger:
         """The guarantee that an extension to this total would leave: what to show before asking."""
         return bounds_at(max(units_down(total), self.state.committed_units), self.num_worlds)
 
-    def by_day(self) -> dict[str, Usage]:
-        """What was spent on each day (UTC)."""
-        return history.by_day(self._usage())
-
     def by_key(self) -> dict[str, Usage]:
         """What was spent by each key. A key's own spend bounds nothing: all share one belief."""
-        return history.by_key(self._usage())
+        with self._writer.one_at_a_time:
+            return self._writer.sums.by_key()
 
     def by_hour(self) -> dict[str, Usage]:
         """What was spent in each hour (UTC) that had tokens, oldest first."""
-        return history.by_hour(self._usage())
-
-    def _usage(self) -> UsageTable:
         with self._writer.one_at_a_time:
-            self._writer.refuse_if_stopped()
-            with database.translated(self.path):
-                return read_usage(self._writer.db)
+            return self._writer.sums.by_hour()
 
     def commit(self, entries: Iterable[Usage], sealed_belief: bytes | None) -> None:
         """Record one engine step. When this returns, charge and belief are on the disk and tokens may leave.

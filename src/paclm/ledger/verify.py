@@ -57,11 +57,21 @@ def signing_key(path: str | Path) -> str | None:
 
 def witness_on_record(path: str | Path) -> str | None:
     """The name of the witness without which the ledger never opens; None where there is none."""
-    path = Path(path)
+    return _newest(Path(path)).state.witness
+
+
+def remaining_tokens(path: str | Path) -> int:
+    """How many charged tokens the budget still has, as the newest row tells it."""
+    contents = _newest(Path(path))
+    return contents.state.account.remaining_tokens(contents.settings.per_token)
+
+
+def _newest(path: Path) -> Contents:
+    """Where the ledger stands by its newest row, which is all that is looked at."""
     db = database.open_reader(path)
     try:
         with database.translated(path):
-            return read_contents(db, path, None).state.witness
+            return read_contents(db, path, None)
     finally:
         db.close()
 

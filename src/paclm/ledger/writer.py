@@ -10,17 +10,17 @@ import hashlib
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
 from paclm.config import MechanismConfig
-from paclm.errors import LedgerDamaged, LedgerError, LedgerRolledBack, LedgerStopped, LedgerTampered, RandomnessMisuse
+from paclm.errors import LedgerDamaged, LedgerError, LedgerRolledBack, LedgerStopped, LedgerTampered, UnsoundState
 from paclm.ledger import database
 from paclm.ledger.chain import GENESIS, Head, Keys, endorse, make_row
 from paclm.ledger.events import COUNTS, BadRow, Event, KeyRotated, Opened, Usage
+from paclm.ledger.history import Sums
 from paclm.ledger.lock import WriterLock
 from paclm.ledger.reading import (
     UsageTable,
@@ -30,6 +30,7 @@ from paclm.ledger.reading import (
     new_settings,
     read_chain,
     read_contents,
+    read_usage,
 )
 from paclm.ledger.state import apply, to_state_fields, usages
 from paclm.ledger.witness import Testimony, Witness
@@ -53,7 +54,7 @@ def stamp(clock: Clock) -> str:
 
 
 class Writer:
-    """An open ledger file and its lock, from `load` to `close`."""
+    """An open ledger file and its lock, from its opening to `close`."""
 
     def __init__(
         self, path: Path, keys: Keys, *, in_full: bool, accept_copy: bool = False, clock: Clock = utc_now
@@ -65,6 +66,7 @@ class Writer:
         self._clock = clock
         self._process = os.getpid()
         self._failure: str | None = None
+        self._sums: Sums | None = None
         self.one_at_a_time = threading.RLock()
         database.check_private(self.path)
         self._lock = WriterLock(lock_path(self.path))
@@ -91,7 +93,7 @@ class Writer:
                 raise LedgerDamaged(f"{self.path} is not a ledger: it was overwritten or emptied. Restore a backup.")
             if in_full:
                 check_pages(self.db, self.path)
-            with transaction(self.db):
+            with database.transaction(self.db):
                 database.migrate(self.db, stamp(self._clock), self.path)
             contents = (read_chain if in_full else read_contents)(self.db, self.path, self.keys)
         if contents.key != self.keys.current and accept_copy:  # a copy from before the key was rotated
@@ -120,6 +122,16 @@ class Writer:
         with database.translated(self.path):
             database.empty_log(self.db)
 
+    @property
+    def sums(self) -> Sums:
+        """Figures by day, hour and key; hold `one_at_a_time` while reading them. Only the first call reads the file."""
+        with self.one_at_a_time:
+            self.refuse_if_stopped()
+            if self._sums is None:
+                with database.translated(self.path):
+                    self._sums = Sums(read_usage(self.db))
+            return self._sums
+
     def append(
         self, event: Event, sealed_belief: bytes | None = None, seq: int | None = None, keys: Keys | None = None
     ) -> None:
@@ -135,21 +147,26 @@ class Writer:
             except BadRow as problem:
                 raise LedgerTampered(f"A new row for {self.path} {problem}. Nothing was written.") from None
             row = make_row(self.head, seq, stamp(self._clock), event, after, keys or self.keys)
+            entries = usages(self.state, after, event)
             try:
-                with database.translated(self.path), transaction(self.db):
+                with database.translated(self.path), database.transaction(self.db):
                     self.db.execute(_ADD_ROW, row)
-                    add_figures(self.db, row.at, usages(self.state, after, event))
+                    add_figures(self.db, row.at, entries)
                     if sealed_belief is not None:
                         self.db.execute(_SET_BELIEF, (after.belief_seq, sealed_belief))
                 if keys is not None:
                     self._use_keys(keys)
                 self.head, self.state = Head(seq, row.digest), after
+                if self._sums is not None:
+                    self._sums.add(row.at, entries)
                 if sealed_belief is not None:
                     self.sealed_belief = sealed_belief
                 if (settings := new_settings(event)) is not None:
                     self.settings = MechanismConfig(**settings)
                 if self.witness is not None and self.state.witness is not None:
                     self.witness.write(self.testimony(self.state.witness))
+                    if keys is not None:  # in its other slot too: the belief there is sealed with the old key
+                        self.witness.write(self.testimony(self.state.witness))
                 self._lock.remember(self.head)
             except BaseException as failure:
                 self._failure = str(failure) or type(failure).__name__
@@ -199,7 +216,7 @@ class Writer:
             self._lock.release()
 
     def __reduce__(self) -> NoReturn:
-        raise RandomnessMisuse("An open ledger cannot be pickled or copied: one secret has one writer.")
+        raise UnsoundState("An open ledger cannot be pickled or copied: one secret has one writer.")
 
 
 _CLOSED = "it was closed."
@@ -213,7 +230,7 @@ def write_first_row(path: Path, event: Opened, sealed_belief: bytes, keys: Keys,
         db = sqlite3.connect(path, isolation_level=None)
         try:
             db.execute("PRAGMA synchronous=FULL")
-            with transaction(db):
+            with database.transaction(db):
                 db.execute(f"PRAGMA application_id={database.LIVE}")
                 database.migrate(db, at, path)
                 row = make_row(Head(0, GENESIS), 1, at, event, apply(None, 1, event), keys)
@@ -233,19 +250,6 @@ def add_figures(db: sqlite3.Connection, at: str, entries: tuple[Usage, ...]) -> 
             counts = tuple(int(old) + new for old, new in zip(found, counts, strict=True))
         stored = (str(n) if name == "units" else n for name, n in zip(COUNTS, counts, strict=True))
         db.execute(_SET_FIGURES, (*place, *stored))
-
-
-@contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing; the commit is on the disk when the block has ended."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
 
 
 def lock_path(path: Path) -> Path:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from paclm.config import ChargeName, format_budget
+from paclm.config import CHARGES, ChargeName, format_budget
 from paclm.errors import BudgetExceeded, InvalidInput
 
 UNITS_PER_NAT = 2**60
@@ -39,14 +39,19 @@ def nats_down(units: int) -> float:
     return value if Fraction(value) * UNITS_PER_NAT <= units else math.nextafter(value, 0.0)
 
 
+def check_charge(charge: ChargeName) -> None:
+    """Refuse a word that names no way of charging."""
+    if charge not in CHARGES:
+        raise InvalidInput(f"There is no charge {charge!r}. Choose one of: {', '.join(CHARGES)}.")
+
+
 def charge_units(charge: ChargeName, per_token: float, *, reads_secret: bool, is_dissent: bool) -> int:
     """What one token costs. Known before the release: it depends on votes and settings, never on the secret.
 
     `every-token` charges b always; `dissent` only where the worlds differ, since elsewhere the step tells nothing. A
     release that never reads the secret tells nothing anywhere.
     """
-    if charge not in ("every-token", "dissent"):
-        raise InvalidInput(f"There is no charge {charge!r}. Choose one of: every-token, dissent.")
+    check_charge(charge)
     if not reads_secret or (charge == "dissent" and not is_dissent):
         return 0
     return units_up(per_token)

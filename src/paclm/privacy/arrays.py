@@ -52,6 +52,19 @@ def check_belief(belief: npt.ArrayLike, num_worlds: int | None = None) -> FloatA
     return array
 
 
+def check_beliefs(beliefs: npt.ArrayLike) -> FloatArray:
+    """Return beliefs of several sessions as a float64 array (n, m), each row what `check_belief` lets through."""
+    table = np.asarray(beliefs, dtype=np.float64)
+    if table.ndim != 2:
+        raise InvalidInput(f"Beliefs must have one row per session, not shape {table.shape}.")
+    check_num_worlds(table.shape[1])
+    totals = np.exp(table).sum(axis=1)  # (n,), NaN or inf where the row holds one
+    unsound = np.flatnonzero(~(np.abs(totals - 1.0) <= SUM_TOLERANCE))
+    if unsound.size:
+        check_belief(table[unsound[0]])  # says what is wrong with it
+    return table
+
+
 def check_secret(secret: int, num_worlds: int) -> int:
     """Return the secret as an int in 0 … m−1. The value itself never appears in the message."""
     if isinstance(secret, bool) or not isinstance(secret, int | np.integer):

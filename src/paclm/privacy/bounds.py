@@ -1,12 +1,13 @@
 """From nats to attacks: how often any attack can succeed when the releases tell at most so many nats.
 
-For an attack with prior success π the posterior success δ obeys KL(Bernoulli(δ) ‖ Bernoulli(π)) ≤ I(S; H). Both
-functions round to the safe side: `success_bound` up, `nats_for` down.
+For an attack with prior success π the posterior success δ obeys KL(Bernoulli(δ) ‖ Bernoulli(π)) ≤ I(S; H). All
+functions round to the safe side: `success_bound` and `format_bound` up, `nats_for` down.
 """
 
 from __future__ import annotations
 
 import math
+from decimal import ROUND_CEILING, Decimal
 
 from paclm.errors import InvalidInput
 
@@ -41,7 +42,7 @@ def success_bound(nats: float, prior: float) -> float:
 def nats_for(success: float, prior: float) -> float:
     """The most nats that keep every attack with this prior at or under `success`; the inverse of `success_bound`.
 
-    >>> round(nats_for(0.51, 1 / 2) * 2**32)
+    >>> int(nats_for(0.51, 1 / 2) * 2**32)  # tokens at 2^-32 nats, rounded down
     859050
     """
     prior = _check_prior(prior)
@@ -55,6 +56,24 @@ def nats_for(success: float, prior: float) -> float:
         nats *= 1.0 - step
         step = min(0.5, 2.0 * step)
     return nats
+
+
+def format_bound(bound: float, decimals: int | None = None) -> str:
+    """A bound as people read it, in per cent, and never less than it is: the last digit is rounded up.
+
+    Two decimals, and three digits where that shows more; or as many decimals as are asked for, where small differences
+    matter.
+
+    >>> format_bound(0.5107891), format_bound(0.51), format_bound(0.0096378), format_bound(0.5107891, decimals=4)
+    ('51.08%', '51.00%', '0.964%', '51.0790%')
+    """
+    value = float(bound)
+    if not 0.0 <= value <= 1.0:
+        raise InvalidInput(f"A bound on success lies between 0 and 1, not {bound!r}.")
+    percent = Decimal(repr(value)).scaleb(2)  # its shortest digits: 0.51 is stored as a little more, and is 51.00%
+    if decimals is None:
+        decimals = max(2, 2 - percent.adjusted())
+    return f"{percent.quantize(Decimal(1).scaleb(-decimals), ROUND_CEILING):f}%"
 
 
 def _divergence(gain: float, prior: float) -> float:

@@ -86,6 +86,7 @@ def _release_pair(
     variance = pair_variance(low, high, per_token)
     R = side[choice[secret]] + math.sqrt(variance) * noise.standard_normal(1).item()
     log_likelihood = [(R - x) * (R - x) * (-0.5 / variance) for x in side]
+    # `update_belief` written out, bit for bit: through an array and back a release takes a tenth longer.
     top = max(log_likelihood)
     evidence = low * math.exp(log_likelihood[0] - top) + high * math.exp(log_likelihood[1] - top)
     if evidence > SAFE_MASS:

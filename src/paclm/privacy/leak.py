@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import FloatArray, check_belief
+from paclm.privacy.arrays import FloatArray, check_beliefs
 
 
 class Estimate(NamedTuple):
@@ -34,20 +34,27 @@ def mean_and_stderr(samples: npt.ArrayLike) -> Estimate:
 
 def leak_by_entropy(beliefs: npt.ArrayLike) -> Estimate:
     """log m − mean entropy, from the final beliefs of independent sessions, (sessions, m)."""
-    rows = [check_belief(row) for row in np.asarray(beliefs, dtype=np.float64)]
-    return mean_and_stderr([_divergence_from_uniform(row) for row in rows])
+    return mean_and_stderr(told_by_entropy(beliefs))
 
 
 def leak_by_truth(beliefs: npt.ArrayLike, secrets: npt.ArrayLike) -> Estimate:
     """log m + mean log belief in the realized world, from final beliefs (sessions, m) and secrets (sessions,)."""
+    return mean_and_stderr(told_by_truth(beliefs, secrets))
+
+
+def told_by_entropy(beliefs: npt.ArrayLike) -> FloatArray:
+    """log m − H(P) of each belief (n, m), as a sum of small terms: leaks of 1e-12 nats keep their digits."""
+    table = check_beliefs(beliefs)
+    p = np.exp(table)
+    told: FloatArray = np.vecdot(p, np.where(p > 0.0, table + math.log(table.shape[1]), 0.0))  # (n,)
+    return told
+
+
+def told_by_truth(beliefs: npt.ArrayLike, secrets: npt.ArrayLike) -> FloatArray:
+    """log m + log P(S) of each belief (n, m) and its secret (n,)."""
     table: FloatArray = np.asarray(beliefs, dtype=np.float64)
     realized = np.asarray(secrets)
     if realized.shape != table.shape[:1]:
         raise InvalidInput(f"There must be one secret per belief, not {realized.shape} for {table.shape}.")
-    return mean_and_stderr(math.log(table.shape[1]) + table[np.arange(len(table)), realized])
-
-
-def _divergence_from_uniform(belief: FloatArray) -> float:
-    """log m − H(P) as a sum of small terms, so that leaks of 1e-12 nats keep their digits."""
-    p = np.exp(belief)
-    return float(p @ np.where(p > 0.0, belief + math.log(belief.size), 0.0))
+    told: FloatArray = math.log(table.shape[1]) + table[np.arange(len(table)), realized]  # (n,)
+    return told

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from paclm.config import ChargeName
 from paclm.errors import InvalidInput
-from paclm.privacy.accounting import nats_down, nats_up, units_down, units_up
+from paclm.privacy.accounting import check_charge, nats_down, nats_up, units_down, units_up
 from paclm.privacy.arrays import check_num_worlds, check_per_token
 from paclm.privacy.bounds import nats_for, success_bound
 
@@ -84,8 +84,7 @@ def plan(
 
 
 def _charged_share(charge: ChargeName, dissent_rate: float) -> Fraction:
-    if charge not in ("every-token", "dissent"):
-        raise InvalidInput(f"There is no charge {charge!r}. Choose one of: every-token, dissent.")
+    check_charge(charge)
     if not 0.0 < dissent_rate <= 1.0:
         raise InvalidInput(f"The dissent rate must be above 0 and at most 1, not {dissent_rate!r}.")
     return Fraction(dissent_rate) if charge == "dissent" else Fraction(1)

@@ -11,8 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from paclm.curator.curator import Curator
 from paclm.curator.streams import Request as CuratorRequest
-from paclm.privacy.accounting import charge_units, nats_up
-from paclm.privacy.releases import rule_named
+from paclm.privacy.accounting import nats_up
 from paclm.server.access import AnyCaller, TheService
 from paclm.server.answering import EventStream, Production, begin_once, send_whole
 from paclm.server.asks import Ask, ChatAsk, CompletionAsk
@@ -79,9 +78,7 @@ async def _requests_for(ask: Ask, caller: Caller, service: Service) -> list[Cura
 def _plan(curator: Curator, caller: Caller, requests: list[CuratorRequest]) -> dict[str, Any]:
     """In the stepping thread: what is held for others is exact."""
     quota = None if caller.key is None else caller.key.remaining_tokens
-    config, account = curator.config, curator.account
-    reads_secret = rule_named(config.release).reads_secret
-    price = charge_units(config.charge, config.per_token, reads_secret=reads_secret, is_dissent=True)
+    config, account, price = curator.config, curator.account, curator.worst_price
     tokens = sum(request.max_new_tokens for request in requests)
     figures = curator.figures()
     return {

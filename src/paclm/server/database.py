@@ -16,6 +16,8 @@ from types import TracebackType
 from typing import Self
 
 from paclm.errors import ServiceError
+from paclm.ledger.database import transaction
+from paclm.worlds.layout import CURATOR_FOLDER
 from paclm.worlds.storage import refuse_if_others_can_enter
 
 BUSY_SECONDS = 5.0
@@ -23,7 +25,7 @@ BUSY_SECONDS = 5.0
 
 def service_path(workspace: Path) -> Path:
     """Where a workspace keeps the service's books."""
-    return workspace / "curator" / "service.sqlite"
+    return workspace / CURATOR_FOLDER / "service.sqlite"
 
 
 def m001_initial(db: sqlite3.Connection) -> None:
@@ -109,19 +111,6 @@ class Database:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-@contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing. The lock is taken at once: what is read inside cannot have changed by the time of the write."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def _make_file(path: Path) -> None:

@@ -15,11 +15,12 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from paclm import __version__
-from paclm.config import format_budget
+from paclm.config import format_budget, format_duration
 from paclm.curator.curator import Curator
-from paclm.curator.outcomes import UsageFigures
+from paclm.curator.figures import BudgetFigures, UsageFigures
 from paclm.ledger.events import Usage
 from paclm.privacy.accounting import nats_up, units_up
+from paclm.privacy.bounds import format_bound
 from paclm.server.access import Admin, AnyCaller, TheService
 from paclm.server.described import described
 from paclm.server.keys import KeyInfo
@@ -127,11 +128,8 @@ async def overview(_: Admin, service: TheService) -> Response:
 async def history(_: Admin, service: TheService) -> Response:
     """Spending over time from the ledger, and the last minutes from memory."""
     usage = await service.ask(lambda curator: curator.usage())
-    recent = [
-        {"at": _iso(bin_.at), **{name: getattr(bin_, name) for name in ("tokens", "public_tokens", "disputed_tokens")}}
-        | {"steps": bin_.steps}
-        for bin_ in service.recent.bins()
-    ]
+    counts = ("private_tokens", "public_tokens", "dissent_tokens", "steps")
+    recent = [{"at": _iso(bin_.at), **{name: getattr(bin_, name) for name in counts}} for bin_ in service.recent.bins()]
     return JSONResponse({**_points(usage.by_hour), "recent": {"seconds": BIN_SECONDS, "points": recent}})
 
 
@@ -151,28 +149,28 @@ async def metrics(_: Admin, service: TheService) -> Response:
     return Response(service.metrics.render(standing), headers={"content-type": CONTENT_TYPE})
 
 
-def guarantee(figures: dict[str, Any], unit: str = "a record was") -> str:
+def guarantee(figures: BudgetFigures, unit: str = "a record was") -> str:
     """What is promised, as people say it; it holds for the record as for the group that it belongs to."""
     bound = (
         f"No attack on whether {unit} in the half of the corpus that was used succeeds more than "
-        f"{_percent(figures['mia_bound'])} of the time"
+        f"{format_bound(figures['mia_bound'])} of the time"
     )
-    guess = "guessing succeeds 50 % of the time."
+    guess = "guessing succeeds 50% of the time."
     if figures["remaining_tokens"]:
         return f"{bound}, whatever is asked until the budget is gone; {guess}"
     return f"{bound}; {guess} The budget is gone. The guarantee holds as committed; nothing more is charged."
 
 
-def spent(figures: dict[str, Any]) -> str:
+def spent(figures: BudgetFigures) -> str:
     """What was spent so far, which is no guarantee."""
     share = figures["spent_nats"] / figures["total_nats"] if figures["total_nats"] else 1.0
     return (
-        f"{_percent(share)} of the budget is spent so far: {format_budget(figures['spent_nats'])} of "
+        f"{format_bound(share, decimals=2)} of the budget is spent so far: {format_budget(figures['spent_nats'])} of "
         f"{format_budget(figures['total_nats'])} nats."
     )
 
 
-def left(figures: dict[str, Any], on_exhausted: str, tokens_per_second: float = 0.0) -> str:
+def left(figures: BudgetFigures, on_exhausted: str, tokens_per_second: float = 0.0) -> str:
     """What is left, and for how long; or what happens now that nothing is."""
     tokens = figures["remaining_tokens"]
     if not tokens:
@@ -180,19 +178,7 @@ def left(figures: dict[str, Any], on_exhausted: str, tokens_per_second: float = 
         return f"The budget is gone: no more private tokens can be had, and {answers}."
     if not tokens_per_second:
         return f"{tokens:,} tokens are left."
-    return f"{tokens:,} tokens are left: {_duration(tokens / tokens_per_second)} at the rate of the last seconds."
-
-
-def _percent(share: float) -> str:
-    """Three digits beyond what is the same for everybody; rounded up, as bounds are."""
-    return f"{math.ceil(share * 1e4 - 1e-9) / 100:.2f} %"
-
-
-def _duration(seconds: float) -> str:
-    for name, length in (("years", 31_557_600), ("days", 86_400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:,.0f} {name}"
-    return f"{seconds:.0f} seconds"
+    return f"{tokens:,} tokens are left: {format_duration(tokens / tokens_per_second)} at the rate of the last seconds."
 
 
 def _held(curator: Curator) -> int:

@@ -21,10 +21,16 @@ class Bin:
 
     number: int
     """The bin's start in seconds since 1970, divided by its length."""
-    tokens: int = 0
+    private_tokens: int = 0
     public_tokens: int = 0
-    disputed_tokens: int = 0
+    dissent_tokens: int = 0
+    """Private tokens on which the worlds differed."""
     steps: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """All that left."""
+        return self.private_tokens + self.public_tokens
 
     @property
     def at(self) -> int:
@@ -48,9 +54,9 @@ class Recent:
                 self._bins.append(Bin(number))
             bin_ = self._bins[-1]
             bin_.steps += 1
-            bin_.tokens += len(marks)
+            bin_.private_tokens += len(marks) - marks.count("public")
             bin_.public_tokens += marks.count("public")
-            bin_.disputed_tokens += marks.count("disputed")
+            bin_.dissent_tokens += marks.count("disputed")
 
     def bins(self) -> list[Bin]:
         """Every bin of the time kept, also those in which nothing happened; the one that still fills is left out."""

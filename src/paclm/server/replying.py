@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from paclm.curator.figures import BudgetFigures
 from paclm.curator.streams import Mark, Stream
 from paclm.curator.text import Tokenizer
 from paclm.server.asks import Ask, ChatAsk, CompletionAsk
@@ -172,7 +173,7 @@ def _as_text(prompt: str | list[int], tokenizer: Tokenizer) -> str:
     return tokenizer.decode(prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def cost_of(job: Job, figures: Figures) -> Figures:
+def cost_of(job: Job, figures: BudgetFigures) -> Figures:
     """What a request cost, and where the budget stands."""
     return {
         "charged_nats": job.charged_nats,

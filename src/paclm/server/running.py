@@ -31,6 +31,7 @@ from paclm.server.database import Database, service_path
 from paclm.server.keys import KeyStore
 from paclm.server.replies import Keep, Replies
 from paclm.server.service import Service, Setup
+from paclm.worlds.layout import MANIFEST_FILE
 from paclm.worlds.workspace import Workspace
 
 ADMIN = "admin"
@@ -162,7 +163,7 @@ def _setup(workspace: Workspace, settings: ServerConfig, is_loopback: bool) -> S
         runtime=workspace.runtime,
         is_loopback=is_loopback,
         unit=workspace.manifest.unit,
-        created=int((workspace.path / "manifest.json").stat().st_mtime),
+        created=int((workspace.path / MANIFEST_FILE).stat().st_mtime),
     )
 
 

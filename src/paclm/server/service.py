@@ -54,6 +54,7 @@ class Service:
     """Everything behind the endpoints. Start it inside the event loop, and close it there."""
 
     def __init__(self, curator: Curator, setup: Setup, keys: KeyStore, replies: Replies) -> None:
+        curator.usage()  # the first call reads the ledger's whole table: now, while nobody waits for a step
         self.curator = curator
         self.setup = setup
         self.keys = keys
@@ -136,6 +137,11 @@ class Service:
     def num_waiting(self) -> int:
         """Answers without one."""
         return self._stepper.num_waiting
+
+    @property
+    def num_calls(self) -> int:
+        """Admissions, cancellations and questions that wait for the end of the step under way."""
+        return self._stepper.num_calls
 
     # --- work ---------------------------------------------------------------------------------------------------
 

@@ -194,9 +194,9 @@ class RecentPoint(_Shape):
     """A few seconds."""
 
     at: str
-    tokens: int
+    private_tokens: int
     public_tokens: int
-    disputed_tokens: int
+    dissent_tokens: int
     steps: int
 
 

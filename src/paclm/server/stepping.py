@@ -107,6 +107,11 @@ class Stepper:
         """Streams without one."""
         return len(self._lines)
 
+    @property
+    def num_calls(self) -> int:
+        """Calls that wait for the end of the step under way."""
+        return self._calls.qsize()
+
     # --- from the event loop ------------------------------------------------------------------------------------
 
     async def ask(self, work: Callable[[Curator], T]) -> T:

@@ -29,6 +29,7 @@ from paclm.study.code import code_digest
 from paclm.study.parts import Kept, Parts
 from paclm.study.text import Passage, cut_passages, take_positions
 from paclm.study.textvotes import Decoding, TextVotes, collect_votes
+from paclm.worlds.layout import adapters_file
 from paclm.worlds.storage import make_private_folder, write_private
 from paclm.worlds.workspace import Workspace
 
@@ -147,7 +148,7 @@ class Lab:
             self.workspace, _ = job.run(resume=job.is_unfinished, on_progress=show)
 
     def _has(self, name: str) -> bool:
-        return f"{name.replace(':', '-')}.safetensors" in self.workspace.manifest.adapters
+        return adapters_file(name) in self.workspace.manifest.adapters
 
     def stack(self, *names: str) -> AdapterStack:
         """The adapters of these names, one after another: `worlds`, `full`, `shards-8` …; trained if they must be."""
@@ -155,7 +156,7 @@ class Lab:
         from paclm.engine.loading import join_stacks
 
         self.ensure(*(name.replace("-", ":", 1) for name in names if name != "worlds"))
-        return join_stacks([AdapterStack.load(self.workspace.adapters_path / f"{name}.safetensors") for name in names])
+        return join_stacks([AdapterStack.load(self.workspace.adapters_path / adapters_file(name)) for name in names])
 
     def engine(self, *adapters: str, sequences: int = 1, context: int | None = None, support_size: int = 200) -> Engine:
         """An engine over these adapters (this collection's worlds if none are named); the last one is kept."""
@@ -278,7 +279,7 @@ class Lab:
 
     def _adapters(self, names: Sequence[str]) -> list[str]:
         entries = self.workspace.manifest.adapters
-        return [str(entries.get(f"{name}.safetensors", {}).get("sha256")) for name in names]
+        return [str(entries.get(adapters_file(name), {}).get("sha256")) for name in names]
 
 
 def _digest_of(passages: Sequence[Passage]) -> str:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from paclm.errors import InvalidInput
 from paclm.privacy.accounting import UNITS_PER_NAT, charge_units
 from paclm.privacy.arrays import FloatArray, IntArray, check_per_token
 from paclm.privacy.bounds import success_bound
-from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
+from paclm.privacy.leak import mean_and_stderr, told_by_entropy, told_by_truth
 from paclm.privacy.releases import Rule, rule_named
 from paclm.study.streams import Stream, play_fresh, play_sessions
 from paclm.study.votes import RecordedVotes
@@ -59,6 +59,19 @@ class ReplaySettings:
             raise InvalidInput(f"The seed must be an integer ≥ 0, not {self.seed!r}.")
 
 
+class _Kept(NamedTuple):
+    """What is kept of a stream: its beliefs, (secrets, m) of them, would fill the memory."""
+
+    positions: IntArray  # (t,)
+    released: IntArray  # (t,)
+    realized: IntArray  # (t,)
+    scales: FloatArray  # (dissenting tokens,)
+    information: float
+    by_entropy: FloatArray  # (secrets,) nats told about each, by either estimator
+    by_truth: FloatArray  # (secrets,)
+    named: FloatArray  # (secrets,) the chance that naming the most likely world names the secret
+
+
 def replay(
     recorded: RecordedVotes, settings: ReplaySettings, advance: Callable[[int], None] = lambda _: None
 ) -> dict[str, Any]:
@@ -67,12 +80,12 @@ def replay(
     rule = rule_named(settings.release)
     play = play_sessions if settings.protocol == "session" else play_fresh
     count, length = _shape(recorded, settings)
-    streams = []
+    kept = []
     per_token = math.inf if settings.per_token is None else settings.per_token
     for stream in play(recorded, rule, per_token, count, length, settings.seed):
-        streams.append(stream)
+        kept.append(_reduce(stream, recorded.num_worlds))
         advance(stream.positions.size)
-    figures = _summary(recorded, rule, settings, streams)
+    figures = _summary(recorded, rule, settings, kept)
     return {**figures, "seconds": time.perf_counter() - started}
 
 
@@ -88,20 +101,38 @@ def _shape(recorded: RecordedVotes, settings: ReplaySettings) -> tuple[int, int]
     return settings.sessions or 1, min(settings.tokens or recorded.num_positions, recorded.num_positions)
 
 
-def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, streams: list[Stream]) -> dict[str, Any]:
+def _reduce(stream: Stream, num_worlds: int) -> _Kept:
+    """Where the belief is uniform still, nothing was told, and naming a world is a guess."""
+    count, moved = len(stream.secrets), stream.moved
+    by_entropy, by_truth, named = np.zeros(count), np.zeros(count), np.full(count, 1.0 / num_worlds)
+    by_entropy[moved] = told_by_entropy(stream.beliefs)
+    by_truth[moved] = told_by_truth(stream.beliefs, stream.secrets[moved])
+    named[moved] = _chance_to_name(stream.beliefs, stream.secrets[moved])
+    return _Kept(
+        positions=stream.positions,
+        released=stream.released,
+        realized=stream.realized,
+        scales=stream.scales,
+        information=stream.information,
+        by_entropy=by_entropy,
+        by_truth=by_truth,
+        named=named,
+    )
+
+
+def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, streams: list[_Kept]) -> dict[str, Any]:
     is_dissent = recorded.is_dissent
     positions = np.concatenate([stream.positions for stream in streams])
     released = np.concatenate([stream.released for stream in streams])
     realized = np.concatenate([stream.realized for stream in streams])
     scales = np.concatenate([stream.scales for stream in streams])
-    beliefs = np.concatenate([stream.beliefs for stream in streams])
-    secrets = np.concatenate([stream.secrets for stream in streams])
+    by_entropy = mean_and_stderr(np.concatenate([stream.by_entropy for stream in streams]))
+    by_truth = mean_and_stderr(np.concatenate([stream.by_truth for stream in streams]))
+    named = np.concatenate([stream.named for stream in streams])
     dissenting = is_dissent[positions]
-    per_secret = positions.size // len(secrets)  # tokens against one secret: T in a session, 1 when fresh
+    per_secret = positions.size // named.size  # tokens against one secret: T in a session, 1 when fresh
 
-    by_entropy = leak_by_entropy(beliefs)
-    by_truth = leak_by_truth(beliefs, secrets)
-    charged, committed = _charged(rule, settings, dissenting, len(secrets), per_secret)
+    charged, committed = _charged(rule, settings, dissenting, named.size, per_secret)
     scores = _accuracies(recorded, settings, streams, positions, released, realized)
     distinct = [len(set(row.tolist())) for row in recorded.votes[np.unique(positions[dissenting])]]
     return {
@@ -121,11 +152,11 @@ def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, stre
         "leaked_over_charged": by_entropy.mean / charged if 0.0 < charged < math.inf else None,
         "mia_bound": success_bound(committed, 0.5),
         "world_id_bound": success_bound(committed, 1.0 / recorded.num_worlds),
-        "world_id_rate": _world_identification(beliefs, secrets),
+        "world_id_rate": float(named.mean()),
         "leaked_nats_by_truth": by_truth.mean,
         "leaked_stderr_by_truth": by_truth.stderr,
-        "conditional_information_nats": sum(stream.information for stream in streams) / len(secrets),
-        "secrets": len(secrets),
+        "conditional_information_nats": sum(stream.information for stream in streams) / named.size,
+        "secrets": named.size,
         "tokens_per_secret": per_secret,
         "release": rule.name,
         "charge": settings.charge,
@@ -156,7 +187,7 @@ def _charged(
 def _accuracies(
     recorded: RecordedVotes,
     settings: ReplaySettings,
-    streams: list[Stream],
+    streams: list[_Kept],
     positions: IntArray,
     released: IntArray,
     realized: IntArray,
@@ -182,7 +213,8 @@ def _accuracies(
     return scores
 
 
-def _world_identification(beliefs: FloatArray, secrets: IntArray) -> float:
-    """How often the most likely world is the realized one; a tie counts as a uniform guess among the tied."""
-    is_top = beliefs == beliefs.max(axis=1, keepdims=True)
-    return float((is_top[np.arange(len(secrets)), secrets] / is_top.sum(axis=1)).mean())
+def _chance_to_name(beliefs: FloatArray, secrets: IntArray) -> FloatArray:
+    """Whether the most likely world is the realized one; a tie counts as a uniform guess among the tied."""
+    is_top = beliefs == beliefs.max(axis=1, keepdims=True)  # (n, m)
+    chance: FloatArray = is_top[np.arange(len(secrets)), secrets] / is_top.sum(axis=1)
+    return chance

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from paclm.config import format_duration
 from paclm.errors import InvalidInput
 from paclm.study.figure import Figure, save_figure
 from paclm.study.figures import all_figures
@@ -20,6 +21,7 @@ from paclm.study.results import Result, load_results
 from paclm.study.table import Table, TableData, to_csv, to_latex, to_markdown
 from paclm.study.tables import all_tables
 from paclm.study.tables.tab_eval_regimes import scale_in_words
+from paclm.worlds.layout import WORLDS_FILE
 from paclm.worlds.storage import make_private_folder, write_private
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -130,11 +132,6 @@ def inline_svg(svg: str, prefix: str, description: str) -> str:
     return f'{opening} role="img" aria-label="{escape(description, quote=True)}">{rest}'
 
 
-def duration(seconds: float) -> str:
-    """In the unit people would say it in."""
-    return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
-
-
 def typeset(text: object) -> Any:
     """Text for the page: 2^-16 and 3e+04 as powers, and minus signs before numbers."""
     from markupsafe import Markup, escape
@@ -191,10 +188,10 @@ def _origin(results: Mapping[str, Result]) -> dict[str, Any]:
         "seeds": seen([result.seed for result in every]),
         "machines": seen([result.provenance.get("machine") for result in every]),
         "commits": seen([result.provenance.get("commit") or "not a checkout" for result in every]),
-        "duration": duration(sum(result.seconds for result in every)),
+        "duration": format_duration(sum(result.seconds for result in every)),
         "is_mixed": len({(r.preset, r.seed, _worlds_hash(r)) for r in every}) > 1,
     }
 
 
 def _worlds_hash(result: Result) -> str:
-    return str(result.provenance.get("adapters", {}).get("worlds.safetensors"))
+    return str(result.provenance.get("adapters", {}).get(WORLDS_FILE))

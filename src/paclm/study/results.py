@@ -119,8 +119,13 @@ def _commit() -> str | None:
     """
     if told := os.environ.get("PACLM_COMMIT"):
         return told
+
+    def ask(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        ask("ls-files", "--error-unmatch", Path(__file__).name)  # installed inside somebody else's checkout: not theirs
+        return ask("describe", "--always", "--dirty", "--abbrev=12")
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -23,8 +22,9 @@ class Stream(NamedTuple):
     realized: IntArray  # (t,) the realized world's vote
     scales: FloatArray  # (dissenting tokens,) σ of the noise
     information: float  # Σ_t of each step's conditional information
-    beliefs: FloatArray  # (secrets, m) the belief at the end of each secret's stream
     secrets: IntArray  # (secrets,)
+    beliefs: FloatArray  # (moved, m) the belief at the end of a secret's stream, where it can have moved
+    moved: IntArray  # (moved,) which of the secrets those are about; every other belief is uniform still
 
 
 def play_sessions(
@@ -49,8 +49,9 @@ def play_sessions(
             recorded.votes[positions, session.secret],
             np.array(scales),
             information,
-            session.belief[None],
             np.array([session.secret]),
+            session.belief[None],
+            np.zeros(1, dtype=np.int64),
         )
 
 
@@ -64,14 +65,14 @@ def play_fresh(
         noise = ResearchNoise(child)
         released = recorded.votes[:length, 0].copy()
         realized = released.copy()
-        beliefs = np.full((length, recorded.num_worlds), -math.log(recorded.num_worlds))
+        beliefs = np.empty((dissenting.size, recorded.num_worlds))
         secrets = np.zeros(length, dtype=np.int64)  # where worlds agree any secret gives the same figures
         scales, information = [], 0.0
-        for t in dissenting:
+        for row, t in enumerate(dissenting):
             session = ResearchSession(recorded.num_worlds, rule, per_token, noise)
             step = session.release(recorded.votes[t])
-            released[t], beliefs[t], secrets[t] = step.token, step.belief, session.secret
+            released[t], beliefs[row], secrets[t] = step.token, step.belief, session.secret
             realized[t] = recorded.votes[t, session.secret]
             scales.append(step.noise_scale)
             information += step.information
-        yield Stream(positions, released, realized, np.array(scales), information, beliefs, secrets)
+        yield Stream(positions, released, realized, np.array(scales), information, secrets, beliefs, dissenting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,10 @@ class Decoding:
     name: str
     temperature: float
     draws: int = 1
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise InvalidInput(f"temperature must be a number of at least 0, not {self.temperature!r}.")
 
 
 GREEDY = Decoding("greedy", 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,9 @@ import numpy as np
 
 from paclm.errors import InvalidInput
 from paclm.privacy.arrays import BoolArray, IntArray, check_num_worlds
+from paclm.worlds.storage import write_private
 
+_ARRAYS = ("votes", "truth", "public", "full")
 _MADE_BY = "`paclm votes WORKSPACE --text FILE --out V.npz` makes one."
 
 
@@ -65,7 +68,7 @@ class RecordedVotes:
         """Read an .npz file; arrays other than votes, truth, public and full are left alone."""
         try:
             with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in ("votes", "truth", "public", "full") if name in archive}
+                arrays = {name: archive[name] for name in _ARRAYS if name in archive}
         except FileNotFoundError:
             raise InvalidInput(f"There is no file {path}. {_MADE_BY}") from None
         except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile):
@@ -73,3 +76,12 @@ class RecordedVotes:
         if "votes" not in arrays:
             raise InvalidInput(f"{path} holds no array called votes. {_MADE_BY}")
         return cls(**arrays)
+
+    def save(self, path: str | Path) -> None:
+        """Write an .npz file that `load` reads, the same bytes for the same votes; for its owner alone."""
+        columns = {name: getattr(self, name) for name in _ARRAYS}
+        buffer = io.BytesIO()
+        np.savez_compressed(
+            buffer, allow_pickle=False, **{name: array for name, array in columns.items() if array is not None}
+        )
+        write_private(Path(path), buffer.getvalue())

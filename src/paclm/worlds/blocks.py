@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from paclm.config import TrainingConfig
 from paclm.errors import InvalidInput
 from paclm.worlds.records import Record
 
@@ -45,6 +46,11 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of texts, without special tokens and without any limit of length."""
     encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
     return [list(ids) for ids in encoded["input_ids"]]
+
+
+def block_length(training: TrainingConfig, context: int) -> int:
+    """Tokens of a block under these settings, where the base model holds `context`."""
+    return min(training.block_tokens or context, max(2, training.max_record_tokens))
 
 
 def cut_blocks(token_ids: Sequence[int], block_tokens: int, max_record_tokens: int) -> list[list[int]]:

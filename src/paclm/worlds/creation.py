@@ -30,13 +30,21 @@ from paclm.worlds.blocks import Tokenizer, count_tokens
 from paclm.worlds.canaries import make_canaries
 from paclm.worlds.fingerprints import Base
 from paclm.worlds.holdout import default_holdout, split_holdout, units_of
-from paclm.worlds.manifest import FILE_NAME as MANIFEST_FILE
+from paclm.worlds.layout import (
+    ADAPTERS_FOLDER,
+    CORPUS_FOLDER,
+    CURATOR_FOLDER,
+    MANIFEST_FILE,
+    MEMBERSHIP_FILE,
+    SETTINGS_FILE,
+    STUDY_FOLDER,
+)
 from paclm.worlds.manifest import FORMAT, Manifest, describe_base, installed_versions
 from paclm.worlds.records import Corpus
 from paclm.worlds.registry import find_overlaps, overlap_sentence, remember_workspace, sketch_texts
 from paclm.worlds.settings import render_settings
 from paclm.worlds.storage import hash_file, make_private_folder, sync_folder, write_private
-from paclm.worlds.workspace import MEMBERSHIP_FILE, SETTINGS_FILE, Workspace
+from paclm.worlds.workspace import PARTS, Workspace
 
 _FEW_UNITS = 64
 
@@ -209,16 +217,16 @@ def _build(
     spared = count_tokens(held_out, tokenizer, training.max_record_tokens) if held_out else None
     cautions = _judge_worlds(membership, len(set(units)))
 
-    for name in ("corpus", "adapters", "curator", "study"):
+    for name in (CORPUS_FOLDER, ADAPTERS_FOLDER, CURATOR_FOLDER, STUDY_FOLDER):
         make_private_folder(site / name)
-    _write_jsonl(site / "corpus" / "train.jsonl", map(asdict, train))
-    _write_jsonl(site / "corpus" / "heldout.jsonl", map(asdict, held_out))
-    _write_jsonl(site / "corpus" / "canaries.jsonl", map(asdict, canaries))
+    _write_jsonl(site / CORPUS_FOLDER / "train.jsonl", map(asdict, train))
+    _write_jsonl(site / CORPUS_FOLDER / "heldout.jsonl", map(asdict, held_out))
+    _write_jsonl(site / CORPUS_FOLDER / "canaries.jsonl", map(asdict, canaries))
     packed = io.BytesIO()
     np.savez_compressed(packed, membership=membership)
     write_private(site / MEMBERSHIP_FILE, packed.getvalue())
     write_private(site / SETTINGS_FILE, render_settings(training).encode())
-    files = [*(f"corpus/{part}.jsonl" for part in ("train", "heldout", "canaries")), MEMBERSHIP_FILE]
+    files = [*(f"{CORPUS_FOLDER}/{part}.jsonl" for part in PARTS), MEMBERSHIP_FILE]
     summary = {
         "records": len(corpus.records),
         "train": len(train),

@@ -13,10 +13,10 @@ from typing import Any
 
 from paclm.errors import WorkspaceError
 from paclm.worlds.fingerprints import Base, base_files, fingerprint_base, stat_files
+from paclm.worlds.layout import ADAPTERS_FOLDER, MANIFEST_FILE
 from paclm.worlds.storage import hash_file, write_private_json
 
 FORMAT = 1
-FILE_NAME = "manifest.json"
 
 _REMEDY = "Restore it from a backup, or make a new workspace."
 
@@ -63,7 +63,7 @@ class Manifest:
 
     def write(self, workspace: Path) -> None:
         """Write manifest.json, atomically."""
-        write_private_json(workspace / FILE_NAME, asdict(self))
+        write_private_json(workspace / MANIFEST_FILE, asdict(self))
 
 
 def unit_of(group_by: str | None) -> str:
@@ -90,7 +90,7 @@ def installed_versions() -> dict[str, str]:
 
 def load_manifest(workspace: Path) -> Manifest:
     """Read manifest.json."""
-    path = workspace / FILE_NAME
+    path = workspace / MANIFEST_FILE
     try:
         values = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -156,7 +156,7 @@ def refuse_other_base(manifest: Manifest, fingerprint: str) -> None:
 def verify_adapters(workspace: Path, manifest: Manifest, in_full: bool) -> None:
     """Refuse adapters that are not those training wrote."""
     for name, entry in manifest.adapters.items():
-        path = workspace / "adapters" / name
+        path = workspace / ADAPTERS_FOLDER / name
         if not path.is_file():
             raise WorkspaceError(f"{path} is missing. {_REMEDY}")
         if not in_full and stat_files([path])[name] == entry["stat"]:

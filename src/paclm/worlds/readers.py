@@ -6,18 +6,15 @@ become lone surrogates here and are refused there, so a broken line never hides 
 
 from __future__ import annotations
 
-import bz2
 import csv
 import gzip
 import json
-import lzma
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO
 
 from paclm.errors import CorpusError, InvalidInput
+from paclm.worlds.compressed import DAMAGE, kind_of, open_text
 from paclm.worlds.records import Corpus, ReadOptions, Row, collect_records, show_names
 from paclm.worlds.tables import read_dataset, read_parquet
 
@@ -35,7 +32,6 @@ _WAYS = {
 }
 """What to do about a file of another kind."""
 
-_OPENERS: dict[str, Callable[..., IO[str]]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _DATASET_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<split>[\w.-]+))?")
 _CLINIC = re.compile(r"clinic(?::(?P<count>[0-9_,]+))?")
 
@@ -65,7 +61,7 @@ def read_corpus(spec: str, options: ReadOptions | None = None) -> Corpus:
 
 def _rows_of_file(path: Path, options: ReadOptions) -> Iterator[Row | None]:
     """The rows of one file, with damage to the file itself turned into one sentence."""
-    kind = _kind(path)
+    kind = kind_of(path)
     if kind not in _KINDS:
         raise CorpusError(_other_kind(path, kind))
     last = "its start"
@@ -76,7 +72,7 @@ def _rows_of_file(path: Path, options: ReadOptions) -> Iterator[Row | None]:
             yield row
     except gzip.BadGzipFile:  # its message quotes the file
         raise CorpusError(f"{path} is not a gzip file, whatever its name says. Rename it, or fetch it again.") from None
-    except (EOFError, zlib.error, lzma.LZMAError) as error:
+    except DAMAGE as error:
         raise CorpusError(f"{path} is damaged or cut off after {last}: {error}. Make or fetch it again.") from None
     except OSError as error:
         raise CorpusError(f"{path} cannot be read: {error.strerror or error}. Check who may read it: ls -l") from None
@@ -87,19 +83,8 @@ def _other_kind(path: Path, kind: str) -> str:
     return f"{path} is of a kind that is not read here; these are: {known}. {_WAYS.get(kind, _WAYS[''])}"
 
 
-def _kind(path: Path) -> str:
-    """The suffix that names the format, without a compression suffix."""
-    suffix = path.suffix.lower()
-    return Path(path.stem).suffix.lower() if suffix in _OPENERS else suffix
-
-
-def _open_text(path: Path, newline: str | None = None) -> IO[str]:
-    opener: Callable[..., IO[str]] = _OPENERS.get(path.suffix.lower(), open)
-    return opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline)
-
-
 def _read_jsonl(path: Path, options: ReadOptions) -> Iterator[Row | None]:
-    with _open_text(path, newline="\n") as lines:
+    with open_text(path, errors="surrogateescape", newline="\n") as lines:
         for number, line in enumerate(lines, start=1):
             yield _parse_json_line(f"{path}:{number}", line) if line.strip() else None
 
@@ -117,9 +102,9 @@ def _parse_json_line(source: str, line: str) -> Row:
 
 
 def _read_csv(path: Path, options: ReadOptions) -> Iterator[Row | None]:
-    delimiter = "\t" if _kind(path) == ".tsv" else ","
+    delimiter = "\t" if kind_of(path) == ".tsv" else ","
     csv.field_size_limit(2**31 - 1)  # the module's own limit, 128 KiB, is shorter than a long document
-    with _open_text(path, newline="") as lines:
+    with open_text(path, errors="surrogateescape", newline="") as lines:
         table = csv.reader(lines, delimiter=delimiter, strict=True)
         header: list[str] | None = None
         start = 1
@@ -162,6 +147,8 @@ _KINDS: dict[str, Callable[[Path, ReadOptions], Iterable[Row | None]]] = {
     ".tsv": _read_csv,
     ".parquet": _read_parquet,
 }
+RECORD_SUFFIXES = frozenset(_KINDS)
+"""Of files with many records; a compression suffix may follow."""
 
 
 def _read_folder(folder: Path, options: ReadOptions) -> Corpus:
@@ -172,7 +159,7 @@ def _read_folder(folder: Path, options: ReadOptions) -> Corpus:
     if not texts:
         if not others:
             raise CorpusError(f"The folder {folder} is empty. {_TRY}")
-        kind = next((path for path in files if _kind(path) in _KINDS), None)
+        kind = next((path for path in files if kind_of(path) in _KINDS), None)
         hint = f"Name the file itself: --corpus {kind}" if kind else "Save its texts as .txt, one file a record."
         raise CorpusError(
             f"The folder {folder} holds no .txt or .md files; what it holds is, for example, {others[0]}. {hint}"

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from paclm.worlds.layout import MANIFEST_FILE, ledger_path
 from paclm.worlds.places import state_folder
 from paclm.worlds.storage import make_private_folder, write_private_json
 
@@ -69,7 +70,7 @@ def find_overlaps(sketch: list[str], own_id: str) -> list[Sighting]:
     found = []
     for identifier, path, other in _entries():
         shared, is_there = _similarity(sketch, other), _is_at(identifier, path)
-        has_ledger = bool(ledgers_noted(identifier)) or (is_there and os.path.exists(path / "curator/ledger.sqlite"))
+        has_ledger = bool(ledgers_noted(identifier)) or (is_there and os.path.exists(ledger_path(path)))
         if identifier != own_id and shared >= _LEAST_SHARED and has_ledger:
             found.append(Sighting(path, shared, is_gone=not is_there))
     return sorted(found, key=lambda sighting: (-sighting.shared, str(sighting.path)))
@@ -114,7 +115,7 @@ def _make_folder(name: str) -> Path:
 def _is_at(identifier: str, path: Path) -> bool:
     """Whether this very workspace is there, and not another that took its place."""
     try:
-        return bool(json.loads((path / "manifest.json").read_bytes())["id"] == identifier)
+        return bool(json.loads((path / MANIFEST_FILE).read_bytes())["id"] == identifier)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from paclm.config import MechanismConfig, RuntimeConfig, ServerConfig, TrainingConfig, read_settings
 from paclm.errors import InvalidInput, WorkspaceError
@@ -44,8 +44,15 @@ _TRAINING = """
 # The same for every world; after a change the worlds must be trained again.
 """
 _EXAMPLES = {"per_token": "2^-32", "total": "2^-10"}
-_HEADER = re.compile(r"\s*\[\s*mechanism\s*\]")
 _REMARK = re.compile(r"(?<=\S)\s+#.*$")
+
+
+class Voting(NamedTuple):
+    """How worlds vote: the part of the mechanism that needs no budget."""
+
+    decoder: Literal["gumbel", "greedy"]
+    temperature: float
+    support_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,12 @@ class Settings:
     def config(self) -> MechanismConfig | None:
         """The mechanism's settings, or None as long as no budget is set."""
         return self.mechanism_with() if any(name in self.mechanism for name in _BUDGETS) else None
+
+    @property
+    def voting(self) -> Voting:
+        """How worlds vote, as written or else by default; known before any budget is set."""
+        mechanism = self.mechanism_with(**dict.fromkeys(_BUDGETS, 1.0))
+        return Voting(mechanism.decoder, mechanism.temperature, mechanism.support_size)
 
     def mechanism_with(self, **changes: Any) -> MechanismConfig:
         """The mechanism's settings with some of them replaced; both budgets must be there by then."""
@@ -110,11 +123,20 @@ def _toml(value: object) -> str:
 
 def write_mechanism(path: Path, changes: Mapping[str, Any]) -> None:
     """Write settings into [mechanism] of paclm.toml; comments, order and everything else stay as they are."""
+    _write_section(path, "mechanism", changes)
+
+
+def write_training(path: Path, changes: Mapping[str, Any]) -> None:
+    """Write settings into [training] of paclm.toml, as `write_mechanism` does into its section."""
+    _write_section(path, "training", changes)
+
+
+def _write_section(path: Path, section: Literal["mechanism", "training"], changes: Mapping[str, Any]) -> None:
     text = path.read_bytes().decode("utf-8")
     before, lines = tomllib.loads(text), text.rstrip("\n").split("\n")
-    start = next((i + 1 for i, line in enumerate(lines) if _HEADER.match(line)), None)
+    start = next((i + 1 for i, line in enumerate(lines) if re.match(rf"\s*\[\s*{section}\s*\]", line)), None)
     if start is None:
-        lines += ["", "[mechanism]"]
+        lines += ["", f"[{section}]"]
         start = len(lines)
     for name, value in reversed(list(changes.items())):
         end = next((i for i in range(start, len(lines)) if lines[i].lstrip().startswith("[")), len(lines))
@@ -130,7 +152,8 @@ def write_mechanism(path: Path, changes: Mapping[str, Any]) -> None:
         after = tomllib.loads(written)
     except tomllib.TOMLDecodeError:
         after = {}
-    if after != {**before, "mechanism": {**before.get("mechanism", {}), **changes}}:
+    as_read = json.loads(json.dumps(dict(changes)))  # tuples are lists in a file
+    if after != {**before, section: {**before.get(section, {}), **as_read}}:
         wanted = "; ".join(f"{name} = {_toml(value)}" for name, value in changes.items())
         raise WorkspaceError(f"{path} is written in a way that cannot be changed here. Write by hand: {wanted}")
     write_private(path.resolve(), written.encode())  # a link stays one

@@ -12,25 +12,33 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from paclm.config import MechanismConfig, RuntimeConfig, TrainingConfig
 from paclm.errors import WorkspaceError
 from paclm.worlds.assignment import BoolArray
+from paclm.worlds.blocks import Tokenizer
 from paclm.worlds.canaries import Canary, canary_from_json
 from paclm.worlds.fingerprints import Base
+from paclm.worlds.layout import (
+    ADAPTERS_FOLDER,
+    CORPUS_FOLDER,
+    CURATOR_FOLDER,
+    MEMBERSHIP_FILE,
+    SETTINGS_FILE,
+    STUDY_FOLDER,
+    WORLDS_FILE,
+    ledger_path,
+)
 from paclm.worlds.manifest import Manifest, load_manifest, verify_adapters, verify_base, verify_files
-from paclm.worlds.records import Record
+from paclm.worlds.records import Corpus, Record
 from paclm.worlds.settings import Settings, load_settings
 from paclm.worlds.storage import refuse_if_others_can_enter
 
-SETTINGS_FILE = "paclm.toml"
-MEMBERSHIP_FILE = "membership.npz"
-PARTS = ("train", "heldout", "canaries")
-
 Part = Literal["train", "heldout", "canaries"]
+PARTS: tuple[Part, ...] = get_args(Part)
 
 
 @dataclass(frozen=True)
@@ -51,18 +59,45 @@ class Workspace:
         folder = Path(path).expanduser().absolute()
         manifest = load_manifest(folder)
         refuse_if_others_can_enter(folder)
-        refuse_if_others_can_enter(folder / "curator")
+        refuse_if_others_can_enter(folder / CURATOR_FOLDER)
         verify_files(folder, manifest)
         verify_base(manifest, verify_in_full)
         verify_adapters(folder, manifest, verify_in_full)
         return cls(folder, manifest, load_settings(folder / SETTINGS_FILE))
 
     @classmethod
-    def create(cls, path: str | Path, **arguments: Any) -> Workspace:
-        """Make a workspace, or open it if it is there already; for the arguments see `create_workspace`."""
+    def create(
+        cls,
+        path: str | Path,
+        *,
+        corpus: Corpus,
+        base: Base,
+        tokenizer: Tokenizer,
+        num_worlds: int = 128,
+        seed: int = 101,
+        holdout: int | None = None,
+        num_canaries: int = 0,
+        group_by: str | None = None,
+        max_record_tokens: int = TrainingConfig().max_record_tokens,
+    ) -> Workspace:
+        """Make a workspace, or open it if one made from the same arguments is there already.
+
+        What its owner should know, such as that there are few records, is a warning.
+        """
         from paclm.worlds.creation import create_workspace
 
-        created = create_workspace(path, **arguments)
+        created = create_workspace(
+            path,
+            corpus=corpus,
+            base=base,
+            tokenizer=tokenizer,
+            num_worlds=num_worlds,
+            seed=seed,
+            holdout=holdout,
+            num_canaries=num_canaries,
+            group_by=group_by,
+            max_record_tokens=max_record_tokens,
+        )
         for sentence in created.cautions:
             warnings.warn(sentence, stacklevel=2)
         return created.workspace
@@ -99,17 +134,22 @@ class Workspace:
     @property
     def adapters_path(self) -> Path:
         """Stacked adapters."""
-        return self.path / "adapters"
+        return self.path / ADAPTERS_FOLDER
 
     @property
     def curator_path(self) -> Path:
         """The curator's own folder."""
-        return self.path / "curator"
+        return self.path / CURATOR_FOLDER
+
+    @property
+    def ledger_path(self) -> Path:
+        """The ledger, whether or not there is one yet."""
+        return ledger_path(self.path)
 
     @property
     def study_path(self) -> Path:
         """Results of studies."""
-        return self.path / "study"
+        return self.path / STUDY_FOLDER
 
     @cached_property
     def membership(self) -> BoolArray:
@@ -137,7 +177,7 @@ class Workspace:
 
     def training_changes(self) -> str:
         """How [training] differs from what the worlds were trained with, in words; empty when it does not."""
-        trained = self.manifest.adapters.get("worlds.safetensors", {}).get("training", {})
+        trained = self.manifest.adapters.get(WORLDS_FILE, {}).get("training", {})
         now = json.loads(json.dumps(asdict(self.training)))  # tuples are lists in the manifest
         changed = [name for name in now if name in trained and trained[name] != now[name]]
         return ", ".join(f"{name} was {trained[name]!r}, now {now[name]!r}" for name in changed)
@@ -151,6 +191,6 @@ class Workspace:
     def _lines(self, part: str) -> Iterator[dict[str, Any]]:
         if part not in PARTS:
             raise WorkspaceError(f"A workspace has the parts {', '.join(PARTS)}, not {part!r}.")
-        with (self.path / "corpus" / f"{part}.jsonl").open(encoding="utf-8", newline="\n") as lines:
+        with (self.path / CORPUS_FOLDER / f"{part}.jsonl").open(encoding="utf-8", newline="\n") as lines:
             for line in lines:
                 yield json.loads(line)

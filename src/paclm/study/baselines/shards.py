@@ -10,6 +10,7 @@ import numpy as np
 from paclm.config import TrainingConfig
 from paclm.errors import InvalidInput
 from paclm.privacy.arrays import BoolArray
+from paclm.worlds.layout import adapters_file
 
 if TYPE_CHECKING:
     from paclm.engine.adapters import AdapterStack
@@ -40,7 +41,7 @@ def load_shards(workspace: Workspace, num_shards: int) -> AdapterStack:
     from paclm.engine.training_job import membership_of
 
     name = f"shards-{num_shards}"
-    path = workspace.adapters_path / f"{name}.safetensors"
+    path = workspace.adapters_path / adapters_file(name)
     if not path.is_file():
         raise InvalidInput(f"There is no {path.name}. Train it first: paclm train WORKSPACE --what shards:{num_shards}")
     membership = recorded_membership(workspace, name)
@@ -69,7 +70,7 @@ def ensure_shards(lab: Lab, num_shards: int, training: TrainingConfig) -> Adapte
     """The shard models of a workspace, trained with these settings if there are none yet."""
     from paclm.engine.training_job import prepare_training
 
-    if f"shards-{num_shards}.safetensors" not in lab.workspace.manifest.adapters:
+    if adapters_file(f"shards-{num_shards}") not in lab.workspace.manifest.adapters:
         own = lab.workspace.settings
         job = prepare_training(replace(lab.workspace, settings=replace(own, training=training)), f"shards:{num_shards}")
         done, advance = 0, lab.start_task(f"train shards:{num_shards}", 0)

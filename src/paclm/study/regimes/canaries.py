@@ -197,7 +197,8 @@ def describe(result: Result) -> list[str]:
             f"With memorization forced into exactly the member worlds, the advantage of one token "
             f"{'is compatible with' if chance > _ALARM else 'does NOT follow'} "
             f"2Φ(√(2b)) − 1: {len(even)} cells together deviate as much or more by chance with probability "
-            f"{chance:.2g} (alarm below {_ALARM:g}). At 2^-16 the largest advantage is {largest[0]:.3f} ± {largest[1]:.3f}."
+            f"{chance:.2g} (alarm below {_ALARM:g}). At 2^-16 the largest advantage is {largest[0]:.3f} ± "
+            f"{largest[1]:.3f}."
         )
         sentences.append(
             f"Yet at 2^-16 the payload is emitted in {min(rates):.0%} to {max(rates):.0%} of trials, whether or not "

@@ -27,6 +27,7 @@ from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.textvotes import GREEDY, GUMBEL, Decoding
+from paclm.worlds.layout import LEDGER_FILE
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Engine
@@ -150,7 +151,7 @@ def _time_ledger(lab: Lab, commits: int, batch: int) -> float:
     sealed_size = 12 + 8 * lab.num_worlds + 16  # a nonce, the belief, a tag
     price = units_up(SETTINGS.per_token)
     with tempfile.TemporaryDirectory(dir=lab.folder) as folder:
-        path = Path(folder) / "ledger.sqlite"
+        path = Path(folder) / LEDGER_FILE
         first = {"num_worlds": lab.num_worlds, "settings": SETTINGS, "sealed_belief": os.urandom(sealed_size)}
         with Ledger.create(path, os.urandom(32), workspace="study of costs", **first) as ledger:  # type: ignore[arg-type]
             entry = [Usage("study", batch, 0, batch, batch * price)]

@@ -26,6 +26,7 @@ from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.statistics import cluster_bootstrap
+from paclm.worlds.layout import adapters_file
 
 DELTA = 1e-5
 READINGS = ("rigorous", "generous", "strict")
@@ -68,7 +69,7 @@ def run(lab: Lab, scale: PMixedScale) -> Findings:
         if scale.uses_authors_training:
             training = authors_training(own, training.epochs)
         ensure_shards(lab, num_shards, training)
-        entry = lab.workspace.manifest.adapters[f"shards-{num_shards}.safetensors"]
+        entry = lab.workspace.manifest.adapters[adapters_file(f"shards-{num_shards}")]
         name = f"pmixed-{num_shards}-{entry['sha256'][:8]}"
         rows += parts.rows(name, lambda n=num_shards, e=entry: _of_ensemble(lab, scale, n, e))  # type: ignore[misc]
     _select(rows)

@@ -13,7 +13,7 @@ import numpy as np
 
 from paclm.config import format_budget
 from paclm.privacy.arrays import FloatArray
-from paclm.privacy.leak import leak_by_entropy, leak_by_truth
+from paclm.privacy.leak import leak_by_entropy, leak_by_truth, told_by_entropy
 from paclm.privacy.releases import rule_named
 from paclm.study.attacks import attack_beliefs
 from paclm.study.attacks.token_only import leak_by_tokens, token_belief, told_by_tokens
@@ -104,7 +104,7 @@ def _figures(lab: Lab, streams: list[Stream], seen: FloatArray) -> Row:
 
 def _ratio(beliefs: FloatArray, seen: FloatArray) -> tuple[float | None, float | None]:
     """Tokens over history with the error of a ratio of paired means (first order)."""
-    history = np.array([leak_by_entropy(belief[None]).mean for belief in beliefs])
+    history = told_by_entropy(beliefs)
     tokens = told_by_tokens(beliefs, seen)
     if not history.mean() > 0.0:
         return None, None

@@ -69,9 +69,9 @@ def build(results: Mapping[str, Result]) -> TableData:
             f"deviation of {100 * spread:.3f} percentage points (the paper: 0.061)."
         )
     return TableData(
-        f"Persistent-secret sessions, coupled Gumbel, {count} sessions per budget; errors are over sessions (none can be "
-        "told from a rate of zero). Membership and world: how often an attack guesses right, and its bound. In brackets: "
-        "the paper.",
+        f"Persistent-secret sessions, coupled Gumbel, {count} sessions per budget; errors are over sessions (none "
+        "can be told from a rate of zero). Membership and world: how often an attack guesses right, and its bound. In "
+        "brackets: the paper.",
         _COLUMNS,
         rows,
         notes,

@@ -29,8 +29,8 @@ export function recentPast({ recent }, { budget, settings, uptime_seconds: uptim
   for (const bin of sinceStart) {
     const at = Math.floor(seconds(bin.at) / step) * step;
     const bar = bars.get(at) ?? { at, agreed: 0, disputed: 0, public: 0 };
-    bar.agreed += bin.tokens - bin.disputed_tokens - bin.public_tokens;
-    bar.disputed += bin.disputed_tokens;
+    bar.agreed += bin.private_tokens - bin.dissent_tokens;
+    bar.disputed += bin.dissent_tokens;
     bar.public += bin.public_tokens;
     bars.set(at, bar);
   }

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
 import lzma
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paclm.errors import InvalidInput
-from paclm.study.test_text import detokenise, plain_documents, read_test_text, wikitext_documents
+from paclm.study.scored_text import detokenise, plain_documents, read_test_text, wikitext_documents
 
 WIKITEXT = """
  = Old mill = 
@@ -67,11 +69,16 @@ def test_no_token_that_overlaps_an_unknown_word_is_scored_and_all_others_are(
     assert "roof" in shown
 
 
-def test_plain_text_is_split_at_two_empty_lines_and_scored_throughout(tmp_path: Path, small_tokenizer: Any) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)]
+)
+def test_plain_text_is_split_at_two_empty_lines_and_scored_throughout(
+    tmp_path: Path, small_tokenizer: Any, suffix: str, compress: Callable[[bytes], bytes]
+) -> None:
     text = "The first note.\n\nIts second paragraph.\n\n\nThe second note: x = y.\n"
     assert list(plain_documents(text)) == ["The first note.\n\nIts second paragraph.", "The second note: x = y."]
-    path = tmp_path / "notes.txt.gz"
-    path.write_bytes(gzip.compress(text.encode()))
+    path = tmp_path / f"notes.txt{suffix}"
+    path.write_bytes(compress(text.encode()))
     passages = read_test_text(path, small_tokenizer)
     assert [small_tokenizer.decode(list(p.tokens)) for p in passages] == list(plain_documents(text))
     assert all(all(passage.is_scored) for passage in passages)
@@ -90,9 +97,10 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path, small_toke
     broken.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidInput, match="not UTF-8"):
         read_test_text(broken, small_tokenizer)
-    (tmp_path / "cut.xz").write_bytes(lzma.compress(b"hello")[:-9])
-    with pytest.raises(InvalidInput, match="cannot be read"):
-        read_test_text(tmp_path / "cut.xz", small_tokenizer)
+    for name, content in {"cut.xz": lzma.compress(b"hello")[:-9], "cut.bz2": bz2.compress(b"hello")[:-9]}.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InvalidInput, match="cannot be read"):
+            read_test_text(tmp_path / name, small_tokenizer)
     (tmp_path / "empty.txt").write_text("\n\n\n")
     with pytest.raises(InvalidInput, match="no text to score"):
         read_test_text(tmp_path / "empty.txt", small_tokenizer)

@@ -6,21 +6,18 @@ undone as far as it can be, and no token that overlaps an `<unk>` is scored: nob
 
 from __future__ import annotations
 
-import gzip
-import lzma
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from paclm.errors import InvalidInput
 from paclm.study.text import Passage
-from paclm.worlds.readers import read_corpus
+from paclm.worlds.compressed import DAMAGE, kind_of, open_text
+from paclm.worlds.readers import RECORD_SUFFIXES, read_corpus
 
 UNKNOWN = "<unk>"
 
-_OPENERS: dict[str, Callable[..., IO[str]]] = {".gz": gzip.open, ".xz": lzma.open}
-_RECORDS = {".jsonl", ".ndjson", ".csv", ".tsv", ".parquet"}
 _WIKITEXT = re.compile(r" @[-,.]@ |^ ?= .+ = ?$", re.MULTILINE)
 _HEADING = re.compile(r"^ ?(?P<level>(?:= )+)(?P<title>.+?)(?: =)+ ?$")
 _BETWEEN_DOCUMENTS = re.compile(r"\n[ \t]*\n[ \t]*\n\s*")
@@ -28,7 +25,7 @@ _BETWEEN_DOCUMENTS = re.compile(r"\n[ \t]*\n[ \t]*\n\s*")
 
 def read_test_text(path: Path, tokenizer: Any) -> list[Passage]:
     """The documents of a file as passages, with what is not to be scored marked."""
-    if _kind(path) in _RECORDS:
+    if kind_of(path) in RECORD_SUFFIXES:
         documents = [record.text for record in read_corpus(str(path)).records]
     else:
         text = _read(path)
@@ -83,9 +80,8 @@ def _close_quotes(line: str) -> str:
 
 
 def _read(path: Path) -> str:
-    opener: Callable[..., IO[str]] = _OPENERS.get(path.suffix.lower(), open)
     try:
-        with opener(path, "rt", encoding="utf-8-sig") as file:
+        with open_text(path) as file:
             return file.read()
     except FileNotFoundError:
         raise InvalidInput(
@@ -93,13 +89,8 @@ def _read(path: Path) -> str:
         ) from None
     except UnicodeDecodeError:
         raise InvalidInput(f"{path} is not UTF-8 text. Convert it first, for example with iconv.") from None
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, *DAMAGE) as error:
         raise InvalidInput(f"{path} cannot be read: {error}.") from None
-
-
-def _kind(path: Path) -> str:
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    return next((suffix for suffix in reversed(suffixes) if suffix not in _OPENERS), "")
 
 
 def _encode(document: str, tokenizer: Any) -> Passage:

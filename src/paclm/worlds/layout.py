@@ -1,0 +1,31 @@
+"""What the folders and files of a workspace are called, in one place. Looks at no disk and imports nothing heavy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SETTINGS_FILE = "paclm.toml"
+MANIFEST_FILE = "manifest.json"
+MEMBERSHIP_FILE = "membership.npz"
+
+CORPUS_FOLDER = "corpus"
+ADAPTERS_FOLDER = "adapters"
+CURATOR_FOLDER = "curator"
+STUDY_FOLDER = "study"
+
+LEDGER_FILE = "ledger.sqlite"
+"""In the curator's folder."""
+
+
+def adapters_file(name: str) -> str:
+    """The file in the folder of adapters that holds `worlds`, `full`, `shards:8` or `shards-8` …"""
+    return f"{name.replace(':', '-')}.safetensors"
+
+
+WORLDS_FILE = adapters_file("worlds")
+FULL_FILE = adapters_file("full")
+
+
+def ledger_path(workspace: Path) -> Path:
+    """Where a workspace keeps its ledger, whether or not either is there."""
+    return workspace / CURATOR_FOLDER / LEDGER_FILE

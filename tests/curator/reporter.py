@@ -1,0 +1,18 @@
+"""An error as a thorough error reporter would write it down."""
+
+from __future__ import annotations
+
+import traceback
+
+
+def everything_in(error: BaseException) -> str:
+    """An error as a thorough reporter would write it: all frames, local variables, causes and contexts."""
+    said, pending, seen = "", [error], set()
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        said += "".join(traceback.TracebackException.from_exception(current, capture_locals=True).format())
+        pending += [current.__cause__, current.__context__]
+    return said

@@ -1,0 +1,163 @@
+"""Kill an exchange of keys with SIGKILL before each touch of the disk, and see what the next opening finds.
+
+    python rotation_driver.py WORKSPACE WITNESS SCRATCH one-commit|two-commits kept-here|kept-elsewhere
+
+A touch is a statement of SQLite or a call that writes, syncs, links, renames or removes. The driver forks a process for
+each one, over a fresh copy of workspace and witness, until an exchange comes to its end. Prints a JSON list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paclm.curator import rotation
+from paclm.curator.hidden import Hidden
+from paclm.curator.keys import KEY_FILE, KEY_VARIABLE, NEW_KEY_FILE, Keys
+from paclm.curator.opening import LEDGER_FILE, Custody, open_custody
+from paclm.curator.sealed import SealedFile
+from paclm.curator.secret import seal_belief
+from paclm.errors import LedgerWrongKey
+from paclm.ledger.verify import verify
+from paclm.worlds.workspace import Workspace
+
+NEW = b"n" * 32
+CALLS = ("write", "pwrite", "fsync", "fdatasync", "link", "replace", "unlink")
+
+
+class Fate:
+    """Counts touches of the disk, notes the last one on a pipe, and kills the process before the one it is told."""
+
+    def __init__(self, last: int, pipe: int) -> None:
+        self._left = last
+        self._note = os.write
+        self._pipe = pipe
+
+    def touch(self, what: str) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._note(self._pipe, " ".join(what.split()[:3]).encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def begin(self, custody: Custody) -> Custody:
+        custody.ledger._writer.db.set_trace_callback(self.touch)
+        for name in CALLS:
+            setattr(os, name, self._told(name, getattr(os, name)))
+        return custody
+
+    def _told(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def told(*arguments: Any, **options: Any) -> Any:
+            self.touch(name)
+            return call(*arguments, **options)
+
+        return told
+
+
+def exchange(path: Path, witness: Path, order: str, master: Hidden[bytes] | None, fate: Fate) -> None:
+    """The exchange, told to the driver; in the order of earlier versions if that is asked for."""
+    opened: list[Custody] = []
+
+    def open_and_begin(*arguments: Any) -> Custody:
+        opened.append(fate.begin(open_custody(*arguments)))
+        return opened[0]
+
+    def sign_first(ledger: Any, keys: Keys, _: bytes) -> None:
+        ledger.rotate_key(keys.mac.reveal())
+        ledger.commit((), seal_belief(opened[0].belief, keys, opened[0].digest))
+
+    rotation.open_custody = open_and_begin  # type: ignore[attr-defined]
+    if order == "two-commits":
+        rotation._sign_with = sign_first
+    rotation.rotate_key(Workspace.open(path), master, witness)
+
+
+def live_and_die(path: Path, witness: Path, order: str, master: Hidden[bytes] | None, last: int) -> str | None:
+    """What the process was about to do when it was killed; None if it came to its end."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        status = 1
+        try:
+            exchange(path, witness, order, master, Fate(last, writing))
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    said = os.read(reading, 1000).decode()
+    os.close(reading)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status):
+        assert os.WEXITSTATUS(status) == 0
+        return None
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    return said
+
+
+def openings(old: str, is_kept_elsewhere: bool) -> list[str | None]:
+    return [old, NEW.hex()] if is_kept_elsewhere else [None]
+
+
+def look(path: Path, witness: Path, variables: list[str | None]) -> dict[str, Any]:
+    """What the next opening finds, and how many rows it had to add."""
+    rows = verify(path / "curator" / LEDGER_FILE).num_events
+    opened: list[dict[str, Any]] = []
+    for value in variables:
+        os.environ.pop(KEY_VARIABLE, None)
+        if value is not None:
+            os.environ[KEY_VARIABLE] = value
+        try:
+            custody = open_custody(Workspace.open(path), witness)
+        except LedgerWrongKey:
+            continue
+        world = custody.secret._Secret__world.reveal()  # type: ignore[attr-defined]
+        belief = hashlib.sha256(custody.belief.reveal().tobytes()).hexdigest()
+        sealings = SealedFile(path / "curator").read()
+        opened.append(
+            {
+                "key": custody.keys.id,
+                "state": [world, belief, custody.ledger.account.spent_units, custody.ledger.account.tokens],
+                "rows_added": custody.ledger.head.seq - rows,
+                "sealed_for": list(sealings),
+            }
+        )
+        retired = sealings[custody.keys.id].retired_keys(custody.keys)
+        custody.ledger.close()
+        keys = [key.mac.reveal() for key in (custody.keys, *reversed(retired))]
+        assert verify(path / "curator" / LEDGER_FILE, keys).intact
+    os.environ.pop(KEY_VARIABLE, None)
+    (found,) = opened  # one key opens it, and no other
+    return {**found, "new_keys_in_clear": len(list((path / "curator").glob(f"*{NEW_KEY_FILE}*")))}
+
+
+def main() -> None:
+    template, template_witness, scratch = map(Path, sys.argv[1:4])
+    order, is_kept_elsewhere = sys.argv[4], sys.argv[5] == "kept-elsewhere"
+    old = (template / "curator" / KEY_FILE).read_text().strip()
+    if is_kept_elsewhere:
+        (template / "curator" / KEY_FILE).unlink()
+    variables = openings(old, is_kept_elsewhere)
+    found, touch, last = [], "", 0
+    while touch is not None:
+        path, witness = scratch / str(last) / "clinic", scratch / str(last) / "witness"
+        shutil.copytree(template, path)
+        shutil.copy(template_witness, witness)
+        if last:
+            if is_kept_elsewhere:
+                os.environ[KEY_VARIABLE] = old
+            touch = live_and_die(path, witness, order, Hidden(NEW) if is_kept_elsewhere else None, last)
+        found.append({"touch": touch, **look(path, witness, variables)})
+        shutil.rmtree(path.parent)
+        last += 1
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""A server in a process of its own, as an operator starts it, that is killed under its clients."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from server.live import ledger_rows
+from server.load import Received, ask_for
+
+STEPS_IN_FLIGHT = 10
+"""One that was committed and not handed out, and those that a busy machine handed out and has not sent yet."""
+
+
+def serve_process(path: Path) -> tuple[subprocess.Popen[str], str, str]:
+    """`paclm serve` as an operator starts it; its address and the admin key that it prints once."""
+    command = [sys.executable, "-m", "paclm", "serve", str(path), "--port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    said = ""
+    while "admin key  paclm-" not in said:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    threading.Thread(target=process.communicate, daemon=True).start()  # a full pipe would stop the server
+    url, key = re.search(r"http://[0-9.:]+", said), re.search(r"admin key  (\S+)", said)
+    assert url
+    assert key
+    return process, url[0], key[1]
+
+
+def kill_under_load(path: Path, *, clients: int, seconds: float) -> tuple[Received, int]:
+    """What clients received from a server that was killed, and what the ledger has."""
+    process, url, key = serve_process(path)
+    killer = threading.Timer(seconds, lambda: os.kill(process.pid, signal.SIGKILL))
+    killer.start()
+    try:
+        got = ask_for(url, key, clients=clients, seconds=seconds + 5, tokens=40)
+    finally:
+        killer.join()
+        process.wait(60)
+        while not process.stderr.closed:  # type: ignore[union-attr]
+            time.sleep(0.01)
+    return got, ledger_rows(path)
