@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import pickle
 import sys
 from typing import Any
 
@@ -45,3 +46,9 @@ def test_a_name_that_needs_an_extra_says_which(
     monkeypatch.setattr("importlib.import_module", import_module)
     with pytest.raises(error, match=words):
         _ = paclm.Curator
+
+
+def test_a_missing_extra_is_an_import_error_and_can_cross_processes() -> None:
+    error = MissingExtra("torch")
+    assert isinstance(error, ImportError)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

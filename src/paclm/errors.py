@@ -61,11 +61,15 @@ EXTRAS = {
 """Which extra of paclm brings a package: the bare package can plan and replay, and no more."""
 
 
-class MissingExtra(PaclmError):
+class MissingExtra(PaclmError, ImportError):
     """A part of paclm that is not installed."""
 
     def __init__(self, package: str) -> None:
         super().__init__(f"This needs the package {package!r}. Install it with: pip install 'paclm[{EXTRAS[package]}]'")
+        self.package = package
+
+    def __reduce__(self) -> tuple[type[MissingExtra], tuple[str]]:
+        return MissingExtra, (self.package,)
 
 
 class CorpusError(PaclmError):

@@ -60,7 +60,7 @@ def test_coins_can_be_set_and_noise_cannot(make: Make, open_curator: OpenCurator
         fresh = {curator.generate("the", 20).tokens for _ in range(2)}
         with pytest.raises(TypeError, match="seed"):
             curator.generate("the", 20, seed=1)  # type: ignore[call-arg]
-        assert isinstance(curator._releaser.noise, Noise)
+        assert isinstance(curator._releaser._noise, Noise)
     assert first == second != third
     assert len(fresh) == 2
 

@@ -262,12 +262,10 @@ def test_the_trace_notices_work_that_depends_on_the_secret(make: Make, open_cura
 
     rule, traces = Rule("leaky", leaky, True), []
     with open_curator(make()) as curator:
-        secret, belief = curator._custody.secret, curator._custody.belief
+        secret, belief, noise = curator._custody.secret, curator._custody.belief, curator._releaser._noise
         for world in (0, 5):
             secret._Secret__world = Hidden(world)  # type: ignore[attr-defined]
-            traces.append(
-                calls_during(lambda: secret.release(rule, np.arange(WORLDS), belief, 2.0**-16, curator._releaser.noise))
-            )
+            traces.append(calls_during(lambda: secret.release(rule, np.arange(WORLDS), belief, 2.0**-16, noise)))
     assert traces[0] != traces[1]
 
 

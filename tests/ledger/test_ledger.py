@@ -25,7 +25,7 @@ from paclm.errors import (
     LedgerStopped,
     UnsoundState,
 )
-from paclm.ledger import database, history
+from paclm.ledger import database, history, writer
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
 from paclm.ledger.reading import read_usage
@@ -376,3 +376,19 @@ def test_an_entry_that_is_no_count_is_refused(bad):
 def test_a_short_key_is_refused(books):
     with pytest.raises(InvalidInput, match="32 random bytes"):
         Ledger.create(books.path, b"short", workspace="w", num_worlds=2, settings=books.settings, sealed_belief=b"")
+
+
+def test_figures_asked_for_in_mid_commit_are_not_counted_twice(books, monkeypatch):
+    ledger = books.with_steps(2)
+    real = writer.add_figures
+
+    def look(*arguments):
+        real(*arguments)
+        ledger.by_key()  # a signal handler, say: the row is written and not yet committed
+
+    with ledger:
+        monkeypatch.setattr(writer, "add_figures", look)
+        ledger.commit(books.step(), b"sealed")
+        monkeypatch.undo()
+        ledger.commit(books.step(), b"sealed")
+        assert sum(usage.units for usage in ledger.by_key().values()) == ledger.account.spent_units

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from decimal import Decimal
+from decimal import Context, Decimal, localcontext
 
 import mpmath
 import pytest
@@ -170,3 +170,10 @@ def test_small_differences_can_be_shown():
 def test_only_probabilities_are_shown_as_bounds(bound):
     with pytest.raises(InvalidInput, match="between 0 and 1"):
         format_bound(bound)
+
+
+def test_a_bound_is_shown_alike_whatever_the_decimal_arithmetic_of_the_thread() -> None:
+    with localcontext(Context(prec=3)):
+        assert format_bound(0.510714) == "51.08%"
+        assert float(Decimal(format_bound(5e-324).removesuffix("%"))) >= 5e-322
+    assert format_bound(-0.0) == "0.00%"

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from paclm.config import MechanismConfig
 from paclm.curator.hidden import Hidden
 from paclm.curator.outcomes import Outcome
 from paclm.curator.secret import Secret
 from paclm.errors import UnsoundState
 from paclm.privacy.accounting import Account, charge_units
-from paclm.privacy.arrays import FloatArray
+from paclm.privacy.arrays import FloatArray, check_votes
 from paclm.privacy.randomness import Noise
 from paclm.privacy.releases import rule_named
 from paclm.privacy.step import is_unanimous
@@ -29,7 +31,7 @@ class Releaser:
         self._secret = secret
         self._config = config
         self._rule = rule_named(config.release)
-        self.noise = Noise()
+        self._noise = Noise()
 
     def price(self, *, is_dissent: bool) -> int:
         """Units that a private token costs where the votes differ, or where they are all equal."""
@@ -45,7 +47,8 @@ class Releaser:
     ) -> tuple[list[Outcome], Hidden[FloatArray]]:
         """One outcome per row of the ballot, in order, and the belief after the last."""
         outcomes = []
-        for votes, public in zip(ballot.votes, ballot.public.tolist(), strict=True):
+        for row, public in zip(ballot.votes, ballot.public.tolist(), strict=True):
+            votes = check_votes(np.array(row))  # our own copy: what is priced is what is released
             is_dissent = not is_unanimous(votes)
             units = self.price(is_dissent=is_dissent)
             if not account.affords(units):
@@ -54,6 +57,6 @@ class Releaser:
                 outcomes.append(Outcome(Hidden(public), "public", 0))
                 continue
             account = account.charge(units, is_dissent=is_dissent)
-            token, belief = self._secret.release(self._rule, votes, belief, self._config.per_token, self.noise)
+            token, belief = self._secret.release(self._rule, votes, belief, self._config.per_token, self._noise)
             outcomes.append(Outcome(token, "disputed" if is_dissent else "agreed", units))
         return outcomes, belief

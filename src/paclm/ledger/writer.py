@@ -147,7 +147,7 @@ class Writer:
             except BadRow as problem:
                 raise LedgerTampered(f"A new row for {self.path} {problem}. Nothing was written.") from None
             row = make_row(self.head, seq, stamp(self._clock), event, after, keys or self.keys)
-            entries = usages(self.state, after, event)
+            entries, sums = usages(self.state, after, event), self._sums
             try:
                 with database.translated(self.path), database.transaction(self.db):
                     self.db.execute(_ADD_ROW, row)
@@ -157,8 +157,9 @@ class Writer:
                 if keys is not None:
                     self._use_keys(keys)
                 self.head, self.state = Head(seq, row.digest), after
-                if self._sums is not None:
-                    self._sums.add(row.at, entries)
+                if sums is not None:
+                    sums.add(row.at, entries)
+                self._sums = sums  # whoever first asked in mid-commit saw this row already: read anew
                 if sealed_belief is not None:
                     self.sealed_belief = sealed_belief
                 if (settings := new_settings(event)) is not None:

@@ -7,7 +7,7 @@ functions round to the safe side: `success_bound` and `format_bound` up, `nats_f
 from __future__ import annotations
 
 import math
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, Context, Decimal, localcontext
 
 from paclm.errors import InvalidInput
 
@@ -70,10 +70,11 @@ def format_bound(bound: float, decimals: int | None = None) -> str:
     value = float(bound)
     if not 0.0 <= value <= 1.0:
         raise InvalidInput(f"A bound on success lies between 0 and 1, not {bound!r}.")
-    percent = Decimal(repr(value)).scaleb(2)  # its shortest digits: 0.51 is stored as a little more, and is 51.00%
-    if decimals is None:
-        decimals = max(2, 2 - percent.adjusted())
-    return f"{percent.quantize(Decimal(1).scaleb(-decimals), ROUND_CEILING):f}%"
+    with localcontext(Context(prec=400)):  # whatever the caller's decimal arithmetic is set to
+        percent = Decimal(repr(abs(value))).scaleb(2)  # its shortest digits: 0.51 is stored as a little more
+        if decimals is None:
+            decimals = max(2, 2 - percent.adjusted())
+        return f"{percent.quantize(Decimal(1).scaleb(-decimals), ROUND_CEILING):f}%"
 
 
 def _divergence(gain: float, prior: float) -> float:
