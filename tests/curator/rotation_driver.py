@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -23,7 +24,7 @@ from paclm.curator.hidden import Hidden
 from paclm.curator.keys import KEY_FILE, KEY_VARIABLE, NEW_KEY_FILE, Keys
 from paclm.curator.opening import LEDGER_FILE, Custody, open_custody
 from paclm.curator.sealed import SealedFile
-from paclm.curator.secret import seal_belief
+from paclm.curator.secret import seal_belief, unseal_belief
 from paclm.errors import LedgerWrongKey
 from paclm.ledger.verify import verify
 from paclm.worlds.workspace import Workspace
@@ -106,7 +107,7 @@ def openings(old: str, is_kept_elsewhere: bool) -> list[str | None]:
 
 
 def look(path: Path, witness: Path, variables: list[str | None]) -> dict[str, Any]:
-    """What the next opening finds, and how many rows it had to add."""
+    """What the next opening finds, how many rows it had to add, and which slots of the witness its key opens then."""
     rows = verify(path / "curator" / LEDGER_FILE).num_events
     opened: list[dict[str, Any]] = []
     for value in variables:
@@ -126,6 +127,13 @@ def look(path: Path, witness: Path, variables: list[str | None]) -> dict[str, An
                 "state": [world, belief, custody.ledger.account.spent_units, custody.ledger.account.tokens],
                 "rows_added": custody.ledger.head.seq - rows,
                 "sealed_for": list(sealings),
+                "slots": [
+                    unseal_belief(
+                        bytes.fromhex(sealed.decode()), custody.keys, custody.digest, custody.ledger.num_worlds
+                    )
+                    is not None
+                    for sealed in re.findall(rb'"belief":"([0-9a-f]+)"', witness.read_bytes())
+                ],
             }
         )
         retired = sealings[custody.keys.id].retired_keys(custody.keys)

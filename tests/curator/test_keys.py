@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paclm.curator.hidden import Hidden
-from paclm.curator.keys import KEY_FILE, Keys, load_keys, parse_key, read_key, write_key
+from paclm.curator.keys import KEY_FILE, Keys, load_keys, parse_key, read_key, settle_own_key, write_key
 from paclm.errors import CuratorError, UnsoundState
 
 MASTER = bytes(range(32))
@@ -89,6 +89,16 @@ def test_a_key_that_cannot_be_written_leaves_nothing_behind_and_says_what_to_do(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_key_of_which_only_half_was_written_is_refused_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:32]))
+    with pytest.raises(CuratorError, match="took 32 of 65 bytes"):
+        write_key(tmp_path / "key", Hidden(MASTER))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_interruption_while_a_key_is_written_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +109,34 @@ def test_an_interruption_while_a_key_is_written_leaves_nothing_behind(
     with pytest.raises(KeyboardInterrupt):
         write_key(tmp_path / "key", Hidden(MASTER))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_settling_removes_every_key_in_clear_that_a_kill_left_behind_and_stumbles_over_nothing_else(
+    tmp_path: Path,
+) -> None:
+    keys = load_keys(tmp_path, may_create=True)
+    for name in (".key.0badcafe.part", ".key.new.0badcafe.part"):
+        write_key(tmp_path / name, Hidden(bytes(32)))
+    for name in (".key.folder.part", ".key.new.folder.part"):
+        (tmp_path / name).mkdir()
+    settle_own_key(tmp_path, keys)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [KEY_FILE]
+    assert load_keys(tmp_path, may_create=False).id == keys.id
+
+
+def test_a_first_opening_that_another_one_overtook_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def overtake(part: Path, path: Path) -> None:
+        monkeypatch.undo()
+        settle_own_key(tmp_path, load_keys(tmp_path, may_create=True))
+        link(part, path)
+
+    monkeypatch.setattr(os, "link", overtake)
+    with pytest.raises(CuratorError, match="open the workspace again"):
+        write_key(tmp_path / KEY_FILE, Hidden(MASTER))
+    assert [path.name for path in tmp_path.iterdir()] == [KEY_FILE]
+    assert read_key(tmp_path / KEY_FILE).reveal() != MASTER
 
 
 def test_what_is_sealed_opens_with_the_same_key_and_subject_only() -> None:

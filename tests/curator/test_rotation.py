@@ -169,6 +169,27 @@ def test_an_exchange_is_one_row_and_leaves_no_belief_that_the_old_key_opens(
         assert unseal_belief(bytes.fromhex(sealed.decode()), old, digest, num_worlds) is None
 
 
+@pytest.mark.parametrize("kept", [b"5a" * 16, b"5a" * 32 + b"\n"], ids=["half a key", "another key"])
+def test_a_new_key_that_the_disk_did_not_keep_never_comes_into_force(
+    used: Workspace, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch, kept: bytes
+) -> None:
+    def lose(path: Path, master: Hidden[bytes]) -> None:
+        write_key(path, master)
+        path.write_bytes(kept)
+
+    with open_curator(used) as curator:
+        before, in_force, rows = state_of(curator), curator._custody.keys.id, curator._custody.ledger.head.seq
+    monkeypatch.setattr(rotation, "write_key", lose)
+    with pytest.raises(CuratorError, match=NEW_KEY_FILE):
+        rotate_key(used)
+    monkeypatch.undo()
+    assert not (used.curator_path / NEW_KEY_FILE).exists()
+    assert list(SealedFile(used.curator_path).read()) == [in_force]
+    with open_curator(used) as curator:
+        assert (state_of(curator), curator._custody.keys.id) == (before, in_force)
+        assert curator._custody.ledger.head.seq == rows
+
+
 def killed_at_every_touch(
     workspace: Workspace, open_curator: OpenCurator, order: str, where: str
 ) -> list[dict[str, Any]]:
@@ -198,6 +219,7 @@ def check_found(found: list[dict[str, Any]]) -> None:
     commit = [one["touch"] for one in found].index("COMMIT")
     assert is_new == [n > commit for n in range(len(found))]  # killed before the commit: the old key, after it the new
     assert all(one["rows_added"] == 0 for one in found)  # whichever key is in force, the belief is sealed with it
+    assert all(one["slots"] == [True, True] for one in found)  # and in both slots of the witness
 
 
 @pytest.mark.parametrize("where", ["kept-here", "kept-elsewhere"])

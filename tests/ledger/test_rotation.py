@@ -10,6 +10,7 @@ from paclm.errors import LedgerError, LedgerRolledBack, LedgerStopped, LedgerWro
 from paclm.ledger import writer as writer_module
 from paclm.ledger.recovery import adopt_restored, backup
 from paclm.ledger.verify import verify
+from paclm.ledger.witness import Witness
 
 KEYS = [bytes(range(n, n + 32)) for n in (2, 1)]
 """The newest first, without the one that the ledger was made with."""
@@ -92,6 +93,60 @@ def test_a_crash_in_the_middle_of_adopting_leaves_a_copy(books, rotated, monkeyp
     adopt_restored(books.path, confirmed_by="ada", **keys)
     with books.open(**keys) as ledger:
         assert ledger.account.remaining_units == 0
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_adopting_with_the_witness_is_repeated_after_a_crash_and_loses_nothing(books, rotated, monkeypatch, steps):
+    """Without a step the witness has seen as many rows as the copy then has, and another one in the last place."""
+    keys = rotated(with_witness=True, steps=steps)
+    append = writer_module.Writer.append
+    monkeypatch.setattr(
+        writer_module.Writer,
+        "append",
+        lambda self, event, *rest, **more: crash() if event.kind == "restored" else append(self, event, *rest, **more),
+    )
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            adopt_restored(books.path, confirmed_by="ada", **keys)
+    monkeypatch.undo()
+    assert adopt_restored(books.path, confirmed_by="ada", **keys).proof == "witness"
+    with books.open(**keys) as ledger:
+        assert ledger.account == books.before
+        assert ledger.sealed_belief == b"sealed %d" % (2 + steps)
+        ledger.commit(books.step(), b"later")
+    report = verify(books.path, books.keys)
+    assert report.intact, report.problem
+
+
+def test_a_backup_that_ends_with_the_rotation_lacks_nothing(books):
+    with books.with_steps(2, witness=books.witness) as ledger:
+        ledger.rotate_key(KEYS[0], b"sealed anew")
+    copy = books.folder.parent / "copy.sqlite"
+    backup(books.path, copy)
+    put_back(books, copy)
+    keys = {"mac_key": KEYS[0], "old_keys": [books.key], "witness": books.witness}
+    assert adopt_restored(books.path, confirmed_by="ada", **keys).proof == "current"
+
+
+def test_a_crash_between_the_restore_and_its_witness_says_to_start_from_the_backup(books, monkeypatch):
+    books.with_steps(2, witness=books.witness).close()
+    copy = books.folder.parent / "copy.sqlite"
+    backup(books.path, copy)
+    with books.open(witness=books.witness) as ledger:
+        ledger.commit(books.step(), b"sealed 3")
+        before = ledger.account
+    put_back(books, copy)
+    again = {"mac_key": books.key, "confirmed_by": "ada", "witness": books.witness}
+    monkeypatch.setattr(Witness, "write", crash)
+    with pytest.raises(KeyboardInterrupt):
+        adopt_restored(books.path, **again)
+    monkeypatch.undo()
+    with pytest.raises(LedgerRolledBack, match="put the backup back and adopt it once more"):
+        adopt_restored(books.path, **again)
+    put_back(books, copy)
+    assert adopt_restored(books.path, **again).proof == "witness"
+    with books.open(witness=books.witness) as ledger:
+        assert (ledger.account, ledger.sealed_belief) == (before, b"sealed 3")
 
 
 def test_a_live_ledger_signed_with_an_old_key_is_not_opened(books):

@@ -9,9 +9,10 @@ from contextlib import closing
 
 import pytest
 
-from paclm.errors import LedgerMissing, PaclmError
+from paclm.errors import LedgerMissing, LedgerRolledBack, PaclmError
 from paclm.ledger import database
-from paclm.ledger.verify import verify
+from paclm.ledger.recovery import backup
+from paclm.ledger.verify import remaining_tokens, verify, witness_on_record
 
 
 def test_an_intact_ledger_is_verified_with_and_without_its_key(books):
@@ -97,3 +98,26 @@ def test_a_file_that_is_no_database_leaves_no_connection_open(tmp_path, monkeypa
         with pytest.raises(sqlite3.ProgrammingError, match="closed"):
             connection.execute("SELECT 1")
     assert opened
+
+
+def test_what_remains_is_not_told_from_a_file_that_was_put_back(books, tmp_path):
+    with books.with_steps(2, witness=books.witness) as ledger:
+        assert remaining_tokens(books.path) == ledger.account.remaining_tokens(books.settings.per_token)
+    copy = shutil.copy(books.path, tmp_path / "by_hand.sqlite")
+    with books.open(witness=books.witness) as ledger:
+        ledger.commit(books.step(), b"sealed 3")
+        name = ledger.state.witness
+    shutil.copy(copy, books.path)
+    assert not verify(books.path).intact
+    with pytest.raises(LedgerRolledBack, match="put back to an earlier day"):
+        remaining_tokens(books.path)
+    assert witness_on_record(books.path) == name
+
+
+def test_what_remains_is_told_from_a_copy_that_says_it_is_one(books, tmp_path):
+    with books.with_steps(2) as ledger:
+        backup(books.path, tmp_path / "copy.sqlite")
+        before = ledger.account.remaining_tokens(books.settings.per_token)
+        ledger.commit(books.step(), b"sealed 3")
+    shutil.copy(tmp_path / "copy.sqlite", books.path)
+    assert remaining_tokens(books.path) == before

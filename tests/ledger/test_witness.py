@@ -129,6 +129,40 @@ def test_a_crash_between_a_rotation_and_its_witness_is_made_good(books, monkeypa
             ledger.commit(books.step(), b"sealed %d" % n)
 
 
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_rotation_cut_short_at_either_slot_leaves_no_old_belief_once_the_ledger_was_opened(
+    books, monkeypatch, failing
+):
+    write, count = Witness.write, 0
+
+    def fail(self, testimony):
+        nonlocal count
+        count += 1
+        if count == failing:
+            raise LedgerUnwritable("The witness's disk is gone.")
+        write(self, testimony)
+
+    ledger = books.with_steps(2, witness=books.witness)
+    monkeypatch.setattr(Witness, "write", fail)
+    with pytest.raises(LedgerUnwritable):
+        ledger.rotate_key(NEW_KEY, b"sealed anew")
+    ledger.close()
+    monkeypatch.undo()
+    assert b"sealed 2".hex().encode() in books.witness.read_bytes()
+    with books.open(mac_key=NEW_KEY, old_keys=[books.key], witness=books.witness) as ledger:
+        held = books.witness.read_bytes()
+        ledger.commit(books.step(), b"sealed 3")
+    assert held.count(b"sealed anew".hex().encode()) == 2
+    assert not any((b"sealed %d" % n).hex().encode() in held for n in (1, 2))
+
+
+def test_an_opening_leaves_a_witness_alone_that_tells_all(books):
+    books.with_steps(2, witness=books.witness).close()
+    before = books.witness.read_bytes()
+    books.open(witness=books.witness).close()
+    assert books.witness.read_bytes() == before
+
+
 @pytest.mark.parametrize("payload", [b"", b"{", b"[]", b"{}", b'{"seq":"x"}', b"\xff", b"null"])
 def test_a_testimony_that_cannot_be_read_is_refused(books, payload):
     books.with_steps(1, witness=books.witness).close()

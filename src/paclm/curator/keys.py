@@ -11,6 +11,7 @@ two apart where that matters.
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import re
 import secrets
@@ -116,9 +117,13 @@ def keeps_own_key() -> bool:
 
 
 def settle_own_key(folder: Path, keys: Keys) -> None:
-    """After an exchange, finished or cut short: the key in force is the one in curator/key, and the only one."""
-    for part in folder.glob(f".{NEW_KEY_FILE}.*.part"):  # `write_key` was killed: no key in clear stays behind
-        part.unlink()
+    """After an exchange, finished or cut short: the key in force is the one in curator/key, and the only one.
+
+    Under the ledger's lock, with the key in force at hand: nobody needs another key file that is being written.
+    """
+    for part in folder.glob(f".{KEY_FILE}.*.part"):  # `write_key` was killed: no key in clear stays behind
+        if part.is_file():
+            part.unlink(missing_ok=True)
     following = folder / NEW_KEY_FILE
     if not keeps_own_key() or not following.exists():
         return
@@ -147,12 +152,12 @@ def write_key(path: Path, master: Hidden[bytes]) -> None:
         finally:
             part.unlink(missing_ok=True)  # no key in clear stays behind, whatever went wrong
         sync_folder(path.parent)
-    except FileExistsError:
-        raise CuratorError(
-            f"There is a key in {path} already, and a key is never overwritten. If another process has just made it, "
-            "open the workspace again."
-        ) from None
     except OSError as error:
+        if isinstance(error, FileExistsError | FileNotFoundError) and path.exists():  # another made it, and settled
+            raise CuratorError(
+                f"There is a key in {path} already, and a key is never overwritten. If another process has just made "
+                "it, open the workspace again."
+            ) from None
         raise CuratorError(
             f"The key file {path} cannot be made: {error.strerror}. It needs a folder that can be written, on a file "
             f"system with hard links. Or keep the key elsewhere and name it in {KEY_FILE_VARIABLE}: openssl rand "
@@ -164,7 +169,9 @@ def _write_part(part: Path, master: Hidden[bytes]) -> None:
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.fchmod(descriptor, 0o600)
-        os.write(descriptor, master.reveal().hex().encode() + b"\n")
+        written = os.write(descriptor, master.reveal().hex().encode() + b"\n")
+        if written != 2 * SIZE + 1:
+            raise OSError(errno.ENOSPC, f"the disk took {written} of {2 * SIZE + 1} bytes")
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

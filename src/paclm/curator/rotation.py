@@ -22,6 +22,7 @@ from paclm.curator.keys import (
     Keys,
     keeps_own_key,
     new_key,
+    read_key,
     settle_own_key,
     write_key,
 )
@@ -54,7 +55,7 @@ def rotate_key(workspace: Workspace, master: Hidden[bytes] | None = None, witnes
         if new.id == old.id:
             raise CuratorError(f"The new key is the one in force ({old.id}). Make another: openssl rand -hex 32")
         if keeps_own_key():
-            write_key(folder / NEW_KEY_FILE, master)
+            _keep(folder / NEW_KEY_FILE, master, new.id)
         before = file.read()[old.id]
         retired = [*before.retired_keys(old), old]
         after = Sealing.make(custody.secret, new, custody.digest, custody.ledger.ledger_id, retired)
@@ -65,6 +66,21 @@ def rotate_key(workspace: Workspace, master: Hidden[bytes] | None = None, witnes
     finally:
         custody.ledger.close()
     return new.id
+
+
+def _keep(path: Path, master: Hidden[bytes], name: str) -> None:
+    """Write the new key and read it back: with a row signed by a key that the disk does not have, all is lost."""
+    write_key(path, master)
+    try:
+        kept = Keys.derived(read_key(path)).id
+        if kept != name:
+            raise CuratorError(
+                f"{path} was written with the key {name}, and holds {kept} when it is read. The key in force was not "
+                "changed. Mend the disk, or keep the key elsewhere."
+            )
+    except CuratorError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 @tells_only_its_message

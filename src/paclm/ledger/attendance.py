@@ -42,7 +42,10 @@ def meet_witness(writer: Writer, path: Path | None) -> None:
     writer.witness = witness
     if recorded is None:  # a crash came between making the witness and recording it
         writer.append(WitnessChanged(None, testimony.witness, "first use"))
-    elif ahead:  # a crash came between the commit and its witness; nothing had left by then
+        return
+    if ahead:  # a crash came between the commit and its witness; nothing had left by then
+        witness.write(writer.testimony(recorded))
+    if not witness.is_signed_with(writer.keys.current):  # a rotation was cut short: its other slot has the old belief
         witness.write(writer.testimony(recorded))
 
 
@@ -95,7 +98,8 @@ def rows_ahead(writer: Writer, testimony: Testimony) -> int:
     if found is None or found[0] != testimony.head.digest:
         raise LedgerRolledBack(
             f"Row {testimony.head.seq} of {writer.path} is not the one its witness has seen: another copy of this "
-            "ledger was in use. Put the file back that the witness knows; two histories of one secret cannot be merged."
+            "ledger was in use, or paclm ledger adopt was cut short. If it was, put the backup back and adopt it once "
+            "more; if not, put the file back that the witness knows: two histories of one secret cannot be merged."
         )
     if ahead > 1:
         raise LedgerRolledBack(

@@ -15,7 +15,8 @@ from paclm.errors import LedgerError, LedgerRolledBack
 from paclm.ledger import database
 from paclm.ledger.attendance import attach, check_key, check_name, rows_ahead
 from paclm.ledger.chain import Keys
-from paclm.ledger.events import Restored, WitnessChanged
+from paclm.ledger.events import KeyRotated, Restored, WitnessChanged
+from paclm.ledger.reading import read_row
 from paclm.ledger.witness import Testimony, Witness
 from paclm.ledger.writer import Clock, Writer, hash_belief, utc_now
 from paclm.privacy.accounting import units_down
@@ -111,8 +112,19 @@ def _is_current(writer: Writer, testimony: Testimony, keys: Keys) -> bool:
         )
     if writer.head.seq < testimony.head.seq:
         return False
+    if _was_only_rotated(writer, testimony):
+        return False
     rows_ahead(writer, testimony)  # the same history, or refused
     return True
+
+
+def _was_only_rotated(writer: Writer, testimony: Testimony) -> bool:
+    """Whether an adopting was cut short after `_rotate_to`: without that row the copy is older than the testimony."""
+    if writer.head.seq != testimony.head.seq or writer.head.digest == testimony.head.digest:
+        return False
+    with database.translated(writer.path):
+        is_copy = writer.db.execute("PRAGMA application_id").fetchone() == (database.COPY,)
+        return is_copy and read_row(writer.db, writer.path, writer.head.seq).kind == KeyRotated.kind
 
 
 def _rotate_to(writer: Writer, keys: Keys) -> None:

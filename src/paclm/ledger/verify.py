@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paclm.errors import LedgerError, LedgerMissing, LedgerRolledBack, LedgerTampered
 from paclm.ledger import database
-from paclm.ledger.chain import Keys
+from paclm.ledger.chain import Head, Keys
 from paclm.ledger.lock import read_remembered
 from paclm.ledger.reading import (
     Contents,
@@ -61,19 +61,28 @@ def witness_on_record(path: str | Path) -> str | None:
 
 
 def remaining_tokens(path: str | Path) -> int:
-    """How many charged tokens the budget still has, as the newest row tells it."""
-    contents = _newest(Path(path))
+    """How many charged tokens the budget still has, as the newest row tells it; refused for a file put back by hand."""
+    path = Path(path)
+    contents = _newest(path, read_remembered(lock_path(path)))
     return contents.state.account.remaining_tokens(contents.settings.per_token)
 
 
-def _newest(path: Path) -> Contents:
-    """Where the ledger stands by its newest row, which is all that is looked at."""
+def _newest(path: Path, remembered: Head | None = None) -> Contents:
+    """Where the ledger stands by its newest row; of the others only the remembered one is looked for."""
     db = database.open_reader(path)
     try:
         with database.translated(path):
-            return read_contents(db, path, None)
+            contents = read_contents(db, path, None)
+            if not _is_copy(db):
+                check_remembered(db, path, contents.head.seq, remembered)
+            return contents
     finally:
         db.close()
+
+
+def _is_copy(db: sqlite3.Connection) -> bool:
+    """A copy is older by its nature, and says so."""
+    return bool(db.execute("PRAGMA application_id").fetchone() == (database.COPY,))
 
 
 def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
@@ -94,12 +103,12 @@ def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
         try:
             with database.translated(path):
                 db.execute("BEGIN")  # one view of the file, whatever a writer does meanwhile
-                is_copy = db.execute("PRAGMA application_id").fetchone() == (database.COPY,)
+                is_copy = _is_copy(db)
                 (num_events,) = db.execute("SELECT count(*) FROM events").fetchone()
                 contents, usage = read_contents(db, path, None), read_usage(db)
                 check_pages(db, path)
                 read_all(db, path, known)
-                if not is_copy:  # a copy is older by its nature, and says so
+                if not is_copy:
                     check_remembered(db, path, contents.head.seq, remembered)
                     _check_in_force(path, contents.key, known)
         finally:

@@ -167,6 +167,11 @@ class Witness:
         self._seen[self._next_slot] = slot
         self._next_slot = 1 - self._next_slot
 
+    def is_signed_with(self, key: str) -> bool:
+        """Whether both slots are whole and by that key."""
+        contents = [_unpack(slot) for slot in self._seen]
+        return all(content is not None and _testimony(content[0]).key == key for content in contents)
+
     def _slots(self) -> list[bytes]:
         return [os.pread(self._descriptor, self._slot_bytes, n * self._slot_bytes) for n in (0, 1)]
 
