@@ -317,3 +317,12 @@ def test_worlds_are_no_function_of_the_place(make: Make, corpus: Corpus, base: B
         str(path), corpus=corpus, base=base, tokenizer=small_tokenizer, num_worlds=8, group_by="patient"
     )
     assert other.workspace.manifest.files == make("a").workspace.manifest.files
+
+
+def test_where_it_cannot_be_noted_the_workspace_is_made_and_that_is_said(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACLM_STATE_DIR", f"{os.devnull}/state")
+    created = make()
+    assert created.is_new
+    assert "could not be noted on this machine" in " ".join(created.cautions)

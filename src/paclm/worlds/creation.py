@@ -114,8 +114,14 @@ def _note_in_registry(workspace: Workspace, corpus: Corpus) -> list[str]:
         return []
     identifier = workspace.manifest.id
     sketch = sketch_texts(record.text for record in corpus.records)
-    remember_workspace(identifier, workspace.path, sketch)
-    sightings = find_overlaps(sketch, identifier)
+    try:
+        remember_workspace(identifier, workspace.path, sketch)
+        sightings = find_overlaps(sketch, identifier)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
+        return [
+            f"This workspace could not be noted on this machine ({error}), so nobody will be told if another one is "
+            "made over the same records. Name a folder that can be written: PACLM_STATE_DIR."
+        ]
     return [overlap_sentence(sightings)] if sightings else []
 
 
