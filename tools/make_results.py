@@ -29,7 +29,7 @@ from paclm.study.figures import all_figures
 from paclm.study.regimes import NAMES, regime_named
 from paclm.study.regimes.releases import TARGET
 from paclm.study.results import Result, Row, load_results
-from paclm.study.table import Cell, TableData, to_csv, to_latex, to_markdown
+from paclm.study.table import Cell, TableData, file_name_of, to_csv, to_latex, to_markdown
 from paclm.study.tables import all_tables
 from paclm.study.violations import excess_in_errors
 
@@ -108,13 +108,13 @@ class Evaluation:
 
     def table(self, label: str) -> str:
         """A table as it is committed, under its label."""
-        text = (self.folder / "tables" / f"{_file_name(label)}.md").read_text(encoding="utf-8")
+        text = (self.folder / "tables" / f"{file_name_of(label)}.md").read_text(encoding="utf-8")
         return f"**`{label}`** {self._warning}{text.strip()}"
 
     def figure(self, label: str) -> str:
         """A drawing with its caption."""
         (caption,) = [figure.caption for figure in all_figures() if figure.label == label]
-        return f"![{label}]({self.place}/figures/{_file_name(label)}.svg)\n\n**`{label}`** {self._warning}{caption}"
+        return f"![{label}]({self.place}/figures/{file_name_of(label)}.svg)\n\n**`{label}`** {self._warning}{caption}"
 
     @property
     def _warning(self) -> str:
@@ -306,7 +306,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "minutes": lambda seconds, digits=0: f"{seconds / 60:.{digits}f}",
     "hours": lambda seconds, digits=1: f"{seconds / 3600:.{digits}f}",
     "millions": lambda value, digits=2: f"{value / 1e6:.{digits}f}",
-    "file_name": lambda label: label.replace(":", "_").replace("-", "_"),
+    "file_name": file_name_of,
     "told_gap": told_gap,
     "names": lambda names: ", ".join(f"`{name}`" for name in names),
 }
@@ -350,7 +350,7 @@ def table_files(folder: Path) -> dict[str, str]:
     """Every table that a study allows as Markdown, CSV and LaTeX, by file name."""
     files: dict[str, str] = {}
     for label, data in Evaluation(folder).tables.items():
-        name = _file_name(label)
+        name = file_name_of(label)
         files |= {f"{name}.md": to_markdown(data), f"{name}.csv": to_csv(data), f"{name}.tex": to_latex(data, label)}
     return files
 
@@ -381,10 +381,6 @@ def _empty(folder: Path) -> Path:
 
 def _words(cell: Cell | str) -> str:
     return cell if isinstance(cell, str) else cell.ours()
-
-
-def _file_name(label: str) -> str:
-    return label.replace(":", "_").replace("-", "_")
 
 
 if __name__ == "__main__":

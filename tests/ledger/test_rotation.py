@@ -75,16 +75,21 @@ def test_a_backup_is_not_adopted_without_the_key_that_signed_it(books, rotated):
         adopt_restored(books.path, keys["mac_key"], confirmed_by="ada")
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_a_crash_in_the_middle_of_adopting_leaves_a_copy(books, rotated, monkeypatch, by_hand):
-    """Also for a copy by hand, which had no mark before: the lock's memory must not be all there is."""
-    keys = rotated(with_witness=False, by_hand=by_hand)
+def crash_before_restoring(monkeypatch):
+    """As if the process died right before the row that ends an adopting."""
     append = writer_module.Writer.append
     monkeypatch.setattr(
         writer_module.Writer,
         "append",
         lambda self, event, *rest, **more: crash() if event.kind == "restored" else append(self, event, *rest, **more),
     )
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_crash_in_the_middle_of_adopting_leaves_a_copy(books, rotated, monkeypatch, by_hand):
+    """Also for a copy by hand, which had no mark before: the lock's memory must not be all there is."""
+    keys = rotated(with_witness=False, by_hand=by_hand)
+    crash_before_restoring(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         adopt_restored(books.path, confirmed_by="ada", **keys)
     monkeypatch.undo()
@@ -99,12 +104,7 @@ def test_a_crash_in_the_middle_of_adopting_leaves_a_copy(books, rotated, monkeyp
 def test_adopting_with_the_witness_is_repeated_after_a_crash_and_loses_nothing(books, rotated, monkeypatch, steps):
     """Without a step the witness has seen as many rows as the copy then has, and another one in the last place."""
     keys = rotated(with_witness=True, steps=steps)
-    append = writer_module.Writer.append
-    monkeypatch.setattr(
-        writer_module.Writer,
-        "append",
-        lambda self, event, *rest, **more: crash() if event.kind == "restored" else append(self, event, *rest, **more),
-    )
+    crash_before_restoring(monkeypatch)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             adopt_restored(books.path, confirmed_by="ada", **keys)

@@ -138,6 +138,11 @@ def _reading(db: sqlite3.Connection) -> sqlite3.Connection:
     return db
 
 
+def is_copy(db: sqlite3.Connection) -> bool:
+    """Whether the file says that it was made by `backup`."""
+    return bool(db.execute("PRAGMA application_id").fetchone() == (COPY,))
+
+
 def create_file(path: Path) -> None:
     """An empty file of mode 0600; SQLite gives its side files the same mode."""
     try:

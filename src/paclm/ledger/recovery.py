@@ -123,8 +123,8 @@ def _was_only_rotated(writer: Writer, testimony: Testimony) -> bool:
     if writer.head.seq != testimony.head.seq or writer.head.digest == testimony.head.digest:
         return False
     with database.translated(writer.path):
-        is_copy = writer.db.execute("PRAGMA application_id").fetchone() == (database.COPY,)
-        return is_copy and read_row(writer.db, writer.path, writer.head.seq).kind == KeyRotated.kind
+        row = read_row(writer.db, writer.path, writer.head.seq)
+        return database.is_copy(writer.db) and row.kind == KeyRotated.kind
 
 
 def _rotate_to(writer: Writer, keys: Keys) -> None:

@@ -73,16 +73,11 @@ def _newest(path: Path, remembered: Head | None = None) -> Contents:
     try:
         with database.translated(path):
             contents = read_contents(db, path, None)
-            if not _is_copy(db):
+            if not database.is_copy(db):  # a copy is older by its nature, and says so
                 check_remembered(db, path, contents.head.seq, remembered)
             return contents
     finally:
         db.close()
-
-
-def _is_copy(db: sqlite3.Connection) -> bool:
-    """A copy is older by its nature, and says so."""
-    return bool(db.execute("PRAGMA application_id").fetchone() == (database.COPY,))
 
 
 def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
@@ -103,7 +98,7 @@ def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
         try:
             with database.translated(path):
                 db.execute("BEGIN")  # one view of the file, whatever a writer does meanwhile
-                is_copy = _is_copy(db)
+                is_copy = database.is_copy(db)
                 (num_events,) = db.execute("SELECT count(*) FROM events").fetchone()
                 contents, usage = read_contents(db, path, None), read_usage(db)
                 check_pages(db, path)

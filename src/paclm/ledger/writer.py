@@ -124,7 +124,7 @@ class Writer:
 
     @property
     def sums(self) -> Sums:
-        """Figures by day, hour and key; hold `one_at_a_time` while reading them. Only the first call reads the file."""
+        """Figures by hour and key; hold `one_at_a_time` while reading them. Only the first call reads the file."""
         with self.one_at_a_time:
             self.refuse_if_stopped()
             if self._sums is None:

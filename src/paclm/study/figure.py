@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paclm.study.results import Result
+from paclm.study.table import file_name_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -45,7 +46,7 @@ class Figure:
     @property
     def file_name(self) -> str:
         """The label as a file name."""
-        return self.label.replace(":", "_").replace("-", "_")
+        return file_name_of(self.label)
 
 
 @contextmanager

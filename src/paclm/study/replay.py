@@ -18,6 +18,7 @@ from paclm.privacy.arrays import FloatArray, IntArray, check_per_token
 from paclm.privacy.bounds import success_bound
 from paclm.privacy.leak import mean_and_stderr, told_by_entropy, told_by_truth
 from paclm.privacy.releases import Rule, rule_named
+from paclm.study.attacks.belief import chance_to_name
 from paclm.study.streams import Stream, play_fresh, play_sessions
 from paclm.study.votes import RecordedVotes
 
@@ -107,7 +108,7 @@ def _reduce(stream: Stream, num_worlds: int) -> _Kept:
     by_entropy, by_truth, named = np.zeros(count), np.zeros(count), np.full(count, 1.0 / num_worlds)
     by_entropy[moved] = told_by_entropy(stream.beliefs)
     by_truth[moved] = told_by_truth(stream.beliefs, stream.secrets[moved])
-    named[moved] = _chance_to_name(stream.beliefs, stream.secrets[moved])
+    named[moved] = chance_to_name(stream.beliefs, stream.secrets[moved])
     return _Kept(
         positions=stream.positions,
         released=stream.released,
@@ -211,10 +212,3 @@ def _accuracies(
     if public is not None and full is not None and full > public:  # a share of a loss says nothing
         scores["retained_gain"] = (float(hits.mean()) - public) / (full - public)
     return scores
-
-
-def _chance_to_name(beliefs: FloatArray, secrets: IntArray) -> FloatArray:
-    """Whether the most likely world is the realized one; a tie counts as a uniform guess among the tied."""
-    is_top = beliefs == beliefs.max(axis=1, keepdims=True)  # (n, m)
-    chance: FloatArray = is_top[np.arange(len(secrets)), secrets] / is_top.sum(axis=1)
-    return chance

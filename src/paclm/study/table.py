@@ -57,7 +57,12 @@ class Table:
     @property
     def file_name(self) -> str:
         """The label as a file name."""
-        return self.label.replace(":", "_").replace("-", "_")
+        return file_name_of(self.label)
+
+
+def file_name_of(label: str) -> str:
+    """A label of the paper (`tab:census`) as a file name."""
+    return label.replace(":", "_").replace("-", "_")
 
 
 def to_markdown(data: TableData) -> str:

@@ -28,14 +28,19 @@ def guesses_right(beliefs: FloatArray, secrets: IntArray, membership: BoolArray)
 
     Beliefs (sessions, m), secrets (sessions,), membership (records, m) → two arrays (sessions,).
     """
-    record_hits, world_hits = np.empty(len(secrets)), np.empty(len(secrets))
+    record_hits = np.empty(len(secrets))
     for i, (belief, secret) in enumerate(zip(beliefs, secrets.tolist(), strict=True)):
         probability = membership_probabilities(belief, membership)  # (records,)
         is_tie = np.abs(probability - 0.5) < 1e-12  # a coin flip
         record_hits[i] = np.where(is_tie, 0.5, (probability > 0.5) == membership[:, secret]).mean()
-        is_top = belief == belief.max()
-        world_hits[i] = is_top[secret] / is_top.sum()
-    return record_hits, world_hits
+    return record_hits, chance_to_name(beliefs, secrets)
+
+
+def chance_to_name(beliefs: FloatArray, secrets: IntArray) -> FloatArray:
+    """Whether the most likely world is the realized one; a tie counts as a uniform guess among the tied."""
+    is_top = beliefs == beliefs.max(axis=1, keepdims=True)  # (n, m)
+    chance: FloatArray = is_top[np.arange(len(secrets)), secrets] / is_top.sum(axis=1)
+    return chance
 
 
 def attack_beliefs(beliefs: FloatArray, secrets: IntArray, membership: BoolArray) -> AttackResult:
