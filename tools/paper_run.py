@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import time
 import traceback
@@ -35,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import numpy as np
 
 from paclm.config import RuntimeConfig
-from paclm.engine.base import load_tokenizer, resolve_base
+from paclm.engine.base import base_of, load_tokenizer, resolve_base
 from paclm.engine.loading import pick_device
 from paclm.engine.training import Progress
 from paclm.engine.training_job import prepare_training
@@ -45,6 +44,7 @@ from paclm.study.regimes import regime_named
 from paclm.study.run import device_name, run_regime
 from paclm.study.textvotes import GREEDY, GUMBEL
 from paclm.worlds.creation import create_workspace
+from paclm.worlds.layout import adapters_file
 from paclm.worlds.readers import read_corpus
 from paclm.worlds.records import ReadOptions
 from paclm.worlds.workspace import Workspace
@@ -83,15 +83,16 @@ def main() -> None:
     size = SMALL if options.small else PAPER
     workspace = make_workspace(options, size)
     say(clock, f"workspace of {size.records} records, {size.worlds} worlds, base {workspace.base.name}")
-    workspace, training = train(workspace, clock)
+    facts: dict[str, Any] = {}
+    for name in options.train:
+        workspace, training = train(workspace, name, clock)
+        if name == "worlds" and training is not None:
+            facts["training"] = training
     lab = make_lab(workspace, options, clock)
-    facts: dict[str, Any] = {"device": device_name(lab)}
-    if training is not None:
-        facts["training"] = training
-    write_log(options, facts)
-    for name in STAGES[options.stage] if options.only is None else options.only:
+    write_log(options, {"device": device_name(lab), **facts})
+    for name in chosen_regimes(options):
         write_log(options, regimes={name: attempt(lab, name, options, clock)})
-    if options.stage in (1, 2) and options.only != [] and not (options.out / "votes-greedy.npz").is_file():
+    if options.stage in (1, 2) and options.only != [] and options.test_text is None:
         save_fixture(lab, options)
     say(clock, "done")
 
@@ -108,19 +109,56 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--work", type=Path, required=True, help="where workspaces are kept between stages")
     parser.add_argument("--out", type=Path, required=True, help="where results go")
-    parser.add_argument("--only", nargs="*", help="these regimes of the stage only; with no name: train the worlds")
-    parser.add_argument("--sessions", type=int, help="per budget, where a lease is too short for those of the preset")
+    parser.add_argument(
+        "--train", nargs="*", default=["worlds"], help="what to train beforehand, in this order; else the worlds"
+    )
+    parser.add_argument("--only", nargs="*", help="these regimes of the stage only; with no name: train and no more")
+    parser.add_argument(
+        "--cut",
+        nargs="*",
+        type=parse_cut,
+        default=[],
+        metavar="NAME=VALUE",
+        help="other sizes than the preset's, where a lease is too short: sessions=50; values may be lists: 1,16,64",
+    )
+    parser.add_argument("--worlds", type=int, help="study the first so many alone, into a folder of its own")
     parser.add_argument("--minutes", type=float, default=25.0, help="start no regime after this")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--small", action="store_true", help="a rehearsal at the preset quick")
     options = parser.parse_args()
+    refuse_unknown_cuts(parser, options)
     options.name = options.name or Path(options.corpus).name.split(".")[0]
     folder = options.name
     if options.test_text is not None:
         folder += f"-on-{options.test_text.name.split('.')[0]}"
+    if options.worlds is not None:
+        folder += f"-first-{options.worlds}"
     options.out = options.out / folder
     return options
+
+
+def parse_cut(text: str) -> tuple[str, Any]:
+    """`sessions=50`, `repetitions=1,16,64`"""
+    name, _, value = text.partition("=")
+    try:
+        numbers = [json.loads(number) for number in value.split(",")]
+    except json.JSONDecodeError:
+        raise argparse.ArgumentTypeError(f"{text!r} should read like sessions=50.") from None
+    return name, tuple(numbers) if "," in value else numbers[0]
+
+
+def chosen_regimes(options: argparse.Namespace) -> list[str]:
+    """What is run, in order."""
+    return list(STAGES[options.stage]) if options.only is None else list(options.only)
+
+
+def refuse_unknown_cuts(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """A misspelt cut would be no cut, and cost the lease."""
+    scales = [regime_named(name).presets["paper"] for name in chosen_regimes(options)]
+    for field, _ in options.cut:
+        if not any(hasattr(scale, field) for scale in scales):
+            parser.error(f"none of these regimes has a size called {field}")
 
 
 class Clock:
@@ -167,12 +205,12 @@ def make_workspace(options: argparse.Namespace, size: Size) -> Workspace:
     return created.workspace
 
 
-def train(workspace: Workspace, clock: Clock) -> tuple[Workspace, dict[str, Any] | None]:
-    """All worlds, unless they are there."""
-    if "worlds.safetensors" in workspace.manifest.adapters:
-        say(clock, "worlds are trained already")
+def train(workspace: Workspace, name: str, clock: Clock) -> tuple[Workspace, dict[str, Any] | None]:
+    """Adapters of this name, as `paclm train --what`, unless they are there."""
+    if adapters_file(name) in workspace.manifest.adapters:
+        say(clock, f"{name}: trained already")
         return workspace, None
-    job = prepare_training(workspace, "worlds")
+    job = prepare_training(workspace, name)
     said = clock.seconds
 
     def show(now: Progress) -> None:
@@ -185,7 +223,7 @@ def train(workspace: Workspace, clock: Clock) -> tuple[Workspace, dict[str, Any]
     workspace, trained = job.run(resume=job.is_unfinished, on_progress=show)
     seconds = clock.seconds - began
     tokens = int(job.schedule.num_tokens.sum())
-    say(clock, f"trained {tokens:,} tokens in {seconds:.0f} s: {tokens / seconds:,.0f} tokens/s")
+    say(clock, f"{name}: trained {tokens:,} tokens in {seconds:.0f} s: {tokens / seconds:,.0f} tokens/s")
     figures = {
         "tokens": tokens,
         "seconds": seconds,
@@ -206,13 +244,19 @@ def make_lab(workspace: Workspace, options: argparse.Namespace, clock: Clock) ->
         say(clock, f"  {what}" + (f" ({total:,})" if total else ""))
         return lambda _: None
 
-    lab = Lab(workspace, seed=options.seed, start_task=start, runtime=runtime)
-    if options.test_text is None:
-        return lab
-    from paclm.study.scored_text import read_test_text
+    passages = None
+    if options.test_text is not None:
+        from paclm.study.scored_text import read_test_text
 
-    passages = read_test_text(options.test_text, lab.tokenizer)
-    return Lab(workspace, seed=options.seed, start_task=start, runtime=runtime, test_text=passages)
+        passages = read_test_text(options.test_text, load_tokenizer(base_of(workspace)))
+    return Lab(
+        workspace,
+        seed=options.seed,
+        start_task=start,
+        runtime=runtime,
+        test_text=passages,
+        first_worlds=options.worlds,
+    )
 
 
 def attempt(lab: Lab, name: str, options: argparse.Namespace, clock: Clock) -> dict[str, Any]:
@@ -225,13 +269,12 @@ def attempt(lab: Lab, name: str, options: argparse.Namespace, clock: Clock) -> d
     regime = regime_named(name)
     preset: Preset = "quick" if options.small else "paper"
     scale = regime.presets[preset]
-    if name == "sessions" and options.sessions is not None:
-        scale = replace(scale, sessions=options.sessions)
+    scale = replace(scale, **{field: value for field, value in options.cut if hasattr(scale, field)})
     try:
         result = run_regime(lab, regime, preset, collections, scale)
         folder = options.out / "results"
         folder.mkdir(parents=True, exist_ok=True)  # again: a machine that is lent may have emptied it meanwhile
-        shutil.copyfile(lab.folder / "results" / f"{name}.json", folder / f"{name}.json")
+        result.save(folder)
     except Exception as error:  # a lease is short: whatever failed, the rest must still run
         traceback.print_exc()
         return {"failed": f"{type(error).__name__}: {error}"}
@@ -241,7 +284,9 @@ def attempt(lab: Lab, name: str, options: argparse.Namespace, clock: Clock) -> d
 
 
 def save_fixture(lab: Lab, options: argparse.Namespace) -> None:
-    """A few thousand positions of real votes, renamed to small integers, for tests of mechanisms."""
+    """A few thousand positions of real votes, renamed to small integers, for tests of mechanisms; once."""
+    if (options.out / "votes-greedy.npz").is_file():
+        return
     votes = lab.text_votes(FIXTURE_POSITIONS, (GREEDY, GUMBEL))
     for decoder, found in votes.items():
         columns = {name: getattr(found.recorded, name) for name in ("votes", "truth", "public", "full")}

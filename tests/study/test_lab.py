@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from curator.deployments import build_workspace
+from paclm.engine.training_job import membership_of
 from paclm.errors import EngineError, InvalidInput
 from paclm.study.lab import Lab
 from paclm.study.text import Passage
@@ -92,3 +93,27 @@ def test_another_collection_has_worlds_of_its_own(tmp_path: Path, texts: list[st
         assert other.worlds_name == "collection-2"
         assert (other.membership.sum(axis=1) * 2 == lab.num_worlds).all()
         assert not np.array_equal(other.membership, lab.membership)
+
+
+def test_the_first_worlds_alone_vote_as_they_do_among_all(study_template: Path, tmp_path: Path) -> None:
+    everyone = open_lab(study_template, tmp_path / "lab")
+    some = Lab(everyone.workspace, runtime=RUNTIME, first_worlds=2)
+    decodings = (GREEDY, Decoding("gumbel", 1.0, 2))
+    whole, part = everyone.text_votes(60, decodings), some.text_votes(60, decodings)
+    for name in ("greedy", "gumbel"):
+        assert (part[name].recorded.votes == whole[name].recorded.votes[:, :2]).all()
+        assert (part[name].full == whole[name].full).all()
+    with pytest.raises(InvalidInput, match="even odds for an attacker need all of them"):
+        _ = some.membership
+    with pytest.raises(InvalidInput, match="the first 2 or more can be studied: 1"):
+        Lab(everyone.workspace, first_worlds=1)
+
+
+def test_what_is_trained_for_the_first_worlds_sees_their_records(study_template: Path, tmp_path: Path) -> None:
+    lab = Lab(open_lab(study_template, tmp_path / "lab").workspace, runtime=RUNTIME, first_worlds=2)
+    assert lab.stack(lab.named("uncoupled")).num_worlds == 2
+    entry = lab.workspace.manifest.adapters["uncoupled-first-2.safetensors"]
+    assert not entry["training"]["coupled"]
+    for name in ("worlds", "uncoupled", "collection-2"):
+        whole = membership_of(lab.workspace, name)
+        assert (membership_of(lab.workspace, f"{name}-first-2") == whole[:, :2]).all()

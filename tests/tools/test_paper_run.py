@@ -80,7 +80,9 @@ def test_a_regime_that_fails_or_comes_too_late_is_named_and_the_others_run(
 def test_worlds_can_be_trained_alone_and_sessions_cut_and_another_text_scored(
     paper_run: ModuleType, monkeypatch: pytest.MonkeyPatch, corpus: Path, small_base: Path
 ) -> None:
-    found = run(paper_run, monkeypatch, corpus, small_base, "--only")
+    found = run(paper_run, monkeypatch, corpus, small_base, "--train", "full", "worlds", "--only")
+    adapters = corpus.parent / "work" / "notes" / "adapters"
+    assert {path.stem for path in adapters.glob("*.safetensors")} == {"full", "worlds"}
     stage = json.loads((found / "stage-1.json").read_text())
     assert stage["training"]["tokens"] > 0
     assert stage["regimes"] == {}
@@ -88,10 +90,31 @@ def test_worlds_can_be_trained_alone_and_sessions_cut_and_another_text_scored(
     with monkeypatch.context() as patch:
         asked = Mock(side_effect=ValueError)
         patch.setattr(paper_run, "run_regime", asked)
-        run(paper_run, monkeypatch, corpus, small_base, "--only", "sessions", "--sessions", "2")
+        run(paper_run, monkeypatch, corpus, small_base, "--only", "sessions", "--cut", "sessions=2", "horizons=64,128")
         assert asked.call_args.args[-1].sessions == 2
+        assert asked.call_args.args[-1].horizons == (64, 128)
+        assert asked.call_args.args[-1].queries == 4
     text = corpus.parent / "other.txt"
     text.write_text("A text that nobody trained on, and of some length. " * 20)
     run(paper_run, monkeypatch, corpus, small_base, "--only", "census", "--test-text", str(text))
     assert (found.parent / "notes-on-other" / "results" / "census.json").is_file()
     assert not (found / "results" / "census.json").exists()
+
+
+@pytest.mark.parametrize("cut", ["session=2", "sessions", "sessions=few"])
+def test_a_cut_that_would_cut_nothing_is_refused(
+    paper_run: ModuleType, monkeypatch: pytest.MonkeyPatch, corpus: Path, small_base: Path, cut: str
+) -> None:
+    with pytest.raises(SystemExit):
+        run(paper_run, monkeypatch, corpus, small_base, "--only", "sessions", "--cut", cut)
+
+
+def test_two_collections_of_the_first_worlds_are_studied_in_a_folder_of_their_own(
+    paper_run: ModuleType, monkeypatch: pytest.MonkeyPatch, corpus: Path, small_base: Path
+) -> None:
+    found = run(paper_run, monkeypatch, corpus, small_base, "--stage", "5", "--only", "accuracy", "--worlds", "2")
+    result = json.loads((found.parent / "notes-first-2" / "results" / "accuracy.json").read_text())
+    assert {row["collection"] for row in result["rows"]} == {1, 2}
+    assert result["provenance"]["worlds"] == 2
+    assert "collection-2-first-2.safetensors" in result["provenance"]["adapters"]
+    assert not (found / "results").exists()

@@ -5,6 +5,7 @@
     shards:N    N disjoint parts of the records     adapters/shards-N.safetensors, who is where in shards-N.npz
     collection:N   as many worlds, drawn anew (N ≥ 2)   adapters/collection-N.safetensors
     uncoupled   the same worlds, each from its own start and in its own order: what coupling is compared with
+    …-first-N   of worlds, uncoupled or a collection the first N alone
 
 Neither the secret nor the ledger is looked at.
 """
@@ -42,6 +43,7 @@ from paclm.worlds.workspace import Workspace
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 _NUMBERED = re.compile(r"(shards|collection)[:-]([0-9]+)")
+_FIRST = re.compile(r"(worlds|uncoupled|collection[:-][0-9]+)-first-([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ class TrainingJob:
 def prepare_training(workspace: Workspace, what: str = "worlds", *, dtype: Dtype = "auto") -> TrainingJob:
     """Load the base model and cut the records into blocks; for `what` see the head of this file."""
     records = workspace.members()
-    settings = replace(workspace.training, coupled=False) if what == "uncoupled" else workspace.training
+    settings = replace(workspace.training, coupled=False) if what.startswith("uncoupled") else workspace.training
     seed = int(workspace.manifest.arguments["seed"])
     name, membership = what.replace(":", "-"), membership_of(workspace, what)
     base = base_of(workspace)
@@ -173,6 +175,8 @@ def _multiplies_bfloat16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:
 
 def membership_of(workspace: Workspace, what: str) -> BoolArray:
     """Which records each of the adapters called `what` sees, (records, adapters)."""
+    if cut := _FIRST.fullmatch(what):
+        return membership_of(workspace, cut[1])[:, : int(cut[2])]
     if what in ("worlds", "uncoupled"):
         return workspace.membership
     records, seed = workspace.members(), int(workspace.manifest.arguments["seed"])

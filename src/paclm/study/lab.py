@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -29,7 +30,7 @@ from paclm.study.code import code_digest
 from paclm.study.parts import Kept, Parts
 from paclm.study.text import Passage, cut_passages, take_positions
 from paclm.study.textvotes import Decoding, TextVotes, collect_votes
-from paclm.worlds.layout import adapters_file
+from paclm.worlds.layout import WORLDS_FILE, adapters_file
 from paclm.worlds.storage import make_private_folder, write_private
 from paclm.worlds.workspace import Workspace
 
@@ -59,6 +60,7 @@ class Lab:
         test_text: Sequence[Passage] | None = None,
         runtime: RuntimeConfig | None = None,
         collection: int = 1,
+        first_worlds: int | None = None,
         kept: Kept | None = None,
     ) -> None:
         self.workspace = workspace
@@ -66,6 +68,10 @@ class Lab:
         self.start_task = start_task
         self.collection = collection
         """1 is the workspace's own worlds; others are drawn and trained anew from the same records."""
+        if first_worlds is not None and not 2 <= first_worlds <= workspace.num_worlds:
+            raise InvalidInput(f"Of {workspace.num_worlds} worlds the first 2 or more can be studied: {first_worlds}.")
+        self.first_worlds = first_worlds
+        """Only so many are studied, and trained where a study needs others; None is all. For votes, not for attacks."""
         self.runtime = runtime or workspace.runtime
         self.kept = kept or Kept()
         """Votes and parts of earlier runs: whether they may be used, and which were."""
@@ -78,7 +84,7 @@ class Lab:
         if number == self.collection:
             yield self
             return
-        self.ensure(f"collection:{number}")
+        self.ensure(self.named(f"collection-{number}"))
         yield self._changed(self.runtime, number)
 
     def with_runtime(self, runtime: RuntimeConfig) -> Lab:
@@ -94,6 +100,7 @@ class Lab:
             test_text=self._given_text,
             runtime=runtime,
             collection=collection,
+            first_worlds=self.first_worlds,
             kept=self.kept,
         )
 
@@ -113,22 +120,31 @@ class Lab:
     @property
     def num_worlds(self) -> int:
         """m"""
-        return self.workspace.num_worlds
+        return self.first_worlds or self.workspace.num_worlds
 
     @property
     def worlds_name(self) -> str:
-        """Of the adapters under study: worlds, or collection-N."""
-        return "worlds" if self.collection == 1 else f"collection-{self.collection}"
+        """Of the adapters under study: worlds, or collection-N; with `-first-N` where only some are studied."""
+        return self.named("worlds" if self.collection == 1 else f"collection-{self.collection}")
+
+    def named(self, adapters: str) -> str:
+        """What adapters of every world (`worlds`, `uncoupled`, …) are called in this lab."""
+        return adapters if self.first_worlds is None else f"{adapters}-first-{self.first_worlds}"
 
     @cached_property
     def membership(self) -> BoolArray:
         """(records, m) who is in which world of this collection."""
         from paclm.engine.training_job import membership_of
 
+        if self.first_worlds is not None:
+            raise InvalidInput(
+                f"A record is in half of all {self.workspace.num_worlds} worlds, and in more or fewer of the first "
+                f"{self.first_worlds}: even odds for an attacker need all of them."
+            )
         return membership_of(self.workspace, self.worlds_name)
 
     def ensure(self, *names: str) -> None:
-        """Train the adapters (`full`, `shards:8`, `collection:2`, …) that the workspace does not have yet."""
+        """Train the adapters (`full`, `shards-8`, `collection-2`, …) that the workspace does not have yet."""
         from paclm.engine.training_job import prepare_training
 
         missing = [name for name in names if not self._has(name)]
@@ -148,15 +164,17 @@ class Lab:
             self.workspace, _ = job.run(resume=job.is_unfinished, on_progress=show)
 
     def _has(self, name: str) -> bool:
-        return adapters_file(name) in self.workspace.manifest.adapters
+        file, _ = _place(name)
+        return file == WORLDS_FILE or file in self.workspace.manifest.adapters  # nothing trains these on the way
 
     def stack(self, *names: str) -> AdapterStack:
         """The adapters of these names, one after another: `worlds`, `full`, `shards-8` …; trained if they must be."""
         from paclm.engine.adapters import AdapterStack
         from paclm.engine.loading import join_stacks
 
-        self.ensure(*(name.replace("-", ":", 1) for name in names if name != "worlds"))
-        return join_stacks([AdapterStack.load(self.workspace.adapters_path / adapters_file(name)) for name in names])
+        self.ensure(*names)
+        folder = self.workspace.adapters_path
+        return join_stacks([AdapterStack.load(folder / file, some) for file, some in map(_place, names)])
 
     def engine(self, *adapters: str, sequences: int = 1, context: int | None = None, support_size: int = 200) -> Engine:
         """An engine over these adapters (this collection's worlds if none are named); the last one is kept."""
@@ -228,7 +246,7 @@ class Lab:
     ) -> dict[str, TextVotes]:
         """Every world's teacher-forced vote, per decoding; kept in the workspace and read again by whoever asks."""
         names = (self.worlds_name, "full") if with_full else (self.worlds_name,)
-        self.ensure(*(name.replace("-", ":", 1) for name in names if name != "worlds"))
+        self.ensure(*names)
         path = self._votes_path(num_positions, decodings, names, support_size)
         if not self.kept.has(path):
             passages = self.passages(num_positions)
@@ -279,7 +297,18 @@ class Lab:
 
     def _adapters(self, names: Sequence[str]) -> list[str]:
         entries = self.workspace.manifest.adapters
-        return [str(entries.get(adapters_file(name), {}).get("sha256")) for name in names]
+        places = map(_place, names)
+        return [f"{entries.get(file, {}).get('sha256')}{'' if some is None else some.stop}" for file, some in places]
+
+
+def _place(adapters: str) -> tuple[str, slice | None]:
+    """The file that holds adapters of this name, and which of those in it they are (all: None).
+
+    Of the workspace's own worlds the first ones lie in the common file; what is trained for a study has its own.
+    """
+    if first := re.fullmatch(r"worlds-first-([0-9]+)", adapters):
+        return WORLDS_FILE, slice(0, int(first[1]))
+    return adapters_file(adapters), None
 
 
 def _digest_of(passages: Sequence[Passage]) -> str:

@@ -54,6 +54,7 @@ def run_regime(lab: Lab, regime: Regime, preset: Preset, collections: int = 1, s
         seconds=time.perf_counter() - started,
         provenance={
             **provenance(lab.workspace, device_name(lab)),
+            "worlds": lab.num_worlds,
             "kept_from_before": len(lab.kept.from_before),
             "stamp": STAMP,
         },

@@ -39,10 +39,11 @@ def run(lab: Lab, scale: CouplingScale) -> Findings:
     """Both ways of training, both decoders."""
     decodings = (GREEDY, Decoding(GUMBEL.name, GUMBEL.temperature, scale.gumbel_draws))
     coupled = lab.text_votes(scale.positions, decodings)
-    lab.ensure("uncoupled")
+    uncoupled = lab.named("uncoupled")
+    lab.ensure(uncoupled)
 
     def make() -> list[Row]:
-        ways = {"coupled": coupled, "uncoupled": _uncoupled_votes(lab, scale, decodings)}
+        ways = {"coupled": coupled, "uncoupled": _votes_of(lab, uncoupled, scale, decodings)}
         return [
             {"training": way, "decoder": name, "positions": own.recorded.num_positions, **_figures(lab, own)}
             for way, votes in ways.items()
@@ -51,18 +52,18 @@ def run(lab: Lab, scale: CouplingScale) -> Findings:
 
     parts = lab.parts("coupling", asdict(scale))
     rows = parts.rows("votes", make)
-    for way, adapters in (("coupled", lab.worlds_name), ("uncoupled", "uncoupled")):
+    for way, adapters in (("coupled", lab.worlds_name), ("uncoupled", uncoupled)):
         found = parts.rows(way, partial(_ceiling, lab, scale, adapters))
         rows += [{"training": way, **row} for row in found]
     parts.clear()
     return Findings(rows, [])
 
 
-def _uncoupled_votes(lab: Lab, scale: CouplingScale, decodings: tuple[Decoding, ...]) -> dict[str, TextVotes]:
+def _votes_of(lab: Lab, uncoupled: str, scale: CouplingScale, decodings: tuple[Decoding, ...]) -> dict[str, TextVotes]:
     passages = lab.passages(scale.positions)
     advance = lab.start_task("votes of uncoupled worlds", sum(passage.num_scored for passage in passages))
     seeds = [lab.seed_for("coins", decoding.name) for decoding in decodings]  # the coins of the coupled votes
-    return collect_votes(lab.engine("uncoupled", "full"), passages, decodings, seeds, True, advance)
+    return collect_votes(lab.engine(uncoupled, "full"), passages, decodings, seeds, True, advance)
 
 
 def _figures(lab: Lab, votes: TextVotes) -> Row:
