@@ -22,24 +22,31 @@ NAMES = re.compile(  # figures that are part of a name, a label or a formula
     r"|2\^-\d+|1/√b|1 − 1/ā|1 − 1/a|rep-3|--stage 1"
 )
 TWINS = {  # one column of every result that the page shows
-    "first/ablation": "unanimity",
+    "wiki/ablation": "unanimity",
     "wiki/accuracy": "gain_points",
-    "cables/accuracy": "retained_gain",
-    "first/canaries": "gap_nats",
+    "cables/accuracy": "gain_points",
+    "wikitext/accuracy": "gain_points",
+    "earlier_wiki/accuracy": "retained_gain",
+    "earlier_cables/accuracy": "retained_gain",
+    "wiki/canaries": "gap_nats",
     "wiki/census": "argmax_coverage",
     "cables/census": "unanimity",
-    "first/cost": "tokens_per_second",
+    "wiki/cost": "tokens_per_second",
     "wiki/flatness": "truth_not_voted_given_dissent",
     "cables/flatness": "flip_dissent",
     "wiki/forgetting": "can_tell_over_charged_most",
     "cables/forgetting": "can_tell_over_charged_most",
-    "wiki/precision": "accuracy_float32",
+    "wiki/generation": "distinct1",
+    "earlier_wiki/precision": "accuracy_float32",
     "wiki/releases": "retained_gain",
     "cables/releases": "retained_gain",
-    "first/sessions": "leaked_over_charged",
+    "wiki/sessions": "leaked_over_charged",
+    "cables/sessions": "leaked_over_charged",
     "wiki/tokens_only": "leaked_tokens_nats",
     "cables/tokens_only": "tokens_over_history",
 }
+LINKED_ONLY = {"wikitext/flatness", "earlier_wiki/census", "earlier_cables/census"}
+"""Of these the page shows a link and the command."""
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +117,7 @@ def test_no_figure_is_written_by_hand(tool: ModuleType) -> None:
         "{{ 0.88|percent }}",
         "{{ '88 of 100' }}",
         "{% set kept = 0.88 %}",
-        "{{ first.canary_share * 2 }}",
+        "{{ wiki.seconds * 2 }}",
         "{% call holds(true) %}It keeps 88%.{% endcall %}",
         "{% if kept %}in 1,024 tokens{% endif %}",
     ],
@@ -122,7 +129,7 @@ def test_a_figure_by_hand_would_be_seen(line: str) -> None:
 def test_every_result_is_on_the_page_with_its_command(tool: ModuleType) -> None:
     page = tool.PAGE.read_text(encoding="utf-8")
     shown = {f"{study}/{name}" for study in tool.STUDIES for name in tool.Evaluation(tool.RESULTS / study).results}
-    assert shown == set(TWINS)
+    assert shown == set(TWINS) | LINKED_ONLY
     for study in tool.STUDIES:
         evaluation = tool.Evaluation(tool.RESULTS / study)
         for name in evaluation.results:
@@ -147,10 +154,14 @@ def test_the_same_results_give_the_same_page_elsewhere(tool: ModuleType, studies
 @pytest.mark.parametrize(
     ("result", "column", "factor"),
     [
-        ("first/sessions", "gap", 9.0),
-        ("first/sessions", "world_rate", 9.0),
-        ("wiki/precision", "accuracy_difference", 9.0),
-        ("wiki/flatness", "change", 0.1),
+        ("wiki/sessions", "gap", 9.0),
+        ("cables/sessions", "world_rate", 9.0),
+        ("wiki/sessions", "agreement_realized_stderr", 0.01),
+        ("earlier_wiki/precision", "accuracy_difference", 9.0),
+        ("earlier_cables/accuracy", "retained_gain", 0.8),
+        ("wiki/generation", "ratio", 1.2),
+        ("wiki/canaries", "rank_member", 9.0),
+        ("wiki/flatness", "change", 0.01),
         ("cables/accuracy", "retained_gain", 0.5),
         ("cables/releases", "lead_points", 0.1),
         ("wiki/forgetting", "charged_dissent_nats", 0.9),

@@ -8,12 +8,11 @@ that data could overturn is a block that refuses to be written once it has. A te
 
 from __future__ import annotations
 
-import json
+import math
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,195 +22,32 @@ from scipy.stats import binom, norm
 sys.path.insert(0, str(Path(__file__).parent))
 
 import paper_run
+from evaluation import TIGHT, Evaluation
 from paclm.privacy.bounds import success_bound
 from paclm.study.figure import save_figure
 from paclm.study.figures import all_figures
-from paclm.study.regimes import NAMES, regime_named
+from paclm.study.regimes import regime_named
 from paclm.study.regimes.releases import TARGET
-from paclm.study.results import Result, Row, load_results
-from paclm.study.table import Cell, TableData, file_name_of, to_csv, to_latex, to_markdown
-from paclm.study.tables import all_tables
+from paclm.study.results import Row, plain
+from paclm.study.table import file_name_of, to_csv, to_latex, to_markdown
 from paclm.study.violations import excess_in_errors
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "results.md"
 RESULTS = ROOT / "docs" / "results"
-STUDIES = ("wiki", "cables", "first")
-"""Folders of it, which are also what the template calls them: two corpora, and what an earlier run left."""
+STUDIES = ("wiki", "cables", "wikitext", "earlier_wiki", "earlier_cables")
+"""Folders of it, which are also what the template calls them: two corpora, another test text for the worlds of the
+first, and what an earlier training of the same worlds left."""
 TEMPLATES = Path(__file__).parent / "templates"
 TEMPLATE = "results.md.j2"
-TIGHT = 2.0
-"""Nats: a charge far below log m, where the leak is not held down by how much there is to tell."""
+SPEED_ONLY = ("together", "queries_per_part")
+"""Sizes of a regime that its numbers do not depend on."""
 ALARM = 0.01
 """All looks at attacks together may raise a false alarm so often."""
 
 
 class Overturned(Exception):
     """The results no longer bear out what the template says of them."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One corpus, scored on one text: `results/*.json`, `stage-*.json`, and the tables and figures made from them."""
-
-    folder: Path
-
-    @cached_property
-    def results(self) -> dict[str, Result]:
-        """What was run, in the order of the study."""
-        found = load_results(self.folder / "results")
-        return {name: found[name] for name in NAMES if name in found}
-
-    @cached_property
-    def stages(self) -> dict[int, Mapping[str, Any]]:
-        """What every stage wrote down about itself."""
-        logs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.folder.glob("stage-*.json"))]
-        return {log["stage"]: log for log in logs}
-
-    @cached_property
-    def training(self) -> Mapping[str, Any]:
-        """What it took, from the stage that did it."""
-        (figures,) = [log["training"] for log in self.stages.values() if "training" in log]
-        return dict(figures)
-
-    @property
-    def origin(self) -> Mapping[str, Any]:
-        """Worlds, seed, base and machine: all results of a folder have them in common."""
-        return next(iter(self.results.values())).provenance
-
-    @cached_property
-    def tables(self) -> dict[str, TableData]:
-        """Every table that the results allow."""
-        allowed = [table for table in all_tables() if all(name in self.results for name in table.regimes)]
-        return {table.label: table.build(self.results) for table in allowed}
-
-    def row(self, regime: str, **wanted: Any) -> Row:
-        """The one row of a result that has these values."""
-        return self.results[regime].one(collection=1, **wanted)
-
-    def rows(self, regime: str, **wanted: Any) -> list[Row]:
-        """All rows that have these values."""
-        return self.results[regime].select(collection=1, **wanted)
-
-    def cell(self, label: str, column: str, *first: str) -> Cell:
-        """The cell of a table in a column, and in the row that begins with these words."""
-        data = self.tables[label]
-        (row,) = [row for row in data.rows if tuple(_words(cell) for cell in row[: len(first)]) == first]
-        found = row[list(data.columns).index(column)]
-        if not isinstance(found, Cell):
-            raise KeyError(f"{label}, {column}, {first} is a heading and no value.")
-        return found
-
-    def describe(self, regime: str) -> list[str]:
-        """What the regime itself says of its rows."""
-        return regime_named(regime).describe(self.results[regime])
-
-    def table(self, label: str) -> str:
-        """A table as it is committed, under its label."""
-        text = (self.folder / "tables" / f"{file_name_of(label)}.md").read_text(encoding="utf-8")
-        return f"**`{label}`** {self._warning}{text.strip()}"
-
-    def figure(self, label: str) -> str:
-        """A drawing with its caption."""
-        (caption,) = [figure.caption for figure in all_figures() if figure.label == label]
-        return f"![{label}]({self.place}/figures/{file_name_of(label)}.svg)\n\n**`{label}`** {self._warning}{caption}"
-
-    @property
-    def _warning(self) -> str:
-        return "**Earlier run, faulty training.** " if self.folder.name == "first" else ""
-
-    def command(self, regime: str) -> str:
-        """What was typed, as it reads in a checkout."""
-        words = str(self.results[regime].provenance["command"])
-        return f"python tools/{words[words.index('paper_run.py') :]}"
-
-    @property
-    def place(self) -> str:
-        """The folder as the page links to it."""
-        return f"results/{self.folder.name}"
-
-    def minutes_of(self, stage: int) -> str:
-        """What a stage's regimes took together, and how many of them there were."""
-        regimes = self.stages[stage]["regimes"] if stage in self.stages else {}
-        took = [regime["seconds"] for regime in regimes.values() if "seconds" in regime]
-        return f"{sum(took) / 60:.1f} ({len(took)} of {len(paper_run.STAGES[stage])})" if took else "not run"
-
-    def never_run(self, *others: Evaluation) -> list[str]:
-        """Regimes that a stage of the script has and that left no result here, nor in the others."""
-        wanted = dict.fromkeys(name for stage in paper_run.STAGES.values() for name in stage)
-        return [name for name in wanted if not any(name in study.results for study in (self, *others))]
-
-    @cached_property
-    def released(self) -> dict[str, int]:
-        """Tokens by regime that released any; budgets, rules and coin draws each release their own."""
-        counted = {name: self._count(name, result.scale) for name, result in self.results.items()}
-        return {name: count for name, count in counted.items() if count}
-
-    @property
-    def tokens_released(self) -> int:
-        """By all regimes together."""
-        return sum(self.released.values())
-
-    @property
-    def seconds(self) -> float:
-        """Of all regimes, added up."""
-        return sum(result.seconds for result in self.results.values())
-
-    @property
-    def passages(self) -> int:
-        """Of the text that accuracy is measured on: its errors are over these."""
-        return int(self.rows("accuracy")[0]["passages"])
-
-    @property
-    def tracked(self) -> list[Row]:
-        """Sessions of the paper's release on recorded votes, each budget with secrets of its own, charged little."""
-        cells = self.rows("forgetting", curator="tracking")
-        return [row for row in cells if row["charged_nats"] < TIGHT]
-
-    @property
-    def forgetful(self) -> Row:
-        """The cell where forgetting names the world most often beyond tracking."""
-        cells = self.rows("forgetting", curator="forgetting")
-        return max(cells, key=lambda row: row["world_id_rate"] - self._twin(row)["world_id_rate"])
-
-    @property
-    def tracking_twin(self) -> Row:
-        """The tracking curator in the same cell."""
-        return self._twin(self.forgetful)
-
-    def _twin(self, cell: Row) -> Row:
-        return self.row("forgetting", curator="tracking", budget=cell["budget"], tokens=cell["tokens"])
-
-    def _count(self, regime: str, scale: Mapping[str, Any]) -> int:
-        rows = self.rows(regime)
-        if regime == "sessions":
-            return self.num_sessions * int(scale["queries"] * scale["tokens"])
-        if regime == "ablation":
-            return len(rows) * int(scale["trials"] * scale["length"])
-        if regime in ("accuracy", "flatness"):
-            return sum(row["positions"] for row in rows if row["per_token_nats"])
-        if regime in ("releases", "tokens_only"):
-            return len(rows) * int(scale["sessions"] * scale["tokens"])
-        if regime == "forgetting":
-            longest = max(scale["horizons"])
-            return len(self.rows(regime, tokens=longest)) * int(scale["sessions"] * longest)
-        if regime == "canaries":
-            forced = [row for part in ("forced", "out-of-support") for row in self.rows(regime, part=part)]
-            return sum(row["trials"] for row in forced if row["per_token_nats"])
-        return 0
-
-    @cached_property
-    def num_sessions(self) -> int:
-        """Of the persistent-secret sessions, all budgets together."""
-        scale = self.results["sessions"].scale
-        return int(scale["sessions"] * len(scale["budgets"]))
-
-    @cached_property
-    def canary_share(self) -> float:
-        """What part of the texts a world trains on is copies of canaries."""
-        origin = self.origin
-        copies = sum(row["repetitions"] for row in self.rows("canaries", part="organic"))
-        return float(copies / (copies + origin["records"] - origin["arguments"]["canaries"]))
 
 
 def largest_gap(rows: Sequence[Row]) -> float:
@@ -248,6 +84,30 @@ def gain_gap(row: Row, theirs: float) -> float:
 def times_disputed(unanimity: float, theirs: float) -> float:
     """How many times as many positions are disputed as there."""
     return (1.0 - unanimity) / (1.0 - theirs)
+
+
+def trainings_agree(study: Evaluation, other: Evaluation) -> bool:
+    """Whether another training of the same worlds keeps the same shares of the gain within one standard error."""
+    pairs = [[one.row("accuracy", decoder=d, budget="2^-32") for one in (study, other)] for d in ("greedy", "gumbel")]
+    return all(gain_gap(ours, theirs["retained_gain"]) < 1.0 for ours, theirs in pairs)
+
+
+def stays_level(start: Row, end: Row) -> bool:
+    """Whether as many tokens are the realized world's own at the end of sessions as at their start."""
+    error = math.hypot(*(row["agreement_realized_stderr"] for row in (start, end)))
+    return abs(float(end["agreement_realized"] - start["agreement_realized"])) < 3.0 * error
+
+
+def cuts(study: Evaluation) -> list[str]:
+    """What was run at another size than the preset's, in words; how many run side by side is no size."""
+    found = []
+    for name, result in study.results.items():
+        preset = plain(asdict(regime_named(name).presets["paper"]))
+        sizes = [size for size in preset if size not in SPEED_ONLY and result.scale[size] != preset[size]]
+        if sizes:
+            changes = [f"{size} {result.scale[size]} instead of {preset[size]}" for size in sizes]
+            found.append(f"`{name}`: {', '.join(changes)}")
+    return found
 
 
 def leads(study: Evaluation) -> bool:
@@ -308,6 +168,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "millions": lambda value, digits=2: f"{value / 1e6:.{digits}f}",
     "file_name": file_name_of,
     "told_gap": told_gap,
+    "exp": math.exp,
     "names": lambda names: ", ".join(f"`{name}`" for name in names),
 }
 
@@ -328,6 +189,9 @@ def render(folder: Path = RESULTS) -> str:
         size=paper_run.PAPER,
         stages=paper_run.STAGES,
         holds=holds,
+        cuts=cuts,
+        trainings_agree=trainings_agree,
+        stays_level=stays_level,
         largest_gap=largest_gap,
         largest_parting=largest_parting,
         largest_excess=largest_excess,
@@ -377,10 +241,6 @@ def _empty(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     return folder
-
-
-def _words(cell: Cell | str) -> str:
-    return cell if isinstance(cell, str) else cell.ours()
 
 
 if __name__ == "__main__":
