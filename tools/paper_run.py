@@ -38,11 +38,11 @@ from paclm.engine.base import base_of, load_tokenizer, resolve_base
 from paclm.engine.loading import pick_device
 from paclm.engine.training import Progress
 from paclm.engine.training_job import prepare_training
+from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Advance, Lab
 from paclm.study.regime import Preset
 from paclm.study.regimes import regime_named
 from paclm.study.run import device_name, run_regime
-from paclm.study.textvotes import GREEDY, GUMBEL
 from paclm.worlds.creation import create_workspace
 from paclm.worlds.layout import adapters_file
 from paclm.worlds.readers import read_corpus
@@ -85,7 +85,7 @@ def main() -> None:
     say(clock, f"workspace of {size.records} records, {size.worlds} worlds, base {workspace.base.name}")
     facts: dict[str, Any] = {}
     for name in options.train:
-        workspace, training = train(workspace, name, clock)
+        workspace, training = train(workspace, name, options.worlds_per_step, clock)
         if name == "worlds" and training is not None:
             facts["training"] = training
     lab = make_lab(workspace, options, clock)
@@ -112,6 +112,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--train", nargs="*", default=["worlds"], help="what to train beforehand, in this order; else the worlds"
     )
+    parser.add_argument("--worlds-per-step", type=int, help="of what is trained so; else as many as fit and are quick")
     parser.add_argument("--only", nargs="*", help="these regimes of the stage only; with no name: train and no more")
     parser.add_argument(
         "--cut",
@@ -205,7 +206,9 @@ def make_workspace(options: argparse.Namespace, size: Size) -> Workspace:
     return created.workspace
 
 
-def train(workspace: Workspace, name: str, clock: Clock) -> tuple[Workspace, dict[str, Any] | None]:
+def train(
+    workspace: Workspace, name: str, worlds_per_step: int | None, clock: Clock
+) -> tuple[Workspace, dict[str, Any] | None]:
     """Adapters of this name, as `paclm train --what`, unless they are there."""
     if adapters_file(name) in workspace.manifest.adapters:
         say(clock, f"{name}: trained already")
@@ -220,7 +223,7 @@ def train(workspace: Workspace, name: str, clock: Clock) -> tuple[Workspace, dic
             say(clock, f"step {now.step} of {now.num_steps}, loss {now.loss:.3f}")
 
     began = clock.seconds
-    workspace, trained = job.run(resume=job.is_unfinished, on_progress=show)
+    workspace, trained = job.run(worlds_per_step, resume=job.is_unfinished, on_progress=show)
     seconds = clock.seconds - began
     tokens = int(job.schedule.num_tokens.sum())
     say(clock, f"{name}: trained {tokens:,} tokens in {seconds:.0f} s: {tokens / seconds:,.0f} tokens/s")

@@ -80,7 +80,9 @@ def test_a_regime_that_fails_or_comes_too_late_is_named_and_the_others_run(
 def test_worlds_can_be_trained_alone_and_sessions_cut_and_another_text_scored(
     paper_run: ModuleType, monkeypatch: pytest.MonkeyPatch, corpus: Path, small_base: Path
 ) -> None:
-    found = run(paper_run, monkeypatch, corpus, small_base, "--train", "full", "worlds", "--only")
+    found = run(
+        paper_run, monkeypatch, corpus, small_base, "--train", "full", "worlds", "--worlds-per-step", "2", "--only"
+    )
     adapters = corpus.parent / "work" / "notes" / "adapters"
     assert {path.stem for path in adapters.glob("*.safetensors")} == {"full", "worlds"}
     stage = json.loads((found / "stage-1.json").read_text())
