@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import tomllib
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,34 @@ def test_tests_named_in_the_documentation_exist():
     for page in PAGES:
         for name in re.findall(r"`(test_\w+)`", page.read_text()):
             assert f"def {name}(" in code, f"{page.name} names {name}"
+
+
+def slug(heading: str) -> str:
+    """The anchor that the site gives a heading."""
+    plain = unicodedata.normalize("NFKD", re.sub(r"[`*]", "", heading)).encode("ascii", "ignore").decode()
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "deploy" / "README.md"], ids=lambda p: p.name)
+def test_links_to_sections_lead_to_a_heading(page):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*\.md|)#([^)]+)\)", page.read_text()):
+        text = (page.parent / target if target else page).read_text()
+        headings = {slug(heading) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+        assert anchor in headings, f"{page.name} links to {target}#{anchor}"
+
+
+def test_every_code_of_a_refusal_is_explained():
+    code = "\n".join(path.read_text() for path in (ROOT / "src" / "paclm" / "server").glob("*.py"))
+    codes = set(re.findall(r'code="(\w+)"', code))
+    assert "privacy_budget_exhausted" in codes
+    page = (ROOT / "docs" / "server.md").read_text()
+    assert [name for name in sorted(codes) if f"`{name}`" not in page] == []
+
+
+def test_every_variable_of_the_environment_is_explained():
+    code = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    found = set(re.findall(r'"(PACLM_[A-Z_]+)"', code))
+    assert found == {name for name in load_reference().ENVIRONMENT if name.startswith("PACLM_")}
 
 
 def test_every_dependency_is_pinned():

@@ -1,7 +1,8 @@
 """Training speed of many worlds on one GPU: tokens per second of several ways to take the same step.
 
     python tools/bench_gpu_training.py --out training.json
-    python tools/bench_gpu_training.py --overlap            whether the GPU works while the host launches; a minute
+    python tools/bench_gpu_training.py --overlap            whether the GPU works while the host launches, and how often
+                                                            it does per step; a minute
 
 SmolLM2-135M's shape with random weights, adapters of rank 8 on q, k, v, o and down, batches of 8 blocks of 512 tokens
 per world, bf16 base with float32 adapters. Needs torch, transformers, numpy and safetensors only; takes under three
@@ -31,6 +32,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from launches import count_launches
 from paclm.config import TrainingConfig
 from paclm.engine.adapters import AdapterStack, find_targets
 from paclm.engine.loss import batch_loss, make_batch, output_layer
@@ -292,6 +294,11 @@ def measure_overlap(setup: Setup, out: Path | None, num_steps: int = 20, warm: i
         "losses_differ_by": max(abs(one - other) for one, other in zip(losses, at_once, strict=True)),
         "losses_spread": statistics.stdev(losses),
     }
+    try:
+        report |= count_launches(step, setup.device)
+        report["step_of_one_world_ms"] = 1e3 * time_steps(setup, product_step(setup, forward, 1), warm)
+    except Exception as error:  # the figures before it are worth more than these
+        report["error"] = f"{type(error).__name__}: {error}"
     print(json.dumps(report, indent=2))
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

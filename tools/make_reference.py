@@ -22,10 +22,29 @@ from paclm.worlds.settings import explain_settings
 ROOT = Path(__file__).parent.parent
 WIDTH = 100
 
+ENVIRONMENT = {
+    "PACLM_KEY": "The master key itself, 64 hexadecimal digits or base64: [keys](curator.md#keys).",
+    "PACLM_KEY_FILE": "A file with it, mode 0600. Without either the key is `curator/key`.",
+    "PACLM_WITNESS": "The ledger's [witness](ledger.md#the-witness), a file on another disk; `--witness` is the same.",
+    "PACLM_STATE_DIR": "Where notes about workspaces lie, `~/.local/state/paclm` unless set: "
+    "[two workspaces over one corpus](workspace.md#two-workspaces-over-one-corpus).",
+    "PACLM_CACHE_DIR": "Where fetched and converted base models lie, `~/.cache/paclm` unless set.",
+    "PACLM_COMMIT": "The commit that results of studies name, where the code has no checkout around it.",
+    "HF_HOME": "The cache of Hugging Face, for base models by name.",
+    "OMP_NUM_THREADS": "CPU threads, where `threads` of `[runtime]` is 0; `MKL_NUM_THREADS` counts too.",
+}
+"""What is read from the environment; a test compares the names with the code."""
+_WRITTEN = "Written by `tools/make_reference.py` from the program; do not edit by hand."
+
 
 def commands_page() -> str:
     """Every command's --help, groups included."""
-    lines = ["# Commands", "", "Written by `tools/make_reference.py` from the program; do not edit by hand.", ""]
+    lines = [
+        "# Commands",
+        "",
+        "For looking up: every command with its options, as `--help` shows them. " + _WRITTEN,
+        "",
+    ]
     root = get_command(app)
     queue = [("paclm", root)]
     while queue:
@@ -41,7 +60,7 @@ def settings_page() -> str:
     lines = [
         "# Settings and errors",
         "",
-        "Written by `tools/make_reference.py` from the program; do not edit by hand.",
+        "For looking up: every setting of `paclm.toml`, the environment, and the errors that paclm raises. " + _WRITTEN,
         "",
     ]
     for name, cls in sorted(vars(config).items()):
@@ -61,7 +80,10 @@ def settings_page() -> str:
             default = "none: must be set" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
             lines.append(f"| `{field.name}` | {default} | {notes[field.name]} |")
         lines.append("")
-    lines += ["## Errors", "", "| error | when |", "|---|---|"]
+    lines += ["## Environment", "", "| variable | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {meaning} |" for name, meaning in ENVIRONMENT.items()]
+    lines += ["", "## Errors", "", "Whoever met one on the command line: [what it says, what to do](errors.md).", ""]
+    lines += ["| error | when |", "|---|---|"]
     for name, cls in vars(errors).items():
         if isinstance(cls, type) and issubclass(cls, errors.PaclmError):
             summary = " ".join((cls.__doc__ or "").split())
@@ -74,8 +96,7 @@ def python_page() -> str:
     lines = [
         "# Python",
         "",
-        "Written by `tools/make_reference.py` from the program; do not edit by hand. These names are public; "
-        "everything else may change.",
+        "For those who call paclm from Python. These names are public; everything else may change. " + _WRITTEN,
         "",
     ]
     for name in paclm.__all__:
@@ -115,8 +136,7 @@ def http_page() -> str:
     lines = [
         "# HTTP",
         "",
-        "Written by `tools/make_reference.py` from the server's OpenAPI document; do not edit by hand. "
-        "[The server](server.md) explains it.",
+        "For those who write clients: every path, field and status. [The server](server.md) explains them. " + _WRITTEN,
         "",
     ]
     for path, methods in document["paths"].items():

@@ -278,10 +278,11 @@ def attempt(lab: Lab, name: str, options: argparse.Namespace, clock: Clock) -> d
         folder = options.out / "results"
         folder.mkdir(parents=True, exist_ok=True)  # again: a machine that is lent may have emptied it meanwhile
         result.save(folder)
+        sentences = regime.describe(result)
     except Exception as error:  # a lease is short: whatever failed, the rest must still run
         traceback.print_exc()
         return {"failed": f"{type(error).__name__}: {error}"}
-    for sentence in regime.describe(result):
+    for sentence in sentences:
         say(clock, f"  {sentence}")
     return {"seconds": result.seconds, "rows": len(result.rows)}
 

@@ -1,4 +1,4 @@
-"""paclm: text from a language model adapted to private records, with a proof of how little it says about them."""
+"""paclm: text of a language model adapted to private records, with a proof of how little it says of which were used."""
 
 from __future__ import annotations
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from cli.newcomers import SECRET_WORDS, Desk, Said
 from curator.deployments import build_workspace, set_mechanism
+from paclm.cli import main as entry
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +29,26 @@ def clinic(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> P
     shutil.copytree(template, path)
     set_mechanism(path, per_token="2^-16", total="2^-4", support_size=40)
     return path
+
+
+@pytest.fixture
+def desk(tmp_path: Path, clinic: Path, small_base: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> Desk:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(small_base, tmp_path / "model")
+    rows = [json.dumps({"text": f"{SECRET_WORDS} {text}", "patient": number}) for number, text in enumerate(texts)]
+    (tmp_path / "notes.jsonl").write_text("\n".join(rows) + "\n")
+    return Desk(tmp_path, small_base)
+
+
+@pytest.fixture
+def paclm(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")  # main sets it; this keeps it from staying set
+
+    def run(*arguments: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["paclm", *arguments])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            entry.main()
+        return Said(int(left.value.code or 0), *capfd.readouterr())
+
+    return run

@@ -50,6 +50,13 @@ def test_the_settings_are_the_demos_own_until_somebody_changes_them(small_demo, 
     assert again.mechanism().total == 2.0**-8
 
 
+def test_the_patients_counted_are_those_of_the_worlds(small_demo, tmp_path, capsys):
+    workspace = demo_module._prepare(tmp_path / "demo")
+    patients, held_out = ({r.group for r in workspace.records(part)} for part in ("train", "heldout"))
+    assert held_out
+    assert f"notes of {len(patients)} patients for the worlds" in capsys.readouterr().out
+
+
 def test_the_accuracies_name_a_share_of_a_gain_and_none_of_a_loss(capsys):
     truth, wrong = np.ones(40, dtype=int), np.r_[np.ones(20, dtype=int), np.zeros(20, dtype=int)]
     votes = np.tile(truth[:, None], (1, 4))

@@ -127,7 +127,7 @@ def test_the_summary_says_what_was_made_and_what_comes_next(
     said = result.stdout
     assert f"Made the workspace {tmp_path / 'clinic'}" in said
     assert "191 for the worlds, 10 held out, 2 canaries planted" in said
-    assert "all records with the same patient (100 groups)" in said
+    assert "all records with the same patient (100 groups, 95 of them for the worlds)" in said
     assert re.search(r"\d+ cut \(\d+ of them held out\), [\d,]+ tokens not used", said)
     assert "8, each record in 4" in said
     assert str(small_base) in said

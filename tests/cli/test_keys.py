@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from functools import partial
 
 import pytest
+from typer.testing import CliRunner
 
 from cli.commands import invoke
+from paclm.cli.main import app
 from paclm.config import MechanismConfig
 from paclm.curator.keys import load_keys
-from paclm.errors import InvalidInput, LedgerDamaged, LedgerError, WorkspaceError
+from paclm.errors import InvalidInput, LedgerDamaged, LedgerError, LedgerRolledBack, ServiceError, WorkspaceError
+from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
+from paclm.server.address import noted
 from paclm.server.database import service_path
 from paclm.server.keys import KeyStore
 
@@ -59,7 +65,90 @@ def test_add_names_the_address_that_is_set(workspace, settings, expected):
     (workspace / "paclm.toml").write_text(f"[server]\n{settings}\n")
     shown = run("add", workspace, "ward-3").output
     assert f"OPENAI_BASE_URL={expected}\n" in shown
+    assert "No server of this workspace is running" in shown
     assert "as set in [server]" in shown
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://127.0.0.1:4711", "http://127.0.0.1:4711/v1"),
+        ("http://0.0.0.0:4711", "http://127.0.0.1:4711/v1"),
+        ("http://[::]:4711", "http://[::1]:4711/v1"),
+        ("http://10.0.0.7:80", "http://10.0.0.7:80/v1"),
+    ],
+)
+def test_add_names_the_address_of_the_server_that_runs(workspace, url, expected):
+    (workspace / "paclm.toml").write_text("[server]\nport = 8117\n")
+    run("add", workspace, "ward-1")
+    with noted(workspace, url):
+        shown = run("add", workspace, "ward-2").output
+        assert f"OPENAI_BASE_URL={expected}\n" in shown
+        assert f"running server (process {os.getpid()})" in shown
+    assert "8117" in run("add", workspace, "ward-3").output
+
+
+@pytest.mark.parametrize("how", ["put back", "removed"])
+def test_a_file_of_keys_that_is_not_the_running_servers_is_refused_before_a_key_is_made(workspace, tmp_path, how):
+    run("add", workspace, "ward-1")
+    path = service_path(workspace)
+    shutil.copy(path, tmp_path / "copy")
+    with KeyStore.open(path), noted(workspace, "http://127.0.0.1:4711"):
+        path.unlink()
+        if how == "put back":
+            shutil.copy(tmp_path / "copy", path)
+        for command in (["add", workspace, "ward-2"], ["revoke", workspace, "ward-1"], ["list", workspace]):
+            with pytest.raises(ServiceError, match="would reach no server"):
+                run(*command)
+        assert path.exists() == (how == "put back")
+
+
+def shown_by(*arguments):
+    """All that a command printed, and how it failed."""
+    done = CliRunner().invoke(app, ["keys", *map(str, arguments)])
+    return done.output + done.stderr, done.exception
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_no_key_is_made_or_shown_over_a_ledger_that_was_put_back(workspace, tmp_path, options):
+    give_budget(workspace, 1000)
+    path = workspace / "curator" / "ledger.sqlite"
+    shutil.copy(path, tmp_path / "monday")
+    with Ledger.open(path, load_keys(workspace / "curator", may_create=False).mac.reveal()) as ledger:
+        ledger.commit([Usage("alice", 1, 1, 1, 2**28)], b"sealed anew")
+    shutil.copy(tmp_path / "monday", path)
+    shown, error = shown_by("add", workspace, "ward-3", *options)
+    assert isinstance(error, LedgerRolledBack)
+    assert "paclm-" not in shown
+    with KeyStore.open(service_path(workspace)) as store:
+        assert store.list() == []
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_no_key_is_made_or_shown_where_the_settings_cannot_be_read(workspace, options):
+    (workspace / "paclm.toml").write_text("[server\n")
+    shown, error = shown_by("add", workspace, "ward-3", *options)
+    assert isinstance(error, WorkspaceError)
+    assert "paclm-" not in shown
+    assert not service_path(workspace).exists()
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_key_that_the_file_did_not_keep_is_not_shown(workspace, tmp_path, monkeypatch, options):
+    run("add", workspace, "ward-1")
+    path = service_path(workspace)
+    shutil.copy(path, tmp_path / "copy")
+    close = KeyStore.close
+
+    def put_back(store):
+        close(store)
+        shutil.copy(tmp_path / "copy", path)
+
+    monkeypatch.setattr(KeyStore, "close", put_back)
+    shown, error = shown_by("add", workspace, "ward-2", *options)
+    assert isinstance(error, ServiceError)
+    assert "not there when the file is read again" in str(error)
+    assert "paclm-" not in shown
 
 
 def test_add_as_json_gives_the_key_to_scripts(workspace):

@@ -319,3 +319,10 @@ def test_the_picture_has_a_bar_for_each_span_of_time():
     assert picture([("2026-11-20T08", 1), ("2026-11-20T10", 8)]) == "▁ █"
     long = picture([("2026-01-01T00", 5), ("2026-12-31T23", 5)])
     assert (len(long), long.strip("█ ")) == (60, "")
+
+
+def test_show_has_a_word_for_what_was_charged_without_a_name(workspace):
+    with open_ledger(workspace) as ledger:
+        ledger.commit([Usage("", 2, 1, 2, 2 * PRICE)], b"more")
+    rows = run("show", workspace).stdout.splitlines()
+    assert any(row.split()[:3] == ["(no", "name)", "2"] for row in rows)

@@ -19,7 +19,7 @@ from cli.commands import invoke
 from curator.deployments import ScriptedEngine
 from paclm import Curator
 from paclm.cli.main import app
-from paclm.curator.keys import load_keys
+from paclm.curator.keys import Keys, load_keys, read_key
 from paclm.errors import (
     CuratorError,
     InvalidInput,
@@ -29,6 +29,7 @@ from paclm.errors import (
     LedgerRolledBack,
     WitnessMissing,
 )
+from paclm.ledger.chain import key_name
 
 OPERATIONS = Path(__file__).parent.parent.parent / "docs" / "operations.md"
 
@@ -83,6 +84,54 @@ def test_a_ledger_from_before_an_exchange_of_keys_is_not_called_intact(
     verified = run("verify", used)
     assert verified.exit_code == 1
     assert "which was replaced" in verified.output
+
+
+@pytest.fixture
+def before_exchange(used: Path, tmp_path: Path) -> tuple[Path, list[str]]:
+    """A copy from before an exchange of keys, alone in a folder, and both keys as options, the old one first."""
+    alone = tmp_path / "alone" / "ledger.sqlite"
+    alone.parent.mkdir()
+    shutil.copy(used / "curator" / "ledger.sqlite", alone)
+    shutil.copy(used / "curator" / "key", tmp_path / "old.key")
+    run("rotate-key", used)
+    return alone, ["--key-file", str(tmp_path / "old.key"), "--key-file", str(used / "curator" / "key")]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_sealed_secret_says_which_of_several_keys_is_the_newest(
+    used: Path, before_exchange: tuple[Path, list[str]], order: int
+) -> None:
+    alone, keys = before_exchange
+    keys = keys if order == 1 else [*keys[2:], *keys[:2]]
+    shutil.copy(used / "curator" / "secret.json", alone.parent)
+    verified = run("verify", alone, *keys)
+    assert verified.exit_code == 1
+    assert "which was replaced" in verified.output
+    for place in (used, used / "curator" / "ledger.sqlite"):
+        verified = run("verify", place, *keys)
+        assert verified.exit_code == 0
+        assert "Caution" not in verified.output
+
+
+def test_a_key_that_signed_nothing_is_named_where_nothing_says_which_is_the_newest(
+    used: Path, before_exchange: tuple[Path, list[str]]
+) -> None:
+    alone, keys = before_exchange
+    verified = run("verify", alone, *keys)
+    assert verified.exit_code == 0
+    assert "Caution" in verified.output
+    new, old = (key_name(load_keys_from(path).mac.reveal()) for path in (keys[3], keys[1]))
+    assert f"the key {new} signed no row here" in verified.output
+    assert f"If it replaced {old}" in verified.output
+    assert json.loads(run("verify", alone, *keys, "--json").output)["unplaced_keys"] == [new]
+    for options in (keys[:2], ["--without-key"]):
+        assert "Caution" not in run("verify", alone, *options).output
+    shutil.copy(used / "curator" / "ledger.sqlite", alone)  # with both keys in it the order is that of its rows
+    assert "Caution" not in run("verify", alone, *keys).output
+
+
+def load_keys_from(path: str) -> Keys:
+    return Keys.derived(read_key(Path(path)))
 
 
 def test_a_backup_is_read_and_verified_by_itself(

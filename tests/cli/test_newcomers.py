@@ -12,149 +12,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
+from cli.newcomers import INIT, Desk, Said, check, nothing, split, write
 from paclm.cli import main as entry
 from paclm.worlds.storage import only_one
 
-SECRET_WORDS = "zinnober quetzal"
-"""Stands for private text: no error may repeat it."""
-
-
-@dataclass(frozen=True)
-class Said:
-    status: int
-    out: str
-    err: str
-
-
-@dataclass(frozen=True)
-class Desk:
-    """A folder with a corpus, a base model, a new workspace and a trained one with a budget."""
-
-    folder: Path
-    base: Path
-
-    def write(self, name: str, content: str | bytes) -> None:
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-    def other_base(self, name: str, **changes: object) -> Path:
-        """A copy of the base model with other entries in its config.json."""
-        folder = self.folder / name
-        shutil.copytree(self.base, folder)
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, **changes}))
-        return folder
-
-    def mechanism(self, text: str) -> None:
-        self.write("clinic/paclm.toml", f"[mechanism]\n{text}\n[runtime]\ncontext = 64\n")
-
-
-@pytest.fixture
-def desk(tmp_path: Path, clinic: Path, small_base: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(small_base, tmp_path / "model")
-    rows = [json.dumps({"text": f"{SECRET_WORDS} {text}", "patient": number}) for number, text in enumerate(texts)]
-    (tmp_path / "notes.jsonl").write_text("\n".join(rows) + "\n")
-    return Desk(tmp_path, small_base)
-
-
-@pytest.fixture
-def paclm(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
-    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")  # main sets it; this keeps it from staying set
-
-    def run(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["paclm", *arguments])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as left:
-            entry.main()
-        return Said(int(left.value.code or 0), *capfd.readouterr())
-
-    return run
-
-
-def nothing(desk: Desk) -> None:
-    pass
-
-
-def write(name: str, content: str | bytes) -> Callable[[Desk], None]:
-    return lambda desk: desk.write(name, content)
-
-
-INIT = "init w --base model --worlds 4 --corpus"
 GENERATE = "generate clinic --prompt x --max-tokens"
-
-INIT_MISTAKES: dict[str, tuple[Callable[[Desk], None], str, str]] = {
-    "no such file": (nothing, f"{INIT} gone.jsonl", r"no file or folder gone\.jsonl .*clinic:2000"),
-    "no name": (nothing, f"{INIT} ''", "--corpus names nothing"),
-    "an address": (nothing, f"{INIT} https://x.example/n.jsonl", "is an address.*Fetch it"),
-    "clinic without a number": (nothing, f"{INIT} clinic:many", "clinic:many does not say how many.*clinic:2000"),
-    "an empty folder": (lambda desk: (desk.folder / "texts").mkdir(), f"{INIT} texts", "texts is empty"),
-    "a folder of other files": (write("pile/a.pdf", ""), f"{INIT} pile", r"for example, a\.pdf.*as \.txt"),
-    "a folder with a table": (write("pile/a.csv", ""), f"{INIT} pile", r"Name the file itself: --corpus pile/a\.csv"),
-    "an empty file": (write("n.jsonl", ""), f"{INIT} n.jsonl", "holds no record: it has no rows"),
-    "a JSON file": (write("n.json", "[]"), f"{INIT} n.json", r"rename it to \.jsonl.*jq -c"),
-    "a text file": (write("n.txt", "x"), f"{INIT} n.txt", r"n\.txt is of a kind.*Name the folder"),
-    "not UTF-8": (write("n.jsonl", b'{"text": "\xff"}\n' * 9), f"{INIT} n.jsonl", "None of the 9 rows.*UTF-8.*iconv"),
-    "wrong field": (
-        nothing,
-        f"{INIT} notes.jsonl --text-field note",
-        r"None of the 200 rows.*'note' \(fields: text, p",
-    ),
-    "wrong column": (
-        write("n.csv", "id,body\n1,x\n"),
-        f"{INIT} n.csv",
-        "no column 'text'.*are: id, body.*--text-field",
-    ),
-    "a table without header": (write("n.csv", f"1,{SECRET_WORDS}\n"), f"{INIT} n.csv", r"first row \(not shown\)"),
-    "private field names": (write("n.jsonl", f'{{"{SECRET_WORDS}": 1}}\n'), f"{INIT} n.jsonl", "fields are not shown"),
-    "no gzip": (write("n.jsonl.gz", SECRET_WORDS), f"{INIT} n.jsonl.gz", "is not a gzip file"),
-    "too few records": (write("n.jsonl", '{"text": "a"}\n'), f"{INIT} n.jsonl", "fewer than 8 hide nobody. Bring more"),
-    "everything held out": (nothing, f"{INIT} notes.jsonl --holdout 199", "leave 1 for.*Lower --holdout"),
-    "odd worlds": (nothing, f"{INIT} notes.jsonl --worlds 3", "number of worlds must be even.*not 3"),
-    "no worlds": (nothing, f"{INIT} notes.jsonl --worlds 0", "number of worlds must be.*at least 2, not 0"),
-    "too many worlds": (nothing, f"{INIT} notes.jsonl --worlds 1000000", "at most 65,536, not 1,000,000"),
-    "negative holdout": (nothing, f"{INIT} notes.jsonl --holdout -1", "--holdout must be.*not -1"),
-    "negative canaries": (nothing, f"{INIT} notes.jsonl --canaries -1", "--canaries must be.*not -1"),
-}
-
-BASE_MISTAKES: dict[str, tuple[Callable[[Desk], object], str]] = {
-    "no name": (lambda desk: "", "--base names nothing.*--base tiny"),
-    "no such folder": (lambda desk: "./gone", "'./gone' is neither a folder.*--base tiny"),
-    "smollm2 is not here yet": (lambda desk: "smollm2", "paclm models get smollm2"),
-    "a file": (lambda desk: "notes.jsonl", r"notes\.jsonl is a file, and a base model is a folder"),
-    "no such gguf": (lambda desk: "gone.gguf", r"There is no file .*gone\.gguf"),
-    "a folder of something else": (lambda desk: "clinic", "holds no base model.*config.json.*--base tiny"),
-    "no tokenizer": (lambda desk: _without_tokenizer(desk), "has no tokenizer.*tokenizer.json beside config.json"),
-    "unknown architecture": (lambda desk: desk.other_base("b", model_type="frob"), "Transformers knows: .*`frob`"),
-    "an encoder": (
-        lambda desk: desk.other_base("b", model_type="bert", architectures=["BertForMaskedLM"]),
-        "is a BertForMaskedLM, and worlds need.*ForCausalLM",
-    ),
-    "a model without positions": (
-        lambda desk: desk.other_base("b", model_type="mamba", architectures=["MambaForCausalLM"]),
-        r"\(mamba\) does not say how many positions",
-    ),
-    "weights cut off": (lambda desk: _cut_weights(desk), r"model\.safetensors is damaged .*Fetch the base model again"),
-}
-
-
-def _without_tokenizer(desk: Desk) -> Path:
-    folder = desk.other_base("b")
-    for path in folder.glob("tokenizer*"):
-        path.unlink()
-    return folder
-
-
-def _cut_weights(desk: Desk) -> Path:
-    folder = desk.other_base("b")
-    os.truncate(folder / "model.safetensors", 3000)
-    return folder
 
 
 def settings(text: str) -> Callable[[Desk], None]:
@@ -236,35 +101,6 @@ WORKSPACE_MISTAKES: dict[str, tuple[Callable[[Desk], object], str, str]] = {
 }
 
 
-def split(command: str) -> list[str]:
-    return [word if word != "''" else "" for word in command.split(" ")]
-
-
-def check(said: Said, expected: str) -> None:
-    assert said.status == 2, said
-    assert said.out == ""
-    assert re.search(expected, said.err.replace("\n", " ")), said.err
-    assert "Traceback" not in said.err
-    assert "[transformers]" not in said.err
-    assert SECRET_WORDS.split()[0] not in said.err
-    assert said.err.count("Error: ") == 1
-
-
-@pytest.mark.parametrize("mistake", INIT_MISTAKES)
-def test_init_says_what_is_wrong_and_makes_nothing(desk: Desk, paclm: Callable[..., Said], mistake: str) -> None:
-    prepare, command, expected = INIT_MISTAKES[mistake]
-    prepare(desk)
-    check(paclm(*split(command)), expected)
-    assert not (desk.folder / "w").exists()
-
-
-@pytest.mark.parametrize("mistake", BASE_MISTAKES)
-def test_init_refuses_a_base_that_could_not_be_trained(desk: Desk, paclm: Callable[..., Said], mistake: str) -> None:
-    prepare, expected = BASE_MISTAKES[mistake]
-    check(paclm("init", "w", "--corpus", "notes.jsonl", "--worlds", "4", "--base", str(prepare(desk))), expected)
-    assert not (desk.folder / "w").exists()
-
-
 @pytest.mark.parametrize("mistake", WORKSPACE_MISTAKES)
 def test_a_workspace_says_what_is_wrong_with_it(desk: Desk, paclm: Callable[..., Said], mistake: str) -> None:
     prepare, command, expected = WORKSPACE_MISTAKES[mistake]
@@ -293,12 +129,6 @@ def test_a_training_that_runs_is_not_taken_for_one_that_was_stopped(desk: Desk, 
     check(paclm("train", "w"), "An earlier run of this training was stopped.*paclm train w --resume")
     with only_one(desk.folder / "w" / ".training.lock", "The other training"):
         check(paclm("train", "w"), f"runs already, in process {os.getpid()}. Wait for it, or stop it")
-
-
-def test_weights_that_the_base_lacks_are_never_drawn_at_random(desk: Desk, paclm: Callable[..., Said]) -> None:
-    base = desk.other_base("b", n_layer=3)
-    assert paclm("init", "w", "--corpus", "notes.jsonl", "--worlds", "4", "--base", str(base)).status == 0
-    check(paclm("train", "w", "--dry-run"), r"lack 12 of the tensors .*transformer\.h\.2.*Fetch the base model again")
 
 
 def test_settings_changed_after_training_stop_the_first_token_and_studies(

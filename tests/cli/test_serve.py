@@ -108,11 +108,15 @@ def test_it_says_where_it_listens_answers_and_ends_cleanly_when_told(clinic: Pat
         ask = {"model": "clinic", "prompt": "the", "max_tokens": 3}
         answer = httpx.post(f"{banner['API'].split()[0]}/completions", json=ask, timeout=120)
         assert answer.json()["privacy"]["private_tokens"] <= 3
+        shown = CliRunner().invoke(app, ["keys", "add", str(clinic), "ward-3"]).output
+        assert f"OPENAI_BASE_URL={banner['API'].split()[0]}\n" in shown
+        assert f"running server (process {process.pid})" in shown
     finally:
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert '"answered"' in said
+    assert "as set in [server]" in CliRunner().invoke(app, ["keys", "add", str(clinic), "ward-4"]).output
 
 
 def test_with_a_witness_and_a_key_elsewhere_the_banner_has_nothing_to_add(

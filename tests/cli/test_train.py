@@ -106,6 +106,45 @@ def test_shards_are_disjoint_and_their_assignment_is_kept(clinic: Path) -> None:
     assert np.ptp(membership.sum(axis=0)) <= 1
 
 
+WAYS_TO_RUN_OUT = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("can't allocate memory: 4 bytes")]
+
+
+@pytest.mark.parametrize("error", WAYS_TO_RUN_OUT, ids=["on a GPU", "on the CPU"])
+@pytest.mark.parametrize("place", ["train_worlds", "plan_training", "load_model"])
+def test_running_out_of_memory_anywhere_is_a_sentence(
+    clinic: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: RuntimeError
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(training_job, place, fail)
+    raised = train(clinic).exception
+    assert isinstance(raised, EngineError)
+    assert "does not fit into memory" in str(raised)
+    remedies = ("device",) if place == "load_model" else ("--worlds-per-step", "batch_size (now 8)", "block_tokens")
+    assert all(remedy in str(raised) for remedy in remedies)
+
+
+def test_memory_that_runs_out_while_the_trained_worlds_are_measured_is_a_sentence_too(
+    clinic: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("paclm.engine.training.measure_improvement", fail)
+    assert isinstance(train(clinic).exception, EngineError)
+    monkeypatch.undo()
+    assert train(clinic, "--again", "--worlds-per-step", "2").exit_code == 0
+
+
+def test_another_error_of_torch_is_not_taken_for_memory(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(training_job, "train_worlds", fail)
+    assert type(train(clinic).exception) is RuntimeError
+
+
 def test_bfloat16_trains_the_same_worlds_a_little_less_exactly(clinic: Path) -> None:
     figures = [
         json.loads(train(clinic, "--json", "--again", "--dtype", dtype).stdout) for dtype in ("float32", "bfloat16")

@@ -70,3 +70,12 @@ def make(tmp_path: Path, template: Path) -> MakeWorkspace:
         return Workspace.open(target)
 
     return make
+
+
+@pytest.fixture
+def used(make: MakeWorkspace, open_curator: Callable[..., Curator]) -> Workspace:
+    """A workspace from which a few private tokens have left."""
+    workspace = make()
+    with open_curator(workspace) as curator:
+        curator.generate("the", 6)
+    return workspace

@@ -122,3 +122,15 @@ class ScriptedEngine:
             votes[others] = support[second]
             votes[others[: self.distinct - 2]] = support[third]
         return support, votes, int(support[first])
+
+
+class Talkative(ScriptedEngine):
+    """All worlds say the same words, then end."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    def _vote(self, tokens: list[int], coins: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray, int]:
+        said = self.tokens[min(len(tokens) - 1, len(self.tokens) - 1)]
+        return np.full(self.support_size, said), np.full(self.num_worlds, said), said

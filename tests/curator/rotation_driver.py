@@ -1,6 +1,9 @@
 """Kill an exchange of keys with SIGKILL before each touch of the disk, and see what the next opening finds.
 
-    python rotation_driver.py WORKSPACE WITNESS SCRATCH one-commit|two-commits kept-here|kept-elsewhere
+    python rotation_driver.py WORKSPACE WITNESS SCRATCH one-commit|two-commits|on-opening kept-here|kept-elsewhere
+
+On opening: the exchange is over but for the belief, as earlier versions could leave it, and the opening is killed that
+seals the belief anew.
 
 A touch is a statement of SQLite or a call that writes, syncs, links, renames or removes. The driver forks a process for
 each one, over a fresh copy of workspace and witness, until an exchange comes to its end. Prints a JSON list.
@@ -14,6 +17,7 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +30,12 @@ from paclm.curator.opening import LEDGER_FILE, Custody, open_custody
 from paclm.curator.sealed import SealedFile
 from paclm.curator.secret import seal_belief, unseal_belief
 from paclm.errors import LedgerWrongKey
+from paclm.ledger import database
 from paclm.ledger.verify import verify
 from paclm.worlds.workspace import Workspace
 
 NEW = b"n" * 32
+NEVER = 10**9
 CALLS = ("write", "pwrite", "fsync", "fdatasync", "link", "replace", "unlink")
 
 
@@ -48,10 +54,17 @@ class Fate:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def begin(self, custody: Custody) -> Custody:
-        custody.ledger._writer.db.set_trace_callback(self.touch)
+        self.watch(custody.ledger._writer.db)
+        self.watch_calls()
+        return custody
+
+    def watch(self, db: sqlite3.Connection) -> sqlite3.Connection:
+        db.set_trace_callback(self.touch)
+        return db
+
+    def watch_calls(self) -> None:
         for name in CALLS:
             setattr(os, name, self._told(name, getattr(os, name)))
-        return custody
 
     def _told(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def told(*arguments: Any, **options: Any) -> Any:
@@ -71,12 +84,21 @@ def exchange(path: Path, witness: Path, order: str, master: Hidden[bytes] | None
 
     def sign_first(ledger: Any, keys: Keys, _: bytes) -> None:
         ledger.rotate_key(keys.mac.reveal())
-        ledger.commit((), seal_belief(opened[0].belief, keys, opened[0].digest))
+        if order == "two-commits":
+            ledger.commit((), seal_belief(opened[0].belief, keys, opened[0].digest))
 
     rotation.open_custody = open_and_begin  # type: ignore[attr-defined]
-    if order == "two-commits":
+    if order in ("two-commits", "key-alone"):
         rotation._sign_with = sign_first
     rotation.rotate_key(Workspace.open(path), master, witness)
+
+
+def reopen(path: Path, witness: Path, fate: Fate) -> None:
+    """An opening, told to the driver from its first touch of the ledger on."""
+    workspace, open_writer = Workspace.open(path), database.open_writer
+    database.open_writer = lambda place: fate.watch(open_writer(place))  # type: ignore[assignment]
+    fate.watch_calls()
+    open_custody(workspace, witness).ledger.close()
 
 
 def live_and_die(path: Path, witness: Path, order: str, master: Hidden[bytes] | None, last: int) -> str | None:
@@ -87,7 +109,10 @@ def live_and_die(path: Path, witness: Path, order: str, master: Hidden[bytes] | 
         os.close(reading)
         status = 1
         try:
-            exchange(path, witness, order, master, Fate(last, writing))
+            if order == "on-opening":
+                reopen(path, witness, Fate(last, writing))
+            else:
+                exchange(path, witness, order, master, Fate(last, writing))
             status = 0
         finally:
             os._exit(status)
@@ -152,6 +177,8 @@ def main() -> None:
     if is_kept_elsewhere:
         (template / "curator" / KEY_FILE).unlink()
     variables = openings(old, is_kept_elsewhere)
+    if order == "on-opening":
+        assert live_and_die(template, template_witness, "key-alone", None, NEVER) is None
     found, touch, last = [], "", 0
     while touch is not None:
         path, witness = scratch / str(last) / "clinic", scratch / str(last) / "witness"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from curator.deployments import ScriptedEngine
+from curator.deployments import ScriptedEngine, Talkative
 from paclm import Curator, Workspace
 from paclm.errors import BudgetExceeded, CuratorError, InvalidInput
+from paclm.privacy.accounting import units_up
 
 Make = Callable[..., Workspace]
 OpenCurator = Callable[..., Curator]
 
+B = 2.0**-16
 SIXTEEN = {"per_token": "2^-8", "total": "2^-4", "on_exhausted": "refuse"}
 
 
@@ -95,3 +98,48 @@ def test_usage_is_told_by_tag_and_by_hour(make: Make, open_curator: OpenCurator)
         assert {tag: entry.tokens for tag, entry in usage.by_tag.items()} == {"ward": 3, "desk": 2}
         assert sum(entry.tokens for entry in usage.by_hour.values()) == 5
         assert all(len(hour) == len("2026-11-20T14") for hour in usage.by_hour)
+
+
+def test_a_request_that_might_not_fit_is_refused_at_once_with_numbers(make: Make, open_curator: OpenCurator) -> None:
+    with open_curator(make(total=str(10 * B), on_exhausted="refuse")) as curator:
+        running = curator.submit(curator.request("the", 6))
+        with pytest.raises(BudgetExceeded, match=r"\(5 tokens\).*Ask for at most 4 tokens") as caught:
+            curator.submit(curator.request("the", 5))
+        assert "paclm ledger extend" in str(caught.value)
+        other = curator.submit(curator.request("the", 4))
+        while curator.num_active:
+            curator.step()
+        assert running.marks.count("public") == other.marks.count("public") == 0
+        assert curator.account.remaining_units == 0
+        with pytest.raises(BudgetExceeded, match=r"0 are free: .*requests\. Extend the total"):
+            curator.generate("the", 1)
+
+
+def test_what_was_held_free_and_not_used_is_given_back(
+    make: Make, open_curator: OpenCurator, small_tokenizer: Any
+) -> None:
+    ends = Talkative([5, 6, small_tokenizer.eos_token_id])
+    with open_curator(make(total=str(10 * B), on_exhausted="refuse"), engine=ends) as curator:
+        assert curator.generate([1], 10).private_tokens == 3
+        assert curator.reserved_units == 0
+        cancelled = curator.submit(curator.request([1], 7))
+        assert curator.reserved_units == 7 * units_up(B)
+        curator.step()
+        assert curator.reserved_units == 6 * units_up(B)
+        curator.cancel(cancelled)
+        assert curator.reserved_units == 0
+        assert cancelled.finish_reason == "cancelled"
+        assert curator.result(cancelled).private_tokens == 1
+
+
+@pytest.mark.parametrize(("release", "charge"), [("plurality", "every-token"), ("gaussian", "dissent")])
+def test_the_worst_case_is_what_the_rule_can_charge(
+    make: Make, open_curator: OpenCurator, release: str, charge: str
+) -> None:
+    with open_curator(make(total=str(3 * B), on_exhausted="refuse", release=release, charge=charge)) as curator:
+        if release == "plurality":
+            assert curator.generate("the", 30).charged_nats == 0
+        else:
+            with pytest.raises(BudgetExceeded):
+                curator.generate("the", 4)
+            assert curator.generate("the", 3).public_tokens == 0

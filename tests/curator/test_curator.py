@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
-from curator.deployments import CONTEXT, ScriptedEngine
+from curator.deployments import ScriptedEngine, Talkative
 from paclm import Curator, Noise, Workspace
-from paclm.curator.streams import Request
 from paclm.engine.engine import Engine
 from paclm.engine.loading import encode_prompt
-from paclm.errors import BudgetExceeded, CuratorError, InvalidInput, LedgerError, UnsoundState
+from paclm.errors import CuratorError, LedgerError, UnsoundState
 from paclm.ledger.verify import verify
 from paclm.privacy.accounting import units_up
 
@@ -79,56 +77,6 @@ def test_greedy_and_temperature_come_from_the_request_or_else_from_the_settings(
         assert curator.request("the", 1, greedy=False).temperature == 0.7
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"max_new_tokens": 0}, "at least 1"),
-        ({"max_new_tokens": 1.5}, "whole number"),
-        ({"max_new_tokens": 3.0}, "whole number"),
-        ({"max_new_tokens": True}, "whole number"),
-        ({"max_new_tokens": CONTEXT}, "the context holds 64"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"temperature": float("nan")}, "temperature"),
-        ({"temperature": 1.0, "greedy": True}, "not for both"),
-        ({"stop": ("",)}, "at least one character"),
-        ({"prompt": [1, 700]}, "from 0 to 699"),
-        ({"prompt": [-1]}, "from 0 to 699"),
-        ({"tag": "x" * 201}, "200 characters"),
-        ({"tag": "\ud800"}, "UTF-8"),
-        ({"tag": b"x"}, "not bytes"),
-        ({"tag": ["a"]}, "not list"),
-        ({"tag": None}, "not NoneType"),
-        ({"coins_seed": -1}, "seed"),
-    ],
-)
-def test_what_cannot_be_served_is_refused_before_anything_is_charged(
-    make: Make, open_curator: OpenCurator, options: dict[str, Any], reason: str
-) -> None:
-    with open_curator(make()) as curator:
-        with pytest.raises(InvalidInput, match=reason) as caught:
-            curator.generate(**{"prompt": "patient zero", "max_new_tokens": 3, **options})
-        assert "patient zero" not in str(caught.value)
-        assert curator.account.spent_units == 0
-        assert curator.num_active == 0
-        curator.generate("the", 1)
-
-
-@pytest.mark.parametrize("tag", ["\x00", "naïve 🩺", "x" * 200, "'; drop table events; --"])
-def test_any_text_can_be_a_tag(make: Make, open_curator: OpenCurator, tag: str) -> None:
-    with open_curator(make()) as curator:
-        curator.generate("the", 2, tag=tag)
-        assert curator._custody.ledger.by_key()[tag].tokens == 2
-
-
-def test_a_request_made_by_hand_is_checked_before_it_waits(make: Make, open_curator: OpenCurator) -> None:
-    with open_curator(make()) as curator:
-        for prompt in ((), (700,), (1,) * CONTEXT):
-            with pytest.raises(InvalidInput):
-                curator.submit(Request(prompt=prompt, max_new_tokens=2, temperature=0.0))
-        assert curator.num_active == 0
-        curator.generate("the", 1)
-
-
 def test_a_prompt_is_encoded_as_records_are(make: Make, open_curator: OpenCurator, small_tokenizer: Any) -> None:
     """Tokenizers that put a start token before every text did not do so in training."""
 
@@ -151,18 +99,6 @@ def test_an_empty_prompt_is_the_start_token(make: Make, open_curator: OpenCurato
     with open_curator(make()) as curator:
         (start,) = encode_prompt(small_tokenizer, "")
         assert curator.request("", 1).prompt == (start,)
-
-
-class Talkative(ScriptedEngine):
-    """All worlds say the same words, then end."""
-
-    def __init__(self, tokens: list[int]) -> None:
-        super().__init__()
-        self.tokens = tokens
-
-    def _vote(self, tokens: list[int], coins: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray, int]:
-        said = self.tokens[min(len(tokens) - 1, len(self.tokens) - 1)]
-        return np.full(self.support_size, said), np.full(self.num_worlds, said), said
 
 
 def test_the_end_token_is_charged_and_ends_the_answer(
@@ -220,17 +156,6 @@ def test_nothing_is_seen_before_the_commit_returned(
     assert [(entry.key, entry.tokens) for entry in seen_at_commit[0][1]] == [("client 0", 3), ("client 1", 2)]
 
 
-def test_requests_beyond_the_engines_places_wait_their_turn(make: Make, open_curator: OpenCurator) -> None:
-    with open_curator(make(), engine=ScriptedEngine(num_slots=2)) as curator:
-        streams = [curator.submit(curator.request("the", 3)) for _ in range(5)]
-        sizes = []
-        while curator.num_active:
-            sizes.append(len(curator.step()))
-        assert sizes == [2, 2, 2, 2, 2, 2, 1, 1, 1]
-        assert all(stream.finish_reason == "length" for stream in streams)
-        assert curator.step() == []
-
-
 def test_exactly_the_affordable_tokens_are_private_and_the_rest_is_marked_public(
     make: Make, open_curator: OpenCurator
 ) -> None:
@@ -256,85 +181,6 @@ def test_where_worlds_agree_the_dissent_rule_goes_on_for_free(make: Make, open_c
     after = out.marks[out.marks.index("public") :]
     assert "agreed" in after
     assert "disputed" not in after
-
-
-def test_a_request_that_might_not_fit_is_refused_at_once_with_numbers(make: Make, open_curator: OpenCurator) -> None:
-    with open_curator(make(total=str(10 * B), on_exhausted="refuse")) as curator:
-        running = curator.submit(curator.request("the", 6))
-        with pytest.raises(BudgetExceeded, match=r"\(5 tokens\).*Ask for at most 4 tokens") as caught:
-            curator.submit(curator.request("the", 5))
-        assert "paclm ledger extend" in str(caught.value)
-        other = curator.submit(curator.request("the", 4))
-        while curator.num_active:
-            curator.step()
-        assert running.marks.count("public") == other.marks.count("public") == 0
-        assert curator.account.remaining_units == 0
-        with pytest.raises(BudgetExceeded, match=r"0 are free: .*requests\. Extend the total"):
-            curator.generate("the", 1)
-
-
-def test_what_was_held_free_and_not_used_is_given_back(
-    make: Make, open_curator: OpenCurator, small_tokenizer: Any
-) -> None:
-    ends = Talkative([5, 6, small_tokenizer.eos_token_id])
-    with open_curator(make(total=str(10 * B), on_exhausted="refuse"), engine=ends) as curator:
-        assert curator.generate([1], 10).private_tokens == 3
-        assert curator.reserved_units == 0
-        cancelled = curator.submit(curator.request([1], 7))
-        assert curator.reserved_units == 7 * units_up(B)
-        curator.step()
-        assert curator.reserved_units == 6 * units_up(B)
-        curator.cancel(cancelled)
-        assert curator.reserved_units == 0
-        assert cancelled.finish_reason == "cancelled"
-        assert curator.result(cancelled).private_tokens == 1
-
-
-@pytest.mark.parametrize(("release", "charge"), [("plurality", "every-token"), ("gaussian", "dissent")])
-def test_the_worst_case_is_what_the_rule_can_charge(
-    make: Make, open_curator: OpenCurator, release: str, charge: str
-) -> None:
-    with open_curator(make(total=str(3 * B), on_exhausted="refuse", release=release, charge=charge)) as curator:
-        if release == "plurality":
-            assert curator.generate("the", 30).charged_nats == 0
-        else:
-            with pytest.raises(BudgetExceeded):
-                curator.generate("the", 4)
-            assert curator.generate("the", 3).public_tokens == 0
-
-
-def test_closing_a_stream_early_ends_it(make: Make, open_curator: OpenCurator) -> None:
-    engine = ScriptedEngine()
-    with open_curator(make(), engine=engine) as curator:
-        pieces = curator.stream("the", 30)
-        next(pieces)
-        pieces.close()
-        assert curator.num_active == 0
-        assert engine.sequences == {}
-        assert curator.account.tokens == 1
-        assert list(pieces) == []
-
-
-@pytest.mark.parametrize("how", ["closed", "lost"])
-def test_a_stream_that_was_never_asked_for_a_piece_ends_too(make: Make, open_curator: OpenCurator, how: str) -> None:
-    with open_curator(make(on_exhausted="refuse")) as curator:
-        pieces = curator.stream("the", 10)
-        assert curator.num_active == 1
-        if how == "closed":
-            pieces.close()
-        del pieces
-        assert (curator.num_active, curator.reserved_units) == (0, 0)
-        curator.generate("patient", 5)
-        assert curator.account.tokens == 5
-
-
-def test_pieces_that_came_while_others_were_served_are_not_lost(make: Make, open_curator: OpenCurator) -> None:
-    with open_curator(make()) as curator:
-        pieces = curator.stream("the", 5)
-        first = next(pieces)
-        curator.generate("patient", 10)  # carries the stream to its end
-        assert len([first, *pieces]) == 5
-        assert curator.account.tokens == 15
 
 
 class Stumbling(ScriptedEngine):

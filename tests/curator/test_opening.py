@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -15,41 +14,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from curator.deployments import SUPPORT, WORLDS, ScriptedEngine, set_mechanism
+from curator.deployments import WORLDS, ScriptedEngine
 from paclm import Curator, Workspace
 from paclm.cli.ledger_keys import mac_keys
-from paclm.config import RELEASES
-from paclm.curator import opening, terms
 from paclm.curator.keys import KEY_FILE
 from paclm.curator.opening import LEDGER_FILE, open_custody
 from paclm.curator.sealed import SECRET_FILE
-from paclm.curator.terms import WORLDS_FILE, worlds_digest
-from paclm.engine import loading
 from paclm.errors import (
     CuratorError,
     EngineError,
-    InvalidInput,
     LedgerBusy,
     LedgerRolledBack,
     LedgerWrongKey,
     WitnessMissing,
-    WorkspaceError,
 )
 from paclm.ledger.recovery import adopt_restored, backup
-from paclm.ledger.verify import verify
-from paclm.privacy.releases import RULES
 
 Make = Callable[..., Workspace]
 OpenCurator = Callable[..., Curator]
-
-
-@pytest.fixture
-def used(make: Make, open_curator: OpenCurator) -> Workspace:
-    """A workspace from which a few private tokens have left."""
-    workspace = make()
-    with open_curator(workspace) as curator:
-        curator.generate("the", 6)
-    return workspace
 
 
 def belief_of(curator: Curator) -> bytes:
@@ -198,200 +180,6 @@ def test_a_secret_of_another_ledger_over_the_same_worlds_is_refused(
     open_custody(used).ledger.close()
 
 
-def change_adapters(workspace: Workspace) -> None:
-    path = workspace.adapters_path / WORLDS_FILE
-    content = bytearray(path.read_bytes())
-    content[-400:] = bytes(400)
-    path.write_bytes(content)
-
-
-def test_adapters_that_changed_behind_an_open_workspace_are_refused(used: Workspace, open_curator: OpenCurator) -> None:
-    change_adapters(used)
-    with pytest.raises(WorkspaceError, match="has changed since it was trained"):
-        open_curator(used)
-
-
-def test_adapters_that_changed_and_kept_size_and_time_are_refused(used: Workspace, open_curator: OpenCurator) -> None:
-    path = used.adapters_path / WORLDS_FILE
-    before = path.stat()
-    change_adapters(used)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    Workspace.open(used.path)  # a quick look does not notice
-    with pytest.raises(WorkspaceError, match="has changed since it was trained"):
-        open_curator(used.path)
-
-
-def test_files_are_hashed_under_the_lock_and_before_they_are_loaded(
-    used: Workspace, small_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Adapters that change between the first look and the loading: here, when the lock is taken."""
-    original = opening.open_ledger
-
-    def change_then_open(*args: Any) -> Any:
-        change_adapters(used)
-        return original(*args)
-
-    monkeypatch.setattr(opening, "open_ledger", change_then_open)
-    monkeypatch.setattr(loading, "load_stack", lambda *_: pytest.fail("loaded what was not verified"))
-    with pytest.raises(WorkspaceError, match="has changed since it was trained"):
-        Curator.open(used, tokenizer=small_tokenizer)
-
-
-def test_adapters_trained_while_the_workspace_is_being_opened_are_refused(
-    used: Workspace, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = opening.open_ledger
-
-    def train_then_open(*args: Any) -> Any:
-        change_adapters(used)
-        used.with_adapters(WORLDS_FILE)  # a whole manifest, of other adapters than the ledger is about
-        return original(*args)
-
-    monkeypatch.setattr(opening, "open_ledger", train_then_open)
-    with pytest.raises(CuratorError, match="the adapters were trained again"):
-        open_curator(used)
-
-
-def test_worlds_that_were_trained_again_are_refused(used: Workspace) -> None:
-    path = used.adapters_path / WORLDS_FILE
-    path.write_bytes(path.read_bytes() + b" ")
-    with pytest.raises(CuratorError, match=r"the adapters were trained again.*Restore what it was"):
-        open_custody(used.with_adapters(WORLDS_FILE))
-
-
-def test_other_records_are_refused(used: Workspace) -> None:
-    manifest = dataclasses.replace(used.manifest, files={**used.manifest.files, "membership.npz": "0" * 64})
-    with pytest.raises(CuratorError, match="its records, worlds or base model are others"):
-        open_custody(dataclasses.replace(used, manifest=manifest))
-
-
-def test_as_long_as_nothing_left_the_refusal_says_how_to_start_anew(make: Make) -> None:
-    workspace = make()
-    open_custody(workspace).ledger.close()
-    manifest = dataclasses.replace(workspace.manifest, files={**workspace.manifest.files, "membership.npz": "0" * 64})
-    with pytest.raises(CuratorError, match="No token has left yet, so you may start anew"):
-        open_custody(dataclasses.replace(workspace, manifest=manifest))
-
-
-def test_worlds_must_be_trained_first(make: Make) -> None:
-    workspace = make()
-    untrained = dataclasses.replace(workspace, manifest=dataclasses.replace(workspace.manifest, adapters={}))
-    with pytest.raises(WorkspaceError, match="paclm train"):
-        open_custody(untrained)
-    assert worlds_digest(workspace).startswith(workspace.manifest.digest)
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "reason"),
-    [
-        ({"per_token": "inf"}, "studies only"),
-        ({"total": "inf"}, "studies only"),
-        ({"total": str(np.log(WORLDS))}, "promises nothing"),
-        ({"total": "9"}, "promises nothing"),
-        ({"per_token": "2^-5", "total": "2^-6"}, "Not one token fits"),
-        ({"per_token": "2^-61", "total": "2^-50"}, r"per_token must be at least 2\^-60 nats"),
-    ],
-)
-def test_budgets_that_promise_nothing_are_refused(make: Make, mechanism: dict[str, str], reason: str) -> None:
-    workspace = make(**mechanism)
-    with pytest.raises(InvalidInput, match=reason):
-        open_custody(workspace)
-    assert not list(workspace.curator_path.iterdir())
-
-
-def test_a_ledger_of_an_older_version_with_a_smaller_charge_is_no_forgery(
-    make: Make, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Versions before took any per_token, and charged it as one unit."""
-    workspace = make(per_token="2^-70", total="2^-50")
-    with monkeypatch.context() as older:
-        older.setattr(terms, "SMALLEST_PER_TOKEN", 0.0)
-        with open_curator(workspace) as curator:
-            curator.generate("the", 4)
-    with pytest.raises(InvalidInput, match="at least 2"):
-        open_curator(workspace)
-    set_mechanism(workspace.path, per_token="2^-60", total="2^-50", support_size=40)
-    with open_curator(Workspace.open(workspace.path)) as curator:
-        assert curator.account.spent_units == 4
-    assert verify(workspace.curator_path / LEDGER_FILE).intact
-
-
-def test_a_total_of_ln_2_is_served_with_a_warning(make: Make, open_curator: OpenCurator) -> None:
-    with pytest.warns(UserWarning, match="membership attacks is 100.00%"):
-        open_curator(make(total="0.7")).close()
-
-
-def test_lowering_the_total_after_the_first_charge_does_not_silence_the_warning(
-    make: Make, open_curator: OpenCurator
-) -> None:
-    with pytest.warns(UserWarning, match="The committed total, 1 nats"), open_curator(make(total="1")) as curator:
-        curator.generate("the", 2)
-    with pytest.warns(UserWarning, match="The committed total, 1 nats"):
-        lowered = open_curator(make(total="0.5"))
-    with lowered as curator:
-        assert curator.generate("the", 2).mia_bound == 1.0
-        assert curator.account.total_nats == 0.5
-
-
-def test_a_total_lowered_before_the_first_charge_needs_no_warning(make: Make, open_curator: OpenCurator) -> None:
-    with pytest.warns(UserWarning, match="The committed total, 1 nats"):
-        open_curator(make(total="1")).close()
-    open_curator(make(total="0.5")).close()  # warnings are errors
-
-
-def test_a_missing_budget_says_what_to_write(make: Make) -> None:
-    workspace = make()
-    set_mechanism(workspace.path)
-    with pytest.raises(InvalidInput, match=r'per_token = "2\^-32" and total = "2\^-10"'):
-        open_custody(Workspace.open(workspace.path))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"total": "2^-5"},
-        {"per_token": "2^-20"},
-        {"temperature": 0.5},
-        {"decoder": "greedy"},
-        {"release": "channel"},
-        {"charge": "dissent"},
-        {"on_exhausted": "refuse"},
-    ],
-)
-def test_other_settings_hold_from_now_on_and_are_recorded(
-    used: Workspace, make: Make, open_curator: OpenCurator, change: dict[str, Any]
-) -> None:
-    with open_curator(make(**change)) as curator:
-        assert curator.config == make(**change).config
-        rows = curator._custody.ledger.head.seq
-        curator.generate("the", 2)
-    with open_curator(make(**change)) as curator:  # the same again: no further event
-        assert curator._custody.ledger.head.seq == rows + 2
-
-
-def test_a_larger_support_is_a_setting_too(used: Workspace, make: Make, small_tokenizer: Any) -> None:
-    engine = ScriptedEngine()
-    engine.support_size = 50
-    with Curator.open(make(support_size=50), engine=engine, tokenizer=small_tokenizer) as curator:
-        curator.generate("the", 2)
-
-
-def test_a_larger_total_needs_the_command_that_asks(used: Workspace, make: Make) -> None:
-    with pytest.raises(InvalidInput, match="paclm ledger extend"):
-        open_custody(make(total="2^-3"))
-    custody = open_custody(make())
-    custody.ledger.extend(2.0**-3, confirmed_by="test")
-    custody.ledger.close()
-    custody = open_custody(make(total="2^-3"))
-    assert custody.ledger.account.total_nats == 2.0**-3
-    custody.ledger.close()
-
-
-def test_a_total_below_what_is_spent_is_refused(used: Workspace, make: Make) -> None:
-    with pytest.raises(InvalidInput, match="already"):
-        open_custody(make(per_token="2^-24", total="2^-20"))
-
-
 def test_a_second_process_is_refused(make: Make, open_curator: OpenCurator) -> None:
     workspace = make()
     program = (
@@ -485,18 +273,3 @@ def test_a_real_engine_is_loaded_from_the_workspace(make: Make) -> None:
         out = curator.generate("the patient reports", 5)
     assert len(out.tokens) == len(out.marks) <= 5
     assert out.private_tokens == len(out.tokens)
-
-
-def test_a_release_that_is_registered_for_studies_only_is_refused_with_the_reason(
-    make: Make, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert set(RELEASES) <= set(RULES), "what may be deployed is registered"
-    monkeypatch.setitem(RULES, "response", RULES["channel"]._replace(name="response"))
-    workspace = make()
-    set_mechanism(workspace.path, per_token="2^-8", total="2^-3", support_size=SUPPORT, release="response")
-    with pytest.raises(InvalidInput, match="'response': a deployment takes releases whose leak is proven"):
-        open_curator(workspace)
-    assert not (workspace.curator_path / LEDGER_FILE).exists()
-    set_mechanism(workspace.path, per_token="2^-8", total="2^-3", support_size=SUPPORT, release="channel")
-    with open_curator(workspace) as curator:  # the twin
-        assert curator.config.release == "channel"

@@ -242,3 +242,17 @@ def test_an_exchange_by_two_commits_that_was_cut_short_between_them_is_found_and
     assert any(one["rows_added"] == 1 for one in found)
     with pytest.raises(AssertionError):
         check_found(found)
+
+
+def test_a_belief_sealed_anew_on_opening_reaches_both_slots_wherever_the_opening_is_killed(
+    make: Make, open_curator: OpenCurator
+) -> None:
+    found = killed_at_every_touch(make(), open_curator, "on-opening", "kept-here")
+    touches = [one["touch"] for one in found]
+    assert {"INSERT INTO events", "INSERT OR REPLACE", "COMMIT", "fdatasync"} <= set(touches)
+    assert touches.count("pwrite") >= 4  # the holder, two slots, the note
+    assert len({json.dumps(one["state"]) for one in found}) == 1
+    assert all(one["slots"] == [True, True] for one in found)
+    added = [one["rows_added"] for one in found]
+    assert added == sorted(added, reverse=True)  # a row until one was committed, and none from then on
+    assert set(added) == {0, 1}

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack
 from paclm.engine.layers import attach, attached_layers
-from paclm.engine.product import _joined
+from paclm.engine.product import FrozenProduct, block_diagonal, prepare_adapters
 from paclm.engine.training_forward import OwnForward, PlainForward, make_forward
 
 Build = Callable[[str], PreTrainedModel]
@@ -19,7 +21,11 @@ SPECS = {
     "default targets": AdapterSpec(rank=4, alpha=8.0),
     "one of the joined layers": AdapterSpec(rank=2, alpha=6.0, targets=("v_proj", "up_proj")),
     "attention only": AdapterSpec(rank=2, attention_only=True),
+    "blocks adapted unlike each other": AdapterSpec(
+        rank=2, targets=("layers.0.self_attn.v_proj", "layers.1.self_attn.q_proj", "layers.1.self_attn.v_proj")
+    ),
 }
+GPT2_TARGETS = {"one of the joined layers": ("c_fc",), "blocks adapted unlike each other": ("h.0.attn.c_attn", "c_fc")}
 
 
 @pytest.mark.parametrize("kind", SPECS)
@@ -28,7 +34,7 @@ def test_hidden_states_and_gradients_equal_those_of_the_models_own_code(
 ) -> None:
     spec = SPECS[kind]
     if family == "gpt2" and spec.targets:
-        spec = AdapterSpec(rank=2, targets=("c_fc",))
+        spec = AdapterSpec(rank=2, targets=GPT2_TARGETS[kind])
     model = build_model(family)
     stack = make_stack(model, WORLDS, spec)
     ids = torch.randint(0, 97, (WORLDS * 2, 13), generator=torch.Generator().manual_seed(1))
@@ -70,16 +76,51 @@ def test_the_models_own_code_with_adapted_layers_is_the_same_function(
     assert not attached_layers(model)
 
 
-def test_joined_parts_are_the_same_adapters() -> None:
+def operations(function: Callable[[], object]) -> int:
+    """How many operations of torch a call takes; views count too."""
+
+    class Counter(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen += 1
+            return operation(*args, **(kwargs or {}))
+
+    with Counter() as counter:
+        function()
+    return counter.seen
+
+
+def test_adapters_of_many_blocks_are_prepared_in_as_many_operations_as_those_of_one() -> None:
+    widths = (6, 2, 4)
+    names = [(f"{block}.q", f"{block}.k", f"{block}.v") for block in range(9)]
+    products = [FrozenProduct(own, torch.zeros(5, 12, dtype=torch.float64), None, widths) for own in names]
+    A = {name: torch.full((3, 2, 5), float(block)) for block, own in enumerate(names) for name in own}
+    B = {
+        name: torch.full((3, width, 2), float(block))
+        for block, own in enumerate(names)
+        for name, width in zip(own, widths, strict=True)
+    }
+    of_one = operations(lambda: prepare_adapters(products[:1], A, B, 0.5))
+    assert operations(lambda: prepare_adapters(products, A, B, 0.5)) == of_one
+    for block, adapter in enumerate(prepare_adapters(products, A, B, 0.5)):
+        assert adapter is not None
+        assert torch.equal(adapter.A, torch.full((3, 6, 5), float(block), dtype=torch.float64))
+        assert torch.equal(adapter.B.sum(2), torch.full((3, 12), float(block), dtype=torch.float64)), "2 · 0.5 · block"
+    assert prepare_adapters(products, {}, {}, 0.5) == [None] * 9
+
+
+def test_a_block_diagonal_part_is_the_same_as_its_parts() -> None:
     generator = torch.Generator().manual_seed(3)
-    up = [torch.randn(2, 4, width, generator=generator) for width in (6, 3, 5)]
-    columns = [(0, 6), (6, 9), (11, 16)]
+    up = [torch.randn(2, width, 4, generator=generator) for width in (6, 3, 5)]
+    columns = [(2, 8), (8, 11), (13, 18)]
     inner = torch.randn(2, 7, 12, generator=generator)
-    ((span,), (joined,)) = _joined(columns, up)
-    assert span == (0, 16)
-    together = inner @ joined
+    together = inner @ block_diagonal(columns, up).mT
+    assert together.shape == (2, 7, 16)
     for part, ((first, last), B) in enumerate(zip(columns, up, strict=True)):
-        assert torch.allclose(together[..., first:last], inner[..., 4 * part : 4 * part + 4] @ B, atol=1e-5)
+        own = inner[..., 4 * part : 4 * part + 4] @ B.mT
+        assert torch.allclose(together[..., first - 2 : last - 2], own, atol=1e-5)
+    assert (together[..., 9:11] == 0).all(), "a layer without an adapter between adapted ones"
 
 
 def test_a_model_of_another_family_is_trained_by_its_own_code() -> None:

@@ -25,6 +25,9 @@ for n in range(5):
 os.kill(os.getpid(), 9)
 """
 
+HUGE = b"999999     \n" + b"9" * 20 + b" " + b"a" * 64 + b"\n"
+"""A note of a row that no database can have."""
+
 
 @pytest.fixture
 def killed(books):
@@ -118,7 +121,9 @@ def test_another_history_is_refused(books, tmp_path):
         books.open()
 
 
-@pytest.mark.parametrize("content", [None, b"", b"999999\n", b"999999     \nnothing that makes sense\n", bytes(100)])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"999999\n", b"999999     \nnothing that makes sense\n", bytes(100), HUGE]
+)
 def test_a_lock_that_knows_nothing_refuses_nothing(killed, content):
     lock = killed.folder / "ledger.lock"
     lock.unlink()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import paclm
 from paclm.errors import InvalidInput
-from paclm.privacy.bounds import format_bound
+from paclm.privacy.bounds import format_bound, round_up
 
 priors = st.sampled_from([0.5, 1 / 128, 1 / 2064, 0.9, 1e-6])
 
@@ -177,3 +177,11 @@ def test_a_bound_is_shown_alike_whatever_the_decimal_arithmetic_of_the_thread() 
         assert format_bound(0.510714) == "51.08%"
         assert float(Decimal(format_bound(5e-324).removesuffix("%"))) >= 5e-322
     assert format_bound(-0.0) == "0.00%"
+
+
+@given(st.floats(0.0, 1.0), st.integers(0, 12))
+def test_a_rounded_bound_is_never_below_it_and_less_than_a_step_above(bound: float, decimals: int) -> None:
+    shown = round_up(bound, decimals)
+    with localcontext(Context(prec=400)):
+        assert Decimal(repr(bound)) <= Decimal(shown) < Decimal(repr(bound)) + Decimal(10) ** -decimals
+    assert len(shown.partition(".")[2]) == decimals

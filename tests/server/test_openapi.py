@@ -92,3 +92,11 @@ def test_unknown_fields_are_forbidden_in_every_described_body(live: Live) -> Non
     for name in ("CompletionAsk", "ChatAsk", "Message", "StreamOptions"):
         assert schemas[name]["additionalProperties"] is False, name
     assert "/metrics" not in document["paths"]
+
+
+def test_the_document_describes_no_status_that_is_never_sent(live: Live) -> None:
+    document = live.as_admin("/openapi.json")
+    for path, methods in document["paths"].items():
+        for route in methods.values():
+            assert "422" not in route["responses"], path
+    assert "HTTPValidationError" not in document["components"]["schemas"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from paclm.study.run import run_regime
 from paclm.study.table import to_csv, to_latex, to_markdown
 from paclm.study.tables import all_tables
 from paclm.worlds.workspace import Workspace
+from study.rehearsal import build_trainable_workspace
 from study.small_lab import build_study_workspace, open_lab
 
 SCALES = {
@@ -26,15 +29,7 @@ SCALES = {
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory, texts, small_base):
-    path = build_study_workspace(tmp_path_factory.mktemp("study") / "clinic", texts[:60], small_base)
-    settings = path / "paclm.toml"  # whatever is trained must fit beside the adapters that are there
-    changes = {"rank = 8": "rank = 2", "alpha = 16.0": "alpha = 4.0", "learning_rate = 0.0002": "learning_rate = 0.002"}
-    text = settings.read_text()
-    for old, new in changes.items():
-        assert old in text
-        text = text.replace(old, new)
-    settings.write_text(text)
-    return path
+    return build_trainable_workspace(tmp_path_factory.mktemp("study") / "clinic", texts[:60], small_base)
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +92,35 @@ def test_the_same_seed_gives_the_same_rows_and_another_seed_others(template, tmp
     ]
     assert repr(result_of(name).rows) == repr(rows[0])
     assert repr(rows[0]) != repr(rows[1])
+
+
+def test_the_audit_of_the_universe_is_the_same_in_whatever_batches(template, tmp_path, result_of):
+    lab = open_lab(template, tmp_path / "lab")
+    other = run_regime(lab, universe.REGIME, "quick", scale=replace(SCALES["universe"], sequences=5))
+    assert other.rows == result_of("universe").rows
+
+
+def test_a_stopped_audit_of_the_universe_goes_on_and_ends_with_the_same_numbers(
+    template, tmp_path, result_of, monkeypatch
+):
+    lab, asked = open_lab(template, tmp_path / "lab"), []
+    scored = universe.score_targets
+    monkeypatch.setattr(universe, "score_targets", lambda *given: asked.append(1) or scored(*given))
+    with monkeypatch.context() as late:
+        late.setattr(universe, "continue_alone", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run_regime(lab, universe.REGIME, "quick", scale=SCALES["universe"])
+    assert run_regime(lab, universe.REGIME, "quick", scale=SCALES["universe"]).rows == result_of("universe").rows
+    assert len(asked) == 8, "no loss was computed twice"
+
+
+def test_the_table_of_the_universe_names_the_second_collection(result_of):
+    result = result_of("universe")
+    second = [{**row, "collection": 2} for row in result.rows]
+    (table,) = (table for table in all_tables() if table.regimes == ("universe",))
+    rows = table.build({"universe": replace(result, rows=[*result.rows, *second])}).rows
+    assert len(rows) == 2 * len(table.build({"universe": result}).rows)
+    assert sum(", collection 2" in row[0] for row in rows) == len(rows) // 2
 
 
 def test_without_canaries_the_regime_says_so_and_forces_made_up_ones(result_of):

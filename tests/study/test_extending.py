@@ -22,6 +22,7 @@ from paclm.privacy.bounds import success_bound
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth
 from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import Rule, rule_named
+from paclm.study.figure import save_figure
 from paclm.study.lab import Lab
 from paclm.study.run import run_regime
 from paclm.study.streams import play_sessions
@@ -31,7 +32,7 @@ from paclm.study.votes import RecordedVotes
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-NAMES = ("regime", "table", "attack", "release", "baseline")
+NAMES = ("regime", "table", "figure", "attack", "release", "baseline")
 TYPED = dict(
     zip(("attack", "baseline"), re.findall(r"```pycon\n(.*?)```", PAGE.read_text(), flags=re.DOTALL), strict=True)
 )
@@ -93,7 +94,7 @@ def test_there_is_a_block_for_each_and_none_is_longer_than_fifty_lines() -> None
         assert max(map(len, block.splitlines())) <= 120
 
 
-def test_the_regime_runs_and_its_table_shows_what_it_found(small_lab: Lab) -> None:
+def test_the_regime_runs_and_its_table_and_figure_show_what_it_found(small_lab: Lab, tmp_path: Path) -> None:
     regime = load("regime")
     result = run_regime(small_lab, regime["REGIME"], "quick", scale=regime["MarginScale"](60))
     assert {row["decoder"] for row in result.rows} == {"greedy", "gumbel"}
@@ -101,6 +102,8 @@ def test_the_regime_runs_and_its_table_shows_what_it_found(small_lab: Lab) -> No
     assert len(regime["REGIME"].describe(result)) == 2
     data = load("table")["TABLE"].build({"margin": result})
     assert f"{result.rows[0]['share']:.1%}" in to_markdown(data)
+    svg, _ = save_figure(load("figure")["FIGURE"], {"margin": result}, tmp_path)
+    assert ">gumbel<" in svg.read_text()
 
 
 def test_the_attack_finds_the_world_without_noise_and_stays_within_the_bound_with_it() -> None:
@@ -132,7 +135,7 @@ def test_the_release_tells_no_more_than_its_budget_and_its_belief_is_exact() -> 
 def test_a_release_that_is_registered_as_the_page_says_is_replayed_and_tested_by_the_commands_on_it(
     branch: dict[str, str], vote_files: dict[str, Path]
 ) -> None:
-    replayed, tested = re.findall(r"^\$ (.*(?:response|pytest).*)$", PAGE.read_text(), flags=re.MULTILINE)
+    replayed, tested = re.findall(r"^\$ (.*(?:response|test_secret_free).*)$", PAGE.read_text(), flags=re.MULTILINE)
     words = shlex.split(replayed.replace("votes.npz", str(vote_files["gumbel"])))[1:]
     words += ["--sessions", "20", "--tokens", "400", "--json"]
     done = subprocess.run([sys.executable, "-m", "paclm", *words], env=branch, capture_output=True, text=True)

@@ -3,17 +3,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from paclm.study.decoding import GREEDY
 from paclm.study.figure import save_figure
 from paclm.study.figures.fig_degeneracy import FIGURE
-from paclm.study.regimes import generation
 from paclm.study.regimes.generation import REGIME, Generation, GenerationScale
 from paclm.study.run import run_regime
-from paclm.study.serving import GREEDY
 from paclm.study.table import to_latex, to_markdown
 from paclm.study.tables import tab_generation
 from study.small_lab import build_study_workspace, open_lab
 
 SCALE = GenerationScale(sequences=4, lengths=(4, 8, 16), prompt=8, together=3)
+
+
+def rows_of(lab, scale):
+    """A whole run: what it kept on the way is forgotten in the end."""
+    return run_regime(lab, REGIME, "quick", scale=scale).rows
 
 
 @pytest.fixture(scope="module")
@@ -48,24 +52,24 @@ def test_every_text_is_measured_at_every_length_beside_references_of_its_own_dec
 
 
 def test_the_same_seed_gives_the_same_numbers_and_a_stopped_run_goes_on(lab, monkeypatch):
-    whole = generation.run(lab, SCALE)
+    whole = rows_of(lab, SCALE)
     private, asked = Generation.private, []
 
-    def stopping(self, voting, per_token):
-        asked.append((voting.name, per_token))
+    def stopping(self, decoding, per_token):
+        asked.append((decoding.name, per_token))
         if len(asked) == 2:
             raise KeyboardInterrupt
-        return private(self, voting, per_token)
+        return private(self, decoding, per_token)
 
     monkeypatch.setattr(Generation, "private", stopping)
     with pytest.raises(KeyboardInterrupt):
-        generation.run(lab, SCALE)
-    assert generation.run(lab, SCALE) == whole
+        rows_of(lab, SCALE)
+    assert rows_of(lab, SCALE) == whole
     assert asked.count(("greedy", 2.0**-16)) == 1
 
 
 def test_text_too_short_for_a_length_is_said_and_not_made_up(lab):
-    found = generation.run(lab, GenerationScale(sequences=3, lengths=(4, 50), prompt=8))
+    found = run_regime(lab, REGIME, "quick", scale=GenerationScale(sequences=3, lengths=(4, 50), prompt=8))
     assert [row["length"] for row in found.rows if row["source"] == "human"] == [4]
     assert any("no human text of 50" in note for note in found.notes)
 

@@ -117,3 +117,22 @@ def test_what_is_trained_for_the_first_worlds_sees_their_records(study_template:
     for name in ("worlds", "uncoupled", "collection-2"):
         whole = membership_of(lab.workspace, name)
         assert (membership_of(lab.workspace, f"{name}-first-2") == whole[:, :2]).all()
+
+
+def test_whoever_trains_has_the_memory_of_the_engine(small_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+
+    class Job:
+        is_unfinished = False
+
+        def __init__(self, workspace: Workspace, name: str) -> None:
+            held.append(small_lab._engine)
+
+        def run(self, **_: object) -> tuple[Workspace, None]:
+            return small_lab.workspace, None
+
+    small_lab.engine()
+    assert small_lab._engine is not None
+    monkeypatch.setattr("paclm.engine.training_job.prepare_training", Job)
+    small_lab.ensure("collection-2")
+    assert held == [None]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
@@ -40,7 +43,6 @@ def make_regime(stop_at: int | None = None, made: list[int] | None = None) -> Re
                 return [{"number": number, "drawn": float(lab.rng("example", number).random())}]
 
             rows += parts.rows(f"example-{number}", make)
-        parts.clear()
         return Findings(rows, ["A note."])
 
     presets = {"quick": Scale(4), "paper": Scale(8)}
@@ -70,6 +72,51 @@ def test_after_a_finished_run_nothing_is_taken_from_before(small_lab: Lab) -> No
     for _ in range(2):
         run_regime(small_lab, make_regime(made=made), "quick")
     assert made == [0, 1, 2, 3] * 2
+
+
+def test_a_result_that_cannot_be_written_loses_no_part(small_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def full(self: Result, folder: Path) -> Path:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Result, "save", full)
+        with pytest.raises(OSError, match="no space"):
+            run_regime(small_lab, make_regime(made=made), "quick")
+    run_regime(small_lab, make_regime(made=made), "quick")
+    assert made == [0, 1, 2, 3]
+
+
+def test_parts_of_the_first_collection_stay_until_the_second_is_done(
+    small_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def second(self: Lab, number: int) -> Iterator[Lab]:
+        yield self if number == 1 else self._changed(self.runtime, number)  # over the same worlds
+
+    monkeypatch.setattr(Lab, "of_collection", second)
+    monkeypatch.setattr(Lab, "worlds_name", "worlds")
+    made: list[int] = []
+    other = make_regime(stop_at=2, made=made)
+    first = make_regime(made=made)
+    both = replace(first, run=lambda lab, scale: (first if lab.collection == 1 else other).run(lab, scale))
+    with pytest.raises(Stopped):
+        run_regime(small_lab, both, "quick", 2)
+    assert made == [0, 1, 2, 3, 0, 1]
+    rows = run_regime(small_lab, first, "quick", 2).rows
+    assert made == [0, 1, 2, 3, 0, 1, 2, 3], "nothing was made twice"
+    assert [row["collection"] for row in rows] == [1] * 4 + [2] * 4
+    assert not list((small_lab.folder / "parts").iterdir())
+
+
+def test_parts_of_a_regime_that_failed_outlive_others_that_succeed(small_lab: Lab) -> None:
+    made: list[int] = []
+    with pytest.raises(Stopped):
+        run_regime(small_lab, make_regime(stop_at=2, made=made), "quick")
+    run_regime(small_lab, make_regime(), "paper")
+    run_regime(small_lab, make_regime(made=made), "quick")
+    assert made == [0, 1, 2, 3]
 
 
 def test_another_seed_gives_other_numbers_also_when_parts_lie_around(small_lab: Lab) -> None:

@@ -8,11 +8,9 @@ from paclm.errors import EngineError, InvalidInput
 from paclm.privacy.belief import uniform_belief
 from paclm.privacy.randomness import Coins, ResearchNoise
 from paclm.privacy.releases import rule_named
+from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.serving import (
-    GREEDY,
-    GUMBEL,
     EngineStreams,
-    Voting,
     carry_on,
     continue_alone,
     count_distinct,
@@ -95,22 +93,22 @@ def test_one_model_continues_by_its_own_votes(lab):
 def test_other_rules_of_voting_are_played(lab, coupling):
     engine = lab.engine(sequences=6, context=32)
     prompts = lab.prompts(6, 8)
-    voting = Voting(coupling, 1.0, coupling, threshold=0.0)
-    found = play(EngineStreams(engine, voting, coins(6)), prompts, [sessions(6)], LENGTH)
-    again = play(EngineStreams(engine, voting, coins(6)), prompts, [sessions(6)], LENGTH)
+    decoding = Decoding(coupling, 1.0, coupling=coupling, threshold=0.0)
+    found = play(EngineStreams(engine, decoding, coins(6)), prompts, [sessions(6)], LENGTH)
+    again = play(EngineStreams(engine, decoding, coins(6)), prompts, [sessions(6)], LENGTH)
     coupled = play(EngineStreams(engine, GUMBEL, coins(6)), prompts, [sessions(6)], LENGTH)
     assert same(found, again)
     assert not same(found, coupled)
     if coupling == "independent":
         assert found.distinct.mean() > coupled.distinct.mean()
     with pytest.raises(InvalidInput, match="full-corpus adapter"):
-        EngineStreams(engine, voting, coins(6), with_full=True)
+        EngineStreams(engine, decoding, coins(6), with_full=True)
 
 
 def test_the_hybrid_rule_with_a_threshold_never_reached_is_the_coupled_rule(lab):
     engine = lab.engine(sequences=6, context=32)
     prompts = lab.prompts(6, 8)
-    never = Voting("never", 1.0, "hybrid", threshold=1.1)
+    never = Decoding("never", 1.0, coupling="hybrid", threshold=1.1)
     hybrid = play(EngineStreams(engine, never, coins(6)), prompts, [sessions(6)], LENGTH)
     coupled = play(EngineStreams(engine, GUMBEL, coins(6)), prompts, [sessions(6)], LENGTH)
     assert same(hybrid, coupled)

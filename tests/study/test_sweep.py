@@ -17,6 +17,11 @@ SCALE = SweepScale(
 )
 
 
+def rows_of(lab, scale):
+    """A whole run: what it kept on the way is forgotten in the end."""
+    return run_regime(lab, REGIME, "quick", scale=scale).rows
+
+
 @pytest.fixture(scope="module")
 def template(tmp_path_factory, texts, small_base):
     return build_study_workspace(tmp_path_factory.mktemp("sweep") / "template", texts[:60], small_base)
@@ -43,16 +48,16 @@ def test_the_total_stops_a_large_budget_early_and_the_table_marks_it(lab):
 
 
 def test_the_same_seed_gives_the_same_rows_whatever_the_batches(lab):
-    rows = sweep.run(lab, SCALE).rows
-    assert sweep.run(lab, SCALE).rows == rows
-    other = sweep.run(lab, replace(SCALE, together=5)).rows
+    rows = rows_of(lab, SCALE)
+    assert rows_of(lab, SCALE) == rows
+    other = rows_of(lab, replace(SCALE, together=5))
     for one, two in zip(rows, other, strict=True):
         assert one["unanimity"] == two["unanimity"]
         assert one["world_rate"] == pytest.approx(two["world_rate"], abs=1e-9)
 
 
 def test_a_stopped_sweep_goes_on_and_ends_with_the_same_numbers(lab, monkeypatch):
-    whole = sweep.run(lab, SCALE)
+    whole = rows_of(lab, SCALE)
     play, asked = Sweep._play_batch, []
 
     def stopping(self, batch, *rest):
@@ -63,8 +68,8 @@ def test_a_stopped_sweep_goes_on_and_ends_with_the_same_numbers(lab, monkeypatch
 
     monkeypatch.setattr(Sweep, "_play_batch", stopping)
     with pytest.raises(KeyboardInterrupt):
-        sweep.run(lab, SCALE)
-    assert sweep.run(lab, SCALE) == whole
+        rows_of(lab, SCALE)
+    assert rows_of(lab, SCALE) == whole
     assert asked[2] == asked[3]
     assert asked.count(asked[0]) == 1
 

@@ -55,3 +55,26 @@ def test_latex_writes_powers_as_powers_and_knows_every_sign_that_tables_use() ->
 
 def test_a_label_becomes_a_file_name() -> None:
     assert Table("tab:pmixed-full", (), lambda _: DATA).file_name == "tab_pmixed_full"
+
+
+def test_a_bound_is_rounded_up_with_a_decimal_more_and_the_papers_left_as_printed() -> None:
+    bound = Cell(0.500021, paper=0.5, style=".3f", is_bound=True)
+    assert f"{bound.ours()} [{bound.theirs()}]" == "0.5001 [0.500]"
+    assert Cell(0.500021, style=".3f").ours() == "0.500", "any other value is rounded to the nearest"
+    assert Cell(1.0, style=".3f", is_bound=True).ours() == "1.0000"
+    assert Cell(None, style=".3f", is_bound=True).ours() == "–"
+
+
+def test_latex_sets_minus_signs_names_and_quotes_and_explains_the_marks() -> None:
+    data = TableData('"none" at −1', ["T-5"], [[Cell(-0.5, style=".1f", mark="†")]], ("†: see `a_b`.", "Next."))
+    text = to_latex(data, "tab:x")
+    assert r"\caption{``none'' at $-$1}" in text
+    assert "T-5 \\\\" in text
+    assert r"$-$0.5$^\dagger$ \\" in text
+    assert "\\footnotesize\n$^\\dagger$: see \\texttt{a\\_b}.\\par\nNext.\n" in text
+
+
+def test_a_table_without_rows_has_no_empty_line_in_latex() -> None:
+    text = to_latex(TableData("None.", ["a"], []), "tab:x")
+    assert "\\midrule\n\\bottomrule" in text
+    assert "flushleft" not in text

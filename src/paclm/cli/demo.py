@@ -98,8 +98,9 @@ def _prepare(path: Path) -> Workspace:
         write_training(settings.path, TRAINING)
         write_mechanism(settings.path, {"per_token": PER_TOKEN, "total": TOTAL})
     counts = created.workspace.manifest.summary
+    patients = len({record.group for record in created.workspace.records("train")})
     typer.echo(
-        f"   {counts['train']} notes of {counts['groups']} patients for the worlds, {counts['held_out']} held out; "
+        f"   {counts['train']} notes of {patients} patients for the worlds, {counts['held_out']} held out; "
         f"all notes of a patient go together. {'Made' if created.is_new else 'Found'} {created.workspace.path}."
     )
     return Workspace.open(path)
@@ -151,7 +152,7 @@ def _generate(workspace: Workspace) -> None:
 
     begins, end = (COLOURS, "\x1b[0m") if sys.stdout.isatty() else (BRACKETS, "⟩")
     with Curator.open(workspace) as curator:
-        stream = curator.submit(curator.request(PROMPT, NEW_TOKENS, temperature=TEMPERATURE))
+        stream = curator.submit(curator.request(PROMPT, NEW_TOKENS, temperature=TEMPERATURE, tag="command line"))
         typer.echo("   " + PROMPT.replace("\n", "\n   "), nl=False)
         while not stream.finish_reason:
             curator.step()
@@ -184,10 +185,10 @@ def _lab(workspace: Workspace) -> Iterator[Lab]:
 
 def _votes(workspace: Workspace) -> RecordedVotes:
     """Greedy votes along held-out notes; the report's regimes ask for the same and find them."""
-    from paclm.study.textvotes import GREEDY, GUMBEL, Decoding
+    from paclm.study.decoding import GREEDY, GUMBEL
 
     with _lab(workspace) as lab:
-        found = lab.text_votes(HELD_OUT_TOKENS, (GREEDY, Decoding(GUMBEL.name, GUMBEL.temperature, DRAWS)))
+        found = lab.text_votes(HELD_OUT_TOKENS, (GREEDY, GUMBEL.times(DRAWS)))
     return found[GREEDY.name].recorded
 
 

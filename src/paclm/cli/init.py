@@ -127,7 +127,9 @@ def _summary(created: Created, named: Path) -> str:
     counts = workspace.manifest.summary
     unit = "each record by itself"
     if workspace.manifest.arguments["group_by"]:
-        unit = f"all records with the same {workspace.manifest.arguments['group_by']} ({counts['groups']:,} groups)"
+        drawn = f", {counts['groups_in_worlds']:,} of them for the worlds" if "groups_in_worlds" in counts else ""
+        group_by = workspace.manifest.arguments["group_by"]
+        unit = f"all records with the same {group_by} ({counts['groups']:,} groups{drawn})"
     cut = "none cut"
     if counts["num_records_cut"]:
         held_out = f" ({counts['held_out_cut']:,} of them held out)" if counts.get("held_out_cut") else ""

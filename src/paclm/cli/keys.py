@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paclm.cli.console import JsonFlag, print_json
+from paclm.errors import ServiceError
 
 if TYPE_CHECKING:
     from paclm.server.keys import KeyInfo, KeyStore
@@ -45,18 +46,20 @@ def add(
         paclm keys add clinic operator --admin
         export OPENAI_API_KEY=$(paclm keys add clinic me --json | jq -r .key)
     """
+    remaining, (url, whose) = _remaining_tokens(workspace), _base_url(workspace)  # what can fail comes first
     with _open(workspace) as store:
         key = store.add(name, admin=admin, quota_tokens=quota)
         held = store.list()
+    _check_kept(workspace, name, key)
     if as_json:
         print_json({"name": name, "key": key, "is_admin": admin, "quota_tokens": quota})
         return
     kind = "Admin key" if admin else "Key"
     typer.echo(f"{kind} {name!r}, {'no quota' if quota is None else f'{quota:,} tokens in all'}:\n\n    {key}\n")
     typer.echo("It is stored hashed and cannot be shown again. A running server takes it at once:\n")
-    typer.echo(f"    export OPENAI_API_KEY={key}\n    export OPENAI_BASE_URL={_base_url(workspace)}\n")
-    typer.echo("The address is as set in [server]; --host and --port of `paclm serve` make it another.")
-    if note := _note(held, _remaining_tokens(workspace)):
+    typer.echo(f"    export OPENAI_API_KEY={key}\n    export OPENAI_BASE_URL={url}\n")
+    typer.echo(whose)
+    if note := _note(held, remaining):
         typer.echo(f"\n{note}")
 
 
@@ -120,6 +123,7 @@ def revoke(workspace: WorkspaceArgument, name: NameArgument, as_json: JsonFlag =
 
 
 def _open(workspace: Path) -> KeyStore:
+    from paclm.server.address import identity, running_server
     from paclm.server.database import service_path
     from paclm.server.keys import KeyStore
     from paclm.worlds.layout import CURATOR_FOLDER
@@ -128,19 +132,52 @@ def _open(workspace: Path) -> KeyStore:
     folder = workspace.expanduser().absolute()
     if not (folder / CURATOR_FOLDER).is_dir():
         load_manifest(folder)  # says so where there is no workspace at all
-    return KeyStore.open(service_path(folder))
+    path, server = service_path(folder), running_server(folder)
+    if server is not None and not (path.exists() and identity(path) == server.books):
+        raise ServiceError(
+            f"{path} is not the file that the running server (process {server.process}) has open: it was removed or "
+            "put back meanwhile, and what is written there would reach no server. Stop the server, put the newest "
+            "file there, and start it again."
+        )
+    return KeyStore.open(path)
 
 
-def _base_url(workspace: Path) -> str:
-    """Where a server started without options listens, seen from this machine."""
+def _check_kept(workspace: Path, name: str, key: str) -> None:
+    """Look whether a key is on record before it is shown: nobody should hand out one that no server knows."""
+    with _open(workspace) as store:
+        found = store.identify(key)
+    if found is None or found.name != name:
+        raise ServiceError(
+            f"The key {name!r} was written and is not there when the file is read again: the file of keys was put "
+            "back or replaced meanwhile. The key is not shown. Put the newest file there, and make a key of another "
+            "name."
+        )
+
+
+def _base_url(workspace: Path) -> tuple[str, str]:
+    """Where the running server listens, else where one started without options would; and which of the two it is."""
     from paclm.config import ServerConfig
+    from paclm.server.address import running_server
     from paclm.worlds.layout import SETTINGS_FILE
     from paclm.worlds.settings import load_settings
 
-    path = workspace.expanduser() / SETTINGS_FILE
+    folder = workspace.expanduser().absolute()
+    if (server := running_server(folder)) is not None:
+        host, _, port = server.url.removeprefix("http://").rpartition(":")
+        return _url(host.strip("[]"), port), f"The address is that of the running server (process {server.process})."
+    path = folder / SETTINGS_FILE
     settings = load_settings(path).server if path.exists() else ServerConfig()
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port or 'PORT'}/v1"
+    said = (
+        "No server of this workspace is running here. The address is as set in [server] of paclm.toml; --host and "
+        "--port of `paclm serve` make it another."
+    )
+    return _url(settings.host, str(settings.port or "PORT")), said
+
+
+def _url(host: str, port: str) -> str:
+    """As seen from this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
 def _figures(key: KeyInfo) -> dict[str, Any]:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paclm.cli.console import JsonFlag, print_json
-from paclm.cli.ledger_keys import NO_WITNESS, KeyFilesOption, WitnessOption, find_ledger, ledger_path, mac_keys
+from paclm.cli.ledger_keys import (
+    NO_WITNESS,
+    KeyFilesOption,
+    WitnessOption,
+    find_ledger,
+    ledger_path,
+    mac_keys,
+    unplaced_keys,
+)
 from paclm.config import format_budget
 from paclm.errors import InvalidInput, LedgerError, WorkspaceError
 
@@ -27,8 +35,15 @@ YesFlag = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 NOT_HIDDEN = "Whether a record is in the corpus at all is not hidden."
 
 _COPY = "This is a backup copy: paclm ledger adopt is needed before it can serve."
+_UNPLACED = (
+    "Caution: the key {0} signed no row here, and nothing beside the file says whether it came before {1}, which "
+    "signed the newest, or after it. If it replaced {1}, this file is from before that exchange, or was made by "
+    "someone who knows the old key: verify the workspace instead, or put its secret.json beside the file."
+)
 _BARS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 60
+_UNNAMED = "(no name)"
+"""Charged from Python, without a tag."""
 
 
 def operator() -> str:
@@ -95,6 +110,8 @@ def verify(
 
     report = verify_ledger(find_ledger(workspace), None if without_key else mac_keys(workspace, key_file))
     lost = report.contents.head.seq - report.num_events if report.contents else 0
+    several = key_file if key_file and len(key_file) > 1 and not (without_key or report.is_copy) else None
+    unplaced = unplaced_keys(workspace, several, report.signers) if several and report.intact else []
     figures: dict[str, Any] = {
         "intact": report.intact,
         "problem": report.problem,
@@ -103,6 +120,7 @@ def verify(
         "lost_rows": lost,
         "macs_checked": report.macs_checked,
         "is_copy": report.is_copy,
+        "unplaced_keys": unplaced,
         "head_row": report.contents.head.seq if report.contents else None,
         "head_digest": report.contents.head.digest.hex() if report.contents else None,
     }
@@ -115,6 +133,8 @@ def verify(
         typer.echo(f"Head: row {figures['head_row']}{missing}, {figures['head_digest']}")
         if report.is_copy:
             typer.echo(_COPY)
+        if unplaced:
+            typer.echo(_UNPLACED.format(", ".join(unplaced), report.signers[-1]))
     else:
         typer.echo(f"NOT INTACT: {report.problem}", err=True)
     if not report.intact:
@@ -256,11 +276,11 @@ def _print_history(usage: UsageTable) -> None:
         return
     typer.echo(f"\nSpending over time (UTC), {hours[0][0]}h to {hours[-1][0]}h\n  {picture(hours)}")
     for title, groups in (("day (UTC)", by_day(usage)), ("key", by_key(usage))):
-        width = max(len(title), *map(len, groups))
+        width = max(len(title), *(len(name or _UNNAMED) for name in groups))
         typer.echo(f"\n{title:<{width}}  {'private':>12}  {'charged':>12}  {'public':>12}  {'nats so far':>12}")
         for name, had in groups.items():
             typer.echo(
-                f"{name:<{width}}  {had.tokens:>12,}  {had.charged_tokens:>12,}  {had.public_tokens:>12,}  "
+                f"{name or _UNNAMED:<{width}}  {had.tokens:>12,}  {had.charged_tokens:>12,}  {had.public_tokens:>12,}  "
                 f"{nats_up(had.units):>12.6g}"
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from paclm.errors import CuratorError, InvalidInput, LedgerMissing
 if TYPE_CHECKING:
     from paclm.curator.hidden import Hidden
     from paclm.curator.keys import Keys
+    from paclm.curator.sealed import Sealing
 
 WitnessOption = Annotated[
     Path | None, typer.Option(envvar="PACLM_WITNESS", help="The ledger's witness: a file on another disk.")
@@ -50,7 +52,8 @@ def find_ledger(place: Path) -> Path:
 def mac_keys(place: Path, key_files: list[Path] | None = None) -> list[bytes]:
     """The keys that sign the ledger, the newest first, from where the operator keeps them.
 
-    Those that were replaced lie sealed in secret.json beside the ledger; without that file they must be named.
+    Those that were replaced lie sealed in secret.json beside the ledger, which then says which is the newest; without
+    that file they must be named, and the one counts as the newest that signed the newest row.
     """
     from paclm.curator.sealed import SealedFile
     from paclm.ledger.chain import key_name
@@ -64,11 +67,30 @@ def mac_keys(place: Path, key_files: list[Path] | None = None) -> list[bytes]:
     if len(given) > 1:  # an exchange of keys was cut short, or old keys were named: the ledger knows which is in force
         if not key_files:
             candidates = [keys for keys in given if keys.id in sealings] or given
-        newest = signing_key(path)
-        candidates.sort(key=lambda keys: key_name(keys.mac.reveal()) != newest)
+        newest, replaced = signing_key(path), _replaced(given, sealings)
+        candidates.sort(key=lambda keys: (keys.id in replaced, key_name(keys.mac.reveal()) != newest))
     keys = candidates[0]
     retired = sealings[keys.id].retired_keys(keys) if keys.id in sealings else []
     return [key.mac.reveal() for key in (keys, *retired, *(candidates[1:] if key_files else ()))]
+
+
+def unplaced_keys(place: Path, key_files: list[Path], signers: Sequence[str]) -> list[str]:
+    """Names of keys that were named, signed no row and may have replaced those that did: nothing says otherwise."""
+    from paclm.curator.sealed import SealedFile
+    from paclm.ledger.chain import key_name
+
+    path = find_ledger(place)
+    given = _keys_given(path, place.is_file(), key_files)
+    replaced = _replaced(given, SealedFile(path.parent).read())
+    names = [key_name(keys.mac.reveal()) for keys in given if keys.id not in replaced]
+    return [name for name in names if name not in signers]
+
+
+def _replaced(given: Sequence[Keys], sealings: Mapping[str, Sealing]) -> set[str]:
+    """Ids of keys of which one at hand says that it replaced them; not while an exchange is under way."""
+    return {
+        old.id for keys in given if keys.id in sealings for old in sealings[keys.id].retired_keys(keys)
+    } - sealings.keys()
 
 
 def _keys_given(ledger: Path, is_bare: bool, key_files: list[Path] | None) -> list[Keys]:

@@ -44,7 +44,8 @@ _REMEDIES = {
 
 app = typer.Typer(
     name="paclm",
-    help="Serve text from a language model adapted to private records, with a proof of how little it says about them.",
+    help="Serve text from a language model adapted to private records, with a proof of how little it says about which "
+    "were used.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # a traceback with local variables could print what must stay private
     rich_markup_mode=None,

@@ -97,8 +97,9 @@ def _vote_along_text(
     as_json: bool,
 ) -> None:
     from paclm.engine.base import base_of, load_tokenizer
+    from paclm.study.decoding import GREEDY, Decoding
     from paclm.study.text import Passage, cut_passages
-    from paclm.study.textvotes import GREEDY, Decoding, collect_votes
+    from paclm.study.textvotes import collect_votes
     from paclm.worlds.blocks import encode_texts
     from paclm.worlds.layout import FULL_FILE
 

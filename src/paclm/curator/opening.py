@@ -167,7 +167,7 @@ def _restore_belief(ledger: Ledger, keys: Keys, retired: list[Keys], digest: str
         belief = unseal_belief(ledger.sealed_belief, key, digest, ledger.num_worlds)
         if belief is not None:
             if key is not keys:  # an adopted copy from before an exchange, or one cut short that took two commits
-                ledger.commit((), seal_belief(belief, keys, digest))
+                ledger.reseal(seal_belief(belief, keys, digest))
             return belief
     raise CuratorError(
         "The sealed belief in the ledger cannot be opened with the key in force: it was changed, or belongs to other "

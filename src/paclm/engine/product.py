@@ -1,20 +1,39 @@
 """A frozen product with one trained adapter per world, and its gradient written out by hand.
 
-    y = x W + b,   y[w] += scale · (x[w] A_wᵀ) B_w         x (places, in), world by world
+    y = x W + b,   y[w] += (x[w] A_wᵀ) B_wᵀ         x (places, in), world by world; B already scaled by α / r
 
 The base weight gets no gradient, so a backward pass is one base product and four thin ones, done in place. Layers
-that read the same input (q, k, v) are parts of one product: their inputs are read once.
+that read the same input (q, k, v) are one product: A one below the other, B block-diagonal.
+
+         │ A_q │              ┌ B_q       ┐
+    A =  │ A_k │        B  =  │    B_k    │        more zeros to multiply, fewer and wider passes over memory
+         │ A_v │              └       B_v ┘
+
+Whatever happens to adapters before they are multiplied happens to those of all decoder blocks at once
+(`prepare_adapters`): a GPU idles while its host asks for casts and copies block by block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True)
+class ProductAdapter:
+    """What a step adds to one product, ready to be multiplied."""
+
+    A: Tensor
+    """(G, parts · r, in)"""
+    B: Tensor
+    """(G, width, parts · r), scaled"""
+    first: int
+    """The adapted outputs are first … first + width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,75 +48,84 @@ class FrozenProduct:
     widths: tuple[int, ...]
     """Output size of each layer, in order."""
 
-    def __call__(self, x: Tensor, A: Mapping[str, Tensor], B: Mapping[str, Tensor], scale: float) -> Tensor:
-        """x (places, in) → (places, out), with the adapters A (G, r, in), B (G, out, r) of the layers that have one."""
-        columns, down, up = [], [], []
-        first = 0
-        for name, width in zip(self.names, self.widths, strict=True):
-            if name in A:
-                columns.append((first, first + width))
-                down.append(A[name].to(x.dtype))
-                up.append(B[name].to(x.dtype).transpose(1, 2))  # (G, r, width)
-            first += width
-        if not columns:
-            return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
-        stacked = down[0] if len(down) == 1 else torch.cat(down, 1)  # (G, parts · r, in)
-        if x.is_cuda and len(up) > 1:
-            columns, up = _joined(columns, up)
+    def __call__(self, x: Tensor, adapter: ProductAdapter | None) -> Tensor:
+        """x (places, in) → (places, out)."""
+        if adapter is None:
+            return _base_product(x, self.weight, self.bias)
         result: Tensor = _AdaptedProduct.apply(  # type: ignore[no-untyped-call]
-            x, self.weight, self.bias, stacked, scale, tuple(columns), *up
+            x, self.weight, self.bias, adapter.A, adapter.B, adapter.first
         )
         return result
 
 
-def _joined(columns: list[tuple[int, int]], up: list[Tensor]) -> tuple[list[tuple[int, int]], list[Tensor]]:
-    """The parts as one block-diagonal part: more zeros to multiply, fewer and wider passes over memory."""
-    begin, end = columns[0][0], columns[-1][1]
-    placed = [
-        functional.pad(B, (first - begin, end - last)) for (first, last), B in zip(columns, up, strict=True)
-    ]  # (G, r, end - begin) each
-    return [(begin, end)], [torch.cat(placed, 1)]
+def prepare_adapters(
+    products: Sequence[FrozenProduct], A: Mapping[str, Tensor], B: Mapping[str, Tensor], scale: float
+) -> list[ProductAdapter | None]:
+    """The adapters of the same product in every block, in the type of its weight; None where a block has none.
+
+    A (G, r, in) and B (G, out, r) are by layer. Blocks of which the same parts are adapted are prepared together.
+    """
+    ready: list[ProductAdapter | None] = [None] * len(products)
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for block, product in enumerate(products):
+        parts = tuple(part for part, name in enumerate(product.names) if name in A)
+        if parts:
+            alike.setdefault(parts, []).append(block)
+    for parts, blocks in alike.items():
+        like = products[blocks[0]]
+        names = [[products[block].names[part] for block in blocks] for part in parts]
+        down = [torch.stack([A[name] for name in same]) for same in names]  # (blocks, G, r, in) each
+        up = [torch.stack([B[name] for name in same]) for same in names]  # (blocks, G, out, r) each
+        columns = [(sum(like.widths[:part]), sum(like.widths[: part + 1])) for part in parts]
+        joined_A = down[0] if len(parts) == 1 else torch.cat(down, 2)
+        joined_B = up[0] if len(parts) == 1 else block_diagonal(columns, up)
+        each_A = joined_A.to(like.weight.dtype).unbind()
+        each_B = (scale * joined_B).to(like.weight.dtype).unbind()
+        for block, own_A, own_B in zip(blocks, each_A, each_B, strict=True):
+            ready[block] = ProductAdapter(own_A, own_B, columns[0][0])
+    return ready
+
+
+def block_diagonal(columns: Sequence[tuple[int, int]], up: Sequence[Tensor]) -> Tensor:
+    """B (…, out, r) of parts that yield these columns, as one (…, from the first column to the last, parts · r)."""
+    rank = up[0].shape[-1]
+    placed = []
+    reached = columns[0][0]
+    for part, ((first, last), B) in enumerate(zip(columns, up, strict=True)):
+        placed.append(functional.pad(B, (part * rank, (len(up) - 1 - part) * rank, first - reached, 0)))
+        reached = last
+    return torch.cat(placed, -2)
+
+
+def _base_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
 class _AdaptedProduct(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        A: Tensor,
-        scale: float,
-        columns: tuple[tuple[int, int], ...],
-        *up: Tensor,
-    ) -> Tensor:
-        worlds, rank = A.shape[0], up[0].shape[1]
-        y = torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)  # (places, out)
-        grouped, wide = x.view(worlds, -1, x.shape[1]), y.view(worlds, -1, y.shape[1])
-        inner = torch.bmm(grouped, A.transpose(1, 2))  # (G, rows, parts · r)
-        for part, ((first, last), B) in enumerate(zip(columns, up, strict=True)):
-            own = inner[..., part * rank : (part + 1) * rank]
-            wide[..., first:last].baddbmm_(own, B, alpha=scale)
-        ctx.save_for_backward(x, weight, A, inner, *up)
-        ctx.scale, ctx.columns = scale, columns
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, first: int) -> Tensor:
+        y = _base_product(x, weight, bias)  # (places, out)
+        inner = torch.bmm(_by_world(x, A), A.mT)  # (G, rows, parts · r)
+        _by_world(y, A).narrow(2, first, B.shape[1]).baddbmm_(inner, B.mT)
+        ctx.save_for_backward(x, weight, A, B, inner)
+        ctx.first = first
         return y
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, A, inner, *up = ctx.saved_tensors
-        worlds, rank = A.shape[0], up[0].shape[1]
+        x, weight, A, B, inner = ctx.saved_tensors
         slope = outer[0].contiguous()  # (places, out)
-        grouped, wide = x.view(worlds, -1, x.shape[1]), slope.view(worlds, -1, slope.shape[1])
-        inner_slope = torch.empty_like(inner)  # (G, rows, parts · r)
-        up_slopes = []
-        for part, ((first, last), B) in enumerate(zip(ctx.columns, up, strict=True)):
-            place = slice(part * rank, (part + 1) * rank)
-            own = wide[..., first:last]
-            inner_slope[..., place].baddbmm_(own, B.transpose(1, 2), beta=0, alpha=ctx.scale)
-            up_slopes.append(torch.bmm(inner[..., place].transpose(1, 2), own).mul_(ctx.scale))  # (G, r, part)
-        A_slope = torch.bmm(inner_slope.transpose(1, 2), grouped)  # (G, parts · r, in)
+        adapted = _by_world(slope, A).narrow(2, ctx.first, B.shape[1])  # (G, rows, width)
+        inner_slope = torch.bmm(adapted, B)  # (G, rows, parts · r)
+        A_slope = torch.bmm(inner_slope.mT, _by_world(x, A))  # (G, parts · r, in)
+        B_slope = torch.bmm(inner.mT, adapted).mT  # (G, width, parts · r)
         x_slope = None
         if ctx.needs_input_grad[0]:
             x_slope = torch.mm(slope, weight.T)  # (places, in)
-            x_slope.view(worlds, -1, x.shape[1]).baddbmm_(inner_slope, A)
-        return x_slope, None, None, A_slope, None, None, *up_slopes
+            _by_world(x_slope, A).baddbmm_(inner_slope, A)
+        return x_slope, None, None, A_slope, B_slope, None
+
+
+def _by_world(x: Tensor, A: Tensor) -> Tensor:
+    """x (places, n), world by world → (G, rows, n)."""
+    return x.view(A.shape[0], -1, x.shape[1])

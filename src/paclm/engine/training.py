@@ -179,6 +179,7 @@ class GroupTraining:
         self.forward = forward
         self.head = head
         self.stack = flat.stack
+        self._trained = _leaves(flat.stack, len(worlds))  # made anew only when worlds finish: there are hundreds
         self.optimizer = StackedAdamW(flat.rows, settings.learning_rate, settings.weight_decay)
         self.schedule = schedule
         self.worlds = worlds
@@ -228,8 +229,9 @@ class GroupTraining:
         """One step of the worlds that are not done yet: the first k. On a GPU it is launched only."""
         k = int((self.num_steps > self.optimizer.num_steps).sum())
         batch = make_batch(self.schedule.blocks, picks[:k], self.head.weight.device)
-        A = {layer: a[:k].detach().requires_grad_() for layer, a in self.stack.A.items()}
-        B = {layer: b[:k].detach().requires_grad_() for layer, b in self.stack.B.items()}
+        if k != self._trained.num_worlds:
+            self._trained = _leaves(self.stack, k)
+        A, B = self._trained.A, self._trained.B
         hidden = self.forward(batch.ids, A, B, self.stack.spec.scale)  # (places, d)
         total, each = batch_loss(hidden, self.head, batch)
         leaves = [leaf for layer in self.stack.layers for leaf in (A[layer], B[layer])]
@@ -258,3 +260,10 @@ class GroupTraining:
         self.optimizer.num_steps = position.num_steps
         for name in ("rows", "first", "second"):
             getattr(self.optimizer, name).copy_(getattr(position, name))
+
+
+def _leaves(stack: AdapterStack, num_worlds: int) -> AdapterStack:
+    """The first worlds of a stack, the same memory, to be differentiated."""
+    A = {layer: a[:num_worlds].detach().requires_grad_() for layer, a in stack.A.items()}
+    B = {layer: b[:num_worlds].detach().requires_grad_() for layer, b in stack.B.items()}
+    return AdapterStack(stack.spec, stack.base, A, B)

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.layers import StackedLinear, attach, detach
-from paclm.engine.product import FrozenProduct
+from paclm.engine.product import FrozenProduct, prepare_adapters
 from paclm.engine.stacked import rotate
 from paclm.engine.weights import Norm, Product, take_apart, unsupported
 
@@ -132,9 +132,11 @@ class PlainForward:
         shape = (rows, length, w.num_heads, w.num_kv_heads, w.head_size)
         norms = [block.norm_attention for block in w.blocks[1:]] + [w.norm]
         hidden = _norm(x, *_parts(w.blocks[0].norm_attention))
-        for block, products, next_norm in zip(w.blocks, self._products, norms, strict=True):
+        adapters = [prepare_adapters(same, A, B, scale) for same in zip(*self._products, strict=True)]
+        by_block = zip(w.blocks, self._products, zip(*adapters, strict=True), norms, strict=True)
+        for block, products, (of_in, of_out, of_mlp_in, of_mlp_out), next_norm in by_block:
             attention_in, attention_out, mlp_in, mlp_out = products
-            joined = attention_in(hidden, A, B, scale)
+            joined = attention_in(hidden, of_in)
             queries = None if block.norm_query is None else _parts(block.norm_query)
             keys = None if block.norm_key is None else _parts(block.norm_key)
             q, k, v = between.split_heads(joined, shape, rotary, queries, keys)  # (rows, length, heads, size)
@@ -146,9 +148,9 @@ class PlainForward:
                 enable_gqa=w.num_heads != w.num_kv_heads,
             )
             mixed = mixed.transpose(1, 2).reshape(rows * length, -1)
-            x, hidden = between.add_and_norm(x, attention_out(mixed, A, B, scale), *_parts(block.norm_mlp))
-            inner = between.activate(mlp_in(hidden, A, B, scale))
-            x, hidden = between.add_and_norm(x, mlp_out(inner, A, B, scale), *_parts(next_norm))
+            x, hidden = between.add_and_norm(x, attention_out(mixed, of_out), *_parts(block.norm_mlp))
+            inner = between.activate(mlp_in(hidden, of_mlp_in))
+            x, hidden = between.add_and_norm(x, mlp_out(inner, of_mlp_out), *_parts(next_norm))
         return hidden
 
     def close(self) -> None:

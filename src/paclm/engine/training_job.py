@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import io
 import re
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +32,7 @@ from paclm.engine.schedule import Schedule, make_blocks
 from paclm.engine.threads import ThreadChoice, set_threads
 from paclm.engine.training import OnProgress, Trained, make_schedule, train_worlds
 from paclm.engine.training_plan import TrainingPlan, plan_training
-from paclm.errors import InvalidInput
+from paclm.errors import EngineError, InvalidInput
 from paclm.worlds.assignment import BoolArray, assign_groups
 from paclm.worlds.blocks import block_length, encode_texts
 from paclm.worlds.holdout import units_of
@@ -75,9 +76,10 @@ class TrainingJob:
 
     def plan(self, worlds_per_step: int | None = None, estimate_time: bool = False) -> TrainingPlan:
         """What training will take."""
-        return plan_training(
-            self.model, self.schedule, self.settings, worlds_per_step=worlds_per_step, estimate_time=estimate_time
-        )
+        with _memory("A training step of two worlds, tried out,", _smaller_steps(self.settings)):
+            return plan_training(
+                self.model, self.schedule, self.settings, worlds_per_step=worlds_per_step, estimate_time=estimate_time
+            )
 
     def run(
         self, worlds_per_step: int | None = None, *, resume: bool = False, on_progress: OnProgress | None = None
@@ -97,16 +99,18 @@ class TrainingJob:
     def _run(
         self, worlds_per_step: int | None, resume: bool, on_progress: OnProgress | None
     ) -> tuple[Workspace, Trained]:
-        trained = train_worlds(
-            self.model,
-            self.schedule,
-            self.settings,
-            base=self.workspace.base.fingerprint,
-            worlds_per_step=worlds_per_step or self.plan().worlds_per_step,
-            folder=self.folder,
-            resume=resume,
-            on_progress=on_progress,
-        )
+        worlds_per_step = worlds_per_step or self.plan().worlds_per_step
+        with _memory(f"Training {worlds_per_step} worlds at a time", _smaller_steps(self.settings)):
+            trained = train_worlds(
+                self.model,
+                self.schedule,
+                self.settings,
+                base=self.workspace.base.fingerprint,
+                worlds_per_step=worlds_per_step,
+                folder=self.folder,
+                resume=resume,
+                on_progress=on_progress,
+            )
         path = self.workspace.adapters_path / self.file_name
         trained.stack.save(path)
         if self.name.startswith("shards"):
@@ -143,7 +147,8 @@ def prepare_training(workspace: Workspace, what: str = "worlds", *, dtype: Dtype
     base = base_of(workspace)
     device = pick_device(workspace.runtime.device)
     threads = set_threads(workspace.runtime.threads) if device.type == "cpu" else None
-    model: Any = load_model(base, pick_dtype(dtype, device)).to(device)
+    with _memory("The base model", 'choose a smaller one, or device = "cpu" in [runtime]'):
+        model: Any = load_model(base, pick_dtype(dtype, device)).to(device)
     encoded = encode_texts(load_tokenizer(base), [record.text for record in records])
     blocks = make_blocks(
         encoded,
@@ -152,6 +157,32 @@ def prepare_training(workspace: Workspace, what: str = "worlds", *, dtype: Dtype
         [record.repetitions for record in records],
     )
     return TrainingJob(workspace, name, model, make_schedule(blocks, membership, settings, seed), settings, threads)
+
+
+@contextmanager
+def _memory(what: str, remedy: str) -> Iterator[None]:
+    """Say what to do where memory runs out."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise EngineError(
+            f"{what} does not fit into memory. Stop other programs that take memory there, or {remedy}."
+        ) from error
+
+
+def _smaller_steps(settings: TrainingConfig) -> str:
+    return (
+        "lower --worlds-per-step (with --again: a run that is resumed keeps its number), then batch_size (now "
+        f"{settings.batch_size}) or block_tokens (now {settings.block_tokens or 'the whole context'}) in [training]"
+    )
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Allocations fail as `OutOfMemoryError` on a GPU, and with these words elsewhere: on the CPU, inside libraries."""
+    words = ("out of memory", "can't allocate memory", "_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
 def pick_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:

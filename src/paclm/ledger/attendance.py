@@ -7,7 +7,7 @@ from pathlib import Path
 from paclm.errors import LedgerRolledBack, LedgerTampered, WitnessMissing
 from paclm.ledger import database
 from paclm.ledger.chain import Head
-from paclm.ledger.events import KeyRotated, WitnessChanged
+from paclm.ledger.events import Event, KeyRotated, WitnessChanged, reseals
 from paclm.ledger.reading import read_row
 from paclm.ledger.witness import NAME_IT, Testimony, Witness
 from paclm.ledger.writer import Writer
@@ -35,6 +35,7 @@ def meet_witness(writer: Writer, path: Path | None) -> None:
         check_name(testimony, path, recorded)
         check_key(writer, testimony, writer.keys.current)
         ahead = rows_ahead(writer, testimony)
+        check_whole(writer, witness, testimony)
         writer.compare_with_memory()
     except BaseException:
         witness.close()
@@ -43,10 +44,13 @@ def meet_witness(writer: Writer, path: Path | None) -> None:
     if recorded is None:  # a crash came between making the witness and recording it
         writer.append(WitnessChanged(None, testimony.witness, "first use"))
         return
-    if ahead:  # a crash came between the commit and its witness; nothing had left by then
-        witness.write(writer.testimony(recorded))
-    if not witness.is_signed_with(writer.keys.current):  # a rotation was cut short: its other slot has the old belief
-        witness.write(writer.testimony(recorded))
+    told = writer.testimony(recorded)
+    if ahead and reseals(_newest_event(writer)):
+        witness.write_twice(told)
+    elif ahead or testimony.is_repeated:  # a crash came before the witness, or between its slots; nothing had left
+        witness.write(told)
+    if not witness.is_signed_with(writer.keys.current):  # an exchange of keys by an earlier version was cut short
+        witness.write(told)
 
 
 def attach(writer: Writer, path: Path, confirmed_by: str) -> None:
@@ -64,6 +68,27 @@ def check_name(testimony: Testimony, path: Path, recorded: str | None) -> None:
             f"{path} is the witness {testimony.witness} of this ledger, and {recorded} is on record: it was replaced. "
             f"{NAME_IT}"
         )
+
+
+def check_whole(writer: Writer, witness: Witness, testimony: Testimony) -> None:
+    """A slot that a crash tore was about a row that is in the ledger. Where it is not, nobody knows what has left.
+
+    Nothing left with that row if a crash tore the slot, and something did if the slot was spoiled later on.
+    """
+    if not witness.has_torn_slot or testimony.is_repeated or writer.head.seq > testimony.head.seq:
+        return
+    raise LedgerRolledBack(
+        f"One of the two slots of the witness {witness.path} is not whole, the other has seen row "
+        f"{testimony.head.seq}, and {writer.path} ends at row {writer.head.seq}. A write that a crash cut off leaves "
+        "the ledger a row ahead of the whole slot: either the ledger was put back, or the witness was damaged since. "
+        "Put the newest files back. If the ledger's file is the newest, declare so with paclm ledger replace-witness; "
+        "if it came from a backup, adopt it without the witness."
+    )
+
+
+def _newest_event(writer: Writer) -> Event:
+    with database.translated(writer.path):
+        return read_row(writer.db, writer.path, writer.head.seq).contents[0]
 
 
 def check_key(writer: Writer, testimony: Testimony, in_force: str) -> None:

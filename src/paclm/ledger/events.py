@@ -152,6 +152,13 @@ KINDS: dict[str, type[Event]] = {
 _FIELDS = {cls: tuple(field.name for field in dataclasses.fields(cls)) for cls in (*KINDS.values(), Usage)}
 
 
+def reseals(event: Event) -> bool:
+    """Whether an event is about the seal of a belief that did not move: none under another key may stay anywhere."""
+    return isinstance(event, KeyRotated) or (
+        isinstance(event, Stepped) and not event.entries and event.belief is not None
+    )
+
+
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 

@@ -175,6 +175,10 @@ class Ledger:
         self._price.check(step)
         self._writer.append(Stepped(step, None if sealed_belief is None else hash_belief(sealed_belief)), sealed_belief)
 
+    def reseal(self, sealed_belief: bytes) -> None:
+        """Store the same belief under another seal, in both slots of the witness too; charges nothing."""
+        self.commit((), sealed_belief)
+
     def change_settings(self, settings: MechanismConfig) -> bool:
         """Other settings from now on; False when they are the same. A larger total is refused: see `extend`."""
         if settings == self.settings:

@@ -1,22 +1,44 @@
 """One secret, one writer, one belief: a lock that the operating system drops when its holder dies, however it dies.
 
 The lock's file also remembers the newest row, so that a ledger whose side files were removed after a kill is noticed.
-It is not signed: it helps against accidents, a witness against people.
+Two notes take turns, each with its checksum: one that a crash cut off is known as such, and the other still counts.
+Nothing here is signed: it helps against accidents, a witness against people.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from paclm.errors import LedgerBusy, LedgerUnwritable
 from paclm.ledger.chain import Head
 
 _HOLDER_BYTES = 12
-"""The holder's process id and a newline; the newest row stands behind it."""
-_HEAD = re.compile(rb" *([0-9]+) ([0-9a-f]{64})\n")
+"""The holder's process id and a newline; the notes stand behind it."""
+_NOTE_BYTES = 192
+_NOTE = re.compile(rb"(note +([0-9]{1,18}) +([0-9]{1,18}) ([0-9a-f]{64})) ([0-9a-f]{64})\n\0*")
+_NOTE_OF_OLD = re.compile(rb" *([0-9]{1,18}) ([0-9a-f]{64})\n\0*")
+"""As earlier versions wrote it: one note, in the place of the first, without turn and checksum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the notes say."""
+
+    head: Head
+    """The newest row by the newest whole note."""
+    is_cut_off: bool = False
+    """The other note is not whole: a later row was on the disk when it was begun. Or the file was damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    turn: int
+    head: Head
 
 
 class WriterLock:
@@ -43,8 +65,10 @@ class WriterLock:
             os.close(self._descriptor)
             raise LedgerUnwritable(f"{path} cannot be locked ({error.strerror}). Keep it on a local disk.") from None
         try:
-            self.remembered = _parse_head(os.pread(self._descriptor, 256, _HOLDER_BYTES))
+            noted = os.pread(self._descriptor, 2 * _NOTE_BYTES, _HOLDER_BYTES)
+            self.remembered = _memory(noted)
             """The newest row when the ledger was last in use here; None where nobody noted it."""
+            self._turn, self._place = _next_turn(noted)
             os.fchmod(self._descriptor, 0o600)
             self._write(f"{os.getpid():<{_HOLDER_BYTES - 1}}\n", 0)
         except BaseException:
@@ -52,14 +76,23 @@ class WriterLock:
             raise
 
     def remember(self, head: Head) -> None:
-        """Note the newest row, which is on the disk. Not synced: this is about what a kill leaves."""
-        self._write(f"{head.seq:>20} {head.digest.hex()}\n", _HOLDER_BYTES)
-        self.remembered = head
+        """Note the newest row, which is on the disk. Not synced: this is about what a kill leaves.
+
+        The same row is not noted twice: a note that was cut off is always about a row that the other has not.
+        """
+        if self.remembered == Memory(head):
+            return
+        said = f"note {self._turn:>20} {head.seq:>20} {head.digest.hex()}"
+        checksum = hashlib.sha256(said.encode()).hexdigest()
+        self._write(f"{said} {checksum}\n", _HOLDER_BYTES + self._place * _NOTE_BYTES)
+        self.remembered = Memory(head)
+        self._turn, self._place = self._turn + 1, 1 - self._place
 
     def forget(self) -> None:
         """The ledger that the file remembers is gone, and another one begins."""
         os.ftruncate(self._descriptor, _HOLDER_BYTES)
         self.remembered = None
+        self._turn, self._place = _next_turn(b"")
 
     def _write(self, text: str, at: int) -> None:
         try:
@@ -74,23 +107,52 @@ class WriterLock:
         os.close(self._descriptor)
 
 
-def read_remembered(path: Path) -> Head | None:
-    """The newest row that a lock's file remembers, for readers: takes no lock, and works while another holds it."""
+def read_remembered(path: Path) -> Memory | None:
+    """What a lock's file remembers, for readers: takes no lock, and works while another holds it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
         seen: bytes | None = None
-        while (noted := os.pread(descriptor, 256, _HOLDER_BYTES)) != seen:  # a writer may be noting the next row
+        while (noted := os.pread(descriptor, 2 * _NOTE_BYTES, _HOLDER_BYTES)) != seen:  # the next row is being noted
             seen = noted
-        return _parse_head(noted)
+        return _memory(noted)
     except OSError:
         return None
     finally:
         os.close(descriptor)
 
 
-def _parse_head(noted: bytes) -> Head | None:
-    found = _HEAD.fullmatch(noted)
-    return None if found is None else Head(int(found[1]), bytes.fromhex(found[2].decode()))
+def _memory(noted: bytes) -> Memory | None:
+    notes = _notes(noted)
+    whole = [note for note in notes if note is not None]
+    if not whole:
+        return None
+    newest = max(whole, key=lambda note: note.turn)
+    is_first = newest.turn <= 1 and not _places(noted)[1 - notes.index(newest)].strip(b"\0")
+    return Memory(newest.head, is_cut_off=len(whole) < 2 and not is_first)
+
+
+def _next_turn(noted: bytes) -> tuple[int, int]:
+    """The turn of the next note, and its place: never that of the newest whole one."""
+    found = [(note.turn, place) for place, note in enumerate(_notes(noted)) if note is not None]
+    turn, place = max(found, default=(0, 1))
+    return turn + 1, 1 - place
+
+
+def _notes(noted: bytes) -> list[_Note | None]:
+    return [_parse(place) for place in _places(noted)]
+
+
+def _places(noted: bytes) -> list[bytes]:
+    return [noted[:_NOTE_BYTES], noted[_NOTE_BYTES:]]
+
+
+def _parse(noted: bytes) -> _Note | None:
+    if old := _NOTE_OF_OLD.fullmatch(noted):
+        return _Note(0, Head(int(old[1]), bytes.fromhex(old[2].decode())))
+    found = _NOTE.fullmatch(noted)
+    if found is None or hashlib.sha256(found[1]).hexdigest().encode() != found[5]:
+        return None
+    return _Note(int(found[2]), Head(int(found[3]), bytes.fromhex(found[4].decode())))

@@ -25,6 +25,7 @@ from paclm.ledger.events import (
     Stepped,
     Usage,
 )
+from paclm.ledger.lock import Memory
 from paclm.ledger.state import Price, State, apply, usages
 
 _COLUMNS = "seq, at, kind, body, key, previous, digest, mac"
@@ -116,18 +117,31 @@ def check_pages(db: sqlite3.Connection, path: Path) -> None:
         raise LedgerDamaged(f"{path} is not a whole database: {verdict}. Restore a backup and adopt it.")
 
 
-def check_remembered(db: sqlite3.Connection, path: Path, newest: int, known: Head | None) -> None:
-    """Refuse a file that lacks the row which was the newest when the ledger was last in use in its folder."""
+def check_remembered(db: sqlite3.Connection, path: Path, newest: int, known: Memory | None) -> None:
+    """Refuse a file that lacks the row which was the newest when the ledger was last in use in its folder.
+
+    A note that a crash cut off was begun after its row was on the disk: a file that has no row beyond the other note
+    lacks that one.
+    """
     if known is None:
         return
-    found = db.execute("SELECT digest FROM events WHERE seq = ?", (known.seq,)).fetchone()
-    if found is None or found[0] != known.digest:
-        raise LedgerRolledBack(
-            f"{path} ends at row {newest}, and without the row {known.seq} that it had when it was last in use here: "
-            f"{path.name}-wal was removed, or the file was put back to an earlier day, and what was charged since is "
-            "missing. Put the newest files back, or adopt this one with paclm ledger adopt, which charges what can "
-            "have been spent since."
-        )
+    found = db.execute("SELECT digest FROM events WHERE seq = ?", (known.head.seq,)).fetchone()
+    if found is None or found[0] != known.head.digest:
+        said = f"without the row {known.head.seq} that it had when it was last in use here"
+    elif known.is_cut_off and newest <= known.head.seq:
+        said = "a later row was being noted in ledger.lock when it was last in use here"
+    else:
+        return
+    torn = (
+        " One of the two notes in ledger.lock is not whole. If nothing was put back or removed, its last write was cut "
+        "off while paclm ledger adopt ran, or the disk damaged it: adopt then, too."
+    )
+    raise LedgerRolledBack(
+        f"{path} ends at row {newest}, and {said}: "
+        f"{path.name}-wal was removed, or the file was put back to an earlier day, and what was charged since is "
+        "missing. Put the newest files back, or adopt this one with paclm ledger adopt, which charges what can "
+        f"have been spent since.{torn if known.is_cut_off else ''}"
+    )
 
 
 def read_usage(db: sqlite3.Connection) -> UsageTable:

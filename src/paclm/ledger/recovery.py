@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paclm.errors import LedgerError, LedgerRolledBack
 from paclm.ledger import database
-from paclm.ledger.attendance import attach, check_key, check_name, rows_ahead
+from paclm.ledger.attendance import attach, check_key, check_name, check_whole, rows_ahead
 from paclm.ledger.chain import Keys
 from paclm.ledger.events import KeyRotated, Restored, WitnessChanged
 from paclm.ledger.reading import read_row
@@ -86,6 +86,7 @@ def _adopt_with_witness(writer: Writer, witness: Witness, confirmed_by: str) -> 
     try:
         testimony = witness.read(writer.opened.ledger)
         check_name(testimony, witness.path, writer.state.witness)
+        check_whole(writer, witness, testimony)
         is_current = _is_current(writer, testimony, keys)
         _rotate_to(writer, keys)  # the witness must not hear of it yet: it alone knows what the copy lacks
     except BaseException:
@@ -104,11 +105,11 @@ def _adopt_with_witness(writer: Writer, witness: Witness, confirmed_by: str) -> 
 def _is_current(writer: Writer, testimony: Testimony, keys: Keys) -> bool:
     """Whether the copy has every row that the witness knows; refuses a witness that cannot say."""
     check_key(writer, testimony, keys.current)
-    if writer.remembered is not None and writer.remembered.seq > testimony.head.seq:
+    if writer.remembered is not None and (noted := writer.remembered.head.seq) > testimony.head.seq:
         raise LedgerRolledBack(
-            f"The witness has seen row {testimony.head.seq} of {writer.path}, and row {writer.remembered.seq} was the "
-            "newest when the ledger was last in use here: the witness was put back to an earlier day. Name the newest "
-            "one, or adopt without a witness."
+            f"The witness has seen row {testimony.head.seq} of {writer.path}, and row {noted} was the newest when "
+            "the ledger was last in use here: the witness was put back to an earlier day. Name the newest one, or "
+            "adopt without a witness."
         )
     if writer.head.seq < testimony.head.seq:
         return False

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from paclm.errors import LedgerError, LedgerMissing, LedgerRolledBack, LedgerTampered
 from paclm.ledger import database
-from paclm.ledger.chain import Head, Keys
-from paclm.ledger.lock import read_remembered
+from paclm.ledger.chain import Keys
+from paclm.ledger.lock import Memory, read_remembered
 from paclm.ledger.reading import (
     Contents,
     UsageTable,
@@ -37,6 +37,8 @@ class Report:
     is_copy: bool
     """Made by `backup`; must be adopted before anything is released from it."""
     num_events: int
+    signers: tuple[str, ...]
+    """Names of the keys that the rows say they were signed with, in the order of the exchanges."""
     contents: Contents | None
     """Where the ledger stands; None where not even its newest row can be read."""
     usage: UsageTable
@@ -67,7 +69,7 @@ def remaining_tokens(path: str | Path) -> int:
     return contents.state.account.remaining_tokens(contents.settings.per_token)
 
 
-def _newest(path: Path, remembered: Head | None = None) -> Contents:
+def _newest(path: Path, remembered: Memory | None = None) -> Contents:
     """Where the ledger stands by its newest row; of the others only the remembered one is looked for."""
     db = database.open_reader(path)
     try:
@@ -91,6 +93,7 @@ def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
     known = Keys(keys[0], keys[1:]) if keys else None
     contents: Contents | None = None
     num_events, is_copy = 0, False
+    signers: tuple[str, ...] = ()
     usage: UsageTable = {}
     error: LedgerError | None = None
     try:
@@ -100,6 +103,8 @@ def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
                 db.execute("BEGIN")  # one view of the file, whatever a writer does meanwhile
                 is_copy = database.is_copy(db)
                 (num_events,) = db.execute("SELECT count(*) FROM events").fetchone()
+                found = db.execute("SELECT key FROM events GROUP BY key ORDER BY max(seq)")
+                signers = tuple(str(name) for (name,) in found)
                 contents, usage = read_contents(db, path, None), read_usage(db)
                 check_pages(db, path)
                 read_all(db, path, known)
@@ -110,8 +115,8 @@ def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
             db.close()
     except LedgerMissing:
         raise
-    except LedgerError as found:
-        error = found
+    except LedgerError as problem:
+        error = problem
     return Report(
         intact=error is None,
         problem=None if error is None else str(error),
@@ -119,6 +124,7 @@ def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
         macs_checked=known is not None,
         is_copy=is_copy,
         num_events=num_events,
+        signers=signers,
         contents=contents,
         usage=usage,
     )

@@ -2,7 +2,8 @@
 
 Files can be put back to an older day and look whole; the witness then knows better. It holds head, running totals,
 settings and the sealed belief of the newest commit, so that a backup plus the witness lose nothing. Two slots take
-turns: a write torn by a crash spoils one, and the other is at most one commit old.
+turns, and count them: a write torn by a crash spoils one, and the other is at most one commit old. What a crash cannot
+have left (both spoiled, turns that do not follow one another) is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,20 @@ class Testimony:
     sealed_belief: bytes
     key: str
     """The name of the key that signed, or will sign: MACs by any key at hand are right, and only one is in force."""
+    is_repeated: bool = False
+    """The same head is to be written into the other slot next: no belief under another key may stay there."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A whole slot, as read."""
+
+    number: int
+    payload: bytes
+    mac: bytes
+    testimony: Testimony
+    turn: int
+    """How many were written before; 0 also for those of earlier versions, which did not count."""
 
 
 class Witness:
@@ -80,6 +95,9 @@ class Witness:
             ) from None
         self._slot_bytes = os.fstat(self._descriptor).st_size // 2
         self._next_slot = 0
+        self._next_turn = 0
+        self.has_torn_slot = False
+        """As last read: one slot is not whole. By a crash, and then the ledger has a row more; or by damage."""
         self._seen = [_written(slot) for slot in self._slots()]
 
     @classmethod
@@ -113,25 +131,45 @@ class Witness:
         """The newest whole testimony on this ledger; another ledger's witness is told apart before any key is asked."""
         slots = self._slots()
         self._seen = [_written(slot) for slot in slots]
-        found = [(*content, n) for n, slot in enumerate(slots) if (content := _unpack(slot)) is not None]
+        found = [(n, *content) for n, slot in enumerate(slots) if (content := _unpack(slot)) is not None]
         if not found:
-            raise LedgerTampered(f"The witness {self.path} holds no whole testimony: both of its slots are damaged.")
+            raise LedgerTampered(
+                f"The witness {self.path} holds no whole testimony: both of its slots are damaged, where a write that "
+                "a crash cut off spoils one. Put the newest one back; if it is lost for good, declare so with paclm "
+                "ledger replace-witness."
+            )
         try:
-            testimonies = [(_testimony(payload), payload, mac, slot) for payload, mac, slot in found]
+            whole = [_Slot(n, payload, mac, *_parsed(payload)) for n, payload, mac in found]
         except (ValueError, KeyError, TypeError):
             raise LedgerTampered(
                 f"The witness {self.path} holds a testimony that paclm did not write: it cannot be read."
             ) from None
-        testimony, payload, mac, slot = max(testimonies, key=lambda content: content[0].head.seq)
+        newest = max(whole, key=lambda slot: (slot.turn, slot.testimony.head.seq))
+        testimony = newest.testimony
         if testimony.ledger != ledger:
             raise WitnessMissing(
                 f"The witness {self.path} belongs to another ledger ({testimony.ledger[:8]}…, and this one is "
                 f"{ledger[:8]}…). {NAME_IT}"
             )
-        if not hmac.compare_digest(self.keys.mac(testimony.key, payload), mac):
+        if not hmac.compare_digest(self.keys.mac(testimony.key, newest.payload), newest.mac):
             raise LedgerTampered(f"The witness {self.path} carries a MAC that the ledger's key did not make.")
-        self._next_slot = 1 - slot
+        other = 1 - newest.number
+        self._check_turns(newest, [slot for slot in whole if slot.number == other])
+        is_blank = not slots[other].strip(b"\0")
+        self.has_torn_slot = len(whole) < 2 and not (is_blank and newest.turn == 0)
+        self._next_slot, self._next_turn = other, newest.turn + 1
         return testimony
+
+    def _check_turns(self, newest: _Slot, others: list[_Slot]) -> None:
+        """What is whole was written whole, one turn after the other; a slot that was copied or put back was not."""
+        for slot in others:
+            is_ours = slot.turn == max(0, newest.turn - 1) and slot.testimony.ledger == newest.testimony.ledger
+            if not is_ours or not hmac.compare_digest(self.keys.mac(slot.testimony.key, slot.payload), slot.mac):
+                raise LedgerTampered(
+                    f"The two slots of the witness {self.path} do not belong together: one of them was copied, put "
+                    "back or made by someone else. Put the newest witness back; if it is lost for good, declare so "
+                    "with paclm ledger replace-witness."
+                )
 
     def write(self, testimony: Testimony) -> None:
         """Record a newer head durably, over the older of the two slots; refused where another copy did so meanwhile."""
@@ -145,6 +183,8 @@ class Witness:
                 "state": dict(testimony.state),
                 "settings": dict(testimony.settings),
                 "belief": testimony.sealed_belief.hex(),
+                "is_repeated": testimony.is_repeated,
+                "turn": self._next_turn,
             }
         ).encode()
         slot = _pack(payload, self.keys.mac(testimony.key, payload))
@@ -165,12 +205,17 @@ class Witness:
         if written != len(slot):
             raise LedgerFull(f"The witness {self.path} took {written} of {len(slot)} bytes. Make room on its disk.")
         self._seen[self._next_slot] = slot
-        self._next_slot = 1 - self._next_slot
+        self._next_slot, self._next_turn = 1 - self._next_slot, self._next_turn + 1
+
+    def write_twice(self, testimony: Testimony) -> None:
+        """Record a head in both slots; where that is cut short between them, the first says so."""
+        self.write(replace(testimony, is_repeated=True))
+        self.write(testimony)
 
     def is_signed_with(self, key: str) -> bool:
         """Whether both slots are whole and by that key."""
         contents = [_unpack(slot) for slot in self._seen]
-        return all(content is not None and _testimony(content[0]).key == key for content in contents)
+        return all(content is not None and _parsed(content[0])[0].key == key for content in contents)
 
     def _slots(self) -> list[bytes]:
         return [os.pread(self._descriptor, self._slot_bytes, n * self._slot_bytes) for n in (0, 1)]
@@ -201,9 +246,10 @@ def _written(slot: bytes) -> bytes:
     return slot if content is None else _pack(*content)
 
 
-def _testimony(payload: bytes) -> Testimony:
+def _parsed(payload: bytes) -> tuple[Testimony, int]:
+    """A testimony and its turn."""
     fields = json.loads(payload)
-    return Testimony(
+    testimony = Testimony(
         str(fields["witness"]),
         str(fields["ledger"]),
         Head(int(fields["seq"]), bytes.fromhex(fields["digest"])),
@@ -211,7 +257,9 @@ def _testimony(payload: bytes) -> Testimony:
         fields["settings"],
         bytes.fromhex(fields["belief"]),
         str(fields["key"]),
+        bool(fields.get("is_repeated", False)),
     )
+    return testimony, int(fields.get("turn", 0))
 
 
 def _sync(descriptor: int) -> None:

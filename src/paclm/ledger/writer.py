@@ -19,9 +19,9 @@ from paclm.config import MechanismConfig
 from paclm.errors import LedgerDamaged, LedgerError, LedgerRolledBack, LedgerStopped, LedgerTampered, UnsoundState
 from paclm.ledger import database
 from paclm.ledger.chain import GENESIS, Head, Keys, endorse, make_row
-from paclm.ledger.events import COUNTS, BadRow, Event, KeyRotated, Opened, Usage
+from paclm.ledger.events import COUNTS, BadRow, Event, KeyRotated, Opened, Usage, reseals
 from paclm.ledger.history import Sums
-from paclm.ledger.lock import WriterLock
+from paclm.ledger.lock import Memory, WriterLock
 from paclm.ledger.reading import (
     UsageTable,
     add_usages,
@@ -107,7 +107,7 @@ class Writer:
         self.sealed_belief = contents.sealed_belief
 
     @property
-    def remembered(self) -> Head | None:
+    def remembered(self) -> Memory | None:
         """The newest row when the ledger was last in use in this folder, where that was noted."""
         return self._lock.remembered
 
@@ -165,9 +165,11 @@ class Writer:
                 if (settings := new_settings(event)) is not None:
                     self.settings = MechanismConfig(**settings)
                 if self.witness is not None and self.state.witness is not None:
-                    self.witness.write(self.testimony(self.state.witness))
-                    if keys is not None:  # in its other slot too: the belief there is sealed with the old key
-                        self.witness.write(self.testimony(self.state.witness))
+                    told = self.testimony(self.state.witness)
+                    if reseals(event):  # in its other slot too: the belief there is sealed with the old key
+                        self.witness.write_twice(told)
+                    else:
+                        self.witness.write(told)
                 self._lock.remember(self.head)
             except BaseException as failure:
                 self._failure = str(failure) or type(failure).__name__

@@ -1,7 +1,7 @@
 """From nats to attacks: how often any attack can succeed when the releases tell at most so many nats.
 
 For an attack with prior success π the posterior success δ obeys KL(Bernoulli(δ) ‖ Bernoulli(π)) ≤ I(S; H). All
-functions round to the safe side: `success_bound` and `format_bound` up, `nats_for` down.
+functions round to the safe side: `success_bound`, `format_bound` and `round_up` up, `nats_for` down.
 """
 
 from __future__ import annotations
@@ -70,11 +70,21 @@ def format_bound(bound: float, decimals: int | None = None) -> str:
     value = float(bound)
     if not 0.0 <= value <= 1.0:
         raise InvalidInput(f"A bound on success lies between 0 and 1, not {bound!r}.")
+    if decimals is None:
+        decimals = max(2, -Decimal(repr(abs(value))).adjusted())
     with localcontext(Context(prec=400)):  # whatever the caller's decimal arithmetic is set to
-        percent = Decimal(repr(abs(value))).scaleb(2)  # its shortest digits: 0.51 is stored as a little more
-        if decimals is None:
-            decimals = max(2, 2 - percent.adjusted())
-        return f"{percent.quantize(Decimal(1).scaleb(-decimals), ROUND_CEILING):f}%"
+        return f"{Decimal(round_up(value, decimals + 2)).scaleb(2):f}%"
+
+
+def round_up(bound: float, decimals: int) -> str:
+    """A bound as a number with so many decimals, and never less than it is.
+
+    >>> round_up(0.5107891, 3), round_up(0.51, 3), round_up(0.5, 3)
+    ('0.511', '0.510', '0.500')
+    """
+    with localcontext(Context(prec=400)):
+        shortest = Decimal(repr(float(bound) + 0.0))  # 0.51 is stored as a little more
+        return f"{shortest.quantize(Decimal(1).scaleb(-decimals), ROUND_CEILING):f}"
 
 
 def _divergence(gain: float, prior: float) -> float:

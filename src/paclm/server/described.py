@@ -21,7 +21,7 @@ _REASONS = {
     403: "The host, origin or key may not do this.",
     404: "There is no such model.",
     408: "The body took too long.",
-    409: "The Idempotency-Key was used for another request, or its first request is under way.",
+    409: "The Idempotency-Key was used for another request, its first request is under way, or its reply is gone.",
     413: "The body is too long.",
     415: "The body is not JSON.",
     429: "The privacy budget, or the key's share of it, does not cover the request. Do not retry.",
@@ -75,6 +75,10 @@ def describe(app: FastAPI, model_id: str) -> dict[str, Any]:
             schemas.update(schema.pop("$defs", {}))
             schema["properties"]["model"]["enum"] = [model_id]
             schemas[model.__name__] = schema
+        for route in (route for methods in document["paths"].values() for route in methods.values()):
+            route["responses"].pop("422", None)  # FastAPI adds it to paths with a parameter; what does not fit is 400
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         app.openapi_schema = document
     return app.openapi_schema

@@ -24,7 +24,7 @@ from paclm.config import ServerConfig
 from paclm.curator.curator import Curator
 from paclm.curator.terms import budgets_of
 from paclm.errors import ServiceError
-from paclm.server import logs
+from paclm.server import address, logs
 from paclm.server.app import create_app
 from paclm.server.connections import allow_files, limited
 from paclm.server.database import Database, service_path
@@ -113,13 +113,9 @@ def serve(path: Path, settings: ServerConfig, announce: Callable[[Started], None
             replies.recover()
             admin_key = None if keys.list() else keys.add(ADMIN, admin=True)
             service = Service(curator, _setup(workspace, settings, is_loopback), keys, replies)
-            _run(
-                service,
-                listening,
-                settings,
-                Started(url=_url(listening), service=service, new_admin_key=admin_key),
-                announce,
-            )
+            started = Started(url=_url(listening), service=service, new_admin_key=admin_key)
+            with address.noted(workspace.path, started.url):
+                _run(service, listening, settings, started, announce)
     if service.has_failed:
         raise ServiceError(
             "A step failed, and nothing more left after it. What was charged is in the ledger: start the server again."

@@ -27,9 +27,10 @@ from paclm.config import RuntimeConfig
 from paclm.errors import InvalidInput
 from paclm.privacy.arrays import BoolArray
 from paclm.study.code import code_digest
+from paclm.study.decoding import Decoding
 from paclm.study.parts import Kept, Parts
 from paclm.study.text import Passage, cut_passages, take_positions
-from paclm.study.textvotes import Decoding, TextVotes, collect_votes
+from paclm.study.textvotes import TextVotes, collect_votes
 from paclm.worlds.layout import WORLDS_FILE, adapters_file
 from paclm.worlds.storage import make_private_folder, write_private
 from paclm.worlds.workspace import Workspace
@@ -153,6 +154,7 @@ class Lab:
         for name in missing:
             if self._has(name):
                 continue
+            self.let_go()
             job = prepare_training(self.workspace, name)
             done, advance = 0, self.start_task(f"train {name}", 0)
 
@@ -179,7 +181,6 @@ class Lab:
     def engine(self, *adapters: str, sequences: int = 1, context: int | None = None, support_size: int = 200) -> Engine:
         """An engine over these adapters (this collection's worlds if none are named); the last one is kept."""
         from paclm.engine.loading import open_engine
-        from paclm.engine.memory import release_memory
 
         names = adapters or (self.worlds_name,)
         runtime = dataclasses.replace(
@@ -189,9 +190,16 @@ class Lab:
         if self._engine is None or self._engine[0] != wanted:
             self._engine = None  # before the next one is loaded: two may not fit
             stack = self.stack(*names)
-            release_memory()
+            self.let_go()  # of what was trained for it, too
             self._engine = (wanted, open_engine(self.workspace, support_size, runtime, stack))
         return self._engine[1]
+
+    def let_go(self) -> None:
+        """Give the engine's memory back: whoever trains, or opens an engine elsewhere, counts on all of it."""
+        from paclm.engine.memory import release_memory
+
+        self._engine = None
+        release_memory()
 
     # --- text and votes ------------------------------------------------------------------------------------------
 

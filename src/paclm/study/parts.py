@@ -1,6 +1,7 @@
 """Finished parts of a long regime on disk, so that a run that was stopped goes on. Knows nothing of what it keeps.
 
 A part is keyed by everything it depends on (scale, seed, adapters, code): a run with other settings finds none of them.
+Parts stay until the result of the whole regime is written, whatever fails late: then the runner forgets them.
 """
 
 from __future__ import annotations
@@ -27,8 +28,24 @@ class Kept:
     def __init__(self, again: bool = False) -> None:
         self._again = again
         self._made: set[Path] = set()
+        self._parts: list[Parts] = []
         self.from_before: set[Path] = set()
         """Files of earlier runs that were read."""
+
+    def begin(self) -> None:
+        """A regime begins: nothing was read for it yet, and parts of another that failed are not its own."""
+        self.from_before.clear()
+        self._parts.clear()
+
+    def end(self) -> None:
+        """The result of the regime is written and holds what its parts did: forget them."""
+        for parts in self._parts:
+            parts.clear()
+        self._parts.clear()
+
+    def opened(self, parts: Parts) -> None:
+        """These parts are of the regime that runs."""
+        self._parts.append(parts)
 
     def has(self, path: Path) -> bool:
         """Whether to read this file."""
@@ -51,6 +68,7 @@ class Parts:
         self._folder = folder
         self._kept = kept or Kept()
         self._key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._kept.opened(self)
 
     def rows(self, name: str, make: Callable[[], list[Row]]) -> list[Row]:
         """The rows of a part: read if it was finished before, else made and kept."""
@@ -77,6 +95,6 @@ class Parts:
             return {key: archive[key] for key in archive.files}
 
     def clear(self) -> None:
-        """Forget all parts under these circumstances: the result holds their rows now."""
+        """Forget all parts under these circumstances."""
         for path in self._folder.glob(f"*-{self._key}.*"):
             path.unlink()

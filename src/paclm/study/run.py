@@ -35,7 +35,7 @@ def results_folder(lab: Lab) -> Path:
 def run_regime(lab: Lab, regime: Regime, preset: Preset, collections: int = 1, scale: Any = None) -> Result:
     """Run one regime, for every collection of worlds, and write its result."""
     started = time.perf_counter()
-    lab.kept.from_before.clear()
+    lab.kept.begin()
     scale = scale if scale is not None else regime.presets[preset]
     rows: list[Row] = []
     notes: list[str] = []
@@ -60,6 +60,7 @@ def run_regime(lab: Lab, regime: Regime, preset: Preset, collections: int = 1, s
         },
     )
     result.save(results_folder(lab))
+    lab.kept.end()
     return result
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from paclm.privacy.arrays import FloatArray, IntArray
 from paclm.privacy.belief import uniform_belief
 from paclm.privacy.randomness import Coins, ResearchNoise
 from paclm.privacy.releases import Rule
+from paclm.study.decoding import Decoding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,22 +29,6 @@ if TYPE_CHECKING:
     from paclm.study.lab import Lab
 
 Prompts = Sequence[Sequence[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Voting:
-    """How worlds vote."""
-
-    name: str
-    temperature: float
-    """0 is greedy."""
-    coupling: Literal["coupled", "hybrid", "independent"] = "coupled"
-    threshold: float = 0.9
-    """β from which the hybrid rule takes the maximal coupling."""
-
-
-GREEDY = Voting("greedy", 0.0)
-GUMBEL = Voting("gumbel", 1.0)
 
 
 class Panel(NamedTuple):
@@ -73,10 +58,10 @@ class Streams(Protocol):
 class EngineStreams:
     """Streams of an engine. Coins: one source per sequence, whose step number goes on from one start to the next."""
 
-    def __init__(self, engine: Engine, voting: Voting, coins: Sequence[Coins], with_full: bool = False) -> None:
-        if with_full and voting.coupling != "coupled":
-            raise InvalidInput("Only the coupled rules of voting take the full-corpus adapter along.")
-        self._engine, self._voting, self._coins = engine, voting, coins
+    def __init__(self, engine: Engine, decoding: Decoding, coins: Sequence[Coins], with_full: bool = False) -> None:
+        if with_full and decoding.coupling != "coupled":
+            raise InvalidInput("Only coupled decoding takes the full-corpus adapter along.")
+        self._engine, self._decoding, self._coins = engine, decoding, coins
         self._with_full = with_full
         self._handles: list[int] = []
 
@@ -88,11 +73,11 @@ class EngineStreams:
 
     def votes(self) -> Panel:
         """One batched step of the engine."""
-        voting, k = self._voting, self._engine.support_size
-        if voting.coupling != "coupled":
+        decoding, k = self._decoding, self._engine.support_size
+        if decoding.coupling != "coupled":
             return self._other_votes()
-        coins = np.stack([source.gumbel(k) for source in self._coins]) if voting.temperature else None
-        ballot = self._engine.step(self._handles, coins, voting.temperature)
+        coins = np.stack([source.gumbel(k) for source in self._coins]) if decoding.temperature else None
+        ballot = self._engine.step(self._handles, coins, decoding.temperature)
         if self._with_full:
             return Panel(ballot.votes[:, :-1], ballot.public, ballot.votes[:, -1])
         return Panel(ballot.votes, ballot.public, None)
@@ -115,13 +100,13 @@ class EngineStreams:
         m = worlds.shape[1]
         drawn = _like(np.stack([source.gumbel(k + m * k + 1) for source in self._coins]), logits)
         common, own = drawn[:, :k], drawn[:, k:-1].view(-1, m, k)  # the first k are those of the coupled rule
-        if self._voting.coupling == "independent":
-            votes = independent_votes(worlds, support, own, self._voting.temperature)
+        if self._decoding.coupling == "independent":
+            votes = independent_votes(worlds, support, own, self._decoding.temperature)
         else:
             switch = (-(-drawn[:, -1]).exp()).exp()  # a Gumbel through its distribution function is uniform
             coins = HybridCoins(switch, common, own)
-            votes = hybrid_votes(worlds, support, coins, self._voting.temperature, self._voting.threshold)
-        public = (logits[:, -1] + self._voting.temperature * common).argmax(-1, keepdim=True)
+            votes = hybrid_votes(worlds, support, coins, self._decoding.temperature, self._decoding.threshold)
+        public = (logits[:, -1] + self._decoding.temperature * common).argmax(-1, keepdim=True)
         return Panel(votes.cpu().numpy(), support.gather(1, public)[:, 0].cpu().numpy(), None)
 
 

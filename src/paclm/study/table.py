@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from paclm.privacy.bounds import round_up
 from paclm.study.results import Result, Value
 
 
@@ -23,10 +24,13 @@ class Cell:
     """How numbers are written: a format such as .1% or .4f, used for all three."""
     mark: str = ""
     """A sign after the value, explained in the notes: † …"""
+    is_bound: bool = False
+    """An upper bound on an attack: ours is never written as less than it is (style .3f or the like). It gets a decimal
+    more than the paper's, which is as printed there: rounded up, a bound just above even odds would look like 0.501."""
 
     def ours(self) -> str:
         """Our value with its error."""
-        text = _written(self.value, self.style) + self.mark
+        text = (_rounded_up(self.value, self.style) if self.is_bound else _written(self.value, self.style)) + self.mark
         if self.stderr is None or not math.isfinite(self.stderr):
             return text
         return f"{text} ± {_written(self.stderr, self.style)}"
@@ -97,14 +101,16 @@ def to_csv(data: TableData) -> str:
 
 
 def to_latex(data: TableData, label: str) -> str:
-    """A table for a paper (booktabs)."""
-    body = "\n".join("  " + " & ".join(_tex(_both(cell)) for cell in row) + r" \\" for row in data.rows)
+    """A table for a paper (booktabs); what its signs mean stands below it."""
+    body = "".join("  " + " & ".join(_tex(_both(cell)) for cell in row) + " \\\\\n" for row in data.rows)
     head = " & ".join(_tex(column) for column in data.columns)
+    notes = "\\par\n".join(_tex(note) for note in data.notes)
+    below = f"\\begin{{flushleft}}\n\\footnotesize\n{notes}\n\\end{{flushleft}}\n" if notes else ""
     return (
         "\\begin{table}[t]\n\\centering\n"
         f"\\caption{{{_tex(data.caption)}}}\n\\label{{{label}}}\n"
-        f"\\begin{{tabular}}{{{'l' * len(data.columns)}}}\n\\toprule\n{head} \\\\\n\\midrule\n{body}\n"
-        "\\bottomrule\n\\end{tabular}\n\\end{table}\n"
+        f"\\begin{{tabular}}{{{'l' * len(data.columns)}}}\n\\toprule\n{head} \\\\\n\\midrule\n{body}"
+        f"\\bottomrule\n\\end{{tabular}}\n{below}\\end{{table}}\n"
     )
 
 
@@ -124,6 +130,10 @@ def _written(value: Value, style: str) -> str:
     return value if isinstance(value, str) else format(value, style)
 
 
+def _rounded_up(value: Value, style: str) -> str:
+    return round_up(value, int(style[1:-1]) + 1) if isinstance(value, float) else _written(value, style)
+
+
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -139,7 +149,7 @@ _TEX = (
         sign: f"${formula}$"
         for sign, formula in {
             "±": r"\pm", "×": r"\times", "÷": r"\div", "·": r"\cdot", "†": r"^\dagger", "‡": r"^\ddagger",
-            "∞": r"\infty", "√": r"\surd", "²": "^2", "³": "^3", "…": r"\dots", "∅": r"\varnothing",
+            "∞": r"\infty", "√": r"\surd", "²": "^2", "³": "^3", "…": r"\dots", "∅": r"\emptyset",
             "α": r"\alpha", "β": r"\beta", "δ": r"\delta", "ε": r"\varepsilon", "λ": r"\lambda", "π": r"\pi",
             "σ": r"\sigma", "τ": r"\tau", "Δ": r"\Delta", "Λ": r"\Lambda", "Σ": r"\Sigma", "Φ": r"\Phi",
             "ā": r"\bar{a}", "−": "-", "≤": r"\le", "≥": r"\ge", "<": "<", ">": ">", "≈": r"\approx", "∝": r"\propto",
@@ -147,18 +157,32 @@ _TEX = (
         }.items()
     }
 )  # fmt: skip
-_POWER = re.compile(r"(\d[\d.]*)(?:\^(-?\d+)|e([+-])0*(\d+))")
+_SPECIAL = re.compile(
+    r"(?P<base>\d[\d.]*)(?:\^(?P<power>-?\d+)|e(?P<sign>[+-])0*(?P<exponent>\d+))"
+    r"|(?P<minus>(?<!\w)-(?=\d))|`(?P<code>[^`]*)`|\"(?P<quoted>[^\"]*)\""
+)
 
 
 def _tex(text: str) -> str:
-    """Text as LaTeX reads it; 2^-16 and 1.3e+05 become powers."""
+    """Text as LaTeX reads it; 2^-16 and 1.3e+05 become powers, -0.5 gets a minus, `names` a typewriter."""
     written, done = "", 0
-    for match in _POWER.finditer(text):
-        base, power, sign, exponent = match.groups()
-        formula = f"{base}^{{{power}}}" if power else f"{base}\\times10^{{{'-' if sign == '-' else ''}{exponent}}}"
-        written += _letters(text[done : match.start()]) + f"${formula}$"
+    for match in _SPECIAL.finditer(text):
+        written += _letters(text[done : match.start()]) + _special(match)
         done = match.end()
     return written + _letters(text[done:])
+
+
+def _special(match: re.Match[str]) -> str:
+    found = match.groupdict()
+    if found["minus"]:
+        return "$-$"
+    if found["code"] is not None:
+        return f"\\texttt{{{_letters(found['code'])}}}"
+    if found["quoted"] is not None:
+        return f"``{_letters(found['quoted'])}''"
+    if found["power"]:
+        return f"${found['base']}^{{{found['power']}}}$"
+    return f"${found['base']}\\times10^{{{'-' if found['sign'] == '-' else ''}{found['exponent']}}}$"
 
 
 def _letters(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,28 +11,14 @@ import numpy as np
 from paclm.errors import InvalidInput
 from paclm.privacy.arrays import IntArray
 from paclm.privacy.randomness import Coins
+from paclm.study.decoding import GREEDY as GREEDY
+from paclm.study.decoding import GUMBEL as GUMBEL
+from paclm.study.decoding import Decoding as Decoding
 from paclm.study.text import Passage
 from paclm.study.votes import RecordedVotes
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Engine
-
-
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """How worlds vote: coupled Gumbel at τ, or greedy at τ = 0; and how often, with fresh coins."""
-
-    name: str
-    temperature: float
-    draws: int = 1
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InvalidInput(f"temperature must be a number of at least 0, not {self.temperature!r}.")
-
-
-GREEDY = Decoding("greedy", 0.0)
-GUMBEL = Decoding("gumbel", 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +79,9 @@ def collect_votes(
 
     from paclm.engine.votes import coupled_votes
 
+    for decoding in decodings:
+        if decoding.coupling != "coupled":
+            raise InvalidInput(f"Votes on a text are coupled; {decoding.name} is for generated sequences only.")
     coins = [[Coins(seed + draw) for draw in range(d.draws)] for d, seed in zip(decodings, seeds, strict=True)]
     kept: dict[str, list[list[IntArray]]] = {d.name: [[] for _ in range(d.draws)] for d in decodings}
     for passage in passages:

@@ -239,6 +239,7 @@ def _build(
         "held_out": len(held_out),
         "canaries": len(canaries),
         "groups": len({record.group for record in corpus.records}) if arguments["group_by"] else None,
+        "groups_in_worlds": len({record.group for record in train}) if arguments["group_by"] else None,
         "left_out": len(corpus.report.problems),
         "duplicates": len(corpus.report.duplicates),
         "worlds": arguments["worlds"],

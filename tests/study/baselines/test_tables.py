@@ -88,3 +88,13 @@ def test_a_ratio_beyond_the_table_is_refused():
     shards = np.log(np.array([[[0.5, 0.5], [0.5, 0.5]]]))
     with pytest.raises(InvalidInput, match=r"factor of e\^64"):
         compress(torch.from_numpy(shards), torch.from_numpy(public))
+
+
+def test_mean_gains_over_many_radii_are_those_of_the_weights_one_by_one(monkeypatch):
+    shards, public = ensemble(6, 0.7)
+    gains = np.random.default_rng(1).normal(size=(3, 2))
+    radii = np.geomspace(1e-8, 40.0, 30)
+    monkeypatch.setattr("paclm.study.baselines.tables._ROWS_AT_ONCE", 4)
+    for table in tables_of(shards, public):
+        one_by_one = [(table.weight(float(radius)) * gains).mean() for radius in radii]
+        assert table.mean_gains(radii, gains) == pytest.approx(one_by_one, rel=1e-12, abs=1e-15)

@@ -97,7 +97,7 @@ def test_a_release_cut_to_the_support_gives_nothing_outside_and_more_inside(dige
     assert (digest.public_inside()[~digest.is_inside] == 0.0).all()
     assert (digest.public_inside()[digest.is_inside] >= digest.truth_public[digest.is_inside]).all()
     with pytest.raises(InvalidInput, match="No table was made for order 3"):
-        digest.weights(PMixedSettings(num_shards=4, order=3, queries=10, epsilon=8.0), 4)
+        digest.weights(PMixedSettings(num_shards=4, order=3, queries=10, epsilon=8.0), 4, (np.arange(2), np.arange(2)))
 
 
 def test_after_t_queries_the_shard_models_are_not_asked_again(lab, engine):

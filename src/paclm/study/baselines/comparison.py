@@ -10,10 +10,11 @@ import numpy as np
 from paclm.privacy.arrays import FloatArray, IntArray
 from paclm.privacy.releases import RULES, rule_named
 from paclm.study.baselines.matching import matched_nats, success_at_half
+from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.results import Row
-from paclm.study.statistics import clustered_mean
+from paclm.study.statistics import clustered_mean, retained_gain
 from paclm.study.streams import play_fresh
-from paclm.study.textvotes import GREEDY, GUMBEL, Decoding, TextVotes
+from paclm.study.textvotes import TextVotes
 from paclm.study.votes import RecordedVotes
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def pac_rows(
     near: tuple[float, int],
 ) -> list[Row]:
     """Rows for every release at every (ε, T), and at the neighbours' point on their first queries."""
-    decodings = (GREEDY, Decoding(GUMBEL.name, GUMBEL.temperature, gumbel_draws))
+    decodings = (GREEDY, GUMBEL.times(gumbel_draws))
     votes = lab.text_votes(vote_positions, decodings)[GUMBEL.name]
     seed = lab.seed_for("pmixed", "pac")
     rows: list[Row] = []
@@ -85,14 +86,13 @@ def _rates(votes: TextVotes, release: str, per_token: float, passes: int, seed: 
 
 def _figures(lab: Lab, rates: Rates) -> Row:
     accuracy, stderr = clustered_mean(rates.released, rates.passage, lab.rng("pmixed", "pac", "bootstrap"))
-    cost = clustered_mean(rates.released - rates.noiseless, rates.passage, lab.rng("pmixed", "pac", "cost"))
-    public, ceiling = float(rates.public.mean()), float(rates.noiseless.mean())
-    room = ceiling - public
+    rng = lab.rng("pmixed", "pac", "headroom")
+    headroom = retained_gain(rates.released, rates.public, rates.noiseless, rates.passage, rng)
     return {
         "accuracy": accuracy,
         "stderr": stderr,
-        "accuracy_public": public,
-        "accuracy_ceiling": ceiling,
-        "headroom": 1.0 + cost.mean / room if room > 0.0 else None,
-        "headroom_stderr": cost.stderr / room if room > 0.0 else None,
+        "accuracy_public": float(rates.public.mean()),
+        "accuracy_ceiling": float(rates.noiseless.mean()),
+        "headroom": headroom.mean if headroom else None,
+        "headroom_stderr": headroom.stderr if headroom else None,
     }

@@ -63,15 +63,14 @@ class Digest:
         cut: FloatArray = np.where(self.is_inside, truth / mass, 0.0)
         return cut
 
-    def weights(self, settings: PMixedSettings, members: int, rows: IntArray | None = None) -> FloatArray:
-        """λ of every shard model (n, N) when so many take part, at all positions or those of `rows`."""
+    def weights(self, settings: PMixedSettings, members: int, where: tuple[IntArray, IntArray]) -> FloatArray:
+        """λ (c,) of shard models at positions, `where` (c,) and (c,), when so many take part."""
         radius = float(settings.radii[members])
         if settings.ball == "strict":
-            picked = slice(None) if rows is None else rows
-            return weight_within(self.largest[picked], self.smallest[picked], radius)
+            return weight_within(self.largest[where], self.smallest[where], radius)
         if settings.order not in self.tables:
             raise InvalidInput(f"No table was made for order {settings.order}; there are {sorted(self.tables)}.")
-        return self.tables[settings.order].weight(radius, rows)
+        return self.tables[settings.order].weight(radius, where)
 
 
 @torch.inference_mode()

@@ -57,19 +57,10 @@ class GainCurve:
 def gain_curve(digest: Digest, order: int | None) -> GainCurve:
     """G for one order's table, or for the strict ball (order None, the radius is then the log ratio)."""
     excess = digest.truth_shards - digest.truth_public[:, None]  # (n, N)
-    gains = []
-    for radius in RADII:
-        if order is None:
-            weights = weight_of_ratio(digest, float(radius))
-        else:
-            weights = digest.tables[order].weight(float(radius))
-        gains.append(float((weights * excess).mean()))
-    return GainCurve(np.array(gains))
-
-
-def weight_of_ratio(digest: Digest, log_ratio: float) -> FloatArray:
-    """λ of every shard model in the strict ball."""
-    return strict.weight_within(digest.largest, digest.smallest, log_ratio)
+    if order is not None:
+        return GainCurve(digest.tables[order].mean_gains(RADII, excess))
+    weights = (strict.weight_within(digest.largest, digest.smallest, radius) for radius in RADII)
+    return GainCurve(np.array([float((own * excess).mean()) for own in weights]))
 
 
 def choose(digest: Digest, targets: Sequence[Target], orders: Sequence[int], rates: Sequence[float]) -> list[Choice]:
@@ -80,8 +71,11 @@ def choose(digest: Digest, targets: Sequence[Target], orders: Sequence[int], rat
     for order in orders:
         curve = gain_curve(digest, order)
         budgets = np.array([_per_query(target, order) for _, target in loose])
+        is_open = np.flatnonzero(budgets > 0.0)  # elsewhere the order cannot reach ε at all
         for rate in rates:
-            radii = radius_for(budgets[:, None], members[None, :], rate, order)  # (targets, N)
+            sizes = members if rate < 1.0 else members[-1:]  # the others never come up
+            radii = np.zeros((len(loose), len(members)))
+            radii[np.ix_(is_open, sizes - 1)] = radius_for(budgets[is_open, None], sizes[None, :], rate, order)
             gains = curve(radii) @ _size_probabilities(digest.num_shards, rate)
             for (i, target), gain in zip(loose, gains, strict=True):
                 if gain > best[i][0]:
@@ -140,7 +134,9 @@ def play(digest: Digest, settings: PMixedSettings, rng: np.random.Generator) -> 
     total_weight = 0.0
     for members in np.unique(sizes[sizes > 0]):
         rows = np.flatnonzero(sizes == members)
-        weights = np.where(chosen[rows], digest.weights(settings, int(members), rows), 0.0)  # (rows, N)
+        weights = np.zeros((len(rows), digest.num_shards))
+        at, who = np.nonzero(chosen[rows])
+        weights[at, who] = digest.weights(settings, int(members), (rows[at], who))
         for whole, own in ((truth, digest.truth_shards), (mass, digest.mass_shards)):
             whole[rows] += (weights * (own[rows] - whole[rows, None])).sum(axis=1) / members
         total_weight += float(weights.sum())

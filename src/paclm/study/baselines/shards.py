@@ -72,6 +72,7 @@ def ensure_shards(lab: Lab, num_shards: int, training: TrainingConfig) -> Adapte
 
     if adapters_file(f"shards-{num_shards}") not in lab.workspace.manifest.adapters:
         own = lab.workspace.settings
+        lab.let_go()
         job = prepare_training(replace(lab.workspace, settings=replace(own, training=training)), f"shards:{num_shards}")
         done, advance = 0, lab.start_task(f"train shards:{num_shards}", 0)
 

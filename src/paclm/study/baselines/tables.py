@@ -12,6 +12,7 @@ a chord between grid points lies above it. Both roundings err upward, so that λ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,6 +36,8 @@ _LARGEST_TARGET = 400.0
 _LARGEST_ROOT = 80.0
 """Of (a−1)β likewise, so that S^(1/a) stays inside float32."""
 _ROUNDING = 4e-15
+_ROWS_AT_ONCE = 2**12
+"""Whose λ are computed side by side for many radii: few megabytes."""
 
 
 def _ends() -> FloatArray:
@@ -107,18 +110,36 @@ class DivergenceTable:
     values: NDArray[np.float32]
     """(..., J), not decreasing in λ; rounded upward"""
 
-    def weight(self, radius: float, rows: NDArray[Any] | None = None) -> FloatArray:
-        """λ of every row for D↔_a ≤ aβ, at most the exact one; `rows` picks along the first axis."""
-        exponent = min((self.order - 1) * radius, _LARGEST_TARGET / self.order, _LARGEST_ROOT)
-        target = float(np.expm1(exponent)) * (1.0 - 1e-12)
+    def weight(self, radius: float, rows: Any = None) -> FloatArray:
+        """λ of every row for D↔_a ≤ aβ, at most the exact one; `rows` picks along the first axes."""
         values = self.values if rows is None else self.values[rows]
-        place = np.clip((values <= target).sum(axis=-1) - 1, 0, len(WEIGHTS) - 2)  # (...)
-        left = np.take_along_axis(values, place[..., None], -1)[..., 0].astype(np.float64)
-        right = np.take_along_axis(values, place[..., None] + 1, -1)[..., 0].astype(np.float64)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            part = np.where(right > left, (target - left) / (right - left), 1.0)
-        weight: FloatArray = WEIGHTS[place] + np.clip(part, 0.0, 1.0) * (WEIGHTS[place + 1] - WEIGHTS[place])
-        return weight
+        found: FloatArray = self._weights(values, np.array([radius]))[..., 0].numpy()
+        return found
+
+    def mean_gains(self, radii: FloatArray, gains: FloatArray) -> FloatArray:
+        """The mean over rows of λ(β)·gain for many radii at once: (R,) from gains of the shape of the rows."""
+        values, each = self.values.reshape(-1, len(WEIGHTS)), torch.from_numpy(gains.reshape(-1))
+        total = torch.zeros(len(radii), dtype=torch.float64)
+        for start in range(0, len(values), _ROWS_AT_ONCE):
+            some = slice(start, start + _ROWS_AT_ONCE)
+            total += each[some] @ self._weights(values[some], radii)
+        mean: FloatArray = (total / len(values)).numpy()
+        return mean
+
+    def _weights(self, values: NDArray[np.float32], radii: FloatArray) -> Tensor:
+        """Rows (..., J) and radii (R,) → λ (..., R) float64."""
+        exponents = np.minimum((self.order - 1) * radii, min(_LARGEST_TARGET / self.order, _LARGEST_ROOT))
+        target = torch.from_numpy(np.expm1(exponents) * (1.0 - 1e-12))
+        flat = torch.from_numpy(np.ascontiguousarray(values.reshape(-1, len(WEIGHTS))))  # (r, J)
+        goals = (
+            target.float().expand(len(flat), -1).contiguous()
+        )  # in float32, as the values: they are an ulp too large
+        place = torch.searchsorted(flat, goals, right=True).sub_(1).clamp_(0, len(WEIGHTS) - 2)  # (r, R)
+        left, right = flat.gather(1, place).double(), flat.gather(1, place + 1).double()
+        part = ((target - left) / (right - left)).clamp_(0.0, 1.0)
+        part = torch.where(right > left, part, 1.0)
+        weight = torch.from_numpy(WEIGHTS)[place] + part * torch.from_numpy(np.diff(WEIGHTS))[place]
+        return weight.reshape(*values.shape[:-1], len(radii))
 
 
 def tabulate(weights: Tensor, orders: Sequence[int]) -> list[DivergenceTable]:
@@ -126,8 +147,10 @@ def tabulate(weights: Tensor, orders: Sequence[int]) -> list[DivergenceTable]:
     tables = []
     for order in map(check_whole_order, orders):
         forward, backward = (weights @ torch.from_numpy(_powers(order, b)).to(weights.device) for b in (False, True))
-        excess = torch.maximum(forward, backward).cpu().numpy()  # S − 1
-        root = np.expm1(np.log1p(np.maximum(excess, 0.0) * (1.0 + _ROUNDING) + _ROUNDING * WEIGHTS) / order)
-        rising = np.minimum(np.maximum.accumulate(root, axis=-1), np.finfo(np.float32).max)
-        tables.append(DivergenceTable(order, np.nextafter(rising.astype(np.float32), np.float32(np.inf))))
+        excess = torch.maximum(forward, backward).clamp_min(0.0)  # S − 1
+        grid = torch.from_numpy(WEIGHTS).to(weights.device)
+        root = torch.expm1(torch.log1p(excess * (1.0 + _ROUNDING) + _ROUNDING * grid) / order)
+        rising = root.cummax(-1).values.clamp_max(torch.finfo(torch.float32).max).float()
+        upward = torch.nextafter(rising, torch.full_like(rising, math.inf))
+        tables.append(DivergenceTable(order, upward.cpu().numpy()))
     return tables

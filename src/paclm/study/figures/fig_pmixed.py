@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from paclm.study.figure import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, Figure
+from paclm.study.figures.fig_releases import looks_of
 from paclm.study.results import Result, Row
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ _EPSILON = 1.0
 _PAC = {"gaussian": (BLUE, "o"), "plurality": (SKY, "s"), "mixture": (GREEN, "^"), "channel": (PINK, "v")}
 _PMIXED = {"generous": (ORANGE, "D"), "rigorous": (RED, "X"), "strict": (GREY, "P")}
 _FLOOR = 1e-3
+_ASIDE = 1.06
 
 
 def draw(results: Mapping[str, Result]) -> Canvas:
@@ -23,20 +25,22 @@ def draw(results: Mapping[str, Result]) -> Canvas:
 
     result = results["pmixed"]
     canvas, (left, right) = plt.subplots(1, 2, figsize=(7.2, 2.9), layout="constrained")
+    looks = looks_of((row["release"] for row in result.select(kind="pac")), _PAC)
     curves = [
-        (f"PAC, {name}", result.select(kind="pac", epsilon=_EPSILON, release=name), look) for name, look in _PAC.items()
+        (f"PAC, {name}", result.select(kind="pac", epsilon=_EPSILON, release=name), look)
+        for name, look in looks.items()
     ] + [
         (f"PMixED, {name}", result.select(kind="matched", epsilon=_EPSILON, reading=name, is_selected=True), look)
         for name, look in _PMIXED.items()
     ]
-    for label, rows, (color, marker) in curves:
-        horizon = [row["queries"] for row in rows]
-        style: dict[str, Any] = {"color": color, "marker": marker, "capsize": 2}
-        left.errorbar(
-            horizon, [row["accuracy"] for row in rows], [row["stderr"] or 0.0 for row in rows], label=label, **style
-        )
-        shares = [max(row["headroom"] or 0.0, _FLOOR) for row in rows]
-        right.errorbar(horizon, shares, [row["headroom_stderr"] or 0.0 for row in rows], **style)
+    for number, (label, rows, (color, marker)) in enumerate(curves):
+        style: dict[str, Any] = {"color": color, "marker": marker, "capsize": 2, "elinewidth": 0.7}
+        aside = _ASIDE ** (number - (len(curves) - 1) / 2)  # bars beside each other, not one behind another
+        left.errorbar(*_points(rows, "accuracy", "stderr", aside), label=label, **style)
+        known = [row for row in rows if row["headroom"] is not None]
+        if known:
+            x, shares, errors = _points(known, "headroom", "headroom_stderr", aside)
+            right.errorbar(x, [max(share, _FLOOR) for share in shares], errors, **style)
     for value, said in _references(result):
         left.axhline(value, color=GREY, linewidth=0.8, linestyle="--")
         left.annotate(said, (0.99, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=6)
@@ -46,6 +50,15 @@ def draw(results: Mapping[str, Result]) -> Canvas:
     canvas.legend(loc="outside lower center", ncols=4, fontsize=7)
     plt.close(canvas)
     return canvas
+
+
+def _points(rows: list[Row], value: str, error: str, aside: float) -> tuple[list[float], list[float], list[float]]:
+    """Horizons a little aside, values, and errors."""
+    return (
+        [aside * row["queries"] for row in rows],
+        [row[value] for row in rows],
+        [row[error] or 0.0 for row in rows],
+    )
 
 
 def _references(result: Result) -> list[tuple[float, str]]:
@@ -63,7 +76,8 @@ def _references(result: Result) -> list[tuple[float, str]]:
 FIGURE = Figure(
     "fig:pmixed",
     "PAC and PMixED at a matched bound on membership inference (ε = 1), on the same records and test text. At every "
-    "horizon PMixED takes the best N, order and sampling rate of its own search. (b) is floored at 0.1 %.",
+    "horizon PMixED takes the best N, order and sampling rate of its own search. Bars: one standard error over "
+    "passages of the text. (b) is floored at 0.1 %, and empty where the ceiling lies below the public model.",
     ("pmixed",),
     draw,
 )

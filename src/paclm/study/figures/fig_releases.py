@@ -12,15 +12,17 @@ from paclm.study.results import Result
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
+Look = tuple[str, str]
 _LOOKS = {"gaussian": (BLUE, "o"), "channel": (ORANGE, "s"), "plurality": (GREEN, "D"), "mixture": (RED, "^")}
 _SPARE = [(color, marker) for marker in "vP*X<>" for color in (PINK, SKY, GREY)]
 """For releases that were added; after these they repeat."""
 
 
-def looks_of(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+def looks_of(names: Iterable[str], known: Mapping[str, Look] = _LOOKS) -> dict[str, Look]:
     """Colour and marker of every release: the four have their own, others a spare one, in their order."""
-    others = [name for name in dict.fromkeys(names) if name not in _LOOKS]
-    return _LOOKS | dict(zip(others, cycle(_SPARE), strict=False))
+    others = [name for name in dict.fromkeys(names) if name not in known]
+    spare = [look for look in _SPARE if look not in known.values()]
+    return {**known, **dict(zip(others, cycle(spare), strict=False))}
 
 
 def draw(results: Mapping[str, Result]) -> Canvas:

@@ -15,20 +15,21 @@ from paclm.config import format_budget
 from paclm.privacy.arrays import FloatArray, IntArray
 from paclm.privacy.randomness import Coins
 from paclm.privacy.releases import rule_named
+from paclm.study.decoding import Decoding
 from paclm.study.history import Arrays, join_sessions
 from paclm.study.lab import Lab
 from paclm.study.quality import measure_text, public_surprise
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
-from paclm.study.serving import EngineStreams, Voting, begin, continue_alone, draw_secrets, engine_for, play
+from paclm.study.serving import EngineStreams, begin, continue_alone, draw_secrets, engine_for, play
 from paclm.study.statistics import clustered_mean
 
 VARIANTS = (
-    Voting("greedy", 0.0),
-    Voting("Gumbel, τ = 1.0", 1.0),
-    Voting("Gumbel, τ = 0.8", 0.8),
-    Voting("hybrid, β ≥ 0.9", 1.0, "hybrid"),
-    Voting("independent", 1.0, "independent"),
+    Decoding("greedy", 0.0),
+    Decoding("Gumbel, τ = 1.0", 1.0),
+    Decoding("Gumbel, τ = 0.8", 0.8),
+    Decoding("hybrid, β ≥ 0.9", 1.0, coupling="hybrid"),
+    Decoding("independent", 1.0, coupling="independent"),
 )
 NOTES = [
     "Prompts, worlds, noise seeds and coins are paired across rules and budgets; the texts part as soon as a token "
@@ -58,12 +59,12 @@ class Ablation:
         self._seed = lab.seed_for("ablation", "noise")  # one for all budgets: paired
         self._secrets = draw_secrets(lab.num_worlds, self._seed, scale.trials)
 
-    def play(self, voting: Voting) -> Arrays:
+    def play(self, decoding: Decoding) -> Arrays:
         """The columns of `Played` (budgets · trials, T), budget by budget."""
         lab, scale = self.lab, self.scale
         count = len(scale.budgets) * scale.trials
         engine, together = engine_for(lab, sequences=count, context=self.context)
-        advance = lab.start_task(f"ablation, {voting.name}", count * scale.length)
+        advance = lab.start_task(f"ablation, {decoding.name}", count * scale.length)
         done = []
         for rows in (range(start, min(start + together, count)) for start in range(0, count, together)):
             places = [divmod(row, scale.trials) for row in rows]  # budget and trial
@@ -75,7 +76,7 @@ class Ablation:
                     rule = rule_named("gaussian")
                     sessions.append(begin(lab.num_worlds, rule, per_token, self._seed, own[0], secrets))
             trials = [trial for _, trial in places]
-            streams = EngineStreams(engine, voting, self._coins(trials))
+            streams = EngineStreams(engine, decoding, self._coins(trials))
             prompts = [self.prompts[trial] for trial in trials]
             done.append(play(streams, prompts, sessions, scale.length, advance=advance).arrays())
         return join_sessions(done)
@@ -83,7 +84,7 @@ class Ablation:
     def reference(self, temperature: float) -> FloatArray:
         """What the full-corpus model's own text scores under the public model: (trials, T)."""
         engine = self.lab.engine("full", sequences=self.scale.trials, context=self.context)
-        streams = EngineStreams(engine, Voting("full", temperature), self._coins(range(self.scale.trials)))
+        streams = EngineStreams(engine, Decoding("full", temperature), self._coins(range(self.scale.trials)))
         tokens = continue_alone(streams, self.prompts, self.scale.length, lambda panel: panel.worlds[:, 0])
         return self.surprise(tokens)
 
@@ -101,19 +102,18 @@ def run(lab: Lab, scale: AblationScale) -> Findings:
     ablation = Ablation(lab, scale)
     parts = lab.parts("ablation", [asdict(scale), ablation.prompts])
     played = [
-        parts.arrays(f"ablation-{number}", partial(ablation.play, voting)) for number, voting in enumerate(VARIANTS)
+        parts.arrays(f"ablation-{number}", partial(ablation.play, decoding)) for number, decoding in enumerate(VARIANTS)
     ]
-    references = {tau: ablation.reference(tau) for tau in sorted({voting.temperature for voting in VARIANTS})}
+    references = {tau: ablation.reference(tau) for tau in sorted({decoding.temperature for decoding in VARIANTS})}
     rows: list[Row] = []
-    for voting, arrays in zip(VARIANTS, played, strict=True):
+    for decoding, arrays in zip(VARIANTS, played, strict=True):
         for b, per_token in enumerate(scale.budgets):
             own = slice(b * scale.trials, (b + 1) * scale.trials)
             tokens, distinct = arrays["tokens"][own], arrays["distinct"][own]
-            rng = lab.rng("ablation", "bootstrap", voting.name, per_token)
-            text = measure_text(tokens, ablation.surprise(tokens), references[voting.temperature], rng)
-            row: Row = {"variant": voting.name, "budget": format_budget(per_token), "trials": scale.trials}
+            rng = lab.rng("ablation", "bootstrap", decoding.name, per_token)
+            text = measure_text(tokens, ablation.surprise(tokens), references[decoding.temperature], rng)
+            row: Row = {"variant": decoding.name, "budget": format_budget(per_token), "trials": scale.trials}
             rows.append(row | depth_of_dissent(distinct, rng) | text)
-    parts.clear()
     return Findings(rows, NOTES)
 
 

@@ -13,12 +13,13 @@ import numpy as np
 
 from paclm.config import format_budget
 from paclm.privacy.releases import rule_named
+from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.statistics import clustered_mean, retained_gain
 from paclm.study.streams import play_fresh
-from paclm.study.textvotes import GREEDY, GUMBEL, Decoding, TextVotes
+from paclm.study.textvotes import TextVotes
 
 BUDGETS = tuple(2.0**-n for n in range(4, 33, 4))
 WHY_SHARES_DIFFER = (
@@ -40,7 +41,7 @@ class AccuracyScale:
 
 def run(lab: Lab, scale: AccuracyScale) -> Findings:
     """Every budget, both decoders."""
-    decodings = (GREEDY, Decoding(GUMBEL.name, GUMBEL.temperature, scale.gumbel_draws))
+    decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))
     rows = []
     for name, votes in lab.text_votes(scale.positions, decodings).items():
         advance = lab.start_task(f"accuracy, {name}", len(BUDGETS + FOOTNOTE) + 1)

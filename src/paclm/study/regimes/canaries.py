@@ -31,11 +31,11 @@ from paclm.study.canaries import (
     planted_canaries,
     trigger_votes,
 )
+from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.lab import Lab
 from paclm.study.likelihood import score_targets
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
-from paclm.study.textvotes import GREEDY, GUMBEL, Decoding
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Engine

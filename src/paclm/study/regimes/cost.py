@@ -23,10 +23,10 @@ from paclm.privacy.accounting import units_up
 from paclm.privacy.arrays import IntArray
 from paclm.privacy.randomness import Coins, ResearchNoise
 from paclm.privacy.releases import rule_named
+from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
-from paclm.study.textvotes import GREEDY, GUMBEL, Decoding
 from paclm.worlds.layout import LEDGER_FILE
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class CostScale:
 def run(lab: Lab, scale: CostScale) -> Findings:
     """Engines, mechanism and ledger, one after another."""
     advance = lab.start_task("cost", len(scale.batches) + 3)
-    decodings = (GREEDY, Decoding(GUMBEL.name, GUMBEL.temperature, scale.gumbel_draws))  # as accuracy asks: shared
+    decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))  # as accuracy asks: shared
     votes = lab.text_votes(scale.positions, decodings)[GUMBEL.name].recorded.votes
     mechanism = _time_mechanism(lab, votes)
     advance(1)

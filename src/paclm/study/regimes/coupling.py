@@ -14,12 +14,15 @@ from functools import partial
 import numpy as np
 
 from paclm.privacy.releases import rule_named
+from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
+from paclm.study.serving import count_distinct
 from paclm.study.statistics import clustered_mean, retained_gain
 from paclm.study.streams import play_fresh
-from paclm.study.textvotes import GREEDY, GUMBEL, Decoding, TextVotes, collect_votes
+from paclm.study.textvotes import TextVotes, collect_votes
+from paclm.worlds.layout import adapters_file
 
 PER_TOKEN = 2.0**-32
 
@@ -37,7 +40,7 @@ class CouplingScale:
 
 def run(lab: Lab, scale: CouplingScale) -> Findings:
     """Both ways of training, both decoders."""
-    decodings = (GREEDY, Decoding(GUMBEL.name, GUMBEL.temperature, scale.gumbel_draws))
+    decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))
     coupled = lab.text_votes(scale.positions, decodings)
     uncoupled = lab.named("uncoupled")
     lab.ensure(uncoupled)
@@ -50,12 +53,12 @@ def run(lab: Lab, scale: CouplingScale) -> Findings:
             for name, own in votes.items()
         ]
 
-    parts = lab.parts("coupling", asdict(scale))
+    trained = lab.workspace.manifest.adapters[adapters_file(uncoupled)]["sha256"]
+    parts = lab.parts("coupling", [asdict(scale), trained])
     rows = parts.rows("votes", make)
     for way, adapters in (("coupled", lab.worlds_name), ("uncoupled", uncoupled)):
         found = parts.rows(way, partial(_ceiling, lab, scale, adapters))
         rows += [{"training": way, **row} for row in found]
-    parts.clear()
     return Findings(rows, [])
 
 
@@ -71,7 +74,7 @@ def _figures(lab: Lab, votes: TextVotes) -> Row:
     seed = lab.seed_for("coupling", "noise")
     (stream,) = play_fresh(recorded, rule_named("gaussian"), PER_TOKEN, 1, recorded.num_positions, seed)
     is_dissent = recorded.is_dissent
-    distinct = np.array([len(set(row.tolist())) for row in recorded.votes[is_dissent]])
+    distinct = count_distinct(recorded.votes[is_dissent])
     row: Row = {
         "distinct_given_dissent": float(distinct.mean()) if distinct.size else None,
         "distinct_p95": float(np.percentile(distinct, 95)) if distinct.size else None,

@@ -17,12 +17,13 @@ from paclm.config import format_budget
 from paclm.privacy.arrays import BoolArray, FloatArray, IntArray
 from paclm.privacy.leak import Estimate
 from paclm.privacy.releases import rule_named
+from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Advance, Lab
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.statistics import clustered_mean
 from paclm.study.streams import play_fresh
-from paclm.study.textvotes import GREEDY, GUMBEL, Decoding, TextVotes
+from paclm.study.textvotes import TextVotes
 
 BUDGETS = tuple(2.0**-n for n in range(4, 33, 4))
 
@@ -55,7 +56,7 @@ class _Ground:
 
 def run(lab: Lab, scale: FlatnessScale) -> Findings:
     """Every budget, both decoders."""
-    decodings = (GREEDY, Decoding(GUMBEL.name, GUMBEL.temperature, scale.draws))
+    decodings = (GREEDY, GUMBEL.times(scale.draws))
     rows: list[Row] = []
     for name, votes in lab.text_votes(scale.positions, decodings, with_full=False).items():
         passes = scale.draws if name == GREEDY.name else 1

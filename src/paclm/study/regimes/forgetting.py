@@ -17,11 +17,12 @@ from paclm.privacy import gaussian
 from paclm.privacy.arrays import FloatArray
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
 from paclm.privacy.releases import Rule
+from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.streams import play_sessions
-from paclm.study.textvotes import GREEDY, GUMBEL, Decoding, TextVotes
+from paclm.study.textvotes import TextVotes
 
 CURATORS = {
     "tracking": Rule("gaussian", gaussian.release, reads_secret=True),
@@ -42,7 +43,7 @@ class ForgettingScale:
 
 def run(lab: Lab, scale: ForgettingScale) -> Findings:
     """Both curators at every budget and horizon."""
-    decodings = (GREEDY, Decoding(GUMBEL.name, GUMBEL.temperature, scale.gumbel_draws))  # as accuracy asks: shared
+    decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))  # as accuracy asks: shared
     votes = lab.text_votes(scale.positions, decodings)[GUMBEL.name]
     cells = [(b, t, c) for b in scale.budgets for t in scale.horizons for c in CURATORS]
     advance = lab.start_task("forgetting", len(cells))
@@ -52,7 +53,6 @@ def run(lab: Lab, scale: ForgettingScale) -> Findings:
         name = f"forgetting-{format_budget(per_token)}-{tokens}-{curator}"
         rows += parts.rows(name, partial(_rows, lab, scale, votes, per_token, tokens, curator))
         advance(1)
-    parts.clear()
     return Findings(rows, [])
 
 

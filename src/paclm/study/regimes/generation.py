@@ -17,16 +17,14 @@ from paclm.privacy.arrays import FloatArray, IntArray
 from paclm.privacy.leak import mean_and_stderr
 from paclm.privacy.randomness import Coins
 from paclm.privacy.releases import rule_named
+from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.history import Arrays, join_sessions
 from paclm.study.lab import Lab
 from paclm.study.quality import measure_text, public_surprise
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.serving import (
-    GREEDY,
-    GUMBEL,
     EngineStreams,
-    Voting,
     begin,
     continue_alone,
     draw_secrets,
@@ -66,27 +64,27 @@ class Generation:
         """The same for everyone who continues prompt i."""
         return [Coins(self.lab.seed_for("generation", "coins", i)) for i in rows]
 
-    def private(self, voting: Voting, per_token: float) -> Arrays:
+    def private(self, decoding: Decoding, per_token: float) -> Arrays:
         """What the mechanism makes of the prompts: the columns of `Played`, (n, T)."""
         lab, n = self.lab, self.scale.sequences
         engine, together = engine_for(lab, sequences=min(n, self.scale.together), context=self.context)
         seed = lab.seed_for("generation", "noise", per_token)
         secrets = draw_secrets(lab.num_worlds, seed, n)
-        advance = lab.start_task(f"generate, {voting.name} at {format_budget(per_token)}", n * self.longest)
+        advance = lab.start_task(f"generate, {decoding.name} at {format_budget(per_token)}", n * self.longest)
         done = []
         for start in range(0, n, together):
             rows = range(start, min(start + together, n))
             own = secrets[rows.start : rows.stop]
             sessions = [begin(lab.num_worlds, rule_named("gaussian"), per_token, seed, start, own)]
-            streams = EngineStreams(engine, voting, self.coins(rows))
+            streams = EngineStreams(engine, decoding, self.coins(rows))
             prompts = self.prompts[rows.start : rows.stop]
             done.append(play(streams, prompts, sessions, self.longest, advance=advance).arrays())
         return join_sessions(done)
 
-    def alone(self, source: str, voting: Voting) -> IntArray:
+    def alone(self, source: str, decoding: Decoding) -> IntArray:
         """Tokens (n, T) of the public model or of the full-corpus adapter."""
         engine = self.lab.engine("full", sequences=self.scale.sequences, context=self.context)
-        streams = EngineStreams(engine, voting, self.coins(range(self.scale.sequences)))
+        streams = EngineStreams(engine, decoding, self.coins(range(self.scale.sequences)))
         is_public = source == "public"
         return continue_alone(
             streams, self.prompts, self.longest, lambda panel: panel.public if is_public else panel.worlds[:, 0]
@@ -103,31 +101,30 @@ def run(lab: Lab, scale: GenerationScale) -> Findings:
     generation = Generation(lab, scale)
     parts = lab.parts("generation", [asdict(scale), generation.prompts])
     private = {
-        (voting, per_token): parts.arrays(
-            f"generation-{voting.name}-{format_budget(per_token)}",
-            partial(generation.private, voting, per_token),
+        (decoding, per_token): parts.arrays(
+            f"generation-{decoding.name}-{format_budget(per_token)}",
+            partial(generation.private, decoding, per_token),
         )
-        for voting, per_token in PRIVATE
+        for decoding, per_token in PRIVATE
     }
     rows: list[Row] = []
     references: dict[str, FloatArray] = {}  # by decoder: what the full-corpus model's own text scores
-    for voting in (GREEDY, GUMBEL):
+    for decoding in (GREEDY, GUMBEL):
         for source in ("full", "public"):
-            tokens = generation.alone(source, voting)
+            tokens = generation.alone(source, decoding)
             surprise = generation.surprise(generation.prompts, tokens)
-            references.setdefault(voting.name, surprise)
-            rows += _rows(lab, scale, source, voting.name, None, tokens, surprise, references[voting.name])
-    for (voting, per_token), played in private.items():
+            references.setdefault(decoding.name, surprise)
+            rows += _rows(lab, scale, source, decoding.name, None, tokens, surprise, references[decoding.name])
+    for (decoding, per_token), played in private.items():
         surprise = generation.surprise(generation.prompts, played["tokens"])
         found = _rows(
-            lab, scale, "private", voting.name, per_token, played["tokens"], surprise, references[voting.name]
+            lab, scale, "private", decoding.name, per_token, played["tokens"], surprise, references[decoding.name]
         )
         for row in found:
             unanimous = (played["distinct"][:, : row["length"]] == 1).mean(axis=1)
             row["unanimity"], row["unanimity_stderr"] = mean_and_stderr(unanimous)
         rows += found
     human, notes = _human(generation)
-    parts.clear()
     return Findings(rows + human, NOTES + notes)
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from paclm.privacy.arrays import FloatArray
+from paclm.privacy.leak import mean_and_stderr
 from paclm.study.baselines.comparison import pac_rows
 from paclm.study.baselines.digest import Digest, make_digest
 from paclm.study.baselines.distributions import text_distributions
@@ -25,7 +27,7 @@ from paclm.study.baselines.worst_case import worst_loss
 from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
-from paclm.study.statistics import cluster_bootstrap
+from paclm.study.statistics import cluster_bootstrap, clustered_mean, retained_gain
 from paclm.worlds.layout import adapters_file
 
 DELTA = 1e-5
@@ -53,7 +55,7 @@ class PMixedScale:
     orders: tuple[int, ...] = ORDERS
     rates: tuple[float, ...] = RATES
     draws: int = 16
-    """Of the shard models that take part, at every position; the errors of PMixED are over these."""
+    """Of the shard models that take part, at every position."""
     gumbel_draws: int = 2
     passes: int = 8
     """Secrets and noise of PAC per vote."""
@@ -82,30 +84,30 @@ def _of_ensemble(lab: Lab, scale: PMixedScale, num_shards: int, entry: dict[str,
     engine = lab.engine(f"shards-{num_shards}")
     rng = lab.rng("pmixed", num_shards, "neighbours")
     queries = min(scale.neighbour_queries, sum(passage.num_scored for passage in passages))
-    others = Neighbours(queries, scale.epsilons[0], DELTA, num_shards, rng)
-    advance = lab.start_task(f"distributions of {num_shards} shard models", sum(p.num_scored for p in passages))
     is_last = num_shards == scale.shard_counts[-1]
+    others = Neighbours(queries, scale.epsilons[0], DELTA, num_shards, rng) if is_last else None
+    advance = lab.start_task(f"distributions of {num_shards} shard models", sum(p.num_scored for p in passages))
 
     def see(part: Any) -> None:
-        if is_last:
+        if others is not None:
             others.see(part)
         advance(part.num_positions)
 
     digest = make_digest(text_distributions(engine, passages), scale.orders, see)
     rows = [_ensemble_row(digest, entry), _validation(lab, digest)]
     targets = [Target(t, e, DELTA, r) for e in scale.epsilons for t in scale.horizons for r in READINGS]
-    near = [Target(queries, scale.epsilons[0], DELTA, r) for r in READINGS] if is_last else []
+    near = [Target(queries, scale.epsilons[0], DELTA, r) for r in READINGS] if others is not None else []
     choices = choose(digest, [*targets, *near], scale.orders, scale.rates)
     advance = lab.start_task(f"PMixED, {num_shards} shard models", len(targets))
     for target, choice in zip(targets, choices, strict=False):
         rows.append(_matched(lab, scale, digest, target, choice))
         advance(1)
-    if is_last:
+    if others is not None:
         for target, choice in zip(near, choices[len(targets) :], strict=True):
             rows.append(_near(lab, digest, target, choice))
         for outcome in others.outcomes():
             row = {"method": outcome.method, "guarantee": outcome.guarantee, "epsilon": outcome.epsilon}
-            rows.append(row | _near_figures(digest, outcome.truth, outcome.private_share))
+            rows.append(row | _near_figures(lab, digest, outcome.truth, outcome.private_share))
     return rows
 
 
@@ -132,6 +134,9 @@ def _validation(lab: Lab, digest: Digest) -> Row:
     played = play(digest, settings, lab.rng("pmixed", "validation"))
     gain = played.truth - digest.truth_public
     spread = cluster_bootstrap(gain, digest.passage, lab.rng("pmixed", "bootstrap"))
+    headroom = retained_gain(
+        played.truth, digest.truth_public, digest.ceiling(), digest.passage, lab.rng("pmixed", "headroom")
+    )
     low, high = np.quantile(spread, [0.025, 0.975])
     least = min(float(played.truth.min()), float(digest.truth_public.min()))
     return {
@@ -146,7 +151,8 @@ def _validation(lab: Lab, digest: Digest) -> Row:
         "gain_low": low,
         "gain_high": high,
         "mean_weight": played.mean_weight,
-        "headroom": _share(gain.mean(), digest.ceiling().mean() - digest.truth_public.mean()),
+        "headroom": headroom.mean if headroom else None,
+        "headroom_stderr": headroom.stderr if headroom else None,
         "least_probability": least,
         "is_at_floor": least <= float(np.finfo(np.float32).tiny),
     }
@@ -157,10 +163,7 @@ def _matched(lab: Lab, scale: PMixedScale, digest: Digest, target: Target, choic
     names = ("pmixed", digest.num_shards, target.queries, target.epsilon, target.reading)
     draws = 1 if settings.rate == 1.0 else scale.draws
     played = [play(digest, settings, lab.rng(*names, draw)) for draw in range(draws)]
-    accuracies = np.array([one.truth.mean() for one in played])
     insides = np.array([one.inside.mean() for one in played])
-    stderr = float(accuracies.std(ddof=1) / np.sqrt(draws)) if draws > 1 else 0.0
-    public, ceiling = digest.truth_public.mean(), digest.ceiling().mean()
     public_inside = digest.public_inside().mean()
     weights = [one.mean_weight for one in played if np.isfinite(one.mean_weight)]
     return {
@@ -177,12 +180,8 @@ def _matched(lab: Lab, scale: PMixedScale, digest: Digest, target: Target, choic
         "empty": np.mean([one.empty for one in played]),
         "empty_expected": (1.0 - settings.rate) ** digest.num_shards,
         "mean_weight": float(np.mean(weights)) if weights else None,
-        "accuracy": accuracies.mean(),
-        "stderr": stderr,
-        "accuracy_public": public,
-        "accuracy_ceiling": ceiling,
-        "headroom": _share(accuracies.mean() - public, ceiling - public),
-        "headroom_stderr": _share(stderr, abs(ceiling - public)),
+        **_figures(digest, np.mean([one.truth for one in played], axis=0), lab.rng(*names, "bootstrap")),
+        "stderr_of_draws": mean_and_stderr([one.truth.mean() for one in played]).stderr if draws > 1 else 0.0,
         "accuracy_inside": insides.mean(),
         "headroom_inside": _share(insides.mean() - public_inside, digest.ceiling_inside().mean() - public_inside),
         "perplexity": _perplexity(np.concatenate([one.truth for one in played])),
@@ -218,20 +217,32 @@ def _near(lab: Lab, digest: Digest, target: Target, choice: Choice) -> Row:
     draws = [play(digest, choice.settings, lab.rng("pmixed", "near", target.reading, i)) for i in range(16)]
     truth = np.mean([one.truth[: target.queries] for one in draws], axis=0)
     row = {"method": f"PMixED, {target.reading}", "guarantee": choice.settings.guarantee, "epsilon": target.epsilon}
-    return row | _near_figures(digest, truth, 1.0 - float(np.mean([one.empty for one in draws])))
+    return row | _near_figures(lab, digest, truth, 1.0 - float(np.mean([one.empty for one in draws])))
 
 
-def _near_figures(digest: Digest, truth: Any, private_share: float) -> Row:
-    public, ceiling = digest.truth_public[: len(truth)].mean(), digest.ceiling()[: len(truth)].mean()
+def _near_figures(lab: Lab, digest: Digest, truth: FloatArray, private_share: float) -> Row:
     return {
         "kind": "neighbour",
         "num_shards": digest.num_shards,
         "queries": len(truth),
-        "accuracy": truth.mean(),
-        "accuracy_public": public,
-        "accuracy_ceiling": ceiling,
-        "headroom": _share(truth.mean() - public, ceiling - public),
+        **_figures(digest, truth, lab.rng("pmixed", "near", "bootstrap")),
         "private_share": private_share,
+    }
+
+
+def _figures(digest: Digest, truth: FloatArray, rng: np.random.Generator) -> Row:
+    """How likely the true token is at the first positions, (n,), and the share of the ceiling; errors over passages."""
+    n = len(truth)
+    public, ceiling, passage = digest.truth_public[:n], digest.ceiling()[:n], digest.passage[:n]
+    accuracy, stderr = clustered_mean(truth, passage, rng)
+    headroom = retained_gain(truth, public, ceiling, passage, rng)
+    return {
+        "accuracy": accuracy,
+        "stderr": stderr,
+        "accuracy_public": public.mean(),
+        "accuracy_ceiling": ceiling.mean(),
+        "headroom": headroom.mean if headroom else None,
+        "headroom_stderr": headroom.stderr if headroom else None,
     }
 
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result
 from paclm.study.statistics import clustered_mean
-from paclm.study.textvotes import GREEDY, GUMBEL, TextVotes
+from paclm.study.textvotes import TextVotes
 
 TOLERANCE = 0.005
 """Half a point: the most by which unanimity and accuracy may differ."""

@@ -18,12 +18,13 @@ from paclm.privacy.bounds import nats_for
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
 from paclm.privacy.planner import plan
 from paclm.privacy.releases import RULES, Rule
+from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.statistics import clustered_mean, retained_gain
 from paclm.study.streams import Stream, play_sessions
-from paclm.study.textvotes import GREEDY, GUMBEL, Decoding, TextVotes
+from paclm.study.textvotes import TextVotes
 
 BUDGETS = tuple(2.0**-n for n in (4, 8, 12, 16, 24, 32))
 _KNOWN = ("gaussian", "plurality", "mixture", "channel")
@@ -48,7 +49,7 @@ class ReleasesScale:
 
 def run(lab: Lab, scale: ReleasesScale) -> Findings:
     """Every release at every budget; those that never read the secret have none."""
-    decodings = (GREEDY, Decoding(GUMBEL.name, GUMBEL.temperature, scale.gumbel_draws))  # as accuracy asks: shared
+    decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))  # as accuracy asks: shared
     votes = lab.text_votes(scale.positions, decodings)[GUMBEL.name]
     parts = lab.parts("releases", [asdict(scale), votes.recorded.digest])
     cells = [(rule, b) for rule in RULES.values() for b in (BUDGETS if rule.reads_secret else BUDGETS[:1])]
@@ -59,7 +60,6 @@ def run(lab: Lab, scale: ReleasesScale) -> Findings:
         name = f"releases-{rule.name}-{format_budget(per_token)}"
         rows += parts.rows(name, partial(_rows, lab, scale, votes, paper, rule, per_token))
         advance(1)
-    parts.clear()
     return Findings(rows, [RARE])
 
 

@@ -19,12 +19,13 @@ from paclm.privacy.arrays import FloatArray, IntArray
 from paclm.privacy.belief import uniform_belief
 from paclm.privacy.randomness import Coins
 from paclm.privacy.releases import rule_named
+from paclm.study.decoding import GUMBEL
 from paclm.study.history import Arrays, History, Lane, follow_up, join_queries, join_sessions, measure, play_queries
 from paclm.study.lab import Advance, Lab
 from paclm.study.parts import Parts
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
-from paclm.study.serving import GUMBEL, EngineStreams, draw_secrets, engine_for
+from paclm.study.serving import EngineStreams, draw_secrets, engine_for
 from paclm.study.violations import describe_excess
 
 if TYPE_CHECKING:
@@ -145,7 +146,6 @@ def run(lab: Lab, scale: SessionScale) -> Findings:
     for history, truth in sessions.histories(sessions.play(engine, together)):
         for before, horizon in zip((0, *scale.horizons), scale.horizons, strict=False):
             rows.append(measure(history, horizon, lab.membership) | follow_up(history, truth, before, horizon))
-    sessions.parts(together).clear()
     return Findings(rows, NOTES)
 
 

@@ -18,23 +18,24 @@ import numpy as np
 from paclm.config import format_budget
 from paclm.privacy.accounting import Account
 from paclm.privacy.arrays import FloatArray, IntArray
-from paclm.privacy.bounds import success_bound
+from paclm.privacy.bounds import round_up, success_bound
 from paclm.privacy.leak import mean_and_stderr
 from paclm.privacy.randomness import Coins
 from paclm.privacy.releases import rule_named
 from paclm.study.attacks import guesses_right
+from paclm.study.decoding import GREEDY
 from paclm.study.history import Arrays, join_sessions
 from paclm.study.lab import Advance, Lab
 from paclm.study.parts import Parts
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
-from paclm.study.serving import GREEDY, EngineStreams, begin, draw_secrets, engine_for, play
+from paclm.study.serving import EngineStreams, begin, draw_secrets, engine_for, play
 from paclm.study.violations import ENOUGH, FALSE_ALARMS, break_ties, is_violation, p_of_hits, p_of_mean
 
 NOTES = [
     "The attacks read the curator's own belief, more than any user sees: an upper envelope.",
     "Lengths of one budget share trials: a shorter length is the beginning of longer sequences.",
-    "Unanimity rises with the length because greedy text falls into loops, not because of the mechanism.",
+    "Where unanimity rises with the length, greedy text falls into loops: that is no merit of the mechanism.",
 ]
 
 
@@ -179,12 +180,11 @@ def run(lab: Lab, scale: SweepScale) -> Findings:
     for (b, nominal), (beliefs, distinct) in cells.items():
         rows.append(measure(lab, scale, nominal, scale.budgets[b], beliefs, distinct, sweep.secrets[b], len(cells)))
     rows.sort(key=lambda row: (row["length"], -row["per_token_nats"]))
-    sweep.parts.clear()
     looks = 2 * len(rows)
     allowed = (
         f"A cell counts as a violation when its one-sided p-value is under {FALSE_ALARMS} ÷ {looks} looks (two attacks "
-        f"in {len(rows)} cells): with no bound broken, all of them together raise a false alarm with probability "
-        f"{FALSE_ALARMS:.0%} at most."
+        f"in {len(rows)} cells, every collection by itself): with no bound broken, all of them together raise a false "
+        f"alarm with probability {FALSE_ALARMS:.0%} at most."
     )
     return Findings(rows, [*NOTES, allowed])
 
@@ -224,7 +224,28 @@ def measure(
 
 def describe(result: Result) -> list[str]:
     """What the numbers show."""
+    collections = sorted({row["collection"] for row in result.rows})
+    sentences = [_verdict(result.select(collection=number), number) for number in collections]
     rows = result.select(collection=1)
+    loose = max(rows, key=lambda row: row["world_rate"] or 0.0)
+    bound = round_up(loose["world_bound"], 3)
+    sentences.append(
+        f"World identification is most successful at {loose['budget']} and {loose['length']} tokens, "
+        f"{loose['world_rate']:.3f} ± {loose['world_stderr'] or 0.0:.3f} under a bound of {bound}; "
+        f"membership is then guessed right {loose['membership_rate']:.1%} of the time."
+    )
+    unanimity = {row["length"]: row["unanimity"] for row in rows if row["budget"] == "2^-16"}
+    values = list(unanimity.values())
+    if values:
+        is_rising = len(values) > 1 and values == sorted(values) and values[-1] > values[0]
+        listed = ", ".join(f"{value:.3f} at {length}" for length, value in unanimity.items())
+        why = " It rises because the text repeats itself." if is_rising else ""
+        sentences.append(f"Greedy unanimity at 2^-16 by length: {listed}.{why}")
+    return sentences
+
+
+def _verdict(rows: list[Row], collection: int) -> str:
+    """Whether a bound was beaten, among all cells of one collection."""
     broken = [row for row in rows if row["is_violation"]]
     least = min(min(row["membership_p"], row["world_p"]) for row in rows)
     told = (
@@ -232,21 +253,14 @@ def describe(result: Result) -> list[str]:
         if not broken
         else "a bound is beaten at " + ", ".join(f"{row['budget']} and {row['length']} tokens" for row in broken)
     )
-    loose = max(rows, key=lambda row: row["world_rate"] or 0.0)
-    unanimity = {row["length"]: row["unanimity"] for row in rows if row["budget"] == "2^-16"}
     trials = sorted({row["trials"] for row in rows})
     counted = f"{trials[-1]:,} trials" if len(trials) == 1 else f"{trials[0]:,} to {trials[-1]:,} trials"
     few = "" if trials[0] >= ENOUGH else " So few trials show a gross fault at most, and rule out no small one."
-    return [
-        f"In {len(rows)} cells of {counted} {told} by more than chance: the smallest of {2 * len(rows)} p-values is "
-        f"{least:.2g}, and an alarm needs {FALSE_ALARMS / (2 * len(rows)):.1g}.{few}",
-        f"World identification is most successful at {loose['budget']} and {loose['length']} tokens, "
-        f"{loose['world_rate']:.3f} ± {loose['world_stderr'] or 0.0:.3f} under a bound of {loose['world_bound']:.3f}; "
-        f"membership is then guessed right {loose['membership_rate']:.1%} of the time.",
-        "Greedy unanimity at 2^-16 by length: "
-        + ", ".join(f"{value:.3f} at {length}" for length, value in unanimity.items())
-        + ". It rises because the text repeats itself.",
-    ]
+    where = "In" if collection == 1 else f"Collection {collection}: in"
+    return (
+        f"{where} {len(rows)} cells of {counted} {told} by more than chance: the smallest of {2 * len(rows)} p-values "
+        f"is {least:.2g}, and an alarm needs {FALSE_ALARMS / (2 * len(rows)):.1g}.{few}"
+    )
 
 
 REGIME = Regime(

@@ -17,11 +17,11 @@ from paclm.privacy.leak import leak_by_entropy, leak_by_truth, told_by_entropy
 from paclm.privacy.releases import rule_named
 from paclm.study.attacks import attack_beliefs
 from paclm.study.attacks.token_only import leak_by_tokens, token_belief, told_by_tokens
+from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Advance, Lab
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.streams import Stream, play_sessions
-from paclm.study.textvotes import GREEDY, GUMBEL, Decoding
 from paclm.study.votes import RecordedVotes
 
 BUDGETS = tuple(2.0**-n for n in (4, 8, 12, 16))
@@ -43,7 +43,7 @@ class TokensOnlyScale:
 
 def run(lab: Lab, scale: TokensOnlyScale) -> Findings:
     """Both releases that read the secret, every budget, on recorded Gumbel votes."""
-    decodings = (GREEDY, Decoding(GUMBEL.name, GUMBEL.temperature, scale.gumbel_draws))
+    decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))
     recorded = lab.text_votes(scale.positions, decodings)[GUMBEL.name].recorded
     parts = lab.parts("tokens_only", asdict(scale))
     rows: list[Row] = []
@@ -55,7 +55,6 @@ def run(lab: Lab, scale: TokensOnlyScale) -> Findings:
                 return [_at(lab, recorded, scale, release, per_token, advance)]
 
             rows += parts.rows(f"{release}-{format_budget(per_token)}", make)
-    parts.clear()
     return Findings(rows, [])
 
 

@@ -7,13 +7,13 @@ corpus. Users will ask all the same. Members are records of the corpus, others a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paclm.curator.research import ResearchSessions
 from paclm.errors import InvalidInput
 from paclm.privacy.arrays import BoolArray, FloatArray, IntArray
 from paclm.privacy.randomness import Coins
@@ -21,11 +21,15 @@ from paclm.privacy.releases import rule_named
 from paclm.study.attacks.black_box import Surrogate, shared_ngrams
 from paclm.study.attacks.informed import informed_scores
 from paclm.study.attacks.separation import roc, separate
+from paclm.study.decoding import GUMBEL
+from paclm.study.history import Arrays
 from paclm.study.lab import Lab
 from paclm.study.likelihood import score_targets
+from paclm.study.parts import Parts
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
-from paclm.study.serving import GUMBEL, EngineStreams, continue_alone, engine_for, play
+from paclm.study.serving import EngineStreams, begin, continue_alone, draw_secrets, engine_for, play
+from paclm.worlds.layout import adapters_file
 
 if TYPE_CHECKING:
     from paclm.worlds.records import Record
@@ -63,8 +67,10 @@ class Candidates:
 def run(lab: Lab, scale: UniverseScale) -> Findings:
     """The informed attacker, then the black-box one on private and on non-private text."""
     candidates = choose_candidates(lab, scale)
-    scores = {("informed", "adapters", name): s for name, s in _informed(lab, candidates, scale).items()}
-    for (source, name), values in _black_box(lab, candidates, scale).items():
+    lab.ensure("full")
+    parts = lab.parts("universe", [asdict(scale), lab.workspace.manifest.adapters[adapters_file("full")]["sha256"]])
+    scores = {("informed", "adapters", name): s for name, s in _informed(lab, candidates, scale, parts).items()}
+    for (source, name), values in _black_box(lab, candidates, scale, parts).items():
         scores["black-box", source, name] = values
     rows: list[Row] = []
     for (attacker, source, name), values in scores.items():
@@ -123,23 +129,41 @@ def _unit(record: Record) -> str:
     return record.group or record.id
 
 
-def _informed(lab: Lab, candidates: Candidates, scale: UniverseScale) -> dict[str, FloatArray]:
+def _informed(lab: Lab, candidates: Candidates, scale: UniverseScale, parts: Parts) -> Arrays:
     advance = lab.start_task("universe, losses", sum(map(len, candidates.tokens)))
-    engine = lab.engine(context=max(map(len, candidates.tokens)))
+    context = max(map(len, candidates.tokens))
+
+    def make(some: list[list[int]]) -> Arrays:
+        engine, found = lab.engine(context=context), []
+        for tokens in some:
+            found.append(informed_scores(score_targets(engine, tokens).log_probability))
+            advance(len(tokens))
+        return {name: np.array([scores[name] for scores in found]) for name in found[0]}
+
+    return _in_batches("losses", candidates.tokens, scale.sequences, parts, lambda _, some: make(some))
+
+
+def _in_batches(
+    name: str, items: list[list[int]], size: int, parts: Parts, make: Callable[[int, list[list[int]]], Arrays]
+) -> Arrays:
+    """Arrays over all items, made from so many at a time (and the number of the first of them), each batch a part."""
     found = []
-    for tokens in candidates.tokens:
-        found.append(informed_scores(score_targets(engine, tokens).log_probability))
-        advance(len(tokens))
-    return {name: np.array([scores[name] for scores in found]) for name in found[0]}
+    for start in range(0, len(items), size):
+        some = items[start : start + size]
+        found.append(parts.arrays(f"universe-{name}-{start}-{len(some)}", partial(make, start, some)))
+    return {column: np.concatenate([one[column] for one in found]) for column in found[0]}
 
 
-def _black_box(lab: Lab, candidates: Candidates, scale: UniverseScale) -> dict[tuple[str, str], FloatArray]:
+def _black_box(
+    lab: Lab, candidates: Candidates, scale: UniverseScale, parts: Parts
+) -> dict[tuple[str, str], FloatArray]:
     prompts = [tokens[: scale.prompt] for tokens in candidates.tokens]
     rests = [tokens[scale.prompt :] for tokens in candidates.tokens]
-    texts = {"released": _released(lab, prompts, scale), **_alone(lab, prompts, scale)}
-    reference = Surrogate(texts.pop("public"), len(lab.tokenizer))
+    texts = _released(lab, prompts, scale, parts) | _alone(lab, prompts, scale, parts)
+    reference = Surrogate(texts.pop("public").tolist(), len(lab.tokenizer))
     found: dict[tuple[str, str], FloatArray] = {}
-    for source, answers in texts.items():
+    for source, answered in texts.items():
+        answers = answered.tolist()
         surrogate = Surrogate(answers, len(lab.tokenizer))
         found[source, "overlap"] = np.array([shared_ngrams(a, rest) for a, rest in zip(answers, rests, strict=True)])
         found[source, "surrogate"] = np.array(
@@ -151,35 +175,37 @@ def _black_box(lab: Lab, candidates: Candidates, scale: UniverseScale) -> dict[t
     return found
 
 
-def _released(lab: Lab, prompts: Sequence[list[int]], scale: UniverseScale) -> list[list[int]]:
-    """What the mechanism answers at 2^-16 nats a token."""
-    engine, together = engine_for(
-        lab, sequences=min(scale.sequences, len(prompts)), context=scale.prompt + scale.released
-    )
+def _released(lab: Lab, prompts: list[list[int]], scale: UniverseScale, parts: Parts) -> Arrays:
+    """What the mechanism answers at 2^-16 nats a token; a prompt's secret and noise are its own in whatever batch."""
+    size, context = min(scale.sequences, len(prompts)), scale.prompt + scale.released
+    engine, together = engine_for(lab, sequences=size, context=context)
     advance = lab.start_task("universe, released text", len(prompts) * scale.released)
-    answers: list[list[int]] = []
-    for start in range(0, len(prompts), together):
-        some = prompts[start : start + together]
+    rule, seed = rule_named("gaussian"), lab.seed_for("universe", "noise")
+    secrets = draw_secrets(lab.num_worlds, seed, len(prompts))
+
+    def make(start: int, some: list[list[int]]) -> Arrays:
         streams = EngineStreams(engine, GUMBEL, _coins(lab, start, len(some)))
-        seed = lab.seed_for("universe", "noise", start)
-        sessions = ResearchSessions.seeded(lab.num_worlds, rule_named("gaussian"), PER_TOKEN, seed, len(some))
-        answers += play(streams, some, [sessions], scale.released, advance=advance).tokens.tolist()
-    return answers
+        own = secrets[start : start + len(some)]
+        sessions = begin(lab.num_worlds, rule, PER_TOKEN, seed, start, own)
+        return {"released": play(streams, some, [sessions], scale.released, advance=advance).tokens}
+
+    return _in_batches("released", prompts, together, parts, make)
 
 
-def _alone(lab: Lab, prompts: Sequence[list[int]], scale: UniverseScale) -> dict[str, list[list[int]]]:
+def _alone(lab: Lab, prompts: list[list[int]], scale: UniverseScale, parts: Parts) -> Arrays:
     """The same prompts and coins, answered by the full-corpus adapter (not private) and by the public model."""
-    engine, together = engine_for(
-        lab, "full", sequences=min(scale.sequences, len(prompts)), context=scale.prompt + scale.released
-    )
-    answers: dict[str, list[list[int]]] = {"full": [], "public": []}
+    size, context = min(scale.sequences, len(prompts)), scale.prompt + scale.released
+    engine, together = engine_for(lab, "full", sequences=size, context=context)
     advance = lab.start_task("universe, reference text", 2 * len(prompts) * scale.released)
-    for start in range(0, len(prompts), together):
-        some = prompts[start : start + together]
+
+    def make(start: int, some: list[list[int]]) -> Arrays:
+        answers = {}
         for name, choose in (("full", lambda panel: panel.worlds[:, 0]), ("public", lambda panel: panel.public)):
             streams = EngineStreams(engine, GUMBEL, _coins(lab, start, len(some)))
-            answers[name] += continue_alone(streams, some, scale.released, choose, advance=advance).tolist()
-    return answers
+            answers[name] = continue_alone(streams, some, scale.released, choose, advance=advance)
+        return answers
+
+    return _in_batches("alone", prompts, together, parts, make)
 
 
 def _coins(lab: Lab, start: int, count: int) -> list[Coins]:

@@ -25,7 +25,7 @@ def build(results: Mapping[str, Result]) -> TableData:
     for decoder in ("greedy", "Gumbel"):
         columns += [f"{decoder}, canary {i + 1}" for i in range(len(canaries))]
     rows: list[list[Cell | str]] = []
-    for others, words in _OTHERS.items():
+    for others, words in _OTHERS.items() if canaries else ():  # no payload in any support: none can be forced
         for budget, paper in _PAPER.items():
             line: list[Cell | str] = [("no noise" if budget == "inf" else budget) + words]
             for d, decoder in enumerate(("greedy", "gumbel")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from paclm.privacy.bounds import round_up
 from paclm.study.results import Result, Row
 from paclm.study.table import Cell, Table, TableData
 
@@ -55,9 +56,9 @@ def build_at(
     ceilings = ", ".join(f"{row['accuracy_ceiling']:.4f} (N = {row['num_shards']})" for row in ensembles)
     bound = result.select(kind="pac", epsilon=epsilon)[0]
     return TableData(
-        f"Matched at a bound of {bound['mia_bound']:.4f} on membership inference from even odds (ε = {epsilon:g}, "
-        f"δ = 1e-5; {bound['per_token_nats'] * bound['queries']:.3f} nats). Headroom: of the selected configuration's "
-        "own ceiling. Errors: over subsampling draws (PMixED), over passages (PAC). In brackets: the paper.",
+        f"Matched at a bound of {round_up(bound['mia_bound'], 4)} on membership inference from even odds "
+        f"(ε = {epsilon:g}, δ = 1e-5; {bound['per_token_nats'] * bound['queries']:.3f} nats). Headroom: of the "
+        "selected configuration's own ceiling. Errors are over passages of the text. In brackets: the paper.",
         _COLUMNS,
         rows,
         [

@@ -14,10 +14,10 @@ def build(results: Mapping[str, Result]) -> TableData:
     rows: list[list[Cell | str]] = [
         [
             row["method"],
-            Cell(row["accuracy"], style=".4f"),
+            Cell(row["accuracy"], row["stderr"], style=".4f"),
             Cell(row["accuracy_public"], style=".4f"),
             Cell(row["accuracy_ceiling"], style=".4f"),
-            Cell(row["headroom"], style=".1%"),
+            Cell(row["headroom"], row["headroom_stderr"], style=".1%"),
             Cell(row["epsilon"], style=".3g"),
             Cell(row["private_share"], style=".0%"),
             row["guarantee"],
@@ -28,7 +28,7 @@ def build(results: Mapping[str, Result]) -> TableData:
     return TableData(
         f"The first {first['queries']:,} positions of the test text as {first['queries']:,} queries. Disjoint shards: "
         f"N = {first['num_shards']}. Public and ceiling are each method's own: over the vocabulary for mixtures of "
-        "distributions, with coupled coins in the top 200 for PAC.",
+        "distributions, with coupled coins in the top 200 for PAC. Errors are over passages of the text.",
         ("method", "accuracy", "public", "ceiling", "headroom", "ε", "private answers", "what its guarantee is"),
         rows,
         [

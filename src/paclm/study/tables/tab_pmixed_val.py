@@ -28,7 +28,7 @@ def build(results: Mapping[str, Result]) -> TableData:
                 Cell(row["gain"], None, paper[2], "+.4f"),
                 f"[{row['gain_low']:+.4f}, {row['gain_high']:+.4f}]",
                 Cell(row["mean_weight"], None, paper[3], ".3f"),
-                Cell(row["headroom"], None, paper[4], ".1%"),
+                Cell(row["headroom"], row["headroom_stderr"], paper[4], ".1%"),
                 Cell(row["least_probability"], style=".1e"),
             ]
         )
@@ -36,7 +36,8 @@ def build(results: Mapping[str, Result]) -> TableData:
     return TableData(
         "PMixED without sampling at a generous ε = 2, T = 1024, order 2. Public model: accuracy "
         f"{first['accuracy_public']:.4f}, perplexity {first['perplexity_public']:.2f}. Accuracy: the mean probability "
-        "of the true token; headroom is the share of the plain average's gain that survives. In brackets: the paper.",
+        "of the true token; headroom is the share of the plain average's gain that survives. Interval and error are "
+        "over passages of the text. In brackets: the paper.",
         ("N", "accuracy", "perplexity", "gain", "95% interval", "mean λ", "headroom", "least probability"),
         rows,
         [] if not any(row["is_at_floor"] for row in found) else ["A probability sits at the numerical floor."],

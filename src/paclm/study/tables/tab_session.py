@@ -51,9 +51,9 @@ def build(results: Mapping[str, Result]) -> TableData:
                 Cell(row["dissent"], row["dissent_stderr"], style=".2%"),
                 Cell(row["gap"], row["gap_stderr"], style=".2%"),
                 Cell(row["membership_rate"], row["membership_stderr"], paper[2], ".3f"),
-                Cell(row["membership_bound"], paper=paper[3], style=".3f"),
+                Cell(row["membership_bound"], paper=paper[3], style=".3f", is_bound=True),
                 Cell(row["world_rate"], row["world_stderr"], paper[4], ".3f"),
-                Cell(row["world_bound"], paper=paper[5], style=".3f"),
+                Cell(row["world_bound"], paper=paper[5], style=".3f", is_bound=True),
             ]
         )
     count = result.rows[0]["sessions"]
@@ -70,8 +70,8 @@ def build(results: Mapping[str, Result]) -> TableData:
         )
     return TableData(
         f"Persistent-secret sessions, coupled Gumbel, {count} sessions per budget; errors are over sessions (none "
-        "can be told from a rate of zero). Membership and world: how often an attack guesses right, and its bound. In "
-        "brackets: the paper.",
+        "can be told from a rate of zero). Membership and world: how often an attack guesses right, and its bound, "
+        "rounded up. In brackets: the paper.",
         _COLUMNS,
         rows,
         notes,

@@ -23,11 +23,11 @@ _ATTACKS = {
 
 
 def build(results: Mapping[str, Result]) -> TableData:
-    """One line per attacker and score."""
-    found = results["universe"].select(part="score", collection=1)
+    """One line per attacker, score and collection."""
+    found = results["universe"].select(part="score")
     rows: list[list[Cell | str]] = [
         [
-            _SOURCES[row["source"]],
+            _SOURCES[row["source"]] + (f", collection {row['collection']}" if row["collection"] != 1 else ""),
             _ATTACKS[row["attack"]],
             Cell(row["auc"], row["auc_stderr"], style=".3f"),
             Cell(row["true_positives"], row["true_positives_stderr"], style=".1%"),

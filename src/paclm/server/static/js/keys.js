@@ -10,7 +10,7 @@ export function showKeys({ keys, budget }) {
   if (asText === shown) return; // a table that is replaced loses what the reader has selected
   shown = asText;
   const rows = keys.map((entry) => {
-    const name = make("th", "", entry.name);
+    const name = make("th", "", entry.name || "(no name)"); // charged from Python, without a tag
     name.scope = "row";
     const remarks = [entry.is_admin && "admin", entry.is_revoked && "revoked"].filter(Boolean).join(", ");
     if (remarks) name.append(make("small", "", remarks));

@@ -1,0 +1,39 @@
+"""How worlds come to their votes, on a text as in generated sequences. Knows no engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from paclm.errors import InvalidInput
+
+Coupling = Literal["coupled", "hybrid", "independent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """Coupled Gumbel at τ, or greedy at τ = 0; other couplings are for the ablation that compares them."""
+
+    name: str
+    temperature: float
+    draws: int = 1
+    """On a text: how often every position is voted on, with fresh coins."""
+    coupling: Coupling = "coupled"
+    threshold: float = 0.9
+    """β from which the hybrid rule takes the maximal coupling."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise InvalidInput(f"temperature must be a number of at least 0, not {self.temperature!r}.")
+        if self.draws < 1:
+            raise InvalidInput(f"Every position is voted on at least once, not {self.draws} times.")
+
+    def times(self, draws: int) -> Decoding:
+        """The same with so many draws of coins on a text."""
+        return dataclasses.replace(self, draws=draws)
+
+
+GREEDY = Decoding("greedy", 0.0)
+GUMBEL = Decoding("gumbel", 1.0)

@@ -1,0 +1,111 @@
+"""Requests are checked before they wait, and streams end when their reader has gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from curator.deployments import CONTEXT, ScriptedEngine
+from paclm import Curator, Workspace
+from paclm.curator.streams import Request
+from paclm.errors import InvalidInput
+
+Make = Callable[..., Workspace]
+OpenCurator = Callable[..., Curator]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"max_new_tokens": 0}, "at least 1"),
+        ({"max_new_tokens": 1.5}, "whole number"),
+        ({"max_new_tokens": 3.0}, "whole number"),
+        ({"max_new_tokens": True}, "whole number"),
+        ({"max_new_tokens": CONTEXT}, "the context holds 64"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": 1.0, "greedy": True}, "not for both"),
+        ({"stop": ("",)}, "at least one character"),
+        ({"prompt": [1, 700]}, "from 0 to 699"),
+        ({"prompt": [-1]}, "from 0 to 699"),
+        ({"tag": "x" * 201}, "200 characters"),
+        ({"tag": "\ud800"}, "UTF-8"),
+        ({"tag": b"x"}, "not bytes"),
+        ({"tag": ["a"]}, "not list"),
+        ({"tag": None}, "not NoneType"),
+        ({"coins_seed": -1}, "seed"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_is_charged(
+    make: Make, open_curator: OpenCurator, options: dict[str, Any], reason: str
+) -> None:
+    with open_curator(make()) as curator:
+        with pytest.raises(InvalidInput, match=reason) as caught:
+            curator.generate(**{"prompt": "patient zero", "max_new_tokens": 3, **options})
+        assert "patient zero" not in str(caught.value)
+        assert curator.account.spent_units == 0
+        assert curator.num_active == 0
+        curator.generate("the", 1)
+
+
+@pytest.mark.parametrize("tag", ["\x00", "naïve 🩺", "x" * 200, "'; drop table events; --"])
+def test_any_text_can_be_a_tag(make: Make, open_curator: OpenCurator, tag: str) -> None:
+    with open_curator(make()) as curator:
+        curator.generate("the", 2, tag=tag)
+        assert curator._custody.ledger.by_key()[tag].tokens == 2
+
+
+def test_a_request_made_by_hand_is_checked_before_it_waits(make: Make, open_curator: OpenCurator) -> None:
+    with open_curator(make()) as curator:
+        for prompt in ((), (700,), (1,) * CONTEXT):
+            with pytest.raises(InvalidInput):
+                curator.submit(Request(prompt=prompt, max_new_tokens=2, temperature=0.0))
+        assert curator.num_active == 0
+        curator.generate("the", 1)
+
+
+def test_requests_beyond_the_engines_places_wait_their_turn(make: Make, open_curator: OpenCurator) -> None:
+    with open_curator(make(), engine=ScriptedEngine(num_slots=2)) as curator:
+        streams = [curator.submit(curator.request("the", 3)) for _ in range(5)]
+        sizes = []
+        while curator.num_active:
+            sizes.append(len(curator.step()))
+        assert sizes == [2, 2, 2, 2, 2, 2, 1, 1, 1]
+        assert all(stream.finish_reason == "length" for stream in streams)
+        assert curator.step() == []
+
+
+def test_closing_a_stream_early_ends_it(make: Make, open_curator: OpenCurator) -> None:
+    engine = ScriptedEngine()
+    with open_curator(make(), engine=engine) as curator:
+        pieces = curator.stream("the", 30)
+        next(pieces)
+        pieces.close()
+        assert curator.num_active == 0
+        assert engine.sequences == {}
+        assert curator.account.tokens == 1
+        assert list(pieces) == []
+
+
+@pytest.mark.parametrize("how", ["closed", "lost"])
+def test_a_stream_that_was_never_asked_for_a_piece_ends_too(make: Make, open_curator: OpenCurator, how: str) -> None:
+    with open_curator(make(on_exhausted="refuse")) as curator:
+        pieces = curator.stream("the", 10)
+        assert curator.num_active == 1
+        if how == "closed":
+            pieces.close()
+        del pieces
+        assert (curator.num_active, curator.reserved_units) == (0, 0)
+        curator.generate("patient", 5)
+        assert curator.account.tokens == 5
+
+
+def test_pieces_that_came_while_others_were_served_are_not_lost(make: Make, open_curator: OpenCurator) -> None:
+    with open_curator(make()) as curator:
+        pieces = curator.stream("the", 5)
+        first = next(pieces)
+        curator.generate("patient", 10)  # carries the stream to its end
+        assert len([first, *pieces]) == 5
+        assert curator.account.tokens == 15

@@ -1,0 +1,359 @@
+"""Writes that a crash cut off: told apart from a ledger that was put back, and no way around the look for one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from paclm.errors import LedgerError, LedgerRolledBack, LedgerTampered, LedgerUnwritable
+from paclm.ledger import lock as lock_file
+from paclm.ledger import witness as witness_file
+from paclm.ledger.recovery import adopt_restored, backup, replace_witness
+from paclm.ledger.verify import verify
+from paclm.ledger.witness import Witness
+
+NEW_KEY = bytes(range(1, 33))
+NOTE, SLOT = b"note ", witness_file._MAGIC
+NOTE_LENGTH = 177
+
+
+class Crash(BaseException):
+    pass
+
+
+def tear(monkeypatch, begin, keep, count=1):
+    """The count-th write that begins like this keeps so many bytes, over what was there, and is the process's last."""
+    real, left = os.pwrite, count
+
+    def pwrite(descriptor, content, at):
+        nonlocal left
+        if content.startswith(begin):
+            left -= 1
+            if left == 0:
+                real(descriptor, content[:keep], at)
+                raise Crash
+        return real(descriptor, content, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+
+
+def torn_commit(books, monkeypatch, begin, keep, **options):
+    """Two steps, and a third whose note or testimony was cut off; a copy by hand from before the third."""
+    books.with_steps(2, **options).close()
+    copy = shutil.copy(books.path, books.folder.parent / "before.sqlite")
+    with books.open(**options) as ledger:
+        tear(monkeypatch, begin, keep)
+        with pytest.raises(Crash):
+            ledger.commit(books.step(), b"sealed 3")
+        monkeypatch.undo()
+    return copy
+
+
+def put_back(books, copy):
+    for file in books.folder.glob("ledger.sqlite*"):
+        file.unlink()
+    shutil.copy(copy, books.path)
+
+
+@pytest.mark.parametrize("keep", [*range(0, NOTE_LENGTH, 13), NOTE_LENGTH - 1, NOTE_LENGTH])
+def test_a_note_that_was_cut_off_refuses_nothing_that_is_there(books, monkeypatch, keep):
+    torn_commit(books, monkeypatch, NOTE, keep)
+    assert verify(books.path, [books.key]).intact
+    for n in (3, 4, 5):
+        with books.open() as ledger:
+            assert ledger.sealed_belief == b"sealed %d" % n
+            ledger.commit(books.step(), b"sealed %d" % (n + 1))
+
+
+@pytest.mark.parametrize("keep", [30, 60, 100, NOTE_LENGTH - 1, NOTE_LENGTH])
+def test_a_note_that_was_cut_off_still_finds_a_ledger_that_was_put_back(books, monkeypatch, keep):
+    """By a single row, even: what was begun to be noted is missing. (The first bytes are those that were there.)"""
+    put_back(books, torn_commit(books, monkeypatch, NOTE, keep))
+    for _ in range(2):
+        with pytest.raises(LedgerRolledBack, match="put back to an earlier day"):
+            books.open()
+        assert not verify(books.path, [books.key]).intact
+    adopt_restored(books.path, books.key, confirmed_by="ada")
+    with books.open() as ledger:
+        assert ledger.account.remaining_units == 0
+
+
+def test_a_refusal_after_a_note_that_was_cut_off_says_that_it_may_be_that(books, monkeypatch):
+    put_back(books, torn_commit(books, monkeypatch, NOTE, 40))
+    with pytest.raises(LedgerRolledBack, match=r"a later row was being noted .* is not whole.*cut off .*adopt"):
+        books.open()
+
+
+def test_of_two_notes_one_is_whole_however_often_a_process_dies_at_the_other(books, monkeypatch):
+    torn_commit(books, monkeypatch, NOTE, 50)
+    for keep in (3, 90, 170):
+        tear(monkeypatch, NOTE, keep)
+        with pytest.raises(Crash):
+            books.open()
+        monkeypatch.undo()
+    with books.open() as ledger:
+        assert ledger.sealed_belief == b"sealed 3"
+    assert lock_file.read_remembered(books.folder / "ledger.lock") == lock_file.Memory(ledger.head)
+
+
+def test_the_same_row_is_not_noted_twice(books, monkeypatch):
+    books.with_steps(2).close()
+    tear(monkeypatch, NOTE, 40)
+    books.open().close()
+
+
+def test_a_short_write_of_a_note_stops_the_ledger_and_costs_nothing(books, monkeypatch):
+    real = os.pwrite
+    with books.with_steps(2) as ledger:
+        monkeypatch.setattr(os, "pwrite", lambda fd, content, at: real(fd, content[:70], at))
+        with pytest.raises(LedgerUnwritable, match=r"took 70 of 177 bytes"):
+            ledger.commit(books.step(), b"sealed 3")
+        monkeypatch.undo()
+    with books.open() as ledger:
+        assert ledger.sealed_belief == b"sealed 3"
+
+
+def old_note(head):
+    return f"{head.seq:>20} {head.digest.hex()}\n".encode()
+
+
+def test_the_note_of_an_earlier_version_counts_until_there_is_a_whole_one(books, monkeypatch):
+    with books.with_steps(2) as ledger:
+        head = ledger.head
+    copy = shutil.copy(books.path, books.folder.parent / "before.sqlite")
+    lock = books.folder / "ledger.lock"
+    lock.write_bytes(b"999999     \n" + old_note(head))
+    assert lock_file.read_remembered(lock) == lock_file.Memory(head)
+    with books.open() as ledger:
+        tear(monkeypatch, NOTE, 60)
+        with pytest.raises(Crash):
+            ledger.commit(books.step(), b"sealed 3")
+        monkeypatch.undo()
+    assert lock_file.read_remembered(lock) == lock_file.Memory(head, is_cut_off=True)
+    shutil.copytree(books.folder, books.folder.parent / "crashed")
+    put_back(books, copy)
+    with pytest.raises(LedgerRolledBack):
+        books.open()
+    for file in (books.folder.parent / "crashed").iterdir():
+        shutil.copy(file, books.folder)
+    for n in (3, 4):
+        with books.open() as ledger:
+            ledger.commit(books.step(), b"sealed %d" % (n + 1))
+    assert lock_file.read_remembered(lock) == lock_file.Memory(ledger.head)
+
+
+def test_an_adopting_whose_note_was_cut_off_is_repeated(books, monkeypatch):
+    books.with_steps(2).close()
+    copy = shutil.copy(books.path, books.folder.parent / "before.sqlite")
+    with books.open() as ledger:
+        ledger.commit(books.step(), b"sealed 3")
+        ledger.commit(books.step(), b"sealed 4")
+    put_back(books, copy)
+    tear(monkeypatch, NOTE, 100)
+    with pytest.raises(Crash):
+        adopt_restored(books.path, books.key, confirmed_by="ada")
+    monkeypatch.undo()
+    with pytest.raises(LedgerRolledBack, match="while paclm ledger adopt ran"):
+        books.open()
+    adopt_restored(books.path, books.key, confirmed_by="ada")
+    with books.open() as ledger:
+        assert ledger.account.remaining_units == 0
+
+
+LENGTHS = [0, 1, 16, 20, 100, 600, 5000]
+
+
+@pytest.mark.parametrize("keep", LENGTHS)
+def test_a_testimony_that_was_cut_off_is_made_good(books, monkeypatch, keep):
+    torn_commit(books, monkeypatch, SLOT, keep, witness=books.witness)
+    for n in (3, 4, 5):
+        with books.open(witness=books.witness) as ledger:
+            assert ledger.sealed_belief == b"sealed %d" % n
+            ledger.commit(books.step(), b"sealed %d" % (n + 1))
+
+
+@pytest.mark.parametrize("keep", [60, 100, 600])
+@pytest.mark.parametrize("has_lock", [True, False], ids=["with the lock", "without the lock"])
+def test_a_testimony_that_was_cut_off_does_not_let_the_row_before_pass(books, monkeypatch, keep, has_lock):
+    """One slot whole, and the ledger put back to where that slot is: the row that the other was about is missing."""
+    put_back(books, torn_commit(books, monkeypatch, SLOT, keep, witness=books.witness))
+    if not has_lock:
+        (books.folder / "ledger.lock").unlink()
+    with pytest.raises(LedgerRolledBack) as refused:
+        books.open(witness=books.witness)
+    assert "put back" in str(refused.value)
+    with pytest.raises(LedgerRolledBack):
+        adopt_restored(books.path, books.key, confirmed_by="ada", witness=books.witness)
+    adopt_restored(books.path, books.key, confirmed_by="ada")
+    with books.open() as ledger:
+        assert ledger.account.remaining_units == 0
+
+
+def test_a_ledger_a_row_ahead_of_a_testimony_that_was_cut_off_is_adopted_as_current(books, monkeypatch):
+    torn_commit(books, monkeypatch, SLOT, 300, witness=books.witness)
+    assert adopt_restored(books.path, books.key, confirmed_by="ada", witness=books.witness).proof == "current"
+    with books.open(witness=books.witness) as ledger:
+        assert ledger.sealed_belief == b"sealed 3"
+
+
+def spoil(books, number):
+    size = books.witness.stat().st_size // 2
+    with books.witness.open("r+b") as file:
+        file.seek(number * size + 30)
+        file.write(b"spoiled!")
+
+
+def newest_slot(books):
+    content = books.witness.read_bytes()
+    half = len(content) // 2
+    return max((0, 1), key=lambda n: int(content[n * half :].split(b'"seq":')[1].split(b",")[0]))
+
+
+@pytest.mark.parametrize("is_newest", [True, False])
+def test_a_slot_that_was_spoiled_later_is_refused_where_it_could_hide_a_row(books, is_newest, tmp_path):
+    books.with_steps(3, witness=books.witness).close()
+    newest = newest_slot(books)
+    spoil(books, newest if is_newest else 1 - newest)
+    if is_newest:  # the ledger is a row ahead of the other: nothing can be missing
+        books.open(witness=books.witness).close()
+        return
+    with pytest.raises(LedgerRolledBack, match=r"is not whole.*damaged since.*replace-witness"):
+        books.open(witness=books.witness)
+    replace_witness(books.path, books.key, confirmed_by="ada", witness=tmp_path / "new.witness")
+    books.open(witness=tmp_path / "new.witness").close()
+
+
+def test_a_backup_is_not_adopted_by_a_witness_whose_newest_slot_was_spoiled(books):
+    """It would come back without the charge and the belief of that slot's row."""
+    books.with_steps(2, witness=books.witness).close()
+    copy = books.folder.parent / "copy.sqlite"
+    backup(books.path, copy)
+    with books.open(witness=books.witness) as ledger:
+        ledger.commit(books.step(), b"sealed 3")
+        ledger.commit(books.step(), b"sealed 4")
+    put_back(books, copy)
+    (books.folder / "ledger.lock").unlink()
+    spoil(books, newest_slot(books))
+    with pytest.raises(LedgerRolledBack, match="adopt it without the witness"):
+        adopt_restored(books.path, books.key, confirmed_by="ada", witness=books.witness)
+
+
+@pytest.mark.parametrize("how", ["twice", "older", "made up"])
+def test_slots_that_do_not_follow_one_another_are_refused(books, how):
+    books.with_steps(2, witness=books.witness).close()
+    old = books.witness.read_bytes()
+    with books.open(witness=books.witness) as ledger:
+        ledger.commit(books.step(), b"sealed 3")
+        ledger.commit(books.step(), b"sealed 4")
+        ledger.commit(books.step(), b"sealed 5")
+    content, newest = bytearray(books.witness.read_bytes()), newest_slot(books)
+    size = len(content) // 2
+    other = slice((1 - newest) * size, (2 - newest) * size)
+    if how == "twice":
+        content[other] = content[newest * size : (newest + 1) * size]
+    elif how == "older":
+        content[other] = old[other]
+    else:
+        payload, _ = witness_file._unpack(bytes(content[other]))
+        content[other] = witness_file._pack(payload, bytes(32)).ljust(size, b"\0")
+    books.witness.write_bytes(content)
+    with pytest.raises(LedgerTampered, match="do not belong together"):
+        books.open(witness=books.witness)
+
+
+def test_a_witness_of_an_earlier_version_is_believed_and_goes_on(books, monkeypatch):
+    """It did not count turns."""
+    real = witness_file.canonical
+
+    def of_old(fields):
+        return real({name: value for name, value in fields.items() if name not in ("turn", "is_repeated")})
+
+    monkeypatch.setattr(witness_file, "canonical", of_old)
+    with books.with_steps(3, witness=books.witness) as ledger:
+        ledger.rotate_key(NEW_KEY, b"sealed anew")  # writes the same into both slots
+    monkeypatch.undo()
+    assert b'"turn"' not in books.witness.read_bytes()
+    keys = {"mac_key": NEW_KEY, "old_keys": [books.key], "witness": books.witness}
+    for n in range(4, 8):
+        with books.open(**keys) as ledger:
+            ledger.commit(books.step(), b"sealed %d" % n)
+
+
+RESEALING = {
+    "a rotation": lambda ledger: ledger.rotate_key(NEW_KEY, b"sealed anew"),
+    "a belief sealed anew": lambda ledger: ledger.reseal(b"sealed anew"),
+}
+
+
+@pytest.mark.parametrize("keep", [0, 100, 600])
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("what", RESEALING)
+def test_a_belief_sealed_anew_reaches_both_slots_wherever_it_was_cut_off(books, monkeypatch, what, count, keep):
+    ledger = books.with_steps(2, witness=books.witness)
+    tear(monkeypatch, SLOT, keep, count)
+    with pytest.raises(Crash):
+        RESEALING[what](ledger)
+    ledger.close()
+    monkeypatch.undo()
+    keys = {"mac_key": NEW_KEY, "old_keys": [books.key]} if what == "a rotation" else {}
+    tear(monkeypatch, SLOT, keep)  # and once more while the next opening makes it good
+    with pytest.raises(Crash):
+        books.open(witness=books.witness, **keys)
+    monkeypatch.undo()
+    with books.open(witness=books.witness, **keys) as ledger:
+        assert ledger.sealed_belief == b"sealed anew"
+    assert books.witness.read_bytes().count(b"sealed anew".hex().encode()) == 2
+    before = books.witness.read_bytes()
+    books.open(witness=books.witness, **keys).close()
+    assert books.witness.read_bytes() == before
+
+
+def test_after_a_belief_was_sealed_anew_a_torn_slot_hides_no_row_either(books, monkeypatch):
+    with books.with_steps(2, witness=books.witness) as ledger:
+        ledger.reseal(b"sealed anew")
+    put_back_later = shutil.copy(books.path, books.folder.parent / "before.sqlite")
+    with books.open(witness=books.witness) as ledger:
+        tear(monkeypatch, SLOT, 300)
+        with pytest.raises(Crash):
+            ledger.commit(books.step(), b"sealed 3")
+    monkeypatch.undo()
+    put_back(books, put_back_later)
+    (books.folder / "ledger.lock").unlink()
+    with pytest.raises(LedgerRolledBack, match="is not whole"):
+        books.open(witness=books.witness)
+
+
+def test_a_witness_with_one_write_of_a_new_ledger_is_no_torn_one(books, monkeypatch):
+    """Killed right after the witness was made, before it was on record."""
+    books.create().close()
+    monkeypatch.setattr(Witness, "create", classmethod(made_and_killed(Witness.create)))
+    with pytest.raises(Crash):
+        books.open(witness=books.witness)
+    monkeypatch.undo()
+    for _ in range(2):
+        with books.open(witness=books.witness) as ledger:
+            assert ledger.state.witness is not None
+
+
+def made_and_killed(create):
+    def make(_, *arguments):
+        create(*arguments).close()
+        raise Crash
+
+    return make
+
+
+def test_a_witness_that_was_cut_off_by_a_byte_hides_no_row(books, tmp_path):
+    books.with_steps(2, witness=books.witness).close()
+    copy = shutil.copy(books.path, tmp_path / "before.sqlite")
+    with books.open(witness=books.witness) as ledger:
+        ledger.commit(books.step(), b"sealed 3")
+    size = books.witness.stat().st_size
+    put_back(books, copy)
+    (books.folder / "ledger.lock").unlink()
+    for cut in (1, 2, size // 2, size - 10, size):
+        os.truncate(books.witness, size - cut)
+        with pytest.raises(LedgerError):
+            books.open(witness=books.witness)

@@ -1,0 +1,87 @@
+"""Where a server listens: known while it runs, and not a moment longer, however it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paclm.errors import ServiceError
+from paclm.server.address import identity, note_path, noted, running_server
+from paclm.server.database import service_path
+
+URL = "http://127.0.0.1:8117"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "curator").mkdir(mode=0o700)
+    service_path(tmp_path).touch()
+    return tmp_path
+
+
+def test_a_server_is_known_while_it_runs(folder: Path) -> None:
+    assert running_server(folder) is None
+    with noted(folder, URL):
+        for _ in range(2):  # looking takes nothing away
+            running = running_server(folder)
+            assert running is not None
+            assert (running.url, running.process) == (URL, os.getpid())
+            assert running.books == identity(service_path(folder))
+        assert note_path(folder).stat().st_mode & 0o777 == 0o600
+    assert running_server(folder) is None
+    assert not note_path(folder).exists()
+
+
+def test_a_server_that_was_killed_is_not_taken_for_a_running_one(folder: Path) -> None:
+    program = (
+        "import os, sys, pathlib; from paclm.server.address import noted\n"
+        f"with noted(pathlib.Path(sys.argv[1]), {URL!r}): os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(folder)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert note_path(folder).exists()
+    assert running_server(folder) is None
+    with noted(folder, URL):
+        assert running_server(folder) is not None
+
+
+def test_a_copied_workspace_has_no_running_server(folder: Path, tmp_path: Path) -> None:
+    with noted(folder, URL):
+        copy = shutil.copytree(folder / "curator", tmp_path / "second" / "curator").parent
+        assert note_path(copy).exists()
+        assert running_server(copy) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"{}", b'{"url": 3}', b"\xff\xfe", b'{"url": "http://a:1\\nexport X=1"}', b"x" * 5000],
+)
+def test_a_note_that_was_changed_says_nothing(folder: Path, content: bytes) -> None:
+    with noted(folder, URL):
+        note_path(folder).write_bytes(content)
+        assert running_server(folder) is None
+
+
+@pytest.mark.parametrize(
+    "url", ["http://x:1 rm", "https://evil.example/", "http://u@h:1", "file:///etc", "http://h:1/v1"]
+)
+def test_only_an_address_is_taken_for_one(folder: Path, url: str) -> None:
+    with noted(folder, URL):
+        note_path(folder).write_text(json.dumps({"url": url, "process": 1, "books": [1, 2]}))
+        assert running_server(folder) is None
+
+
+def test_a_folder_without_room_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(ServiceError, match=r"server\.address cannot be written \(No space left"), noted(folder, URL):
+        pass

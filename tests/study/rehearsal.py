@@ -1,0 +1,77 @@
+"""Every regime at a scale of seconds, for tests that need all tables of a study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paclm.study.lab import Lab
+from paclm.study.regimes import (
+    NAMES,
+    ablation,
+    accuracy,
+    canaries,
+    capacity,
+    census,
+    cost,
+    coupling,
+    flatness,
+    forgetting,
+    generation,
+    pmixed,
+    precision,
+    regime_named,
+    releases,
+    sessions,
+    sweep,
+    tokens_only,
+    universe,
+)
+from paclm.study.results import Result
+from paclm.study.run import run_regime
+from study.small_lab import build_study_workspace, open_lab
+
+SCALES = {
+    "ablation": ablation.AblationScale(trials=2, length=6, prompt=8),
+    "accuracy": accuracy.AccuracyScale(60, 2),
+    "canaries": canaries.CanariesScale(trials=40, trials_outside=6, draws=2, imagined=12),
+    "capacity": capacity.CapacityScale(3, 40, 2, (1, 4)),
+    "census": census.CensusScale(40),
+    "cost": cost.CostScale(60, 2, 2, (1, 2), prompt=8, commits=3),
+    "coupling": coupling.CouplingScale(60, 2, 20),
+    "flatness": flatness.FlatnessScale(60, 2),
+    "forgetting": forgetting.ForgettingScale(60, 2, 4, (10, 20), (2.0**-2, 2.0**-8)),
+    "generation": generation.GenerationScale(sequences=2, lengths=(4, 8), prompt=8),
+    "pmixed": pmixed.PMixedScale(40, (2, 4), False, 60, 20, epochs_ratio=1, horizons=(10, 100), rates=(1.0, 0.3)),
+    "precision": precision.PrecisionScale(40),
+    "releases": releases.ReleasesScale(60, 2, 4, 20),
+    "sessions": sessions.SessionScale(
+        sessions=2, queries=2, tokens=8, prompt=8, budgets=(2.0**-4, 2.0**-16), horizons=(8, 16)
+    ),
+    "sweep": sweep.SweepScale(trials=4, long_trials=2, lengths=(4, 8), budgets=(0.25, 2.0**-16), prompt=8),
+    "tokens_only": tokens_only.TokensOnlyScale(60, 2, sessions=3, tokens=8, particles=4),
+    "universe": universe.UniverseScale(records=4, tokens=24, prompt=8, released=4, sequences=3),
+}
+
+
+def build_trainable_workspace(path: Path, texts: list[str], base: Path, num_canaries: int = 0) -> Path:
+    """A small workspace whose further adapters are quickly trained, and fit beside those that are there."""
+    built = build_study_workspace(path, texts, base, num_canaries)
+    settings = built / "paclm.toml"
+    changes = {"rank = 8": "rank = 2", "alpha = 16.0": "alpha = 4.0", "learning_rate = 0.0002": "learning_rate = 0.002"}
+    text = settings.read_text()
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    settings.write_text(text)
+    return built
+
+
+def rehearse(lab: Lab, collections: int = 1) -> dict[str, Result]:
+    """Run everything."""
+    assert set(SCALES) == set(NAMES), "every regime needs a scale of seconds here"
+    return {name: run_regime(lab, regime_named(name), "quick", collections, SCALES[name]) for name in NAMES}
+
+
+def open_rehearsal(folder: Path, texts: list[str], base: Path) -> Lab:
+    """A lab of one's own with canaries in its corpus."""
+    return open_lab(build_trainable_workspace(folder / "template", texts[:40], base, num_canaries=8), folder / "lab")

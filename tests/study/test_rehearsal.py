@@ -1,0 +1,106 @@
+"""Every table of a study is LaTeX that a strict reader takes, and no bound in it is printed as less than it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from paclm.study.figure import save_figure
+from paclm.study.figures import all_figures
+from paclm.study.regimes import regime_named
+from paclm.study.results import Result
+from paclm.study.table import Cell, TableData, to_latex
+from paclm.study.tables import all_tables
+from study.latex import NotLatex, read_table
+from study.rehearsal import open_rehearsal, rehearse
+
+HEAD = "\\begin{table}[t]\n\\centering\n\\caption{Of \\%}\n\\label{tab:x}\n\\begin{tabular}{ll}\n\\toprule\n"
+TAIL = "\\bottomrule\n\\end{tabular}\n\\end{table}\n"
+GOOD = HEAD + "a & b \\\\\n\\midrule\n  $2^{-16}$$^\\dagger$ & 5\\% \\\\\n" + TAIL
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, texts: list[str], small_base: Path) -> dict[str, Result]:
+    return rehearse(open_rehearsal(tmp_path_factory.mktemp("latex"), texts, small_base))
+
+
+@pytest.fixture(scope="module")
+def built(results: dict[str, Result]) -> dict[str, TableData]:
+    return {table.label: table.build(results) for table in all_tables()}
+
+
+def test_every_table_of_a_rehearsal_is_latex(built: dict[str, TableData]) -> None:
+    for label, data in built.items():
+        rows = read_table(to_latex(data, label))
+        assert rows == [len(data.columns)] * (1 + len(data.rows)), label
+
+
+def test_every_figure_of_a_rehearsal_is_drawn_and_every_regime_describes_itself(
+    results: dict[str, Result], tmp_path: Path
+) -> None:
+    for figure in all_figures():
+        assert all(path.stat().st_size > 1000 for path in save_figure(figure, results, tmp_path)), figure.label
+    for name, result in results.items():
+        sentences = regime_named(name).describe(result)
+        assert sentences, name
+        assert all(sentence.endswith(".") and not re.search(r"\bnan\b", sentence) for sentence in sentences), name
+
+
+def test_every_bound_is_rounded_up_and_the_papers_is_left_as_printed(built: dict[str, TableData]) -> None:
+    checked = 0
+    for data in built.values():
+        for row in data.rows:
+            for column, cell in zip(data.columns, row, strict=True):
+                if "bound" in column.split():
+                    assert isinstance(cell, Cell)
+                    assert cell.is_bound
+                    assert float(cell.ours()) >= cell.value, column
+                    assert float(cell.ours()) < cell.value + 1.001e-4
+                    checked += 1
+    assert checked >= 4 * 4 + 2 * 4  # sweep and sessions
+
+
+def test_the_reader_takes_what_it_should() -> None:
+    assert read_table(GOOD) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (r"5\%", "5%", "% is not escaped"),
+        (r"5\%", "5_1", "_ is not escaped"),
+        (r"5\%", "a~b", "~ is not escaped"),
+        (r"5\%", "a|b", "prints as something else"),
+        (r" & 5\%", "", "a row of 1 cells in 2 columns"),
+        (r"5\%", "5 & 6", "a row of 3 cells in 2 columns"),
+        (r"5\%", r"$\varnothing$", r"no command \\varnothing"),
+        (r"5\%", r"\usepackage{x}", r"no command \\usepackage"),
+        (r"5\%", r"\dagger", r"no command \\dagger"),
+        (r"5\%", "{5", "a row ends outside"),
+        (r"5\%", "5}", "a brace too many"),
+        (r"5\%", "$5", "a row ends outside"),
+        (r"5\%", "5 ±", "not ASCII"),
+        ("\\midrule\n  $2", "[x] $2", "a row begins like an option"),
+        ("\\midrule\n", "\\midrule\n\n", "an empty line"),
+        ("\\midrule\n", "", "midrule 0 times"),
+        ("\\end{tabular}\n", "", "inside tabular"),
+        ("{ll}", "{l|l}", "in a name"),
+        (r"Of \%", "Of $$x$$", "displayed"),
+        (r"Of \%", "Of a & b", "& outside a tabular"),
+    ],
+)
+def test_the_reader_fails_on_what_latex_would_not_set(old: str, new: str, why: str) -> None:
+    assert old in GOOD
+    spoilt = GOOD.replace(old, new)
+    with pytest.raises(NotLatex, match=why):
+        read_table(spoilt)
+
+
+def test_a_table_whose_sign_is_not_escaped_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = TableData("Share of 5 %", ["a"], [[Cell(0.5, style=".0%")]])
+    assert read_table(to_latex(data, "tab:x")) == [1, 1]
+    monkeypatch.setattr("paclm.study.table._TEX", {})
+    with pytest.raises(NotLatex, match="% is not escaped"):
+        read_table(to_latex(data, "tab:x"))

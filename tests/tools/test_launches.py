@@ -1,0 +1,54 @@
+"""The counter of launches: what it counts, and the smoke test of the bench that prints it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+
+from launches import count_launches, launches_among
+
+BENCH = Path(__file__).parents[2] / "tools" / "bench_gpu_training.py"
+
+
+def test_operations_of_both_passes_are_counted_and_views_are_not() -> None:
+    x = torch.ones(3, 4, requires_grad=True)
+
+    def step() -> None:
+        (x.T.reshape(4, 3).exp() * 2.0).sum().backward()
+
+    counted = count_launches(step, torch.device("cpu"))
+    kinds = counted["launches_by_kind"]
+    assert (kinds["exp"], kinds["sum"]) == (1, 1)
+    assert kinds["mul"] == 3, "forward, and the slopes of product and exponential"
+    assert not {"t", "transpose", "view", "empty", "expand"} & set(kinds)
+    assert counted["launches_per_step"] == sum(kinds.values())
+
+
+def test_of_what_a_profiler_notes_only_calls_that_give_the_gpu_work_are_launches() -> None:
+    noted = ["aten::mm", "cudaLaunchKernel", "cudaLaunchKernel", "cuLaunchKernelEx", "cudaMemcpyAsync", "cudaMalloc"]
+    noted += ["cudaStreamSynchronize", "void cutlass::Kernel2", "Memcpy HtoD", "cudaLaunchKernelExC", "cuMemcpyHtoD"]
+    assert launches_among(noted) == {
+        "cudaLaunchKernel": 2,
+        "cuLaunchKernelEx": 1,
+        "cudaMemcpyAsync": 1,
+        "cudaLaunchKernelExC": 1,
+        "cuMemcpyHtoD": 1,
+    }
+
+
+def test_the_bench_counts_the_launches_of_a_training_step(tmp_path: Path) -> None:
+    out = tmp_path / "overlap.json"
+    command = [sys.executable, str(BENCH), "--overlap", "--small", "--out", str(out)]
+    finished = subprocess.run(command, capture_output=True, check=False)
+    assert finished.returncode == 0, finished.stderr.decode()
+    report = json.loads(out.read_text())
+    assert "error" not in report
+    assert report["losses_differ_by"] == 0.0
+    assert report["launches_by_kind"]["mm"] >= 2 * 4 * 2 - 1, "two blocks of four products, forward and backward"
+    assert report["step_of_one_world_ms"] > 0
