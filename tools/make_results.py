@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from scipy.stats import binom, norm
+from scipy.stats import binom, chi2, norm, spearmanr
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -44,6 +44,8 @@ SPEED_ONLY = ("together", "queries_per_part")
 """Sizes of a regime that its numbers do not depend on."""
 ALARM = 0.01
 """All looks at attacks together may raise a false alarm so often."""
+PAPER_ACCURACY_ERROR = 0.0036
+"""The paper's standard error of an accuracy under Gumbel, from its text; paired differences have none there."""
 
 
 class Overturned(Exception):
@@ -76,9 +78,9 @@ def share_told(row: Row) -> str:
     return " ± ".join(f"{row[name] / row['charged_every_token']:.1%}" for name in ("leaked_nats", "leaked_stderr"))
 
 
-def gain_gap(row: Row, theirs: float) -> float:
+def gain_gap(row: Row, theirs: float, their_error: float = 0.0) -> float:
     """By how many standard errors a retained gain differs from another."""
-    return float(abs(row["retained_gain"] - theirs) / row["retained_gain_stderr"])
+    return float(abs(row["retained_gain"] - theirs) / math.hypot(row["retained_gain_stderr"], their_error))
 
 
 def times_disputed(unanimity: float, theirs: float) -> float:
@@ -86,16 +88,63 @@ def times_disputed(unanimity: float, theirs: float) -> float:
     return (1.0 - unanimity) / (1.0 - theirs)
 
 
-def trainings_agree(study: Evaluation, other: Evaluation) -> bool:
-    """Whether another training of the same worlds keeps the same shares of the gain within one standard error."""
+def training_gap(study: Evaluation, other: Evaluation) -> float:
+    """By how many standard errors another training of the same worlds keeps another share of the gain, at most."""
     pairs = [[one.row("accuracy", decoder=d, budget="2^-32") for one in (study, other)] for d in ("greedy", "gumbel")]
-    return all(gain_gap(ours, theirs["retained_gain"]) < 1.0 for ours, theirs in pairs)
+    return max(gain_gap(ours, theirs["retained_gain"]) for ours, theirs in pairs)
 
 
-def stays_level(start: Row, end: Row) -> bool:
-    """Whether as many tokens are the realized world's own at the end of sessions as at their start."""
-    error = math.hypot(*(row["agreement_realized_stderr"] for row in (start, end)))
-    return abs(float(end["agreement_realized"] - start["agreement_realized"])) < 3.0 * error
+def agrees_less(row: Row) -> float:
+    """By how many standard errors worlds agree less often in bfloat16."""
+    return float(-row["unanimity_difference"] / row["unanimity_stderr"])
+
+
+def largest_fall(study: Evaluation) -> float:
+    """By how many standard errors fewer tokens are the realized world's own at the end of sessions than at their start.
+
+    At the budget where it is most; negative where there are more at all of them.
+    """
+    horizons = study.results["sessions"].scale["horizons"]
+    starts, ends = (study.rows("sessions", horizon=choose(horizons)) for choose in (min, max))
+    falls = []
+    for start, end in zip(starts, ends, strict=True):
+        error = math.hypot(*(row["agreement_realized_stderr"] for row in (start, end)))
+        falls.append(float(start["agreement_realized"] - end["agreement_realized"]) / error)
+    return max(falls)
+
+
+def forgetting_losses(study: Evaluation) -> list[float]:
+    """How much less often the forgetting curator is right than the tracking one at loose budgets, in long sessions."""
+    longest = max(study.results["forgetting"].scale["horizons"])
+    pairs = [
+        [study.row("forgetting", curator=name, budget=budget, tokens=longest) for name in ("tracking", "forgetting")]
+        for budget in ("2^-4", "2^-8")
+    ]
+    return [float(tracking["accuracy"] - forgetting["accuracy"]) for tracking, forgetting in pairs]
+
+
+def emission_rates(study: Evaluation) -> list[float]:
+    """How often a payload forced into half of the worlds is emitted at 2^-16, whoever is realized."""
+    rows = study.rows("canaries", part="forced", others="agree", budget="2^-16")
+    return [float(row[name]) for row in rows for name in ("emitted_member", "emitted_other")]
+
+
+def canary_deviations(study: Evaluation) -> list[float]:
+    """By how many standard errors the advantage of a forced payload is above what theory says, cell by cell."""
+    rows = [row for row in study.rows("canaries", part="forced", others="agree") if row["budget"] != "inf"]
+    return [float((row["advantage"] - row["advantage_even_split"]) / row["advantage_stderr"]) for row in rows]
+
+
+def canary_p(study: Evaluation) -> float:
+    """How likely deviations as large in all, or larger, are by chance."""
+    found = canary_deviations(study)
+    return float(chi2.sf(sum(deviation**2 for deviation in found), len(found)))
+
+
+def repetition_trend(study: Evaluation, kind: str) -> float:
+    """Rank correlation of a canary's repetitions with the gap between the worlds that hold it and the others."""
+    rows = study.rows("canaries", part="organic", kind=kind)
+    return float(spearmanr([row["repetitions"] for row in rows], [row["gap_nats"] for row in rows]).statistic)
 
 
 def cuts(study: Evaluation) -> list[str]:
@@ -128,21 +177,27 @@ def tokens_over_charged(study: Evaluation) -> float:
     return float(row["leaked_tokens_nats"] / row["charged_nats"])
 
 
+def tokens_share_low(study: Evaluation) -> float:
+    """What the tokens show of the history's leak at the least, two standard errors below the estimate."""
+    rows = study.rows("tokens_only", release="gaussian")
+    return min(float(row["tokens_over_history"] - 2.0 * row["tokens_over_history_stderr"]) for row in rows)
+
+
 def attack_ps(study: Evaluation) -> list[float]:
-    """One-sided p-values of every attack on the sessions of `tokens_only` against its bound."""
+    """One-sided p-values of the attacks on the sessions of `tokens_only` against their bounds.
+
+    Left out are looks that could find nothing: bounds of certainty, and the channel's tokens, which are its history.
+    """
     found = []
     for row in study.rows("tokens_only"):
-        for view in ("history", "tokens"):
-            bound = success_bound(row["charged_nats"], 1 / 2)
-            error = row[f"membership_{view}_stderr"]
-            excess = row[f"membership_{view}"] - bound
-            found.append(float(norm.sf(excess / error)) if error else float(excess <= 0.0))
-            hits = round(row[f"world_{view}"] * row["sessions"])
-            found.append(
-                float(
-                    binom.sf(hits - 1, row["sessions"], success_bound(row["charged_nats"], 1 / paper_run.PAPER.worlds))
-                )
-            )
+        of_member, of_world = (success_bound(row["charged_nats"], p) for p in (1 / 2, 1 / paper_run.PAPER.worlds))
+        for view in ("history", "tokens") if row["release"] == "gaussian" else ("history",):
+            excess, error = row[f"membership_{view}"] - of_member, row[f"membership_{view}_stderr"]
+            if of_member < 1.0:
+                found.append(float(norm.sf(excess / error)) if error else float(excess <= 0.0))
+            if of_world < 1.0:
+                hits = round(row[f"world_{view}"] * row["sessions"])
+                found.append(float(binom.sf(hits - 1, row["sessions"], of_world)))
     return found
 
 
@@ -168,8 +223,10 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "millions": lambda value, digits=2: f"{value / 1e6:.{digits}f}",
     "file_name": file_name_of,
     "told_gap": told_gap,
+    "agrees_less": agrees_less,
     "exp": math.exp,
     "names": lambda names: ", ".join(f"`{name}`" for name in names),
+    "titles": lambda names: ", ".join(f"`{name}` ({regime_named(name).title})" for name in names),
 }
 
 
@@ -190,8 +247,13 @@ def render(folder: Path = RESULTS) -> str:
         stages=paper_run.STAGES,
         holds=holds,
         cuts=cuts,
-        trainings_agree=trainings_agree,
-        stays_level=stays_level,
+        training_gap=training_gap,
+        largest_fall=largest_fall,
+        forgetting_losses=forgetting_losses,
+        emission_rates=emission_rates,
+        canary_deviations=canary_deviations,
+        canary_p=canary_p,
+        repetition_trend=repetition_trend,
         largest_gap=largest_gap,
         largest_parting=largest_parting,
         largest_excess=largest_excess,
@@ -203,6 +265,8 @@ def render(folder: Path = RESULTS) -> str:
         leads=leads,
         noiseless_share=noiseless_share,
         tokens_over_charged=tokens_over_charged,
+        tokens_share_low=tokens_share_low,
+        paper_accuracy_error=PAPER_ACCURACY_ERROR,
         attack_ps=attack_ps,
         alarm=ALARM,
         per_token_ms=per_token_ms,

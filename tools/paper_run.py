@@ -11,7 +11,7 @@ numpy, scipy and safetensors only. `--small` is a rehearsal for a CPU, in minute
 
 | stage | corpus | what |
 |---|---|---|
-| 1, 2 | first, second | census, accuracy, flatness, sessions, releases; 1 also arithmetic and cost |
+| 1, 2 | first, second | census, accuracy, flatness, sessions, releases; 1 also arithmetic, forgetting and cost |
 | 3 | first | sweep, generation, ablation, canaries |
 | 4 | first | PMixED and its neighbours |
 | 5 | first | second collection, coupled against uncoupled training, universe audit, token-only attacker, capacity |
@@ -20,6 +20,7 @@ numpy, scipy and safetensors only. `--small` is a rehearsal for a CPU, in minute
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import sys
 import time
@@ -303,13 +304,14 @@ def save_fixture(lab: Lab, options: argparse.Namespace) -> None:
 
 def write_log(options: argparse.Namespace, facts: Mapping[str, Any] = {}, regimes: Mapping[str, Any] = {}) -> None:
     """What ran, how long, and what did not; adds to what other goes of this stage, also at the same time, have left."""
-    path = options.out / f"stage-{options.stage}.json"
-    log = {"stage": options.stage, "corpus": options.name, "regimes": {}}
-    if path.is_file():
-        log = json.loads(path.read_text(encoding="utf-8"))
-    log |= facts
-    log["regimes"] |= regimes
-    path.write_text(json.dumps(log, indent=2) + "\n", encoding="utf-8")
+    with (options.out / f"stage-{options.stage}.json").open("a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        log = json.loads(file.read() or "null") or {"stage": options.stage, "corpus": options.name, "regimes": {}}
+        log |= facts
+        log["regimes"] |= regimes
+        file.truncate(0)
+        file.write(json.dumps(log, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -110,6 +110,18 @@ def test_adapters_of_many_blocks_are_prepared_in_as_many_operations_as_those_of_
     assert prepare_adapters(products, {}, {}, 0.5) == [None] * 9
 
 
+def test_blocks_of_other_widths_keep_their_own_columns() -> None:
+    products = [
+        FrozenProduct(("0.q", "0.v"), torch.zeros(5, 7), None, (3, 4)),
+        FrozenProduct(("1.q", "1.v"), torch.zeros(5, 9), None, (5, 4)),
+    ]
+    A, B = ({f"{block}.v": torch.ones(shape) for block in (0, 1)} for shape in ((2, 1, 5), (2, 4, 1)))
+    for product, adapter in zip(products, prepare_adapters(products, A, B, 1.0), strict=True):
+        adapted = product(torch.ones(2, 5), adapter)
+        assert (adapted[:, -4:] == 5).all()
+        assert (adapted[:, :-4] == 0).all()
+
+
 def test_a_block_diagonal_part_is_the_same_as_its_parts() -> None:
     generator = torch.Generator().manual_seed(3)
     up = [torch.randn(2, width, 4, generator=generator) for width in (6, 3, 5)]

@@ -144,6 +144,19 @@ def test_the_note_of_an_earlier_version_counts_until_there_is_a_whole_one(books,
     assert lock_file.read_remembered(lock) == lock_file.Memory(ledger.head)
 
 
+@pytest.mark.parametrize("steps", [2, 3, 4])
+def test_the_note_of_an_earlier_version_over_a_newer_one_refuses_nothing(books, steps):
+    """It looked at the ledger in between, and charged nothing."""
+    with books.with_steps(steps) as ledger:
+        head = ledger.head
+    with (books.folder / "ledger.lock").open("r+b") as lock:
+        lock.seek(12)
+        lock.write(old_note(head))
+    for _ in range(2):
+        with books.open() as ledger:
+            ledger.commit(books.step(), b"later")
+
+
 def test_an_adopting_whose_note_was_cut_off_is_repeated(books, monkeypatch):
     books.with_steps(2).close()
     copy = shutil.copy(books.path, books.folder.parent / "before.sqlite")
@@ -240,6 +253,47 @@ def test_a_backup_is_not_adopted_by_a_witness_whose_newest_slot_was_spoiled(book
         adopt_restored(books.path, books.key, confirmed_by="ada", witness=books.witness)
 
 
+@pytest.mark.parametrize("keep", LENGTHS)
+def test_an_adopting_whose_testimony_was_cut_off_is_finished_by_another(books, monkeypatch, keep):
+    books.with_steps(2, witness=books.witness).close()
+    copy = books.folder.parent / "copy.sqlite"
+    backup(books.path, copy)
+    with books.open(witness=books.witness) as ledger:
+        ledger.commit(books.step(), b"sealed 3")
+        ledger.commit(books.step(), b"sealed 4")
+        account = ledger.account
+    put_back(books, copy)
+    for _ in range(2):
+        tear(monkeypatch, SLOT, keep)
+        with pytest.raises(Crash):
+            adopt_restored(books.path, books.key, confirmed_by="ada", witness=books.witness)
+        monkeypatch.undo()
+    adopt_restored(books.path, books.key, confirmed_by="ada", witness=books.witness)
+    with books.open(witness=books.witness) as ledger:
+        assert (ledger.account, ledger.sealed_belief) == (account, b"sealed 4")
+
+
+def test_half_an_adopting_is_not_finished_with_a_witness_that_has_seen_more(books, monkeypatch):
+    books.with_steps(2, witness=books.witness).close()
+    copy = books.folder.parent / "copy.sqlite"
+    backup(books.path, copy)
+    with books.open(witness=books.witness) as ledger:
+        ledger.commit(books.step(), b"sealed 3")
+    newest = shutil.copy(books.path, books.folder.parent / "newest.sqlite")
+    put_back(books, copy)
+    tear(monkeypatch, SLOT, 0)
+    with pytest.raises(Crash):
+        adopt_restored(books.path, books.key, confirmed_by="ada", witness=books.witness)
+    monkeypatch.undo()
+    half = shutil.copy(books.path, books.folder.parent / "half.sqlite")
+    put_back(books, newest)
+    with books.open(witness=books.witness) as ledger:
+        ledger.commit(books.step(), b"sealed 4")
+    put_back(books, half)
+    with pytest.raises(LedgerRolledBack, match="another copy"):
+        adopt_restored(books.path, books.key, confirmed_by="ada", witness=books.witness)
+
+
 @pytest.mark.parametrize("how", ["twice", "older", "made up"])
 def test_slots_that_do_not_follow_one_another_are_refused(books, how):
     books.with_steps(2, witness=books.witness).close()
@@ -265,12 +319,7 @@ def test_slots_that_do_not_follow_one_another_are_refused(books, how):
 
 def test_a_witness_of_an_earlier_version_is_believed_and_goes_on(books, monkeypatch):
     """It did not count turns."""
-    real = witness_file.canonical
-
-    def of_old(fields):
-        return real({name: value for name, value in fields.items() if name not in ("turn", "is_repeated")})
-
-    monkeypatch.setattr(witness_file, "canonical", of_old)
+    of_an_earlier_version(monkeypatch)
     with books.with_steps(3, witness=books.witness) as ledger:
         ledger.rotate_key(NEW_KEY, b"sealed anew")  # writes the same into both slots
     monkeypatch.undo()
@@ -279,6 +328,49 @@ def test_a_witness_of_an_earlier_version_is_believed_and_goes_on(books, monkeypa
     for n in range(4, 8):
         with books.open(**keys) as ledger:
             ledger.commit(books.step(), b"sealed %d" % n)
+
+
+def of_an_earlier_version(monkeypatch):
+    real = witness_file.canonical
+    fields_since = ("turn", "is_repeated")
+    monkeypatch.setattr(
+        witness_file, "canonical", lambda fields: real({n: v for n, v in fields.items() if n not in fields_since})
+    )
+
+
+def test_an_emptied_slot_of_an_earlier_version_hides_no_row(books, monkeypatch):
+    """It counted no turns: that a slot says turn 0 does not make it the first."""
+    of_an_earlier_version(monkeypatch)
+    books.with_steps(3, witness=books.witness).close()
+    copy = shutil.copy(books.path, books.folder.parent / "before.sqlite")
+    with books.open(witness=books.witness) as ledger:
+        ledger.commit(books.step(), b"sealed 4")
+    monkeypatch.undo()
+    content, size = bytearray(books.witness.read_bytes()), books.witness.stat().st_size // 2
+    content[newest_slot(books) * size : (newest_slot(books) + 1) * size] = bytes(size)
+    books.witness.write_bytes(content)
+    put_back(books, copy)
+    (books.folder / "ledger.lock").unlink()
+    with pytest.raises(LedgerRolledBack, match="is not whole"):
+        books.open(witness=books.witness)
+
+
+def test_a_slot_that_an_earlier_version_wrote_in_between_hides_no_row(books, monkeypatch):
+    """The newer row with the lower turn."""
+    with monkeypatch.context() as patch:
+        of_an_earlier_version(patch)
+        books.with_steps(3, witness=books.witness).close()
+    with books.open(witness=books.witness) as ledger:
+        ledger.commit(books.step(), b"sealed 4")
+    copy = shutil.copy(books.path, books.folder.parent / "before.sqlite")
+    with monkeypatch.context() as patch:
+        of_an_earlier_version(patch)
+        with books.open(witness=books.witness) as ledger:
+            ledger.commit(books.step(), b"sealed 5")
+    put_back(books, copy)
+    (books.folder / "ledger.lock").unlink()
+    with pytest.raises(LedgerTampered, match="do not belong together"):
+        books.open(witness=books.witness)
 
 
 RESEALING = {

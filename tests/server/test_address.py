@@ -33,7 +33,7 @@ def test_a_server_is_known_while_it_runs(folder: Path) -> None:
             running = running_server(folder)
             assert running is not None
             assert (running.url, running.process) == (URL, os.getpid())
-            assert running.books == identity(service_path(folder))
+            assert running.service_file == identity(service_path(folder))
         assert note_path(folder).stat().st_mode & 0o777 == 0o600
     assert running_server(folder) is None
     assert not note_path(folder).exists()
@@ -61,11 +61,25 @@ def test_a_copied_workspace_has_no_running_server(folder: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"{}", b'{"url": 3}', b"\xff\xfe", b'{"url": "http://a:1\\nexport X=1"}', b"x" * 5000],
+    [
+        *(b"", b"{", b"[]", b"{}", b'{"url": 3}', b"\xff\xfe", b'{"url": "http://a:1\\nexport X=1"}', b"x" * 5000),
+        b'{"url": "http://h:1", "process": 1e999, "service_file": [1, 2]}',
+        b"[" * 4000,
+    ],
 )
 def test_a_note_that_was_changed_says_nothing(folder: Path, content: bytes) -> None:
     with noted(folder, URL):
         note_path(folder).write_bytes(content)
+        assert running_server(folder) is None
+
+
+@pytest.mark.parametrize("process", [0, -1, 2**70, "a dead one"])
+def test_a_lock_that_outlives_its_server_is_no_running_server(folder: Path, process: int | str) -> None:
+    if process == "a dead one":
+        with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+            process = ended.pid
+    with noted(folder, URL):
+        note_path(folder).write_text(json.dumps({"url": URL, "process": process, "service_file": [1, 2]}))
         assert running_server(folder) is None
 
 
@@ -74,7 +88,7 @@ def test_a_note_that_was_changed_says_nothing(folder: Path, content: bytes) -> N
 )
 def test_only_an_address_is_taken_for_one(folder: Path, url: str) -> None:
     with noted(folder, URL):
-        note_path(folder).write_text(json.dumps({"url": url, "process": 1, "books": [1, 2]}))
+        note_path(folder).write_text(json.dumps({"url": url, "process": 1, "service_file": [1, 2]}))
         assert running_server(folder) is None
 
 

@@ -66,10 +66,10 @@ def build_trainable_workspace(path: Path, texts: list[str], base: Path, num_cana
     return built
 
 
-def rehearse(lab: Lab, collections: int = 1) -> dict[str, Result]:
+def rehearse(lab: Lab) -> dict[str, Result]:
     """Run everything."""
     assert set(SCALES) == set(NAMES), "every regime needs a scale of seconds here"
-    return {name: run_regime(lab, regime_named(name), "quick", collections, SCALES[name]) for name in NAMES}
+    return {name: run_regime(lab, regime_named(name), "quick", scale=SCALES[name]) for name in NAMES}
 
 
 def open_rehearsal(folder: Path, texts: list[str], base: Path) -> Lab:

@@ -10,6 +10,9 @@ import numpy as np
 from curator.deployments import build_workspace
 from paclm.config import RuntimeConfig
 from paclm.study.lab import Lab
+from paclm.study.regime import Regime
+from paclm.study.results import Row
+from paclm.study.run import run_regime
 from paclm.study.serving import Panel
 from paclm.worlds.workspace import Workspace
 
@@ -32,6 +35,11 @@ def open_lab(template: Path, folder: Path, seed: int = 0) -> Lab:
     if not folder.exists():
         shutil.copytree(template, folder)
     return Lab(Workspace.open(folder), seed=seed, runtime=RUNTIME)
+
+
+def rows_of(lab: Lab, regime: Regime, scale: object) -> list[Row]:
+    """A whole run: what it kept on the way is forgotten in the end."""
+    return run_regime(lab, regime, "quick", scale=scale).rows
 
 
 class ScriptedStreams:

@@ -8,14 +8,9 @@ from paclm.study.regimes.ablation import REGIME, VARIANTS, Ablation, AblationSca
 from paclm.study.run import run_regime
 from paclm.study.table import to_markdown
 from paclm.study.tables import tab_ablation
-from study.small_lab import build_study_workspace, open_lab
+from study.small_lab import build_study_workspace, open_lab, rows_of
 
 SCALE = AblationScale(trials=4, length=8, prompt=8)
-
-
-def rows_of(lab, scale):
-    """A whole run: what it kept on the way is forgotten in the end."""
-    return run_regime(lab, REGIME, "quick", scale=scale).rows
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +37,7 @@ def test_every_rule_is_measured_at_both_budgets(lab):
 
 
 def test_the_same_seed_gives_the_same_rows(lab):
-    assert rows_of(lab, SCALE) == rows_of(lab, SCALE)
+    assert rows_of(lab, REGIME, SCALE) == rows_of(lab, REGIME, SCALE)
 
 
 def test_trials_are_paired_across_budgets(lab):

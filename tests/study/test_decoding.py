@@ -27,7 +27,3 @@ def test_other_couplings_than_the_coupled_one_cannot_vote_on_a_text() -> None:
     apart = Decoding("independent", 1.0, coupling="independent")
     with pytest.raises(InvalidInput, match="independent is for generated sequences only"):
         textvotes.collect_votes(None, [], [apart], [0], False)
-
-
-def test_scripts_that_take_decodings_from_the_module_of_votes_still_run() -> None:
-    assert (textvotes.GREEDY, textvotes.GUMBEL, textvotes.Decoding) == (GREEDY, GUMBEL, Decoding)

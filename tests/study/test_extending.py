@@ -22,12 +22,12 @@ from paclm.privacy.bounds import success_bound
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth
 from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import Rule, rule_named
+from paclm.study.decoding import GREEDY
 from paclm.study.figure import save_figure
 from paclm.study.lab import Lab
 from paclm.study.run import run_regime
 from paclm.study.streams import play_sessions
 from paclm.study.table import to_markdown
-from paclm.study.textvotes import GREEDY
 from paclm.study.votes import RecordedVotes
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"

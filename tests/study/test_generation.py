@@ -10,14 +10,9 @@ from paclm.study.regimes.generation import REGIME, Generation, GenerationScale
 from paclm.study.run import run_regime
 from paclm.study.table import to_latex, to_markdown
 from paclm.study.tables import tab_generation
-from study.small_lab import build_study_workspace, open_lab
+from study.small_lab import build_study_workspace, open_lab, rows_of
 
 SCALE = GenerationScale(sequences=4, lengths=(4, 8, 16), prompt=8, together=3)
-
-
-def rows_of(lab, scale):
-    """A whole run: what it kept on the way is forgotten in the end."""
-    return run_regime(lab, REGIME, "quick", scale=scale).rows
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +47,7 @@ def test_every_text_is_measured_at_every_length_beside_references_of_its_own_dec
 
 
 def test_the_same_seed_gives_the_same_numbers_and_a_stopped_run_goes_on(lab, monkeypatch):
-    whole = rows_of(lab, SCALE)
+    whole = rows_of(lab, REGIME, SCALE)
     private, asked = Generation.private, []
 
     def stopping(self, decoding, per_token):
@@ -63,8 +58,8 @@ def test_the_same_seed_gives_the_same_numbers_and_a_stopped_run_goes_on(lab, mon
 
     monkeypatch.setattr(Generation, "private", stopping)
     with pytest.raises(KeyboardInterrupt):
-        rows_of(lab, SCALE)
-    assert rows_of(lab, SCALE) == whole
+        rows_of(lab, REGIME, SCALE)
+    assert rows_of(lab, REGIME, SCALE) == whole
     assert asked.count(("greedy", 2.0**-16)) == 1
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ import pytest
 from curator.deployments import build_workspace
 from paclm.engine.training_job import membership_of
 from paclm.errors import EngineError, InvalidInput
+from paclm.study.decoding import GREEDY, Decoding
 from paclm.study.lab import Lab
+from paclm.study.regimes import regime_named
 from paclm.study.text import Passage
-from paclm.study.textvotes import GREEDY, Decoding
 from paclm.worlds.workspace import Workspace
 from study.small_lab import RUNTIME, open_lab
 
@@ -93,6 +95,8 @@ def test_another_collection_has_worlds_of_its_own(tmp_path: Path, texts: list[st
         assert other.worlds_name == "collection-2"
         assert (other.membership.sum(axis=1) * 2 == lab.num_worlds).all()
         assert not np.array_equal(other.membership, lab.membership)
+        other.engine()
+    assert other._engine is None, "two engines may not fit, and `other` is still held here"
 
 
 def test_the_first_worlds_alone_vote_as_they_do_among_all(study_template: Path, tmp_path: Path) -> None:
@@ -105,7 +109,7 @@ def test_the_first_worlds_alone_vote_as_they_do_among_all(study_template: Path, 
         assert (part[name].full == whole[name].full).all()
     with pytest.raises(InvalidInput, match="even odds for an attacker need all of them"):
         _ = some.membership
-    with pytest.raises(InvalidInput, match="the first 2 or more can be studied: 1"):
+    with pytest.raises(InvalidInput, match="the first 2 or more can be studied, not 1"):
         Lab(everyone.workspace, first_worlds=1)
 
 
@@ -114,9 +118,25 @@ def test_what_is_trained_for_the_first_worlds_sees_their_records(study_template:
     assert lab.stack(lab.named("uncoupled")).num_worlds == 2
     entry = lab.workspace.manifest.adapters["uncoupled-first-2.safetensors"]
     assert not entry["training"]["coupled"]
-    for name in ("worlds", "uncoupled", "collection-2"):
+    for name in ("uncoupled", "collection-2"):
         whole = membership_of(lab.workspace, name)
         assert (membership_of(lab.workspace, f"{name}-first-2") == whole[:, :2]).all()
+    for number in (0, 1, lab.workspace.num_worlds + 1):
+        with pytest.raises(InvalidInput, match=f"the first 2 or more can be trained alone, not {number}"):
+            membership_of(lab.workspace, f"uncoupled-first-{number}")
+    with pytest.raises(InvalidInput, match="What can be trained"):  # the lab takes them from the file of all worlds
+        membership_of(lab.workspace, "worlds-first-2")
+
+
+@pytest.mark.parametrize("name", ["sessions", "sweep", "tokens_only"])
+def test_an_attack_on_some_worlds_alone_is_refused_before_anything_is_played(
+    study_template: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(open_lab(study_template, tmp_path / "lab").workspace, runtime=RUNTIME, first_worlds=2)
+    regime = regime_named(name)
+    monkeypatch.setattr(Lab, "engine", Mock(side_effect=AssertionError("an engine was opened")))
+    with pytest.raises(InvalidInput, match="even odds for an attacker need all of them"):
+        regime.run(lab, regime.presets["quick"])
 
 
 def test_whoever_trains_has_the_memory_of_the_engine(small_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from paclm.errors import InvalidInput
+from paclm.study.decoding import GREEDY
 from paclm.study.lab import Lab
 from paclm.study.parts import Kept
 from paclm.study.regime import Findings, Regime
@@ -17,7 +18,6 @@ from paclm.study.regimes import NAMES, regime_named
 from paclm.study.results import Result
 from paclm.study.run import regimes_named, results_folder, run_regime
 from paclm.study.text import Passage
-from paclm.study.textvotes import GREEDY
 
 
 @dataclass(frozen=True)

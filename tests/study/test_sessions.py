@@ -12,16 +12,11 @@ from paclm.study.regimes.sessions import REGIME, Sessions, SessionScale
 from paclm.study.run import run_regime
 from paclm.study.table import to_latex, to_markdown
 from paclm.study.tables import tab_session, tab_session_accuracy
-from study.small_lab import build_study_workspace, open_lab
+from study.small_lab import build_study_workspace, open_lab, rows_of
 
 SCALE = SessionScale(
     sessions=6, queries=4, tokens=8, horizons=(8, 32), budgets=(2.0**-4, 2.0**-6), prompt=8, queries_per_part=2
 )
-
-
-def rows_of(lab, scale):
-    """A whole run: what it kept on the way is forgotten in the end."""
-    return run_regime(lab, REGIME, "quick", scale=scale).rows
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +30,14 @@ def lab(template, tmp_path):
 
 
 def test_the_same_seed_gives_the_same_rows_and_another_seed_others(template, lab, tmp_path):
-    first = rows_of(lab, SCALE)
-    assert first == rows_of(lab, SCALE)
+    first = rows_of(lab, REGIME, SCALE)
+    assert first == rows_of(lab, REGIME, SCALE)
     assert len(first) == 4
-    assert first != rows_of(open_lab(template, tmp_path / "lab", seed=1), SCALE)
+    assert first != rows_of(open_lab(template, tmp_path / "lab", seed=1), REGIME, SCALE)
 
 
 def test_a_run_that_was_stopped_goes_on_where_it_was_and_ends_with_the_same_numbers(lab, monkeypatch):
-    whole = rows_of(lab, SCALE)
+    whole = rows_of(lab, REGIME, SCALE)
     played = Sessions._play_queries
     asked = []
 
@@ -54,8 +49,8 @@ def test_a_run_that_was_stopped_goes_on_where_it_was_and_ends_with_the_same_numb
 
     monkeypatch.setattr(Sessions, "_play_queries", stopping)
     with pytest.raises(KeyboardInterrupt):
-        rows_of(lab, SCALE)
-    assert rows_of(lab, SCALE) == whole
+        rows_of(lab, REGIME, SCALE)
+    assert rows_of(lab, REGIME, SCALE) == whole
     assert asked == [range(2), range(2, 4), range(2, 4)]  # the first part was not played again
     assert not list((lab.folder / "parts").iterdir())
 
@@ -71,8 +66,8 @@ def test_a_stopped_run_of_another_scale_is_not_continued(lab, monkeypatch):
 
     monkeypatch.setattr(Sessions, "_play_queries", stopping)
     with pytest.raises(KeyboardInterrupt):
-        rows_of(lab, SCALE)
-    rows_of(lab, replace(SCALE, budgets=(2.0**-4, 2.0**-8)))
+        rows_of(lab, REGIME, SCALE)
+    rows_of(lab, REGIME, replace(SCALE, budgets=(2.0**-4, 2.0**-8)))
     assert asked[2] == range(2)
 
 

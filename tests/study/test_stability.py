@@ -12,6 +12,7 @@ import pytest
 from paclm.errors import UnsoundState
 from paclm.privacy.releases import RULES, Rule
 from paclm.privacy.step import Step
+from paclm.study.decoding import GREEDY
 from paclm.study.figure import save_figure
 from paclm.study.figures.fig_flatness import FIGURE as FLATNESS_FIGURE
 from paclm.study.figures.fig_releases import FIGURE as RELEASES_FIGURE
@@ -30,7 +31,7 @@ from paclm.study.tables import (
     tab_operations,
     tab_releases,
 )
-from paclm.study.textvotes import GREEDY, TextVotes
+from paclm.study.textvotes import TextVotes
 from paclm.study.votes import RecordedVotes
 from study.small_lab import open_lab
 

@@ -10,16 +10,11 @@ from paclm.study.regimes.sweep import REGIME, Run, Sweep, SweepScale, cut_runs
 from paclm.study.run import run_regime
 from paclm.study.table import to_markdown
 from paclm.study.tables import tab_sweep
-from study.small_lab import build_study_workspace, open_lab
+from study.small_lab import build_study_workspace, open_lab, rows_of
 
 SCALE = SweepScale(
     trials=12, long_trials=3, lengths=(4, 8, 16), budgets=(0.25, 2.0**-8, 2.0**-20), total=1.0, prompt=8, together=7
 )
-
-
-def rows_of(lab, scale):
-    """A whole run: what it kept on the way is forgotten in the end."""
-    return run_regime(lab, REGIME, "quick", scale=scale).rows
 
 
 @pytest.fixture(scope="module")
@@ -48,16 +43,16 @@ def test_the_total_stops_a_large_budget_early_and_the_table_marks_it(lab):
 
 
 def test_the_same_seed_gives_the_same_rows_whatever_the_batches(lab):
-    rows = rows_of(lab, SCALE)
-    assert rows_of(lab, SCALE) == rows
-    other = rows_of(lab, replace(SCALE, together=5))
+    rows = rows_of(lab, REGIME, SCALE)
+    assert rows_of(lab, REGIME, SCALE) == rows
+    other = rows_of(lab, REGIME, replace(SCALE, together=5))
     for one, two in zip(rows, other, strict=True):
         assert one["unanimity"] == two["unanimity"]
         assert one["world_rate"] == pytest.approx(two["world_rate"], abs=1e-9)
 
 
 def test_a_stopped_sweep_goes_on_and_ends_with_the_same_numbers(lab, monkeypatch):
-    whole = rows_of(lab, SCALE)
+    whole = rows_of(lab, REGIME, SCALE)
     play, asked = Sweep._play_batch, []
 
     def stopping(self, batch, *rest):
@@ -68,8 +63,8 @@ def test_a_stopped_sweep_goes_on_and_ends_with_the_same_numbers(lab, monkeypatch
 
     monkeypatch.setattr(Sweep, "_play_batch", stopping)
     with pytest.raises(KeyboardInterrupt):
-        rows_of(lab, SCALE)
-    assert rows_of(lab, SCALE) == whole
+        rows_of(lab, REGIME, SCALE)
+    assert rows_of(lab, REGIME, SCALE) == whole
     assert asked[2] == asked[3]
     assert asked.count(asked[0]) == 1
 

@@ -34,3 +34,11 @@ def test_as_many_positions_are_taken_as_asked_for_and_not_one_more(wanted: int) 
     taken = take_positions(passages, wanted)
     assert sum(passage.num_scored for passage in taken) == min(wanted, 14)
     assert all(passage.num_scored for passage in taken)
+
+
+def test_a_few_positions_are_taken_from_many_documents() -> None:
+    long = [Passage.of(range(100 * i, 100 * i + 30)) for i in range(4)]
+    windows = cut_passages(long, 11)
+    assert [passage.document for passage in windows] == [0, 1, 2, 3] * 3
+    assert [passage.document for passage in take_positions(windows, 35)] == [0, 1, 2, 3]
+    assert [passage.document for passage in take_positions(windows, 45)] == [0, 1, 2, 3, 0]

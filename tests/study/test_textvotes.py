@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from paclm.errors import InvalidInput
+from paclm.study.decoding import GREEDY, Decoding
 from paclm.study.lab import Lab
-from paclm.study.text import Passage
-from paclm.study.textvotes import GREEDY, Decoding, collect_votes
+from paclm.study.text import Passage, cut_passages
+from paclm.study.textvotes import collect_votes
 
 
 def test_greedy_votes_are_those_the_engine_casts_along_the_text(small_lab: Lab) -> None:
@@ -49,3 +50,12 @@ def test_with_the_full_adapter_it_looks_on_and_is_no_world(small_lab: Lab) -> No
     without = collect_votes(small_lab.engine(support_size=40), small_lab.passages(20), [GREEDY], [0], with_full=False)
     with pytest.raises(InvalidInput, match="without the column full"):
         _ = without["greedy"].full
+
+
+def test_errors_are_over_documents_and_not_over_their_windows(small_lab: Lab) -> None:
+    engine = small_lab.engine(support_size=40)
+    (passage,) = small_lab.passages(12)[:1]
+    windows = cut_passages([Passage.of(passage.tokens[:9]), Passage.of(passage.tokens)], 5)
+    votes = collect_votes(engine, windows, [GREEDY], [0], with_full=False)["greedy"]
+    assert len(windows) > 2
+    assert np.bincount(votes.passage).tolist() == [8, len(passage) - 1]

@@ -133,7 +133,7 @@ def _open(workspace: Path) -> KeyStore:
     if not (folder / CURATOR_FOLDER).is_dir():
         load_manifest(folder)  # says so where there is no workspace at all
     path, server = service_path(folder), running_server(folder)
-    if server is not None and not (path.exists() and identity(path) == server.books):
+    if server is not None and not (path.exists() and identity(path) == server.service_file):
         raise ServiceError(
             f"{path} is not the file that the running server (process {server.process}) has open: it was removed or "
             "put back meanwhile, and what is written there would reach no server. Stop the server, put the newest "

@@ -63,24 +63,25 @@ def prepare_adapters(
 ) -> list[ProductAdapter | None]:
     """The adapters of the same product in every block, in the type of its weight; None where a block has none.
 
-    A (G, r, in) and B (G, out, r) are by layer. Blocks of which the same parts are adapted are prepared together.
+    A (G, r, in) and B (G, out, r) are by layer. Blocks of one shape, of which the same parts are adapted, are prepared
+    together.
     """
     ready: list[ProductAdapter | None] = [None] * len(products)
-    alike: dict[tuple[int, ...], list[int]] = {}
+    alike: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for block, product in enumerate(products):
         parts = tuple(part for part, name in enumerate(product.names) if name in A)
         if parts:
-            alike.setdefault(parts, []).append(block)
-    for parts, blocks in alike.items():
-        like = products[blocks[0]]
+            alike.setdefault((parts, product.widths), []).append(block)
+    for (parts, widths), blocks in alike.items():
+        dtype = products[blocks[0]].weight.dtype
         names = [[products[block].names[part] for block in blocks] for part in parts]
         down = [torch.stack([A[name] for name in same]) for same in names]  # (blocks, G, r, in) each
         up = [torch.stack([B[name] for name in same]) for same in names]  # (blocks, G, out, r) each
-        columns = [(sum(like.widths[:part]), sum(like.widths[: part + 1])) for part in parts]
+        columns = [(sum(widths[:part]), sum(widths[: part + 1])) for part in parts]
         joined_A = down[0] if len(parts) == 1 else torch.cat(down, 2)
         joined_B = up[0] if len(parts) == 1 else block_diagonal(columns, up)
-        each_A = joined_A.to(like.weight.dtype).unbind()
-        each_B = (scale * joined_B).to(like.weight.dtype).unbind()
+        each_A = joined_A.to(dtype).unbind()
+        each_B = (scale * joined_B).to(dtype).unbind()
         for block, own_A, own_B in zip(blocks, each_A, each_B, strict=True):
             ready[block] = ProductAdapter(own_A, own_B, columns[0][0])
     return ready

@@ -5,7 +5,7 @@
     shards:N    N disjoint parts of the records     adapters/shards-N.safetensors, who is where in shards-N.npz
     collection:N   as many worlds, drawn anew (N ≥ 2)   adapters/collection-N.safetensors
     uncoupled   the same worlds, each from its own start and in its own order: what coupling is compared with
-    …-first-N   of worlds, uncoupled or a collection the first N alone
+    …-first-N   of a collection or of uncoupled the first N alone
 
 Neither the secret nor the ledger is looked at.
 """
@@ -44,7 +44,7 @@ from paclm.worlds.workspace import Workspace
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 _NUMBERED = re.compile(r"(shards|collection)[:-]([0-9]+)")
-_FIRST = re.compile(r"(worlds|uncoupled|collection[:-][0-9]+)-first-([0-9]+)")
+_FIRST = re.compile(r"(uncoupled|collection[:-][0-9]+)-first-([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class TrainingJob:
 
     def plan(self, worlds_per_step: int | None = None, estimate_time: bool = False) -> TrainingPlan:
         """What training will take."""
-        with _memory("A training step of two worlds, tried out,", _smaller_steps(self.settings)):
+        with _fitting_memory("A training step of two worlds, tried out,", _smaller_steps(self.settings)):
             return plan_training(
                 self.model, self.schedule, self.settings, worlds_per_step=worlds_per_step, estimate_time=estimate_time
             )
@@ -100,7 +100,7 @@ class TrainingJob:
         self, worlds_per_step: int | None, resume: bool, on_progress: OnProgress | None
     ) -> tuple[Workspace, Trained]:
         worlds_per_step = worlds_per_step or self.plan().worlds_per_step
-        with _memory(f"Training {worlds_per_step} worlds at a time", _smaller_steps(self.settings)):
+        with _fitting_memory(f"Training {worlds_per_step} worlds at a time", _smaller_steps(self.settings)):
             trained = train_worlds(
                 self.model,
                 self.schedule,
@@ -147,7 +147,7 @@ def prepare_training(workspace: Workspace, what: str = "worlds", *, dtype: Dtype
     base = base_of(workspace)
     device = pick_device(workspace.runtime.device)
     threads = set_threads(workspace.runtime.threads) if device.type == "cpu" else None
-    with _memory("The base model", 'choose a smaller one, or device = "cpu" in [runtime]'):
+    with _fitting_memory("The base model", 'choose a smaller one, or device = "cpu" in [runtime]'):
         model: Any = load_model(base, pick_dtype(dtype, device)).to(device)
     encoded = encode_texts(load_tokenizer(base), [record.text for record in records])
     blocks = make_blocks(
@@ -160,7 +160,7 @@ def prepare_training(workspace: Workspace, what: str = "worlds", *, dtype: Dtype
 
 
 @contextmanager
-def _memory(what: str, remedy: str) -> Iterator[None]:
+def _fitting_memory(what: str, remedy: str) -> Iterator[None]:
     """Say what to do where memory runs out."""
     try:
         yield
@@ -207,6 +207,10 @@ def _multiplies_bfloat16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:
 def membership_of(workspace: Workspace, what: str) -> BoolArray:
     """Which records each of the adapters called `what` sees, (records, adapters)."""
     if cut := _FIRST.fullmatch(what):
+        if not 2 <= int(cut[2]) <= workspace.num_worlds:
+            raise InvalidInput(
+                f"Of {workspace.num_worlds} worlds the first 2 or more can be trained alone, not {cut[2]}."
+            )
         return membership_of(workspace, cut[1])[:, : int(cut[2])]
     if what in ("worlds", "uncoupled"):
         return workspace.membership

@@ -123,8 +123,8 @@ def rows_ahead(writer: Writer, testimony: Testimony) -> int:
     if found is None or found[0] != testimony.head.digest:
         raise LedgerRolledBack(
             f"Row {testimony.head.seq} of {writer.path} is not the one its witness has seen: another copy of this "
-            "ledger was in use, or paclm ledger adopt was cut short. If it was, put the backup back and adopt it once "
-            "more; if not, put the file back that the witness knows: two histories of one secret cannot be merged."
+            "ledger was in use, or paclm ledger adopt was cut short. If it was, adopt this file once more; if not, put "
+            "the file back that the witness knows: two histories of one secret cannot be merged."
         )
     if ahead > 1:
         raise LedgerRolledBack(

@@ -21,8 +21,8 @@ _HOLDER_BYTES = 12
 """The holder's process id and a newline; the notes stand behind it."""
 _NOTE_BYTES = 192
 _NOTE = re.compile(rb"(note +([0-9]{1,18}) +([0-9]{1,18}) ([0-9a-f]{64})) ([0-9a-f]{64})\n\0*")
-_NOTE_OF_OLD = re.compile(rb" *([0-9]{1,18}) ([0-9a-f]{64})\n\0*")
-"""As earlier versions wrote it: one note, in the place of the first, without turn and checksum."""
+_NOTE_OF_OLD = re.compile(rb" *([0-9]{1,18}) ([0-9a-f]{64})\n.*", re.DOTALL)
+"""As earlier versions wrote it: one note, in the place of the first and maybe over it, without turn and checksum."""
 
 
 @dataclass(frozen=True, slots=True)

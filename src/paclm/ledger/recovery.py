@@ -82,17 +82,24 @@ def adopt_restored(
 
 
 def _adopt_with_witness(writer: Writer, witness: Witness, confirmed_by: str) -> Restored:
-    keys = witness.keys
+    keys, is_current = witness.keys, False
     try:
         testimony = witness.read(writer.opened.ledger)
         check_name(testimony, witness.path, writer.state.witness)
-        check_whole(writer, witness, testimony)
-        is_current = _is_current(writer, testimony, keys)
-        _rotate_to(writer, keys)  # the witness must not hear of it yet: it alone knows what the copy lacks
+        check_key(writer, testimony, keys.current)
+        _check_remembered(writer, testimony)
+        done = _was_cut_short(writer, testimony, keys)
+        if done is None:
+            check_whole(writer, witness, testimony)
+            is_current = _is_current(writer, testimony)
+            _rotate_to(writer, keys)  # the witness must not hear of it yet: it alone knows what the copy lacks
     except BaseException:
         witness.close()
         raise
     writer.witness = witness
+    if done is not None:
+        witness.write(writer.testimony(testimony.witness))
+        return done
     if is_current:
         event = _restored(writer, "current", confirmed_by)
         writer.append(event)
@@ -102,21 +109,35 @@ def _adopt_with_witness(writer: Writer, witness: Witness, confirmed_by: str) -> 
     return event
 
 
-def _is_current(writer: Writer, testimony: Testimony, keys: Keys) -> bool:
+def _is_current(writer: Writer, testimony: Testimony) -> bool:
     """Whether the copy has every row that the witness knows; refuses a witness that cannot say."""
-    check_key(writer, testimony, keys.current)
-    if writer.remembered is not None and (noted := writer.remembered.head.seq) > testimony.head.seq:
-        raise LedgerRolledBack(
-            f"The witness has seen row {testimony.head.seq} of {writer.path}, and row {noted} was the newest when "
-            "the ledger was last in use here: the witness was put back to an earlier day. Name the newest one, or "
-            "adopt without a witness."
-        )
     if writer.head.seq < testimony.head.seq:
         return False
     if _was_only_rotated(writer, testimony):
         return False
     rows_ahead(writer, testimony)  # the same history, or refused
     return True
+
+
+def _check_remembered(writer: Writer, testimony: Testimony) -> None:
+    """Refuse a witness that is older than what the lock remembers."""
+    if writer.remembered is not None and (noted := writer.remembered.head.seq) > testimony.head.seq:
+        raise LedgerRolledBack(
+            f"The witness has seen row {testimony.head.seq} of {writer.path}, and row {noted} was the newest when "
+            "the ledger was last in use here: the witness was put back to an earlier day. Name the newest one, or "
+            "adopt without a witness."
+        )
+
+
+def _was_cut_short(writer: Writer, testimony: Testimony, keys: Keys) -> Restored | None:
+    """The row that an adopting wrote from this very testimony, where a crash came before the witness knew it."""
+    with database.translated(writer.path):
+        event = read_row(writer.db, writer.path, writer.head.seq).contents[0]
+    if not isinstance(event, Restored) or {writer.keys.current, testimony.key} != {keys.current}:
+        return None
+    taken = event.proof, event.lost_until, event.state, event.settings, event.belief
+    told = "witness", testimony.head.seq, testimony.state, testimony.settings, hash_belief(testimony.sealed_belief)
+    return event if taken == told else None
 
 
 def _was_only_rotated(writer: Writer, testimony: Testimony) -> bool:

@@ -155,16 +155,21 @@ class Witness:
             raise LedgerTampered(f"The witness {self.path} carries a MAC that the ledger's key did not make.")
         other = 1 - newest.number
         self._check_turns(newest, [slot for slot in whole if slot.number == other])
-        is_blank = not slots[other].strip(b"\0")
-        self.has_torn_slot = len(whole) < 2 and not (is_blank and newest.turn == 0)
+        is_blank, is_first = not slots[other].strip(b"\0"), testimony.state.get("witness") != testimony.witness
+        self.has_torn_slot = len(whole) < 2 and not (is_blank and is_first)
         self._next_slot, self._next_turn = other, newest.turn + 1
         return testimony
 
     def _check_turns(self, newest: _Slot, others: list[_Slot]) -> None:
         """What is whole was written whole, one turn after the other; a slot that was copied or put back was not."""
         for slot in others:
-            is_ours = slot.turn == max(0, newest.turn - 1) and slot.testimony.ledger == newest.testimony.ledger
-            if not is_ours or not hmac.compare_digest(self.keys.mac(slot.testimony.key, slot.payload), slot.mac):
+            older, newer = slot.testimony, newest.testimony
+            follows = slot.turn == max(0, newest.turn - 1) and older.head.seq <= newer.head.seq
+            if (
+                not follows
+                or older.ledger != newer.ledger
+                or not hmac.compare_digest(self.keys.mac(older.key, slot.payload), slot.mac)
+            ):
                 raise LedgerTampered(
                     f"The two slots of the witness {self.path} do not belong together: one of them was copied, put "
                     "back or made by someone else. Put the newest witness back; if it is lost for good, declare so "

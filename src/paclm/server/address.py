@@ -28,8 +28,8 @@ class Running:
 
     url: str
     process: int
-    books: tuple[int, int]
-    """Device and inode of the file of API keys that it has open."""
+    service_file: tuple[int, int]
+    """Device and inode of the file of keys and replies that it has open."""
 
 
 def note_path(workspace: Path) -> Path:
@@ -80,14 +80,15 @@ def _write(path: Path, content: bytes) -> int:
 def running_server(workspace: Path) -> Running | None:
     """The server that runs now; None where none does, or none has said so."""
     try:
-        descriptor = os.open(note_path(workspace), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(note_path(workspace), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _parse(os.read(descriptor, _MOST_BYTES))
+            found = _parse(os.read(descriptor, _MOST_BYTES))
+            return found if found is not None and _is_alive(found.process) else None
         return None
     except OSError:
         return None
@@ -98,7 +99,18 @@ def running_server(workspace: Path) -> Running | None:
 def _parse(content: bytes) -> Running | None:
     try:
         note = json.loads(content)
-        url, process, (device, inode) = str(note["url"]), int(note["process"]), note["books"]
+        url, process, (device, inode) = str(note["url"]), int(note["process"]), note["service_file"]
         return Running(url, process, (int(device), int(inode))) if _URL.fullmatch(url) else None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+
+
+def _is_alive(process: int) -> bool:
+    """A child that outlives a killed server keeps its lock, and serves nobody."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's, and alive
+        return True
+    return process > 0

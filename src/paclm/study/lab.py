@@ -70,7 +70,9 @@ class Lab:
         self.collection = collection
         """1 is the workspace's own worlds; others are drawn and trained anew from the same records."""
         if first_worlds is not None and not 2 <= first_worlds <= workspace.num_worlds:
-            raise InvalidInput(f"Of {workspace.num_worlds} worlds the first 2 or more can be studied: {first_worlds}.")
+            raise InvalidInput(
+                f"Of {workspace.num_worlds} worlds the first 2 or more can be studied, not {first_worlds}."
+            )
         self.first_worlds = first_worlds
         """Only so many are studied, and trained where a study needs others; None is all. For votes, not for attacks."""
         self.runtime = runtime or workspace.runtime
@@ -86,14 +88,18 @@ class Lab:
             yield self
             return
         self.ensure(self.named(f"collection-{number}"))
-        yield self._changed(self.runtime, number)
+        other = self._changed(self.runtime, number)
+        try:
+            yield other
+        finally:
+            other.let_go()  # whoever still holds the other lab holds no memory
 
     def with_runtime(self, runtime: RuntimeConfig) -> Lab:
         """The same lab with other settings of speed and arithmetic."""
         return self._changed(runtime, self.collection)
 
     def _changed(self, runtime: RuntimeConfig, collection: int) -> Lab:
-        self._engine = None  # two engines may not fit
+        self.let_go()  # two engines may not fit
         return Lab(
             self.workspace,
             seed=self.seed,
@@ -137,12 +143,16 @@ class Lab:
         """(records, m) who is in which world of this collection."""
         from paclm.engine.training_job import membership_of
 
+        self.need_all_worlds()
+        return membership_of(self.workspace, self.worlds_name)
+
+    def need_all_worlds(self) -> None:
+        """Refuse an attack on some worlds alone: for regimes to ask before they play for an hour, not after."""
         if self.first_worlds is not None:
             raise InvalidInput(
                 f"A record is in half of all {self.workspace.num_worlds} worlds, and in more or fewer of the first "
                 f"{self.first_worlds}: even odds for an attacker need all of them."
             )
-        return membership_of(self.workspace, self.worlds_name)
 
     def ensure(self, *names: str) -> None:
         """Train the adapters (`full`, `shards-8`, `collection-2`, …) that the workspace does not have yet."""

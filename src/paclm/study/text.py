@@ -15,6 +15,8 @@ class Passage:
     tokens: tuple[int, ...]
     is_scored: tuple[bool, ...]
     """As long as tokens; the first token is never a target."""
+    document: int = 0
+    """Which record or document it is from: windows of one are no independent samples."""
 
     @classmethod
     def of(cls, tokens: Iterable[int]) -> Passage:
@@ -34,15 +36,17 @@ class Passage:
 def cut_passages(passages: Iterable[Passage], window: int) -> list[Passage]:
     """Windows of at most `window` tokens, each starting afresh; a rest of fewer than two tokens is dropped.
 
-    Windows overlap by one token, so that every token but a record's first is a target once.
+    Windows overlap by one token, so that every token but a record's first is a target once. First windows of all
+    documents come first: whoever takes a few takes them from many.
     """
     if window < 2:
         raise InvalidInput(f"A window must hold at least 2 tokens (a token and its successor), not {window}.")
-    return [
-        Passage(passage.tokens[start : start + window], passage.is_scored[start : start + window])
-        for passage in passages
+    windows = [
+        (start, Passage(passage.tokens[start : start + window], passage.is_scored[start : start + window], document))
+        for document, passage in enumerate(passages)
         for start in range(0, len(passage) - 1, window - 1)
     ]
+    return [passage for _, passage in sorted(windows, key=lambda found: found[0])]
 
 
 def take_positions(passages: Sequence[Passage], num_positions: int) -> list[Passage]:
@@ -55,7 +59,7 @@ def take_positions(passages: Sequence[Passage], num_positions: int) -> list[Pass
         length = 1
         while length < len(passage) and sum(passage.is_scored[1:length]) < missing:
             length += 1
-        cut = Passage(passage.tokens[:length], passage.is_scored[:length])
+        cut = Passage(passage.tokens[:length], passage.is_scored[:length], passage.document)
         if cut.num_scored:
             taken.append(cut)
             missing -= cut.num_scored

@@ -11,9 +11,7 @@ import numpy as np
 from paclm.errors import InvalidInput
 from paclm.privacy.arrays import IntArray
 from paclm.privacy.randomness import Coins
-from paclm.study.decoding import GREEDY as GREEDY
-from paclm.study.decoding import GUMBEL as GUMBEL
-from paclm.study.decoding import Decoding as Decoding
+from paclm.study.decoding import Decoding
 from paclm.study.text import Passage
 from paclm.study.votes import RecordedVotes
 
@@ -26,7 +24,7 @@ class TextVotes:
     """Votes on a text; a position appears once per draw, and knows which passage it is from."""
 
     recorded: RecordedVotes
-    passage: IntArray  # (n,) the cluster of each position, for errors over sequences
+    passage: IntArray  # (n,) the document of each position: errors are over these
     position: IntArray  # (n,) the same number in every draw
     draw: IntArray  # (n,)
 
@@ -103,7 +101,7 @@ def collect_votes(
                     kept[decoding.name][draw].append(votes.cpu().numpy().astype(np.int32))
             advance(len(keep))
     truth = np.concatenate([np.asarray(p.tokens[1:], np.int32)[np.asarray(p.is_scored[1:])] for p in passages])
-    cluster = np.concatenate([np.full(p.num_scored, i, np.int32) for i, p in enumerate(passages)])
+    cluster = np.concatenate([np.full(p.num_scored, p.document, np.int32) for p in passages])
     return {
         decoding.name: _joined([np.concatenate(draw) for draw in kept[decoding.name]], truth, cluster, with_full)
         for decoding in decodings

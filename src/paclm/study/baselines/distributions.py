@@ -42,7 +42,7 @@ def text_distributions(engine: Engine, passages: Sequence[Passage], support_size
     """Walk the passages; position i is about tokens[i + 1], and only scored targets are given out."""
     head = engine.head.float()
     at_once = max(1, _NUMBERS_AT_ONCE[head.device.type] // ((engine.num_worlds + 1) * engine.vocabulary))
-    for number, passage in enumerate(passages):
+    for passage in passages:
         scored = torch.tensor(passage.is_scored[1:], device=head.device)
         truth = torch.tensor(passage.tokens[1:], device=head.device)
         done = 0
@@ -53,7 +53,7 @@ def text_distributions(engine: Engine, passages: Sequence[Passage], support_size
                 logs = log_distributions(hidden[:, part], head)
                 public = logs[:, -1]
                 support = top_tokens(public, min(support_size, engine.vocabulary))
-                where: IntArray = np.full(len(part), number, dtype=np.int64)
+                where: IntArray = np.full(len(part), passage.document, dtype=np.int64)
                 yield Distributions(logs[:, :-1], public, support, truth[done + part], where)
             done += count
 

@@ -131,9 +131,9 @@ class DivergenceTable:
         exponents = np.minimum((self.order - 1) * radii, min(_LARGEST_TARGET / self.order, _LARGEST_ROOT))
         target = torch.from_numpy(np.expm1(exponents) * (1.0 - 1e-12))
         flat = torch.from_numpy(np.ascontiguousarray(values.reshape(-1, len(WEIGHTS))))  # (r, J)
-        goals = (
-            target.float().expand(len(flat), -1).contiguous()
-        )  # in float32, as the values: they are an ulp too large
+        # The target may round up to float32: a value below it all the same stands for one below the target itself,
+        # for values are an ulp too large.
+        goals = target.float().expand(len(flat), -1).contiguous()  # (r, R)
         place = torch.searchsorted(flat, goals, right=True).sub_(1).clamp_(0, len(WEIGHTS) - 2)  # (r, R)
         left, right = flat.gather(1, place).double(), flat.gather(1, place + 1).double()
         part = ((target - left) / (right - left)).clamp_(0.0, 1.0)

@@ -62,7 +62,7 @@ def run(lab: Lab, scale: CensusScale) -> Findings:
 def _scored(passages: list[Passage]) -> tuple[BoolArray, IntArray]:
     """Which positions count, and the passage of each that does."""
     keep = np.concatenate([np.asarray(passage.is_scored[1:], dtype=np.bool_) for passage in passages])
-    cluster = np.concatenate([np.full(passage.num_scored, i) for i, passage in enumerate(passages)])
+    cluster = np.concatenate([np.full(passage.num_scored, passage.document) for passage in passages])
     return keep, cluster
 
 

@@ -98,15 +98,15 @@ def _ceiling(lab: Lab, scale: CouplingScale, adapters: str) -> list[Row]:
     from paclm.engine.votes import coupling_ceiling
 
     each = 1 + math.ceil(scale.ceiling_positions / len(lab.test_passages))  # a little of every window: many clusters
-    passages = [passage.tokens[: 1 + each] for passage in lab.test_passages]
-    advance = lab.start_task(f"coupling ceiling, {adapters}", sum(len(tokens) - 1 for tokens in passages))
+    passages = [(passage.document, passage.tokens[: 1 + each]) for passage in lab.test_passages]
+    advance = lab.start_task(f"coupling ceiling, {adapters}", sum(len(tokens) - 1 for _, tokens in passages))
     engine = lab.engine(adapters)
     values, clusters = [], []
-    for number, tokens in enumerate(passages):
+    for document, tokens in passages:
         for hidden in engine.windows(tokens, len(tokens)):
             _, logits = engine.restricted(hidden)
             values.append(coupling_ceiling(logits[:, :-1]).cpu().numpy())
-            clusters.append(np.full(len(values[-1]), number))
+            clusters.append(np.full(len(values[-1]), document))
             advance(len(values[-1]))
     found = clustered_mean(np.concatenate(values), np.concatenate(clusters), lab.rng("coupling", "ceiling"))
     return [{"decoder": "any", "ceiling": found.mean, "ceiling_stderr": found.stderr}]

@@ -139,6 +139,7 @@ class Sessions:
 
 def run(lab: Lab, scale: SessionScale) -> Findings:
     """All budgets side by side, then every cell."""
+    lab.need_all_worlds()
     sessions = Sessions(lab, scale)
     context = scale.prompt + scale.tokens
     engine, together = engine_for(lab, lab.worlds_name, "full", sequences=len(sessions), context=context)

@@ -174,6 +174,7 @@ def cut_runs(runs: list[Run], size: int) -> Iterator[list[Run]]:
 
 def run(lab: Lab, scale: SweepScale) -> Findings:
     """Play everything, then every cell."""
+    lab.need_all_worlds()
     sweep = Sweep(lab, scale)
     rows = []
     cells = sweep.play()

@@ -43,6 +43,7 @@ class TokensOnlyScale:
 
 def run(lab: Lab, scale: TokensOnlyScale) -> Findings:
     """Both releases that read the secret, every budget, on recorded Gumbel votes."""
+    lab.need_all_worlds()
     decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))
     recorded = lab.text_votes(scale.positions, decodings)[GUMBEL.name].recorded
     parts = lab.parts("tokens_only", asdict(scale))
