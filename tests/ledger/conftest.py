@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from paclm.config import MechanismConfig
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
-from paclm.privacy.accounting import units_up
+from paclm.ledger.recovery import backup
+from paclm.privacy.accounting import Account, units_up
 
 KEY = bytes(range(32))
 PER_TOKEN, TOTAL = 2.0**-20, 2.0**-10
@@ -26,6 +28,7 @@ class Books:
         self.folder.mkdir(mode=0o700)
         self.path = self.folder / "ledger.sqlite"
         self.witness = folder / "elsewhere.witness"
+        self.backup = folder / "copy.sqlite"
         self.key = KEY
         self.settings = SETTINGS
         self.price = PRICE
@@ -53,6 +56,25 @@ class Books:
     @staticmethod
     def step(tokens: int = 4, key: str = "alice", dissent: int = 1, public: int = 0) -> list[Usage]:
         return [Usage(key, tokens, dissent, tokens, tokens * PRICE, public)]
+
+    def put_back(self, copy: Path) -> None:
+        """The ledger's files as somebody leaves them who restores a copy by hand."""
+        for file in self.folder.glob("ledger.sqlite*"):
+            file.unlink()
+        shutil.copy(copy, self.path)
+        self.path.chmod(0o600)
+
+    def fall_back(self, steps: int) -> Account:
+        """Two steps that a witness sees, a backup, more steps, and the backup put back; returns what is lost so."""
+        self.with_steps(2, witness=self.witness).close()
+        backup(self.path, self.backup)
+        with self.open(witness=self.witness) as ledger:
+            for n in range(3, steps + 3):
+                ledger.commit(self.step(), b"sealed %d" % n)
+            account = ledger.account
+        self.newest = Path(shutil.copy(self.path, self.folder.parent / "newest.sqlite"))
+        self.put_back(self.backup)
+        return account
 
     def with_steps(self, count: int, **changes) -> Ledger:
         ledger = self.create(**changes)

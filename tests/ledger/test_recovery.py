@@ -34,13 +34,6 @@ def snapshot(books, name):
     return copy
 
 
-def put_back(books, copy):
-    for side in books.folder.glob("ledger.sqlite*"):
-        side.unlink()
-    shutil.copy(copy, books.path)
-    books.path.chmod(0o600)
-
-
 def steps(books, ledger, numbers):
     for n in numbers:
         ledger.commit(books.step(), b"sealed %d" % n)
@@ -55,7 +48,7 @@ def rolled_back(books):
         steps(books, ledger, (4, 5, 6))
         books.account_before = ledger.account
         books.head_before = ledger.head
-    put_back(books, copy)
+    books.put_back(copy)
     return books
 
 
@@ -77,7 +70,7 @@ def test_a_rollback_to_before_the_witness_is_refused_too(books):
     copy = snapshot(books, "old.sqlite")
     with books.open(witness=books.witness) as ledger:
         steps(books, ledger, (3,))
-    put_back(books, copy)
+    books.put_back(copy)
     with pytest.raises(LedgerRolledBack):
         books.open(witness=books.witness)
 
@@ -99,7 +92,7 @@ def test_adopting_with_the_witness_loses_neither_charge_nor_belief(rolled_back):
 def test_adopting_with_a_witness_that_shows_nothing_is_missing_charges_nothing(books):
     books.with_steps(3, witness=books.witness).close()
     backup(books.path, books.folder / "copy.sqlite")
-    put_back(books, books.folder / "copy.sqlite")
+    books.put_back(books.folder / "copy.sqlite")
     with pytest.raises(LedgerRolledBack, match="backup copy"):
         books.open(witness=books.witness)
     assert adopt_restored(books.path, books.key, confirmed_by="ada", witness=books.witness).proof == "current"
@@ -114,7 +107,7 @@ def test_settings_changed_in_lost_rows_come_back_from_the_witness(books):
     with books.open(witness=books.witness) as ledger:
         ledger.extend(2.0**-8, confirmed_by="ada")
         ledger.change_settings(replace(ledger.settings, charge="dissent"))
-    put_back(books, copy)
+    books.put_back(copy)
     adopt_restored(books.path, books.key, confirmed_by="ada", witness=books.witness)
     with books.open(witness=books.witness) as ledger:
         assert (ledger.settings.charge, ledger.account.total_nats) == ("dissent", 2.0**-8)
@@ -124,7 +117,7 @@ def test_a_backup_without_a_witness_never_serves_before_it_is_adopted(books):
     with books.with_steps(3) as ledger:
         backup(books.path, books.folder / "copy.sqlite")  # while it is in use
         steps(books, ledger, (4, 5))
-    put_back(books, books.folder / "copy.sqlite")
+    books.put_back(books.folder / "copy.sqlite")
     assert verify(books.path, [books.key]).is_copy
     with pytest.raises(LedgerRolledBack, match="paclm ledger adopt"):
         books.open()
@@ -134,7 +127,7 @@ def test_adopting_without_a_witness_charges_everything_for_good(books):
     with books.with_steps(3) as ledger:
         backup(books.path, books.folder / "copy.sqlite")
         steps(books, ledger, (4, 5))
-    put_back(books, books.folder / "copy.sqlite")
+    books.put_back(books.folder / "copy.sqlite")
     assert adopt_restored(books.path, books.key, confirmed_by="ada").proof == "none"
     with books.open() as ledger:
         assert ledger.account.remaining_units == 0
@@ -152,7 +145,7 @@ def test_adopting_without_a_witness_counts_a_total_that_the_copy_does_not_know(b
     backup(books.path, books.folder / "copy.sqlite")
     with books.open() as ledger:
         ledger.extend(2.0**-6, confirmed_by="ada")
-    put_back(books, books.folder / "copy.sqlite")
+    books.put_back(books.folder / "copy.sqlite")
     adopt_restored(books.path, books.key, confirmed_by="ada", largest_total=2.0**-6)
     with books.open() as ledger:
         assert ledger.account.spent_nats == ledger.account.total_nats == 2.0**-6
@@ -177,7 +170,7 @@ def test_two_histories_of_one_secret_are_refused(books, tmp_path):
     shutil.copy(books.witness, old_witness)
     with books.open(witness=books.witness) as ledger:
         steps(books, ledger, (3, 4))
-    put_back(books, copy)
+    books.put_back(copy)
     (books.folder / "ledger.lock").unlink()
     with books.open(witness=old_witness) as ledger:  # everything was put back: nobody can know
         ledger.commit(books.step(2), b"other 3")

@@ -16,10 +16,13 @@ KEYS = [bytes(range(n, n + 32)) for n in (2, 1)]
 """The newest first, without the one that the ledger was made with."""
 
 
-def put_back(books, copy):
-    for file in books.folder.glob("ledger.sqlite*"):
-        file.unlink()
-    shutil.copy(copy, books.path)
+def assert_nothing_is_lost(books, keys, steps):
+    with books.open(**keys) as ledger:
+        assert ledger.account == books.before
+        assert ledger.sealed_belief == b"sealed %d" % (2 + steps)
+        ledger.commit(books.step(), b"later")
+    report = verify(books.path, books.keys)
+    assert report.intact, report.problem
 
 
 def crash(*_):
@@ -42,7 +45,7 @@ def rotated(books, request):
             for n in range(steps):
                 ledger.commit(books.step(), b"sealed %d" % (n + 3))
             books.before = ledger.account
-        put_back(books, copy)
+        books.put_back(copy)
         return {"mac_key": books.keys[0], "old_keys": books.keys[1:], "witness": witness}
 
     return go_on
@@ -52,12 +55,7 @@ def rotated(books, request):
 def test_a_backup_from_before_a_rotation_is_adopted_with_the_witness(books, rotated, steps):
     keys = rotated(with_witness=True, steps=steps)
     assert adopt_restored(books.path, confirmed_by="ada", **keys).proof == "witness"
-    with books.open(**keys) as ledger:
-        assert ledger.account == books.before
-        assert ledger.sealed_belief == b"sealed %d" % (2 + steps)
-        ledger.commit(books.step(), b"later")
-    report = verify(books.path, books.keys)
-    assert report.intact, report.problem
+    assert_nothing_is_lost(books, keys, steps)
 
 
 def test_a_backup_from_before_a_rotation_is_adopted_without_a_witness(books, rotated):
@@ -110,12 +108,7 @@ def test_adopting_with_the_witness_is_repeated_after_a_crash_and_loses_nothing(b
             adopt_restored(books.path, confirmed_by="ada", **keys)
     monkeypatch.undo()
     assert adopt_restored(books.path, confirmed_by="ada", **keys).proof == "witness"
-    with books.open(**keys) as ledger:
-        assert ledger.account == books.before
-        assert ledger.sealed_belief == b"sealed %d" % (2 + steps)
-        ledger.commit(books.step(), b"later")
-    report = verify(books.path, books.keys)
-    assert report.intact, report.problem
+    assert_nothing_is_lost(books, keys, steps)
 
 
 def test_a_backup_that_ends_with_the_rotation_lacks_nothing(books):
@@ -123,19 +116,13 @@ def test_a_backup_that_ends_with_the_rotation_lacks_nothing(books):
         ledger.rotate_key(KEYS[0], b"sealed anew")
     copy = books.folder.parent / "copy.sqlite"
     backup(books.path, copy)
-    put_back(books, copy)
+    books.put_back(copy)
     keys = {"mac_key": KEYS[0], "old_keys": [books.key], "witness": books.witness}
     assert adopt_restored(books.path, confirmed_by="ada", **keys).proof == "current"
 
 
 def test_a_crash_between_the_restore_and_its_witness_is_made_good_by_adopting_once_more(books, monkeypatch):
-    books.with_steps(2, witness=books.witness).close()
-    copy = books.folder.parent / "copy.sqlite"
-    backup(books.path, copy)
-    with books.open(witness=books.witness) as ledger:
-        ledger.commit(books.step(), b"sealed 3")
-        before = ledger.account
-    put_back(books, copy)
+    before = books.fall_back(1)
     again = {"mac_key": books.key, "confirmed_by": "ada", "witness": books.witness}
     monkeypatch.setattr(Witness, "write", crash)
     with pytest.raises(KeyboardInterrupt):
@@ -143,8 +130,8 @@ def test_a_crash_between_the_restore_and_its_witness_is_made_good_by_adopting_on
     monkeypatch.undo()
     half = books.folder.parent / "half.sqlite"
     shutil.copy(books.path, half)
-    for start in (half, copy):
-        put_back(books, start)
+    for start in (half, books.backup):
+        books.put_back(start)
         assert adopt_restored(books.path, **again).proof == "witness"
         with books.open(witness=books.witness) as ledger:
             assert (ledger.account, ledger.sealed_belief) == (before, b"sealed 3")

@@ -1,4 +1,4 @@
-"""Writes that a crash cut off: told apart from a ledger that was put back, and no way around the look for one."""
+"""Slots of a witness that a crash cut off or somebody spoiled: what passes, and that no row is hidden so."""
 
 from __future__ import annotations
 
@@ -7,172 +7,13 @@ import shutil
 
 import pytest
 
-from paclm.errors import LedgerError, LedgerRolledBack, LedgerTampered, LedgerUnwritable
-from paclm.ledger import lock as lock_file
+from ledger.tearing import SLOT, Crash, tear, torn_commit
+from paclm.errors import LedgerError, LedgerRolledBack, LedgerTampered
 from paclm.ledger import witness as witness_file
-from paclm.ledger.recovery import adopt_restored, backup, replace_witness
-from paclm.ledger.verify import verify
+from paclm.ledger.recovery import adopt_restored, replace_witness
 from paclm.ledger.witness import Witness
 
 NEW_KEY = bytes(range(1, 33))
-NOTE, SLOT = b"note ", witness_file._MAGIC
-NOTE_LENGTH = 177
-
-
-class Crash(BaseException):
-    pass
-
-
-def tear(monkeypatch, begin, keep, count=1):
-    """The count-th write that begins like this keeps so many bytes, over what was there, and is the process's last."""
-    real, left = os.pwrite, count
-
-    def pwrite(descriptor, content, at):
-        nonlocal left
-        if content.startswith(begin):
-            left -= 1
-            if left == 0:
-                real(descriptor, content[:keep], at)
-                raise Crash
-        return real(descriptor, content, at)
-
-    monkeypatch.setattr(os, "pwrite", pwrite)
-
-
-def torn_commit(books, monkeypatch, begin, keep, **options):
-    """Two steps, and a third whose note or testimony was cut off; a copy by hand from before the third."""
-    books.with_steps(2, **options).close()
-    copy = shutil.copy(books.path, books.folder.parent / "before.sqlite")
-    with books.open(**options) as ledger:
-        tear(monkeypatch, begin, keep)
-        with pytest.raises(Crash):
-            ledger.commit(books.step(), b"sealed 3")
-        monkeypatch.undo()
-    return copy
-
-
-def put_back(books, copy):
-    for file in books.folder.glob("ledger.sqlite*"):
-        file.unlink()
-    shutil.copy(copy, books.path)
-
-
-@pytest.mark.parametrize("keep", [*range(0, NOTE_LENGTH, 13), NOTE_LENGTH - 1, NOTE_LENGTH])
-def test_a_note_that_was_cut_off_refuses_nothing_that_is_there(books, monkeypatch, keep):
-    torn_commit(books, monkeypatch, NOTE, keep)
-    assert verify(books.path, [books.key]).intact
-    for n in (3, 4, 5):
-        with books.open() as ledger:
-            assert ledger.sealed_belief == b"sealed %d" % n
-            ledger.commit(books.step(), b"sealed %d" % (n + 1))
-
-
-@pytest.mark.parametrize("keep", [30, 60, 100, NOTE_LENGTH - 1, NOTE_LENGTH])
-def test_a_note_that_was_cut_off_still_finds_a_ledger_that_was_put_back(books, monkeypatch, keep):
-    """By a single row, even: what was begun to be noted is missing. (The first bytes are those that were there.)"""
-    put_back(books, torn_commit(books, monkeypatch, NOTE, keep))
-    for _ in range(2):
-        with pytest.raises(LedgerRolledBack, match="put back to an earlier day"):
-            books.open()
-        assert not verify(books.path, [books.key]).intact
-    adopt_restored(books.path, books.key, confirmed_by="ada")
-    with books.open() as ledger:
-        assert ledger.account.remaining_units == 0
-
-
-def test_a_refusal_after_a_note_that_was_cut_off_says_that_it_may_be_that(books, monkeypatch):
-    put_back(books, torn_commit(books, monkeypatch, NOTE, 40))
-    with pytest.raises(LedgerRolledBack, match=r"a later row was being noted .* is not whole.*cut off .*adopt"):
-        books.open()
-
-
-def test_of_two_notes_one_is_whole_however_often_a_process_dies_at_the_other(books, monkeypatch):
-    torn_commit(books, monkeypatch, NOTE, 50)
-    for keep in (3, 90, 170):
-        tear(monkeypatch, NOTE, keep)
-        with pytest.raises(Crash):
-            books.open()
-        monkeypatch.undo()
-    with books.open() as ledger:
-        assert ledger.sealed_belief == b"sealed 3"
-    assert lock_file.read_remembered(books.folder / "ledger.lock") == lock_file.Memory(ledger.head)
-
-
-def test_the_same_row_is_not_noted_twice(books, monkeypatch):
-    books.with_steps(2).close()
-    tear(monkeypatch, NOTE, 40)
-    books.open().close()
-
-
-def test_a_short_write_of_a_note_stops_the_ledger_and_costs_nothing(books, monkeypatch):
-    real = os.pwrite
-    with books.with_steps(2) as ledger:
-        monkeypatch.setattr(os, "pwrite", lambda fd, content, at: real(fd, content[:70], at))
-        with pytest.raises(LedgerUnwritable, match=r"took 70 of 177 bytes"):
-            ledger.commit(books.step(), b"sealed 3")
-        monkeypatch.undo()
-    with books.open() as ledger:
-        assert ledger.sealed_belief == b"sealed 3"
-
-
-def old_note(head):
-    return f"{head.seq:>20} {head.digest.hex()}\n".encode()
-
-
-def test_the_note_of_an_earlier_version_counts_until_there_is_a_whole_one(books, monkeypatch):
-    with books.with_steps(2) as ledger:
-        head = ledger.head
-    copy = shutil.copy(books.path, books.folder.parent / "before.sqlite")
-    lock = books.folder / "ledger.lock"
-    lock.write_bytes(b"999999     \n" + old_note(head))
-    assert lock_file.read_remembered(lock) == lock_file.Memory(head)
-    with books.open() as ledger:
-        tear(monkeypatch, NOTE, 60)
-        with pytest.raises(Crash):
-            ledger.commit(books.step(), b"sealed 3")
-        monkeypatch.undo()
-    assert lock_file.read_remembered(lock) == lock_file.Memory(head, is_cut_off=True)
-    shutil.copytree(books.folder, books.folder.parent / "crashed")
-    put_back(books, copy)
-    with pytest.raises(LedgerRolledBack):
-        books.open()
-    for file in (books.folder.parent / "crashed").iterdir():
-        shutil.copy(file, books.folder)
-    for n in (3, 4):
-        with books.open() as ledger:
-            ledger.commit(books.step(), b"sealed %d" % (n + 1))
-    assert lock_file.read_remembered(lock) == lock_file.Memory(ledger.head)
-
-
-@pytest.mark.parametrize("steps", [2, 3, 4])
-def test_the_note_of_an_earlier_version_over_a_newer_one_refuses_nothing(books, steps):
-    """It looked at the ledger in between, and charged nothing."""
-    with books.with_steps(steps) as ledger:
-        head = ledger.head
-    with (books.folder / "ledger.lock").open("r+b") as lock:
-        lock.seek(12)
-        lock.write(old_note(head))
-    for _ in range(2):
-        with books.open() as ledger:
-            ledger.commit(books.step(), b"later")
-
-
-def test_an_adopting_whose_note_was_cut_off_is_repeated(books, monkeypatch):
-    books.with_steps(2).close()
-    copy = shutil.copy(books.path, books.folder.parent / "before.sqlite")
-    with books.open() as ledger:
-        ledger.commit(books.step(), b"sealed 3")
-        ledger.commit(books.step(), b"sealed 4")
-    put_back(books, copy)
-    tear(monkeypatch, NOTE, 100)
-    with pytest.raises(Crash):
-        adopt_restored(books.path, books.key, confirmed_by="ada")
-    monkeypatch.undo()
-    with pytest.raises(LedgerRolledBack, match="while paclm ledger adopt ran"):
-        books.open()
-    adopt_restored(books.path, books.key, confirmed_by="ada")
-    with books.open() as ledger:
-        assert ledger.account.remaining_units == 0
 
 
 LENGTHS = [0, 1, 16, 20, 100, 600, 5000]
@@ -191,7 +32,7 @@ def test_a_testimony_that_was_cut_off_is_made_good(books, monkeypatch, keep):
 @pytest.mark.parametrize("has_lock", [True, False], ids=["with the lock", "without the lock"])
 def test_a_testimony_that_was_cut_off_does_not_let_the_row_before_pass(books, monkeypatch, keep, has_lock):
     """One slot whole, and the ledger put back to where that slot is: the row that the other was about is missing."""
-    put_back(books, torn_commit(books, monkeypatch, SLOT, keep, witness=books.witness))
+    books.put_back(torn_commit(books, monkeypatch, SLOT, keep, witness=books.witness))
     if not has_lock:
         (books.folder / "ledger.lock").unlink()
     with pytest.raises(LedgerRolledBack) as refused:
@@ -240,13 +81,7 @@ def test_a_slot_that_was_spoiled_later_is_refused_where_it_could_hide_a_row(book
 
 def test_a_backup_is_not_adopted_by_a_witness_whose_newest_slot_was_spoiled(books):
     """It would come back without the charge and the belief of that slot's row."""
-    books.with_steps(2, witness=books.witness).close()
-    copy = books.folder.parent / "copy.sqlite"
-    backup(books.path, copy)
-    with books.open(witness=books.witness) as ledger:
-        ledger.commit(books.step(), b"sealed 3")
-        ledger.commit(books.step(), b"sealed 4")
-    put_back(books, copy)
+    books.fall_back(2)
     (books.folder / "ledger.lock").unlink()
     spoil(books, newest_slot(books))
     with pytest.raises(LedgerRolledBack, match="adopt it without the witness"):
@@ -255,14 +90,7 @@ def test_a_backup_is_not_adopted_by_a_witness_whose_newest_slot_was_spoiled(book
 
 @pytest.mark.parametrize("keep", LENGTHS)
 def test_an_adopting_whose_testimony_was_cut_off_is_finished_by_another(books, monkeypatch, keep):
-    books.with_steps(2, witness=books.witness).close()
-    copy = books.folder.parent / "copy.sqlite"
-    backup(books.path, copy)
-    with books.open(witness=books.witness) as ledger:
-        ledger.commit(books.step(), b"sealed 3")
-        ledger.commit(books.step(), b"sealed 4")
-        account = ledger.account
-    put_back(books, copy)
+    account = books.fall_back(2)
     for _ in range(2):
         tear(monkeypatch, SLOT, keep)
         with pytest.raises(Crash):
@@ -274,22 +102,16 @@ def test_an_adopting_whose_testimony_was_cut_off_is_finished_by_another(books, m
 
 
 def test_half_an_adopting_is_not_finished_with_a_witness_that_has_seen_more(books, monkeypatch):
-    books.with_steps(2, witness=books.witness).close()
-    copy = books.folder.parent / "copy.sqlite"
-    backup(books.path, copy)
-    with books.open(witness=books.witness) as ledger:
-        ledger.commit(books.step(), b"sealed 3")
-    newest = shutil.copy(books.path, books.folder.parent / "newest.sqlite")
-    put_back(books, copy)
+    books.fall_back(1)
     tear(monkeypatch, SLOT, 0)
     with pytest.raises(Crash):
         adopt_restored(books.path, books.key, confirmed_by="ada", witness=books.witness)
     monkeypatch.undo()
     half = shutil.copy(books.path, books.folder.parent / "half.sqlite")
-    put_back(books, newest)
+    books.put_back(books.newest)
     with books.open(witness=books.witness) as ledger:
         ledger.commit(books.step(), b"sealed 4")
-    put_back(books, half)
+    books.put_back(half)
     with pytest.raises(LedgerRolledBack, match="another copy"):
         adopt_restored(books.path, books.key, confirmed_by="ada", witness=books.witness)
 
@@ -349,7 +171,7 @@ def test_an_emptied_slot_of_an_earlier_version_hides_no_row(books, monkeypatch):
     content, size = bytearray(books.witness.read_bytes()), books.witness.stat().st_size // 2
     content[newest_slot(books) * size : (newest_slot(books) + 1) * size] = bytes(size)
     books.witness.write_bytes(content)
-    put_back(books, copy)
+    books.put_back(copy)
     (books.folder / "ledger.lock").unlink()
     with pytest.raises(LedgerRolledBack, match="is not whole"):
         books.open(witness=books.witness)
@@ -367,7 +189,7 @@ def test_a_slot_that_an_earlier_version_wrote_in_between_hides_no_row(books, mon
         of_an_earlier_version(patch)
         with books.open(witness=books.witness) as ledger:
             ledger.commit(books.step(), b"sealed 5")
-    put_back(books, copy)
+    books.put_back(copy)
     (books.folder / "ledger.lock").unlink()
     with pytest.raises(LedgerTampered, match="do not belong together"):
         books.open(witness=books.witness)
@@ -411,7 +233,7 @@ def test_after_a_belief_was_sealed_anew_a_torn_slot_hides_no_row_either(books, m
         with pytest.raises(Crash):
             ledger.commit(books.step(), b"sealed 3")
     monkeypatch.undo()
-    put_back(books, put_back_later)
+    books.put_back(put_back_later)
     (books.folder / "ledger.lock").unlink()
     with pytest.raises(LedgerRolledBack, match="is not whole"):
         books.open(witness=books.witness)
@@ -443,7 +265,7 @@ def test_a_witness_that_was_cut_off_by_a_byte_hides_no_row(books, tmp_path):
     with books.open(witness=books.witness) as ledger:
         ledger.commit(books.step(), b"sealed 3")
     size = books.witness.stat().st_size
-    put_back(books, copy)
+    books.put_back(copy)
     (books.folder / "ledger.lock").unlink()
     for cut in (1, 2, size // 2, size - 10, size):
         os.truncate(books.witness, size - cut)
