@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 NAMES = re.compile(  # figures that are part of a name, a label or a formula
     r"SmolLM2-135M-Instruct|smollm2|GPT-2-small|GPT-2|--base gpt2|H100|4 bits|bfloat16|float32|float64"
-    r"|2\^-\d+|1/√b|1 − 1/ā|1 − 1/a|rep-3|--stage 1"
+    r"|2\^-\d+|1/√b|1 − 1/ā|1 − 1/a|rep-3|--stage 1|eps2"
 )
 TWINS = {  # one column of every result that the page shows
     "wiki/ablation": "unanimity",
@@ -37,7 +37,13 @@ TWINS = {  # one column of every result that the page shows
     "wiki/forgetting": "can_tell_over_charged_most",
     "cables/forgetting": "can_tell_over_charged_most",
     "wiki/generation": "distinct1",
-    "earlier_wiki/precision": "accuracy_float32",
+    "collections/accuracy": "retained_gain",
+    "wiki/capacity": "gap_nats",
+    "wiki/coupling": "ceiling",
+    "wiki/pmixed": "headroom",
+    "wiki/precision": "accuracy_float32",
+    "wiki/sweep": "world_rate",
+    "wiki/universe": "auc_stderr",
     "wiki/releases": "retained_gain",
     "cables/releases": "retained_gain",
     "wiki/sessions": "leaked_over_charged",
@@ -157,8 +163,19 @@ def test_the_same_results_give_the_same_page_elsewhere(tool: ModuleType, studies
         ("wiki/sessions", "gap", 9.0),
         ("cables/sessions", "world_rate", 9.0),
         ("wiki/sessions", "agreement_realized_stderr", 0.01),
-        ("earlier_wiki/precision", "unanimity_stderr", 2.0),
-        ("earlier_wiki/precision", "accuracy_difference", 9.0),
+        ("wiki/precision", "unanimity_stderr", 2.0),
+        ("wiki/precision", "accuracy_difference", 9.0),
+        ("wiki/sweep", "world_p", 0.001),
+        ("wiki/sweep", "world_rate", 9.0),
+        ("wiki/pmixed", "headroom", 0.5),
+        ("wiki/pmixed", "headroom_stderr", 0.1),
+        ("wiki/pmixed", "delta_of_example", 0.1),
+        ("wiki/coupling", "unanimity_stderr", 2.0),
+        ("wiki/coupling", "retained_gain_stderr", 0.1),
+        ("wiki/coupling", "accuracy_private", 1.001),
+        ("wiki/universe", "auc", 1.1),
+        ("wiki/capacity", "argmax_share", 0.5),
+        ("collections/accuracy", "retained_gain_stderr", 0.5),
         ("earlier_cables/accuracy", "retained_gain", 0.8),
         ("wiki/generation", "ratio", 1.2),
         ("wiki/canaries", "rank_member", 9.0),

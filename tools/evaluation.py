@@ -63,7 +63,7 @@ class Evaluation:
 
     def row(self, regime: str, **wanted: Any) -> Row:
         """The one row of a result that has these values."""
-        return self.results[regime].one(collection=1, **wanted)
+        return self.results[regime].one(**{"collection": 1, **wanted})
 
     def rows(self, regime: str, **wanted: Any) -> list[Row]:
         """All rows that have these values."""
@@ -122,7 +122,7 @@ class Evaluation:
     @property
     def generated(self) -> int:
         """Tokens that worlds wrote themselves, each on what was released before it."""
-        return sum(self.released.get(name, 0) for name in ("sessions", "ablation", "generation"))
+        return sum(self.released.get(name, 0) for name in ("sessions", "ablation", "generation", "sweep", "universe"))
 
     @property
     def on_record(self) -> int:
@@ -163,11 +163,17 @@ class Evaluation:
         rows = self.rows(regime)
         if regime == "sessions":
             return self.num_sessions * int(scale["queries"] * scale["tokens"])
+        if regime == "sweep":
+            return self._swept(scale)
+        if regime == "universe":
+            return int(2 * scale["records"] * scale["released"])
         if regime == "generation":
             longest = max(scale["lengths"])
             return len(self.rows(regime, source="private", length=longest)) * int(scale["sequences"] * longest)
         if regime == "ablation":
             return len(rows) * int(scale["trials"] * scale["length"])
+        if regime == "coupling":
+            return sum(row["positions"] for row in rows if "positions" in row)
         if regime in ("accuracy", "flatness"):
             return sum(row["positions"] for row in rows if row["per_token_nats"])
         if regime in ("releases", "tokens_only"):
@@ -179,6 +185,13 @@ class Evaluation:
             forced = [row for part in ("forced", "out-of-support") for row in self.rows(regime, part=part)]
             return sum(row["trials"] for row in forced if row["per_token_nats"])
         return 0
+
+    def _swept(self, scale: Mapping[str, Any]) -> int:
+        """A sequence is counted at its longest: shorter cells are read off longer ones."""
+        *_, near, far = sorted(scale["lengths"])
+        counts = {near: scale["trials"] - scale["long_trials"], far: scale["long_trials"]}
+        rows = [row for row in self.rows("sweep") if row["length"] in counts]
+        return sum(int(row["realized_length"] * counts[row["length"]]) for row in rows)
 
     @cached_property
     def num_sessions(self) -> int:

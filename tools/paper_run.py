@@ -307,7 +307,11 @@ def write_log(options: argparse.Namespace, facts: Mapping[str, Any] = {}, regime
     with (options.out / f"stage-{options.stage}.json").open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        log = json.loads(file.read() or "null") or {"stage": options.stage, "corpus": options.name, "regimes": {}}
+        log: dict[str, Any] = json.loads(file.read() or "null") or {
+            "stage": options.stage,
+            "corpus": options.name,
+            "regimes": {},
+        }
         log |= facts
         log["regimes"] |= regimes
         file.truncate(0)
