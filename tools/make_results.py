@@ -26,6 +26,7 @@ from paclm.study.figures import all_figures
 from paclm.study.regimes import regime_named
 from paclm.study.regimes.releases import TARGET
 from paclm.study.table import file_name_of, to_csv, to_latex, to_markdown
+from paclm.study.tables.tab_capacity import PAPER as PAPER_CAPACITY
 from questions import QUESTIONS
 
 ROOT = Path(__file__).parent.parent
@@ -54,6 +55,7 @@ def holds(condition: bool, caller: Callable[[], str]) -> str:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
+    **{name: QUESTIONS[name] for name in ("told_gap", "agrees_less", "above_chance", "over_public", "other_votes")},
     "percent": lambda value, digits=0: f"{value:.{digits}%}",
     "points": lambda value, digits=2: f"{100 * value:.{digits}f}".replace("-", "−"),
     "number": lambda value, digits=0: f"{value:,.{digits}f}",
@@ -62,9 +64,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "hours": lambda seconds, digits=1: f"{seconds / 3600:.{digits}f}",
     "millions": lambda value, digits=2: f"{value / 1e6:.{digits}f}",
     "file_name": file_name_of,
-    "told_gap": QUESTIONS["told_gap"],
-    "agrees_less": QUESTIONS["agrees_less"],
-    "above_chance": QUESTIONS["above_chance"],
     "exp": math.exp,
     "names": lambda names: ", ".join(f"`{name}`" for name in names),
     "titles": lambda names: ", ".join(f"`{name}` ({regime_named(name).title})" for name in names),
@@ -90,6 +89,7 @@ def render(folder: Path = RESULTS) -> str:
         holds=holds,
         tight_charge=TIGHT,
         paper_accuracy_error=PAPER_ACCURACY_ERROR,
+        paper_capacity=PAPER_CAPACITY,
         alarm=ALARM,
         target=TARGET,
     )

@@ -5,6 +5,7 @@ For the template of tools/make_results.py, which gets all of `QUESTIONS`. Knows 
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -153,6 +154,29 @@ def headrooms(study: Evaluation, **method: Any) -> list[Row]:
     return sorted(chosen, key=lambda row: int(row["queries"]))
 
 
+def falls(rows: Sequence[Row]) -> bool:
+    """Whether the headroom is less at every step to more queries."""
+    shares = [row["headroom"] for row in rows]
+    return all(later < earlier for earlier, later in itertools.pairwise(shares))
+
+
+def over_public(row: Row) -> float:
+    """What a method gains over its own public model."""
+    return float(row["accuracy"] - row["accuracy_public"])
+
+
+def other_votes(row: Row) -> float:
+    """The share of single votes that are another token in the other arithmetic."""
+    return 1.0 - float(row["equal_votes"])
+
+
+def looks_above(rows: Sequence[Row]) -> list[float]:
+    """By how many standard errors attacks lie above their bounds, where they do; bounds of certainty are no look."""
+    attacks = ("membership", "world")
+    looks = [excess_in_errors(row, attack) for row in rows for attack in attacks if row[f"{attack}_bound"] < 1.0]
+    return [excess for excess in looks if excess > 0.0]
+
+
 def broken_promises(study: Evaluation) -> list[float]:
     """δ that an example reaches where the rigorous reading of PMixED promises less, at the points it selects."""
     rows = study.rows("pmixed", kind="matched", reading="rigorous", is_selected=True)
@@ -249,6 +273,10 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
         apart,
         sweep_ps,
         headrooms,
+        falls,
+        over_public,
+        other_votes,
+        looks_above,
         broken_promises,
         above_chance,
         first_argmax,

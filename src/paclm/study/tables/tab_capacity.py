@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from paclm.study.results import Result
 from paclm.study.table import Cell, Table, TableData
 
-_PAPER = {1024: (0.33, 62.5, 0.0), 4096: (1.14, 52.5, 0.0)}
-"""Rank 32, 4 epochs: gap, median rank, share of argmax."""
+PAPER = {1024: (0.33, 62.5, 0.0), 4096: (1.14, 52.5, 0.0)}
+"""By repetitions, at rank 32 and 4 epochs: gap, median rank, share of argmax."""
 
 
 def build(results: Mapping[str, Result]) -> TableData:
     """One line per setting, kind and count."""
     rows: list[list[Cell | str]] = []
+    has_papers = False
     for row in results["capacity"].rows:
-        is_papers = row["rank"] == 32 and row["kind"] == "C-COMMON" and row["repetitions"] in _PAPER
-        gap, rank, share = _PAPER[row["repetitions"]] if is_papers else (None, None, None)
+        is_papers = row["rank"] == 32 and row["kind"] == "C-COMMON" and row["repetitions"] in PAPER
+        has_papers |= is_papers
+        gap, rank, share = PAPER[row["repetitions"]] if is_papers else (None, None, None)
         rows.append(
             [
                 f"r = {row['rank']}, {row['epochs']} epochs",
@@ -30,7 +32,7 @@ def build(results: Mapping[str, Result]) -> TableData:
         )
     return TableData(
         "Capacity pilot: adapters with one canary against a clean control on identical data, over the tokens of the "
-        "payload. Gap in nats a token; rank 1 is the favourite. In brackets: the paper.",
+        "payload. Gap in nats a token; rank 1 is the favourite." + (" In brackets: the paper." if has_papers else ""),
         ("setting", "kind", "repetitions", "gap", "median rank", "rank in control", "argmax"),
         rows,
         tuple(results["capacity"].notes),

@@ -30,7 +30,8 @@ def build(results: Mapping[str, Result]) -> TableData:
     rows.append(["coupling ceiling β (τ = 1)", *cells])
     return TableData(
         "The same worlds trained from one start in one order (coupled), and each from its own start in its own order "
-        "(uncoupled). Same text, coins, secrets and noise.",
+        "(uncoupled). Same text, coins, secrets and noise. The ceiling is over other positions than the rows above it: "
+        "the first few of every held-out record, where little is settled.",
         ("", *(f"{decoder}, {way}" for decoder, way in pairs)),
         rows,
     )
