@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -193,5 +194,26 @@ def test_a_repeated_canary_is_learnt_by_the_adapter_that_holds_it(result_of):
 
 
 def test_coupling_trains_the_other_worlds_and_keeps_them(lab, result_of):
-    assert {row["training"] for row in result_of("coupling").rows} == {"coupled", "uncoupled"}
+    assert {row["training"] for row in result_of("coupling").rows} == {"coupled", "uncoupled", "difference"}
     assert "uncoupled.safetensors" in Workspace.open(lab.workspace.path).manifest.adapters
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "gumbel"])
+def test_what_coupling_adds_is_the_difference_of_both_ways_with_an_error_over_the_same_positions(result_of, decoder):
+    one, two, added = (
+        result_of("coupling").one(training=way, decoder=decoder, collection=1)
+        for way in ("coupled", "uncoupled", "difference")
+    )
+    for column in coupling.PAIRED:
+        assert added[column] == pytest.approx(one[column] - two[column], abs=1e-12)
+        apart = math.hypot(one[f"{column}_stderr"], two[f"{column}_stderr"])
+        assert 0.0 <= added[f"{column}_stderr"] <= 1.5 * apart  # as if independent, and room for few passages
+
+
+def test_the_table_of_coupling_shows_differences_where_a_result_has_them(result_of):
+    from paclm.study.tables.tab_coupling import build
+
+    result = result_of("coupling")
+    assert "greedy, difference" in build({"coupling": result}).columns
+    earlier = replace(result, rows=[row for row in result.rows if row["training"] != "difference"])
+    assert [name for name in build({"coupling": earlier}).columns if "difference" in name] == []

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from paclm.privacy.arrays import FloatArray
 from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.lab import Lab
@@ -25,6 +26,8 @@ from paclm.study.textvotes import TextVotes, collect_votes
 from paclm.worlds.layout import adapters_file
 
 PER_TOKEN = 2.0**-32
+PAIRED = ("unanimity", "accuracy_world", "accuracy_private")
+"""What the two ways of training are compared by at every position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,8 @@ def run(lab: Lab, scale: CouplingScale) -> Findings:
     lab.ensure(uncoupled)
 
     def make() -> list[Row]:
-        ways = {"coupled": coupled, "uncoupled": _votes_of(lab, uncoupled, scale, decodings)}
-        return [
-            {"training": way, "decoder": name, "positions": own.recorded.num_positions, **_figures(lab, own)}
-            for way, votes in ways.items()
-            for name, own in votes.items()
-        ]
+        loose = _votes_of(lab, uncoupled, scale, decodings)
+        return [row for name in coupled for row in _rows_of(lab, name, coupled[name], loose[name])]
 
     trained = lab.workspace.manifest.adapters[adapters_file(uncoupled)]["sha256"]
     parts = lab.parts("coupling", [asdict(scale), trained])
@@ -69,26 +68,45 @@ def _votes_of(lab: Lab, uncoupled: str, scale: CouplingScale, decodings: tuple[D
     return collect_votes(lab.engine(uncoupled, "full"), passages, decodings, seeds, True, advance)
 
 
-def _figures(lab: Lab, votes: TextVotes) -> Row:
-    recorded, rng = votes.recorded, lab.rng("coupling", "bootstrap")
+def _rows_of(lab: Lab, decoder: str, coupled: TextVotes, uncoupled: TextVotes) -> list[Row]:
+    """Both ways of training, and what coupling adds, paired position by position."""
+    common: Row = {"decoder": decoder, "positions": coupled.recorded.num_positions}
+    tied, loose = (_at_positions(lab, votes) for votes in (coupled, uncoupled))
+    rows: list[Row] = [
+        {"training": "coupled", **common, **_figures(lab, coupled, tied)},
+        {"training": "uncoupled", **common, **_figures(lab, uncoupled, loose)},
+    ]
+    added: Row = {"training": "difference", **common}
+    for name in PAIRED:
+        found = clustered_mean(tied[name] - loose[name], coupled.passage, lab.rng("coupling", "bootstrap"))
+        added |= {name: found.mean, f"{name}_stderr": found.stderr}
+    return [*rows, added]
+
+
+def _at_positions(lab: Lab, votes: TextVotes) -> dict[str, FloatArray]:
+    """What is averaged, position by position."""
+    recorded = votes.recorded
     seed = lab.seed_for("coupling", "noise")
     (stream,) = play_fresh(recorded, rule_named("gaussian"), PER_TOKEN, 1, recorded.num_positions, seed)
-    is_dissent = recorded.is_dissent
-    distinct = count_distinct(recorded.votes[is_dissent])
+    right = {"private": stream.released, "public": votes.public, "full": votes.full}
+    return {
+        "unanimity": (~recorded.is_dissent).astype(np.float64),
+        "accuracy_world": (recorded.votes == votes.truth[:, None]).mean(axis=1),
+        **{f"accuracy_{name}": (tokens == votes.truth).astype(np.float64) for name, tokens in right.items()},
+    }
+
+
+def _figures(lab: Lab, votes: TextVotes, values: dict[str, FloatArray]) -> Row:
+    recorded, rng = votes.recorded, lab.rng("coupling", "bootstrap")
+    distinct = count_distinct(recorded.votes[recorded.is_dissent])
     row: Row = {
         "distinct_given_dissent": float(distinct.mean()) if distinct.size else None,
         "distinct_p95": float(np.percentile(distinct, 95)) if distinct.size else None,
     }
-    private = stream.released == votes.truth
-    for name, values in (
-        ("unanimity", ~is_dissent),
-        ("accuracy_world", (recorded.votes == votes.truth[:, None]).mean(axis=1)),
-        ("accuracy_private", private),
-        ("accuracy_public", votes.public == votes.truth),
-        ("accuracy_full", votes.full == votes.truth),
-    ):
-        row[name], row[f"{name}_stderr"] = clustered_mean(values, votes.passage, rng)
-    found = retained_gain(private, votes.public == votes.truth, votes.full == votes.truth, votes.passage, rng)
+    for name, each in values.items():
+        row[name], row[f"{name}_stderr"] = clustered_mean(each, votes.passage, rng)
+    private, public, full = (values[f"accuracy_{name}"] for name in ("private", "public", "full"))
+    found = retained_gain(private, public, full, votes.passage, rng)
     row["retained_gain"], row["retained_gain_stderr"] = found if found else (None, None)
     return row
 
@@ -123,6 +141,12 @@ def describe(result: Result) -> list[str]:
             f"{one['positions']:,} positions, worlds trained each its own way at {two['unanimity']:.1%}; at 2^-32 nats "
             f"a token {kept[0]} of the gain is kept against {kept[1]}."
         )
+        for added in result.select(training="difference", decoder=decoder, collection=1):
+            sentences[-1] += (
+                f" Position by position coupling adds {added['unanimity']:+.2%} (± {added['unanimity_stderr']:.2%}) to "
+                f"agreement and {added['accuracy_private']:+.2%} (± {added['accuracy_private_stderr']:.2%}) to what is "
+                "right."
+            )
     one, two = (result.one(training=way, decoder="any", collection=1) for way in ("coupled", "uncoupled"))
     sentences.append(
         f"The ceiling β on agreement under any coupling of the decoders is {one['ceiling']:.3f} against "
