@@ -64,3 +64,13 @@ def test_votes_that_are_no_integers_are_refused_before_anything_is_charged() -> 
     own, account = releaser()
     with pytest.raises(InvalidInput, match="one integer per world"):
         own.release(Ballot(DISPUTED[None], DISPUTED[None] + 0.5, np.array([9])), account, prior_belief(WORLDS))
+
+
+def test_dissent_of_a_world_that_is_all_but_ruled_out_is_charged_too() -> None:
+    own, account = releaser()
+    belief = np.full(WORLDS, -800.0)
+    belief[1] = 0.0
+    votes = np.full(WORLDS, 4)
+    votes[-1] = 5
+    (outcome,), _ = own.release(ballot(votes), account, Hidden(belief))
+    assert (outcome.units, outcome.mark) == (own.price(is_dissent=True), "disputed")

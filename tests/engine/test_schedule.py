@@ -120,3 +120,11 @@ def test_repeated_records_do_not_gather_in_batches_of_their_own() -> None:
     plan = Schedule(blocks, np.ones((258, 2), dtype=np.bool_), batch_size=8, epochs=2, seed=5)
     picks = plan.batches([0])[0]  # (steps, 8)
     assert not (picks >= 256).all(axis=1).any()  # by chance in fewer than 1e-3 of all seeds; sorted, in every window
+
+
+def test_a_repeated_record_is_seen_by_its_own_worlds_only() -> None:
+    blocks = make_blocks([[1, 2, 3], [4, 5, 6], [7, 8, 9]], 8, 8, repetitions=[1, 16, 1])
+    membership = np.array([[True, True], [True, False], [True, True]])
+    picks = Schedule(blocks, membership, batch_size=4, epochs=2, seed=0).batches([0, 1])
+    assert 1 in picks[0]
+    assert 1 not in picks[1]

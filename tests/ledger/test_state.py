@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from paclm.errors import BudgetExceeded
 from paclm.ledger.events import KINDS, BadRow, Opened, Restored, Stepped, Usage, from_fields, to_fields
 from paclm.ledger.state import State, apply, from_state_fields, to_state_fields
 
@@ -23,6 +24,12 @@ def test_a_step_adds_up_its_entries():
     after = apply(START, 2, Stepped((Usage("a", 3, 1, 3, 30, 2), Usage("b", 1, 0, 1, 10)), "ff"))
     assert (after.spent_units, after.tokens, after.dissent_tokens, after.public_tokens) == (40, 4, 1, 2)
     assert (after.belief_row, after.belief_seq) == (2, 2)
+
+
+def test_a_step_may_spend_the_last_unit_and_not_one_more():
+    assert apply(START, 2, Stepped((Usage("a", 3, 1, 3, 60), Usage("b", 1, 0, 1, 40)), None)).spent_units == 100
+    with pytest.raises(BudgetExceeded, match="Nothing was charged"):
+        apply(START, 2, Stepped((Usage("a", 3, 1, 3, 60), Usage("b", 1, 0, 1, 41)), None))
 
 
 def test_a_restore_without_a_known_proof_is_refused():

@@ -9,24 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paclm.privacy.arrays import SUM_TOLERANCE
 from paclm.privacy.calibration import FLOOR, Calibration, calibrate_noise, helmert
 from reference.ambient import noise_covariance, vote_covariance
 from reference.information import gaussian_bound, gaussian_information
 
 SPLIT = np.array([100, 20, 8]) / 128
-BUDGETS = [2.0**-40, 2.0**-32, 2.0**-16, 2.0**-8, 2.0**-4, 1.0, 2.0**4]
+BUDGETS = [2.0**-60, 2.0**-40, 2.0**-32, 2.0**-16, 2.0**-8, 2.0**-4, 1.0, 2.0**4]
 
 
 @st.composite
 def masses(draw, sizes=(2, 3, 5, 17, 64), smallest=-300):
-    """Everything a belief can put behind distinct votes: balanced, skewed, down to 1e-300 and exactly zero."""
+    """Everything a belief can put behind distinct votes: balanced, skewed, down to 1e-300 and exactly zero.
+
+    They sum to one as nearly as a belief must.
+    """
     size = draw(st.sampled_from(sizes))
     exponents = draw(st.lists(st.floats(smallest, 0), min_size=size, max_size=size))
     mass = 10.0 ** np.array(exponents)
     mass[draw(st.integers(0, size - 1))] = 1.0
     if smallest < -16 and draw(st.booleans()):
         mass[draw(st.integers(1, size - 1))] = 0.0
-    return mass / mass.sum()
+    return mass / mass.sum() * (1.0 + draw(st.floats(-1, 1)) * SUM_TOLERANCE)
 
 
 def test_reference_split_has_the_published_spectrum():
@@ -140,6 +144,21 @@ def test_masses_near_the_rounding_of_a_solver_get_enough_noise(light):
     roots = np.sqrt(np.maximum(eigenvalues, 0.0) + 1e-17)
     lower = gaussian_bound(mass, basis @ vectors, roots * roots.sum() / (2 * 2.0**-32))
     assert light != 10**-16.75 or lower > 2.0**-32
+
+
+@pytest.mark.parametrize("light", [2e-14, 1.8e-13, 1e-12])
+@pytest.mark.parametrize("size", [3, 5])
+def test_masses_that_sum_to_a_little_more_than_one_get_enough_noise(size, light):
+    """A heavy mass above one would cancel the variance of light ones: up to ten times the budget was told so."""
+    mass = np.array([1.0 - (size - 1) * light, *[light] * (size - 1)]) * (1.0 + 9e-13)
+    axes, variances = calibrate_noise(mass, 2.0**-60)
+    assert gaussian_bound(mass, axes, variances) <= 2.0**-60
+    basis = helmert(size)
+    trusting = (basis.T * mass) @ basis - np.outer(mass @ basis, mass @ basis)
+    eigenvalues, vectors = np.linalg.eigh(trusting)
+    roots = np.sqrt(np.maximum(eigenvalues, 0.0) + FLOOR)
+    told = gaussian_bound(mass, basis @ vectors, roots * roots.sum() / (2 * 2.0**-60))
+    assert light == 1e-12 or told > 1.2 * 2.0**-60
 
 
 def test_as_many_distinct_votes_as_worlds_stay_within_the_budget():

@@ -13,6 +13,7 @@ from scipy.special import ndtr
 import paclm
 from paclm.errors import InvalidInput, RandomnessMisuse, UnsoundState
 from paclm.privacy import gaussian
+from paclm.privacy.arrays import check_belief
 from paclm.privacy.belief import normalise, uniform_belief
 from paclm.privacy.calibration import calibrate_noise
 from paclm.privacy.randomness import Coins, NoiseSource, ResearchNoise
@@ -197,6 +198,28 @@ def test_belief_keeps_its_sum_over_many_releases():
     for _ in range(3000):
         belief = gaussian.release(rng.integers(0, 3, 128), belief, 7, 2.0**-9, noise).belief
     assert abs(np.exp(belief).sum() - 1.0) < 1e-13
+
+
+@pytest.mark.parametrize("num_worlds", [512, 514, 4_098, 38_368, 60_002])
+def test_the_mass_behind_a_vote_of_many_worlds_is_exact_to_a_few_bits(num_worlds):
+    """Equal numbers added one by one round the same way every time."""
+    votes = np.zeros(num_worlds, dtype=np.int64)
+    votes[-2:] = 1, 2
+    belief = uniform_belief(num_worlds)
+    exact = [math.fsum(np.exp(belief[votes == vote]).tolist()) for vote in (0, 1, 2)]
+    np.testing.assert_allclose(tally(votes, belief).mass, exact, rtol=2.0**-43)
+    one_by_one = np.bincount(votes, np.exp(belief))
+    assert num_worlds < 10_000 or abs(one_by_one[0] / exact[0] - 1.0) > 2.0**-43
+
+
+@pytest.mark.parametrize("num_worlds", [38_368, 65_536])
+@pytest.mark.parametrize("exponent", [-60, -8, 1])
+def test_a_belief_over_very_many_worlds_is_accepted_again_after_every_release(num_worlds, exponent):
+    rng, noise, belief = np.random.default_rng(1), ResearchNoise(1), uniform_belief(num_worlds)
+    for distinct in (2, 3, 40):
+        votes = rng.integers(0, distinct, num_worlds)
+        _, belief = paclm.release_token(votes, belief, 7, 2.0**exponent, noise)
+    check_belief(belief, num_worlds)
 
 
 def test_no_noise_rules_out_every_world_that_voted_otherwise():

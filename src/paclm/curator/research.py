@@ -16,7 +16,7 @@ from paclm.privacy.belief import uniform_belief
 from paclm.privacy.pairs import has_two_votes, release_pairs
 from paclm.privacy.randomness import NoiseSource, ResearchNoise, WordArray, normals_of
 from paclm.privacy.releases import Rule
-from paclm.privacy.step import Step
+from paclm.privacy.step import IN_ONE_SUM, Step
 from paclm.privacy.unreadable import unreadable_secret
 
 STAMP = "NOT PRIVATE: research mode, secret and noise follow from a seed"
@@ -93,7 +93,8 @@ class ResearchSessions:
         steps = Steps(tokens, is_dissent, information, scales)
         disputed = np.flatnonzero(is_dissent)
         in_bulk = np.zeros(0, dtype=np.int64)
-        if self._rule.name == "gaussian" and self._per_token < np.inf and disputed.size:
+        can_bulk = votes.shape[1] <= IN_ONE_SUM  # beyond, masses are added up in another order
+        if self._rule.name == "gaussian" and self._per_token < np.inf and disputed.size and can_bulk:
             is_pair = has_two_votes(votes[disputed])
             in_bulk, disputed = disputed[is_pair], disputed[~is_pair]
             self._release_pairs(votes, in_bulk, steps)

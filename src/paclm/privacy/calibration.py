@@ -23,6 +23,9 @@ FLOOR = 1e-14
 """Added to every eigenvalue (`rem:floor`). A solver's eigenvectors are off by about 1e-16, so that an eigenvalue left
 at (nearly) zero would place (nearly) no noise along a direction in which worlds differ. Upward is the safe side."""
 
+UPWARD = 1.0 + 2.0**-40
+"""On every variance: more than rounding in the sums behind the masses (`step.tally`: 2^-43 at most) can take away."""
+
 
 class Calibration(NamedTuple):
     """Noise for one release: independent along each axis."""
@@ -51,22 +54,29 @@ Mass = TypeVar("Mass", float, FloatArray)
 
 def pair_variance(mass_1: Mass, mass_2: Mass, per_token: float) -> Mass:
     """Two distinct votes have one direction, (1, −1)/√2, with λ = 2 π₁ π₂ and Λ = λ / (2b): no solver is needed."""
-    return (2.0 * mass_1 * mass_2 + FLOOR) / (2.0 * per_token)
+    total = mass_1 + mass_2
+    return (2.0 * (mass_1 / total) * (mass_2 / total) + FLOOR) * UPWARD / (2.0 * per_token)
 
 
 def calibrate_noise(mass: FloatArray, per_token: float) -> Calibration:
-    """Noise that lets one vote, drawn from the masses (a ≥ 2), tell at most `per_token` nats."""
+    """Noise that lets one vote, drawn from the masses (a ≥ 2), tell at most `per_token` nats.
+
+    Masses need not sum to one exactly: a heavy one just above it would cancel the variance of the light ones.
+    """
     basis = helmert(mass.size)
     if mass.size == 2:
         return Calibration(basis, np.array([pair_variance(float(mass[0]), float(mass[1]), per_token)]))
     if mass.size == 3:
-        eigenvalues, eigenvectors = _spectrum_of_three(*mass.tolist())
+        p, q, r = mass.tolist()
+        total = p + q + r
+        eigenvalues, eigenvectors = _spectrum_of_three(p / total, q / total, r / total)
     else:
+        mass = mass / mass.sum()
         projected = mass @ basis  # (a-1,)
         covariance = (basis.T * mass) @ basis - projected[:, None] * projected  # (a-1, a-1), positive definite
         eigenvalues, eigenvectors = np.linalg.eigh(covariance)
     roots = np.sqrt(np.maximum(eigenvalues, 0.0) + FLOOR)
-    return Calibration(basis @ eigenvectors, roots * (float(roots.sum()) / (2.0 * per_token)))
+    return Calibration(basis @ eigenvectors, roots * (float(roots.sum()) * UPWARD / (2.0 * per_token)))
 
 
 def information_bound(mass: FloatArray, calibration: Calibration) -> float:
