@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,13 @@ def vote_files() -> dict[str, Path]:
     """Votes of 128 worlds at 32,768 positions of real text, by decoder."""
     folder = Path(__file__).parent / "fixtures" / "votes"
     return {name: folder / f"wikipedia-{name}.npz" for name in ("greedy", "gumbel")}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ctrl_c_raises() -> None:
+    """A shell starts what runs in the background with SIGINT ignored; tests that press Ctrl-C would wait in vain."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

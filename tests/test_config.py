@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paclm import config
 from paclm.config import (
     MechanismConfig,
     RuntimeConfig,
     format_budget,
     format_duration,
+    in_shell,
     parse_budget,
     parse_probability,
     read_settings,
@@ -91,3 +96,23 @@ def test_impossible_mechanism_settings_are_refused(change):
 def test_impossible_runtime_settings_are_refused(change):
     with pytest.raises(InvalidInput):
         RuntimeConfig(**change)
+
+
+@pytest.mark.parametrize("path", ["clinic", "my dir/my ws", "it's", "a;b", "$HOME", "größe", "C:\\ws"])
+def test_a_path_in_a_command_is_one_argument_to_the_shell(path):
+    assert shlex.split(f"paclm train {in_shell(Path(path))} --again") == ["paclm", "train", path, "--again"]
+
+
+def test_a_plain_path_is_left_as_it_is():
+    assert in_shell(Path("/srv/clinic-2.1")) == "/srv/clinic-2.1"
+
+
+UNQUOTED = re.compile(r"paclm (?:[a-z-]+ )+[^`\"\n]*\{(?:self\.|workspace|named|path|folder|study_folder)[^}(]*\}")
+
+
+def test_every_command_that_is_printed_with_a_path_quotes_it():
+    source = Path(config.__file__).parent
+    found = {str(file.relative_to(source)): UNQUOTED.findall(file.read_text()) for file in source.rglob("*.py")}
+    assert {name: commands for name, commands in found.items() if commands} == {}
+    assert UNQUOTED.search('f"Next: paclm train {named}"')
+    assert UNQUOTED.search('f"paclm plan --mia 51% --write {self.path.parent}"')

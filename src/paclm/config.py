@@ -1,4 +1,4 @@
-"""Settings, and the way budgets and times are written. Imports nothing of ours; open to every room.
+"""Settings, and the way budgets, times and commands are written. Imports nothing of ours; open to every room.
 
 Each kind of settings has its type: what the guarantee depends on (`MechanismConfig`), what only speed and memory depend
 on (`RuntimeConfig`), how worlds are trained, how they are served. An unknown key is an error: a misspelt budget must
@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from paclm.errors import InvalidInput
@@ -67,7 +69,8 @@ def parse_probability(text: str | float) -> float:
             f"The probability {text!r} is none of: a fraction 1/2, a number 0.5, a percentage 50%."
         ) from None
     if not 0.0 < value < 1.0:
-        raise InvalidInput(f"A probability must lie strictly between 0 and 1, not {text!r}.")
+        meant = f" Is {value:g}% meant? Write {value:g}% or {value / 100:g}." if 1.0 < value < 100.0 else ""
+        raise InvalidInput(f"A probability must lie strictly between 0 and 1, not {text!r}.{meant}")
     return value
 
 
@@ -98,6 +101,11 @@ def format_duration(seconds: float) -> str:
     if days < 2:
         return f"{seconds / 3600:.1f} h"
     return f"{days:.0f} days" if days < 730.5 else f"{days / 365.25:,.0f} years"
+
+
+def in_shell(path: Path | str) -> str:
+    """A path as it stands in a command to paste: quoted where it has spaces or the like."""
+    return shlex.quote(str(path))
 
 
 Config = TypeVar("Config")
@@ -232,9 +240,13 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.targets, str):
             object.__setattr__(self, "targets", tuple(self.targets))
-        for name in ("rank", "batch_size", "epochs", "max_record_tokens"):
+        for name in ("rank", "batch_size", "epochs"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)!r}.")
+        if self.max_record_tokens < 2:
+            raise InvalidInput(
+                f"max_record_tokens must be at least 2, not {self.max_record_tokens!r}: one token to see, one to learn."
+            )
         for name in ("alpha", "learning_rate"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise InvalidInput(f"{name} must be a positive number, not {getattr(self, name)!r}.")

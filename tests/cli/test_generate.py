@@ -90,6 +90,14 @@ def test_when_the_budget_is_gone_public_tokens_are_counted_and_said(clinic: Path
     assert "of the public model alone, because the budget is gone" in again.stderr
 
 
+def test_a_price_above_what_is_left_is_not_called_a_budget_that_is_gone(clinic: Path) -> None:
+    assert run(clinic, "--prompt", "the", "--max-tokens", "1").exit_code == 0
+    set_mechanism(clinic, per_token="2^-4", total="2^-4", support_size=40)  # raised after serving began
+    said = run(clinic, "--prompt", "the", "--max-tokens", "4").stderr
+    assert "of the public model alone, because one token costs 2^-4 nats, more than the 0.0624847 that are" in said
+    assert "is gone" not in said
+
+
 def test_a_missing_budget_says_what_to_write(clinic: Path) -> None:
     set_mechanism(clinic)
     result = run(clinic, "--prompt", "the", "--max-tokens", "8")

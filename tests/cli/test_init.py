@@ -167,7 +167,7 @@ def test_a_second_workspace_on_the_corpus_is_warned_on_standard_error_and_in_jso
         ('{"text": "x"}\n' * 99, ["--worlds", "9"], InvalidInput, "The number of worlds must be even"),
         ('{"text": "x"}\n' * 99, ["--group-by", "who"], CorpusError, "has no field 'who' (fields: text)"),
         ('{"text": "x"}\n' * 99, ["--text-field", "body"], CorpusError, "has no field 'body' (fields: text)"),
-        ('{"text": "x"}\n' * 99, ["--max-record-tokens", "0"], InvalidInput, "--max-record-tokens must be"),
+        ('{"text": "x"}\n' * 99, ["--max-record-tokens", "1"], InvalidInput, "number of at least 2, not 1"),
     ],
 )
 def test_each_broken_input_gets_its_sentence_and_leaves_nothing(

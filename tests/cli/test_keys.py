@@ -51,6 +51,29 @@ def test_add_shows_the_key_once_with_how_to_use_it(workspace):
     assert key not in run("list", workspace).output + run("list", workspace, "--json").output
 
 
+def test_the_first_ordinary_key_says_that_keys_are_needed_from_now_on(workspace):
+    said = "From now on every request needs a key"
+    assert said not in run("add", workspace, "root", "--admin").output
+    first = run("add", workspace, "ward-3", "--json")
+    assert said in first.stderr
+    assert json.loads(first.stdout)["name"] == "ward-3"
+    run("revoke", workspace, "ward-3")
+    assert said not in run("add", workspace, "ward-4").output  # it has been so since the other one
+
+
+@pytest.mark.parametrize(("given", "tokens"), [("1k", 1000), ("2M", 2_000_000), ("1,000", 1000), ("1e3", 1000)])
+def test_a_quota_is_written_as_plan_writes_tokens(workspace, given, tokens):
+    assert f"{tokens:,} tokens in all" in run("add", workspace, "alice", "--quota", given).output
+    assert json.loads(run("list", workspace, "--json").output)["keys"][0]["quota_tokens"] == tokens
+
+
+@pytest.mark.parametrize("given", ["0", "0.5", "many", "-3"])
+def test_a_quota_that_is_no_number_of_tokens_is_refused_and_makes_no_key(workspace, given):
+    with pytest.raises(InvalidInput, match=given):
+        run("add", workspace, "alice", f"--quota={given}")
+    assert json.loads(run("list", workspace, "--json").output)["keys"] == []
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -176,7 +199,7 @@ def test_list_shows_quota_use_and_state(workspace):
 
 
 def test_revoke_takes_effect_in_a_store_that_a_server_holds_open(workspace):
-    key = json.loads(run("add", workspace, "alice", "--json").output)["key"]
+    key = json.loads(run("add", workspace, "alice", "--json").stdout)["key"]
     with KeyStore.open(service_path(workspace)) as server:
         assert server.identify(key) is not None
         shown = run("revoke", workspace, "alice").output

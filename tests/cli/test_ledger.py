@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import shutil
 import sqlite3
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -15,7 +17,15 @@ from paclm.config import MechanismConfig
 from paclm.curator.keys import keys_at_hand, load_keys, new_key, write_key
 from paclm.curator.sealed import SealedFile, Sealing
 from paclm.curator.secret import Secret
-from paclm.errors import InvalidInput, LedgerBusy, LedgerError, LedgerMissing, LedgerRolledBack, WorkspaceError
+from paclm.errors import (
+    InvalidInput,
+    LedgerBusy,
+    LedgerError,
+    LedgerFull,
+    LedgerMissing,
+    LedgerRolledBack,
+    WorkspaceError,
+)
 from paclm.ledger.chain import key_name
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
@@ -169,6 +179,18 @@ def test_show_says_that_a_backup_must_be_adopted(workspace, tmp_path):
     assert "This is a backup copy: paclm ledger adopt is needed" in run("show", workspace).output
 
 
+@pytest.mark.parametrize("command", ["show", "verify"])
+def test_a_full_disk_speaks_neither_for_nor_against_a_ledger(workspace, command):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # SQLite's side file cannot grow
+    try:
+        with pytest.raises(LedgerFull, match=r"^The ledger could not be checked.* no room on the disk"):
+            run(command, workspace)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert run(command, workspace).exit_code == 0
+
+
 def test_a_ledger_that_cannot_be_read_is_an_error(workspace):
     (workspace / "curator" / "ledger.sqlite").write_bytes(b"nothing like a database" * 100)
     with pytest.raises(LedgerError, match="not a whole database"):
@@ -226,6 +248,66 @@ def test_a_backup_is_adopted_with_the_witness_or_at_the_price_of_the_budget(work
     assert run("adopt", workspace, input="n\n").exit_code == 1
     assert "counts as spent" in run("adopt", workspace, "--yes").output
     assert json.loads(run("show", workspace, "--json").output)["remaining_tokens"] == 0
+
+
+def test_backup_says_what_must_be_moved_away_before_the_copy_is_put_back(workspace, tmp_path):
+    said = run("backup", workspace, tmp_path / "copy.sqlite").stdout
+    path = workspace / "curator" / "ledger.sqlite"
+    steps = ("stop what serves", f"move {path} with its -wal and -shm", "together", f"as {path}", "paclm ledger adopt ")
+    places = [said.index(step) for step in steps]
+    assert places == sorted(places)
+    assert said.endswith(f"paclm ledger adopt {workspace}\n")
+
+
+def test_a_ledger_that_serves_as_it_is_is_not_charged_by_a_script(workspace):
+    with pytest.raises(InvalidInput, match=r"no backup copy.* serves as it is.* --put-back --yes$"):
+        run("adopt", workspace, "--yes")
+    declined = run("adopt", workspace, input="n\n")
+    assert declined.exit_code == 1
+    assert declined.output.index("serves as it is") < declined.output.index("Adopt?")
+    assert json.loads(run("show", workspace, "--json").output)["remaining_tokens"] > 0
+
+
+@pytest.mark.parametrize("how", [{"options": ("--put-back", "--yes")}, {"options": (), "input": "y\n"}])
+def test_a_folder_that_was_put_back_as_a_whole_can_be_adopted(workspace, how):
+    """Lock and all: nothing shows it, and the operator knows."""
+    assert "counts as spent" in run("adopt", workspace, *how["options"], input=how.get("input")).output
+    assert json.loads(run("show", workspace, "--json").output)["remaining_tokens"] == 0
+
+
+def test_a_file_without_its_lock_is_adopted_as_ever(workspace):
+    """Copied by hand to another place: nobody remembers its newest row."""
+    (workspace / "curator" / "ledger.lock").unlink()
+    said = run("adopt", workspace, "--yes").output
+    assert "counts as spent" in said
+    assert "serves as it is" not in said
+
+
+def test_a_copy_put_over_a_ledger_that_was_killed_is_not_charged_by_a_script(workspace, tmp_path):
+    """The log that was left there belongs to the other file: it brings the newest rows back."""
+    path, copy = workspace / "curator" / "ledger.sqlite", tmp_path / "copy.sqlite"
+    killed = tmp_path / "killed"
+    run("backup", workspace, copy)
+    with open_ledger(workspace) as ledger:
+        ledger.commit([Usage("alice", 1, 1, 1, PRICE)], b"newest")
+        shutil.copytree(path.parent, killed)  # as a kill would leave it
+    shutil.rmtree(path.parent)
+    shutil.move(killed, path.parent)
+    path.write_bytes(copy.read_bytes())
+    with pytest.raises(InvalidInput, match="serves as it is"):
+        run("adopt", workspace, "--yes")
+    with open_ledger(workspace) as ledger:
+        assert ledger.sealed_belief == b"newest"
+
+
+@pytest.mark.parametrize(
+    ("command", "options"), [("extend", ()), ("adopt", ()), ("replace-witness", ("/nowhere/witness",))]
+)
+def test_where_nobody_can_answer_the_way_without_a_question_is_named(workspace, command, options):
+    write_total(workspace, "2^-9")
+    with pytest.raises(InvalidInput, match=r"Nobody answered.* add --yes"):
+        run(command, workspace, *options)
+    assert json.loads(run("verify", workspace, "--json").output)["rows"] == 6
 
 
 def restored_from_before_an_extension(workspace, copy):

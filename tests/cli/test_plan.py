@@ -54,6 +54,11 @@ def test_table_shows_both_charges_and_says_what_is_promised():
     assert "before the first token" in shown
 
 
+def test_days_have_a_column_only_where_there_is_a_rate():
+    assert "days" not in plan(*TARGET).output
+    assert "days" in plan(*TARGET, "--rate", "20k").output
+
+
 def test_what_it_prints_can_be_pasted_as_it_is():
     shown = plan("--mia", "51%", "--per-token", "2^-32", "--charge", "dissent").output
     _, _, pasted = shown.partition("(or add --write WORKSPACE):\n")
@@ -107,6 +112,7 @@ def test_a_bound_that_says_nothing_is_called_so():
         (("--mia", "0.51", "--per-token", "2^"), "a power such as 2"),
         (("--mia", "0.51", "--per-token", "-1"), "positive number"),
         (("--mia", "1.5", "--tokens", "5"), "strictly between 0 and 1"),
+        (("--mia", "51", "--tokens", "5"), "not '51'. Is 51% meant? Write 51% or 0.51."),
         (("--mia", "0.51", "--tokens", "many"), "none of: 1000000, 100k, 2M"),
         (("--mia", "0.51", "--tokens", "-5"), "none of: 1000000, 100k, 2M"),
         (("--mia", "0.51", "--tokens", "1.5"), "whole number, not '1.5'"),

@@ -106,6 +106,29 @@ def test_a_rule_that_is_registered_runs_though_it_may_not_be_deployed(vote_files
     assert json.loads(runner.invoke(app, [*words, "--json"]).stdout)["release"] == "median"
 
 
+def test_a_rule_that_tells_more_than_it_was_charged_for_is_warned_of_and_a_sound_one_is_not(vote_files, monkeypatch):
+    """Noise for 64 times the budget, and a step that declares the budget alone; 1e-4 is the rate of false alarms."""
+
+    def loud(votes, belief, secret, per_token, noise):
+        step = RULES["gaussian"].release(votes, belief, secret, 64.0 * per_token, noise)
+        return step._replace(information=step.information / 64.0)
+
+    monkeypatch.setitem(RULES, "loud", Rule("loud", loud, reads_secret=True))
+    words = ["replay", str(vote_files["gumbel"]), "--sessions", "40", "--tokens", "300", "--per-token", "2^-16"]
+    shown = runner.invoke(app, [*words, "--release", "loud"])
+    assert shown.exit_code == 0
+    assert "Warning: The release loud tells more than it was charged for" in shown.stderr
+    assert "nats that the steps declare" in shown.stdout
+    assert "Trust the larger number" not in shown.stdout
+    done = runner.invoke(app, [*words, "--release", "loud", "--json"])
+    assert json.loads(done.stdout)["tells_more_than"] == ["budget", "declared"]
+    assert "Warning" in done.stderr
+    sound = runner.invoke(app, words)
+    assert sound.stderr.count("Warning") == 0
+    assert "nats that the steps can tell" in sound.stdout
+    assert json.loads(runner.invoke(app, [*words, "--json"]).stdout)["tells_more_than"] == []
+
+
 def test_a_rule_that_says_it_never_reads_the_secret_and_does_is_refused(vote_files, monkeypatch):
     cheat = Rule("cheat", lambda votes, belief, secret, *_: Step(int(votes[secret]), belief, True), reads_secret=False)
     monkeypatch.setitem(RULES, "cheat", cheat)

@@ -41,6 +41,16 @@ def test_a_port_in_use_is_named_before_anything_is_loaded(clinic: Path) -> None:
     assert "--port" in str(error)
 
 
+def test_a_port_in_use_is_named_before_anything_slow_is_imported(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "paclm.server.running", None)  # importing it fails
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        error = error_of(clinic, "--port", str(taken.getsockname()[1]))
+    assert "Address already in use" in str(error)
+    assert isinstance(error_of(clinic, "--port", "0"), ImportError)  # a free port goes on to it
+
+
 def test_other_machines_are_let_in_only_with_keys(clinic: Path) -> None:
     error = error_of(clinic, "--host", "0.0.0.0", "--port", "0")
     assert isinstance(error, ServiceError)

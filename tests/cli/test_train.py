@@ -281,7 +281,9 @@ def test_training_that_brought_little_says_what_to_change(clinic: Path) -> None:
     result = train(clinic)
     assert result.exit_code == 0, result.output
     assert "The worlds learned little (loss " in result.stdout
-    remedy = f"learning_rate = 0.002 and batch_size = 2 in [training], then paclm train {clinic} --again. Do it before"
+    remedy = (
+        f"learning_rate = 0.002 and batch_size = 2 in [training], then paclm train {clinic} --dtype float32 --again. Do"
+    )
     assert remedy in result.stdout
 
 

@@ -91,9 +91,6 @@ def test_people_see_tokens_and_counts(workspace: Path) -> None:
 
 def test_votes_along_a_text_can_be_replayed(workspace: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "votes.npz"
-    out.parent.mkdir()
-    out.write_bytes(b"an older file that everybody may read")
-    out.chmod(0o644)
     figures = json.loads(run("votes", workspace, "--text", text, "--out", out, "--seed", 1, "--window", 16, "--json"))
     assert out.stat().st_mode & 0o077 == 0  # votes tell about the records: for the owner alone
     recorded = RecordedVotes.load(out)
@@ -106,6 +103,21 @@ def test_votes_along_a_text_can_be_replayed(workspace: Path, text: Path, tmp_pat
         run("replay", out, "--per-token", "2^-8", "--tokens", 8, "--sessions", 2, "--seed", 1, "--json")
     )
     assert replayed["positions"] == figures["positions"]
+
+
+def test_votes_never_overwrite_a_file(workspace: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "votes.npz"
+    out.write_bytes(b"votes of an hour ago")
+    with pytest.raises(InvalidInput, match=r"votes\.npz is there already.*choose a new name"):
+        run("votes", workspace, "--text", text, "--out", out)
+    assert out.read_bytes() == b"votes of an hour ago"
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_words_about_prompts(workspace: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"The prompt has [\d,]+ tokens, and the context .* holds [\d,]+") as refused:
+        run("votes", workspace, "--prompt", "The patient reports a mild headache. " * 2000)
+    assert "Shorten the prompt" in str(refused.value)
+    assert "asked for" not in str(refused.value)
 
 
 def test_the_full_adapter_is_recorded_when_there_is_one(workspace: Path, text: Path, tmp_path: Path) -> None:
@@ -205,9 +217,10 @@ def test_exported_folders_come_into_another_workspace_and_its_worlds_vote_alike(
     for order, is_alike in ((folders[::-1], False), (folders, True)):
         import_peft(order, other.base.fingerprint).save(other.adapters_path / WORLDS_FILE)
         other.with_adapters(WORLDS_FILE)
-        for path in (workspace, other.path):
-            run("votes", path, "--text", text, "--out", tmp_path / f"{path.name}.npz", "--seed", 1)
-        here, there = (RecordedVotes.load(tmp_path / f"{path.name}.npz") for path in (workspace, other.path))
+        files = [tmp_path / f"{path.name}-{is_alike}.npz" for path in (workspace, other.path)]
+        for path, file in zip((workspace, other.path), files, strict=True):
+            run("votes", path, "--text", text, "--out", file, "--seed", 1)
+        here, there = map(RecordedVotes.load, files)
         assert np.array_equal(here.votes, there.votes) is is_alike
 
 

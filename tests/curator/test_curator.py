@@ -11,7 +11,7 @@ from curator.deployments import ScriptedEngine, Talkative
 from paclm import Curator, Noise, Workspace
 from paclm.engine.engine import Engine
 from paclm.engine.loading import encode_prompt
-from paclm.errors import CuratorError, LedgerError, UnsoundState
+from paclm.errors import CuratorError, InvalidInput, LedgerError, UnsoundState
 from paclm.ledger.verify import verify
 from paclm.privacy.accounting import units_up
 
@@ -93,6 +93,21 @@ def test_a_prompt_is_encoded_as_records_are(make: Make, open_curator: OpenCurato
         plain = tuple(small_tokenizer.encode("the patient", add_special_tokens=False))
         assert curator.request("the patient", 1).prompt == plain
         assert curator.request("", 1).prompt == curator.request([], 1).prompt == (7,)
+
+
+@pytest.mark.parametrize("prompt", [b"x", bytearray(b"x"), memoryview(b"x")])
+def test_bytes_are_no_token_ids_and_cost_nothing(make: Make, open_curator: OpenCurator, prompt: Any) -> None:
+    with open_curator(make()) as curator:
+        with pytest.raises(InvalidInput, match=r"not (bytes|bytearray|memoryview)\. Decode it first"):
+            curator.generate(prompt, 2)
+        assert (curator.account.spent_units, curator.num_active) == (0, 0)
+
+
+def test_a_prompt_that_cannot_be_written_as_utf_8_is_refused(make: Make, open_curator: OpenCurator) -> None:
+    with open_curator(make()) as curator:
+        with pytest.raises(InvalidInput, match="not valid UTF-8, from character 4 on"):
+            curator.generate("caf\udce9", 2)
+        assert curator.account.spent_units == 0
 
 
 def test_an_empty_prompt_is_the_start_token(make: Make, open_curator: OpenCurator, small_tokenizer: Any) -> None:

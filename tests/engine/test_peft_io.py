@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from paclm.engine.adapters import AdapterSpec, AdapterStack
 from paclm.engine.peft_io import CONFIG, export_peft, import_peft
 from paclm.errors import EngineError
+from paclm.worlds.storage import write_private
 
 Build = Callable[[str], PreTrainedModel]
 MakeStack = Callable[..., AdapterStack]
@@ -70,3 +71,24 @@ def test_missing_parts_are_named(tmp_path: Path) -> None:
         import_peft([tmp_path], base="test")
     with pytest.raises(EngineError, match="No PEFT folder"):
         import_peft([], base="test")
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_full_disk_leaves_no_part_of_an_export(
+    tmp_path: Path, build_model: Build, make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    if is_there:
+        (tmp_path / "out").mkdir()
+    written = []
+
+    def fill_up(path: Path, content: bytes) -> None:
+        written.append(path)
+        if len(written) == 2:
+            raise OSError(28, "No space left on device")
+        write_private(path, content)
+
+    monkeypatch.setattr("paclm.engine.peft_io.write_private", fill_up)
+    with pytest.raises(OSError, match="No space left"):
+        export_peft(make_stack(build_model("gpt2"), 3), tmp_path / "out", "x", conv1d=True)
+    assert [path.parent.name for path in written] == ["world-000", "world-001"]
+    assert list(tmp_path.rglob("*")) == ([tmp_path / "out"] if is_there else [])

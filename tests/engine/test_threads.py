@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paclm.engine import threads
-from paclm.engine.threads import ThreadChoice, choose_threads, idle_cores, read_limit, set_threads
+from paclm.engine.threads import ThreadChoice, choose_threads, idle_cores, set_threads
 
 
 def stat(*cpus: tuple[int, int], steal: int = 0) -> str:
@@ -79,17 +79,6 @@ def test_a_container_gets_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(threads, "_look", lambda _: 4.0)
     monkeypatch.setattr(threads, "read_limit", lambda: 2.0)
     assert set_threads() == ThreadChoice(2, 2)
-
-
-@pytest.mark.parametrize(("written", "cores"), [("200000 100000\n", 2.0), ("max 100000\n", float("inf"))])
-def test_the_limit_of_a_container_is_read(tmp_path: Path, written: str, cores: float) -> None:
-    path = tmp_path / "cpu.max"
-    path.write_text(written)
-    assert read_limit(path) == cores
-
-
-def test_where_there_is_no_container_there_is_no_limit(tmp_path: Path) -> None:
-    assert read_limit(tmp_path / "none") == float("inf")
 
 
 def test_a_number_in_the_settings_holds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,13 +275,16 @@ def test_a_ledger_is_not_made_in_a_folder_open_to_others(books):
 
 def test_a_second_writer_is_refused_with_the_pid_of_the_first(books):
     with books.create():
-        with pytest.raises(LedgerBusy, match=f"process {os.getpid()}.*One secret has one writer"):
+        with pytest.raises(LedgerBusy, match=r"in this process\. One secret has one writer"):
             books.open()
         program = (
             f"import sys; from paclm.ledger.ledger import Ledger\nLedger.open({str(books.path)!r}, bytes(range(32)))"
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-        assert "LedgerBusy" in done.stderr
+        said = done.stderr.splitlines()[-1]
+        assert "LedgerBusy" in said
+        assert f"in use by process {os.getpid()}. One secret has one writer" in said
+        assert said.endswith("Stop that process, or send requests to it.")
     books.open().close()
 
 

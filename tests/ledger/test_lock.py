@@ -25,6 +25,14 @@ for n in range(5):
 os.kill(os.getpid(), 9)
 """
 
+HOLDER = """
+import fcntl, sys
+file = open(sys.argv[1], "r+")
+fcntl.flock(file, fcntl.LOCK_EX)
+print(flush=True)
+input()
+"""
+
 HUGE = b"999999     \n" + b"9" * 20 + b" " + b"a" * 64 + b"\n"
 """A note of a row that no database can have."""
 
@@ -37,6 +45,28 @@ def killed(books):
     done = subprocess.run([sys.executable, "-c", program], check=False)
     assert done.returncode == -signal.SIGKILL
     return books
+
+
+def test_who_has_it_open_already_is_told_to_close_it_and_not_to_stop_the_process(books):
+    with books.with_steps(1), pytest.raises(LedgerBusy, match=r"open already in this process.*close\(\)") as raised:
+        books.open()
+    assert "Stop that process" not in str(raised.value)
+    books.open().close()  # a refusal lets go of nothing, and a release of all
+
+
+def test_a_holder_elsewhere_with_this_processs_number_is_not_taken_for_it(books):
+    """In two containers over one volume, both processes can be number 1."""
+    books.with_steps(1).close()
+    lock = books.path.with_name("ledger.lock")
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    other.stdout.readline()
+    try:
+        with pytest.raises(LedgerBusy, match=f"in use by process {os.getpid()}.*Stop that process"):
+            books.open()
+    finally:
+        other.communicate("\n", timeout=60)
 
 
 def remove_log(books):

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import resource
 import shutil
 import sqlite3
 from contextlib import closing
 
 import pytest
 
-from paclm.errors import LedgerMissing, LedgerRolledBack, PaclmError
+from paclm.errors import (
+    LedgerBusy,
+    LedgerFull,
+    LedgerMissing,
+    LedgerRolledBack,
+    LedgerUnwritable,
+    PaclmError,
+)
 from paclm.ledger import database
+from paclm.ledger import verify as verifying
 from paclm.ledger.recovery import backup
 from paclm.ledger.verify import remaining_tokens, verify, witness_on_record
 
@@ -75,6 +84,48 @@ def test_a_ledger_on_read_only_media_is_verified(books, monkeypatch):
     with closing(database.open_reader(books.path)) as reader:
         assert reader.execute("SELECT count(*) FROM events").fetchone() == (3,)
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize("look", [verify, remaining_tokens])
+def test_a_full_disk_is_an_error_and_no_verdict(books, look):
+    """A limit on file sizes: SQLite's side file cannot grow, as on a full disk. The ledger itself is whole."""
+    books.with_steps(2).close()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(LedgerFull, match=r"no room on the disk .*Make room, then repeat\.$") as raised:
+            look(books.path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert ("could not be checked" in str(raised.value)) == (look is verify)
+    assert "released" not in str(raised.value)
+    assert verify(books.path, [books.key]).intact
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(("SQLITE_FULL", LedgerFull), ("SQLITE_BUSY", LedgerBusy), ("SQLITE_IOERR_READ", LedgerUnwritable)),
+        *(("SQLITE_CANTOPEN", LedgerUnwritable), ("SQLITE_CORRUPT", None), ("SQLITE_NOTADB", None)),
+        *(("SQLITE_IOERR_CORRUPTFS", None), ("SQLITE_ERROR", None)),
+    ],
+)
+def test_only_what_speaks_against_the_ledger_itself_is_a_verdict(books, monkeypatch, name, kind):
+    books.with_steps(2).close()
+
+    def fail(db, path):
+        error = sqlite3.OperationalError("something")
+        error.sqlite_errorname = name
+        raise error
+
+    monkeypatch.setattr(verifying, "check_pages", fail)
+    if kind is None:
+        report = verify(books.path)
+        assert not report.intact
+        assert name in report.problem
+    else:
+        with pytest.raises(kind, match=f"could not be checked, .*{name}"):
+            verify(books.path)
 
 
 def test_a_missing_ledger_is_an_error_and_no_report(tmp_path):

@@ -17,8 +17,9 @@ from paclm import Curator, Workspace
 from paclm.config import ServerConfig
 from paclm.server.database import Database, service_path
 from paclm.server.keys import KeyStore
+from paclm.server.listening import listen
 from paclm.server.replies import Replies
-from paclm.server.running import listen, web_server
+from paclm.server.running import web_server
 from paclm.server.service import Service, Setup
 
 CHAT_TEMPLATE = (

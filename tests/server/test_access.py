@@ -131,6 +131,9 @@ def test_on_loopback_no_key_is_needed_until_an_ordinary_one_was_made(start: Star
         answer = http.post("/v1/completions", json=ASK)
         assert answer.status_code == 200
         assert live.curator.usage().by_tag.keys() == {"local"}
+        used = live.curator.usage().by_tag["local"].tokens
+        assert http.get("/v1/privacy").json()["key"] == {"name": "local", "quota_tokens": None, "used_tokens": used}
+        assert used > 0
         assert http.get("/v1/admin/overview").status_code == 401
         wrong = http.post("/v1/completions", json=ASK, headers=bearer("wrong"))
         assert wrong.status_code == 401
@@ -225,7 +228,10 @@ def test_every_response_has_the_protective_headers(live: Live) -> None:
 
 
 def test_a_wrong_path_or_method_has_an_error_body_too(live: Live) -> None:
-    assert live.http.get("/nothing").json()["error"]["message"] == "There is nothing here."
+    for path in ("/nothing", "/completions", "/chat/completions", "/models"):  # the last three: a base_url without /v1
+        said = live.http.get(path).json()["error"]["message"]
+        assert said == "There is nothing here. The API is under /v1."
+    assert "/openapi.json lists all" in live.http.get("/v1").json()["error"]["message"]
     for path in ("/v1/responses", "/v1/embeddings"):
         refused = live.http.post(path, json=ASK)
         assert refused.status_code == 404

@@ -104,6 +104,12 @@ def test_every_bad_body_gets_a_4xx_that_repeats_nothing(live: Live, said: list[s
     assert not [line for line in said if WORD.lower() in line.lower()]
 
 
+@pytest.mark.parametrize("prompt", [[10**6], [[1], [10**6]], [1, -1]])
+def test_bad_token_ids_are_a_matter_of_the_prompt(shared: Live, prompt: list[Any]) -> None:
+    answer = shared.complete(prompt=prompt)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
 def test_the_search_would_find_a_prompt_that_is_logged(live: Live, said: list[str]) -> None:
     logging.getLogger("uvicorn.error").error(f"{WORD} in a template")
     assert [line for line in said if WORD in line]

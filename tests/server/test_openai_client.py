@@ -273,6 +273,18 @@ def test_a_budget_that_is_gone_is_said_without_advice_that_only_the_operator_can
     assert refused.json()["error"]["message"] == "The privacy budget of this server is gone: ask its operator."
 
 
+def test_a_price_above_what_is_left_is_not_called_a_budget_that_is_gone(start: Start) -> None:
+    live = start(per_token="2^-8", total=1.5 * 2.0**-8, on_exhausted="refuse")
+    live.complete(max_tokens=1)
+    refused = live.complete(max_tokens=1)
+    said = "The privacy budget of this server has less left than one token costs: ask its operator."
+    assert (refused.status_code, refused.json()["error"]["message"]) == (429, said)
+    sentences = live.as_admin("/v1/admin/overview")["sentences"]
+    for sentence in (live.http.get("/v1/privacy").json()["sentence"], sentences["left"], sentences["guarantee"]):
+        assert "One token costs more than is left of the budget" in sentence
+        assert "is gone" not in sentence
+
+
 def test_a_retry_with_the_same_idempotency_key_is_charged_once(client: openai.OpenAI, live: Live) -> None:
     ask: Any = {"model": "clinic", "prompt": "the", "max_tokens": 6, "extra_headers": {"Idempotency-Key": "one"}}
     first = client.completions.create(**ask)

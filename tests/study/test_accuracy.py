@@ -113,6 +113,9 @@ def test_sentences_name_decoder_and_sample_and_noise_costs_or_brings(result: Res
     )
     assert "on 120 positions" in REGIME.describe(result)[1]
     assert "not comparable" in REGIME.describe(result)[-1]
+    large = " ".join(REGIME.describe(changed(result, gain_points=0.4086)))
+    assert "+40.86%" in large
+    assert "small" not in large
 
 
 def test_the_table_says_how_many_positions_each_decoder_has_and_shows_the_error_of_the_share(result: Result) -> None:

@@ -150,7 +150,7 @@ def test_a_full_disk_leaves_nothing_behind(make: Make, tmp_path: Path, monkeypat
         ({"holdout": -1}, "holdout must be a whole number of at least 0"),
         ({"holdout": 200}, "groups with 101 held out leave 0 for the worlds"),
         ({"num_canaries": -1}, "num_canaries must be a whole number of at least 0"),
-        ({"max_record_tokens": 0}, "max_record_tokens must be at least 1"),
+        ({"max_record_tokens": 1}, "max_record_tokens must be at least 2"),
     ],
 )
 def test_arguments_outside_their_rule_leave_nothing_behind(

@@ -7,6 +7,7 @@ import csv
 import gzip
 import json
 import lzma
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -353,3 +354,38 @@ def test_every_row_is_a_record_or_a_named_problem(tmp_path: Path, rows: list[str
     assert len(corpus.report.problems) == len(rows) - len(usable)
     assert len({record.id for record in corpus.records}) == len(usable)
     assert len(corpus.report.duplicates) == len(usable) - len(set(usable))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("name", ["notes.jsonl", "notes.csv", "notes.jsonl.gz", "notes.txt"])
+def test_utf_16_is_called_by_its_name_with_the_way_out(name: str, encoding: str, tmp_path: Path) -> None:
+    content = ("\ufeff" + '{"text": "zinnober"}\n' * 3).encode(encoding)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(CorpusError, match=r"is UTF-16.*iconv -f utf-16 -t utf-8") as raised:
+        read_corpus(str(tmp_path if name.endswith(".txt") else tmp_path / name))
+    assert "zinnober" not in str(raised.value)
+
+
+@pytest.mark.parametrize("header", ["id;text", '"id";"text"', "zinnober;42"])
+@pytest.mark.parametrize(("name", "wanted"), [("n.csv", "commas"), ("n.tsv", "tabs")])
+def test_semicolons_between_fields_are_seen_and_no_row_is_shown(
+    header: str, name: str, wanted: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(f"{header}\n1;zinnober\n")
+    with pytest.raises(CorpusError, match=f"seem to be separated by ; and not by {wanted}.*convert it: ") as raised:
+        read_corpus(str(tmp_path / name))
+    assert "zinnober" not in str(raised.value)
+
+
+def test_the_command_that_is_named_for_semicolons_converts_them(tmp_path: Path) -> None:
+    as_table(tmp_path / "old.csv", ";")
+    with pytest.raises(CorpusError) as raised:
+        read_corpus(str(tmp_path / "old.csv"))
+    command = str(raised.value).partition("convert it: ")[2].replace("OLD", "old.csv").replace("NEW", "new")
+    subprocess.run(command.replace("python3", sys.executable), shell=True, cwd=tmp_path, check=True)
+    assert [record.text for record in read_corpus(str(tmp_path / "new.csv")).records] == [row["text"] for row in ROWS]
+
+
+def test_a_column_may_be_called_with_a_semicolon_where_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("a;b\nFirst\n")
+    assert read_corpus(str(tmp_path / "n.csv"), ReadOptions(text_field="a;b")).records[0].text == "First"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paclm.errors import MissingExtra, WorkspaceError
+from paclm.config import in_shell, parse_count
+from paclm.errors import InvalidInput, MissingExtra, WorkspaceError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -39,8 +40,41 @@ def open_trained(path: Path) -> Workspace:
 
     workspace = Workspace.open(path)
     if WORLDS_FILE not in workspace.manifest.adapters:
-        raise WorkspaceError(f"{path} has no trained worlds yet. Train them: paclm train {path}")
+        raise WorkspaceError(f"{path} has no trained worlds yet. Train them: paclm train {in_shell(path)}")
+    if workspace.runtime.device != "cuda":
+        say_crowding(workspace)
     return workspace
+
+
+def say_crowding(workspace: Workspace) -> None:
+    """Caution before the slow work where [runtime] sets more threads than there are cores; refuse far too many."""
+    from paclm.engine.cores import check_threads, crowding
+
+    check_threads(workspace.runtime.threads)
+    if caution := crowding(workspace.runtime.threads):
+        typer.echo(f"Caution: {caution}", err=True)
+
+
+def confirm(question: str) -> None:
+    """Go on after a yes, and leave after a no; where nobody can answer, say how to do without the question."""
+    try:
+        typer.confirm(question, abort=True, err=True)
+    except typer.Abort as left:
+        if not isinstance(left.__context__, EOFError):  # a no, or Ctrl-C
+            raise
+        typer.echo(err=True)  # the question ends without a line break
+        raise InvalidInput(
+            "Nobody answered: standard input is not a terminal, or has ended. Nothing was done. To go on without being "
+            "asked, add --yes."
+        ) from None
+
+
+def whole_number(option: str, text: str) -> int:
+    """A number of tokens as people write it: `100000`, `100k`, `2M`."""
+    count = parse_count(text)
+    if count.denominator != 1 or count < 1:
+        raise InvalidInput(f"{option} must be a whole number of at least 1, not {text!r}.")
+    return int(count)
 
 
 def print_json(figures: dict[str, Any]) -> None:

@@ -16,6 +16,8 @@ import typer
 
 from paclm.cli.console import WHEN_STOPPED, need
 from paclm.cli.few_records import SMALL_CORPUS
+from paclm.cli.sentences import say
+from paclm.config import in_shell
 
 if TYPE_CHECKING:
     from paclm.study.lab import Lab
@@ -77,7 +79,8 @@ def demo(
 
 
 def _head(number: int, title: str) -> None:
-    typer.echo(f"\n{number}. {title}")
+    typer.echo()
+    say(f"{number}. {title}", column=3)
 
 
 def _prepare(path: Path) -> Workspace:
@@ -99,9 +102,10 @@ def _prepare(path: Path) -> Workspace:
         write_mechanism(settings.path, {"per_token": PER_TOKEN, "total": TOTAL})
     counts = created.workspace.manifest.summary
     patients = len({record.group for record in created.workspace.records("train")})
-    typer.echo(
+    say(
         f"   {counts['train']} notes of {patients} patients for the worlds, {counts['held_out']} held out; "
-        f"all notes of a patient go together. {'Made' if created.is_new else 'Found'} {created.workspace.path}."
+        f"all notes of a patient go together. {'Made' if created.is_new else 'Found'} {created.workspace.path}.",
+        column=3,
     )
     return Workspace.open(path)
 
@@ -126,9 +130,10 @@ def _train(workspace: Workspace, what: str) -> Workspace:
 
         workspace, trained = job.run(resume=job.is_unfinished, on_progress=show)
     gain = trained.improvement
-    typer.echo(
+    say(
         f"   {what}: loss on own records {gain.public.mean():.3f} → {gain.trained.mean():.3f} nats per token, "
-        f"{trained.seconds:.0f} s."
+        f"{trained.seconds:.0f} s.",
+        column=3,
     )
     return workspace
 
@@ -139,11 +144,12 @@ def _plan() -> None:
 
     per_token, total = parse_budget(PER_TOKEN), parse_budget(TOTAL)
     record, world = (format_bound(success_bound(total, guess)) for guess in (1 / 2, 1 / WORLDS))
-    typer.echo(
-        f"   {PER_TOKEN} nats a token, {TOTAL} in total: {math.floor(total / per_token):,} tokens.\n"
+    typer.echo(f"   {PER_TOKEN} nats a token, {TOTAL} in total: {math.floor(total / per_token):,} tokens.")
+    say(
         "   Until they are gone no attack on whether a patient was in the secretly drawn half succeeds more than\n"
         f"   {record} of the time (a guess: 50%), and none names the realized world more than {world} "
-        f"(a guess: {1 / WORLDS:.1%})."
+        f"(a guess: {1 / WORLDS:.1%}).",
+        column=3,
     )
 
 
@@ -161,15 +167,17 @@ def _generate(workspace: Workspace) -> None:
                 typer.echo(f"{begin}{shown}{end}" if begin and shown else shown, nl=False)
         done = curator.result(stream)
     disputed = done.marks.count("disputed")
+    typer.echo()
     if done.public_tokens:
-        typer.echo(
-            f"\n   The budget of this workspace is gone: {done.public_tokens} of these tokens are the public model's. "
+        say(
+            f"   The budget of this workspace is gone: {done.public_tokens} of these tokens are the public model's. "
             f"To start over, delete {workspace.path}.",
-            nl=False,
+            column=3,
         )
-    typer.echo(
-        f"\n   {len(done.tokens)} tokens, {disputed} disputed; charged {done.charged_nats:.3g} nats, spent so far "
-        f"{done.spent_nats:.3g} of {done.total_nats:.3g}, {done.remaining_tokens:,} tokens left."
+    say(
+        f"   {len(done.tokens)} tokens, {disputed} disputed; charged {done.charged_nats:.3g} nats, spent so far "
+        f"{done.spent_nats:.3g} of {done.total_nats:.3g}, {done.remaining_tokens:,} tokens left.",
+        column=3,
     )
 
 
@@ -216,8 +224,9 @@ def _accuracy(recorded: RecordedVotes) -> None:
         if share is None
         else f"of the gain over the public model {share:.0%} is kept (other decoders and samples keep other shares)."
     )
-    typer.echo(
-        f"   Greedy, {recorded.num_positions:,} positions; the worlds agree on {private['unanimity']:.1%}; {kept}"
+    say(
+        f"   Greedy, {recorded.num_positions:,} positions; the worlds agree on {private['unanimity']:.1%}; {kept}",
+        column=3,
     )
 
 
@@ -243,13 +252,17 @@ def _report(workspace: Workspace) -> Path:
 
 
 def _say_what_next(workspace: Path, page: Path) -> None:
-    typer.echo(
-        f"   {page}\n\n"
-        "Open that page in a browser. Then, with the same workspace:\n"
-        f"  paclm serve {workspace}                    an OpenAI-compatible endpoint, and a dashboard at its address\n"
-        f'  paclm generate {workspace} --prompt "The patient" --max-tokens 40\n'
-        f"  paclm ledger show {workspace}              spent so far, what is left, and the bounds\n"
-        f"  paclm study run {workspace} all            every table and figure of the paper, in a quarter of an hour\n"
+    quoted = in_shell(workspace)
+    ways = {
+        f"paclm serve {quoted}": "an OpenAI-compatible endpoint, and a dashboard at its address",
+        f'paclm generate {quoted} --prompt "The patient" --max-tokens 40': "another completion, and what it cost",
+        f"paclm ledger show {quoted}": "spent so far, what is left, and the bounds",
+        f"paclm study run {quoted} all": "every table and figure of the paper, in a quarter of an hour",
+    }
+    typer.echo(f"   {page}\n\nOpen that page in a browser. Then, with the same workspace:")
+    for command, what in ways.items():
+        typer.echo(f"  {command}\n      {what}")
+    say(
         "First `source .venv/bin/activate` if paclm is not on your path. `tiny` is a toy: better text needs a better "
         "base."
     )
@@ -269,7 +282,9 @@ def _attack(workspace: Workspace, recorded: RecordedVotes) -> None:
             f"world: named in {found.world.mean:.1%}"
         )
     bound = format_bound(success_bound(600 * parse_budget(PER_TOKEN), 0.5))
-    typer.echo(
+    say(
         f"   A guess is right 50% of the time; at {PER_TOKEN} the proof allows {bound} after these 600 tokens. "
-        "Mean ± standard\n   error over 40 secrets; the attack reads the curator's own belief, which no user ever sees."
+        "Mean ± standard\n"
+        "   error over 40 secrets; the attack reads the curator's own belief, which no user ever sees.",
+        column=3,
     )

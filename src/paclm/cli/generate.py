@@ -11,6 +11,7 @@ import typer
 
 from paclm.cli.console import WHEN_STOPPED, JsonFlag, open_trained, print_json
 from paclm.cli.ledger_keys import WitnessOption
+from paclm.cli.sentences import say
 from paclm.config import format_budget
 from paclm.errors import InvalidInput
 
@@ -62,7 +63,7 @@ def generate(
             curator.step()
             if not as_json:
                 _show_pieces(stream)
-        generation = curator.result(stream)
+        generation, price = curator.result(stream), curator.config.per_token
     if as_json:
         counts = {"text": generation.text, "tokens": len(generation.tokens)}
         figures = {key: getattr(generation, key) for key in _FIGURES}
@@ -73,16 +74,20 @@ def generate(
             typer.echo("(the model ended its answer at once)", err=True)
         from paclm.worlds.manifest import load_manifest
 
-        _show_figures(generation, load_manifest(workspace.expanduser()).unit)
+        _show_figures(generation, price, load_manifest(workspace.expanduser()).unit)
 
 
 def _read_prompt() -> str:
+    """Standard input, read as bytes: in some locales its text would let broken ones through."""
     try:
-        return sys.stdin.read()
+        text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidInput(
             f"Standard input is not valid UTF-8, from byte {error.start:,} on. Convert it first."
         ) from None
+    if not text.strip():
+        raise InvalidInput("Standard input holds no text to continue. To go on from nothing at all: --prompt ''")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _open(path: Path, witness: Path | None) -> Curator:
@@ -95,7 +100,7 @@ def _open(path: Path, witness: Path | None) -> Curator:
         warnings.simplefilter("ignore", UserWarning)  # said below, as a sentence
         curator = Curator.open(path, witness=witness)
     for sentence in curator.cautions:
-        typer.echo(f"Caution: {sentence}", err=True)
+        say(f"Caution: {sentence}", err=True)
     return curator
 
 
@@ -106,12 +111,15 @@ def _show_pieces(stream: Stream) -> None:
     sys.stdout.flush()
 
 
-def _show_figures(generation: Generation, unit: str) -> None:
+def _show_figures(generation: Generation, per_token: float, unit: str) -> None:
     from paclm.privacy.bounds import format_bound
 
     tokens = f"{generation.private_tokens:,} private"
     if generation.public_tokens:
-        tokens += f", {generation.public_tokens:,} of the public model alone, because the budget is gone"
+        left = generation.total_nats - generation.spent_nats
+        why = f"one token costs {format_budget(per_token)} nats, more than the {format_budget(left)} that are left"
+        tokens += f", {generation.public_tokens:,} of the public model alone, because "
+        tokens += why if left > 0 else "the budget is gone"
     lines: dict[str, Any] = {
         "tokens": tokens,
         "charged": f"{format_budget(generation.charged_nats)} nats",
@@ -122,4 +130,4 @@ def _show_figures(generation: Generation, unit: str) -> None:
         f"{format_bound(generation.world_id_bound)}",
     }
     for name, line in lines.items():
-        typer.echo(f"  {name:<13} {line}", err=True)
+        say(f"  {name:<13} {line}", err=True, column=16)

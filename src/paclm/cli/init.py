@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paclm.cli.console import WHEN_STOPPED, JsonFlag, print_json
-from paclm.config import TrainingConfig
+from paclm.config import TrainingConfig, in_shell
 
 if TYPE_CHECKING:
     from paclm.worlds.creation import Created
@@ -56,15 +56,16 @@ def init(
     """
     from paclm.engine.base import check_base, load_tokenizer, resolve_base
     from paclm.worlds.assignment import check_num_worlds, check_seed, check_whole
-    from paclm.worlds.creation import create_workspace
+    from paclm.worlds.creation import check_place, create_workspace
     from paclm.worlds.readers import read_corpus
     from paclm.worlds.records import ReadOptions
 
+    check_place(workspace)
     check_num_worlds(worlds)
     check_seed(seed)
     check_whole("--holdout", holdout or 0, at_least=0)
     check_whole("--canaries", canaries, at_least=0)
-    check_whole("--max-record-tokens", max_record_tokens, at_least=1)
+    check_whole("--max-record-tokens", max_record_tokens, at_least=2)
     WHEN_STOPPED.set("Nothing was made; repeat the command when you like.")
     options = ReadOptions(text_field=text_field, id_field=id_field, group_by=group_by, skip_bad=skip_bad)
     read = read_corpus(corpus, options)
@@ -145,5 +146,5 @@ def _summary(created: Created, named: Path) -> str:
     }
     head = "Made the workspace" if created.is_new else "Already there and made from the same things; nothing done:"
     body = "\n".join(f"  {name:<8} {said}" for name, said in lines.items())
-    next_step = f"Next: paclm train {named}" if not workspace.manifest.adapters else "Its worlds are trained."
+    next_step = f"Next: paclm train {in_shell(named)}" if not workspace.manifest.adapters else "Its worlds are trained."
     return f"{head} {workspace.path}\n{body}\n{next_step}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paclm.cli.console import JsonFlag, print_json
+from paclm.cli.console import JsonFlag, print_json, whole_number
 from paclm.errors import ServiceError
 
 if TYPE_CHECKING:
@@ -19,6 +19,11 @@ keys = typer.Typer(help="API keys of the server, and their quotas.", no_args_is_
 WorkspaceArgument = Annotated[Path, typer.Argument(help="Folder made by paclm init.")]
 NameArgument = Annotated[str, typer.Argument(help="What the key is called in the ledger, in logs and in metrics.")]
 
+_NEEDED_FROM_NOW_ON = (
+    "From now on every request needs a key. Until now a server that listens on 127.0.0.1 alone answered programs of "
+    "this machine without one; revoking this key does not bring that back."
+)
+
 
 @keys.command("add")
 def add(
@@ -28,8 +33,8 @@ def add(
         bool, typer.Option("--admin", help="Also for the dashboard, metrics, belief and leak estimate.")
     ] = False,
     quota: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="TOKENS", help="Private tokens the key may have in all; otherwise no limit."),
+        str | None,
+        typer.Option(metavar="TOKENS", help="Private tokens the key may have in all (100000, 100k); else no limit."),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -37,25 +42,29 @@ def add(
     Make a key and show it, once
 
     A quota is a slice of the one budget. It shares the budget out and bounds nothing: whatever a key may use, the
-    guarantee is the one at the committed total.
+    guarantee is the one at the committed total. From the first key on that is not an admin's, every request needs one.
 
     Example usage:
 
     \b
-        paclm keys add clinic ward-3 --quota 100000
+        paclm keys add clinic ward-3 --quota 100k
         paclm keys add clinic operator --admin
         export OPENAI_API_KEY=$(paclm keys add clinic me --json | jq -r .key)
     """
+    quota_tokens = None if quota is None else whole_number("--quota", quota)
     remaining, (url, whose) = _remaining_tokens(workspace), _base_url(workspace)  # what can fail comes first
     with _open(workspace) as store:
-        key = store.add(name, admin=admin, quota_tokens=quota)
+        key = store.add(name, admin=admin, quota_tokens=quota_tokens)
         held = store.list()
     _check_kept(workspace, name, key)
+    if not admin and sum(not other.is_admin for other in held) == 1:
+        typer.echo(_NEEDED_FROM_NOW_ON, err=True)
     if as_json:
-        print_json({"name": name, "key": key, "is_admin": admin, "quota_tokens": quota})
+        print_json({"name": name, "key": key, "is_admin": admin, "quota_tokens": quota_tokens})
         return
     kind = "Admin key" if admin else "Key"
-    typer.echo(f"{kind} {name!r}, {'no quota' if quota is None else f'{quota:,} tokens in all'}:\n\n    {key}\n")
+    allowed = "no quota" if quota_tokens is None else f"{quota_tokens:,} tokens in all"
+    typer.echo(f"{kind} {name!r}, {allowed}:\n\n    {key}\n")
     typer.echo("It is stored hashed and cannot be shown again. A running server takes it at once:\n")
     typer.echo(f"    export OPENAI_API_KEY={key}\n    export OPENAI_BASE_URL={url}\n")
     typer.echo(whose)
@@ -83,7 +92,9 @@ def list_keys(workspace: WorkspaceArgument, as_json: JsonFlag = False) -> None:
         print_json({"keys": [_figures(key) for key in held], "budget_remaining_tokens": remaining})
         return
     if not held:
-        typer.echo(f"No keys. Make one: paclm keys add {workspace} NAME")
+        from paclm.config import in_shell
+
+        typer.echo(f"No keys. Make one: paclm keys add {in_shell(workspace)} NAME")
         return
     width = max(4, *(len(key.name) for key in held))
     typer.echo(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paclm.cli.console import JsonFlag, print_json
+from paclm.cli.console import JsonFlag, confirm, print_json
 from paclm.cli.ledger_keys import (
     NO_WITNESS,
     KeyFilesOption,
@@ -18,6 +18,7 @@ from paclm.cli.ledger_keys import (
     mac_keys,
     unplaced_keys,
 )
+from paclm.cli.sentences import say
 from paclm.config import format_budget
 from paclm.errors import InvalidInput, LedgerError, WorkspaceError
 
@@ -76,7 +77,8 @@ def show(workspace: PlaceArgument, as_json: JsonFlag = False) -> None:
     if report.intact:
         typer.echo(f"{report.num_events:,} rows, intact (hashes and sums; with the key: paclm ledger verify).\n")
     else:
-        typer.echo(f"NOT INTACT: {report.problem}\nWhat follows is what the newest row says.\n")
+        say(f"NOT INTACT: {report.problem}")
+        typer.echo("What follows is what the newest row says.\n")
     if report.is_copy:
         typer.echo(f"{_COPY}\n")
     _print_figures(report.contents, _unit(workspace))
@@ -97,7 +99,7 @@ def verify(
     Check every row of the ledger
 
     Hashes, links, sums, figures and, with the key, MACs. Works without the secret and while the workspace serves.
-    Exit status 1 when something is wrong.
+    Exit status 1 when something is wrong, 2 when it could not be checked.
 
     Example usage:
 
@@ -195,7 +197,7 @@ def extend(
             "The new bounds hold for everything, also for what has left already. Extend?"
         )
         if not yes:
-            typer.confirm(question, abort=True, err=True)
+            confirm(question)
         books.extend(config.total, confirmed_by=operator())
     if as_json:
         print_json(figures)
@@ -249,15 +251,18 @@ def _print_figures(contents: Contents, unit: str) -> None:
         ),
         ("Public tokens", f"{figures['public_tokens']:,}"),
         ("Remaining", f"{figures['remaining_tokens']:,} charged tokens at {price} nats"),
-        ("Guarantee", f"at the committed total of {committed} nats, whatever was spent so far:"),
-        ("", f"no attack on whether {unit} in the secretly drawn half succeeds"),
-        ("", f"more than {record} of the time (a guess: 50%),"),
-        ("", f"none names the realized world more than {world} (a guess: 1/{worlds})."),
+        (
+            "Guarantee",
+            f"at the committed total of {committed} nats, whatever was spent so far:\n"
+            f"{'':<16}no attack on whether {unit} in the secretly drawn half succeeds\n"
+            f"{'':<16}more than {record} of the time (a guess: 50%),\n"
+            f"{'':<16}none names the realized world more than {world} (a guess: 1/{worlds}).",
+        ),
         ("Witness", _witness(contents.state.witness)),
     ):
-        typer.echo(f"{name:<16}{text}")
+        say(f"{name:<16}{text}", column=16)
     if contents.state.belief_is_lost:
-        typer.echo("This ledger was restored without a witness: nothing can be charged to it any more.")
+        say("This ledger was restored without a witness: nothing can be charged to it any more.")
 
 
 def _witness(name: str | None) -> str:

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from paclm.cli.console import confirm
 from paclm.cli.ledger import WorkspaceArgument, YesFlag, operator
 from paclm.cli.ledger_keys import NO_WITNESS, WitnessOption, ledger_path, mac_keys
-from paclm.config import parse_budget
+from paclm.config import in_shell, parse_budget
 from paclm.errors import InvalidInput, PaclmError
 
 
@@ -30,7 +31,11 @@ def backup(workspace: WorkspaceArgument, to: Annotated[Path, typer.Argument(help
 
     path = ledger_path(workspace)
     copy_ledger(path, to)
-    typer.echo(f"Copied to {to}. To use it: put it back as {path}, then paclm ledger adopt.")
+    typer.echo(
+        f"Copied to {to}. To use it: stop what serves, move {path} with its -wal and -shm, where they exist, together "
+        f"to another folder and keep them, put the copy in place as {path}, then: "
+        f"paclm ledger adopt {in_shell(workspace)}"
+    )
     if not witness_on_record(path):
         typer.echo(f"No witness: {NO_WITNESS}", err=True)
 
@@ -41,13 +46,17 @@ def adopt(
     largest_total: Annotated[
         str | None, typer.Option(help="Without a witness: the largest total ever committed, if paclm.toml has less.")
     ] = None,
+    put_back: Annotated[
+        bool, typer.Option("--put-back", help="With --yes: adopt it also where nothing shows that it was put back.")
+    ] = False,
     yes: YesFlag = False,
 ) -> None:
     """
     Use a ledger that came back from a backup
 
     Charges what can have been spent since. With the witness, account and belief are taken from it and nothing is
-    lost. Without one the whole budget counts as spent for good, because nobody knows what has left.
+    lost. Without one the whole budget counts as spent for good, because nobody knows what has left. After a crash or a
+    kill nothing need be adopted.
 
     Example usage:
 
@@ -57,11 +66,12 @@ def adopt(
     from paclm.ledger.recovery import adopt_restored
 
     total = None if witness is not None else _largest_total(workspace, largest_total)
-    if witness is None and not yes:
-        typer.confirm("Without a witness the whole remaining budget is charged, for good. Adopt?", abort=True, err=True)
-    key, *old_keys = mac_keys(workspace)
+    path, keys = ledger_path(workspace), mac_keys(workspace)
+    if witness is None:
+        _ask(path, _serves_as_it_is(path, keys), yes=yes, put_back=put_back)
+    key, *old_keys = keys
     event = adopt_restored(
-        ledger_path(workspace),
+        path,
         key,
         confirmed_by=operator(),
         old_keys=old_keys,
@@ -76,6 +86,33 @@ def adopt(
             "none": "Adopted: the whole budget counts as spent. A new workspace is needed for more private tokens.",
         }[event.proof]
     )
+
+
+def _serves_as_it_is(path: Path, keys: list[bytes]) -> bool:
+    """Whether it is no marked copy, has the newest row that its lock remembers, and has no witness to ask."""
+    from paclm.ledger.lock import read_remembered
+    from paclm.ledger.verify import verify
+    from paclm.ledger.writer import lock_path
+
+    report = verify(path, keys)
+    if report.contents is None or not report.intact or report.is_copy or read_remembered(lock_path(path)) is None:
+        return False
+    state = report.contents.state
+    return state.witness is None and not state.belief_is_lost
+
+
+def _ask(path: Path, serves: bool, *, yes: bool, put_back: bool) -> None:
+    """Before the whole rest is charged for good: a script must not do so to a ledger that needs nothing."""
+    caution = (
+        f"{path} is no backup copy, and it has the newest row that its lock remembers: it serves as it is. Adopt it "
+        "only if you know that it was put back to an earlier day, lock and all."
+    )
+    if serves and yes and not put_back:
+        raise InvalidInput(f"{caution} Nothing was charged. If you do know: --put-back --yes")
+    if serves:
+        typer.echo(caution, err=True)
+    if not yes:
+        confirm("Without a witness the whole remaining budget is charged, for good. Adopt?")
 
 
 def _largest_total(workspace: Path, given: str | None) -> float:
@@ -121,11 +158,9 @@ def replace_witness(
     from paclm.ledger.recovery import replace_witness as replace
 
     if not yes:
-        typer.confirm(
+        confirm(
             "This records your word that the ledger's file was not put back from a copy. If it was, the guarantee "
-            "is void: adopt it instead. Go on?",
-            abort=True,
-            err=True,
+            "is void: adopt it instead. Go on?"
         )
     key, *old_keys = mac_keys(workspace)
     replace(ledger_path(workspace), key, confirmed_by=operator(), old_keys=old_keys, witness=new)

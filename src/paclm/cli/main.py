@@ -6,6 +6,7 @@ Exit status: 0 all is well, 1 standard output was closed or a question was answe
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -84,6 +85,8 @@ app.add_typer(models, name="models")
 def main() -> None:
     """Run the command line."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what matters of its warnings, paclm says as an error
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: a name or a letter ends no command
     try:
         app(prog_name="paclm")
     except PaclmError as error:

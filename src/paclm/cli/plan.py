@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paclm.cli.console import JsonFlag, print_json
-from paclm.config import ChargeName, format_budget, parse_budget, parse_count, parse_probability
+from paclm.cli.sentences import say
+from paclm.config import ChargeName, format_budget, in_shell, parse_budget, parse_count, parse_probability
 from paclm.errors import InvalidInput, LedgerError
 from paclm.worlds.layout import SETTINGS_FILE
 
@@ -91,11 +92,11 @@ def plan(
     if write is None:
         typer.echo("For [mechanism] of paclm.toml (or add --write WORKSPACE):")
     else:
-        typer.echo(f"Written into [mechanism] of {write / SETTINGS_FILE}, for the {num_worlds} worlds it has:")
+        say(f"Written into [mechanism] of {write / SETTINGS_FILE}, for the {num_worlds} worlds it has:")
     for name, value in settings.items():
         typer.echo(f"{name} = {json.dumps(value)}")
     if said:
-        typer.echo(said)
+        say(said)
 
 
 def _whole(text: str) -> int:
@@ -175,10 +176,11 @@ def _judge(path: Path, total: float, books: Contents) -> tuple[float, str]:
         raise InvalidInput(
             f"The plan has a total of {numbers} with {account.charged_tokens:,} tokens charged: a larger one weakens "
             "the guarantee for everything that has left. Nothing was written. If you mean it, write total = "
-            f"{total!r} into [mechanism] of {path / SETTINGS_FILE} yourself, then: paclm ledger extend {path}"
+            f"{total!r} into [mechanism] of {path / SETTINGS_FILE} yourself, then: paclm ledger extend {in_shell(path)}"
         )
     return 0.0, (
-        f"The total is {numbers} in the ledger. Nothing was charged yet; before you serve: paclm ledger extend {path}"
+        f"The total is {numbers} in the ledger. Nothing was charged yet; before you serve: "
+        f"paclm ledger extend {in_shell(path)}"
     )
 
 
@@ -200,7 +202,8 @@ def _print_table(plans: list[Plan], dissent_rate: float | None) -> None:
     from paclm.privacy.bounds import format_bound
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("charge", "tokens", "per token", "total nats", "record bound", "world bound", "days"):
+    days = ["days"] if plans[0].days is not None else []
+    for title in ("charge", "tokens", "per token", "total nats", "record\nbound", "world\nbound", *days):
         table.add_column(title, justify="left" if title == "charge" else "right", no_wrap=True)
     for plan in plans:
         name: str = plan.charge
@@ -213,7 +216,7 @@ def _print_table(plans: list[Plan], dissent_rate: float | None) -> None:
             f"{plan.total_nats:.6g}",
             format_bound(plan.mia_bound),
             format_bound(plan.world_id_bound),
-            "" if plan.days is None else f"{plan.days:,.1f}",
+            *([] if plan.days is None else [f"{plan.days:,.1f}"]),
         )
     Console(width=max(Console().width, 100)).print(table)
 
@@ -222,8 +225,9 @@ def _print_words(plan: Plan, worlds: int, prior: str, nats: float, unit: str) ->
     from paclm.privacy.bounds import format_bound, success_bound
 
     expected = " expected (the dissent rate is an estimate)" if plan.charge == "dissent" else ""
-    typer.echo(
-        f"\nCommit a total of {plan.total_nats:.6g} nats before the first token. Until it is gone, "
+    typer.echo()
+    say(
+        f"Commit a total of {plan.total_nats:.6g} nats before the first token. Until it is gone, "
         f"{plan.tokens:,} tokens{expected},\n"
         f"no attack on whether {unit} in the secretly drawn half succeeds more than "
         f"{format_bound(plan.mia_bound)} of the time (a guess: {prior}),\n"
@@ -231,9 +235,9 @@ def _print_words(plan: Plan, worlds: int, prior: str, nats: float, unit: str) ->
         f"(a guess: 1/{worlds})."
     )
     if parse_probability(prior) != 0.5:
-        typer.echo(
+        say(
             "Every record is in the drawn half with probability 1/2. From that guess, where paclm states its bound, it "
             f"is {format_bound(success_bound(nats, 1 / 2))}."
         )
     if plan.mia_bound >= 1.0:
-        typer.echo("That bound says nothing: ln 2 nats and more allow certainty about a record. Lower a number.")
+        say("That bound says nothing: ln 2 nats and more allow certainty about a record. Lower a number.")

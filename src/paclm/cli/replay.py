@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from paclm.cli.console import JsonFlag, print_json, progress
-from paclm.config import ChargeName, format_budget, parse_budget
+from paclm.config import RELEASES, ChargeName, format_budget, parse_budget
 
 Protocol = Literal["session", "fresh"]
 
@@ -77,6 +77,8 @@ def replay(
         print_json(figures)
     else:
         _print_figures(figures)
+    if figures["tells_more_than"]:
+        typer.echo(f"Warning: {_overtelling(figures)}", err=True)
 
 
 def _print_figures(figures: dict[str, Any]) -> None:
@@ -85,7 +87,7 @@ def _print_figures(figures: dict[str, Any]) -> None:
     def show(name: str, spec: str) -> str:
         return "–" if figures[name] is None else format(figures[name], spec)
 
-    unit = "per session" if figures["protocol"] == "session" else "per position"
+    unit = _unit(figures)
     per_token = figures["per_token_nats"]
     price = "no budget" if per_token is None else f"{figures['charge']}, {format_budget(per_token)} a token"
     lines = {
@@ -102,7 +104,8 @@ def _print_figures(figures: dict[str, Any]) -> None:
         f"charged {unit}": f"{show('charged_nats', '.4g')} nats ({price})",
         f"leaked {unit}": f"{show('leaked_nats', '.4g')} ± {show('leaked_stderr', '.2g')} nats, "
         f"÷ charged {show('leaked_over_charged', '.4f')}",
-        f"information {unit}": f"{show('conditional_information_nats', '.4g')} nats that the steps can tell"
+        f"information {unit}": f"{show('conditional_information_nats', '.4g')} nats that the steps "
+        f"{'can tell' if figures['release'] in RELEASES else 'declare'}"
         f"{' (exact: trust it over the leak)' if figures['release'] == 'channel' else ''}",
         "bounds at the total": f"record {format_bound(figures['mia_bound'])}, "
         f"world {format_bound(figures['world_id_bound'])} (world named in {show('world_id_rate', '.4f')})",
@@ -116,13 +119,33 @@ def _print_figures(figures: dict[str, Any]) -> None:
             f"Note: sessions of {figures['tokens_per_secret']:,} tokens run round the {figures['positions']:,} "
             "recorded positions more than once, and errors are then too small. Record more votes or lower --tokens."
         )
-    if _is_far_below(figures):
+    if _is_far_below(figures) and not figures["tells_more_than"]:
         typer.echo(
             f"Note: the estimated leak is far below the {show('conditional_information_nats', '.4g')} nats that the "
             f"steps declare. Either the release declares more than it tells, or it tells it in rare events that "
             f"{show('secrets', ',')} secrets seldom show. Trust the larger number."
         )
     typer.echo(figures["stamp"])
+
+
+def _unit(figures: dict[str, Any]) -> str:
+    return "per session" if figures["protocol"] == "session" else "per position"
+
+
+def _overtelling(figures: dict[str, Any]) -> str:
+    from paclm.study.overtelling import describe_overtelling
+
+    return describe_overtelling(
+        figures["release"],
+        figures["tells_more_than"],
+        leaked=figures["leaked_nats"],
+        stderr=figures["leaked_stderr"],
+        declared=figures["conditional_information_nats"],
+        budget=figures["budget_nats"],
+        rate=max(figures["world_id_rate"], figures["world_id_rate_by_agreement"]),
+        bound=figures["world_id_bound"],
+        unit=_unit(figures),
+    )
 
 
 def _why_no_share(figures: dict[str, Any]) -> str:

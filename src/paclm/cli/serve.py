@@ -10,6 +10,7 @@ import typer
 
 from paclm.cli.console import WHEN_STOPPED, need, open_trained
 from paclm.cli.ledger_keys import NO_WITNESS, WitnessOption
+from paclm.cli.sentences import say
 
 if TYPE_CHECKING:
     from paclm.server.running import Started
@@ -45,13 +46,15 @@ def serve(
     """
     need("fastapi", "uvicorn", "pydantic", "prometheus_client", "cryptography", "torch")
     from paclm.curator.terms import budgets_of
+    from paclm.server.listening import check_free
 
     opened = open_trained(workspace)
-    budgets_of(opened)  # the quick refusals come before the slow imports
+    budgets_of(opened)  # the quick refusals, also of a taken port, come before the slow imports
     settings = opened.settings.server
     settings = dataclasses.replace(
         settings, host=settings.host if host is None else host, port=settings.port if port is None else port
     )
+    check_free(settings.host, settings.port)
     typer.echo(f"Opening {workspace} ...", err=True)
     WHEN_STOPPED.set("Nothing was served.")
     from paclm.server.running import serve as run
@@ -66,7 +69,7 @@ def _announce(started: Started) -> None:
     service = started.service
     figures = service.curator.figures()
     for sentence in service.curator.cautions:
-        typer.echo(f"Caution: {sentence}", err=True)
+        say(f"Caution: {sentence}", err=True)
     lines = {
         "API": f"{started.url}/v1  (model {service.setup.model_id})",
         "dashboard": f"{started.url}/  (admin key)",
@@ -78,6 +81,6 @@ def _announce(started: Started) -> None:
     if keeps_own_key():
         lines["key"] = OWN_KEY
     for name, line in lines.items():
-        typer.echo(f"  {name:<10} {line}", err=True)
+        say(f"  {name:<10} {line}", err=True, column=13)
     if started.new_admin_key is not None:
         typer.echo(f"  admin key  {started.new_admin_key}  (shown this once)", err=True)

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from paclm.cli.console import WHEN_STOPPED, JsonFlag, need, open_trained, print_json, progress, tasks
+from paclm.config import in_shell
 from paclm.errors import InvalidInput, PaclmError, WorkspaceError
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def run(
     if as_json:
         print_json({"results": str(lab.folder / "results"), "seconds": finished, "failed": failed})
     elif finished:
-        typer.echo(f"Results are in {lab.folder / 'results'}. Next: paclm study report {workspace}")
+        typer.echo(f"Results are in {lab.folder / 'results'}. Next: paclm study report {in_shell(workspace)}")
     if failed:
         raise InvalidInput(f"Not all regimes were run. What they said stands above: {', '.join(failed)}.")
 
@@ -127,7 +128,7 @@ def _refuse_other_settings(opened: Workspace, named: Path) -> None:
     """What a study trains beside the worlds must be trained as they were, or its comparisons mean nothing."""
     if changes := opened.training_changes():
         has_served = opened.ledger_path.exists()
-        again = "" if has_served else f", or train the worlds again: paclm train {named} --again"
+        again = "" if has_served else f", or train the worlds again: paclm train {in_shell(named)} --again"
         raise WorkspaceError(
             f"[training] was changed after the worlds were trained: {changes}. What a study trains beside them would "
             f"not compare. Change it back{again or '.'}"
@@ -154,7 +155,7 @@ def report(
 
     folder = Workspace.open(workspace).study_path
     if not any((folder / "results").glob("*.json")):
-        raise InvalidInput(f"{workspace} has no results yet. Make some: paclm study run {workspace} all")
+        raise InvalidInput(f"{workspace} has no results yet. Make some: paclm study run {in_shell(workspace)} all")
     from paclm.study.report import write_report
 
     written = write_report(folder)

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from paclm.cli.console import WHEN_STOPPED, JsonFlag, print_json, progress
+from paclm.cli.console import WHEN_STOPPED, JsonFlag, print_json, progress, say_crowding
 from paclm.cli.few_records import after_training, learned_little
-from paclm.config import format_duration
+from paclm.config import format_duration, in_shell
 from paclm.errors import InvalidInput, WorkspaceError
 
 if TYPE_CHECKING:
     from paclm.engine.training import Trained
     from paclm.engine.training_job import TrainingJob
     from paclm.engine.training_plan import TrainingPlan
+    from paclm.worlds.workspace import Workspace
 
 
 def train(
@@ -64,11 +65,13 @@ def train(
 
     job = prepare_training(opened, what, dtype=dtype)
     is_trained = job.file_name in job.workspace.manifest.adapters
-    if is_trained and resume and not (again or dry_run):
+    if is_trained and resume and not (job.is_unfinished or again or dry_run):
         typer.echo(f"{job.workspace.adapters_path / job.file_name} is trained already; there is nothing to resume.")
         return
     say_threads(job)
-    command = f"paclm train {workspace}{'' if what == 'worlds' else f' --what {what}'}"
+    options = {"--what": (what, "worlds"), "--dtype": (dtype, "auto")}  # without them it would be another run
+    named = [f"{name} {value}" for name, (value, default) in options.items() if value != default]
+    command = " ".join(["paclm train", in_shell(workspace), *named])
     if what == "worlds" and not dry_run:
         _refuse_to_orphan_the_ledger(job, workspace)
     if not dry_run:
@@ -85,6 +88,8 @@ def train(
 
 def say_threads(job: TrainingJob) -> None:
     """Say why training is slower than the machine."""
+    if job.model.device.type == "cpu":
+        say_crowding(job.workspace)
     if job.threads is not None and job.threads.busy:
         typer.echo(
             f"Another program keeps {job.threads.busy} of {job.threads.cores} cores busy: training on "
@@ -118,13 +123,18 @@ def _refuse_to_orphan_the_ledger(job: TrainingJob, named: Path) -> None:
 
 def _refuse_to_lose(job: TrainingJob, resume: bool, command: str) -> None:
     path = job.workspace.adapters_path / job.file_name
-    if job.file_name in job.workspace.manifest.adapters:
-        raise WorkspaceError(f"{path} is there already. To replace it: {command} --again")
+    is_trained = job.file_name in job.workspace.manifest.adapters
     if job.is_unfinished and not resume:
-        raise WorkspaceError(
-            f"An earlier run of this training was stopped. To go on with it: {command} --resume; to start afresh and "
-            f"lose what it did: {command} --again"
+        stopped = (
+            f"{path} is there already, and a later run, to replace it, was stopped."
+            if is_trained
+            else "An earlier run of this training was stopped."
         )
+        raise WorkspaceError(
+            f"{stopped} To go on with it: {command} --resume; to start afresh and lose what it did: {command} --again"
+        )
+    if is_trained and not job.is_unfinished:
+        raise WorkspaceError(f"{path} is there already. To replace it: {command} --again")
 
 
 def _run(job: TrainingJob, plan: TrainingPlan, resume: bool, command: str) -> Trained:
@@ -137,8 +147,12 @@ def _run(job: TrainingJob, plan: TrainingPlan, resume: bool, command: str) -> Tr
             said = f"training {job.name}, group {now.group + 1}/{now.num_groups}, loss {now.loss:.3f}"
             bar.update(task, completed=now.step, total=now.num_steps, description=said)
 
-        WHEN_STOPPED.set(f"What it did is kept. To go on: {command} --resume")
-        _, trained = job.run(plan.worlds_per_step, resume=resume, on_progress=show)
+        try:
+            _, trained = job.run(plan.worlds_per_step, resume=resume, on_progress=show)
+        except KeyboardInterrupt:
+            if job.is_unfinished:
+                WHEN_STOPPED.set(f"What it did is kept. To go on: {command} --resume")
+            raise
     return trained
 
 
@@ -197,7 +211,19 @@ def _show_result(
     if job.name == "worlds" and learned_little(*losses, steps):
         typer.echo(after_training(*losses, steps, job.settings, f"{command} --again"))
     if job.name == "worlds":
-        typer.echo(f"Next: paclm votes {named} --prompt TEXT, or paclm generate {named} --prompt TEXT")
+        typer.echo(_next_step(job.workspace, in_shell(named)))
+
+
+def _next_step(workspace: Workspace, quoted: str) -> str:
+    """Commands that will work: without a budget nothing is generated."""
+    generate = f"paclm generate {quoted} --prompt TEXT --max-tokens 40"
+    votes = f"paclm votes {quoted} --prompt TEXT"
+    if {"per_token", "total"} <= workspace.settings.mechanism.keys():
+        return f"Next: {generate}; for research, {votes}"
+    return (
+        f"Next, a budget: paclm plan --mia 51% --tokens 1M --write {quoted}; then {generate}. For research, without a "
+        f"budget: {votes}"
+    )
 
 
 def _print_lines(head: str, lines: dict[str, str]) -> None:

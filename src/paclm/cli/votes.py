@@ -23,7 +23,9 @@ def votes(
     text: Annotated[
         Path | None, typer.Option(help="A text file: votes on each of its tokens, given the true ones.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the votes on the text go (.npz), for paclm replay.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New file for the votes on the text (.npz), for paclm replay.")
+    ] = None,
     decoder: Annotated[
         Literal["greedy", "gumbel"] | None,
         typer.Option(help="How a world votes.", show_default="as in paclm.toml, else gumbel"),
@@ -54,6 +56,8 @@ def votes(
         raise InvalidInput("--text FILE and --out VOTES.npz belong together.")
     if limit is not None and limit < 2:
         raise InvalidInput(f"--limit must be at least 2, one token to see and one to vote on, not {limit}.")
+    if out is not None and out.exists():
+        raise InvalidInput(f"{out} is there already. Votes never overwrite a file: choose a new name after --out.")
     from paclm.privacy.randomness import Coins
 
     opened = open_trained(workspace)
@@ -73,6 +77,11 @@ def _vote_on_prompt(opened: Workspace, prompt: str, coins: Coins | None, tempera
     tokenizer = load_tokenizer(base_of(opened))
     tokens = encode_prompt(tokenizer, prompt)
     engine = _open_engine(opened, with_full=False, context=len(tokens))
+    if len(tokens) > engine.context:
+        raise InvalidInput(
+            f"The prompt has {len(tokens):,} tokens, and the context of this base model holds {engine.context:,}. "
+            "Shorten the prompt, or vote along it in windows: put it into a file and give --text FILE --out VOTES.npz."
+        )
     ballot = engine.ballot(tokens, None if coins is None else coins.gumbel(engine.support_size), temperature)
     support, chosen = ballot.support[0].tolist(), ballot.votes[0].tolist()
     if as_json:

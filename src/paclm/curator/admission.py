@@ -7,6 +7,15 @@ from paclm.errors import BudgetExceeded, InvalidInput
 from paclm.privacy.accounting import Account, nats_up
 
 
+def check_prompt(prompt: object) -> None:
+    """Refuse bytes: they are a sequence of small integers, and would pass for token ids."""
+    if isinstance(prompt, (bytes, bytearray, memoryview)):
+        raise InvalidInput(
+            f"A prompt is a text or a sequence of token ids, not {type(prompt).__name__}. Decode it first: "
+            'prompt.decode("utf-8")'
+        )
+
+
 def check_request(request: Request, vocabulary: int, context: int) -> None:
     """Refuse what would fail in the middle of a step."""
     if not request.prompt or not all(type(token) is int and 0 <= token < vocabulary for token in request.prompt):

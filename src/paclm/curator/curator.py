@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self, Unpack
 
 import numpy as np
 
-from paclm.curator.admission import check_fits, check_request
+from paclm.curator.admission import check_fits, check_prompt, check_request
 from paclm.curator.figures import BudgetFigures, UsageFigures
 from paclm.curator.hidden import Hidden
 from paclm.curator.models import load_models
@@ -348,6 +348,7 @@ class Curator:
     def _encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         from paclm.engine.loading import encode_prompt
 
+        check_prompt(prompt)
         tokens = () if isinstance(prompt, str) else tuple(prompt)
         return tokens or tuple(encode_prompt(self._tokenizer, prompt if isinstance(prompt, str) else ""))
 

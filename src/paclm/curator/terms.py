@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from paclm.config import SMALLEST_PER_TOKEN, MechanismConfig, format_budget
+from paclm.config import SMALLEST_PER_TOKEN, MechanismConfig, format_budget, in_shell
 from paclm.errors import CuratorError, InvalidInput, WorkspaceError
 from paclm.privacy.bounds import format_bound, success_bound
 from paclm.worlds.layout import SETTINGS_FILE, WORLDS_FILE
@@ -20,8 +20,8 @@ def budgets_of(workspace: Workspace) -> MechanismConfig:
     if workspace.config is None:
         raise InvalidInput(
             f"{workspace.path / SETTINGS_FILE} sets no budget, and nobody spends privacy by accident. For a target "
-            f"of your own: paclm plan --mia 51% --tokens 1M --write {workspace.path}. Or write both under [mechanism], "
-            'for example: per_token = "2^-32" and total = "2^-10".'
+            f"of your own: paclm plan --mia 51% --tokens 1M --write {in_shell(workspace.path)}. Or write both under "
+            '[mechanism], for example: per_token = "2^-32" and total = "2^-10".'
         )
     check_budgets(workspace.config, workspace.num_worlds)
     return workspace.config
@@ -72,7 +72,7 @@ def check_trained_as_set(workspace: Workspace) -> None:
         raise WorkspaceError(
             f"[training] of {workspace.path / SETTINGS_FILE} was changed after the worlds were trained: {changes}. "
             "Once a token has left, these worlds stay for good. Train them again: "
-            f"paclm train {workspace.path} --again; or change the settings back."
+            f"paclm train {in_shell(workspace.path)} --again; or change the settings back."
         )
 
 
@@ -102,7 +102,8 @@ def deployment_cautions(workspace: Workspace, ledger: str, tokens: int) -> list[
 def worlds_digest(workspace: Workspace) -> str:
     """What ledger and secret are bound to: corpus, membership and base model, and the adapters of all worlds."""
     if WORLDS_FILE not in workspace.manifest.adapters:
-        raise WorkspaceError(f"{workspace.path} has no trained worlds yet. Train them: paclm train {workspace.path}")
+        command = f"paclm train {in_shell(workspace.path)}"
+        raise WorkspaceError(f"{workspace.path} has no trained worlds yet. Train them: {command}")
     return f"{workspace.manifest.digest}-{workspace.manifest.adapters[WORLDS_FILE]['sha256']}"
 
 

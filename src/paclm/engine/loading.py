@@ -19,7 +19,7 @@ from paclm.engine.stacked import StackedModel
 from paclm.engine.steps import PlainStep, Step
 from paclm.engine.threads import set_threads
 from paclm.engine.weights import take_apart, unsupported
-from paclm.errors import EngineError
+from paclm.errors import EngineError, InvalidInput
 from paclm.worlds.layout import FULL_FILE, WORLDS_FILE
 
 if TYPE_CHECKING:
@@ -145,6 +145,13 @@ def open_engine(
 
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a prompt, as records are encoded; an empty prompt is the tokenizer's start token."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(
+            f"The prompt is not valid UTF-8, from character {error.start + 1:,} on. Convert it first: iconv -f latin1 "
+            "-t utf-8"
+        ) from None
     tokens: list[int] = list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
     if tokens:
         return tokens

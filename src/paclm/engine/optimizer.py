@@ -64,7 +64,7 @@ class StackedAdamW:
         """Update as many worlds as `gradient` (k, p) has rows."""
         k = len(gradient)
         rows, first, second = self.rows[:k], self.first[:k], self.second[:k]
-        self.num_steps += 1
+        self.num_steps += 1  # first: whoever is interrupted below can tell
         first_bias = 1.0 - BETA_FIRST**self.num_steps
         second_bias = 1.0 - BETA_SECOND**self.num_steps
         rows.mul_(1.0 - self.learning_rate * self.weight_decay)

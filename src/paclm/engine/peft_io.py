@@ -7,17 +7,18 @@ put into them; no guarantee of paclm covers them.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack
 from paclm.errors import EngineError
-from paclm.worlds.storage import make_private_folder, write_private_json
+from paclm.worlds.storage import make_private_folder, write_private, write_private_json
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -28,22 +29,28 @@ _PLAIN = {"use_dora": False, "bias": "none", "rank_pattern": {}, "alpha_pattern"
 def export_peft(stack: AdapterStack, folder: Path, base_name: str, conv1d: bool) -> list[Path]:
     """Write one PEFT folder per world under `folder` (world-000, world-001, …) and return them.
 
+    All of them or none: what was written is removed where a full disk or Ctrl-C ends it early.
     `conv1d`: the adapted layers are GPT-2's transposed Conv1D, which PEFT wants told (`fan_in_fan_out`).
     """
     if folder.exists() and any(folder.iterdir()):
         raise EngineError(f"{folder} is not empty. Name a folder that does not exist yet.")
     digits = max(3, len(str(stack.num_worlds - 1)))
-    written = []
-    for world in range(stack.num_worlds):
-        place = folder / f"world-{world:0{digits}d}"
-        place.mkdir(parents=True)
-        make_private_folder(folder)
-        make_private_folder(place)
-        write_private_json(place / CONFIG, _peft_config(stack, base_name, conv1d))
-        save_file(_peft_tensors(stack, world), place / WEIGHTS, metadata={"format": "pt"})
-        (place / WEIGHTS).chmod(0o600)
-        written.append(place)
-    return written
+    places = [folder / f"world-{world:0{digits}d}" for world in range(stack.num_worlds)]
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
+    try:
+        for world, place in enumerate(places):
+            make_private_folder(place)
+            write_private_json(place / CONFIG, _peft_config(stack, base_name, conv1d))
+            write_private(place / WEIGHTS, save(_peft_tensors(stack, world), metadata={"format": "pt"}))
+    except BaseException:  # some worlds of many would pass for all of them
+        for place in places:
+            shutil.rmtree(place, ignore_errors=True)
+        if is_new:
+            folder.rmdir()
+        raise
+    return places
 
 
 def import_peft(folders: Sequence[Path], base: str) -> AdapterStack:

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import torch
 
+from paclm.engine.cores import check_threads, read_limit
+
 _STAT = Path("/proc/stat")
-_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _AT_IMPORT = torch.get_num_threads()
 _SECONDS = 0.1
@@ -44,6 +45,7 @@ def set_threads(setting: int = 0) -> ThreadChoice | None:
     and where the system does not say how busy its cores are.
     """
     if setting > 0:
+        check_threads(setting)
         torch.set_num_threads(setting)
         return None
     if any(os.environ.get(name) for name in _VARIABLES):
@@ -80,15 +82,6 @@ def _cpu_times(stat: str) -> dict[int, tuple[int, int]]:
             user, nice, system, idle, waiting, *rest = map(int, ticks[:8])  # what follows is contained in user and nice
             times[int(name[3:])] = (idle + waiting, user + nice + system + idle + waiting + sum(rest))
     return times
-
-
-def read_limit(path: Path = _CPU_LIMIT) -> float:
-    """Cores that a container may use; infinite where nothing is set."""
-    try:
-        quota, period = path.read_text().split()
-        return int(quota) / int(period)
-    except (OSError, ValueError):  # no such file, or "max"
-        return float("inf")
 
 
 @cache

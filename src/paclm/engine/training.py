@@ -5,7 +5,8 @@
                                                                   improvement   the check at the end
 
 The loss of a step is read once the next step is launched, so that a GPU never waits for the host; but no position and
-no group is saved before all of its losses are read and finite.
+no group is saved before all of its losses are read and finite. Ctrl-C lets the step under way end, and its position is
+saved.
 
 A world's adapter is what training it alone would give: the base is frozen, each world's rows meet only its own
 adapter, its loss is its own mean, and AdamW is elementwise. Prints nothing, knows no workspace, and is never told
@@ -28,6 +29,7 @@ from paclm.config import TrainingConfig
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.checkpoint import Checkpoints, Position, identify_run
 from paclm.engine.improvement import Improvement, measure_improvement, refuse_unimproved
+from paclm.engine.interrupts import HeldInterrupt
 from paclm.engine.loss import batch_loss, make_batch, output_layer, world_means
 from paclm.engine.optimizer import StackedAdamW, flatten, unflatten
 from paclm.engine.schedule import Blocks, BoolArray, IntArray, Schedule
@@ -148,14 +150,19 @@ def train_worlds(
             if done is None:
                 own = start.worlds(worlds.tolist())
                 group = GroupTraining(forward, head, own, schedule, worlds, settings)
-                group.run(number, group_steps, checkpoints, on_progress, checkpoint_seconds)
-                improvement = measure_improvement(forward, head, own, group.stack, schedule, worlds.tolist())
-                if must_improve:
-                    refuse_unimproved(improvement, worlds.tolist())
-                measured = np.stack([improvement.public, improvement.trained, improvement.moved])
-                done = {"rows": group.optimizer.rows.cpu(), "figures": torch.from_numpy(measured)}
-                if checkpoints is not None:
-                    checkpoints.save_group(number, done)
+                try:
+                    group.run(number, group_steps, checkpoints, on_progress, checkpoint_seconds)
+                    improvement = measure_improvement(forward, head, own, group.stack, schedule, worlds.tolist())
+                    if must_improve:
+                        refuse_unimproved(improvement, worlds.tolist())
+                    measured = np.stack([improvement.public, improvement.trained, improvement.moved])
+                    done = {"rows": group.optimizer.rows.cpu(), "figures": torch.from_numpy(measured)}
+                    if checkpoints is not None:
+                        checkpoints.save_group(number, done)
+                except KeyboardInterrupt:
+                    if checkpoints is not None and group.is_whole:
+                        checkpoints.save_position(group.position(number))
+                    raise
             rows[torch.from_numpy(worlds)] = done["rows"]
             figures[:, worlds] = done["figures"].numpy()
     finally:
@@ -184,6 +191,7 @@ class GroupTraining:
         self.schedule = schedule
         self.worlds = worlds
         self.num_steps = schedule.num_steps[worlds]  # (G,), falling
+        self.num_read = 0
 
     def run(
         self,
@@ -208,17 +216,21 @@ class GroupTraining:
         saved = time.monotonic()
         unread: StepLoss | None = None
         try:
-            for step in range(self.optimizer.num_steps, picks.shape[1]):
-                before, unread = unread, self.step(picks[:, step])
-                if before is not None:
-                    report(before)
-                if checkpoints is not None and time.monotonic() - saved >= checkpoint_seconds:
+            with HeldInterrupt() as interrupt:
+                for step in range(self.optimizer.num_steps, picks.shape[1]):
+                    before, unread = unread, self.step(picks[:, step])
+                    if before is not None:
+                        report(before)
+                    is_due = checkpoints is not None and time.monotonic() - saved >= checkpoint_seconds
+                    if is_due or interrupt.came:
+                        report(unread)
+                        unread = None
+                        interrupt.release()
+                    if checkpoints is not None and is_due:
+                        checkpoints.save_position(self.position(number))
+                        saved = time.monotonic()
+                if unread is not None:
                     report(unread)
-                    unread = None
-                    checkpoints.save_position(self._position(number))
-                    saved = time.monotonic()
-            if unread is not None:
-                report(unread)
         except torch.OutOfMemoryError as error:
             raise EngineError(
                 f"Training {len(self.worlds)} worlds at a time does not fit into memory. Lower --worlds-per-step; if "
@@ -250,9 +262,16 @@ class GroupTraining:
                 f"The loss of world {names} is not a finite number in step {taken.step}. "
                 "Lower learning_rate in [training], or train in float32."
             )
+        self.num_read = taken.step
         return float(means.mean())
 
-    def _position(self, number: int) -> Position:
+    @property
+    def is_whole(self) -> bool:
+        """Whether the group stands between two steps, all of whose losses are read and finite."""
+        return self.num_read == self.optimizer.num_steps  # a step counts itself before it moves a number
+
+    def position(self, number: int) -> Position:
+        """Where the group stands; to be kept only where it is whole."""
         held = self.optimizer
         return Position(number, held.num_steps, held.rows, held.first, held.second)
 
@@ -260,6 +279,7 @@ class GroupTraining:
         self.optimizer.num_steps = position.num_steps
         for name in ("rows", "first", "second"):
             getattr(self.optimizer, name).copy_(getattr(position, name))
+        self.num_read = position.num_steps
 
 
 def _leaves(stack: AdapterStack, num_worlds: int) -> AdapterStack:

@@ -117,7 +117,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
     """A read-only connection, also while another process writes, also on read-only media."""
     if not path.is_file():
         raise LedgerMissing(f"There is no ledger at {path}. It is made when the workspace first generates a token.")
-    with translated(path):
+    with translated(path, is_reading=True):
         name = f"file:{quote(str(path.absolute()))}?mode=ro"
         try:
             return _reading(sqlite3.connect(name, uri=True, timeout=BUSY_SECONDS, isolation_level=None))
@@ -199,32 +199,37 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """SQLite's errors as the ledger's, by their code."""
+def translated(path: Path, *, is_reading: bool = False) -> Iterator[None]:
+    """SQLite's errors as the ledger's, by their code; whoever reads only has released nothing and restarts nothing."""
     try:
         yield
     except sqlite3.Error as error:
-        raise _translation(path, error) from error
+        raise _translation(path, error, is_reading) from error
 
 
-def _translation(path: Path, error: sqlite3.Error) -> LedgerError:
+def _translation(path: Path, error: sqlite3.Error, is_reading: bool) -> LedgerError:
     name = getattr(error, "sqlite_errorname", None) or "SQLITE_ERROR"
     said = f"SQLite said: {error} ({name})."
+    again = "repeat." if is_reading else "restart: nothing was released."
     if name.startswith("SQLITE_FULL"):
-        return LedgerFull(f"There is no room left for {path}. {said} Make room, then restart: nothing was released.")
+        return LedgerFull(f"There is no room left for {path}. {said} Make room, then {again}")
+    if name == "SQLITE_IOERR_SHMSIZE":
+        return LedgerFull(
+            f"There is no room on the disk for {path.name}-shm, which SQLite needs beside {path} also for reading. "
+            f"{said} Make room, then {again}"
+        )
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return LedgerBusy(f"Another program holds {path}. {said} Close it, then restart: nothing was released.")
+        return LedgerBusy(f"Another program holds {path}. {said} Close it, then {again}")
     if name == "SQLITE_CONSTRAINT_PRIMARYKEY":
         return LedgerBusy(
             f"Another process has written the next row of {path}: it could open the ledger because the lock was "
             f"removed while this one served. {said} Stop one of the two, then restart: nothing was released."
         )
-    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_CORRUPTFS", "SQLITE_IOERR_DATA")):
         return LedgerDamaged(
             f"{path} is not a whole database: it was cut off or overwritten. {said} Restore a backup and adopt it."
         )
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR", "SQLITE_AUTH")):
-        return LedgerUnwritable(
-            f"{path} cannot be written. {said} Mend the disk or its permissions: nothing was released."
-        )
+        what = "read" if is_reading else "written"
+        return LedgerUnwritable(f"{path} cannot be {what}. {said} Mend the disk or its permissions, then {again}")
     return LedgerDamaged(f"{path} does not answer as a ledger. {said}")

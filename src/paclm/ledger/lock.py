@@ -23,6 +23,8 @@ _NOTE_BYTES = 192
 _NOTE = re.compile(rb"(note +([0-9]{1,18}) +([0-9]{1,18}) ([0-9a-f]{64})) ([0-9a-f]{64})\n\0*")
 _NOTE_OF_OLD = re.compile(rb" *([0-9]{1,18}) ([0-9a-f]{64})\n.*", re.DOTALL)
 """As earlier versions wrote it: one note, in the place of the first and maybe over it, without turn and checksum."""
+_HELD_HERE: set[tuple[int, int]] = set()
+"""Locks that this process holds, by device and inode: in another container a process can have the same number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +57,7 @@ class WriterLock:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(self._descriptor, _HOLDER_BYTES, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(self._descriptor)
-            raise LedgerBusy(
-                f"{path.parent} is in use by process {holder}. One secret has one writer: two would each release "
-                "against a belief that misses the other's tokens. Stop that process, or send requests to it."
-            ) from None
+            raise self._refusal() from None
         except OSError as error:
             os.close(self._descriptor)
             raise LedgerUnwritable(f"{path} cannot be locked ({error.strerror}). Keep it on a local disk.") from None
@@ -74,6 +71,25 @@ class WriterLock:
         except BaseException:
             os.close(self._descriptor)
             raise
+        _HELD_HERE.add(self._identity)
+
+    @property
+    def _identity(self) -> tuple[int, int]:
+        status = os.fstat(self._descriptor)
+        return status.st_dev, status.st_ino
+
+    def _refusal(self) -> LedgerBusy:
+        """Who holds it, and what to do; this attempt is over."""
+        holder = os.pread(self._descriptor, _HOLDER_BYTES, 0).decode("ascii", "replace").strip() or "unknown"
+        is_own = holder == str(os.getpid()) and self._identity in _HELD_HERE  # a fork has the set, and another number
+        os.close(self._descriptor)
+        where, what_to_do = f"in use by process {holder}", "Stop that process, or send requests to it."
+        if is_own:
+            where, what_to_do = "open already in this process", "close() the other curator, or open it in a `with`."
+        return LedgerBusy(
+            f"{self._path.parent} is {where}. One secret has one writer: two would each release against a belief that "
+            f"misses the other's tokens. {what_to_do}"
+        )
 
     def remember(self, head: Head) -> None:
         """Note the newest row, which is on the disk. Not synced: this is about what a kill leaves.
@@ -104,6 +120,7 @@ class WriterLock:
 
     def release(self) -> None:
         """Let the next writer in; the file stays, because removing it would race with the next holder."""
+        _HELD_HERE.discard(self._identity)
         os.close(self._descriptor)
 
 

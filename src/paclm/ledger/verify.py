@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paclm.errors import LedgerError, LedgerMissing, LedgerRolledBack, LedgerTampered
+from paclm.errors import (
+    LedgerBusy,
+    LedgerError,
+    LedgerFull,
+    LedgerMissing,
+    LedgerRolledBack,
+    LedgerTampered,
+    LedgerUnwritable,
+)
 from paclm.ledger import database
 from paclm.ledger.chain import Keys
 from paclm.ledger.lock import Memory, read_remembered
@@ -73,7 +81,7 @@ def _newest(path: Path, remembered: Memory | None = None) -> Contents:
     """Where the ledger stands by its newest row; of the others only the remembered one is looked for."""
     db = database.open_reader(path)
     try:
-        with database.translated(path):
+        with database.translated(path, is_reading=True):
             contents = read_contents(db, path, None)
             if not database.is_copy(db):  # a copy is older by its nature, and says so
                 check_remembered(db, path, contents.head.seq, remembered)
@@ -86,7 +94,8 @@ def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
     """Recompute every hash, link, sum and figure; with keys (the newest first) also every MAC.
 
     Also looks whether the newest row is there that the lock beside the file remembers, and whether the newest key
-    signed the head: without these nothing opens it.
+    signed the head: without these nothing opens it. Raises where the disk or another program keeps it from reading: a
+    ledger that nobody could look at is neither intact nor damaged.
     """
     path = Path(path)
     remembered = read_remembered(lock_path(path))  # before any row: one is noted once it is on the disk
@@ -99,7 +108,7 @@ def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
     try:
         db = database.open_reader(path)
         try:
-            with database.translated(path):
+            with database.translated(path, is_reading=True):
                 db.execute("BEGIN")  # one view of the file, whatever a writer does meanwhile
                 is_copy = database.is_copy(db)
                 (num_events,) = db.execute("SELECT count(*) FROM events").fetchone()
@@ -115,6 +124,10 @@ def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
             db.close()
     except LedgerMissing:
         raise
+    except (LedgerBusy, LedgerFull, LedgerUnwritable) as problem:
+        raise type(problem)(
+            f"The ledger could not be checked, which says nothing for or against it. {problem}"
+        ) from None
     except LedgerError as problem:
         error = problem
     return Report(

@@ -132,8 +132,8 @@ async def _refuse_when_stopped(request: Request, _: Exception) -> Response:
 
 async def _refuse_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    sentences = {404: "There is nothing here.", 405: "This path does not take that method."}
+    sentences = {404: "There is nothing here. The API is under /v1.", 405: "This path does not take that method."}
     message = sentences.get(error.status_code, "The request cannot be answered.")
-    if error.status_code == 404 and request.url.path.startswith("/v1/"):  # perhaps something else that OpenAI has
+    if error.status_code == 404 and f"{request.url.path}/".startswith("/v1/"):  # perhaps something else that OpenAI has
         message = "Of OpenAI's API only completions, chat completions and models are offered; /openapi.json lists all."
     return JSONResponse(error_body(error.status_code, message), error.status_code, error.headers)

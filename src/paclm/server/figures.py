@@ -44,7 +44,8 @@ async def privacy(caller: AnyCaller, service: TheService) -> Response:
     """What was spent so far, what is left, and what is promised."""
     curator, key = service.curator, caller.key
     figures = curator.figures()
-    own = {"quota_tokens": key.quota_tokens if key else None, "used_tokens": key.used_tokens if key else 0}
+    used = key.used_tokens if key else await service.ask(lambda curator: _tokens_of(caller.name, curator.usage()))
+    own = {"quota_tokens": key.quota_tokens if key else None, "used_tokens": used}
     return JSONResponse(
         {
             "object": "privacy",
@@ -158,7 +159,7 @@ def guarantee(figures: BudgetFigures, unit: str = "a record was") -> str:
     guess = "guessing succeeds 50% of the time."
     if figures["remaining_tokens"]:
         return f"{bound}, whatever is asked until the budget is gone; {guess}"
-    return f"{bound}; {guess} The budget is gone. The guarantee holds as committed; nothing more is charged."
+    return f"{bound}; {guess} {_gone(figures)}. The guarantee holds as committed; nothing more is charged."
 
 
 def spent(figures: BudgetFigures) -> str:
@@ -175,10 +176,22 @@ def left(figures: BudgetFigures, on_exhausted: str, tokens_per_second: float = 0
     tokens = figures["remaining_tokens"]
     if not tokens:
         answers = "the public model answers, marked" if on_exhausted == "public" else "requests are refused (429)"
-        return f"The budget is gone: no more private tokens can be had, and {answers}."
+        return f"{_gone(figures)}: no more private tokens can be had, and {answers}."
     if not tokens_per_second:
         return f"{tokens:,} tokens are left."
     return f"{tokens:,} tokens are left: {format_duration(tokens / tokens_per_second)} at the rate of the last seconds."
+
+
+def _gone(figures: BudgetFigures) -> str:
+    """Why no more tokens can be charged: a price that was raised can leave most of a budget."""
+    if figures["spent_nats"] < figures["total_nats"]:
+        return "One token costs more than is left of the budget"
+    return "The budget is gone"
+
+
+def _tokens_of(name: str, usage: UsageFigures) -> int:
+    """Private tokens by the ledger, for a name that the key store does not know."""
+    return usage.by_tag.get(name, Usage(name)).tokens
 
 
 def _held(curator: Curator) -> int:

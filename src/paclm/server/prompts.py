@@ -48,8 +48,8 @@ def requests_for(ask: Ask, curator: Curator, settings: ServerConfig, model_id: s
             for tokens, limit in zip(encoded, limits, strict=True)
             for number in range(ask.answers_each)
         ]
-    except InvalidInput as error:  # its sentences have counts and rules, no text
-        raise invalid(str(error)) from None
+    except InvalidInput as error:  # ids beyond the vocabulary, all else was checked; no sentence repeats a text
+        raise invalid(str(error), "prompt") from None
 
 
 def _encode(prompt: Prompt, curator: Curator) -> list[int]:

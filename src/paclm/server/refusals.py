@@ -94,9 +94,11 @@ def not_admin() -> Refused:
     return Refused(403, "This needs an admin key.", code="admin_key_required", headers=NO_RETRY, reason="key")
 
 
-def budget_exhausted(left: int) -> Refused:
+def budget_exhausted(left: int, *, is_gone: bool) -> Refused:
     """The budget has fewer tokens left than the request may take, and waiting will not change that."""
-    what_to_do = f"has room for {left:,} tokens: ask for at most {left:,} tokens, or" if left else "is gone:"
+    what_to_do = "is gone:" if is_gone else "has less left than one token costs:"
+    if left:
+        what_to_do = f"has room for {left:,} tokens: ask for at most {left:,} tokens, or"
     said = f"The privacy budget of this server {what_to_do} ask its operator."
     return Refused(429, said, code="privacy_budget_exhausted", headers=NO_RETRY, reason="budget")
 

@@ -5,7 +5,6 @@ The socket is taken before the models are loaded, so that a port in use is known
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import resource
 import signal
@@ -20,7 +19,7 @@ from types import FrameType
 
 import uvicorn
 
-from paclm.config import ServerConfig
+from paclm.config import ServerConfig, in_shell
 from paclm.curator.curator import Curator
 from paclm.curator.terms import budgets_of
 from paclm.errors import ServiceError
@@ -29,18 +28,13 @@ from paclm.server.app import create_app
 from paclm.server.connections import allow_files, limited
 from paclm.server.database import Database, service_path
 from paclm.server.keys import KeyStore
+from paclm.server.listening import listen
 from paclm.server.replies import Keep, Replies
 from paclm.server.service import Service, Setup
 from paclm.worlds.layout import MANIFEST_FILE
 from paclm.worlds.workspace import Workspace
 
 ADMIN = "admin"
-_BACKLOG = 512
-_WAYS_TO_LISTEN = {
-    errno.EADDRINUSE: "Stop what listens there, or choose another with --port.",
-    errno.EADDRNOTAVAIL: "This machine does not have that address: use --host 127.0.0.1, or 0.0.0.0 for all it has.",
-    errno.EACCES: "Ports below 1024 are for the system: choose another with --port.",
-}
 _LAST_WORDS_SECONDS = 3
 """For sending what has been made, once every answer is complete or cut off; then uvicorn ends the connections."""
 
@@ -102,7 +96,7 @@ def serve(path: Path, settings: ServerConfig, announce: Callable[[Started], None
         if not is_loopback and not keys.has_keys():
             raise ServiceError(
                 f"{settings.host} can be reached from other machines, and there is no API key yet. Make one first: "
-                f"paclm keys add {path} NAME. Or listen on 127.0.0.1."
+                f"paclm keys add {in_shell(path)} NAME. Or listen on 127.0.0.1."
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the announcement says them as sentences
@@ -171,27 +165,6 @@ def is_loopback_address(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket on this address, or a sentence that says why not."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ServiceError(
-            f"The host {host} has no address here ({error.strerror}). Use --host 127.0.0.1 for this machine alone, "
-            "0.0.0.0 for all who can reach it."
-        ) from None
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(_BACKLOG)
-    except OSError as error:
-        listening.close()
-        way_out = _WAYS_TO_LISTEN.get(error.errno or 0, "Choose others with --host and --port.")
-        raise ServiceError(f"Port {port} of {host} cannot be had: {error.strerror}. {way_out}") from None
-    return listening
 
 
 def _url(listening: socket.socket) -> str:

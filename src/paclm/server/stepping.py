@@ -214,7 +214,7 @@ class Stepper:
         account, per_token = self._curator.account, self._curator.config.per_token
         left = account.remaining_tokens(per_token)
         if wanted > left:
-            return budget_exhausted(left)
+            return budget_exhausted(left, is_gone=account.remaining_units == 0)
         return budget_held((account.remaining_units - self._curator.reserved_units) // units_up(per_token))
 
     def _fill_places(self) -> None:

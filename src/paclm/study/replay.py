@@ -19,6 +19,7 @@ from paclm.privacy.bounds import success_bound
 from paclm.privacy.leak import mean_and_stderr, told_by_entropy, told_by_truth
 from paclm.privacy.releases import Rule, rule_named
 from paclm.study.attacks.belief import chance_to_name
+from paclm.study.overtelling import Told, broken_bounds, chance_by_agreement
 from paclm.study.streams import Stream, play_fresh, play_sessions
 from paclm.study.votes import RecordedVotes
 
@@ -71,6 +72,7 @@ class _Kept(NamedTuple):
     by_entropy: FloatArray  # (secrets,) nats told about each, by either estimator
     by_truth: FloatArray  # (secrets,)
     named: FloatArray  # (secrets,) the chance that naming the most likely world names the secret
+    agreeing: FloatArray  # (secrets,) the same of naming the world that agreed most often with the released tokens
 
 
 def replay(
@@ -84,7 +86,7 @@ def replay(
     kept = []
     per_token = math.inf if settings.per_token is None else settings.per_token
     for stream in play(recorded, rule, per_token, count, length, settings.seed):
-        kept.append(_reduce(stream, recorded.num_worlds))
+        kept.append(_reduce(stream, recorded))
         advance(stream.positions.size)
     figures = _summary(recorded, rule, settings, kept)
     return {**figures, "seconds": time.perf_counter() - started}
@@ -102,10 +104,10 @@ def _shape(recorded: RecordedVotes, settings: ReplaySettings) -> tuple[int, int]
     return settings.sessions or 1, min(settings.tokens or recorded.num_positions, recorded.num_positions)
 
 
-def _reduce(stream: Stream, num_worlds: int) -> _Kept:
+def _reduce(stream: Stream, recorded: RecordedVotes) -> _Kept:
     """Where the belief is uniform still, nothing was told, and naming a world is a guess."""
     count, moved = len(stream.secrets), stream.moved
-    by_entropy, by_truth, named = np.zeros(count), np.zeros(count), np.full(count, 1.0 / num_worlds)
+    by_entropy, by_truth, named = np.zeros(count), np.zeros(count), np.full(count, 1.0 / recorded.num_worlds)
     by_entropy[moved] = told_by_entropy(stream.beliefs)
     by_truth[moved] = told_by_truth(stream.beliefs, stream.secrets[moved])
     named[moved] = chance_to_name(stream.beliefs, stream.secrets[moved])
@@ -118,7 +120,19 @@ def _reduce(stream: Stream, num_worlds: int) -> _Kept:
         by_entropy=by_entropy,
         by_truth=by_truth,
         named=named,
+        agreeing=_agreeing(stream, recorded),
     )
+
+
+def _agreeing(stream: Stream, recorded: RecordedVotes) -> FloatArray:
+    """Each secret has an equal part of the stream: all of it, or a token; (secrets,)."""
+    chances = np.full(len(stream.secrets), 1.0 / recorded.num_worlds)
+    per_secret = stream.positions.size // len(stream.secrets)
+    for i in stream.moved.tolist():
+        part = slice(i * per_secret, (i + 1) * per_secret)
+        votes = recorded.votes[stream.positions[part]]  # (t, m)
+        chances[i] = chance_by_agreement(votes, stream.released[part], int(stream.secrets[i]))
+    return chances
 
 
 def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, streams: list[_Kept]) -> dict[str, Any]:
@@ -127,13 +141,24 @@ def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, stre
     released = np.concatenate([stream.released for stream in streams])
     realized = np.concatenate([stream.realized for stream in streams])
     scales = np.concatenate([stream.scales for stream in streams])
-    by_entropy = mean_and_stderr(np.concatenate([stream.by_entropy for stream in streams]))
+    leaked = np.concatenate([stream.by_entropy for stream in streams])
+    by_entropy = mean_and_stderr(leaked)
     by_truth = mean_and_stderr(np.concatenate([stream.by_truth for stream in streams]))
     named = np.concatenate([stream.named for stream in streams])
     dissenting = is_dissent[positions]
     per_secret = positions.size // named.size  # tokens against one secret: T in a session, 1 when fresh
 
     charged, committed = _charged(rule, settings, dissenting, named.size, per_secret)
+    differing = dissenting.reshape(named.size, per_secret).sum(axis=1)  # (secrets,) tokens on which worlds differ
+    told = Told(
+        leaked,
+        np.concatenate([np.full(one.named.size, one.information / one.named.size) for one in streams]),
+        differing * (committed / per_secret) if committed < math.inf else np.full(named.size, math.inf),
+        named,
+        np.concatenate([stream.agreeing for stream in streams]),
+        recorded.num_worlds,
+        success_bound(committed, 1.0 / recorded.num_worlds),
+    )
     scores = _accuracies(recorded, settings, streams, positions, released, realized)
     distinct = [len(set(row.tolist())) for row in recorded.votes[np.unique(positions[dissenting])]]
     return {
@@ -152,11 +177,14 @@ def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, stre
         "leaked_stderr": by_entropy.stderr,
         "leaked_over_charged": by_entropy.mean / charged if 0.0 < charged < math.inf else None,
         "mia_bound": success_bound(committed, 0.5),
-        "world_id_bound": success_bound(committed, 1.0 / recorded.num_worlds),
+        "world_id_bound": told.world_id_bound,
         "world_id_rate": float(named.mean()),
+        "world_id_rate_by_agreement": float(told.agreeing.mean()),
         "leaked_nats_by_truth": by_truth.mean,
         "leaked_stderr_by_truth": by_truth.stderr,
         "conditional_information_nats": sum(stream.information for stream in streams) / named.size,
+        "budget_nats": float(told.budget.mean()),
+        "tells_more_than": broken_bounds(told),
         "secrets": named.size,
         "tokens_per_secret": per_secret,
         "release": rule.name,

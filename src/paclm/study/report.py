@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paclm.config import format_duration
+from paclm.config import format_duration, in_shell
 from paclm.errors import InvalidInput
 from paclm.study.figure import Figure, save_figure
 from paclm.study.figures import all_figures
@@ -82,7 +82,8 @@ def write_report(study_folder: Path) -> Written:
     results = {name: results[name] for name in NAMES if name in results}
     if not results:
         raise InvalidInput(
-            f"There are no results in {study_folder / 'results'}. Make some: paclm study run {study_folder.parent} all"
+            f"There are no results in {study_folder / 'results'}. Make some: paclm study run "
+            f"{in_shell(study_folder.parent)} all"
         )
     tables = _write_tables(results, make_private_folder(study_folder / "tables"))
     figures = _write_figures(results, make_private_folder(study_folder / "figures"))

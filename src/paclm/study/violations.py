@@ -82,6 +82,6 @@ def _p_of_row(row: Row, attack: str) -> float:
     return float(stats.t.sf(excess_in_errors(row, attack), n - 1))
 
 
-def is_violation(p: float, looks: int) -> bool:
+def is_violation(p: float, looks: int, false_alarms: float = FALSE_ALARMS) -> bool:
     """After all looks are allowed for."""
-    return p < FALSE_ALARMS / looks
+    return p < false_alarms / looks

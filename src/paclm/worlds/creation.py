@@ -83,7 +83,7 @@ def create_workspace(
     max_record_tokens: int = TrainingConfig().max_record_tokens,
 ) -> Created:
     """Make a workspace; one that is there already and was made from the same arguments is opened instead."""
-    target = Path(path).expanduser().absolute()
+    target = check_place(path)
     arguments = {
         "corpus": corpus.name,
         "corpus_digest": corpus.digest,
@@ -106,6 +106,19 @@ def create_workspace(
         _publish(site, target)
     workspace = Workspace.open(target)
     return Created(workspace, True, (*cautions, *_note_in_registry(workspace, corpus)))
+
+
+def check_place(path: str | Path) -> Path:
+    """Where a workspace is to be, from the root on. What is noted and shown of it is UTF-8, so its name must be."""
+    place = Path(path).expanduser().absolute()
+    try:
+        str(place).encode()
+    except UnicodeEncodeError:
+        shown = str(place).encode(errors="surrogateescape").decode(errors="backslashreplace")
+        raise WorkspaceError(
+            f"The name of {shown} is not valid UTF-8. Choose another name for the workspace."
+        ) from None
+    return place
 
 
 def _note_in_registry(workspace: Workspace, corpus: Corpus) -> list[str]:

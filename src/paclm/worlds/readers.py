@@ -11,6 +11,8 @@ import gzip
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 from paclm.errors import CorpusError, InvalidInput
@@ -32,6 +34,10 @@ _WAYS = {
 }
 """What to do about a file of another kind."""
 
+_DELIMITERS = {",": "commas", "\t": "tabs"}
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_IS_UTF16 = "is UTF-16, and UTF-8 is read here; convert it: iconv -f utf-16 -t utf-8"
+
 _DATASET_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<split>[\w.-]+))?")
 _CLINIC = re.compile(r"clinic(?::(?P<count>[0-9_,]+))?")
 
@@ -48,7 +54,7 @@ def read_corpus(spec: str, options: ReadOptions | None = None) -> Corpus:
     if path.is_dir():
         return _read_folder(path, options)
     if path.exists():
-        return collect_records(spec, _rows_of_file(path, options), options)
+        return collect_records(_in_utf8(spec), _rows_of_file(path, options), options)
     if "://" in spec:
         raise CorpusError(f"{spec} is an address, and paclm reads files. Fetch it, then name the file.")
     if spec.startswith("clinic:"):
@@ -57,6 +63,11 @@ def read_corpus(spec: str, options: ReadOptions | None = None) -> Corpus:
     if dataset is None or path.suffix:
         raise CorpusError(f"There is no file or folder {spec} (seen from {Path.cwd()}). {_TRY}")
     return collect_records(spec, read_dataset(dataset["name"], dataset["split"] or "train"), options)
+
+
+def _in_utf8(name: str | Path) -> str:
+    """The name of a file as records can keep it: bytes in it that are no UTF-8 become \\xe9 and the like."""
+    return str(name).encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _rows_of_file(path: Path, options: ReadOptions) -> Iterator[Row | None]:
@@ -83,10 +94,21 @@ def _other_kind(path: Path, kind: str) -> str:
     return f"{path} is of a kind that is not read here; these are: {known}. {_WAYS.get(kind, _WAYS[''])}"
 
 
+@contextmanager
+def _open_lines(path: Path, newline: str) -> Iterator[tuple[str, Iterator[str]]]:
+    """The first line of a text file, and all of them. UTF-16 is refused as a whole, by the mark that it begins with."""
+    with open_text(path, errors="surrogateescape", newline=newline) as lines:
+        first = next(lines, "")
+        if first[:2].encode(errors="surrogateescape").startswith(_UTF16_MARKS):
+            raise CorpusError(f"{path} {_IS_UTF16}.")
+        yield first, chain([first] if first else [], lines)
+
+
 def _read_jsonl(path: Path, options: ReadOptions) -> Iterator[Row | None]:
-    with open_text(path, errors="surrogateescape", newline="\n") as lines:
+    name = _in_utf8(path)
+    with _open_lines(path, newline="\n") as (_, lines):
         for number, line in enumerate(lines, start=1):
-            yield _parse_json_line(f"{path}:{number}", line) if line.strip() else None
+            yield _parse_json_line(f"{name}:{number}", line) if line.strip() else None
 
 
 def _parse_json_line(source: str, line: str) -> Row:
@@ -102,42 +124,56 @@ def _parse_json_line(source: str, line: str) -> Row:
 
 
 def _read_csv(path: Path, options: ReadOptions) -> Iterator[Row | None]:
-    delimiter = "\t" if kind_of(path) == ".tsv" else ","
+    name, delimiter = _in_utf8(path), "\t" if kind_of(path) == ".tsv" else ","
     csv.field_size_limit(2**31 - 1)  # the module's own limit, 128 KiB, is shorter than a long document
-    with open_text(path, errors="surrogateescape", newline="") as lines:
+    with _open_lines(path, newline="") as (first, lines):
         table = csv.reader(lines, delimiter=delimiter, strict=True)
         header: list[str] | None = None
         start = 1
         try:
             for row in table:
-                source, start = f"{path}:{start}", table.line_num + 1
+                source, start = f"{name}:{start}", table.line_num + 1
                 if not row:
                     yield None
                 elif header is None:
-                    header = _checked_header(path, row, options)
+                    header = _checked_header(path, row, options, _other_delimiter(first, delimiter))
                 elif len(row) != len(header):
                     yield Row(source, problem=f"has {len(row)} columns where the header has {len(header)}")
                 else:
                     yield Row(source, dict(zip(header, row, strict=True)))
         except csv.Error as error:
-            raise CorpusError(f"{path}:{start} is not a row of a table: {error}. Mend the quotes there.") from None
+            hint = _other_delimiter(first, delimiter) if header is None else ""
+            raise CorpusError(
+                f"{path}:{start} is not a row of a table: {error}. {hint or 'Mend the quotes there.'}"
+            ) from None
 
 
-def _checked_header(path: Path, header: list[str], options: ReadOptions) -> list[str]:
+def _other_delimiter(line: str, delimiter: str) -> str:
+    """What to do about a first line that has semicolons alone, as some spreadsheets write them; empty for another."""
+    if delimiter in line or ";" not in line:
+        return ""
+    return (
+        f"Its fields seem to be separated by ; and not by {_DELIMITERS[delimiter]}. Save it anew, or convert it: "
+        "python3 -c 'import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter=\";\"))' "
+        "< OLD > NEW.csv"
+    )
+
+
+def _checked_header(path: Path, header: list[str], options: ReadOptions, hint: str) -> list[str]:
     wanted = [options.text_field, options.id_field, options.group_by]
     missing = [name for name in wanted if name is not None and name not in header]
     if missing:
         known = show_names(header)
+        columns = f"Its columns are: {known}." if known else "Its first row (not shown) is not like a header; add one."
         raise CorpusError(
             f"{path} has no column {missing[0]!r}. "
-            + (f"Its columns are: {known}. " if known else "Its first row (not shown) is not like a header; add one. ")
-            + "Name columns with --text-field, --id-field and --group-by."
+            + (hint or f"{columns} Name columns with --text-field, --id-field and --group-by.")
         )
     return header
 
 
 def _read_parquet(path: Path, options: ReadOptions) -> Iterator[Row | None]:
-    return read_parquet(path)
+    return read_parquet(path, _in_utf8(path))
 
 
 _KINDS: dict[str, Callable[[Path, ReadOptions], Iterable[Row | None]]] = {
@@ -155,7 +191,7 @@ def _read_folder(folder: Path, options: ReadOptions) -> Corpus:
     """One record per text file, in the order of their paths; `--group-by folder` groups those side by side."""
     files = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.parts)
     texts = [path for path in files if path.suffix.lower() in TEXT_SUFFIXES]
-    others = [str(path.relative_to(folder)) for path in files if path.suffix.lower() not in TEXT_SUFFIXES]
+    others = [_in_utf8(path.relative_to(folder)) for path in files if path.suffix.lower() not in TEXT_SUFFIXES]
     if not texts:
         if not others:
             raise CorpusError(f"The folder {folder} is empty. {_TRY}")
@@ -165,16 +201,19 @@ def _read_folder(folder: Path, options: ReadOptions) -> Corpus:
             f"The folder {folder} holds no .txt or .md files; what it holds is, for example, {others[0]}. {hint}"
         )
     rows = (_row_of_text(path, folder, options) for path in texts)
-    return collect_records(str(folder), rows, options, ignored_files=others)
+    return collect_records(_in_utf8(folder), rows, options, ignored_files=others)
 
 
 def _row_of_text(path: Path, folder: Path, options: ReadOptions) -> Row:
-    name = path.relative_to(folder)
+    name, place = _in_utf8(path.relative_to(folder)), _in_utf8(path.relative_to(folder).parent)
     try:
-        text = path.read_bytes().removeprefix(b"\xef\xbb\xbf").decode(errors="surrogateescape")
+        content = path.read_bytes()
     except OSError as error:
         return Row(f"{name}:1", problem=f"cannot be read: {error.strerror or error}")
-    return Row(f"{name}:1", {"id": str(name), "folder": str(name.parent), options.text_field: text})
+    if content.startswith(_UTF16_MARKS):
+        return Row(f"{name}:1", problem=_IS_UTF16)
+    text = content.removeprefix(b"\xef\xbb\xbf").decode(errors="surrogateescape")
+    return Row(f"{name}:1", {"id": name, "folder": place, options.text_field: text})
 
 
 def _read_clinic(count: str | None, options: ReadOptions) -> Corpus:

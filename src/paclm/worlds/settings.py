@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from paclm.config import MechanismConfig, RuntimeConfig, ServerConfig, TrainingConfig, read_settings
+from paclm.config import MechanismConfig, RuntimeConfig, ServerConfig, TrainingConfig, in_shell, read_settings
 from paclm.errors import InvalidInput, WorkspaceError
 from paclm.worlds.storage import write_private
 
@@ -79,7 +79,7 @@ class Settings:
 
     def mechanism_with(self, **changes: Any) -> MechanismConfig:
         """The mechanism's settings with some of them replaced; both budgets must be there by then."""
-        way_out = f"To have them written: paclm plan --mia 51% --tokens 1M --write {self.path.parent}"
+        way_out = f"To have them written: paclm plan --mia 51% --tokens 1M --write {in_shell(self.path.parent)}"
         return read_settings(MechanismConfig, {**self.mechanism, **changes}, "[mechanism] of paclm.toml", way_out)
 
 

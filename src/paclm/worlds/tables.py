@@ -11,8 +11,8 @@ from paclm.errors import CorpusError
 from paclm.worlds.records import Row
 
 
-def read_parquet(path: Path) -> Iterator[Row]:
-    """The rows of a Parquet file, a batch at a time."""
+def read_parquet(path: Path, name: str) -> Iterator[Row]:
+    """The rows of a Parquet file, a batch at a time; `name` stands in their sources."""
     parquet = _package("pyarrow.parquet", "pyarrow", f"{path} is a Parquet file, and reading it")
     try:
         table = parquet.ParquetFile(path)
@@ -22,7 +22,7 @@ def read_parquet(path: Path) -> Iterator[Row]:
     for batch in table.iter_batches():
         for fields in batch.to_pylist():
             number += 1
-            yield Row(f"{path}:{number}", fields)
+            yield Row(f"{name}:{number}", fields)
 
 
 def read_dataset(name: str, split: str) -> Iterator[Row]:

@@ -23,7 +23,7 @@ from paclm.study.textvotes import TextVotes
 
 BUDGETS = tuple(2.0**-n for n in range(4, 33, 4))
 WHY_SHARES_DIFFER = (
-    "A share of the gain belongs to its decoder and its sample: the gain is the small difference of two accuracies, "
+    "A share of the gain belongs to its decoder and its sample: the gain is the difference of two accuracies, "
     "decoders gain and lose differently, this pass draws secret and noise afresh at every position, and sessions keep "
     "one secret and weigh positions otherwise. Shares of different sections are not comparable."
 )

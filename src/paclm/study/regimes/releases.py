@@ -14,12 +14,14 @@ import numpy as np
 
 from paclm.config import ChargeName, format_budget
 from paclm.privacy.accounting import charge_units, nats_up, units_down, units_up
-from paclm.privacy.bounds import nats_for
-from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
+from paclm.privacy.bounds import nats_for, success_bound
+from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr, told_by_entropy
 from paclm.privacy.planner import plan
 from paclm.privacy.releases import RULES, Rule
+from paclm.study.attacks.belief import chance_to_name
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
+from paclm.study.overtelling import Told, broken_bounds, chance_by_agreement, describe_overtelling
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.statistics import clustered_mean, retained_gain
@@ -93,7 +95,27 @@ def _rows(
         units = charge_units(charge, per_token, reads_secret=rule.reads_secret, is_dissent=True)
         row[f"charged_{name}"] = scale.tokens * share * nats_up(units)
         row[f"tokens_until_{name}"] = _tokens_until(lab, per_token, share) if rule.reads_secret else None
+    told = _told(votes, streams, rule, per_token)
+    row["budget_nats"] = told.budget.mean()
+    row["world_rate"], row["world_bound"] = told.world_id_rate, told.world_id_bound
+    row["tells_more_than"] = ", ".join(broken_bounds(told)) or None
     return [row]
+
+
+def _told(votes: TextVotes, streams: list[Stream], rule: Rule, per_token: float) -> Told:
+    recorded = votes.recorded
+    beliefs, secrets = (np.concatenate([getattr(s, name) for s in streams]) for name in ("beliefs", "secrets"))
+    cost = nats_up(charge_units("dissent", per_token, reads_secret=rule.reads_secret, is_dissent=True))
+    agreeing = [chance_by_agreement(recorded.votes[s.positions], s.released, int(s.secrets[0])) for s in streams]
+    return Told(
+        leaked=told_by_entropy(beliefs),
+        declared=np.array([stream.information for stream in streams]),
+        budget=cost * np.array([recorded.is_dissent[stream.positions].sum() for stream in streams]),
+        named=chance_to_name(beliefs, secrets),
+        agreeing=np.array(agreeing),
+        num_worlds=recorded.num_worlds,
+        world_id_bound=success_bound(streams[0].positions.size * cost, 1.0 / recorded.num_worlds),
+    )
 
 
 def _scores(lab: Lab, votes: TextVotes, streams: list[Stream], paper: list[Stream]) -> Row:
@@ -159,13 +181,33 @@ def _describe_added(name: str, rows: list[Row]) -> str:
     """A sentence about a release that is none of the four: at its tightest and loosest budget."""
     own = [row for row in rows if row["release"] == name]
     if not own[0]["reads_secret"]:
-        return f"The release {name} never reads the secret and keeps {_share(own[0])} of the gain."
+        return f"The release {name} never reads the secret and keeps {_share(own[0])} of the gain.{_warning(own)}"
     loose, tight = own[0], own[-1]
     return (
         f"The release {name} keeps {_share(tight)} of the gain at {tight['budget']} nats and {_share(loose)} at "
         f"{loose['budget']}, where its steps declare {tight['can_tell_nats']:.2g} and {loose['can_tell_nats']:.2g} "
-        "nats a session."
+        f"nats a session.{_warning(own)}"
     )
+
+
+def _warning(rows: list[Row]) -> str:
+    """Of a release that breaks a bound: at the tightest budget at which it does."""
+    broken = [row for row in rows if row.get("tells_more_than")]  # results of earlier versions do not say
+    if not broken:
+        return ""
+    row = broken[-1]
+    said = describe_overtelling(
+        row["release"],
+        row["tells_more_than"].split(", "),
+        leaked=row["leaked_nats"],
+        stderr=row["leaked_stderr"],
+        declared=row["can_tell_nats"],
+        budget=row["budget_nats"],
+        rate=row["world_rate"],
+        bound=row["world_bound"],
+        unit=f"a session at {row['budget']}",
+    )
+    return f" WARNING, at {len(broken)} of {len(rows)} budgets: {said}"
 
 
 def _share(row: Row) -> str:

@@ -7,7 +7,7 @@ const NOT_A_BOUND = "What was spent so far is an account, not a bound: the guara
 
 export function showFigures(overview, pace) {
   const { budget } = overview;
-  const left = budget.is_exhausted ? "Budget gone" : `${count(budget.remaining_tokens)} tokens left`;
+  const left = budget.is_exhausted ? why(budget) : `${count(budget.remaining_tokens)} tokens left`;
   document.title = `${left} · ${overview.model}`;
   document.body.dataset.exhausted = String(budget.is_exhausted);
   say("model", overview.model);
@@ -42,7 +42,7 @@ function showBudget({ budget, tokens, settings }, pace) {
   setPart(meter, "--held", held / budget.total_nats);
   meter.setAttribute("aria-label", `${share(budget.spent_nats, budget.total_nats)} of the budget spent so far`);
 
-  say("budget-title", budget.is_exhausted ? "The budget is gone" : "Budget, so far");
+  say("budget-title", budget.is_exhausted ? why(budget) : "Budget, so far");
   say("left", count(budget.remaining_tokens));
   say("left-unit", budget.remaining_tokens === 1 ? "token left" : "tokens left");
   say("pace", paceSentence(budget, tokens, settings.mechanism.charge, pace));
@@ -59,6 +59,11 @@ function paceSentence(budget, tokens, charge, pace) {
   if (!(pace?.natsPerDay > 0)) return `${reach}No pace yet: nothing was charged in the last day.`;
   const days = (budget.total_nats - budget.spent_nats) / pace.natsPerDay;
   return `${reach}Lasts ${span(days)} at the current pace of ${count(pace.tokensPerDay)} tokens a day.`;
+}
+
+/** Why nothing more can be charged: a price that was raised can leave most of a budget. */
+export function why(budget) {
+  return budget.spent_nats < budget.total_nats ? "One token costs more than is left" : "The budget is gone";
 }
 
 function goneSentence(budget) {

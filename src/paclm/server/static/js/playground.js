@@ -1,6 +1,7 @@
 // A completion, token by token, each marked by how the worlds voted.
 
 import { Refusal, postStream } from "./api.js";
+import { why } from "./figures.js";
 import { count, nats, plural } from "./format.js";
 import { byId, make, say, saySentence } from "./page.js";
 
@@ -42,7 +43,7 @@ export function showPrice(newOverview) {
     say("price", "Ask for at least one token.");
   } else if (budget.is_exhausted) {
     const isPublic = budget.on_exhausted === "public";
-    say("price", `The budget is gone: ${isPublic ? "the public model will answer, free" : "this will be refused"}.`);
+    say("price", `${why(budget)}: ${isPublic ? "the public model will answer, free" : "this will be refused"}.`);
   } else {
     const [most, left] = [nats(asked * budget.per_token_nats), count(budget.remaining_tokens)];
     say("price", `Costs at most ${most} nats: ${plural(asked, "token")} of the ${left} left.`);

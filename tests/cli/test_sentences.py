@@ -1,0 +1,65 @@
+"""Sentences on a terminal of 80 columns, and in a pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from paclm.cli.sentences import say, wrap
+
+SENTENCE = "No attack on whether a record was in the secretly drawn half succeeds more than 51.00% of the time."
+
+
+def on_a_terminal(*arguments: str, columns: int = 80) -> list[str]:
+    """The lines that a command writes to a terminal of this width."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "dumb"}
+    command = [sys.executable, "-m", "paclm", *arguments]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment):
+        os.close(theirs)
+        written = b""
+        try:
+            while some := os.read(ours, 65536):
+                written += some
+        except OSError:  # how a terminal says that everybody has left
+            pass
+    os.close(ours)
+    return written.decode().split("\r\n")
+
+
+@pytest.mark.parametrize("more", [[], ["--rate", "20k"]])
+def test_a_plan_fits_a_terminal_of_80_columns_and_breaks_at_words(more: list[str]) -> None:
+    lines = on_a_terminal("plan", "--mia", "51%", "--tokens", "1M", "--prior", "1/2", *more)
+    assert max(map(len, lines)) <= 80
+    assert SENTENCE[3:60] in " ".join(lines)
+    assert [line for line in lines if line.startswith(("per_token = ", "total = "))] == lines[-3:-1]
+
+
+def test_lines_break_at_words_below_where_they_began() -> None:
+    wrapped = wrap(f"  guarantee  {SENTENCE}", 60, column=13).splitlines()
+    assert wrapped[0].startswith("  guarantee  No attack on")
+    assert all(line.startswith(" " * 13) and line[13] != " " for line in wrapped[1:])
+    assert max(map(len, wrapped)) <= 60 < len(SENTENCE)
+    assert " ".join(line[13:] for line in wrapped) == SENTENCE
+
+
+def test_the_breaks_of_a_pipe_are_not_kept_on_a_terminal() -> None:
+    assert wrap("   one two\n   three\n   four", 80, column=3) == "   one two three four"
+
+
+def test_a_command_at_the_end_stays_whole() -> None:
+    wrapped = wrap(f"{SENTENCE} Before you serve: paclm ledger extend 'my clinic'", 45).splitlines()
+    assert wrapped[-1] == "paclm ledger extend 'my clinic'"
+
+
+def test_in_a_pipe_nothing_is_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    say(f"  {SENTENCE}\n  {SENTENCE}", column=2)
+    assert capsys.readouterr().out == f"  {SENTENCE}\n  {SENTENCE}\n"

@@ -1,0 +1,152 @@
+"""`paclm train` and Ctrl-C: the sentence that is printed is true, and its command, pasted, works."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from cli.newcomers import Said
+from paclm.cli.console import WHEN_STOPPED
+from paclm.engine.adapters import AdapterStack
+from paclm.engine.checkpoint import Checkpoints
+from paclm.engine.training import GroupTraining
+from paclm.engine.training_job import TrainingJob
+
+Paclm = Callable[..., Said]
+
+STOPPED_AT = 3
+
+
+@pytest.fixture
+def spaced(tmp_path: Path, clinic: Path) -> Path:
+    """A trained workspace at a path that a shell would take for two arguments."""
+    path = tmp_path / "my dir" / "my clinic"
+    path.parent.mkdir()
+    settings = clinic / "paclm.toml"
+    settings.write_text(f"{settings.read_text()}\n[training]\nlearning_rate = 0.005\n")
+    return clinic.rename(path)
+
+
+@pytest.fixture
+def stop(paclm: Paclm, monkeypatch: pytest.MonkeyPatch) -> Paclm:
+    """Run a command and press Ctrl-C in the third step of training."""
+    step = GroupTraining.step
+
+    def press_ctrl_c(group: GroupTraining, picks: object) -> object:
+        if group.optimizer.num_steps == STOPPED_AT - 1:
+            signal.raise_signal(signal.SIGINT)
+        return step(group, picks)  # type: ignore[arg-type]
+
+    def run(*arguments: str) -> Said:
+        with monkeypatch.context() as patch:
+            patch.setattr(GroupTraining, "step", press_ctrl_c)
+            return paclm(*arguments)
+
+    return run
+
+
+def adapters(path: Path) -> AdapterStack:
+    return AdapterStack.load(path / "adapters" / "worlds.safetensors")
+
+
+def are_equal(one: AdapterStack, other: AdapterStack) -> bool:
+    return all(torch.equal(one.B[layer], other.B[layer]) for layer in one.layers)
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """Every command of paclm in a text, as a shell would split it."""
+    return [shlex.split(found)[1:] for found in re.findall(r"paclm (?:train|plan|generate|votes)[^;\n]*", text)]
+
+
+def test_training_anew_that_was_stopped_goes_on_by_the_command_it_printed(
+    spaced: Path, paclm: Paclm, stop: Paclm
+) -> None:
+    before = adapters(spaced)
+    stopped = stop("train", str(spaced), "--again", "--dtype", "float32")
+    assert stopped.status == 130
+    assert "Stopped. What it did is kept. To go on: " in stopped.err
+    kept = Checkpoints(spaced / "adapters" / ".training-worlds").load_position(0)
+    assert kept is not None
+    assert kept.num_steps == STOPPED_AT
+    assert are_equal(adapters(spaced), before), "until it is done, the old ones stay"
+
+    refused = paclm("train", str(spaced), "--dtype", "float32")
+    assert refused.status == 2
+    assert "is there already, and a later run, to replace it, was stopped" in refused.err
+    same = ["train", str(spaced), "--dtype", "float32"]  # of another dtype it would be another run
+    assert commands_in(refused.err) == [[*same, "--resume"], [*same, "--again"]]
+
+    (command,) = commands_in(stopped.err)
+    assert command == [*same, "--resume"]
+    resumed = paclm(*command)
+    assert resumed.status == 0, resumed.err
+    ends = adapters(spaced)
+    assert not are_equal(ends, before)
+    assert paclm("train", str(spaced), "--again", "--dtype", "float32").status == 0
+    assert are_equal(ends, adapters(spaced)), "the same bits as a run that was never stopped"
+
+
+def test_ctrl_c_before_training_began_promises_nothing(
+    clinic: Path, paclm: Paclm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press_ctrl_c(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    WHEN_STOPPED.set("")
+    monkeypatch.setattr(TrainingJob, "run", press_ctrl_c)
+    stopped = paclm("train", str(clinic), "--again")
+    assert (stopped.status, stopped.err.strip().splitlines()[-1]) == (130, "Stopped.")
+
+
+@pytest.mark.parametrize("has_budget", [False, True])
+def test_what_is_to_do_after_training_works_as_printed(spaced: Path, paclm: Paclm, has_budget: bool) -> None:
+    settings = spaced / "paclm.toml"
+    if not has_budget:
+        settings.write_text(re.sub(r"(?m)^(per_token|total) = .*$", "", settings.read_text()))
+    done = paclm("train", str(spaced), "--again", "--dtype", "float32")
+    assert done.status == 0, done.err
+    commands = commands_in(done.out[done.out.index("Next") :].replace(". For research", ";"))
+    assert [command[0] for command in commands] == (
+        ["generate", "votes"] if has_budget else ["plan", "generate", "votes"]
+    )
+    for command in commands:
+        assert paclm(*command).status == 0, command
+
+
+def test_init_prints_a_command_that_can_be_pasted(tmp_path: Path, small_base: Path, paclm: Paclm) -> None:
+    notes = tmp_path / "notes.jsonl"
+    notes.write_text("".join(json.dumps({"text": f"note {number} about a patient"}) + "\n" for number in range(40)))
+    path = str(tmp_path / "my dir" / "my ws")
+    made = paclm("init", path, "--corpus", str(notes), "--base", str(small_base), "--worlds", "4", "--holdout", "4")
+    assert made.status == 0, made.err
+    assert commands_in(made.out) == [["train", path]]
+    untrained = paclm("generate", path, "--prompt", "x", "--max-tokens", "2")
+    assert commands_in(untrained.err) == [["train", path]]
+
+
+def test_too_many_threads_are_a_sentence_and_a_few_too_many_a_caution(
+    clinic: Path, paclm: Paclm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paclm.engine.cores.usable_cores", lambda: 1)
+    settings, before = clinic / "paclm.toml", torch.get_num_threads()
+    written = settings.read_text()
+    assert "\n[runtime]\n" in written
+    try:
+        for threads, status, word in ((5000, 2, "Error"), (2, 0, "Caution")):
+            settings.write_text(written.replace("[runtime]\n", f"[runtime]\nthreads = {threads}\n"))
+            for command in (
+                ["generate", "--prompt", "x", "--max-tokens", "1"],
+                ["train", "--what", "full", "--dry-run"],
+            ):
+                said = paclm(command[0], str(clinic), *command[1:])
+                assert said.status == status, said.err
+                assert f"{word}: threads = {threads} in [runtime]" in said.err
+    finally:
+        torch.set_num_threads(before)
