@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paclm.cli.console import JsonFlag, print_json
+from paclm.cli.console import JsonFlag, print_json, whole_number
 from paclm.cli.sentences import say
 from paclm.config import ChargeName, format_budget, in_shell, parse_budget, parse_count, parse_probability
 from paclm.errors import InvalidInput, LedgerError
@@ -68,7 +68,7 @@ def plan(
     plans = {
         name: make_plan(
             mia=None if mia is None else parse_probability(mia),
-            tokens=None if tokens is None else _whole(tokens),
+            tokens=None if tokens is None else whole_number("--tokens", tokens),
             per_token=None if per_token is None else parse_budget(per_token),
             prior=parse_probability(prior),
             num_worlds=num_worlds,
@@ -97,13 +97,6 @@ def plan(
         typer.echo(f"{name} = {json.dumps(value)}")
     if said:
         say(said)
-
-
-def _whole(text: str) -> int:
-    count = parse_count(text)
-    if count.denominator != 1:
-        raise InvalidInput(f"--tokens must be a whole number, not {text!r}.")
-    return int(count)
 
 
 def _settings(plan: Plan, charge_now: str) -> dict[str, Any]:
