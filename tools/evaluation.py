@@ -173,7 +173,7 @@ class Evaluation:
         if regime == "ablation":
             return len(rows) * int(scale["trials"] * scale["length"])
         if regime == "coupling":
-            return sum(row["positions"] for row in rows if "positions" in row)
+            return sum(row["positions"] for row in rows if "accuracy_full" in row)  # a difference releases nothing
         if regime in ("accuracy", "flatness"):
             return sum(row["positions"] for row in rows if row["per_token_nats"])
         if regime in ("releases", "tokens_only"):

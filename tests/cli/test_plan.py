@@ -115,7 +115,7 @@ def test_a_bound_that_says_nothing_is_called_so():
         (("--mia", "51", "--tokens", "5"), "not '51'. Is 51% meant? Write 51% or 0.51."),
         (("--mia", "0.51", "--tokens", "many"), "none of: 1000000, 100k, 2M"),
         (("--mia", "0.51", "--tokens", "-5"), "none of: 1000000, 100k, 2M"),
-        (("--mia", "0.51", "--tokens", "1.5"), "whole number, not '1.5'"),
+        (("--mia", "0.51", "--tokens", "1.5"), "whole number of at least 1, not '1.5'"),
         (("--mia", "0.51", "--tokens", "5", "--rate", "0"), "positive number of tokens per day"),
     ],
 )

@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from paclm.config import TrainingConfig
-from paclm.engine import training
+from paclm.engine import checkpoint, training
 from paclm.engine.adapters import AdapterStack, find_targets
 from paclm.engine.checkpoint import CURRENT_FILE, Checkpoints
 from paclm.engine.layers import attached_layers
@@ -346,6 +346,20 @@ def interrupt_call(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, numbe
         return original(*arguments, **options)
 
     monkeypatch.setattr(owner, name, interrupted)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(checkpoint, "_with_notes"), (training.GroupTraining, "restore"), (training, "make_forward")]
+)
+def test_ctrl_c_while_a_run_goes_back_to_its_place_loses_nothing(
+    owner: Any, name: str, build_model: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for where, call, options in (((training, "make_batch"), 6, {}), ((owner, name), 1, {"resume": True})):
+        with monkeypatch.context() as patch:
+            interrupt_call(patch, *where, call)
+            with pytest.raises(KeyboardInterrupt):
+                train(build_model("gpt2"), folder=tmp_path, **options)
+        assert Checkpoints(tmp_path).load_position(0).num_steps == 6
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def _run(job: TrainingJob, plan: TrainingPlan, resume: bool, command: str) -> Tr
         try:
             _, trained = job.run(plan.worlds_per_step, resume=resume, on_progress=show)
         except KeyboardInterrupt:
-            if job.is_unfinished:
+            if job.has_kept_work:
                 WHEN_STOPPED.set(f"What it did is kept. To go on: {command} --resume")
             raise
     return trained

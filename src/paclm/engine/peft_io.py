@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def export_peft(stack: AdapterStack, folder: Path, base_name: str, conv1d: bool)
         for place in places:
             shutil.rmtree(place, ignore_errors=True)
         if is_new:
-            folder.rmdir()
+            with suppress(OSError):  # what stopped the export is the error to tell
+                folder.rmdir()
         raise
     return places
 

@@ -150,6 +150,8 @@ def train_worlds(
             if done is None:
                 own = start.worlds(worlds.tolist())
                 group = GroupTraining(forward, head, own, schedule, worlds, settings)
+                if checkpoints is not None:  # Ctrl-C in here must not save a group that has not gone back to its place
+                    group.restore(checkpoints.load_position(number))
                 try:
                     group.run(number, group_steps, checkpoints, on_progress, checkpoint_seconds)
                     improvement = measure_improvement(forward, head, own, group.stack, schedule, worlds.tolist())
@@ -202,9 +204,6 @@ class GroupTraining:
         checkpoint_seconds: float,
     ) -> None:
         """Take all steps that are left, and report each of them, in order."""
-        position = checkpoints.load_position(number) if checkpoints is not None else None
-        if position is not None:
-            self._restore(position)
         picks = self.schedule.batches(self.worlds)  # (G, steps, batch)
 
         def report(taken: StepLoss) -> None:
@@ -275,7 +274,10 @@ class GroupTraining:
         held = self.optimizer
         return Position(number, held.num_steps, held.rows, held.first, held.second)
 
-    def _restore(self, position: Position) -> None:
+    def restore(self, position: Position | None) -> None:
+        """Go on from where the group was left, if it was."""
+        if position is None:
+            return
         self.optimizer.num_steps = position.num_steps
         for name in ("rows", "first", "second"):
             getattr(self.optimizer, name).copy_(getattr(position, name))

@@ -74,6 +74,11 @@ class TrainingJob:
         """Whether an earlier run was stopped and can be resumed."""
         return (self.folder / RUN_FILE).is_file()
 
+    @property
+    def has_kept_work(self) -> bool:
+        """Whether a run that was stopped has left more than its beginning."""
+        return self.is_unfinished and any(self.folder.glob("*.safetensors"))
+
     def plan(self, worlds_per_step: int | None = None, estimate_time: bool = False) -> TrainingPlan:
         """What training will take."""
         with _fitting_memory("A training step of two worlds, tried out,", _smaller_steps(self.settings)):

@@ -102,6 +102,7 @@ def test_calibration_of_many_masses_is_that_of_each():
     for mass, own, variance in zip(masses, axes, variances, strict=True):
         one = calibrate_noise(mass, 0.01)
         assert (own * variance) @ own.T == pytest.approx((one.axes * one.variances) @ one.axes.T)
+        assert variance == pytest.approx(one.variances, rel=1e-13)  # nearer than the margin that both have
 
 
 @pytest.mark.parametrize(

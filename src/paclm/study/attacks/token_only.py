@@ -23,7 +23,7 @@ from scipy.special import log_ndtr, ndtri_exp
 from paclm.errors import InvalidInput
 from paclm.privacy.arrays import FloatArray, IntArray
 from paclm.privacy.belief import uniform_belief
-from paclm.privacy.calibration import FLOOR, helmert, pair_variance
+from paclm.privacy.calibration import FLOOR, UPWARD, helmert, pair_variance
 from paclm.privacy.leak import Estimate, mean_and_stderr
 
 PARTICLES = 64
@@ -99,11 +99,12 @@ def _step(mass: FloatArray, token: int, per_token: float, rng: np.random.Generat
 def calibrate_many(mass: FloatArray, per_token: float) -> tuple[FloatArray, FloatArray]:
     """`calibrate_noise` for many masses (N, a) at once: axes (N, a, a-1) and variances (N, a-1)."""
     basis = helmert(mass.shape[1])
+    mass = mass / mass.sum(axis=1, keepdims=True)
     projected = mass @ basis  # (N, a-1)
     covariance = np.einsum("ai,na,aj->nij", basis, mass, basis) - projected[:, :, None] * projected[:, None, :]
     eigenvalues, eigenvectors = np.linalg.eigh(covariance)
     roots = np.sqrt(np.maximum(eigenvalues, 0.0) + FLOOR)
-    return basis @ eigenvectors, roots * roots.sum(axis=1, keepdims=True) / (2.0 * per_token)
+    return basis @ eigenvectors, roots * roots.sum(axis=1, keepdims=True) * UPWARD / (2.0 * per_token)
 
 
 def _resampled(beliefs: FloatArray, log_weights: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
