@@ -60,6 +60,23 @@ def test_a_command_at_the_end_stays_whole() -> None:
     assert wrapped[-1] == "paclm ledger extend 'my clinic'"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "paclm train '/home/my  two  spaces/ws'",
+        "paclm train '/home/ada/clinic: notes of the year before last/ws'",
+        "paclm train '/home/a\ttab and: paclm twice/ws'",
+    ],
+)
+@pytest.mark.parametrize("between", [": ", ":\n       "])
+def test_a_command_to_paste_keeps_every_character(command: str, between: str) -> None:
+    wrapped = wrap(f"  more  {SENTENCE}  Train\n them{between}{command}", 45, column=8)
+    assert wrapped.endswith(command)
+    before = wrapped.removesuffix(command)
+    assert " ".join(before.split()) == f"more {SENTENCE} Train them:"
+    assert max(map(len, before.splitlines())) <= 45
+
+
 def test_in_a_pipe_nothing_is_changed(capsys: pytest.CaptureFixture[str]) -> None:
     say(f"  {SENTENCE}\n  {SENTENCE}", column=2)
     assert capsys.readouterr().out == f"  {SENTENCE}\n  {SENTENCE}\n"

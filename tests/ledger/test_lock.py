@@ -12,6 +12,8 @@ import threading
 import pytest
 
 from paclm.errors import LedgerBusy, LedgerRolledBack, LedgerStopped, LedgerUnwritable
+from paclm.ledger import lock as locking
+from paclm.ledger.lock import WriterLock
 from paclm.ledger.recovery import adopt_restored, backup, replace_witness
 from paclm.ledger.verify import verify
 
@@ -228,3 +230,52 @@ def test_a_lock_that_cannot_be_written_stops_the_ledger(books, monkeypatch):
             ledger.commit(books.step(), b"sealed 2")
         with pytest.raises(LedgerStopped):
             ledger.commit(books.step(), b"sealed 2")
+
+
+def failing_fstat(_):
+    raise OSError(5, "Input/output error")
+
+
+def open_descriptors_of(path):
+    """How many descriptors of this process are that file."""
+    found = path.stat()
+    count = 0
+    for descriptor in range(3, 256):
+        try:
+            status = os.fstat(descriptor)
+        except OSError:
+            continue
+        count += (status.st_dev, status.st_ino) == (found.st_dev, found.st_ino)
+    return count
+
+
+def test_a_release_lets_the_next_writer_in_also_where_the_disk_no_longer_answers(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.lock"
+    lock, held = WriterLock(path), set(locking._HELD_HERE)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", failing_fstat)
+        lock.release()
+    assert len(held - locking._HELD_HERE) == 1
+    assert open_descriptors_of(path) == 0
+    WriterLock(path).release()
+
+
+def test_a_lock_that_could_not_be_taken_in_full_is_not_held(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.lock"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", failing_fstat)
+        with pytest.raises(OSError, match="Input/output error"):
+            WriterLock(path)
+    assert open_descriptors_of(path) == 0
+    WriterLock(path).release()
+
+
+def test_a_refusal_keeps_no_descriptor_also_where_the_disk_no_longer_answers(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.lock"
+    lock = WriterLock(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", failing_fstat)
+        with pytest.raises(OSError, match="Input/output error"):
+            WriterLock(path)
+    assert open_descriptors_of(path) == 1
+    lock.release()

@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -120,6 +121,19 @@ def test_swapped_rows_are_found(closed):
 def test_removing_the_newest_row_leaves_a_belief_that_does_not_fit(closed):
     edit(closed.path, ("DELETE FROM events WHERE seq = 11",))
     refused(closed, LedgerTampered, "belief .* is not the one that row 10 left")
+
+
+def test_a_belief_that_is_no_bytes_any_more_is_refused(closed):
+    """One bit of a record's header makes text of a blob; what is strict about the table is not asked when reading."""
+    with closing(sqlite3.connect(closed.path)) as db:
+        ((sealed,),) = db.execute("SELECT sealed FROM belief").fetchall()
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray(closed.path.read_bytes())
+    blob = bytes([2 * len(sealed) + 12])  # SQLite's mark of a blob of this length; text has the next number
+    data[data.rindex(blob, 0, data.rindex(sealed))] += 1
+    closed.path.write_bytes(data)
+    assert "belief" in verify(closed.path).problem.lower()
+    refused(closed, LedgerError, "non-BLOB value in belief.sealed|is not the one")
 
 
 def test_a_changed_belief_is_refused(closed):

@@ -128,6 +128,18 @@ def test_only_what_speaks_against_the_ledger_itself_is_a_verdict(books, monkeypa
             verify(books.path)
 
 
+@pytest.mark.parametrize("end", ["-wal", "-shm"])
+def test_a_side_file_that_was_replaced_is_thought_of(books, end):
+    books.with_steps(2).close()
+    books.path.with_name(books.path.name + end).mkdir()
+    said = r"or a side file \(-wal, -shm\) was replaced\. Mend that, then "
+    with pytest.raises(LedgerUnwritable, match=said + "restart: nothing was released"):
+        books.open()
+    if end == "-wal":  # without a log, nobody needs its index for reading
+        with pytest.raises(LedgerUnwritable, match=said + r"repeat\.$"):
+            verify(books.path)
+
+
 def test_a_missing_ledger_is_an_error_and_no_report(tmp_path):
     with pytest.raises(LedgerMissing, match="no ledger"):
         verify(tmp_path / "ledger.sqlite")

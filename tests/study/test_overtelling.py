@@ -11,15 +11,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.special import rel_entr
 
 from paclm.privacy import gaussian
 from paclm.privacy.arrays import FloatArray, IntArray
 from paclm.privacy.belief import update_belief
+from paclm.privacy.leak import told_by_entropy, told_by_truth
 from paclm.privacy.randomness import NoiseSource
 from paclm.privacy.releases import RULES, Rule
 from paclm.privacy.step import Step, is_unanimous, tally
 from paclm.study.lab import Lab
-from paclm.study.overtelling import LOOKS, RATE, Told, broken_bounds, chance_by_agreement, describe_overtelling
+from paclm.study.overtelling import (
+    LOOKS,
+    RATE,
+    Told,
+    broken_bounds,
+    chance_by_agreement,
+    describe_overtelling,
+    gap_cumulants,
+)
 from paclm.study.regimes import releases
 from paclm.study.replay import ReplaySettings, replay
 from paclm.study.results import Result
@@ -62,6 +72,36 @@ def forgetful(votes: IntArray, belief: FloatArray, secret: int, per_token: float
     return Step(int(votes[secret]), belief, not is_unanimous(votes), 0.0 if is_unanimous(votes) else per_token)
 
 
+class Quiet:
+    """A noise source that draws normals a quarter as wide."""
+
+    def __init__(self, noise: NoiseSource) -> None:
+        self.noise = noise
+
+    def standard_normal(self, count: int) -> FloatArray:
+        return 0.25 * self.noise.standard_normal(count)
+
+
+def quiet(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Step:
+    """A sixteenth of the variance that its belief assumes."""
+    return gaussian.release(votes, belief, secret, per_token, Quiet(noise))  # type: ignore[arg-type]
+
+
+def seldom(votes: IntArray, belief: FloatArray, secret: int, _: float, noise: NoiseSource) -> Step:
+    """Sound, for two worlds: a plain answer first, then rare tokens. All is exact, and what it declares is skewed."""
+    candidates, choice, mass = tally(votes, belief)
+    shares = mass / mass.sum()
+    if abs(shares[0] - 0.5) < 1e-9:
+        table = np.array([[0.9, 0.1], [0.1 + 1e-7, 0.9 - 1e-7]])
+    else:
+        rare = 2e-6 * (1.0 + (np.arange(2) == shares.argmin()))
+        table = np.stack([1.0 - rare, rare], axis=1)
+    index = noise.choose(table[choice[secret]])
+    information = float(shares @ rel_entr(table, shares @ table).sum(axis=1))
+    after = update_belief(belief, choice, np.log(table[:, index]), mass)
+    return Step(int(candidates[index]), after, True, information)
+
+
 BROKEN = {
     "warner": (warner, {"budget", "declared", "world_id_bound"}),
     "honest": (honest, {"budget"}),
@@ -99,6 +139,26 @@ def test_a_release_that_breaks_a_bound_is_caught_by_the_look_that_can_see_it(
     assert figures["budget_nats"] == pytest.approx(figures["dissent"] * 300 * 2.0**-16)
 
 
+def test_noise_that_the_belief_does_not_know_of_is_caught_by_the_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By entropy it tells a ninth of its budget; its twin with the right noise stays silent."""
+    monkeypatch.setitem(RULES, "quiet", Rule("quiet", quiet, reads_secret=True))
+    settings = ReplaySettings(release="quiet", per_token=2.0**-8, sessions=40, tokens=300)
+    figures = replay(votes_of("wiki-gumbel"), settings)
+    assert figures["tells_more_than"] == ["belief"]
+    assert figures["leaked_nats"] < figures["budget_nats"] < figures["leaked_nats_by_truth"]
+    assert replay(votes_of("wiki-gumbel"), replace(settings, release="gaussian"))["tells_more_than"] == []
+    fresh = replace(settings, protocol="fresh", sessions=4, tokens=2000, per_token=0.5)
+    assert replay(votes_of("wiki-gumbel"), fresh)["tells_more_than"] == ["belief"]
+
+
+def test_a_sound_release_whose_declarations_are_skewed_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RULES, "seldom", Rule("seldom", seldom, reads_secret=True))
+    two_worlds = RecordedVotes(votes=np.tile([[3, 4]], (50, 1)))
+    for seed in range(5):
+        settings = ReplaySettings(release="seldom", per_token=0.4, sessions=40, tokens=50, seed=seed)
+        assert replay(two_worlds, settings)["tells_more_than"] == []
+
+
 @pytest.mark.parametrize("settings", [{"sessions": 6, "tokens": 300}, {"protocol": "fresh", "tokens": 2000}])
 def test_a_few_sessions_and_single_positions_are_enough_to_catch_a_gross_one(
     settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
@@ -115,11 +175,18 @@ def test_without_noise_there_is_no_bound_to_break(monkeypatch: pytest.MonkeyPatc
         assert replay(votes_of("wiki-gumbel"), settings)["tells_more_than"] == []
 
 
+NO_GAP = gap_cumulants(np.log(np.full((1, 16), 1 / 16)))
+
+
+def told_of(leaked: FloatArray, declared: FloatArray, budget: FloatArray, named: FloatArray, bound: float) -> Told:
+    return Told(leaked, leaked, NO_GAP, declared, budget, named, named, 16, bound)
+
+
 def some_told(rng: np.random.Generator, excess: float = 0.0) -> Told:
     """Sixty secrets that leak exactly what is allowed, skewed as a leak is, and a world named at its bound."""
     budget = np.full(60, 0.01)
     named = (rng.random(60) < 0.1).astype(np.float64)
-    return Told(0.01 * rng.chisquare(1, 60) + excess, budget, budget, named, named, 16, 0.1)
+    return told_of(0.01 * rng.chisquare(1, 60) + excess, budget, budget, named, 0.1)
 
 
 def test_at_the_very_bound_there_is_no_alarm_and_well_above_it_always_one() -> None:
@@ -137,11 +204,48 @@ def test_few_secrets_at_the_very_bound_raise_no_alarm_and_the_rare_leak_that_it_
 
     def alarms(chance: float) -> int:
         few = np.full(20, 0.01 * math.log(16))
-        some = (Told((rng.random(20) < chance) * math.log(16), few, few, few, few, 16, 0.9) for _ in range(2000))
+        some = (told_of((rng.random(20) < chance) * math.log(16), few, few, few, 0.9) for _ in range(2000))
         return sum(bool(broken_bounds(told)) for told in some)
 
     assert alarms(0.01) <= 3
     assert alarms(0.8) == 2000
+
+
+def test_what_is_declared_in_rare_and_large_parts_counts_as_declared() -> None:
+    """About half a nat told each, declared as 20 by one secret in forty; 500 runs, more than one alarm with 1.2e-3."""
+    rng = np.random.default_rng(2)
+    half, budget, never = np.linspace(0.49, 0.51, 40), np.full(40, 20.0), np.zeros(40)
+    skewed = [told_of(half, 20.0 * (rng.random(40) < 0.025), budget, never, 1.0) for _ in range(500)]
+    assert sum(bool(broken_bounds(told)) for told in skewed) <= 1
+    assert broken_bounds(told_of(20.0 * half, never, budget, never, 1.0)) == ["declared"]
+
+
+def test_secrets_drawn_from_their_beliefs_raise_no_alarm_and_those_of_sharper_ones_do() -> None:
+    """500 runs of 40, more than one alarm with 1.2e-3; the twin's secrets follow the fourth powers of the beliefs."""
+    rng = np.random.default_rng(3)
+    never, much = np.zeros(40), np.full(40, 99.0)
+
+    def alarms(power: float, runs: int) -> int:
+        found = 0
+        for _ in range(runs):
+            beliefs = rng.dirichlet(np.full(16, 0.5), 40)
+            sharper = beliefs**power / (beliefs**power).sum(axis=1, keepdims=True)
+            secrets = (rng.random((40, 1)) < sharper.cumsum(axis=1)).argmax(axis=1)
+            table = np.log(beliefs)
+            leaked, by_truth = told_by_entropy(table), told_by_truth(table, secrets)
+            told = Told(leaked, by_truth, gap_cumulants(table), much, much, never, never, 16, 1.0)
+            found += broken_bounds(told) == ["belief"]
+        return found
+
+    assert alarms(1.0, 500) <= 1
+    assert alarms(4.0, 20) == 20
+
+
+def test_runs_that_are_told_of_together_share_the_rate() -> None:
+    budget, never = np.full(4, 1.0), np.zeros(4)
+    told = told_of(np.full(4, 30.0), budget, budget, never, 1.0)  # p = 8 ÷ Σ (1 + 29·2^-k)^4, about 9e-6
+    assert "budget" in broken_bounds(told)
+    assert "budget" not in broken_bounds(told, runs=6)
 
 
 def test_the_world_that_agrees_most_often_is_named_and_ties_are_fair_guesses() -> None:
@@ -151,11 +255,11 @@ def test_the_world_that_agrees_most_often_is_named_and_ties_are_fair_guesses() -
 
 
 def test_the_sentence_names_everything_that_is_broken() -> None:
-    numbers = {"leaked": 2.079, "declared": 0.001, "budget": 0.001, "rate": 1.0, "bound": 0.02}
+    numbers = {"leaked": 2.079, "by_truth": 1.9, "declared": 0.001, "budget": 0.001, "rate": 1.0, "bound": 0.02}
     said = describe_overtelling("mine", ["budget", "declared"], stderr=0.01, unit="a session", **numbers)
     assert said.startswith(
         "The release mine tells more than it was charged for and tells more than its steps declare: an estimated 2.079 "
-        "± 0.01 nats a session, where its budget allows 0.001"
+        "± 0.01 nats a session by its belief and 1.9 by its secrets, where its budget allows 0.001"
     )
     assert "±" not in describe_overtelling("mine", ["budget"], stderr=math.nan, unit="a session", **numbers)
 
@@ -171,7 +275,10 @@ def regime_with(lab: Lab, name: str, monkeypatch: pytest.MonkeyPatch) -> Result:
 
 
 def test_the_regime_warns_of_an_added_release_and_of_no_other(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = []
+    monkeypatch.setattr(releases, "broken_bounds", lambda told, runs: shared.append(runs) or broken_bounds(told, runs))
     result = regime_with(lab, "warner", monkeypatch)
+    assert sorted(shared) == [1] * 2 + [len(releases.BUDGETS)] * 3 * len(releases.BUDGETS)
     accused = {row["release"] for row in result.rows if row["tells_more_than"]}
     assert accused == {"warner"}
     (said,) = [sentence for sentence in releases.describe(result) if "The release warner keeps" in sentence]
@@ -179,3 +286,10 @@ def test_the_regime_warns_of_an_added_release_and_of_no_other(lab: Lab, monkeypa
     assert "at 2^-32" in said
     earlier = [{key: value for key, value in row.items() if key != "tells_more_than"} for row in result.rows]
     assert "WARNING" not in " ".join(releases.describe(replace(result, rows=earlier)))
+    for row in earlier:  # were one of ours broken, a sentence would say so
+        row["tells_more_than"] = "belief" if row["release"] in ("gaussian", "plurality") else None
+    said_of_ours = [sentence for sentence in releases.describe(replace(result, rows=earlier)) if "WARNING" in sentence]
+    assert [sentence[:60] for sentence in said_of_ours] == [
+        "WARNING, at 6 of 6 budgets: The release gaussian tells more than its belief"[:60],
+        "WARNING: The release plurality tells more than its belief knows of"[:60],
+    ]

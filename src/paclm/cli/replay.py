@@ -140,6 +140,7 @@ def _overtelling(figures: dict[str, Any]) -> str:
         figures["tells_more_than"],
         leaked=figures["leaked_nats"],
         stderr=figures["leaked_stderr"],
+        by_truth=figures["leaked_nats_by_truth"],
         declared=figures["conditional_information_nats"],
         budget=figures["budget_nats"],
         rate=max(figures["world_id_rate"], figures["world_id_rate_by_agreement"]),

@@ -14,9 +14,9 @@ from typing import TextIO
 import typer
 
 _DEFAULT_WIDTH = 80
-_LAST_COMMAND = re.compile(r"(?<=: )paclm [^:]+$")
+_LAST_COMMAND = re.compile(r":\s+(paclm .*)$")
 _WHOLE = "\0"
-"""Stands for a space at which no line may break."""
+"""Stands for each character of a command, in which no line may break and nothing may change."""
 
 
 def say(text: str, *, err: bool = False, column: int = 0) -> None:
@@ -26,11 +26,15 @@ def say(text: str, *, err: bool = False, column: int = 0) -> None:
 
 
 def wrap(text: str, width: int, column: int = 0) -> str:
-    """Break the text from `column` on at words, its own line breaks aside; a command at its end is not taken apart."""
-    label, sentences = text[:column], " ".join(text[column:].split())
-    whole = _LAST_COMMAND.sub(lambda found: found[0].replace(" ", _WHOLE), sentences)
-    lines = textwrap.wrap(whole, max(width - column, 20), break_long_words=False, break_on_hyphens=False)
-    return label + f"\n{' ' * column}".join(lines).replace(_WHOLE, " ")
+    """Break the text from `column` on at words, its own line breaks aside; a command at its end stays as it is."""
+    label, sentences, command = text[:column], text[column:].rstrip(), ""
+    if found := _LAST_COMMAND.search(sentences):
+        sentences, command = sentences[: found.start(1)], found[1]
+    place = _WHOLE * len(command)
+    words = " ".join([*sentences.split(), place])
+    lines = textwrap.wrap(words, max(width - column, 20), break_long_words=False, break_on_hyphens=False)
+    wrapped = f"\n{' ' * column}".join(lines)
+    return label + (wrapped.replace(place, command) if command else wrapped)
 
 
 def _width(stream: TextIO) -> int | None:

@@ -78,13 +78,24 @@ class Row(NamedTuple):
     mac: bytes
 
     @property
+    def has_types(self) -> bool:
+        """Whether every field is of its type: SQLite reads what is missing from a page as NULL, also where none may be.
+
+        Only a whole check of the file looks at that, and a ledger is not read whole at every opening.
+        """
+        return tuple(map(type, self)) == _TYPES
+
+    @property
     def contents(self) -> tuple[Event, State]:
         """The event and the running totals after it."""
         try:
             body: dict[str, Any] = json.loads(self.body)
             return from_fields(self.kind, body["event"]), from_state_fields(body["after"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):  # a forged body may be nested without end
             raise BadRow("cannot be read") from None
+
+
+_TYPES = (int, str, str, str, str, bytes, bytes, bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +120,9 @@ def make_row(head: Head, seq: int, at: str, event: Event, after: State, keys: Ke
 
 
 def check_row(row: Row, keys: Keys | None) -> None:
-    """A row by itself: its digest, and its MAC when a key is there."""
+    """A row by itself: its fields, its digest, and its MAC when a key is there."""
+    if not row.has_types:
+        raise BadRow("lacks a field, or has one of another type: the file was cut off or overwritten")
     if len(row.previous) != 32 or digest_of(*row[:6]) != row.digest:
         raise BadRow("was edited: its digest does not fit what it says")
     if keys is not None and not hmac.compare_digest(keys.mac(row.key, row.digest), row.mac):

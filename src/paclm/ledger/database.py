@@ -231,5 +231,8 @@ def _translation(path: Path, error: sqlite3.Error, is_reading: bool) -> LedgerEr
         )
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR", "SQLITE_AUTH")):
         what = "read" if is_reading else "written"
-        return LedgerUnwritable(f"{path} cannot be {what}. {said} Mend the disk or its permissions, then {again}")
+        return LedgerUnwritable(
+            f"{path} cannot be {what}. {said} The disk or its permissions are in the way, or a side file (-wal, -shm) "
+            f"was replaced. Mend that, then {again}"
+        )
     return LedgerDamaged(f"{path} does not answer as a ledger. {said}")

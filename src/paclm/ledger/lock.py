@@ -68,21 +68,20 @@ class WriterLock:
             self._turn, self._place = _next_turn(noted)
             os.fchmod(self._descriptor, 0o600)
             self._write(f"{os.getpid():<{_HOLDER_BYTES - 1}}\n", 0)
+            self._identity = _identity(self._descriptor)  # kept: a release must not depend on asking again
+            _HELD_HERE.add(self._identity)
         except BaseException:
             os.close(self._descriptor)
             raise
-        _HELD_HERE.add(self._identity)
-
-    @property
-    def _identity(self) -> tuple[int, int]:
-        status = os.fstat(self._descriptor)
-        return status.st_dev, status.st_ino
 
     def _refusal(self) -> LedgerBusy:
         """Who holds it, and what to do; this attempt is over."""
-        holder = os.pread(self._descriptor, _HOLDER_BYTES, 0).decode("ascii", "replace").strip() or "unknown"
-        is_own = holder == str(os.getpid()) and self._identity in _HELD_HERE  # a fork has the set, and another number
-        os.close(self._descriptor)
+        try:
+            holder = os.pread(self._descriptor, _HOLDER_BYTES, 0).decode("ascii", "replace").strip() or "unknown"
+            own = holder == str(os.getpid())  # a fork has the set, and another number
+            is_own = own and _identity(self._descriptor) in _HELD_HERE
+        finally:
+            os.close(self._descriptor)
         where, what_to_do = f"in use by process {holder}", "Stop that process, or send requests to it."
         if is_own:
             where, what_to_do = "open already in this process", "close() the other curator, or open it in a `with`."
@@ -122,6 +121,11 @@ class WriterLock:
         """Let the next writer in; the file stays, because removing it would race with the next holder."""
         _HELD_HERE.discard(self._identity)
         os.close(self._descriptor)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 def read_remembered(path: Path) -> Memory | None:

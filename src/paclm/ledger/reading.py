@@ -207,7 +207,8 @@ def _checked(row: Row, path: Path, keys: Keys | None) -> tuple[Event, State]:
 
 def read_row(db: sqlite3.Connection, path: Path, seq: int) -> Row:
     """One row, as stored."""
-    found = db.execute(f"SELECT {_COLUMNS} FROM events WHERE seq = ?", (seq,)).fetchone()
+    can_be = 0 < seq < 2**63  # SQLite's own integers: a forged row may name any number
+    found = db.execute(f"SELECT {_COLUMNS} FROM events WHERE seq = ?", (seq,)).fetchone() if can_be else None
     if found is None:
         raise _tampered(path, seq, "is missing")
     return Row(*found)
@@ -220,7 +221,8 @@ def _rows(db: sqlite3.Connection) -> Iterator[Row]:
 def _read_belief(db: sqlite3.Connection, path: Path, state: State, event: Event) -> bytes:
     found = db.execute("SELECT seq, sealed FROM belief").fetchone()
     expected = getattr(event, "belief", None)
-    if found is None or found[0] != state.belief_seq or hashlib.sha256(found[1]).hexdigest() != expected:
+    is_whole = found is not None and found[0] == state.belief_seq and isinstance(found[1], bytes)
+    if not is_whole or hashlib.sha256(found[1]).hexdigest() != expected:
         raise LedgerTampered(
             f"The belief stored in {path} is not the one that row {state.belief_row} left. Noise calibrated to another "
             "belief hides too little, so nothing is released. Restore a backup and adopt it.",

@@ -62,7 +62,7 @@ def signing_key(path: str | Path) -> str | None:
         return None
     finally:
         db.close()
-    return None if found is None else str(found[0])
+    return found[0] if found is not None and isinstance(found[0], str) else None
 
 
 def witness_on_record(path: str | Path) -> str | None:
@@ -113,7 +113,7 @@ def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
                 is_copy = database.is_copy(db)
                 (num_events,) = db.execute("SELECT count(*) FROM events").fetchone()
                 found = db.execute("SELECT key FROM events GROUP BY key ORDER BY max(seq)")
-                signers = tuple(str(name) for (name,) in found)
+                signers = tuple(name for (name,) in found if isinstance(name, str))
                 contents, usage = read_contents(db, path, None), read_usage(db)
                 check_pages(db, path)
                 read_all(db, path, known)

@@ -1,8 +1,11 @@
-"""Whether a release tells more than it may: than it was charged for, than it declares, or its world too often.
+"""Whether a release tells more than it may: than it was charged for, declares or believes, or its world too often.
 
-Meant for releases of one's own: those that may be deployed are proven, and stay silent here. Four looks at what is
-left of independent secrets; if nothing is wrong, any of them raises an alarm at most once in 10,000 runs (RATE). Sees
-beliefs and tokens, no code: a release that tells little and hides it from its own belief may go unnoticed.
+Meant for releases of one's own: those that may be deployed are proven, and stay silent here. Five looks at what is
+left of independent secrets; if nothing is wrong, the chance that any of them raises an alarm is at most RATE. Each
+p-value is a bound that holds for any number of secrets and any spread of what they tell; no normal law is assumed, so
+small excesses of few secrets go unnoticed. Sees beliefs and tokens, no code: a release that tells little and hides it
+from its own belief may go unnoticed too. Of single tokens (`fresh`) only the sum of what they declare is known, and it
+is taken to follow from the votes alone.
 """
 
 from __future__ import annotations
@@ -12,18 +15,22 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import rel_entr
+from scipy.special import logsumexp, rel_entr
 
 from paclm.privacy.arrays import FloatArray, IntArray
-from paclm.study.violations import ENOUGH, is_violation, p_of_hits, p_of_mean
+from paclm.privacy.leak import told_by_entropy
+from paclm.study.violations import is_violation
 
 RATE = 1e-4
-LOOKS = 4
+LOOKS = 5
 _ROUNDING = 1e-9
+_STAKES = 2.0 ** -np.arange(8)  # of all that a bet may risk
+_TILTS = 2.0 ** np.arange(-4, 17)  # from leaks of nats, a thousand secrets, to leaks of 2^-32
 
 _HEADS = {
     "budget": "tells more than it was charged for",
     "declared": "tells more than its steps declare",
+    "belief": "tells more than its belief knows of",
     "world_id_bound": "lets its world be named more often than its bound allows",
 }
 """What can be broken, by the name that figures have for it."""
@@ -33,6 +40,8 @@ class Told(NamedTuple):
     """What is left of n secrets; in nats, each about one of them."""
 
     leaked: FloatArray  # (n,) by the belief's entropy
+    by_truth: FloatArray  # (n,) by the belief in the secret
+    gap_cumulants: FloatArray  # (tilts,) what chance allows between both: see gap_cumulants
     declared: FloatArray  # (n,) Σ of what the steps say of themselves
     budget: FloatArray  # (n,) b for every token on which worlds differ: where they agree, nothing can be told
     named: FloatArray  # (n,) the chance that the belief's most likely world is the secret
@@ -46,36 +55,64 @@ class Told(NamedTuple):
         return float(max(self.named.mean(), self.agreeing.mean()))
 
 
-def broken_bounds(told: Told) -> list[str]:
-    """Which of `budget`, `declared` and `world_id_bound` the release exceeds by more than chance; mostly none."""
+def broken_bounds(told: Told, runs: int = 1) -> list[str]:
+    """Which of `budget`, `declared`, `belief` and `world_id_bound` the release exceeds by more than chance.
+
+    Mostly none. RATE is shared by so many runs of the release as are told of together.
+    """
     if not np.isfinite(told.budget).all():  # without noise there is no bound to break
         return []
-    most = math.log(told.num_worlds)  # no belief tells more: excesses below are shares of it
-    n, found = told.leaked.size, []
-    admits = told.declared.mean() > told.budget.mean() * (1.0 + _ROUNDING)
-    if admits or _is_alarm(_p_of_leak(told.leaked / most, told.budget / most)):
+
+    def is_alarm(p: float) -> bool:
+        return is_violation(p, LOOKS * runs, RATE)
+
+    found = []
+    most = float(told.budget.max()) + _ROUNDING
+    mean_declared, mean_budget = float(told.declared.mean()), float(told.budget.mean())
+    admits = mean_declared > mean_budget * (1.0 + _ROUNDING) or float(told.declared.max()) > most
+    if admits or is_alarm(_p_of_excess(told.leaked - told.budget, most)):
         found.append("budget")
-    # What is declared follows the noise, so that only its own spread, paired, says how much chance does.
-    is_paired = n >= ENOUGH and bool(np.isfinite(told.declared).all())
-    if is_paired and _is_alarm(p_of_mean((told.leaked - told.declared) / most, 0.0)):
+    if not admits and is_alarm(_p_of_excess(told.leaked - told.declared, most)):
         found.append("declared")
-    hits = (math.floor(chances.sum()) for chances in (told.named, told.agreeing))
-    if any(_is_alarm(p_of_hits(count, n, told.world_id_bound)) for count in hits):
+    if is_alarm(_p_of_gap(float((told.by_truth - told.leaked).sum()), told.gap_cumulants)):
+        found.append("belief")
+    if any(is_alarm(_p_of_chances(chances, told.world_id_bound)) for chances in (told.named, told.agreeing)):
         found.append("world_id_bound")
     return found
 
 
-def _p_of_leak(shares: FloatArray, allowed: FloatArray) -> float:
-    """How likely such leaks are when each is expected within what is allowed, which no noise moves; (n,) of log m.
+def gap_cumulants(beliefs: FloatArray) -> FloatArray:
+    """What chance allows between the two estimates of the leak: Σ over beliefs (n, m) of log E exp(tilt · gap).
 
-    Too few to believe their spread: Hoeffding's exp(−n·KL(mean ‖ allowed)), sharp where little is allowed.
+    If a belief is exact, the secret is a draw from it, whatever was released: the law of the gap is known. (tilts,).
     """
-    if shares.size >= ENOUGH:
-        return p_of_mean(shares - allowed, 0.0)
-    mean, bound = min(1.0, float(shares.mean())), float(allowed.mean()) + _ROUNDING
+    gaps = beliefs + math.log(beliefs.shape[1]) - told_by_entropy(beliefs)[:, None]  # (n, m) for each secret it may be
+    return np.array([logsumexp(beliefs + tilt * gaps, axis=1).sum() for tilt in _TILTS])
+
+
+def _p_of_gap(gap: float, cumulants: FloatArray) -> float:
+    """How likely, at most, secrets are known so much better than their beliefs say (Chernoff)."""
+    return 1.0 if gap <= 0.0 else math.exp(min(0.0, float((cumulants - _TILTS * gap).min())))
+
+
+def _p_of_excess(excess: FloatArray, most: float) -> float:
+    """How likely, at most, such excesses (n,) are, none under −most, when none is expected above 0.
+
+    A fair game multiplies a stake by 1 + share · excess ÷ most for each secret and seldom makes a fortune: the chance
+    to end with k times the stake is 1/k at most (Markov). Nothing is asked of the spread, nor of rare, large leaks.
+    """
+    factors = 1.0 + _STAKES[:, None] * (excess / most)  # (stakes, n)
+    with np.errstate(divide="ignore"):  # all of a stake may be lost
+        fortunes = np.log(np.maximum(factors, 0.0)).sum(axis=1)  # (stakes,)
+    return math.exp(min(0.0, math.log(_STAKES.size) - float(logsumexp(fortunes))))
+
+
+def _p_of_chances(chances: FloatArray, bound: float) -> float:
+    """How likely, at most, so large a mean in [0, 1] is: Hoeffding's exp(−n·KL(mean ‖ bound)); (n,)."""
+    mean = min(1.0, float(chances.mean()))
     if mean <= bound:
         return 1.0
-    return math.exp(-shares.size * float(rel_entr(mean, bound) + rel_entr(1.0 - mean, 1.0 - bound)))
+    return math.exp(-chances.size * float(rel_entr(mean, bound) + rel_entr(1.0 - mean, 1.0 - bound)))
 
 
 def chance_by_agreement(votes: IntArray, released: IntArray, secret: int) -> float:
@@ -94,6 +131,7 @@ def describe_overtelling(
     *,
     leaked: float,
     stderr: float | None,
+    by_truth: float,
     declared: float,
     budget: float,
     rate: float,
@@ -104,15 +142,12 @@ def describe_overtelling(
     error = "" if stderr is None or math.isnan(stderr) else f" ± {stderr:.2g}"
     return (
         f"The release {name} {_and([_HEADS[what] for what in broken])}: an estimated {leaked:.4g}{error} nats "
-        f"{unit}, where its budget allows {budget:.4g} and its steps declare {declared:.4g}; its world is named in "
-        f"{rate:.4f}, where {bound:.4f} is the bound. Chance says so at most once in {1.0 / RATE:,.0f} runs: it tells "
-        "too much, declares too little, or its belief is not exact Bayes for what it releases. Trust no bound of it."
+        f"{unit} by its belief and {by_truth:.4g} by its secrets, where its budget allows {budget:.4g} and its steps "
+        f"declare {declared:.4g}; its world is named in {rate:.4f}, where {bound:.4f} is the bound. Chance says so at "
+        f"most once in {1.0 / RATE:,.0f} runs: it tells too much, declares too little, or its belief is not exact "
+        "Bayes for what it releases. Trust no bound of it."
     )
 
 
 def _and(phrases: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(phrases[:-1]), phrases[-1])))
-
-
-def _is_alarm(p: float) -> bool:
-    return is_violation(p, LOOKS, RATE)

@@ -15,13 +15,13 @@ import numpy as np
 from paclm.config import ChargeName, format_budget
 from paclm.privacy.accounting import charge_units, nats_up, units_down, units_up
 from paclm.privacy.bounds import nats_for, success_bound
-from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr, told_by_entropy
+from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr, told_by_entropy, told_by_truth
 from paclm.privacy.planner import plan
 from paclm.privacy.releases import RULES, Rule
 from paclm.study.attacks.belief import chance_to_name
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
-from paclm.study.overtelling import Told, broken_bounds, chance_by_agreement, describe_overtelling
+from paclm.study.overtelling import Told, broken_bounds, chance_by_agreement, describe_overtelling, gap_cumulants
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.statistics import clustered_mean, retained_gain
@@ -98,7 +98,8 @@ def _rows(
     told = _told(votes, streams, rule, per_token)
     row["budget_nats"] = told.budget.mean()
     row["world_rate"], row["world_bound"] = told.world_id_rate, told.world_id_bound
-    row["tells_more_than"] = ", ".join(broken_bounds(told)) or None
+    runs = len(BUDGETS) if rule.reads_secret else 1  # one sentence is said about all of them
+    row["tells_more_than"] = ", ".join(broken_bounds(told, runs)) or None
     return [row]
 
 
@@ -109,6 +110,8 @@ def _told(votes: TextVotes, streams: list[Stream], rule: Rule, per_token: float)
     agreeing = [chance_by_agreement(recorded.votes[s.positions], s.released, int(s.secrets[0])) for s in streams]
     return Told(
         leaked=told_by_entropy(beliefs),
+        by_truth=told_by_truth(beliefs, secrets),
+        gap_cumulants=gap_cumulants(beliefs),
         declared=np.array([stream.information for stream in streams]),
         budget=cost * np.array([recorded.is_dissent[stream.positions].sum() for stream in streams]),
         named=chance_to_name(beliefs, secrets),
@@ -161,6 +164,7 @@ def describe(result: Result) -> list[str]:
         f"{_share(channel['2^-32'])}. In accuracy plurality leads the paper's by {plurality['lead_points']:+.2%} ± "
         f"{plurality['lead_stderr'] or 0.0:.2%}, passage by passage.",
         *(_describe_added(name, own) for name in dict.fromkeys(row["release"] for row in own) if name not in _KNOWN),
+        *filter(None, (_warning([row for row in own if row["release"] == name]) for name in _KNOWN)),
         f"Charging only where worlds differ ({tight['dissent']:.1%} of tokens here) makes a budget last "
         f"{1.0 / tight['dissent']:.1f} times as long."
         if tight["dissent"]
@@ -181,13 +185,17 @@ def _describe_added(name: str, rows: list[Row]) -> str:
     """A sentence about a release that is none of the four: at its tightest and loosest budget."""
     own = [row for row in rows if row["release"] == name]
     if not own[0]["reads_secret"]:
-        return f"The release {name} never reads the secret and keeps {_share(own[0])} of the gain.{_warning(own)}"
+        return f"The release {name} never reads the secret and keeps {_share(own[0])} of the gain.{_and_warning(own)}"
     loose, tight = own[0], own[-1]
     return (
         f"The release {name} keeps {_share(tight)} of the gain at {tight['budget']} nats and {_share(loose)} at "
         f"{loose['budget']}, where its steps declare {tight['can_tell_nats']:.2g} and {loose['can_tell_nats']:.2g} "
-        f"nats a session.{_warning(own)}"
+        f"nats a session.{_and_warning(own)}"
     )
+
+
+def _and_warning(rows: list[Row]) -> str:
+    return f" {_warning(rows)}".rstrip()
 
 
 def _warning(rows: list[Row]) -> str:
@@ -201,13 +209,15 @@ def _warning(rows: list[Row]) -> str:
         row["tells_more_than"].split(", "),
         leaked=row["leaked_nats"],
         stderr=row["leaked_stderr"],
+        by_truth=row["leaked_nats_by_truth"],
         declared=row["can_tell_nats"],
         budget=row["budget_nats"],
         rate=row["world_rate"],
         bound=row["world_bound"],
-        unit=f"a session at {row['budget']}",
+        unit="a session" + (f" at {row['budget']}" if row["reads_secret"] else ""),
     )
-    return f" WARNING, at {len(broken)} of {len(rows)} budgets: {said}"
+    where = f", at {len(broken)} of {len(rows)} budgets" if row["reads_secret"] else ""
+    return f"WARNING{where}: {said}"
 
 
 def _share(row: Row) -> str:
