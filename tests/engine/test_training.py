@@ -1,15 +1,9 @@
 from __future__ import annotations
 
-import itertools
-import os
-import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import peft
@@ -17,56 +11,20 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from engine.small_training import SEED, SETTINGS, WORLDS, largest_difference, plan, train
 from paclm.config import TrainingConfig
-from paclm.engine import checkpoint, training
+from paclm.engine import training
 from paclm.engine.adapters import AdapterStack, find_targets
-from paclm.engine.checkpoint import CURRENT_FILE, Checkpoints
+from paclm.engine.checkpoint import Checkpoints
 from paclm.engine.layers import attached_layers
 from paclm.engine.loss import Batch, output_layer, world_means
 from paclm.engine.peft_io import export_peft
-from paclm.engine.schedule import NOTHING, Blocks, Schedule, make_blocks
-from paclm.engine.training import GroupTraining, Progress, StepLoss, Trained, adapter_spec, make_schedule, train_worlds
+from paclm.engine.schedule import NOTHING, Schedule
+from paclm.engine.training import GroupTraining, Progress, StepLoss, adapter_spec, train_worlds
 from paclm.engine.training_forward import OwnForward, make_forward
 from paclm.errors import EngineError
-from paclm.worlds.assignment import BoolArray, assign_worlds
 
 Build = Callable[[str], PreTrainedModel]
-
-SETTINGS = TrainingConfig(rank=4, alpha=8.0, batch_size=4, epochs=2, learning_rate=5e-3)
-WORLDS = 4
-SEED = 11
-
-
-def text_blocks(num_records: int = 40) -> Blocks:
-    """Records that repeat themselves, so that there is something to learn; of unequal lengths."""
-    draws = np.random.default_rng(4)
-    records = []
-    for _ in range(num_records):
-        phrase = draws.integers(0, 97, 5)
-        records.append(np.resize(phrase, draws.integers(3, 40)).tolist())
-    return make_blocks(records, 16, 64)
-
-
-def members(num_records: int = 40) -> BoolArray:
-    membership = assign_worlds(num_records, WORLDS, seed=2)
-    membership[:9, 1] = False  # worlds of clearly unequal sizes: some are done long before the others
-    membership[9:12, 2] = True
-    return membership
-
-
-def plan(settings: TrainingConfig = SETTINGS) -> Schedule:
-    return make_schedule(text_blocks(), members(), settings, SEED)
-
-
-def train(model: PreTrainedModel, settings: TrainingConfig = SETTINGS, **options: object) -> Trained:
-    arguments: dict[str, object] = {"base": "test", "worlds_per_step": WORLDS} | options
-    return train_worlds(model, plan(settings), settings, **arguments)  # type: ignore[arg-type]
-
-
-def largest_difference(one: AdapterStack, other: AdapterStack) -> float:
-    pairs = [(one.A[layer], other.A[layer]) for layer in one.layers]
-    pairs += [(one.B[layer], other.B[layer]) for layer in one.layers]
-    return max(float((a - b).abs().max()) for a, b in pairs)
 
 
 def train_alone_with_peft(
@@ -290,162 +248,6 @@ def test_running_out_of_memory_says_what_to_lower(build_model: Build, monkeypatc
     monkeypatch.setattr(training, "batch_loss", fail)
     with pytest.raises(EngineError, match="Lower --worlds-per-step"):
         train(build_model("gpt2"))
-
-
-class KilledError(Exception):
-    pass
-
-
-@pytest.mark.parametrize("kill_at", [3, 17, 30])
-def test_a_killed_run_goes_on_where_it_stopped_and_ends_with_the_same_bits(
-    kill_at: int, build_model: Build, tmp_path: Path
-) -> None:
-    whole = train(build_model("gpt2"), worlds_per_step=2).stack
-
-    def kill(progress: Progress) -> None:
-        if progress.step == kill_at:
-            raise KilledError
-
-    folder = tmp_path / "run"
-    with pytest.raises(KilledError):
-        train(build_model("gpt2"), worlds_per_step=2, folder=folder, on_progress=kill, checkpoint_seconds=0.0)
-    seen: list[Progress] = []
-    resumed = train(
-        build_model("gpt2"), worlds_per_step=1, folder=folder, resume=True, on_progress=seen.append
-    )  # the grouping of the first run holds
-    assert seen[0].step == kill_at, "the step whose report was the last is taken again, no other"
-    assert largest_difference(whole, resumed.stack) == 0.0
-
-
-def test_a_process_killed_outright_can_be_resumed(build_model: Build, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    script = (
-        "import os, signal, sys; sys.path[:0] = [sys.argv[2]]\n"
-        "import conftest, test_training as t\n"
-        "from pathlib import Path\n"
-        "def kill(progress):\n"
-        "    if progress.step == 8: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "t.train(conftest.build('gpt2'), folder=Path(sys.argv[1]), on_progress=kill, checkpoint_seconds=0.0)\n"
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    command = [sys.executable, "-c", script, str(folder), str(Path(__file__).parent)]
-    finished = subprocess.run(command, env=environment, capture_output=True, check=False)
-    assert finished.returncode == -signal.SIGKILL, finished.stderr.decode()
-    assert (folder / CURRENT_FILE).is_file()
-    resumed = train(build_model("gpt2"), folder=folder, resume=True)
-    assert largest_difference(train(build_model("gpt2")).stack, resumed.stack) < 1e-6
-
-
-def interrupt_call(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int) -> None:
-    """Press Ctrl-C at the start of this call, counted from 1."""
-    original, calls = getattr(owner, name), itertools.count(1)
-
-    def interrupted(*arguments: Any, **options: Any) -> Any:
-        if next(calls) == number:
-            signal.raise_signal(signal.SIGINT)
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(owner, name, interrupted)
-
-
-@pytest.mark.parametrize(
-    ("owner", "name"), [(checkpoint, "_with_notes"), (training.GroupTraining, "restore"), (training, "make_forward")]
-)
-def test_ctrl_c_while_a_run_goes_back_to_its_place_loses_nothing(
-    owner: Any, name: str, build_model: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for where, call, options in (((training, "make_batch"), 6, {}), ((owner, name), 1, {"resume": True})):
-        with monkeypatch.context() as patch:
-            interrupt_call(patch, *where, call)
-            with pytest.raises(KeyboardInterrupt):
-                train(build_model("gpt2"), folder=tmp_path, **options)
-        assert Checkpoints(tmp_path).load_position(0).num_steps == 6
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "call", "num_kept"),
-    [
-        (training, "make_batch", 6, 6),  # at the start of a step
-        (training, "world_means", 6, 6),  # after its backward pass
-        (torch.Tensor, "addcdiv_", 6, 6),  # the moments have moved, the adapters have not
-        (training.StepLoss, "wait", 6, 7),  # a step is read while the next one is under way
-        (training, "measure_improvement", 1, None),  # all steps are taken
-    ],
-)
-def test_ctrl_c_keeps_every_step_and_the_run_ends_with_the_same_bits(
-    owner: Any,
-    name: str,
-    call: int,
-    num_kept: int | None,
-    build_model: Build,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    whole = train(build_model("gpt2"), worlds_per_step=2).stack
-    seen: list[Progress] = []
-    with monkeypatch.context() as patch:
-        interrupt_call(patch, owner, name, call)
-        with pytest.raises(KeyboardInterrupt):
-            train(build_model("gpt2"), worlds_per_step=2, folder=tmp_path, on_progress=seen.append)
-    kept = Checkpoints(tmp_path).load_position(0)
-    assert kept is not None
-    assert kept.num_steps == (num_kept or plan().num_steps.max()) == seen[-1].step
-    resumed = train(build_model("gpt2"), worlds_per_step=2, folder=tmp_path, resume=True, on_progress=seen.append)
-    assert [now.step for now in seen] == list(range(1, seen[-1].num_steps + 1)), "no step is taken twice"
-    assert largest_difference(whole, resumed.stack) == 0.0
-
-
-def test_ctrl_c_after_the_last_step_of_a_group_keeps_it_too(
-    build_model: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    last = int(plan().num_steps.max())
-    with monkeypatch.context() as patch:
-        interrupt_call(patch, training.StepLoss, "wait", last)
-        with pytest.raises(KeyboardInterrupt):
-            train(build_model("gpt2"), folder=tmp_path)
-    kept = Checkpoints(tmp_path).load_position(0)
-    assert kept is not None
-    assert kept.num_steps == last
-
-
-def test_a_second_ctrl_c_in_the_middle_of_a_step_keeps_nothing_that_is_torn(
-    build_model: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = train(build_model("gpt2")).stack
-    with monkeypatch.context() as patch:
-        interrupt_call(patch, training, "make_batch", 6)
-        interrupt_call(patch, torch.Tensor, "addcdiv_", 6)
-        with pytest.raises(KeyboardInterrupt):
-            train(build_model("gpt2"), folder=tmp_path)
-    assert Checkpoints(tmp_path).load_position(0) is None
-    resumed = train(build_model("gpt2"), folder=tmp_path, resume=True)
-    assert largest_difference(whole, resumed.stack) == 0.0
-
-
-def test_an_interrupt_raised_by_the_program_keeps_no_step_whose_loss_is_unread(
-    build_model: Build, tmp_path: Path
-) -> None:
-    def stop(progress: Progress) -> None:
-        if progress.step == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(build_model("gpt2"), folder=tmp_path, on_progress=stop)
-    assert Checkpoints(tmp_path).load_position(0) is None, "the fourth step is taken and not read"
-
-
-def test_a_run_with_other_settings_is_not_resumed(build_model: Build, tmp_path: Path) -> None:
-    train(build_model("gpt2"), folder=tmp_path / "run")
-    with pytest.raises(EngineError, match="cannot be resumed"):
-        train(build_model("gpt2"), replace(SETTINGS, learning_rate=1e-3), folder=tmp_path / "run", resume=True)
-
-
-def test_a_fresh_run_forgets_the_one_before(build_model: Build, tmp_path: Path) -> None:
-    train(build_model("gpt2"), folder=tmp_path / "run")
-    seen: list[Progress] = []
-    train(build_model("gpt2"), folder=tmp_path / "run", on_progress=seen.append)
-    assert seen[0].step == 1
-    assert not list((tmp_path / "run").glob("*.partial"))
 
 
 def test_targets_of_the_settings_become_those_of_the_adapters() -> None:

@@ -16,7 +16,7 @@ from scipy.special import rel_entr
 from paclm.privacy import gaussian
 from paclm.privacy.arrays import FloatArray, IntArray
 from paclm.privacy.belief import update_belief
-from paclm.privacy.leak import told_by_entropy, told_by_truth
+from paclm.privacy.leak import told_by_entropy
 from paclm.privacy.randomness import NoiseSource
 from paclm.privacy.releases import RULES, Rule
 from paclm.privacy.step import Step, is_unanimous, tally
@@ -24,11 +24,11 @@ from paclm.study.lab import Lab
 from paclm.study.overtelling import (
     LOOKS,
     RATE,
+    Gap,
     Told,
     broken_bounds,
-    chance_by_agreement,
+    chances_by_agreement,
     describe_overtelling,
-    gap_cumulants,
 )
 from paclm.study.regimes import releases
 from paclm.study.replay import ReplaySettings, replay
@@ -175,11 +175,11 @@ def test_without_noise_there_is_no_bound_to_break(monkeypatch: pytest.MonkeyPatc
         assert replay(votes_of("wiki-gumbel"), settings)["tells_more_than"] == []
 
 
-NO_GAP = gap_cumulants(np.log(np.full((1, 16), 1 / 16)))
+NO_GAP = Gap.between(np.log(np.full((1, 16), 1 / 16)), np.array([3]))
 
 
 def told_of(leaked: FloatArray, declared: FloatArray, budget: FloatArray, named: FloatArray, bound: float) -> Told:
-    return Told(leaked, leaked, NO_GAP, declared, budget, named, named, 16, bound)
+    return Told(leaked, NO_GAP, declared, budget, named, named, bound)
 
 
 def some_told(rng: np.random.Generator, excess: float = 0.0) -> Told:
@@ -232,8 +232,7 @@ def test_secrets_drawn_from_their_beliefs_raise_no_alarm_and_those_of_sharper_on
             sharper = beliefs**power / (beliefs**power).sum(axis=1, keepdims=True)
             secrets = (rng.random((40, 1)) < sharper.cumsum(axis=1)).argmax(axis=1)
             table = np.log(beliefs)
-            leaked, by_truth = told_by_entropy(table), told_by_truth(table, secrets)
-            told = Told(leaked, by_truth, gap_cumulants(table), much, much, never, never, 16, 1.0)
+            told = Told(told_by_entropy(table), Gap.between(table, secrets), much, much, never, never, 1.0)
             found += broken_bounds(told) == ["belief"]
         return found
 
@@ -250,8 +249,11 @@ def test_runs_that_are_told_of_together_share_the_rate() -> None:
 
 def test_the_world_that_agrees_most_often_is_named_and_ties_are_fair_guesses() -> None:
     votes = np.array([[1, 2, 1], [3, 3, 4]])
-    assert [chance_by_agreement(votes, np.array([1, 3]), world) for world in range(3)] == [1.0, 0.0, 0.0]
-    assert [chance_by_agreement(votes, np.array([9, 9]), world) for world in range(3)] == [1 / 3] * 3
+    for tokens, expected in (([1, 3], [1.0, 0.0, 0.0]), ([9, 9], [1 / 3] * 3)):
+        found = chances_by_agreement(
+            np.tile(votes, (3, 1)), np.tile(tokens, 3), np.arange(3)
+        )  # three secrets, one each
+        assert found.tolist() == expected
 
 
 def test_the_sentence_names_everything_that_is_broken() -> None:

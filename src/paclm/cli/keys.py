@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paclm.cli.console import JsonFlag, print_json, whole_number
+from paclm.config import in_shell
 from paclm.errors import ServiceError
 
 if TYPE_CHECKING:
@@ -92,8 +93,6 @@ def list_keys(workspace: WorkspaceArgument, as_json: JsonFlag = False) -> None:
         print_json({"keys": [_figures(key) for key in held], "budget_remaining_tokens": remaining})
         return
     if not held:
-        from paclm.config import in_shell
-
         typer.echo(f"No keys. Make one: paclm keys add {in_shell(workspace)} NAME")
         return
     width = max(4, *(len(key.name) for key in held))

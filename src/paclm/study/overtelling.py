@@ -25,6 +25,7 @@ RATE = 1e-4
 LOOKS = 5
 _ROUNDING = 1e-9
 _STAKES = 2.0 ** -np.arange(8)  # of all that a bet may risk
+_LOOKED_AT = 512  # beliefs of a stream
 _TILTS = 2.0 ** np.arange(-4, 17)  # from leaks of nats, a thousand secrets, to leaks of 2^-32
 
 _HEADS = {
@@ -36,17 +37,38 @@ _HEADS = {
 """What can be broken, by the name that figures have for it."""
 
 
+class Gap(NamedTuple):
+    """What lies between the two estimates of the leak, and what chance allows; of several streams both add up."""
+
+    nats: float
+    cumulants: FloatArray  # (tilts,) Σ over beliefs of log E exp(tilt · gap)
+
+    @classmethod
+    def between(cls, beliefs: FloatArray, secrets: IntArray) -> Gap:
+        """Of beliefs (n, m) about secrets (n,); of many the first ones, which is as fair a look and cheaper.
+
+        If a belief is exact, the secret is a draw from it, whatever was released: the law of the gap is known.
+        """
+        beliefs, secrets = beliefs[:_LOOKED_AT], secrets[:_LOOKED_AT]
+        gaps = beliefs + math.log(beliefs.shape[1]) - told_by_entropy(beliefs)[:, None]  # (n, m), were it that world
+        found = float(gaps[np.arange(len(secrets)), secrets].sum())
+        return cls(found, np.array([logsumexp(beliefs + tilt * gaps, axis=1).sum() for tilt in _TILTS]))
+
+    @classmethod
+    def of_all(cls, gaps: Sequence[Gap]) -> Gap:
+        """Of all streams."""
+        return cls(sum(gap.nats for gap in gaps), np.sum([gap.cumulants for gap in gaps], axis=0))
+
+
 class Told(NamedTuple):
     """What is left of n secrets; in nats, each about one of them."""
 
     leaked: FloatArray  # (n,) by the belief's entropy
-    by_truth: FloatArray  # (n,) by the belief in the secret
-    gap_cumulants: FloatArray  # (tilts,) what chance allows between both: see gap_cumulants
+    gap: Gap
     declared: FloatArray  # (n,) Σ of what the steps say of themselves
     budget: FloatArray  # (n,) b for every token on which worlds differ: where they agree, nothing can be told
     named: FloatArray  # (n,) the chance that the belief's most likely world is the secret
     agreeing: FloatArray  # (n,) the same of the world that agreed most often with the released tokens
-    num_worlds: int
     world_id_bound: float
 
     @property
@@ -74,25 +96,16 @@ def broken_bounds(told: Told, runs: int = 1) -> list[str]:
         found.append("budget")
     if not admits and is_alarm(_p_of_excess(told.leaked - told.declared, most)):
         found.append("declared")
-    if is_alarm(_p_of_gap(float((told.by_truth - told.leaked).sum()), told.gap_cumulants)):
+    if is_alarm(_p_of_gap(told.gap)):
         found.append("belief")
     if any(is_alarm(_p_of_chances(chances, told.world_id_bound)) for chances in (told.named, told.agreeing)):
         found.append("world_id_bound")
     return found
 
 
-def gap_cumulants(beliefs: FloatArray) -> FloatArray:
-    """What chance allows between the two estimates of the leak: Σ over beliefs (n, m) of log E exp(tilt · gap).
-
-    If a belief is exact, the secret is a draw from it, whatever was released: the law of the gap is known. (tilts,).
-    """
-    gaps = beliefs + math.log(beliefs.shape[1]) - told_by_entropy(beliefs)[:, None]  # (n, m) for each secret it may be
-    return np.array([logsumexp(beliefs + tilt * gaps, axis=1).sum() for tilt in _TILTS])
-
-
-def _p_of_gap(gap: float, cumulants: FloatArray) -> float:
+def _p_of_gap(gap: Gap) -> float:
     """How likely, at most, secrets are known so much better than their beliefs say (Chernoff)."""
-    return 1.0 if gap <= 0.0 else math.exp(min(0.0, float((cumulants - _TILTS * gap).min())))
+    return 1.0 if gap.nats <= 0.0 else math.exp(min(0.0, float((gap.cumulants - _TILTS * gap.nats).min())))
 
 
 def _p_of_excess(excess: FloatArray, most: float) -> float:
@@ -115,14 +128,17 @@ def _p_of_chances(chances: FloatArray, bound: float) -> float:
     return math.exp(-chances.size * float(rel_entr(mean, bound) + rel_entr(1.0 - mean, 1.0 - bound)))
 
 
-def chance_by_agreement(votes: IntArray, released: IntArray, secret: int) -> float:
-    """Whether the world that agreed most often is the realized one; votes (t, m), tokens (t,); ties as a fair guess.
+def chances_by_agreement(votes: IntArray, released: IntArray, secrets: IntArray) -> FloatArray:
+    """Whether the world that agreed most often is the realized one, (n,); ties as a fair guess.
 
-    Reads tokens alone: it finds a world whose own belief was never told of it.
+    Votes (n · t, m) and tokens (n · t,) of n secrets with t tokens each. Reads tokens alone: it finds a world whose own
+    belief was never told of it.
     """
-    agreement = (votes == released[:, None]).sum(axis=0)  # (m,)
-    is_top = agreement == agreement.max()
-    return float(is_top[secret] / is_top.sum())
+    agrees = (votes == released[:, None]).reshape(len(secrets), -1, votes.shape[1])  # (n, t, m)
+    agreement = agrees.sum(axis=1)  # (n, m)
+    is_top = agreement == agreement.max(axis=1, keepdims=True)
+    chances: FloatArray = is_top[np.arange(len(secrets)), secrets] / is_top.sum(axis=1)
+    return chances
 
 
 def describe_overtelling(

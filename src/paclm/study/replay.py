@@ -19,7 +19,7 @@ from paclm.privacy.bounds import success_bound
 from paclm.privacy.leak import mean_and_stderr, told_by_entropy, told_by_truth
 from paclm.privacy.releases import Rule, rule_named
 from paclm.study.attacks.belief import chance_to_name
-from paclm.study.overtelling import Told, broken_bounds, chance_by_agreement, gap_cumulants
+from paclm.study.overtelling import Gap, Told, broken_bounds, chances_by_agreement
 from paclm.study.streams import Stream, play_fresh, play_sessions
 from paclm.study.votes import RecordedVotes
 
@@ -71,7 +71,7 @@ class _Kept(NamedTuple):
     information: float
     by_entropy: FloatArray  # (secrets,) nats told about each, by either estimator
     by_truth: FloatArray  # (secrets,)
-    gap_cumulants: FloatArray  # (tilts,) what chance allows between both
+    gap: Gap
     named: FloatArray  # (secrets,) the chance that naming the most likely world names the secret
     agreeing: FloatArray  # (secrets,) the same of naming the world that agreed most often with the released tokens
 
@@ -120,21 +120,10 @@ def _reduce(stream: Stream, recorded: RecordedVotes) -> _Kept:
         information=stream.information,
         by_entropy=by_entropy,
         by_truth=by_truth,
-        gap_cumulants=gap_cumulants(stream.beliefs),
+        gap=Gap.between(stream.beliefs, stream.secrets[moved]),
         named=named,
-        agreeing=_agreeing(stream, recorded),
+        agreeing=chances_by_agreement(recorded.votes[stream.positions], stream.released, stream.secrets),
     )
-
-
-def _agreeing(stream: Stream, recorded: RecordedVotes) -> FloatArray:
-    """Each secret has an equal part of the stream: all of it, or a token; (secrets,)."""
-    chances = np.full(len(stream.secrets), 1.0 / recorded.num_worlds)
-    per_secret = stream.positions.size // len(stream.secrets)
-    for i in stream.moved.tolist():
-        part = slice(i * per_secret, (i + 1) * per_secret)
-        votes = recorded.votes[stream.positions[part]]  # (t, m)
-        chances[i] = chance_by_agreement(votes, stream.released[part], int(stream.secrets[i]))
-    return chances
 
 
 def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, streams: list[_Kept]) -> dict[str, Any]:
@@ -145,8 +134,7 @@ def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, stre
     scales = np.concatenate([stream.scales for stream in streams])
     leaked = np.concatenate([stream.by_entropy for stream in streams])
     by_entropy = mean_and_stderr(leaked)
-    known = np.concatenate([stream.by_truth for stream in streams])
-    by_truth = mean_and_stderr(known)
+    by_truth = mean_and_stderr(np.concatenate([stream.by_truth for stream in streams]))
     named = np.concatenate([stream.named for stream in streams])
     dissenting = is_dissent[positions]
     per_secret = positions.size // named.size  # tokens against one secret: T in a session, 1 when fresh
@@ -155,13 +143,11 @@ def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, stre
     differing = dissenting.reshape(named.size, per_secret).sum(axis=1)  # (secrets,) tokens on which worlds differ
     told = Told(
         leaked,
-        known,
-        np.sum([stream.gap_cumulants for stream in streams], axis=0),
+        Gap.of_all([stream.gap for stream in streams]),
         np.concatenate([np.full(one.named.size, one.information / one.named.size) for one in streams]),
         differing * (committed / per_secret) if committed < math.inf else np.full(named.size, math.inf),
         named,
         np.concatenate([stream.agreeing for stream in streams]),
-        recorded.num_worlds,
         success_bound(committed, 1.0 / recorded.num_worlds),
     )
     scores = _accuracies(recorded, settings, streams, positions, released, realized)

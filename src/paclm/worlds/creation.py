@@ -43,7 +43,7 @@ from paclm.worlds.manifest import FORMAT, Manifest, describe_base, installed_ver
 from paclm.worlds.records import Corpus
 from paclm.worlds.registry import find_overlaps, overlap_sentence, remember_workspace, sketch_texts
 from paclm.worlds.settings import render_settings
-from paclm.worlds.storage import hash_file, make_private_folder, sync_folder, write_private
+from paclm.worlds.storage import hash_file, in_utf8, make_private_folder, sync_folder, write_private
 from paclm.worlds.workspace import PARTS, Workspace
 
 _FEW_UNITS = 64
@@ -114,9 +114,8 @@ def check_place(path: str | Path) -> Path:
     try:
         str(place).encode()
     except UnicodeEncodeError:
-        shown = str(place).encode(errors="surrogateescape").decode(errors="backslashreplace")
         raise WorkspaceError(
-            f"The name of {shown} is not valid UTF-8. Choose another name for the workspace."
+            f"The name of {in_utf8(place)} is not valid UTF-8. Choose another name for the workspace."
         ) from None
     return place
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from paclm.errors import CorpusError, InvalidInput
 from paclm.worlds.compressed import DAMAGE, kind_of, open_text
 from paclm.worlds.records import Corpus, ReadOptions, Row, collect_records, show_names
+from paclm.worlds.storage import in_utf8
 from paclm.worlds.tables import read_dataset, read_parquet
 
 TEXT_SUFFIXES = (".txt", ".md")
@@ -54,7 +55,7 @@ def read_corpus(spec: str, options: ReadOptions | None = None) -> Corpus:
     if path.is_dir():
         return _read_folder(path, options)
     if path.exists():
-        return collect_records(_in_utf8(spec), _rows_of_file(path, options), options)
+        return collect_records(in_utf8(spec), _rows_of_file(path, options), options)
     if "://" in spec:
         raise CorpusError(f"{spec} is an address, and paclm reads files. Fetch it, then name the file.")
     if spec.startswith("clinic:"):
@@ -63,11 +64,6 @@ def read_corpus(spec: str, options: ReadOptions | None = None) -> Corpus:
     if dataset is None or path.suffix:
         raise CorpusError(f"There is no file or folder {spec} (seen from {Path.cwd()}). {_TRY}")
     return collect_records(spec, read_dataset(dataset["name"], dataset["split"] or "train"), options)
-
-
-def _in_utf8(name: str | Path) -> str:
-    """The name of a file as records can keep it: bytes in it that are no UTF-8 become \\xe9 and the like."""
-    return str(name).encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _rows_of_file(path: Path, options: ReadOptions) -> Iterator[Row | None]:
@@ -105,7 +101,7 @@ def _open_lines(path: Path, newline: str) -> Iterator[tuple[str, Iterator[str]]]
 
 
 def _read_jsonl(path: Path, options: ReadOptions) -> Iterator[Row | None]:
-    name = _in_utf8(path)
+    name = in_utf8(path)
     with _open_lines(path, newline="\n") as (_, lines):
         for number, line in enumerate(lines, start=1):
             yield _parse_json_line(f"{name}:{number}", line) if line.strip() else None
@@ -124,7 +120,7 @@ def _parse_json_line(source: str, line: str) -> Row:
 
 
 def _read_csv(path: Path, options: ReadOptions) -> Iterator[Row | None]:
-    name, delimiter = _in_utf8(path), "\t" if kind_of(path) == ".tsv" else ","
+    name, delimiter = in_utf8(path), "\t" if kind_of(path) == ".tsv" else ","
     csv.field_size_limit(2**31 - 1)  # the module's own limit, 128 KiB, is shorter than a long document
     with _open_lines(path, newline="") as (first, lines):
         table = csv.reader(lines, delimiter=delimiter, strict=True)
@@ -173,7 +169,7 @@ def _checked_header(path: Path, header: list[str], options: ReadOptions, hint: s
 
 
 def _read_parquet(path: Path, options: ReadOptions) -> Iterator[Row | None]:
-    return read_parquet(path, _in_utf8(path))
+    return read_parquet(path, in_utf8(path))
 
 
 _KINDS: dict[str, Callable[[Path, ReadOptions], Iterable[Row | None]]] = {
@@ -191,7 +187,7 @@ def _read_folder(folder: Path, options: ReadOptions) -> Corpus:
     """One record per text file, in the order of their paths; `--group-by folder` groups those side by side."""
     files = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.parts)
     texts = [path for path in files if path.suffix.lower() in TEXT_SUFFIXES]
-    others = [_in_utf8(path.relative_to(folder)) for path in files if path.suffix.lower() not in TEXT_SUFFIXES]
+    others = [in_utf8(path.relative_to(folder)) for path in files if path.suffix.lower() not in TEXT_SUFFIXES]
     if not texts:
         if not others:
             raise CorpusError(f"The folder {folder} is empty. {_TRY}")
@@ -201,11 +197,11 @@ def _read_folder(folder: Path, options: ReadOptions) -> Corpus:
             f"The folder {folder} holds no .txt or .md files; what it holds is, for example, {others[0]}. {hint}"
         )
     rows = (_row_of_text(path, folder, options) for path in texts)
-    return collect_records(_in_utf8(folder), rows, options, ignored_files=others)
+    return collect_records(in_utf8(folder), rows, options, ignored_files=others)
 
 
 def _row_of_text(path: Path, folder: Path, options: ReadOptions) -> Row:
-    name, place = _in_utf8(path.relative_to(folder)), _in_utf8(path.relative_to(folder).parent)
+    name, place = in_utf8(path.relative_to(folder)), in_utf8(path.relative_to(folder).parent)
     try:
         content = path.read_bytes()
     except OSError as error:

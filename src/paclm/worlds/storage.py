@@ -18,6 +18,11 @@ from typing import Any
 from paclm.errors import WorkspaceError
 
 
+def in_utf8(name: str | Path) -> str:
+    """The name of a file as files of UTF-8 can keep it: bytes in it that are none become \\xe9 and the like."""
+    return str(name).encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
 def make_private_folder(path: Path) -> Path:
     """Make a folder that only its owner can enter (0700), or tighten one that is there."""
     path.mkdir(mode=0o700, exist_ok=True)

@@ -15,13 +15,13 @@ import numpy as np
 from paclm.config import ChargeName, format_budget
 from paclm.privacy.accounting import charge_units, nats_up, units_down, units_up
 from paclm.privacy.bounds import nats_for, success_bound
-from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr, told_by_entropy, told_by_truth
+from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr, told_by_entropy
 from paclm.privacy.planner import plan
 from paclm.privacy.releases import RULES, Rule
 from paclm.study.attacks.belief import chance_to_name
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
-from paclm.study.overtelling import Told, broken_bounds, chance_by_agreement, describe_overtelling, gap_cumulants
+from paclm.study.overtelling import Gap, Told, broken_bounds, chances_by_agreement, describe_overtelling
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.statistics import clustered_mean, retained_gain
@@ -107,16 +107,14 @@ def _told(votes: TextVotes, streams: list[Stream], rule: Rule, per_token: float)
     recorded = votes.recorded
     beliefs, secrets = (np.concatenate([getattr(s, name) for s in streams]) for name in ("beliefs", "secrets"))
     cost = nats_up(charge_units("dissent", per_token, reads_secret=rule.reads_secret, is_dissent=True))
-    agreeing = [chance_by_agreement(recorded.votes[s.positions], s.released, int(s.secrets[0])) for s in streams]
+    agreeing = [chances_by_agreement(recorded.votes[s.positions], s.released, s.secrets) for s in streams]
     return Told(
         leaked=told_by_entropy(beliefs),
-        by_truth=told_by_truth(beliefs, secrets),
-        gap_cumulants=gap_cumulants(beliefs),
+        gap=Gap.between(beliefs, secrets),
         declared=np.array([stream.information for stream in streams]),
         budget=cost * np.array([recorded.is_dissent[stream.positions].sum() for stream in streams]),
         named=chance_to_name(beliefs, secrets),
-        agreeing=np.array(agreeing),
-        num_worlds=recorded.num_worlds,
+        agreeing=np.concatenate(agreeing),
         world_id_bound=success_bound(streams[0].positions.size * cost, 1.0 / recorded.num_worlds),
     )
 
