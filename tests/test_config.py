@@ -61,7 +61,7 @@ def test_times_are_said_as_people_say_them(seconds: float, said: str) -> None:
     assert format_duration(seconds) == said
 
 
-@pytest.mark.parametrize("text", ["0", "1", "1.2", "-0.5", "1/0", "half", "100%"])
+@pytest.mark.parametrize("text", ["0", "1", "1.2", "-0.5", "1/0", "half", "100%", "1e400"])
 def test_impossible_probabilities_are_refused(text):
     with pytest.raises(InvalidInput):
         parse_probability(text)

@@ -19,7 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from launches import count_launches
 from paclm.config import TrainingConfig
 from paclm.engine.adapters import AdapterStack, find_targets
-from paclm.engine.loss import batch_loss, make_batch, output_layer
+from paclm.engine.loss import batch_loss, make_batch
 from paclm.engine.schedule import Schedule, make_blocks
 from paclm.engine.training import GroupTraining, Progress, adapter_spec, make_schedule
 from paclm.engine.training_forward import Forward, OwnForward, PlainForward
+from paclm.engine.weights import output_layer
 from paclm.worlds.assignment import assign_worlds
 
 SETTINGS = TrainingConfig(epochs=50)  # more steps than are ever timed
@@ -229,9 +230,11 @@ def profile(setup: Setup, step: Callable[[], object], rows: int = 22) -> list[di
     ][:rows]
 
 
-def attention(setup: Setup, backend: SDPBackend | None, step: Callable[[], object]) -> Callable[[], object]:
+def with_attention(backend: SDPBackend, step: Callable[[], object]) -> Callable[[], object]:
+    """The same step with this kernel for attention."""
+
     def inside() -> object:
-        with sdpa_kernel(backend) if backend is not None else nullcontext():
+        with sdpa_kernel(backend):
             return step()
 
     return inside
@@ -332,10 +335,10 @@ def run(setup: Setup, out: Path | None) -> None:
     if gpu:
         cudnn = SDPBackend.CUDNN_ATTENTION
         way = "paclm train, cuDNN attention"
-        measure(setup, way, middle, lambda: attention(setup, cudnn, product_step(setup, product, middle)))
+        measure(setup, way, middle, lambda: with_attention(cudnn, product_step(setup, product, middle)))
         flash = SDPBackend.FLASH_ATTENTION
         way = "paclm train, flash attention"
-        measure(setup, way, middle, lambda: attention(setup, flash, product_step(setup, product, middle)))
+        measure(setup, way, middle, lambda: with_attention(flash, product_step(setup, product, middle)))
     save()
     try:
         report["gradient_distance"] = compare_gradients(setup, product, 2)

@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import paper_run
+import paper_options
 from paclm.study.figures import all_figures
 from paclm.study.regimes import NAMES, regime_named
 from paclm.study.results import Result, Row, load_results
@@ -106,11 +106,11 @@ class Evaluation:
         """What a stage's regimes took together, and how many of them there were."""
         regimes = self.stages[stage]["regimes"] if stage in self.stages else {}
         took = [regime["seconds"] for regime in regimes.values() if "seconds" in regime]
-        return f"{sum(took) / 60:.1f} ({len(took)} of {len(paper_run.STAGES[stage])})" if took else "not run"
+        return f"{sum(took) / 60:.1f} ({len(took)} of {len(paper_options.STAGES[stage])})" if took else "not run"
 
     def never_run(self, *others: Evaluation) -> list[str]:
         """Regimes that a stage of the script has and that left no result here, nor in the others."""
-        wanted = dict.fromkeys(name for stage in paper_run.STAGES.values() for name in stage)
+        wanted = dict.fromkeys(name for stage in paper_options.STAGES.values() for name in stage)
         return [name for name in wanted if not any(name in study.results for study in (self, *others))]
 
     @cached_property
@@ -144,6 +144,12 @@ class Evaluation:
         """Sessions of the paper's release on recorded votes, each budget with secrets of its own, charged little."""
         cells = self.rows("forgetting", curator="tracking")
         return [row for row in cells if row["charged_nats"] < TIGHT]
+
+    @property
+    def compared(self) -> list[Row]:
+        """Those beside the other releases, charged little; all budgets have the same secrets."""
+        cells = self.rows("releases", release="gaussian")
+        return [row for row in cells if row["charged_every_token"] < TIGHT]
 
     @property
     def forgetful(self) -> Row:

@@ -77,7 +77,9 @@ def settings_page() -> str:
             "|---|---|---|",
         ]
         for field in dataclasses.fields(cls):
-            default = "none: must be set" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
+            default = (
+                "none: must be set" if field.default is dataclasses.MISSING else f"`{config.in_toml(field.default)}`"
+            )
             lines.append(f"| `{field.name}` | {default} | {notes[field.name]} |")
         lines.append("")
     lines += ["## Environment", "", "| variable | meaning |", "|---|---|"]

@@ -19,7 +19,7 @@ import jinja2
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import paper_run
+import paper_options
 from evaluation import TIGHT, Evaluation
 from paclm.study.figure import save_figure
 from paclm.study.figures import all_figures
@@ -83,8 +83,8 @@ def render(folder: Path = RESULTS) -> str:
     environment.filters |= FILTERS
     return environment.get_template(TEMPLATE).render(
         **{name: Evaluation(folder / name) for name in STUDIES},
-        size=paper_run.PAPER,
-        stages=paper_run.STAGES,
+        size=paper_options.PAPER,
+        stages=paper_options.STAGES,
         **QUESTIONS,
         holds=holds,
         tight_charge=TIGHT,

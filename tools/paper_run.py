@@ -5,7 +5,7 @@
 Every stage stands alone: it makes the workspace and trains the worlds unless `--work` holds them already, runs its
 regimes at the preset `paper`, and writes small result files (JSON; no weights, no text) into a folder of `--out` that
 is named after the corpus and laid out as `paclm study report` reads it. A stage that was stopped goes on where it was,
-with the same code.
+with the same code: type the same command again. Regimes that are done stay as they are, unless `--again`.
 A regime that does not fit into `--minutes` any more is left out, and the stage file says so. Needs torch, transformers,
 numpy, scipy and safetensors only. `--small` is a rehearsal for a CPU, in minutes.
 
@@ -21,15 +21,17 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import io
 import json
 import sys
 import time
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import numpy as np
@@ -38,52 +40,50 @@ from paclm.config import RuntimeConfig
 from paclm.engine.base import base_of, load_tokenizer, resolve_base
 from paclm.engine.loading import pick_device
 from paclm.engine.training import Progress
-from paclm.engine.training_job import prepare_training
+from paclm.engine.training_job import membership_of, prepare_training
+from paclm.errors import InvalidInput, PaclmError
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Advance, Lab
+from paclm.study.parts import Kept
 from paclm.study.regime import Preset
 from paclm.study.regimes import regime_named
+from paclm.study.results import Result
 from paclm.study.run import device_name, run_regime
 from paclm.worlds.creation import create_workspace
 from paclm.worlds.layout import adapters_file
 from paclm.worlds.readers import read_corpus
 from paclm.worlds.records import ReadOptions
+from paclm.worlds.storage import write_private, write_private_json
 from paclm.worlds.workspace import Workspace
+from paper_options import TWO_COLLECTIONS, Size, chosen_regimes, parse_arguments, size_of
 
-STAGES = {
-    1: ("precision", "census", "accuracy", "flatness", "sessions", "releases", "forgetting", "cost"),
-    2: ("census", "accuracy", "flatness", "sessions", "releases"),
-    3: ("sweep", "generation", "ablation", "canaries"),
-    4: ("pmixed",),
-    5: ("accuracy", "coupling", "universe", "tokens_only", "capacity"),
-}
-TWO_COLLECTIONS = {5: ("accuracy",)}
 FIXTURE_POSITIONS = 4096
 
 
-@dataclass(frozen=True)
-class Size:
-    """How large the worlds are made."""
-
-    records: int
-    held_out: int
-    canaries: int
-    worlds: int
-    record_tokens: int
-
-
-PAPER = Size(2048, 512, 16, 128, 512)
-SMALL = Size(48, 16, 4, 8, 96)
-
-
 def main() -> None:
-    """Run one stage."""
-    options = parse_arguments()
+    """Run one stage; what cannot be done is said in a sentence."""
+    options = parse_arguments(__doc__)
+    try:
+        failed = run_stage(options)
+    except PaclmError as error:
+        sys.exit(f"Error: {error}")
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+        sys.exit(f"Error: {what}. Mend that and type the same command again: the stage goes on where it was.")
+    if failed:
+        sys.exit(f"Failed: {', '.join(failed)}. The same command tries these again.")
+
+
+def run_stage(options: argparse.Namespace) -> list[str]:
+    """Make what is missing, run what is asked for, and name the regimes that failed."""
     clock = Clock(options.minutes)
     (options.out / "results").mkdir(parents=True, exist_ok=True)
-    size = SMALL if options.small else PAPER
+    size = size_of(options)
+    if not options.small and pick_device("auto").type != "cuda":
+        say(clock, "There is no GPU: at this size a stage takes days on a CPU. A rehearsal takes minutes: --small")
     workspace = make_workspace(options, size)
     say(clock, f"workspace of {size.records} records, {size.worlds} worlds, base {workspace.base.name}")
+    refuse_training(workspace, options.train)
     facts: dict[str, Any] = {}
     for name in options.train:
         workspace, training = train(workspace, name, options.worlds_per_step, clock)
@@ -91,76 +91,23 @@ def main() -> None:
             facts["training"] = training
     lab = make_lab(workspace, options, clock)
     write_log(options, {"device": device_name(lab), **facts})
+    tried = {}
     for name in chosen_regimes(options):
-        write_log(options, regimes={name: attempt(lab, name, options, clock)})
+        tried[name] = attempt(lab, name, options, clock)
+        write_log(options, regimes={name: tried[name]})
     if options.stage in (1, 2) and options.only != [] and options.test_text is None:
         save_fixture(lab, options)
-    say(clock, "done")
+    failed = [name for name, what in tried.items() if "failed" in what]
+    say(clock, "ended" if failed else "done")
+    return failed
 
 
-def parse_arguments() -> argparse.Namespace:
-    """What the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stage", type=int, choices=sorted(STAGES), required=True)
-    parser.add_argument("--corpus", required=True, help="records, one JSON object a line; as `paclm init --corpus`")
-    parser.add_argument("--name", help="of the corpus in file names; else from its path")
-    parser.add_argument("--base", default="smollm2", help="base model, as `paclm init --base`")
-    parser.add_argument(
-        "--test-text", type=Path, help="text to score on, into a folder of its own; else held-out records"
-    )
-    parser.add_argument("--work", type=Path, required=True, help="where workspaces are kept between stages")
-    parser.add_argument("--out", type=Path, required=True, help="where results go")
-    parser.add_argument(
-        "--train", nargs="*", default=["worlds"], help="what to train beforehand, in this order; else the worlds"
-    )
-    parser.add_argument("--worlds-per-step", type=int, help="of what is trained so; else as many as fit and are quick")
-    parser.add_argument("--only", nargs="*", help="these regimes of the stage only; with no name: train and no more")
-    parser.add_argument(
-        "--cut",
-        nargs="*",
-        type=parse_cut,
-        default=[],
-        metavar="NAME=VALUE",
-        help="other sizes than the preset's, where a lease is too short: sessions=50; values may be lists: 1,16,64",
-    )
-    parser.add_argument("--worlds", type=int, help="study the first so many alone, into a folder of its own")
-    parser.add_argument("--minutes", type=float, default=25.0, help="start no regime after this")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--small", action="store_true", help="a rehearsal at the preset quick")
-    options = parser.parse_args()
-    refuse_unknown_cuts(parser, options)
-    options.name = options.name or Path(options.corpus).name.split(".")[0]
-    folder = options.name
-    if options.test_text is not None:
-        folder += f"-on-{options.test_text.name.split('.')[0]}"
-    if options.worlds is not None:
-        folder += f"-first-{options.worlds}"
-    options.out = options.out / folder
-    return options
-
-
-def parse_cut(text: str) -> tuple[str, Any]:
-    """`sessions=50`, `repetitions=1,16,64`"""
-    name, _, value = text.partition("=")
-    try:
-        numbers = [json.loads(number) for number in value.split(",")]
-    except json.JSONDecodeError:
-        raise argparse.ArgumentTypeError(f"{text!r} should read like sessions=50.") from None
-    return name, tuple(numbers) if "," in value else numbers[0]
-
-
-def chosen_regimes(options: argparse.Namespace) -> list[str]:
-    """What is run, in order."""
-    return list(STAGES[options.stage]) if options.only is None else list(options.only)
-
-
-def refuse_unknown_cuts(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """A misspelt cut would be no cut, and cost the lease."""
-    scales = [regime_named(name).presets["paper"] for name in chosen_regimes(options)]
-    for field, _ in options.cut:
-        if not any(hasattr(scale, field) for scale in scales):
-            parser.error(f"none of these regimes has a size called {field}")
+def refuse_training(workspace: Workspace, names: Sequence[str]) -> None:
+    """Say at once what else shows only after hours: names that cannot be trained, and worlds that are missing."""
+    for name in names:
+        membership_of(workspace, name)
+    if "worlds" not in names and adapters_file("worlds") not in workspace.manifest.adapters:
+        raise InvalidInput(f"{workspace.path} holds no trained worlds. Leave --train out, or name worlds after it.")
 
 
 class Clock:
@@ -260,62 +207,89 @@ def make_lab(workspace: Workspace, options: argparse.Namespace, clock: Clock) ->
         runtime=runtime,
         test_text=passages,
         first_worlds=options.worlds,
+        kept=Kept(options.again),
     )
 
 
 def attempt(lab: Lab, name: str, options: argparse.Namespace, clock: Clock) -> dict[str, Any]:
-    """Run a regime; one that fails or has no time left is named, and the others go on."""
+    """Run a regime unless it is done; one that fails or has no time left is named, and the others go on."""
+    collections = 2 if name in TWO_COLLECTIONS.get(options.stage, ()) else 1
+    regime, folder = regime_named(name), options.out / "results"
+    preset: Preset = "quick" if options.small else "paper"
+    scale = cut_scale(regime.presets[preset], options.cut)
+    made_from = lab.parts(name, [asdict(scale), preset, collections]).key
+    before = read_log(options)["regimes"].get(name, {})
+    if before.get("made_from") == made_from and is_of(folder / f"{name}.json", before) and not options.again:
+        say(clock, f"{name}: done already")
+        return dict(before)
     if clock.is_over:
         say(clock, f"{name}: left out, no time")
         return {"left_out": "no time"}
     say(clock, f"{name} ...")
-    collections = 2 if name in TWO_COLLECTIONS.get(options.stage, ()) else 1
-    regime = regime_named(name)
-    preset: Preset = "quick" if options.small else "paper"
-    scale = regime.presets[preset]
-    scale = replace(scale, **{field: value for field, value in options.cut if hasattr(scale, field)})
     try:
         result = run_regime(lab, regime, preset, collections, scale)
-        folder = options.out / "results"
         folder.mkdir(parents=True, exist_ok=True)  # again: a machine that is lent may have emptied it meanwhile
         result.save(folder)
         sentences = regime.describe(result)
+    except OSError:
+        raise  # no room or no way to keep results: others would be computed in vain
     except Exception as error:  # a lease is short: whatever failed, the rest must still run
-        traceback.print_exc()
+        if isinstance(error, PaclmError):
+            say(clock, f"{name}: failed. {error}")
+        else:
+            traceback.print_exc()
         return {"failed": f"{type(error).__name__}: {error}"}
     for sentence in sentences:
         say(clock, f"  {sentence}")
-    return {"seconds": result.seconds, "rows": len(result.rows)}
+    return {"seconds": result.seconds, "rows": len(result.rows), "made_from": made_from}
+
+
+def is_of(path: Path, logged: Mapping[str, Any]) -> bool:
+    """Whether this is the result that was logged: another stage may have put its own in its place."""
+    try:
+        return path.is_file() and Result.load(path).seconds == logged["seconds"]
+    except InvalidInput:
+        return False
+
+
+def cut_scale(scale: Any, cuts: Sequence[tuple[str, Any]]) -> Any:
+    """The sizes of a preset with those that were asked for instead; one number for a list is a list of one."""
+    sizes = {field: value for field, value in cuts if hasattr(scale, field)}
+    lists = {field: (value,) for field, value in sizes.items() if isinstance(getattr(scale, field), tuple)}
+    return replace(scale, **{f: lists[f] if f in lists and not isinstance(v, tuple) else v for f, v in sizes.items()})
 
 
 def save_fixture(lab: Lab, options: argparse.Namespace) -> None:
     """A few thousand positions of real votes, renamed to small integers, for tests of mechanisms; once."""
-    if (options.out / "votes-greedy.npz").is_file():
+    decodings = (GREEDY, GUMBEL)
+    if all((options.out / f"votes-{decoding.name}.npz").is_file() for decoding in decodings):
         return
-    votes = lab.text_votes(FIXTURE_POSITIONS, (GREEDY, GUMBEL))
+    votes = lab.text_votes(FIXTURE_POSITIONS, decodings)
     for decoder, found in votes.items():
         columns = {name: getattr(found.recorded, name) for name in ("votes", "truth", "public", "full")}
         _, index = np.unique(np.concatenate([column.ravel() for column in columns.values()]), return_inverse=True)
         ends = np.cumsum([column.size for column in columns.values()])
         parts = np.split(index.astype(np.uint16), ends[:-1])
         arrays = {name: part.reshape(columns[name].shape) for name, part in zip(columns, parts, strict=True)}
-        np.savez_compressed(options.out / f"votes-{decoder}.npz", allow_pickle=False, **arrays)
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, allow_pickle=False, **arrays)
+        write_private(options.out / f"votes-{decoder}.npz", buffer.getvalue())
+
+
+def read_log(options: argparse.Namespace) -> dict[str, Any]:
+    """What goes of this stage have left."""
+    path = options.out / f"stage-{options.stage}.json"
+    found: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8") or "null") if path.is_file() else None
+    return found or {"stage": options.stage, "corpus": options.name, "regimes": {}}
 
 
 def write_log(options: argparse.Namespace, facts: Mapping[str, Any] = {}, regimes: Mapping[str, Any] = {}) -> None:
     """What ran, how long, and what did not; adds to what other goes of this stage, also at the same time, have left."""
-    with (options.out / f"stage-{options.stage}.json").open("a+", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        log: dict[str, Any] = json.loads(file.read() or "null") or {
-            "stage": options.stage,
-            "corpus": options.name,
-            "regimes": {},
-        }
-        log |= facts
+    with (options.out / ".stages.lock").open("a") as lock:  # the log itself is replaced whole, whatever stops this
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        log = read_log(options) | facts
         log["regimes"] |= regimes
-        file.truncate(0)
-        file.write(json.dumps(log, indent=2) + "\n")
+        write_private_json(options.out / f"stage-{options.stage}.json", log)
 
 
 if __name__ == "__main__":

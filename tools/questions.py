@@ -17,7 +17,7 @@ from scipy.stats import binom, chi2, norm, spearmanr
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import paper_run
+import paper_options
 from evaluation import Evaluation
 from paclm.privacy.bounds import success_bound
 from paclm.study.regimes import regime_named
@@ -44,9 +44,14 @@ def largest_excess(rows: Sequence[Row]) -> float:
 
 
 def told_gap(row: Row) -> float:
-    """By how many standard errors the leak and the charge of disputed tokens part, in sessions on recorded votes."""
+    """By how many standard errors the leak and the charge of disputed tokens part, in sessions on recorded votes.
+
+    Of the paper's release, whose steps can tell exactly what dissent is charged. If sessions tell their own charge on
+    average, the two vary together as much as the charge varies: what is left of the leak's variance is the gap's.
+    """
     charged = row["charged_dissent_nats"] if "charged_dissent_nats" in row else row["charged_dissent"]
-    return float(abs(row["leaked_nats"] - charged) / row["leaked_stderr"])
+    error = math.sqrt(row["leaked_stderr"] ** 2 - row["can_tell_stderr"] ** 2)
+    return float(abs(row["leaked_nats"] - charged) / error)
 
 
 def share_told(row: Row) -> str:
@@ -111,6 +116,12 @@ def canary_deviations(study: Evaluation) -> list[float]:
     return [float((row["advantage"] - row["advantage_even_split"]) / row["advantage_stderr"]) for row in rows]
 
 
+def canary_lean(study: Evaluation) -> float:
+    """By how many standard errors the cells lie above what theory says, all together; negative below it."""
+    found = canary_deviations(study)
+    return sum(found) / math.sqrt(len(found))
+
+
 def canary_p(study: Evaluation) -> float:
     """How likely deviations as large in all, or larger, are by chance."""
     found = canary_deviations(study)
@@ -170,11 +181,10 @@ def other_votes(row: Row) -> float:
     return 1.0 - float(row["equal_votes"])
 
 
-def looks_above(rows: Sequence[Row]) -> list[float]:
-    """By how many standard errors attacks lie above their bounds, where they do; bounds of certainty are no look."""
+def excesses(rows: Sequence[Row]) -> list[float]:
+    """By how many standard errors attacks lie above their bounds, or below (negative); of certainty there is none."""
     attacks = ("membership", "world")
-    looks = [excess_in_errors(row, attack) for row in rows for attack in attacks if row[f"{attack}_bound"] < 1.0]
-    return [excess for excess in looks if excess > 0.0]
+    return [excess_in_errors(row, attack) for row in rows for attack in attacks if row[f"{attack}_bound"] < 1.0]
 
 
 def broken_promises(study: Evaluation) -> list[float]:
@@ -225,7 +235,7 @@ def attack_ps(study: Evaluation) -> list[float]:
     """
     found = []
     for row in study.rows("tokens_only"):
-        of_member, of_world = (success_bound(row["charged_nats"], p) for p in (1 / 2, 1 / paper_run.PAPER.worlds))
+        of_member, of_world = (success_bound(row["charged_nats"], p) for p in (1 / 2, 1 / paper_options.PAPER.worlds))
         for view in ("history", "tokens") if row["release"] == "gaussian" else ("history",):
             excess, error = row[f"membership_{view}"] - of_member, row[f"membership_{view}_stderr"]
             if of_member < 1.0:
@@ -267,6 +277,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
         forgetting_losses,
         emission_rates,
         canary_deviations,
+        canary_lean,
         canary_p,
         repetition_trend,
         cuts,
@@ -276,7 +287,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
         falls,
         over_public,
         other_votes,
-        looks_above,
+        excesses,
         broken_promises,
         above_chance,
         first_argmax,

@@ -8,6 +8,7 @@ not vanish.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 import shlex
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from paclm.errors import InvalidInput
 
@@ -64,7 +65,7 @@ def parse_probability(text: str | float) -> float:
             value = float(Fraction(text.strip()[:-1].strip()) / 100)
         else:
             value = float(Fraction(text.strip()) if isinstance(text, str) else text)
-    except (ValueError, ZeroDivisionError):
+    except (ValueError, ZeroDivisionError, OverflowError):
         raise InvalidInput(
             f"The probability {text!r} is none of: a fraction 1/2, a number 0.5, a percentage 50%."
         ) from None
@@ -108,6 +109,11 @@ def in_shell(path: Path | str) -> str:
     return shlex.quote(str(path))
 
 
+def in_toml(value: object) -> str:
+    """A value as in paclm.toml: JSON writes texts, numbers, truth values and lists as TOML does."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
 Config = TypeVar("Config")
 
 
@@ -124,24 +130,26 @@ def read_settings(cls: type[Config], table: Mapping[str, Any], where: str, way_o
     ]
     if missing:
         raise InvalidInput(f"{where} needs {', '.join(missing)}: there is no default on purpose. {way_out}")
+    hints = get_type_hints(cls)
     for name, value in table.items():
         default = fields[name].default
-        if default is not dataclasses.MISSING and not _same_kind(value, default):
-            raise InvalidInput(f"{name} in {where} must be written like {default!r}, not {value!r}.")
+        if default is not dataclasses.MISSING and not _same_kind(value, default, hints[name]):
+            raise InvalidInput(f"{name} in {where} must be written like {in_toml(default)}, not {in_toml(value)}.")
     try:
         return cls(**table)
     except InvalidInput as error:
         raise InvalidInput(f"{where}: {error}") from None
 
 
-def _same_kind(value: object, default: object) -> bool:
+def _same_kind(value: object, default: object, hint: Any) -> bool:
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(default, bool) and isinstance(value, bool)
+    if isinstance(value, (list, tuple)):
+        takes_lists = tuple in (get_origin(part) for part in (hint, *get_args(hint)))  # also beside a single text
+        return takes_lists and all(isinstance(entry, str) for entry in value)
     if isinstance(default, float):
         return isinstance(value, (int, float))
-    if isinstance(default, tuple):
-        return isinstance(value, (list, tuple)) and all(isinstance(entry, str) for entry in value)
-    return isinstance(value, (str, list, tuple) if isinstance(default, str) else type(default))
+    return isinstance(value, type(default))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,7 +188,9 @@ class MechanismConfig:
         _one_of("decoder", self.decoder, ("gumbel", "greedy"))
         _one_of("on_exhausted", self.on_exhausted, ("public", "refuse"))
         if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise InvalidInput(f"temperature must be a positive number, not {self.temperature!r}; greedy is a decoder.")
+            raise InvalidInput(
+                f'temperature must be a positive number, not {self.temperature!r}; for τ = 0 set decoder = "greedy".'
+            )
         if self.support_size < 1:
             raise InvalidInput(f"support_size must be at least 1, not {self.support_size!r}.")
 
@@ -205,9 +215,13 @@ class RuntimeConfig:
     def __post_init__(self) -> None:
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
         _one_of("dtype", self.dtype, ("float32", "bfloat16"))
-        for name in ("max_sequences", "context", "prefill_chunk"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)!r}.")
+        for name, least in (
+            ("max_sequences", 1),
+            ("context", 4),
+            ("prefill_chunk", 1),
+        ):  # 4: what the engine's self-test reads
+            if getattr(self, name) < least:
+                raise InvalidInput(f"{name} must be at least {least}, not {getattr(self, name)!r}.")
         if self.threads < 0:
             raise InvalidInput(f"threads must be at least 1, or 0 for as many as cores are idle, not {self.threads!r}.")
 
@@ -310,6 +324,12 @@ class ServerConfig:
                 raise InvalidInput(f"{name} must be a positive number, not {getattr(self, name)!r}.")
         if any(origin == "*" for origin in self.cors_origins):
             raise InvalidInput("cors_origins must name each origin: with * any web page could spend the budget.")
+        for origin in self.cors_origins:
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]+", origin):
+                raise InvalidInput(
+                    f"An origin in cors_origins begins with https:// or the like and has no path, as browsers send it; "
+                    f"not {origin!r}."
+                )
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,17 @@ def test_json_has_the_keys_of_the_contract_and_the_budget_is_kept_between_calls(
     assert second["spent_nats"] == (count + second["private_tokens"]) * 2**-16
     assert second["mia_bound"] == first["mia_bound"] == pytest.approx(0.674909, abs=1e-6)
     assert (first["public_tokens"], first["total_nats"]) == (0, 2**-4)
+
+
+def test_a_crash_of_a_command_that_holds_the_secret_leaves_no_core_file(
+    clinic: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = [["generate", str(clinic), "--prompt", "a", "--max-tokens", "1"], ["ledger", "rotate-key", str(clinic)]]
+    for command in commands:
+        limits: dict[int, tuple[int, int]] = {}
+        monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
+        assert CliRunner().invoke(app, command).exit_code == 0
+        assert limits[resource.RLIMIT_CORE] == (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
 
 
 def test_text_goes_to_standard_output_and_figures_to_standard_error(clinic: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paclm.cli.main import app
+from paclm.config import in_shell
 from paclm.engine import base as base_module
 from paclm.engine import download
 from paclm.errors import CorpusError, InvalidInput, ModelError, PaclmError, WorkspaceError
@@ -131,7 +132,7 @@ def test_the_summary_says_what_was_made_and_what_comes_next(
     assert re.search(r"\d+ cut \(\d+ of them held out\), [\d,]+ tokens not used", said)
     assert "8, each record in 4" in said
     assert str(small_base) in said
-    assert f"Next: paclm train {tmp_path / 'clinic'}" in said
+    assert f"Next: paclm train {in_shell(tmp_path / 'clinic')}" in said
     assert "Note: 1 record has the same text as an earlier one" in result.stderr
 
 

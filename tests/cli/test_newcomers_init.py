@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from cli.newcomers import INIT, SECRET_WORDS, Desk, Said, check, nothing, split, write
 
@@ -32,7 +34,7 @@ INIT_MISTAKES: dict[str, tuple[Callable[[Desk], None], str, str]] = {
         f"{INIT} n.csv",
         "no column 'text'.*are: id, body.*--text-field",
     ),
-    "a table without header": (write("n.csv", f"1,{SECRET_WORDS}\n"), f"{INIT} n.csv", r"first row \(not shown\)"),
+    "a table without header": (write("n.csv", f"1,{SECRET_WORDS}\n"), f"{INIT} n.csv", "first row is not shown"),
     "private field names": (write("n.jsonl", f'{{"{SECRET_WORDS}": 1}}\n'), f"{INIT} n.jsonl", "fields are not shown"),
     "no gzip": (write("n.jsonl.gz", SECRET_WORDS), f"{INIT} n.jsonl.gz", "is not a gzip file"),
     "too few records": (write("n.jsonl", '{"text": "a"}\n'), f"{INIT} n.jsonl", "fewer than 8 hide nobody. Bring more"),
@@ -62,6 +64,14 @@ BASE_MISTAKES: dict[str, tuple[Callable[[Desk], object], str]] = {
         lambda desk: desk.other_base("b", model_type="mamba", architectures=["MambaForCausalLM"]),
         r"\(mamba\) does not say how many positions",
     ),
+    "logits bent": (
+        lambda desk: desk.other_base("b", model_type="gemma2", architectures=["Gemma2ForCausalLM"]),
+        r"more to its logits than a product \(final_logit_softcapping\).*--base tiny",
+    ),
+    "a bias of the logits": (
+        lambda desk: _with_bias(desk),
+        r"more to its logits than a product \(lm_head\.bias\).*--base tiny",
+    ),
     "weights cut off": (lambda desk: _cut_weights(desk), r"model\.safetensors is damaged .*Fetch the base model again"),
 }
 
@@ -70,6 +80,12 @@ def _without_tokenizer(desk: Desk) -> Path:
     folder = desk.other_base("b")
     for path in folder.glob("tokenizer*"):
         path.unlink()
+    return folder
+
+
+def _with_bias(desk: Desk) -> Path:
+    folder = desk.other_base("b")
+    save_file({"lm_head.bias": np.zeros(4, dtype=np.float32)}, folder / "model-2.safetensors")
     return folder
 
 

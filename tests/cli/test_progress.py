@@ -9,32 +9,40 @@ import pytest
 from rich.console import Console
 
 from paclm.cli.console import progress
-from paclm.cli.plain_progress import PlainProgress, line
+from paclm.cli.plain_progress import SECONDS, PlainProgress, line
 
 
-def written_by(seconds: float, pause: float) -> list[str]:
-    file = io.StringIO()
-    with PlainProgress(console=Console(file=file, soft_wrap=True), seconds=seconds) as bar:
+def written_by(step: float, seconds: float = SECONDS, until: str = "") -> list[str]:
+    """What a task of four steps writes that take so long by its own clock; before the last one come these words."""
+    file, now = io.StringIO(), 0.0
+    console = Console(file=file, soft_wrap=True)
+    with PlainProgress(console=console, seconds=seconds, get_time=lambda: now) as bar:
         task = bar.add_task("   training worlds, loss 3.210", total=480)
         for done in (10, 20, 30):
+            now += step
             bar.update(task, completed=done)
-            time.sleep(pause)
+        deadline = time.monotonic() + 60
+        while until not in file.getvalue():  # its thread looks by the clock on the wall
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        now += step
         bar.update(task, completed=480)
     return file.getvalue().splitlines()
 
 
 def test_lines_say_what_is_done_how_fast_and_how_long_it_will_take() -> None:
-    lines = written_by(seconds=0.05, pause=0.1)
-    assert len(lines) >= 3
+    lines = written_by(step=10.0, seconds=0.01, until="30 of 480")
     assert all(line.startswith("training worlds, loss 3.210: ") for line in lines)
-    assert "30 of 480, " in lines[-2]
-    assert " a second, about " in lines[-2]
-    assert lines[-2].endswith(" left")
-    assert lines[-1] == "training worlds, loss 3.210: 480 of 480 in 0 s"
+    assert lines[-2] == "training worlds, loss 3.210: 30 of 480, 1.0 a second, about 8 min left"
+    assert lines[-1] == "training worlds, loss 3.210: 480 of 480 in 40 s"
 
 
 def test_what_is_quicker_than_the_interval_writes_nothing() -> None:
-    assert written_by(seconds=30, pause=0.0) == []
+    assert written_by(step=SECONDS / 5) == []
+
+
+def test_what_took_longer_than_the_interval_says_so_at_its_end() -> None:
+    assert written_by(step=SECONDS) == ["training worlds, loss 3.210: 480 of 480 in 2 min"]
 
 
 def test_a_task_without_an_end_says_how_far_it_is_and_a_slow_one_counts_by_the_minute() -> None:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -104,7 +105,9 @@ def test_it_says_where_it_listens_answers_and_ends_cleanly_when_told(clinic: Pat
     try:
         banner: dict[str, str] = {}
         while "admin" not in banner:
-            name, _, rest = process.stderr.readline().strip().partition(" ")
+            said = process.stderr.readline()
+            assert said, "it ended by itself"
+            name, _, rest = said.strip().partition(" ")
             banner[name] = rest.strip()
         assert {"Opening", "API", "dashboard", "left", "guarantee"} <= banner.keys()
         assert banner["left"] == "4,096 tokens are left."
@@ -127,6 +130,23 @@ def test_it_says_where_it_listens_answers_and_ends_cleanly_when_told(clinic: Pat
     assert process.returncode == 0, said
     assert '"answered"' in said
     assert "as set in [server]" in CliRunner().invoke(app, ["keys", "add", str(clinic), "ward-4"]).output
+
+
+@pytest.mark.parametrize("started_with", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_closed_terminal_ends_it_in_order_and_nohup_outlives_it(
+    started_with: signal.Handlers,
+) -> None:
+    told: list[bool] = []
+    service: Any = SimpleNamespace(drain=lambda: told.append(True))
+    server = running._Uvicorn(running.uvicorn.Config(app=lambda: None, log_config=None), service)
+    before = signal.signal(signal.SIGHUP, started_with)
+    try:
+        with server.capture_signals():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is started_with
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (told == [True]) is server.should_exit is (started_with is signal.SIG_DFL)
 
 
 def test_with_a_witness_and_a_key_elsewhere_the_banner_has_nothing_to_add(

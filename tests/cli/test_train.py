@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from paclm.cli import few_records
 from paclm.cli.main import app
-from paclm.config import TrainingConfig
+from paclm.config import TrainingConfig, in_shell
 from paclm.engine import training_job
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.schedule import expected_steps, make_blocks
@@ -214,7 +214,8 @@ def test_a_stopped_run_is_resumed_from_the_command_line(clinic: Path, monkeypatc
     [
         (("--what", "halves"), InvalidInput, "shards:N"),
         (("--what", "shards:1"), InvalidInput, "at least 2"),
-        (("--what", "shards:1000"), InvalidInput, "cannot fill"),
+        (("--what", "shards:1000"), InvalidInput, "or groups of them, cannot fill"),
+        (("--resume", "--again"), InvalidInput, "--again starts afresh: choose one"),
         (("--worlds-per-step", "0"), InvalidInput, "auto or a number"),
     ],
 )
@@ -281,10 +282,8 @@ def test_training_that_brought_little_says_what_to_change(clinic: Path) -> None:
     result = train(clinic)
     assert result.exit_code == 0, result.output
     assert "The worlds learned little (loss " in result.stdout
-    remedy = (
-        f"learning_rate = 0.002 and batch_size = 2 in [training], then paclm train {clinic} --dtype float32 --again. Do"
-    )
-    assert remedy in result.stdout
+    again = f"paclm train {in_shell(clinic)} --dtype float32 --again"
+    assert f"learning_rate = 0.002 and batch_size = 2 in [training], then {again}. Do" in result.stdout
 
 
 @pytest.mark.parametrize(

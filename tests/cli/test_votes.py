@@ -113,6 +113,12 @@ def test_votes_never_overwrite_a_file(workspace: Path, text: Path, tmp_path: Pat
     assert out.read_bytes() == b"votes of an hour ago"
 
 
+@pytest.mark.parametrize("option", [("--limit", 5), ("--window", 64)])
+def test_what_is_for_texts_is_refused_with_a_prompt(workspace: Path, option: tuple[str, int]) -> None:
+    with pytest.raises(InvalidInput, match="--limit and --window are for --text FILE"):
+        run("votes", workspace, "--prompt", "The patient", *option)
+
+
 def test_a_prompt_longer_than_the_context_is_refused_with_words_about_prompts(workspace: Path) -> None:
     with pytest.raises(InvalidInput, match=r"The prompt has [\d,]+ tokens, and the context .* holds [\d,]+") as refused:
         run("votes", workspace, "--prompt", "The patient reports a mild headache. " * 2000)

@@ -26,12 +26,13 @@ from typing import Any
 from paclm.curator import rotation
 from paclm.curator.hidden import Hidden
 from paclm.curator.keys import KEY_FILE, KEY_VARIABLE, NEW_KEY_FILE, Keys
-from paclm.curator.opening import LEDGER_FILE, Custody, open_custody
+from paclm.curator.opening import Custody, open_custody
 from paclm.curator.sealed import SealedFile
 from paclm.curator.secret import seal_belief, unseal_belief
 from paclm.errors import LedgerWrongKey
 from paclm.ledger import database
 from paclm.ledger.verify import verify
+from paclm.worlds.layout import LEDGER_FILE
 from paclm.worlds.workspace import Workspace
 
 NEW = b"n" * 32

@@ -22,15 +22,15 @@ B = 2.0**-16
 
 def test_an_answer_says_what_left_what_it_cost_and_what_is_promised(make: Make, open_curator: OpenCurator) -> None:
     with open_curator(make()) as curator:
-        out = curator.generate("the patient", 12)
+        out = curator.generate("the patient", 50)
         again = curator.generate("the patient", 3)
-    assert len(out.tokens) == len(out.marks) == out.private_tokens == 12
-    assert set(out.marks) == {"agreed", "disputed"}
+    assert len(out.tokens) == len(out.marks) == out.private_tokens == 50
+    assert set(out.marks) == {"agreed", "disputed"}  # worlds differ at half of all tokens: of one kind once in 2^49
     assert (out.public_tokens, out.finish_reason) == (0, "length")
-    assert out.charged_nats == out.spent_nats == 12 * B
-    assert (again.charged_nats, again.spent_nats) == (3 * B, 15 * B)
+    assert out.charged_nats == out.spent_nats == 50 * B
+    assert (again.charged_nats, again.spent_nats) == (3 * B, 53 * B)
     assert out.total_nats == 2.0**-4
-    assert again.remaining_tokens == 4096 - 15
+    assert again.remaining_tokens == 4096 - 53
     assert out.mia_bound == pytest.approx(0.674909, abs=1e-6)  # at the total, whatever was spent
     assert again.mia_bound == out.mia_bound
     assert 1 / 8 < out.world_id_bound < 1

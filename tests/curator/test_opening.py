@@ -18,7 +18,7 @@ from curator.deployments import WORLDS, ScriptedEngine
 from paclm import Curator, Workspace
 from paclm.cli.ledger_keys import mac_keys
 from paclm.curator.keys import KEY_FILE
-from paclm.curator.opening import LEDGER_FILE, open_custody
+from paclm.curator.opening import open_custody
 from paclm.curator.sealed import SECRET_FILE
 from paclm.errors import (
     CuratorError,
@@ -29,6 +29,7 @@ from paclm.errors import (
     WitnessMissing,
 )
 from paclm.ledger.recovery import adopt_restored, backup
+from paclm.worlds.layout import LEDGER_FILE
 
 Make = Callable[..., Workspace]
 OpenCurator = Callable[..., Curator]

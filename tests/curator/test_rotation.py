@@ -18,12 +18,13 @@ from paclm.cli.ledger_keys import mac_keys
 from paclm.curator import rotation
 from paclm.curator.hidden import Hidden
 from paclm.curator.keys import KEY_FILE, NEW_KEY_FILE, Keys, load_keys, write_key
-from paclm.curator.opening import LEDGER_FILE, open_custody
+from paclm.curator.opening import open_custody
 from paclm.curator.rotation import rotate_key
 from paclm.curator.sealed import SealedFile
 from paclm.curator.secret import unseal_belief
 from paclm.errors import CuratorError, LedgerBusy, LedgerWrongKey
 from paclm.ledger.verify import verify
+from paclm.worlds.layout import LEDGER_FILE
 
 Make = Callable[..., Workspace]
 OpenCurator = Callable[..., Curator]

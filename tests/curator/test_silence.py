@@ -198,12 +198,19 @@ def calls_during(work: Callable[[], object]) -> list[str]:
 
 
 def peak_memory(work: Callable[[], object]) -> int:
-    tracemalloc.start()
+    """The least of a few looks: what other threads take meanwhile counts too, and can only add."""
+    peaks = []
+    gc.disable()
     try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
+        for _ in range(5):
+            tracemalloc.start()
+            work()
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
     finally:
         tracemalloc.stop()
+        gc.enable()
+    return min(peaks)
 
 
 @pytest.mark.parametrize("release", ["gaussian", "channel", "plurality", "mixture"])

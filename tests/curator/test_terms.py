@@ -14,7 +14,7 @@ from curator.deployments import SUPPORT, WORLDS, ScriptedEngine, set_mechanism
 from paclm import Curator, Workspace
 from paclm.config import RELEASES
 from paclm.curator import opening, terms
-from paclm.curator.opening import LEDGER_FILE, open_custody
+from paclm.curator.opening import open_custody
 from paclm.curator.terms import WORLDS_FILE, worlds_digest
 from paclm.engine import loading
 from paclm.errors import (
@@ -24,6 +24,7 @@ from paclm.errors import (
 )
 from paclm.ledger.verify import verify
 from paclm.privacy.releases import RULES
+from paclm.worlds.layout import LEDGER_FILE
 
 Make = Callable[..., Workspace]
 OpenCurator = Callable[..., Curator]

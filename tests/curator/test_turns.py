@@ -129,10 +129,14 @@ def test_a_lost_iterator_that_is_collected_inside_a_step_harms_nobody(make: Make
         kept = curator.submit(curator.request("the", 5))
         lost: list[Any] = [curator.stream("patient", 5)]
         next(lost[0])
-        lost.append(lost)  # only the garbage collector can free it
-        del lost
-        engine.call = gc.collect
-        assert len(curator.step()) == 2
+        gc.disable()  # or it might come before the step
+        try:
+            lost.append(lost)  # only the garbage collector can free it
+            del lost
+            engine.call = gc.collect
+            assert len(curator.step()) == 2
+        finally:
+            gc.enable()
         assert (curator.num_active, len(engine.sequences)) == (1, 1)
         curator.step()
         assert len(kept.tokens) == 3

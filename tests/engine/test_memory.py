@@ -12,7 +12,7 @@ from paclm.engine import memory
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.loading import build_engine, plan_engine
 from paclm.engine.memory import GIB, MemoryPlan, available_memory
-from paclm.errors import EngineError
+from paclm.errors import EngineError, InvalidInput
 
 
 def gpt2_small_plan(**settings: object) -> MemoryPlan:
@@ -64,6 +64,14 @@ def test_an_engine_that_cannot_fit_is_not_loaded(
     model = build_model("gpt2")
     with pytest.raises(EngineError, match="GiB are free"):
         build_engine(model, make_stack(model, 2), RuntimeConfig(device="cpu"), 10)
+
+
+def test_more_candidates_than_the_vocabulary_has_are_no_matter_of_memory(
+    build_model: Callable[[str], PreTrainedModel], make_stack: Callable[..., AdapterStack]
+) -> None:
+    model = build_model("gpt2")
+    with pytest.raises(InvalidInput, match="support_size must lie between 1 and the vocabulary's"):
+        build_engine(model, make_stack(model, 2), RuntimeConfig(device="cpu"), 10**12)
 
 
 def test_free_memory_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

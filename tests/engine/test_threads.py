@@ -47,6 +47,10 @@ def test_waiting_for_a_disk_is_idle_and_stolen_time_is_not() -> None:
     assert idle_cores(stat((0, 0)), stat((0, 10), steal=30), {0}) == pytest.approx(0.25)
 
 
+def test_time_at_a_disk_that_the_kernel_takes_back_is_no_less_than_none() -> None:
+    assert idle_cores("cpu0 0 0 0 0 9 0 0 0 0 0", "cpu0 30 0 0 0 4 0 0 0 0 0", {0}) == 0
+
+
 def test_guests_are_part_of_user_time_and_not_counted_twice() -> None:
     assert idle_cores("cpu0 0 0 0 0 0 0 0 0 0 0", "cpu0 10 0 0 10 0 0 0 0 10 0", {0}) == pytest.approx(0.5)
 

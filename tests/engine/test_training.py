@@ -17,11 +17,12 @@ from paclm.engine import training
 from paclm.engine.adapters import AdapterStack, find_targets
 from paclm.engine.checkpoint import Checkpoints
 from paclm.engine.layers import attached_layers
-from paclm.engine.loss import Batch, output_layer, world_means
+from paclm.engine.loss import Batch, world_means
 from paclm.engine.peft_io import export_peft
 from paclm.engine.schedule import NOTHING, Schedule
 from paclm.engine.training import GroupTraining, Progress, StepLoss, adapter_spec, train_worlds
 from paclm.engine.training_forward import OwnForward, make_forward
+from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
 
 Build = Callable[[str], PreTrainedModel]

@@ -6,15 +6,17 @@ Both attacks read the curator's own belief, which is more than any user sees.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from scipy.special import ndtr, ndtri
 
 from paclm.privacy import gaussian
 from paclm.privacy.accounting import Account, units_up
 from paclm.privacy.belief import membership_probabilities, uniform_belief
 from paclm.privacy.bounds import success_bound
-from paclm.privacy.calibration import calibrate_noise
+from paclm.privacy.calibration import calibrate_noise, pair_variance
 from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import RULES
 from paclm.worlds.assignment import assign_worlds
@@ -154,7 +156,7 @@ def test_copies_of_one_secret_pass_the_bound_that_each_of_them_quotes(copies):
 
 
 def test_how_many_worlds_a_budget_can_give_away():
-    """A release that names k of m worlds with certainty, and is silent about the others, tells (k/m)·ln m nats."""
+    """A release that names k of m worlds for certain and is silent else: (k/m)·ln m nats, and what silence tells."""
 
     def told(k, m=128):
         silent = (m - k) / m
@@ -175,6 +177,35 @@ def test_an_adversary_with_two_worlds_left_learns_far_more_than_b():
 
     assert between_two(1 / 128) == pytest.approx(128 / 4, rel=0.02)
     assert between_two(1e-4) > 1000
+
+
+def test_a_clock_on_the_noise_draw_adds_little_at_small_budgets_and_passes_b_at_large_ones():
+    """ndtri computes the middle in one way and the ends in another. Exact for two votes, with and without a clock that
+    tells which way was taken."""
+    edge = -ndtri(math.exp(-2))
+
+    def told(lone, per_token, with_clock=True):
+        reach = math.sqrt(0.5 / pair_variance(lone, 1 - lone, per_token))  # z beyond it outvotes the realized vote
+        cuts = sorted([-40.0, -edge, edge, -reach, reach, 40.0])
+        seen = [{}, {}]  # by vote, the chance of (token, way)
+        for low, high in pairwise(cuts):
+            z, chance = (low + high) / 2, ndtr(high) - ndtr(low)
+            for vote, shift in enumerate((reach, -reach)):
+                key = (z + shift >= 0.0, with_clock and abs(z) < edge)
+                seen[vote][key] = seen[vote].get(key, 0.0) + chance
+        nats = 0.0
+        for weight, mine, other in ((lone, *seen), (1 - lone, *seen[::-1])):
+            for key, chance in mine.items():
+                both = weight * chance + (1 - weight) * other.get(key, 0.0)
+                nats += weight * chance * math.log(chance / both) if chance else 0.0
+        return nats / per_token
+
+    assert told(1 / 2, 2.0**-16, with_clock=False) == pytest.approx(2 / math.pi, rel=1e-3)
+    for per_token in 2.0 ** -np.arange(2, 25, 0.5):
+        assert told(1 / 2, per_token) < 0.874
+    assert told(1 / 128, 2.0**-10) < 0.88
+    assert told(1 / 128, 2.0**-5.72) == pytest.approx(1.756, abs=1e-3)
+    assert told(2.0**-16, 2.0**-14.72) == pytest.approx(3.63, abs=0.01)
 
 
 def test_charging_by_dissent_spends_only_where_worlds_differ_and_leaks_no_more():

@@ -86,7 +86,7 @@ def test_dissent_without_a_rate_is_planned_for_the_worst_case():
         ({"mia": 0.5, "tokens": 5}, "prior itself"),
         ({"mia": 0.4, "tokens": 5}, "at least the prior"),
         ({"mia": 0.51, "tokens": 0}, "at least 1, not 0"),
-        ({"mia": 0.51, "per_token": 1.0}, "Not one token fits"),
+        ({"mia": 0.51, "per_token": 1.0}, "Not one token fits.*Lower the nats per token"),
         ({"mia": 0.5001, "tokens": 10**12}, "2\\^-60"),
         ({"tokens": 5, "per_token": -1.0}, "-1.0"),
         ({"tokens": 5, "per_token": 0.1, "num_worlds": 7}, "even and at least 2, not 7"),

@@ -45,7 +45,7 @@ def open_browser() -> Iterator[Browser]:
     executable = find_chromium()
     assert executable is not None, HOW_TO_GET_ONE
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable)
+        browser = playwright.chromium.launch(executable_path=executable, timeout=120_000)
         yield browser
         browser.close()
 
@@ -62,7 +62,7 @@ class Visit:
         self._context = browser.new_context(
             **{"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce", **context}
         )
-        self._context.set_default_timeout(20_000)
+        self._context.set_default_timeout(60_000)
         self._context.add_init_script(_REPORT_VIOLATIONS)
         self.page: Page = self._context.new_page()
         self.page.on("console", self._heard)

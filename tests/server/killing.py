@@ -13,7 +13,10 @@ from pathlib import Path
 
 from server.live import ledger_rows
 from server.load import Received, ask_for
+from server.stepped import wait_until
 
+TOKENS = 40
+"""Of an answer; a client has one under way, so that no more can be on its way to it."""
 STEPS_IN_FLIGHT = 10
 """One that was committed and not handed out, and those that a busy machine handed out and has not sent yet."""
 
@@ -39,10 +42,16 @@ def serve_process(path: Path) -> tuple[subprocess.Popen[str], str, str]:
 def kill_under_load(path: Path, *, clients: int, seconds: float) -> tuple[Received, int]:
     """What clients received from a server that was killed, and what the ledger has."""
     process, url, key = serve_process(path)
-    killer = threading.Timer(seconds, lambda: os.kill(process.pid, signal.SIGKILL))
+    got = Received()
+
+    def kill() -> None:
+        wait_until(lambda: got.tokens > 0)  # a slow machine may need longer than that for its first token
+        os.kill(process.pid, signal.SIGKILL)
+
+    killer = threading.Timer(seconds, kill)
     killer.start()
     try:
-        got = ask_for(url, key, clients=clients, seconds=seconds + 5, tokens=40)
+        ask_for(url, key, clients=clients, seconds=seconds + 5, tokens=TOKENS, got=got)
     finally:
         killer.join()
         process.wait(60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import time
@@ -76,12 +77,16 @@ async def _stream(http: httpx.AsyncClient, client: int, tokens: int, got: Receiv
         got.problems.append(f"client {client} got {arrived} of {tokens} tokens")
 
 
-async def _client(url: str, key: str, client: int, until: float, tokens: int, got: Received, leaving: float) -> None:
+async def _client(
+    url: str, key: str, client: int, got: Received, *, until: float, at_least: int, tokens: int, leaving: float
+) -> None:
     chance = random.Random(client)
     limits = httpx.Limits(max_connections=2)
     headers = {"authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=120, limits=limits) as http:
-        while time.monotonic() < until:
+        for turn in itertools.count():
+            if turn >= at_least and time.monotonic() >= until:
+                return
             leaves_after = chance.randint(1, tokens) if chance.random() < leaving else None
             try:
                 await _stream(http, client, tokens, got, leaves_after)
@@ -89,13 +94,17 @@ async def _client(url: str, key: str, client: int, until: float, tokens: int, go
                 return
 
 
-async def _all(url: str, key: str, clients: int, seconds: float, tokens: int, leaving: float) -> Received:
-    got = Received()
+async def _all(url: str, key: str, clients: int, seconds: float, got: Received, **load: Any) -> Received:
     until = time.monotonic() + seconds
-    await asyncio.gather(*(_client(url, key, number, until, tokens, got, leaving) for number in range(clients)))
+    await asyncio.gather(*(_client(url, key, number, got, until=until, **load) for number in range(clients)))
     return got
 
 
-def ask_for(url: str, key: str, *, clients: int, seconds: float, tokens: int, leaving: float = 0.0) -> Received:
-    """So many clients stream one answer after another for so long; a share of them leaves in the middle."""
-    return asyncio.run(_all(url, key, clients, seconds, tokens, leaving))
+def ask_for(url: str, key: str, *, clients: int, seconds: float, tokens: int, **more: Any) -> Received:
+    """So many clients stream one answer after another for so long.
+
+    More: `leaving`, the share that leaves in the middle; `at_least`, how often each asks however slow the machine is;
+    `got`, for others to look at while it goes on.
+    """
+    load = {"leaving": 0.0, "at_least": 1, "got": Received(), **more}
+    return asyncio.run(_all(url, key, clients, seconds, tokens=tokens, **load))

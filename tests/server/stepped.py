@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,37 +15,54 @@ import numpy as np
 from curator.deployments import ScriptedEngine
 from server.live import Live
 
+LONG = {"model": "clinic", "prompt": "the", "max_tokens": 40, "temperature": 0}
+
 
 class SteppedEngine(ScriptedEngine):
-    """Steps only when the test lets it."""
+    """Steps only when the test lets it.
+
+    A step that begins has its batch: who comes while the engine stands in it waits for its end, for certain.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.permits = threading.Semaphore(0)
-        self.is_free = False
         self.orders: list[list[int]] = []
         self.fails = False
+        self._gate = threading.Condition()
+        self._is_free = False
+        self._num_begun = self._num_allowed = 0
 
     def step(self, handles: Sequence[int], coins: np.ndarray, temperature: Sequence[float]) -> Any:
-        if not self.is_free:
-            self.permits.acquire()
+        with self._gate:
+            self._num_begun += 1
+            self._gate.notify_all()
+            self._gate.wait_for(lambda: self._is_free or self._num_begun <= self._num_allowed)
         if self.fails:
             raise RuntimeError("ZEBRA in an error")
         self.orders.append(list(handles))
         return super().step(handles, coins, temperature)
 
     def let(self, steps: int) -> None:
-        for _ in range(steps):
-            self.permits.release()
+        """Let it do so many steps more."""
+        with self._gate:
+            self._num_allowed += steps
+            self._gate.notify_all()
+
+    def wait_until_it_stands(self) -> None:
+        """All that it was let do is done, and the next step has begun; there must be somebody to step for."""
+        with self._gate:
+            assert self._gate.wait_for(lambda: self._num_begun > self._num_allowed, 60), "waited in vain"
 
     def run_free(self) -> None:
-        self.is_free = True
-        self.let(1000)
+        with self._gate:
+            self._is_free = True
+            self._gate.notify_all()
 
     def stand_still(self) -> None:
-        self.is_free = False
-        while self.permits.acquire(blocking=False):
-            pass
+        """Stop before the next step; nothing may be under way."""
+        with self._gate:
+            self._is_free = False
+            self._num_allowed = self._num_begun
 
 
 def wait_until(is_so: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -65,5 +83,18 @@ def asking(engine: SteppedEngine) -> Iterator[ThreadPoolExecutor]:
 
 
 def num_known(live: Live) -> int:
-    """Answers that run, wait, or have just reached the stepping thread."""
-    return live.service.num_running + live.service.num_waiting + live.service.num_calls
+    """Answers that run or wait, and calls of others that have just reached the stepping thread.
+
+    Another thread may come between the two looks: what moves from the calls to the seats is missed, not counted twice.
+    """
+    return len(live.service._stepper._seats) + live.service.num_calls
+
+
+@contextmanager
+def sent(live: Live, **more: str) -> Iterator[None]:
+    """A request for `LONG` whose client leaves at the end of the block; `more` are headers."""
+    request = live.http.build_request("POST", "/v1/completions", json=LONG, headers=more)
+    head = ["POST /v1/completions HTTP/1.1", *(f"{name}: {value}" for name, value in request.headers.items()), "", ""]
+    with socket.create_connection((request.url.host, request.url.port or 0)) as client:
+        client.sendall("\r\n".join(head).encode() + request.content)
+        yield

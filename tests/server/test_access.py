@@ -164,7 +164,7 @@ def test_the_key_none_is_no_key(start: Start) -> None:
 
 
 def test_a_missing_key_and_a_wrong_one_are_told_apart(live: Live) -> None:
-    unknown = "The API key sent is unknown or was revoked."
+    unknown = "The API key sent is unknown or was revoked. Whoever runs the server makes one with `paclm keys add`."
     with nobody(live) as http:
         for path in ("/v1/models", "/v1/admin/overview"):
             said = {key: http.get(path, headers=bearer(key)).json()["error"]["message"] for key in ("none", "wrong")}

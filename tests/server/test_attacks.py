@@ -189,7 +189,7 @@ def test_an_admission_that_nobody_waits_for_any_more_is_undone(start: Start, eng
     loop = live.service._housekeeping.get_loop()
     with asking(engine) as pool:
         running = pool.submit(live.complete, max_tokens=2, temperature=0)
-        wait_until(lambda: live.service.num_running == 1)
+        engine.wait_until_it_stands()
         admission = asyncio.run_coroutine_threadsafe(live.service.admit(caller, [request]), loop)
         wait_until(lambda: live.service.num_calls == 1)
         admission.cancel()
@@ -210,7 +210,8 @@ def test_one_key_cannot_fill_the_queue_for_the_others(start: Start, engine: Step
         greedy = [pool.submit(live.complete, max_tokens=20, temperature=0) for _ in range(5)]
         wait_until(lambda: num_known(live) == 5)
         engine.let(1)
-        wait_until(lambda: live.service.num_waiting == 3)
+        engine.wait_until_it_stands()
+        assert live.service.num_waiting == 3
         more = [pool.submit(live.complete, max_tokens=2, headers=bearer(key)) for key in (live.ward, quiet)]
         wait_until(lambda: live.service.num_calls == 2)
         engine.run_free()
@@ -227,7 +228,8 @@ def test_an_answer_cut_off_by_the_server_is_not_asked_for_again_by_itself(start:
     with asking(engine) as pool:
         job = pool.submit(lambda: client.completions.create(model="clinic", prompt="the", max_tokens=5, temperature=0))
         engine.let(2)
-        wait_until(lambda: live.spent_tokens == 2)
+        engine.wait_until_it_stands()
+        assert live.spent_tokens == 2
         engine.fails = True
         engine.let(1)
         with pytest.raises(openai.InternalServerError) as caught:

@@ -7,47 +7,24 @@ import resource
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import paclm
 from curator.deployments import ScriptedEngine
 from paclm.config import ServerConfig
 from paclm.errors import ServiceError
 from paclm.server.connections import allow_files
 from server.live import Live
+from server.sockets import ask, connect, post_with_key, read_to_end, standing_still
+from server.stepped import wait_until
 
 Start = Callable[..., Live]
 
 HEAD = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 IMPATIENT = ServerConfig(read_seconds=0.4)
-
-
-def connect(live: Live, **options: int) -> socket.socket:
-    host, port = live.url.removeprefix("http://").split(":")
-    connection = socket.socket()
-    for name, value in options.items():
-        connection.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
-    connection.settimeout(60)
-    connection.connect((host, int(port)))
-    return connection
-
-
-def read_to_end(connection: socket.socket) -> bytes:
-    """What comes until the other side ends the connection; waiting in vain is an error."""
-    said = b""
-    try:
-        while piece := connection.recv(65536):
-            said += piece
-    except ConnectionResetError:
-        pass
-    return said
-
-
-def ask(live: Live, request: bytes) -> bytes:
-    with connect(live) as connection:
-        connection.sendall(request)
-        return read_to_end(connection)
 
 
 def dribble(connection: socket.socket, seconds: float) -> None:
@@ -66,20 +43,36 @@ def test_a_connection_that_does_not_finish_its_request_is_ended(start: Start, be
 def test_a_head_that_comes_byte_by_byte_is_not_waited_for(start: Start) -> None:
     live = start(settings=IMPATIENT)
     with connect(live) as connection, pytest.raises(ConnectionError):
-        dribble(connection, seconds=8)
+        dribble(connection, seconds=60)
 
 
 def test_a_reader_that_never_reads_is_ended_and_one_that_reads_gets_everything(start: Start) -> None:
-    live = start(settings=IMPATIENT)
-    page = b"GET /static/vendor/uplot/uPlot.iife.min.js HTTP/1.1\r\nhost: 127.0.0.1\r\n"
-    times = 150
-    request = (page + b"\r\n") * (times - 1) + page + b"connection: close\r\n\r\n"
-    whole = ask(live, request)
-    assert whole.count(b"HTTP/1.1 200") == times
-    with connect(live, SO_RCVBUF=4096) as connection:
+    name, times = "vendor/uplot/uPlot.iife.min.js", 150
+    script = (Path(paclm.__file__).parent / "server" / "static" / name).read_bytes()
+    request = f"GET /static/{name} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode() * times
+
+    patient = start(name="patient")
+    with connect(patient, SO_RCVBUF=65536) as connection:
         connection.sendall(request)
-        time.sleep(1.2)
-        assert len(read_to_end(connection)) < len(whole)
+        is_behind = lambda: any(served._stall for served in list(patient.server.server_state.connections))  # noqa: E731
+        wait_until(is_behind)
+        whole = bytearray()
+        while not (whole.endswith(script) and whole.count(b"HTTP/1.1 200") == times):
+            piece = connection.recv(2**20)
+            assert piece
+            whole += piece
+        (served,) = patient.server.server_state.connections
+        wait_until(served._stall.cancelled)  # it has caught up, and the server knows
+        assert served in patient.server.server_state.connections  # also the end of a connection stops its clock
+
+    impatient = start(name="impatient", settings=IMPATIENT)
+    with standing_still(impatient):
+        connection = connect(impatient, SO_RCVBUF=4096)
+        connection.sendall(request)
+    with connection:
+        state = impatient.server.server_state
+        wait_until(lambda: bool(state.total_requests) and not state.connections)
+        assert 0 < len(read_to_end(connection)) < len(whole)
 
 
 def test_an_answer_may_take_longer_than_its_request_may(start: Start) -> None:
@@ -89,8 +82,11 @@ def test_an_answer_may_take_longer_than_its_request_may(start: Start) -> None:
             return super().step(*arguments)
 
     live = start(engine=Slow(), settings=IMPATIENT)
-    assert live.complete(max_tokens=4, temperature=0).status_code == 200
-    assert live.complete(max_tokens=4, temperature=0, stream=True).text.endswith("data: [DONE]\n\n")
+    for is_stream in (False, True):
+        body = json.dumps({"model": "clinic", "prompt": "the", "max_tokens": 4, "stream": is_stream}).encode()
+        said = ask(live, post_with_key(live) + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body)
+        assert said.startswith(b"HTTP/1.1 200")
+    assert b"data: [DONE]\n\n" in said
 
 
 def test_one_connection_too_many_is_told_so_and_the_next_finds_room(start: Start) -> None:
@@ -175,12 +171,9 @@ def test_a_body_whose_end_can_be_read_in_two_ways_is_refused_and_the_connection_
 ) -> None:
     """Behind a proxy that reads the other end, the rest would be somebody else's request."""
     body = json.dumps({"model": "clinic", "prompt": "the", "max_tokens": 2}).encode()
-    head = (
-        b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\nauthorization: Bearer "
-    )
     chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
     spent = shared.spent_tokens
-    said = ask(shared, head + shared.ward.encode() + b"\r\n" + lengths + b"\r\n" + chunked + HEAD + b"\r\n")
+    said = ask(shared, post_with_key(shared) + lengths + b"\r\n" + chunked + HEAD + b"\r\n")
     assert said.startswith(b"HTTP/1.1 400"), said[:200]
     assert said.count(b"HTTP/1.1") == 1
     assert b'"ok"' not in said

@@ -9,6 +9,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 from dataclasses import fields
 
 import pytest
@@ -25,6 +26,8 @@ def stream():
     """A handler with the formatter, on a logger of its own and on ours."""
     handler = logging.StreamHandler(io.StringIO())
     handler.setFormatter(JsonLines())
+    here = threading.get_ident()
+    handler.addFilter(lambda record: record.thread == here)  # a server of other tests may still have something to say
     ours = logging.getLogger(logs.LOGGER)
     others = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio", "somebody")]
     before = [(logger, logger.level, logger.propagate) for logger in (ours, *others)]

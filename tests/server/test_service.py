@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import pytest
 
 from curator.deployments import ScriptedEngine
 from paclm import Curator
@@ -23,7 +21,7 @@ from paclm.server.keys import KeyStore
 from paclm.server.replies import Replies
 from paclm.server.service import Service, Setup
 from server.live import Live, bearer, ledger_rows, serve
-from server.stepped import SteppedEngine, asking, num_known, wait_until
+from server.stepped import LONG, SteppedEngine, asking, num_known, sent, wait_until
 
 Start = Callable[..., Live]
 
@@ -33,7 +31,7 @@ def test_requests_join_and_leave_between_steps(start: Start, engine: SteppedEngi
     with asking(engine) as pool:
         long = pool.submit(live.complete, max_tokens=20, temperature=0)
         engine.let(2)
-        wait_until(lambda: len(engine.orders) == 2)
+        engine.wait_until_it_stands()
         short = pool.submit(live.complete, max_tokens=1, temperature=0)
         wait_until(lambda: num_known(live) == 2)
         engine.let(2)
@@ -72,7 +70,8 @@ def test_a_full_queue_is_refused_with_a_time_to_come_back(start: Start, engine: 
         jobs = [pool.submit(live.complete, max_tokens=20, temperature=0) for _ in range(5)]
         wait_until(lambda: num_known(live) == 5)
         engine.let(1)
-        wait_until(lambda: live.service.num_waiting == 3)
+        engine.wait_until_it_stands()
+        assert live.service.num_waiting == 3
         sixth = pool.submit(live.complete)
         wait_until(lambda: num_known(live) == 6)
         engine.let(1)
@@ -89,12 +88,12 @@ def test_a_client_that_leaves_frees_its_place_at_once_and_pays_for_what_left(
     start: Start, engine: SteppedEngine
 ) -> None:
     live = start(engine=engine, on_exhausted="refuse")
-    body = {"model": "clinic", "prompt": "the", "max_tokens": 40, "stream": True, "temperature": 0}
     engine.let(3)
-    with live.http.stream("POST", "/v1/completions", json=body) as answer:
+    with live.http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
         lines = answer.iter_lines()  # kept: losing it would end the connection
         assert next(lines).startswith("data:")
-        wait_until(lambda: live.spent_tokens == 3)
+        engine.wait_until_it_stands()
+        assert live.spent_tokens == 3
     wait_until(lambda: live.service.num_calls == 1)
     engine.let(1)  # the step that was under way when it left
     wait_until(lambda: live.service.num_running == 0)
@@ -110,14 +109,13 @@ def test_a_client_that_leaves_the_queue_is_never_charged(start: Start, engine: S
         jobs = [pool.submit(live.complete, max_tokens=9, temperature=0) for _ in range(2)]
         wait_until(lambda: num_known(live) == 2)
         engine.let(1)
-        wait_until(lambda: live.service.num_running == 2)
-        with httpx.Client(base_url=live.url, headers=bearer(live.ward), timeout=1.5) as impatient:
-            leaving = pool.submit(impatient.post, "/v1/completions", json={"model": "clinic", "prompt": "the"})
+        engine.wait_until_it_stands()
+        assert live.service.num_running == 2
+        with sent(live):
             wait_until(lambda: num_known(live) == 3)
             engine.let(1)
-            wait_until(lambda: live.service.num_waiting == 1)
-            with pytest.raises(httpx.ReadTimeout):
-                leaving.result(60)
+            engine.wait_until_it_stands()
+            assert live.service.num_waiting == 1
         wait_until(lambda: live.service.num_calls == 1)
         engine.run_free()
         tokens = sum(job.result(60).json()["usage"]["completion_tokens"] for job in jobs)
@@ -127,16 +125,15 @@ def test_a_client_that_leaves_the_queue_is_never_charged(start: Start, engine: S
 
 def test_with_an_idempotency_key_a_client_that_left_finds_its_answer(start: Start, engine: SteppedEngine) -> None:
     live = start(engine=engine)
-    body = {"model": "clinic", "prompt": "the", "max_tokens": 5, "temperature": 0}
-    key = {"idempotency-key": "again", **bearer(live.ward)}
-    with httpx.Client(base_url=live.url, headers=key, timeout=1.5) as impatient, pytest.raises(httpx.ReadTimeout):
-        impatient.post("/v1/completions", json=body)
-    first_try = live.http.post("/v1/completions", json=body, headers=key)
+    key = {"idempotency-key": "again"}
+    with sent(live, **key):
+        engine.wait_until_it_stands()
+    first_try = live.http.post("/v1/completions", json=LONG, headers=key)
     assert first_try.status_code == 409
     assert first_try.headers["x-should-retry"] == "true"
     engine.run_free()
-    wait_until(lambda: live.http.post("/v1/completions", json=body, headers=key).status_code == 200)
-    again = live.http.post("/v1/completions", json=body, headers=key)
+    wait_until(lambda: live.http.post("/v1/completions", json=LONG, headers=key).status_code == 200)
+    again = live.http.post("/v1/completions", json=LONG, headers=key)
     assert again.headers["idempotent-replayed"] == "true"
     assert again.json()["usage"]["completion_tokens"] == live.spent_tokens
 
@@ -145,7 +142,7 @@ def test_a_budget_held_by_others_is_worth_waiting_for(start: Start, engine: Step
     live = start(engine=engine, per_token="2^-8", total="2^-4", on_exhausted="refuse")  # sixteen tokens
     with asking(engine) as pool:
         pool.submit(live.complete, max_tokens=10, temperature=0)
-        wait_until(lambda: live.service.num_running == 1)
+        engine.wait_until_it_stands()
         waiting = pool.submit(live.complete, max_tokens=8)
         wait_until(lambda: num_known(live) == 2)
         engine.let(1)
@@ -259,7 +256,8 @@ def test_the_ledger_has_what_clients_received_after_a_stop_in_the_middle(make: A
             jobs = [pool.submit(stream_tokens, live, received) for _ in range(4)]
             wait_until(lambda: num_known(live) == 4)
             engine.let(5)
-            wait_until(lambda: live.spent_tokens >= 8)
+            engine.wait_until_it_stands()
+            assert live.spent_tokens >= 8
             engine.run_free()
         for job in jobs:
             job.result(60)
@@ -284,19 +282,19 @@ def test_what_does_not_end_in_time_is_cut_off_and_charged(make: Any, small_token
 def test_a_stream_that_is_cut_off_shows_what_was_held_back(make: Any, small_tokenizer: Any) -> None:
     """All that was said could have become the stop string; when the server stops, it cannot any more."""
     engine = SteppedEngine(dissent=0.0)
-    body = {"model": "clinic", "prompt": "the", "max_tokens": 40, "temperature": 0}
     settings = ServerConfig(shutdown_seconds=0.5)
     with serve(make(), engine, small_tokenizer, settings=settings) as live:
         with asking(engine) as pool:
             engine.run_free()
-            whole = live.complete(**body).json()["choices"][0]["text"]
+            whole = live.complete(**LONG).json()["choices"][0]["text"]
             engine.stand_still()
             stop = f"{whole}, and this will never be said"
-            job = pool.submit(live.complete, **body, stop=stop, stream=True)
+            job = pool.submit(live.complete, **LONG, stop=stop, stream=True)
             wait_until(lambda: num_known(live) == 1)
             before = live.spent_tokens
             engine.let(10)
-            wait_until(lambda: live.spent_tokens == before + 10)
+            engine.wait_until_it_stands()
+            assert live.spent_tokens == before + 10
             live.service.drain()
             wait_until(lambda: live.service.num_calls == 1)
             engine.let(1)
@@ -312,14 +310,11 @@ def test_answers_that_nobody_listens_to_share_the_time_to_end_with_the_others(ma
     """With an Idempotency-Key an answer goes on without its client; it must not double the time that a stop takes."""
     engine = SteppedEngine(dissent=0.0)
     workspace, settings = make(), ServerConfig(shutdown_seconds=0.1)
-    body = b'{"model": "clinic", "prompt": "the", "max_tokens": 40, "temperature": 0}'
     with serve(workspace, engine, small_tokenizer, settings=settings) as live, asking(engine):
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {live.ward}\r\n"
-        more = f"idempotency-key: kept\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", httpx.URL(live.url).port or 0)) as client:
-            client.sendall((head + more).encode() + body)
+        with sent(live, **{"idempotency-key": "kept"}):
             engine.let(1)
-            wait_until(lambda: live.spent_tokens == 1)
+            engine.wait_until_it_stands()
+            assert live.spent_tokens == 1
         live.service.drain()
         wait_until(lambda: live.service.num_calls == 1)  # the time to end is over, in the middle of a step
         engine.let(1)
@@ -331,8 +326,7 @@ def test_answers_that_nobody_listens_to_share_the_time_to_end_with_the_others(ma
 def stream_tokens(live: Live, received: list[int]) -> str | None:
     """Count the tokens that really arrived; returns the code of an error in the stream."""
     code = None
-    body = {"model": "clinic", "prompt": "the", "max_tokens": 40, "stream": True, "temperature": 0}
-    headers = {"authorization": f"Bearer {live.admin}"}  # marks count tokens exactly
+    body, headers = {**LONG, "stream": True}, bearer(live.admin)  # marks count tokens exactly
     with httpx.stream("POST", live.url + "/v1/completions", json=body, headers=headers, timeout=120) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: {"):

@@ -1,7 +1,8 @@
-"""The long tests use the workspaces of the curator's tests."""
+"""The long tests use the workspaces of the curator's tests, and the servers of the server's."""
 
 from __future__ import annotations
 
 from curator.conftest import make, no_keys_around, no_notes, template
+from server.conftest import engine, start
 
-__all__ = ["make", "no_keys_around", "no_notes", "template"]
+__all__ = ["engine", "make", "no_keys_around", "no_notes", "start", "template"]

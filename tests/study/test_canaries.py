@@ -25,10 +25,10 @@ def forced_trials(per_token, trials, factor=1.0):
 
 @pytest.mark.parametrize("exponent", [4, 8, 16])
 def test_forced_canaries_have_the_advantage_of_theory(exponent):
-    emitted, realized = forced_trials(2.0**-exponent, 6000)
+    emitted, realized = forced_trials(2.0**-exponent, 40_000)
     found = advantage(emitted, realized)
     assert abs(found.mean - even_split_advantage(2.0**-exponent)) < 4 * found.stderr  # false alarm under 1e-4
-    assert emitted.mean() == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(6000))  # the payload is said all the same
+    assert emitted.mean() == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(40_000))  # the payload is said all the same
 
 
 def test_the_check_sees_noise_for_four_times_the_budget():

@@ -106,7 +106,7 @@ BROKEN = {
     "warner": (warner, {"budget", "declared", "world_id_bound"}),
     "honest": (honest, {"budget"}),
     "modest": (modest, {"declared"}),
-    "forgetful": (forgetful, {"world_id_bound"}),
+    "forgetful": (forgetful, {"belief", "world_id_bound"}),
 }
 
 
@@ -151,6 +151,35 @@ def test_noise_that_the_belief_does_not_know_of_is_caught_by_the_secrets(monkeyp
     assert replay(votes_of("wiki-gumbel"), fresh)["tells_more_than"] == ["belief"]
 
 
+def test_a_belief_that_hears_of_nothing_is_caught_by_the_tokens_where_the_bound_is_certainty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its charge allows everything, its belief stays uniform; its twins that tell as much and know it stay silent."""
+    monkeypatch.setitem(RULES, "forgetful", Rule("forgetful", forgetful, reads_secret=True))
+    settings = ReplaySettings(release="forgetful", per_token=1.0, sessions=20, tokens=300)
+    figures = replay(votes_of("wiki-gumbel"), settings)
+    assert figures["world_id_bound"] == 1.0
+    assert figures["leaked_nats"] == 0.0
+    assert figures["tells_more_than"] == ["belief"]
+    for release in ("gaussian", "channel"):
+        assert replay(votes_of("wiki-gumbel"), replace(settings, release=release))["tells_more_than"] == []
+
+
+def test_guesses_as_good_as_the_belief_allows_raise_no_alarm_and_better_ones_do() -> None:
+    """500 runs of 40, more than one alarm with 1.2e-3; the twin is always right."""
+    rng = np.random.default_rng(4)
+    never, much = np.zeros(40), np.full(40, 99.0)
+
+    def alarms(times: float, runs: int) -> int:
+        some = [rng.uniform(0.1, 0.5, 40) for _ in range(runs)]
+        right = [(rng.random(40) < times * known).astype(np.float64) for known in some]
+        told = [Told(never, NO_GAP, much, much, never, *one, 1.0) for one in zip(right, some, strict=True)]
+        return sum(broken_bounds(one) == ["belief"] for one in told)
+
+    assert alarms(1.0, 500) <= 1
+    assert alarms(10.0, 20) == 20
+
+
 def test_a_sound_release_whose_declarations_are_skewed_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RULES, "seldom", Rule("seldom", seldom, reads_secret=True))
     two_worlds = RecordedVotes(votes=np.tile([[3, 4]], (50, 1)))
@@ -179,7 +208,7 @@ NO_GAP = Gap.between(np.log(np.full((1, 16), 1 / 16)), np.array([3]))
 
 
 def told_of(leaked: FloatArray, declared: FloatArray, budget: FloatArray, named: FloatArray, bound: float) -> Told:
-    return Told(leaked, NO_GAP, declared, budget, named, named, bound)
+    return Told(leaked, NO_GAP, declared, budget, named, named, np.ones_like(named), bound)
 
 
 def some_told(rng: np.random.Generator, excess: float = 0.0) -> Told:
@@ -232,7 +261,7 @@ def test_secrets_drawn_from_their_beliefs_raise_no_alarm_and_those_of_sharper_on
             sharper = beliefs**power / (beliefs**power).sum(axis=1, keepdims=True)
             secrets = (rng.random((40, 1)) < sharper.cumsum(axis=1)).argmax(axis=1)
             table = np.log(beliefs)
-            told = Told(told_by_entropy(table), Gap.between(table, secrets), much, much, never, never, 1.0)
+            told = Told(told_by_entropy(table), Gap.between(table, secrets), much, much, never, never, never, 1.0)
             found += broken_bounds(told) == ["belief"]
         return found
 

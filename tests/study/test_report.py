@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -53,9 +54,13 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def written(study_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Written:
     lab = open_lab(study_template, tmp_path_factory.mktemp("report") / "workspace")
-    run_regime(lab, census.REGIME, "quick", scale=census.CensusScale(40))
-    run_regime(lab, flatness.REGIME, "quick", scale=flatness.FlatnessScale(40, 2))
-    return write_report(lab.folder)
+    usual = os.umask(0)  # files for everybody, unless they are written as private ones
+    try:
+        run_regime(lab, census.REGIME, "quick", scale=census.CensusScale(40))
+        run_regime(lab, flatness.REGIME, "quick", scale=flatness.FlatnessScale(40, 2))
+        return write_report(lab.folder)
+    finally:
+        os.umask(usual)
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +103,12 @@ def test_tables_and_figures_are_on_the_page_and_on_the_disk(written: Written, pa
         assert path.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
     assert page.tags.count("svg") == 2
     assert {"tab-census", "fig-flatness"} <= set(page.ids)
+
+
+def test_what_a_study_writes_is_for_its_owner_alone_under_every_umask(written: Written) -> None:
+    files = sorted(written.page.parent.rglob("*"))
+    assert {".html", ".json", ".md", ".svg", ".pdf"} <= {path.suffix for path in files}
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
 
 
 def test_the_caveats_are_said(text: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
+import os
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +14,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +27,9 @@ def paper_run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "paper_run", module)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "SMALL", module.Size(32, 8, 2, 4, 32))
+    import paper_options
+
+    monkeypatch.setattr(paper_options, "SMALL", module.Size(32, 8, 2, 4, 32))
     monkeypatch.setattr(module, "FIXTURE_POSITIONS", 50)
     return module
 
@@ -56,6 +62,20 @@ def test_a_stage_trains_once_and_leaves_small_results_and_votes(
     again = json.loads((found / "stage-1.json").read_text())
     assert again["training"] == stage["training"]  # not trained again
     assert set(again["regimes"]) == {"precision", "accuracy"}
+    with monkeypatch.context() as patch:
+        asked = Mock(side_effect=ValueError)
+        patch.setattr(paper_run, "run_regime", asked)
+        run(paper_run, monkeypatch, corpus, small_base, "--only", "precision", "accuracy", "--minutes", "0")
+        assert not asked.called  # what is done stays done, also where no time is left
+        for others in (["--again"], ["--cut", "positions=30"], ["--seed", "1"]):
+            with pytest.raises(SystemExit, match=r"^Failed: precision\. "):
+                run(paper_run, monkeypatch, corpus, small_base, "--only", "precision", *others)
+        assert asked.call_count == 3
+    path = found / "results" / "accuracy.json"
+    for other in ("{}", json.dumps({**json.loads(path.read_text()), "seconds": 1.0, "notes": ["another stage's"]})):
+        path.write_text(other)  # damaged, or in its place
+        run(paper_run, monkeypatch, corpus, small_base, "--only", "accuracy")
+        assert json.loads(path.read_text())["notes"] == []
 
 
 def test_a_regime_that_fails_or_comes_too_late_is_named_and_the_others_run(
@@ -69,7 +89,9 @@ def test_a_regime_that_fails_or_comes_too_late_is_named_and_the_others_run(
         return genuine(lab, regime, *rest)
 
     monkeypatch.setattr(paper_run, "run_regime", fail)
-    found = run(paper_run, monkeypatch, corpus, small_base, "--only", "flatness", "precision")
+    with pytest.raises(SystemExit, match=r"^Failed: flatness\. The same command tries these again\.$"):
+        run(paper_run, monkeypatch, corpus, small_base, "--only", "flatness", "precision")
+    found = corpus.parent / "out" / "notes"
     regimes = json.loads((found / "stage-1.json").read_text())["regimes"]
     assert regimes["flatness"] == {"failed": "ValueError: broken on purpose"}
     assert regimes["precision"]["rows"] == 2
@@ -92,7 +114,10 @@ def test_worlds_can_be_trained_alone_and_sessions_cut_and_another_text_scored(
     with monkeypatch.context() as patch:
         asked = Mock(side_effect=ValueError)
         patch.setattr(paper_run, "run_regime", asked)
-        run(paper_run, monkeypatch, corpus, small_base, "--only", "sessions", "--cut", "sessions=2", "horizons=64,128")
+        cuts = ("sessions=2", "horizons=64,128", "budgets=0.5")
+        with pytest.raises(SystemExit):
+            run(paper_run, monkeypatch, corpus, small_base, "--only", "sessions", "--cut", *cuts)
+        assert asked.call_args.args[-1].budgets == (0.5,)
         assert asked.call_args.args[-1].sessions == 2
         assert asked.call_args.args[-1].horizons == (64, 128)
         assert asked.call_args.args[-1].queries == 4
@@ -103,12 +128,79 @@ def test_worlds_can_be_trained_alone_and_sessions_cut_and_another_text_scored(
     assert not (found / "results" / "census.json").exists()
 
 
-@pytest.mark.parametrize("cut", ["session=2", "sessions", "sessions=few"])
-def test_a_cut_that_would_cut_nothing_is_refused(
-    paper_run: ModuleType, monkeypatch: pytest.MonkeyPatch, corpus: Path, small_base: Path, cut: str
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--only sessions --cut session=2", "none of these regimes has a size of that name"),
+        ("--only sessions --cut sessions", "should read like sessions=50"),
+        ("--only sessions --cut sessions=few", "should read like sessions=50"),
+        ("--only sessions --cut sessions=0", "is to read like sessions=100"),
+        ("--only sessions --cut sessions=2.5", "is to read like sessions=100"),
+        ("--only sessions --cut sessions=2,3", "is to read like sessions=100"),
+        ("--only sessions --cut horizons=64,-1", "is to read like horizons=64,256,1024,2048,4096"),
+        ("--only sweep", "stage 1 has precision, census, .* and no sweep"),
+        ("--worlds 1", "from 2 to 4, not 1"),
+        ("--worlds-per-step 0", "1 or more, not 0"),
+        ("--minutes nan", "0 or more, not nan"),
+        ("--name ../elsewhere", "name a folder, not '../elsewhere'"),
+        ("--test-text nowhere.txt", "nowhere.txt: there is no such file"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_time_is_spent(
+    paper_run: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    corpus: Path,
+    small_base: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    reason: str,
 ) -> None:
-    with pytest.raises(SystemExit):
-        run(paper_run, monkeypatch, corpus, small_base, "--only", "sessions", "--cut", cut)
+    with pytest.raises(SystemExit) as left:
+        run(paper_run, monkeypatch, corpus, small_base, *words.split())
+    assert left.value.code == 2
+    assert re.search(reason, capsys.readouterr().err)
+    assert not (corpus.parent / "work").exists()
+
+
+def test_what_is_missing_is_said_in_a_sentence(
+    paper_run: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    corpus: Path,
+    small_base: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match=r"^Error: There is no file or folder .*nowhere"):
+        run(paper_run, monkeypatch, corpus, small_base, "--corpus", "nowhere.jsonl")
+    words = ["paper_run.py", "--stage", "1", "--corpus", str(corpus), "--base", str(small_base)]
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", [*words, "--work", str(corpus.parent), "--out", str(corpus.parent / "out")])
+        patch.setattr(paper_run, "pick_device", lambda _: torch.device("cpu"))
+        with pytest.raises(SystemExit, match=r"notes.jsonl holds 40 records; 2,560 are needed\.$"):
+            paper_run.main()
+    assert "There is no GPU: at this size a stage takes days" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"^Error: What can be trained: worlds, full, .*not 'words'"):
+        run(paper_run, monkeypatch, corpus, small_base, "--train", "full", "words", "--only")
+    with pytest.raises(SystemExit, match=r"^Error: .* holds no trained worlds. Leave --train out, or name worlds"):
+        run(paper_run, monkeypatch, corpus, small_base, "--train", "--only", "precision")
+    assert not list((corpus.parent / "work").rglob("*.safetensors"))  # before anything was trained
+
+
+def test_a_full_disk_is_said_in_a_sentence_and_leaves_the_log_of_the_stage_whole(
+    paper_run: ModuleType, monkeypatch: pytest.MonkeyPatch, corpus: Path, small_base: Path
+) -> None:
+    found = run(paper_run, monkeypatch, corpus, small_base, "--only")
+    before = (found / "stage-1.json").read_text()
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
+    with pytest.raises(SystemExit, match=r"^Error: .*No space left on device.* the stage goes on where it was"):
+        run(paper_run, monkeypatch, corpus, small_base, "--only")
+    assert (found / "stage-1.json").read_text() == before
+    monkeypatch.setattr(paper_run, "run_regime", Mock(side_effect=full))
+    monkeypatch.setattr(paper_run, "write_log", Mock())
+    with pytest.raises(SystemExit, match=r"^Error: No space left on device. Mend that"):
+        run(paper_run, monkeypatch, corpus, small_base, "--only", "precision", "census")
+    assert paper_run.run_regime.call_count == 1  # nothing more is computed in vain
+    assert json.loads(before)["training"]["tokens"] > 0
 
 
 def test_two_collections_of_the_first_worlds_are_studied_in_a_folder_of_their_own(

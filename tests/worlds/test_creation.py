@@ -7,7 +7,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,7 +193,7 @@ def test_a_long_record_is_counted_as_cut_in_whatever_part_it_comes_to_lie(make: 
 # --- interrupted ------------------------------------------------------------------------------------------------------
 
 WORKER = """
-import sys, time
+import os, signal, sys
 from pathlib import Path
 from paclm.worlds import creation
 from paclm.worlds.fingerprints import Base, fingerprint_base
@@ -205,26 +204,32 @@ class Words:
     def __len__(self): return 10
     def __call__(self, text, **options): return {"input_ids": [[0] * len(t.split()) for t in text]}
 
-target, folder, wait = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "wait"
+target, folder, how = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 publish = creation._publish
 def slow_publish(site, target):
     print("built", flush=True)
-    if wait: time.sleep(60)
+    if how == "wait": sys.stdin.read()
     publish(site, target)
 creation._publish = slow_publish
+touches = 0
+def touch(event, arguments):
+    global touches
+    if (event == "open" or event.startswith("os.")) and str(target.parent) in repr(arguments):
+        touches += 1
+        if str(touches) == how: os.kill(os.getpid(), signal.SIGKILL)
 rows = (Row(f"n:{i}", {"text": f"private note {i} " * 20}) for i in range(3000))
 corpus = collect_records("notes", rows, ReadOptions())
 base = Base("small", folder, fingerprint_base(folder))
-print("start", flush=True)
+sys.addaudithook(touch)
 creation.create_workspace(target, corpus=corpus, base=base, tokenizer=Words(), num_worlds=64)
-print("done", flush=True)
+print("touches", touches, flush=True)
 """
 
 
 def start(target: Path, base: Base, how: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(target), str(base.folder), how], stdout=subprocess.PIPE, text=True
-    )
+    """An init that waits for ever before the end, or is killed before so many touches of the disk, or goes through."""
+    command = [sys.executable, "-c", WORKER, str(target), str(base.folder), how]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def wait_for(worker: subprocess.Popen[str], word: str) -> None:
@@ -256,21 +261,24 @@ def test_an_init_killed_just_before_the_end_can_be_repeated(state_folder: Path, 
     assert not list(tmp_path.glob(".clinic.init-*"))
 
 
-def test_an_init_killed_at_any_instant_leaves_all_or_nothing(state_folder: Path, base: Base, tmp_path: Path) -> None:
-    target = tmp_path / "clinic"
-    num_killed = 0
-    for delay in (0.0, 0.02, 0.05, 0.1, 0.2):
-        worker = start(target, base, "go")
-        wait_for(worker, "start")
-        time.sleep(delay)
-        num_killed += finish(worker, kill=True) == -signal.SIGKILL
-        if target.exists():
+def test_an_init_killed_at_any_touch_of_the_disk_leaves_all_or_nothing(
+    state_folder: Path, base: Base, tmp_path: Path
+) -> None:
+    whole = start(tmp_path / "whole", base, "go").communicate()[0]
+    num_touches = int(whole.split()[-1])
+    assert num_touches > 20
+    target, is_there = tmp_path / "clinic", []
+    for part in range(5):  # the first touch, some on the way, and one of the last
+        worker = start(target, base, str(1 + (num_touches - 3) * part // 4))
+        assert finish(worker, kill=False) == -signal.SIGKILL
+        is_there.append(target.exists())
+        if is_there[-1]:
             assert len(Workspace.open(target).members()) == 2488
             break
-    assert num_killed >= 2
-    worker = start(target, base, "go")
-    assert finish(worker, kill=False) == 0
+    assert is_there[:3] == [False] * 3
+    assert finish(start(target, base, "go"), kill=False) == 0
     assert len(Workspace.open(target).members()) == 2488
+    assert not list(tmp_path.glob(".clinic.init-*"))
 
 
 def test_a_running_init_is_not_disturbed_by_a_second_one(

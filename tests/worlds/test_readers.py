@@ -122,6 +122,18 @@ def test_copies_within_a_group_are_protected_together(tmp_path: Path) -> None:
     assert "1 record repeats a text of the same group" in report.sentences()[1]
 
 
+def test_groups_that_look_the_same_are_pointed_out_by_place_and_stay_apart(tmp_path: Path) -> None:
+    names = ["Müller", "mu\u0308ller", "P 17", "p\u00a0 17", "P\u200b 17", "P 18", "P-17", 9, "9"]
+    lines = [json.dumps({"text": f"note {number}", "who": name}) for number, name in enumerate(names)]
+    corpus = read_corpus(write(tmp_path / "d.jsonl", "\n".join(lines)), ReadOptions(group_by="who"))
+    assert len({record.group for record in corpus.records}) == 8  # nothing is joined: only the owner can know
+    pairs = [tuple(place.rpartition(":")[2] for place in pair) for pair in corpus.report.groups_alike]
+    assert pairs == [("2", "1"), ("4", "3"), ("5", "3")]
+    (sentence,) = corpus.report.sentences()
+    assert sentence.startswith("3 groups are spelt like an earlier one but for case, spaces or marks")
+    assert not any(str(name) in sentence for name in names[:7])
+
+
 def test_many_copies_of_one_text_are_read_in_linear_time(tmp_path: Path) -> None:
     corpus = read_corpus(write(tmp_path / "d.jsonl", '{"id": 1, "text": "same"}\n' * 20_000))
     assert corpus.records[-1].id == "1~20000"
@@ -364,6 +376,20 @@ def test_utf_16_is_called_by_its_name_with_the_way_out(name: str, encoding: str,
     with pytest.raises(CorpusError, match=r"is UTF-16.*iconv -f utf-16 -t utf-8") as raised:
         read_corpus(str(tmp_path if name.endswith(".txt") else tmp_path / name))
     assert "zinnober" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("name", "content"), [("n.csv", "Zinn ober,Text \n1,a\n"), ("n.jsonl", '{"Text ": "a"}\n')])
+def test_a_field_that_is_written_otherwise_is_named_and_no_other(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(CorpusError, match=r"no (column|field) 'text'.*'Text '") as raised:
+        read_corpus(str(tmp_path / name))
+    assert "Zinn" not in str(raised.value)
+
+
+def test_a_header_with_spaces_is_not_called_no_header(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("Patient ID,note text\np1,a\n")
+    with pytest.raises(CorpusError, match=r"first row is not shown.*look there.*Name columns with --text-field"):
+        read_corpus(str(tmp_path / "n.csv"))
 
 
 @pytest.mark.parametrize("header", ["id;text", '"id";"text"', "zinnober;42"])

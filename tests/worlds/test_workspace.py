@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shlex
 import shutil
 import stat
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from paclm.worlds.creation import Created, create_workspace
 from paclm.worlds.fingerprints import Base, fingerprint_base
 from paclm.worlds.records import Corpus
 from paclm.worlds.registry import remember_ledger
+from paclm.worlds.storage import refuse_if_others_can_enter
 from paclm.worlds.workspace import Workspace
 
 Make = Callable[..., Created]
@@ -84,6 +86,14 @@ def test_a_workspace_that_others_can_enter_is_refused_with_the_command_that_clos
             Workspace.open(path)
         folder.chmod(0o700)
     Workspace.open(path)
+
+
+def test_the_command_that_closes_a_folder_can_be_pasted(tmp_path: Path) -> None:
+    folder = tmp_path / "my notes"
+    folder.mkdir(0o755)
+    with pytest.raises(WorkspaceError) as refused:
+        refuse_if_others_can_enter(folder)
+    assert shlex.split(str(refused.value).partition("Close it with: ")[2]) == ["chmod", "-R", "go-rwx", str(folder)]
 
 
 @pytest.mark.parametrize(
@@ -242,14 +252,21 @@ def test_the_template_explains_every_setting_and_its_examples_are_valid(make: Ma
         ("[mechanisms]\n", InvalidInput, "Unknown section mechanisms"),
         ("mechanism = 1\n", InvalidInput, "mechanism in .* stands outside of a section"),
         ("[training]\nepochs = 0\n", InvalidInput, "epochs must be at least 1, not 0"),
-        ("[training]\nrank = '8'\n", InvalidInput, "rank in .* must be written like 8, not '8'"),
-        ("[training]\ncoupled = 'no'\n", InvalidInput, "coupled in .* must be written like True, not 'no'"),
-        ("[training]\nepochs = true\n", InvalidInput, "epochs in .* must be written like 2, not True"),
+        ("[training]\nrank = '8'\n", InvalidInput, 'rank in .* must be written like 8, not "8"'),
+        ("[training]\ncoupled = 'no'\n", InvalidInput, 'coupled in .* must be written like true, not "no"'),
+        ("[training]\nepochs = true\n", InvalidInput, "epochs in .* must be written like 2, not true"),
+        ("[training]\ntargets = [1]\n", InvalidInput, r'targets in .* must be written like "auto", not \[1\]'),
+        ("[server]\nhost = ['::1']\n", InvalidInput, r'host in .* must be written like "127.0.0.1", not \["::1"\]'),
+        ("[server]\ncors_origins = 'x'\n", InvalidInput, r'cors_origins in .* must be written like \[\], not "x"'),
         ("[training]\nblock_tokens = 1\n", InvalidInput, "block_tokens must be at least 2, or 0"),
         ("[training]\nlearning_rate = -1\n", InvalidInput, "learning_rate must be a positive number"),
         ("[training]\nweight_decay = -1\n", InvalidInput, "weight_decay must be a number of at least 0"),
         ("[training]\ntargets = []\n", InvalidInput, "targets must be auto"),
         ("[runtime]\nmax_sequences = 0\n", InvalidInput, "max_sequences must be at least 1"),
+        ("[runtime]\ncontext = 2\n", InvalidInput, "context must be at least 4, not 2"),
+        ("[server]\nport = 2026-01-01\n", InvalidInput, 'port in .* must be written like 8000, not "2026-01-01"'),
+        ("[server]\ncors_origins = ['notes.example']\n", InvalidInput, "begins with https://.*not 'notes.example'"),
+        ("[server]\ncors_origins = ['https://a.example/']\n", InvalidInput, "no path.*not 'https://a.example/'"),
         ("[mechanism\n", WorkspaceError, "is not valid TOML"),
     ],
 )

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paclm.cli.console import WHEN_STOPPED, need
+from paclm.cli.console import WHEN_STOPPED, need, progress, tasks
 from paclm.cli.few_records import SMALL_CORPUS
 from paclm.cli.sentences import say
-from paclm.config import in_shell
+from paclm.config import in_shell, parse_budget
 
 if TYPE_CHECKING:
     from paclm.study.lab import Lab
@@ -111,7 +111,6 @@ def _prepare(path: Path) -> Workspace:
 
 
 def _train(workspace: Workspace, what: str) -> Workspace:
-    from paclm.cli.console import progress
     from paclm.cli.train import say_threads
     from paclm.engine.training import Progress
     from paclm.engine.training_job import prepare_training
@@ -139,7 +138,6 @@ def _train(workspace: Workspace, what: str) -> Workspace:
 
 
 def _plan() -> None:
-    from paclm.config import parse_budget
     from paclm.privacy.bounds import format_bound, success_bound
 
     per_token, total = parse_budget(PER_TOKEN), parse_budget(TOTAL)
@@ -184,7 +182,6 @@ def _generate(workspace: Workspace) -> None:
 @contextmanager
 def _lab(workspace: Workspace) -> Iterator[Lab]:
     """A lab with a progress bar that is gone when the work is done."""
-    from paclm.cli.console import progress, tasks
     from paclm.study.lab import Lab
 
     with progress(transient=True) as bar:
@@ -201,7 +198,6 @@ def _votes(workspace: Workspace) -> RecordedVotes:
 
 
 def _accuracy(recorded: RecordedVotes) -> None:
-    from paclm.config import parse_budget
     from paclm.study.replay import ReplaySettings, replay
 
     def run(release: str, per_token: float) -> dict[str, float]:
@@ -269,7 +265,6 @@ def _say_what_next(workspace: Path, page: Path) -> None:
 
 
 def _attack(workspace: Workspace, recorded: RecordedVotes) -> None:
-    from paclm.config import parse_budget
     from paclm.privacy.bounds import format_bound, success_bound
     from paclm.study.attacks import attack_sessions
 

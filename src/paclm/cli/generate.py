@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -95,7 +95,9 @@ def _open(path: Path, witness: Path | None) -> Curator:
 
     budgets_of(open_trained(path))  # the quick refusals come before the slow imports
     from paclm.curator.curator import Curator
+    from paclm.curator.hidden import leave_no_core
 
+    leave_no_core()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # said below, as a sentence
         curator = Curator.open(path, witness=witness)
@@ -120,7 +122,7 @@ def _show_figures(generation: Generation, per_token: float, unit: str) -> None:
         why = f"one token costs {format_budget(per_token)} nats, more than the {format_budget(left)} that are left"
         tokens += f", {generation.public_tokens:,} of the public model alone, because "
         tokens += why if left > 0 else "the budget is gone"
-    lines: dict[str, Any] = {
+    lines = {
         "tokens": tokens,
         "charged": f"{format_budget(generation.charged_nats)} nats",
         "spent so far": f"{format_budget(generation.spent_nats)} of {format_budget(generation.total_nats)} nats, "

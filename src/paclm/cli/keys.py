@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paclm.cli.console import JsonFlag, print_json, whole_number
-from paclm.config import in_shell
+from paclm.config import ServerConfig, in_shell
 from paclm.errors import ServiceError
 
 if TYPE_CHECKING:
@@ -166,7 +166,6 @@ def _check_kept(workspace: Path, name: str, key: str) -> None:
 
 def _base_url(workspace: Path) -> tuple[str, str]:
     """Where the running server listens, else where one started without options would; and which of the two it is."""
-    from paclm.config import ServerConfig
     from paclm.server.address import running_server
     from paclm.worlds.layout import SETTINGS_FILE
     from paclm.worlds.settings import load_settings

@@ -131,10 +131,12 @@ def rotate_key(
         paclm ledger rotate-key clinic
         PACLM_KEY_FILE=/safe/old.key paclm ledger rotate-key clinic --new-key-file /safe/new.key
     """
-    from paclm.curator.keys import KEY_FILE_VARIABLE, KEY_VARIABLE, keeps_own_key
+    from paclm.curator.hidden import leave_no_core
+    from paclm.curator.keys import KEY_FILE, KEY_FILE_VARIABLE, KEY_VARIABLE, keeps_own_key
     from paclm.curator.rotation import rotate_key as rotate
     from paclm.worlds.workspace import Workspace
 
+    leave_no_core()
     opened = Workspace.open(workspace)
     if not ledger_path(workspace).exists():
         raise LedgerMissing(
@@ -144,11 +146,11 @@ def rotate_key(
     if keeps_own_key():
         if new_key_file is not None:
             raise InvalidInput(
-                f"The key is kept in {opened.curator_path / 'key'}, where a fresh one is put: leave --new-key-file "
+                f"The key is kept in {opened.curator_path / KEY_FILE}, where a fresh one is put: leave --new-key-file "
                 f"out. To keep it elsewhere, move that file first and name its new place in {KEY_FILE_VARIABLE}."
             )
         name = rotate(opened, witness=witness)
-        typer.echo(f"The key {name} is in force, in {opened.curator_path / 'key'}. Back it up apart from the rest.")
+        typer.echo(f"The key {name} is in force, in {opened.curator_path / KEY_FILE}. Back it up apart from the rest.")
         return
     variable = KEY_VARIABLE if os.environ.get(KEY_VARIABLE) else KEY_FILE_VARIABLE
     if new_key_file is None:

@@ -11,7 +11,7 @@ from paclm.cli.console import confirm
 from paclm.cli.ledger import WorkspaceArgument, YesFlag, operator
 from paclm.cli.ledger_keys import NO_WITNESS, WitnessOption, ledger_path, mac_keys
 from paclm.config import in_shell, parse_budget
-from paclm.errors import InvalidInput, PaclmError
+from paclm.errors import InvalidInput, LedgerMissing, PaclmError
 
 
 def backup(workspace: WorkspaceArgument, to: Annotated[Path, typer.Argument(help="File to write.")]) -> None:
@@ -65,8 +65,9 @@ def adopt(
     """
     from paclm.ledger.recovery import adopt_restored
 
+    path = _ledger_of(workspace)
     total = None if witness is not None else _largest_total(workspace, largest_total)
-    path, keys = ledger_path(workspace), mac_keys(workspace)
+    keys = mac_keys(workspace)
     if witness is None:
         _ask(path, _serves_as_it_is(path, keys), yes=yes, put_back=put_back)
     key, *old_keys = keys
@@ -115,6 +116,14 @@ def _ask(path: Path, serves: bool, *, yes: bool, put_back: bool) -> None:
         confirm("Without a witness the whole remaining budget is charged, for good. Adopt?")
 
 
+def _ledger_of(workspace: Path) -> Path:
+    """Where the ledger is; without one there is nothing to ask about."""
+    path = ledger_path(workspace)
+    if not path.exists():
+        raise LedgerMissing(f"There is no ledger at {path}. It is made when the workspace first generates a token.")
+    return path
+
+
 def _largest_total(workspace: Path, given: str | None) -> float:
     """The flag or the settings, whichever is more: the bound shown must be at what was ever committed, or above."""
     from paclm.worlds.layout import SETTINGS_FILE
@@ -157,11 +166,12 @@ def replace_witness(
     """
     from paclm.ledger.recovery import replace_witness as replace
 
+    path = _ledger_of(workspace)
     if not yes:
         confirm(
             "This records your word that the ledger's file was not put back from a copy. If it was, the guarantee "
             "is void: adopt it instead. Go on?"
         )
     key, *old_keys = mac_keys(workspace)
-    replace(ledger_path(workspace), key, confirmed_by=operator(), old_keys=old_keys, witness=new)
+    replace(path, key, confirmed_by=operator(), old_keys=old_keys, witness=new)
     typer.echo(f"Recorded. The witness is now: {new or 'none'}.")

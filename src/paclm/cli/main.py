@@ -1,6 +1,7 @@
 """The entry point: collects the commands, and turns our errors, the system's and Ctrl-C into one sentence each.
 
-Exit status: 0 all is well, 1 standard output was closed or a question was answered with no, 2 an error, 130 Ctrl-C.
+Exit status: 0 all is well; 1 a check found something wrong, a question was answered with no, or standard output was
+closed; 2 an error; 130 Ctrl-C.
 """
 
 from __future__ import annotations

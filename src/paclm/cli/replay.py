@@ -108,7 +108,8 @@ def _print_figures(figures: dict[str, Any]) -> None:
         f"{'can tell' if figures['release'] in RELEASES else 'declare'}"
         f"{' (exact: trust it over the leak)' if figures['release'] == 'channel' else ''}",
         "bounds at the total": f"record {format_bound(figures['mia_bound'])}, "
-        f"world {format_bound(figures['world_id_bound'])} (world named in {show('world_id_rate', '.4f')})",
+        f"world {format_bound(figures['world_id_bound'])} (named in {show('world_id_rate', '.4f')} by belief, "
+        f"{show('world_id_rate_by_agreement', '.4f')} by agreement)",
         "time": f"{show('seconds', '.1f')} s",
     }
     width = max(map(len, lines))

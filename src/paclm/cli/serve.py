@@ -34,7 +34,8 @@ def serve(
     Serve an OpenAI-compatible API and a dashboard
 
     One process per secret: it takes the ledger's lock. Every charge is on the disk before its token is sent. Log lines
-    go to standard error, as JSON with counts only. Ctrl-C or SIGTERM: answers under way are finished first.
+    go to standard error, as JSON with counts only. Ctrl-C, SIGTERM or a terminal that is closed: answers under way are
+    finished first.
 
     Example usage:
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paclm.study.figure import Figure
+    from paclm.study.regime import Regime
+    from paclm.study.results import Result
     from paclm.study.table import Table
     from paclm.worlds.workspace import Workspace
 
@@ -99,7 +101,7 @@ def run(
     with progress(quiet=as_json) as bar:
         lab.start_task = tasks(bar)
 
-        def show(regime: Any, result: Any) -> None:
+        def show(regime: Regime, result: Result) -> None:
             finished[regime.name] = result.seconds
             if not as_json:
                 allotment = scale_in_words(result.scale)
@@ -111,7 +113,7 @@ def run(
                 for sentence in regime.describe(result):
                     bar.console.print(f"  {sentence}", highlight=False, markup=False)
 
-        def note(regime: Any, error: PaclmError) -> None:
+        def note(regime: Regime, error: PaclmError) -> None:
             failed[regime.name] = str(error)
             bar.console.print(f"{regime.name}: not run. {error}", highlight=False, markup=False)
 

@@ -58,6 +58,8 @@ def train(
     group_size = _group_size(worlds_per_step)
     from paclm.worlds.workspace import Workspace
 
+    if resume and again:
+        raise InvalidInput("--resume goes on with a run that was stopped, --again starts afresh: choose one of them.")
     opened = Workspace.open(workspace)
     if what != "worlds" and (changes := opened.training_changes()):
         typer.echo(f"Caution: the worlds were trained with other settings ({changes}).", err=True)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from paclm.privacy.randomness import Coins
     from paclm.worlds.workspace import Workspace
 
+_WINDOW = 512
+
 
 def votes(
     workspace: Annotated[Path, typer.Argument(help="Folder made by paclm init, with trained worlds.")],
@@ -34,7 +36,7 @@ def votes(
         float | None, typer.Option(help="τ of the Gumbel votes.", show_default="as in paclm.toml, else 1")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the coins.", show_default="a fresh one")] = None,
-    window: Annotated[int, typer.Option(help="Tokens per window of the text; each window starts afresh.")] = 512,
+    window: Annotated[int, typer.Option(help="Tokens per window of the text; each window starts afresh.")] = _WINDOW,
     limit: Annotated[int | None, typer.Option(help="Use only so many tokens of the text.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -54,6 +56,8 @@ def votes(
         raise InvalidInput("Give either --prompt TEXT, or --text FILE with --out VOTES.npz.")
     if (text is None) != (out is None):
         raise InvalidInput("--text FILE and --out VOTES.npz belong together.")
+    if text is None and (limit is not None or window != _WINDOW):
+        raise InvalidInput("--limit and --window are for --text FILE; a prompt is one context.")
     if limit is not None and limit < 2:
         raise InvalidInput(f"--limit must be at least 2, one token to see and one to vote on, not {limit}.")
     if out is not None and out.exists():

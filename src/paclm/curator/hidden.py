@@ -8,6 +8,7 @@ marked `leaves_no_trace`, whose failures are replaced by a bare error without fr
 from __future__ import annotations
 
 import functools
+import resource
 from collections.abc import Callable
 from typing import Generic, NoReturn, ParamSpec, TypeVar, final
 
@@ -46,6 +47,11 @@ class Hidden(Generic[T]):
 
     def __getstate__(self) -> NoReturn:  # object's own would hand out the value
         self.__reduce_ex__(0)
+
+
+def leave_no_core() -> None:
+    """A crash of this process writes no core file: its memory has the secret. For programs, not for libraries."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def leaves_no_trace(work: Callable[P, T]) -> Callable[P, T]:

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from paclm.config import in_shell
 from paclm.curator.hidden import Hidden
 from paclm.errors import CuratorError, UnsoundState
 from paclm.worlds.storage import sync_folder
@@ -189,7 +190,7 @@ def read_key(path: Path) -> Hidden[bytes]:
         ) from None
     if mode & 0o077:
         raise CuratorError(
-            f"The key file {path} can be read by other users (mode {mode:04o}). Close it: chmod 600 {path}"
+            f"The key file {path} can be read by other users (mode {mode:04o}). Close it: chmod 600 {in_shell(path)}"
         )
     return parse_key(text, str(path))
 

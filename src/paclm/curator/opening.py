@@ -25,7 +25,6 @@ from paclm.errors import CuratorError, LedgerWrongKey, UnsoundState
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
 from paclm.privacy.arrays import FloatArray
-from paclm.worlds.layout import LEDGER_FILE
 from paclm.worlds.registry import remember_ledger
 from paclm.worlds.workspace import Workspace
 
@@ -73,7 +72,7 @@ def open_custody(workspace: Workspace, witness: Path | None = None) -> Custody:
     digest = worlds_digest(workspace)
     file = SealedFile(workspace.curator_path)
     has_secret = file.exists()  # asked first: another process that opens for the first time makes the ledger first
-    if (workspace.curator_path / LEDGER_FILE).exists():
+    if workspace.ledger_path.exists():
         ledger, keys, retired = open_ledger(workspace, witness)
     elif has_secret:
         raise CuratorError(
@@ -103,7 +102,7 @@ def open_ledger(workspace: Workspace, witness: Path | None = None) -> tuple[Ledg
 
     def attempt(keys: Keys) -> tuple[Ledger, Keys, list[Keys]]:
         retired = sealings[keys.id].retired_keys(keys) if keys.id in sealings else []
-        return _open_ledger(workspace.curator_path / LEDGER_FILE, keys, retired, witness), keys, retired
+        return _open_ledger(workspace.ledger_path, keys, retired, witness), keys, retired
 
     current, *following = keys_at_hand(workspace.curator_path)
     try:
@@ -124,7 +123,7 @@ def _create_ledger(
     workspace: Workspace, config: MechanismConfig, keys: Keys, digest: str, witness: Path | None
 ) -> Ledger:
     return Ledger.create(
-        workspace.curator_path / LEDGER_FILE,
+        workspace.ledger_path,
         keys.mac.reveal(),
         workspace=digest,
         num_worlds=workspace.num_worlds,

@@ -32,6 +32,7 @@ WAYS_OUT = (
     "network, whose cache (HF_HOME) can be copied here."
 )
 
+_CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 _DECODER = re.compile(r"(ForCausalLM|LMHeadModel)$")
 _LONGEST_REASON = 240
 _HUB_NAME = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)?")
@@ -64,12 +65,23 @@ def check_base(base: Base) -> None:
             f"that writes on, token by token (…ForCausalLM). {WAYS_OUT}"
         )
     context_of(base)
+    unfit = changed_logits(config)
     for path in sorted(base.folder.glob("*.safetensors")):
         try:
-            with _safetensors().safe_open(path, framework="numpy"):
-                pass
+            with _safetensors().safe_open(path, framework="numpy") as weights:
+                unfit = unfit or ("lm_head.bias" if "lm_head.bias" in weights.keys() else None)  # noqa: SIM118
         except _safetensors().SafetensorError as error:
             raise ModelError(f"{path} is damaged ({error}). Fetch the base model again.") from None
+    if unfit is not None:
+        raise ModelError(
+            f"The base model {base.name} does more to its logits than a product ({unfit}), and worlds could not vote "
+            f"with it. {WAYS_OUT}"
+        )
+
+
+def changed_logits(config: Any) -> str | None:
+    """The setting by which a model bends its logits; None where it has none."""
+    return next((name for name in _CHANGED_LOGITS if getattr(config, name, None) not in (None, 1.0)), None)
 
 
 def load_tokenizer(base: Base) -> Any:

@@ -49,17 +49,18 @@ class Running:
     limit: int
 
 
+def check_support_size(support_size: int, vocabulary: int) -> None:
+    if not 1 <= support_size <= vocabulary:
+        raise InvalidInput(f"support_size must lie between 1 and the vocabulary's {vocabulary}, not {support_size}.")
+
+
 class Engine:
     """All worlds in one batched forward pass, for several sequences at once."""
 
     def __init__(
         self, model: WorldsModel, support_size: int = 200, prefill_chunk: int = 128, step: Step | None = None
     ) -> None:
-        vocabulary = int(model.head.shape[0])
-        if not 1 <= support_size <= vocabulary:
-            raise InvalidInput(
-                f"support_size must lie between 1 and the vocabulary's {vocabulary}, not {support_size}."
-            )
+        check_support_size(support_size, int(model.head.shape[0]))
         self._model = model
         self._step = step or PlainStep(model, support_size)
         self._support_size = support_size

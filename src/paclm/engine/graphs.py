@@ -108,9 +108,8 @@ class GraphStep:
         beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
-            self._step.outcome(
-                integers, numbers, reach
-            )  # compiles kernels and lets the libraries allocate, which recording must not do
+            # Compiles kernels and lets the libraries allocate, which recording must not do.
+            self._step.outcome(integers, numbers, reach)
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):

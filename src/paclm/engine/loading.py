@@ -11,7 +11,7 @@ import torch
 from paclm.config import RuntimeConfig
 from paclm.engine.adapters import AdapterStack, linear_layers
 from paclm.engine.determinism import set_deterministic
-from paclm.engine.engine import Engine
+from paclm.engine.engine import Engine, check_support_size
 from paclm.engine.memory import MemoryPlan, available_memory, plan_memory, shape_of
 from paclm.engine.model import WorldsModel
 from paclm.engine.patched import PatchedModel
@@ -70,6 +70,7 @@ def build_engine(
     device = pick_device(runtime.device)
     if device.type == "cpu":
         set_threads(runtime.threads)
+    check_support_size(support_size, int(model.config.vocab_size))  # before the memory of one that cannot be
     plan = plan_engine(model, stack, runtime, support_size)
     plan.check(available_memory(device))
     context = min(runtime.context, model_context(model))

@@ -15,12 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from paclm.engine.schedule import NOTHING, Blocks, IntArray
-from paclm.errors import ModelError
 
-_CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 _SMALLEST_CHUNK = 64
 _CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**31}  # of float32 logits; a CPU keeps them in its cache
 
@@ -72,17 +69,6 @@ def make_batch(blocks: Blocks, picks: IntArray, device: torch.device | str = "cp
 
     weights = (1.0 / counts[worlds]).astype(np.float32)
     return Batch(put(ids), put(where), put(ids.ravel()[where + 1]), put(weights), put(worlds), num_worlds)
-
-
-def output_layer(model: PreTrainedModel) -> nn.Linear:
-    """The layer that turns hidden states into logits; a model that does more than that is refused."""
-    head = model.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
-        raise ModelError(f"{type(model).__name__} has no plain output layer, so paclm cannot train it.")
-    for setting in _CHANGED_LOGITS:
-        if getattr(model.config, setting, None) not in (None, 1.0):
-            raise ModelError(f"{type(model).__name__} changes its logits ({setting}); paclm does not support that.")
-    return head
 
 
 def batch_loss(hidden: Tensor, head: nn.Linear, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -13,24 +13,16 @@ from transformers import DynamicCache, PreTrainedModel
 
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.layers import attach
-from paclm.errors import ModelError
-
-_LOGIT_SETTINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+from paclm.engine.weights import output_layer
 
 
 class PatchedModel:
     """A Hugging Face decoder whose batch is all worlds and the public model."""
 
     def __init__(self, model: PreTrainedModel, stack: AdapterStack, num_slots: int, context: int) -> None:
-        head: Any = model.get_output_embeddings()
-        if type(head) is not torch.nn.Linear or getattr(head, "bias", None) is not None:
-            raise ModelError(f"{type(model).__name__} has no plain output layer, so paclm cannot vote with it.")
-        for setting in _LOGIT_SETTINGS:
-            if getattr(model.config, setting, None) not in (None, 1.0):
-                raise ModelError(f"{type(model).__name__} changes its logits ({setting}); paclm does not support that.")
+        self._head = output_layer(model).weight
         attach(model, stack.with_public().to(model.device, model.dtype))
         self._decoder: Any = model.get_decoder()
-        self._head = head.weight
         self._caches = [DynamicCache(config=model.config) for _ in range(num_slots)]
         self._num_worlds = stack.num_worlds + 1
         self._context = context

@@ -64,7 +64,7 @@ def idle_cores(before: str, after: str, cpus: Collection[int]) -> float:
     for cpu in cpus:
         if cpu in start and cpu in end:
             waited, passed = end[cpu][0] - start[cpu][0], end[cpu][1] - start[cpu][1]
-            idle += waited / passed if passed > 0 else 1.0
+            idle += max(0, waited) / passed if passed > 0 else 1.0  # the kernel may take waiting for a disk back
     return idle
 
 

@@ -30,10 +30,11 @@ from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.checkpoint import Checkpoints, Position, identify_run
 from paclm.engine.improvement import Improvement, measure_improvement, refuse_unimproved
 from paclm.engine.interrupts import HeldInterrupt
-from paclm.engine.loss import batch_loss, make_batch, output_layer, world_means
+from paclm.engine.loss import batch_loss, make_batch, world_means
 from paclm.engine.optimizer import StackedAdamW, flatten, unflatten
 from paclm.engine.schedule import Blocks, BoolArray, IntArray, Schedule
 from paclm.engine.training_forward import Forward, make_forward
+from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
 
 

@@ -114,10 +114,8 @@ class PlainForward:
             )
             for layer, block in enumerate(self.weights.blocks)
         ]
-        activation = self.weights.activation
-        if self.weights.activation_name in ("gelu_new", "gelu_pytorch_tanh"):
-            activation = _gelu_tanh  # the same curve in one pass instead of eight
-        self._plain = _Between(_heads, _add_and_norm, _gated(activation) if self.weights.is_gated else activation)
+        activation = _gated(self.weights.activation) if self.weights.is_gated else self.weights.activation
+        self._plain = _Between(_heads, _add_and_norm, activation)
         self._training = self._plain.compiled() if compiled else self._plain
 
     def __call__(self, ids: Tensor, A: Mapping[str, Tensor], B: Mapping[str, Tensor], scale: float) -> Tensor:
@@ -205,10 +203,6 @@ def _gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
         return activation(gate) * up
 
     return activate
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return functional.gelu(x, approximate="tanh")
 
 
 def _has_compiler() -> bool:

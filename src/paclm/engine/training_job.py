@@ -53,7 +53,7 @@ class TrainingJob:
 
     workspace: Workspace
     name: str
-    """Of the adapters: worlds, full or shards-N."""
+    """Of the adapters, as their file has it: worlds, full, shards-N, collection-N …"""
     model: PreTrainedModel
     schedule: Schedule
     settings: TrainingConfig

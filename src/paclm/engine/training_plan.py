@@ -20,10 +20,11 @@ from transformers import PreTrainedModel
 
 from paclm.config import TrainingConfig
 from paclm.engine.adapters import AdapterStack, find_targets, num_parameters
-from paclm.engine.loss import batch_loss, make_batch, output_layer
+from paclm.engine.loss import batch_loss, make_batch
 from paclm.engine.schedule import NOTHING, IntArray, Schedule
 from paclm.engine.training import GroupTraining, adapter_spec
 from paclm.engine.training_forward import Forward, make_forward
+from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
 
 _BYTES_PER_NUMBER = 4 * 6  # float32: the adapter, its gradient twice, two moments, one temporary

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
 from paclm.engine.adapters import AdapterStack
+from paclm.engine.base import changed_logits
+from paclm.errors import ModelError
 
 LLAMA_FAMILY = ("llama", "qwen2", "qwen3", "mistral")
 
@@ -97,6 +98,19 @@ class Weights:
     @property
     def device(self) -> torch.device:
         return self.embed.device
+
+
+def output_layer(model: PreTrainedModel) -> nn.Linear:
+    """The layer that turns hidden states into logits by a product alone: training and voting know no other kind.
+
+    Both refuse the same models, so that nothing is trained for hours that could not vote.
+    """
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear or getattr(head, "bias", None) is not None:
+        raise ModelError(f"{type(model).__name__} has no plain output layer, so its worlds could not vote.")
+    if setting := changed_logits(model.config):
+        raise ModelError(f"{type(model).__name__} changes its logits ({setting}), so its worlds could not vote.")
+    return head
 
 
 def unsupported(model: PreTrainedModel) -> str | None:
@@ -201,11 +215,15 @@ def _llama(model: Any, stack: AdapterStack, context: int) -> Weights:
 
 
 def _activation(name: str) -> Callable[[Tensor], Tensor]:
-    """GELU's tanh form in one pass; Transformers spells it out in eight."""
+    """By its name in Transformers, which spells GELU's tanh form out in eight passes; here it is one."""
     if name in ("gelu_new", "gelu_pytorch_tanh"):
-        return partial(functional.gelu, approximate="tanh")
+        return _gelu_tanh
     function: Callable[[Tensor], Tensor] = ACT2FN[name]
     return function
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return functional.gelu(x, approximate="tanh")
 
 
 def _norm(module: Any) -> Norm:

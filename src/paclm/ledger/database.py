@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
+from paclm.config import in_shell
 from paclm.errors import (
     LedgerBusy,
     LedgerDamaged,
@@ -170,7 +171,9 @@ def check_closed(place: Path) -> None:
     mode = place.stat().st_mode & 0o777
     if mode & 0o077:
         folder = place if place.is_dir() else place.parent
-        raise LedgerError(f"{place} is open to other users (mode {mode:04o}). Close it: chmod -R go-rwx {folder}")
+        raise LedgerError(
+            f"{place} is open to other users (mode {mode:04o}). Close it: chmod -R go-rwx {in_shell(folder)}"
+        )
 
 
 def sync_folder(folder: Path) -> None:

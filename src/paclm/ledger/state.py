@@ -194,7 +194,7 @@ def _restore(state: State, seq: int, event: Restored) -> State:
 
 
 def usages(before: State | None, after: State, event: Event) -> tuple[Usage, ...]:
-    """What an event adds to the figures by key and day; a restore's charges are nobody's."""
+    """What an event adds to the figures by hour and key; a restore's charges are nobody's."""
     if isinstance(event, Stepped):
         return event.entries
     if isinstance(event, Restored) and before is not None and after != before:

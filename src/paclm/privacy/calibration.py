@@ -96,10 +96,8 @@ def _spectrum_of_three(p: float, q: float, r: float) -> tuple[FloatArray, FloatA
 
     Nine disputed tokens in ten have two or three distinct votes; a general solver would take longer than all the rest.
     """
-    along, across = (
-        p - q,
-        p + q - 2.0 * r,
-    )  # the mean in the Helmert directions (1, −1, 0)/√2 and (1, 1, −2)/√6, unscaled
+    # The mean in the Helmert directions (1, −1, 0)/√2 and (1, 1, −2)/√6, unscaled.
+    along, across = p - q, p + q - 2.0 * r
     first = (p + q - along * along) / 2.0
     mixed = along * (1.0 - across) / math.sqrt(12.0)
     second = (p + q + 4.0 * r - across * across) / 6.0

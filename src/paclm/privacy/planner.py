@@ -64,7 +64,10 @@ def plan(
         charge_units = units_up(check_per_token(per_token))
         charged = _units_for(mia, prior) // charge_units
         if charged == 0:
-            raise InvalidInput(f"Not one token fits: {per_token!r} nats is more than a success of {mia!r} allows.")
+            raise InvalidInput(
+                f"Not one token fits: {per_token!r} nats is more than a success of {mia!r} allows. Lower the nats per "
+                "token, or allow a larger success."
+            )
         tokens = math.floor(charged / rate)
     else:
         raise InvalidInput(

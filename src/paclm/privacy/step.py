@@ -68,9 +68,8 @@ class Tally(NamedTuple):
 
 def is_unanimous(votes: IntArray) -> bool:
     """Whether all worlds voted alike, also those whose belief has become tiny."""
-    return (
-        votes.tobytes() == votes[:1].tobytes() * votes.size
-    )  # one memory comparison: the common case must cost nothing
+    # One memory comparison: the common case must cost nothing.
+    return votes.tobytes() == votes[:1].tobytes() * votes.size
 
 
 def tally(votes: IntArray, belief: FloatArray) -> Tally:

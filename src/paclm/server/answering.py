@@ -133,7 +133,7 @@ class Production:
         elif len(self._last) == 1 and self._job.first_token_seconds is not None:
             self._service.metrics.observe_first_token(self._job.first_token_seconds)
 
-    def _log(self, what: Any, status: int | None) -> None:
+    def _log(self, what: logs.EventName, status: int | None) -> None:
         job = self._job
         logs.write(
             logs.Entry(

@@ -16,7 +16,6 @@ from fastapi.responses import JSONResponse, Response
 
 from paclm import __version__
 from paclm.config import format_budget, format_duration
-from paclm.curator.curator import Curator
 from paclm.curator.figures import BudgetFigures, UsageFigures
 from paclm.ledger.events import Usage
 from paclm.privacy.accounting import nats_up, units_up
@@ -65,7 +64,9 @@ async def privacy(caller: AnyCaller, service: TheService) -> Response:
 @router.get("/v1/admin/overview", **described(Overview, {403}))
 async def overview(_: Admin, service: TheService) -> Response:
     """Everything an operator wants to see at a glance."""
-    usage, leak, held = await service.ask(lambda curator: (curator.usage(), curator.leak_estimate(), _held(curator)))
+    usage, leak, held = await service.ask(
+        lambda curator: (curator.usage(), curator.leak_estimate(), curator.reserved_units)
+    )
     keys = await asyncio.to_thread(service.keys.list)
     curator, setup = service.curator, service.setup
     figures, account = curator.figures(), curator.account
@@ -192,10 +193,6 @@ def _gone(figures: BudgetFigures) -> str:
 def _tokens_of(name: str, usage: UsageFigures) -> int:
     """Private tokens by the ledger, for a name that the key store does not know."""
     return usage.by_tag.get(name, Usage(name)).tokens
-
-
-def _held(curator: Curator) -> int:
-    return curator.reserved_units
 
 
 def _by_key(keys: list[KeyInfo], usage: UsageFigures, service: Service) -> list[dict[str, Any]]:

@@ -84,8 +84,8 @@ class Guard:
             if status == 0:
                 await unforeseen().response()(scope, receive, send_with_headers)
         finally:
-            route = _ROUTES.get(scope["path"], "other")
-            self._service.metrics.count_request(route, status or 500, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self._service.metrics.count_request(route_of(scope["path"]), status or 500, seconds)
 
     def _refusal(self, headers: Headers) -> Refused | None:
         hosts = headers.getlist("host")

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from paclm.errors import InvalidInput, KeyRefused, QuotaExceeded, ServiceError
@@ -178,9 +177,7 @@ class KeyStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -207,7 +204,7 @@ def _check_name(name: str) -> None:
         raise InvalidInput(f"{LOCAL!r} is the name of whoever needs no key. Choose another.")
     if not _NAME.fullmatch(name):
         raise InvalidInput(
-            "A key's name has 1 to 64 letters, digits, dots, dashes and underscores and begins with a letter or "
+            "A key's name has 1 to 64 ASCII letters, digits, dots, dashes and underscores and begins with a letter or "
             f"digit; {name[:80]!r} does not."
         )
 

@@ -79,7 +79,11 @@ def no_key() -> Refused:
 
 def unknown_key(*, is_needed: bool) -> Refused:
     """A key that is nobody's; refused also where none is needed, since whoever sends one means to be somebody."""
-    way_out = "" if is_needed else " None is needed on this machine: leave it out, or send the key none."
+    way_out = (
+        " Whoever runs the server makes one with `paclm keys add`."
+        if is_needed
+        else " None is needed on this machine: leave it out, or send the key none."
+    )
     return Refused(
         401,
         f"The API key sent is unknown or was revoked.{way_out}",

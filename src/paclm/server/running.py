@@ -6,7 +6,6 @@ The socket is taken before the models are loaded, so that a port in use is known
 from __future__ import annotations
 
 import ipaddress
-import resource
 import signal
 import socket
 import threading
@@ -21,6 +20,7 @@ import uvicorn
 
 from paclm.config import ServerConfig, in_shell
 from paclm.curator.curator import Curator
+from paclm.curator.hidden import leave_no_core
 from paclm.curator.terms import budgets_of
 from paclm.errors import ServiceError
 from paclm.server import address, logs
@@ -73,7 +73,10 @@ class _Uvicorn(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        stopping = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means to outlive the terminal
+            stopping.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self.handle_exit) for number in stopping}
         try:
             yield
         finally:
@@ -89,7 +92,7 @@ def serve(path: Path, settings: ServerConfig, announce: Callable[[Started], None
     workspace = Workspace.open(path)
     budgets_of(workspace)  # the quick refusals come before the slow work
     allow_files(settings.max_connections)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # memory has the secret
+    leave_no_core()
     is_loopback = is_loopback_address(settings.host)
     with listen(settings.host, settings.port) as listening, Database.open(service_path(workspace.path)) as database:
         keys = KeyStore(database)

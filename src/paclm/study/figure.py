@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paclm.study.results import Result
 from paclm.study.table import file_name_of
+from paclm.worlds.storage import write_private
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -59,10 +61,12 @@ def house_style() -> Iterator[None]:
 
 
 def save_figure(figure: Figure, results: Mapping[str, Result], folder: Path) -> list[Path]:
-    """Draw it and write SVG and PDF."""
+    """Draw it and write SVG and PDF, for their owner alone: figures are made from votes."""
     with house_style():
         canvas = figure.draw(results)
         paths = [folder / f"{figure.file_name}.{kind}" for kind in ("svg", "pdf")]
         for path, date in zip(paths, ("Date", "CreationDate"), strict=True):
-            canvas.savefig(path, bbox_inches="tight", metadata={date: None})
+            drawn = io.BytesIO()
+            canvas.savefig(drawn, format=path.suffix[1:], bbox_inches="tight", metadata={date: None})
+            write_private(path, drawn.getvalue())
     return paths

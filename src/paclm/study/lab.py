@@ -38,6 +38,7 @@ from paclm.worlds.workspace import Workspace
 if TYPE_CHECKING:
     from paclm.engine.adapters import AdapterStack
     from paclm.engine.engine import Engine
+    from paclm.engine.training import Progress
 
 Advance = Callable[[int], None]
 StartTask = Callable[[str, int], Advance]
@@ -168,7 +169,7 @@ class Lab:
             job = prepare_training(self.workspace, name)
             done, advance = 0, self.start_task(f"train {name}", 0)
 
-            def show(now: Any, advance: Advance = advance) -> None:
+            def show(now: Progress, advance: Advance = advance) -> None:
                 nonlocal done
                 advance(now.step - done)
                 done = now.step

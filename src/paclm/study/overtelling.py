@@ -1,11 +1,11 @@
 """Whether a release tells more than it may: than it was charged for, declares or believes, or its world too often.
 
-Meant for releases of one's own: those that may be deployed are proven, and stay silent here. Five looks at what is
+Meant for releases of one's own: those that may be deployed are proven, and stay silent here. Six looks at what is
 left of independent secrets; if nothing is wrong, the chance that any of them raises an alarm is at most RATE. Each
 p-value is a bound that holds for any number of secrets and any spread of what they tell; no normal law is assumed, so
 small excesses of few secrets go unnoticed. Sees beliefs and tokens, no code: a release that tells little and hides it
-from its own belief may go unnoticed too. Of single tokens (`fresh`) only the sum of what they declare is known, and it
-is taken to follow from the votes alone.
+from its own belief may go unnoticed too; one that tells much does not. Of single tokens (`fresh`) only the sum of what
+they declare is known, and it is taken to follow from the votes alone.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from scipy.special import logsumexp, rel_entr
 
 from paclm.privacy.arrays import FloatArray, IntArray
 from paclm.privacy.leak import told_by_entropy
+from paclm.study.attacks.belief import chance_to_name
 from paclm.study.violations import is_violation
 
 RATE = 1e-4
-LOOKS = 5
+LOOKS = 6
 _ROUNDING = 1e-9
 _STAKES = 2.0 ** -np.arange(8)  # of all that a bet may risk
 _LOOKED_AT = 512  # beliefs of a stream
@@ -69,6 +70,7 @@ class Told(NamedTuple):
     budget: FloatArray  # (n,) b for every token on which worlds differ: where they agree, nothing can be told
     named: FloatArray  # (n,) the chance that the belief's most likely world is the secret
     agreeing: FloatArray  # (n,) the same of the world that agreed most often with the released tokens
+    known: FloatArray  # (n,) what the belief gives to its likeliest world: if exact, no guess is right more often
     world_id_bound: float
 
     @property
@@ -96,7 +98,7 @@ def broken_bounds(told: Told, runs: int = 1) -> list[str]:
         found.append("budget")
     if not admits and is_alarm(_p_of_excess(told.leaked - told.declared, most)):
         found.append("declared")
-    if is_alarm(_p_of_gap(told.gap)):
+    if is_alarm(_p_of_gap(told.gap)) or is_alarm(_p_of_excess(told.agreeing - told.known, 1.0)):
         found.append("belief")
     if any(is_alarm(_p_of_chances(chances, told.world_id_bound)) for chances in (told.named, told.agreeing)):
         found.append("world_id_bound")
@@ -135,10 +137,7 @@ def chances_by_agreement(votes: IntArray, released: IntArray, secrets: IntArray)
     belief was never told of it.
     """
     agrees = (votes == released[:, None]).reshape(len(secrets), -1, votes.shape[1])  # (n, t, m)
-    agreement = agrees.sum(axis=1)  # (n, m)
-    is_top = agreement == agreement.max(axis=1, keepdims=True)
-    chances: FloatArray = is_top[np.arange(len(secrets)), secrets] / is_top.sum(axis=1)
-    return chances
+    return chance_to_name(agrees.sum(axis=1, dtype=np.float64), secrets)
 
 
 def describe_overtelling(

@@ -70,6 +70,11 @@ class Parts:
         self._key = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._kept.opened(self)
 
+    @property
+    def key(self) -> str:
+        """Stands for the circumstances."""
+        return self._key
+
     def rows(self, name: str, make: Callable[[], list[Row]]) -> list[Row]:
         """The rows of a part: read if it was finished before, else made and kept."""
         path = self._folder / f"{name}-{self._key}.json"

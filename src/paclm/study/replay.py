@@ -74,6 +74,7 @@ class _Kept(NamedTuple):
     gap: Gap
     named: FloatArray  # (secrets,) the chance that naming the most likely world names the secret
     agreeing: FloatArray  # (secrets,) the same of naming the world that agreed most often with the released tokens
+    known: FloatArray  # (secrets,) what the belief gives to its most likely world
 
 
 def replay(
@@ -109,9 +110,11 @@ def _reduce(stream: Stream, recorded: RecordedVotes) -> _Kept:
     """Where the belief is uniform still, nothing was told, and naming a world is a guess."""
     count, moved = len(stream.secrets), stream.moved
     by_entropy, by_truth, named = np.zeros(count), np.zeros(count), np.full(count, 1.0 / recorded.num_worlds)
+    known = named.copy()
     by_entropy[moved] = told_by_entropy(stream.beliefs)
     by_truth[moved] = told_by_truth(stream.beliefs, stream.secrets[moved])
     named[moved] = chance_to_name(stream.beliefs, stream.secrets[moved])
+    known[moved] = np.exp(stream.beliefs.max(axis=1))
     return _Kept(
         positions=stream.positions,
         released=stream.released,
@@ -123,6 +126,7 @@ def _reduce(stream: Stream, recorded: RecordedVotes) -> _Kept:
         gap=Gap.between(stream.beliefs, stream.secrets[moved]),
         named=named,
         agreeing=chances_by_agreement(recorded.votes[stream.positions], stream.released, stream.secrets),
+        known=known,
     )
 
 
@@ -148,6 +152,7 @@ def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, stre
         differing * (committed / per_secret) if committed < math.inf else np.full(named.size, math.inf),
         named,
         np.concatenate([stream.agreeing for stream in streams]),
+        np.concatenate([stream.known for stream in streams]),
         success_bound(committed, 1.0 / recorded.num_worlds),
     )
     scores = _accuracies(recorded, settings, streams, positions, released, realized)

@@ -2,7 +2,9 @@
 
 Each p-value is one-sided and right at the edge of the bound, so it errs on the side of silence inside it. A cell is a
 violation when its p-value is under FALSE_ALARMS ÷ looks: if no bound is broken, the chance that any of all the looks
-raises an alarm is at most FALSE_ALARMS, however the cells hang together (Bonferroni).
+raises an alarm is at most FALSE_ALARMS, however the cells hang together (Bonferroni). For counts that is exact; for
+means it rests on Student's t, which is too loud where samples are mostly a little above their mean and rarely far below
+it. `overtelling` has bounds that assume no shape, and see less.
 """
 
 from __future__ import annotations

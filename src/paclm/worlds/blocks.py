@@ -50,7 +50,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 def block_length(training: TrainingConfig, context: int) -> int:
     """Tokens of a block under these settings, where the base model holds `context`."""
-    return min(training.block_tokens or context, max(2, training.max_record_tokens))
+    return min(training.block_tokens or context, training.max_record_tokens)
 
 
 def cut_blocks(token_ids: Sequence[int], block_tokens: int, max_record_tokens: int) -> list[list[int]]:

@@ -288,7 +288,7 @@ def _refuse_one_group(corpus: Corpus, group_by: str | None) -> None:
 
 
 def _judge_worlds(membership: BoolArray, num_units: int) -> list[str]:
-    """Refuse worlds without records; caution where worlds are alike or units few."""
+    """Refuse worlds without records; caution where units are few."""
     sizes = membership.sum(axis=0)  # (m,)
     if not sizes.all():
         raise InvalidInput(

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
+from paclm.config import in_shell
 from paclm.errors import CorpusError, InvalidInput
 from paclm.worlds.compressed import DAMAGE, kind_of, open_text
-from paclm.worlds.records import Corpus, ReadOptions, Row, collect_records, show_names
+from paclm.worlds.records import Corpus, ReadOptions, Row, alike, collect_records, show_names
 from paclm.worlds.storage import in_utf8
 from paclm.worlds.tables import read_dataset, read_parquet
 
@@ -159,8 +160,14 @@ def _checked_header(path: Path, header: list[str], options: ReadOptions, hint: s
     wanted = [options.text_field, options.id_field, options.group_by]
     missing = [name for name in wanted if name is not None and name not in header]
     if missing:
-        known = show_names(header)
-        columns = f"Its columns are: {known}." if known else "Its first row (not shown) is not like a header; add one."
+        known, near = show_names(header), alike(missing[0], header)
+        columns = (
+            f"It has {near!r}."
+            if near
+            else f"Its columns are: {known}."
+            if known
+            else "Its first row is not shown, since it may hold more than names: look there, or add one with names."
+        )
         raise CorpusError(
             f"{path} has no column {missing[0]!r}. "
             + (hint or f"{columns} Name columns with --text-field, --id-field and --group-by.")
@@ -191,8 +198,10 @@ def _read_folder(folder: Path, options: ReadOptions) -> Corpus:
     if not texts:
         if not others:
             raise CorpusError(f"The folder {folder} is empty. {_TRY}")
-        kind = next((path for path in files if kind_of(path) in _KINDS), None)
-        hint = f"Name the file itself: --corpus {kind}" if kind else "Save its texts as .txt, one file a record."
+        file = next((path for path in files if kind_of(path) in _KINDS), None)
+        hint = (
+            f"Name the file itself: --corpus {in_shell(file)}" if file else "Save its texts as .txt, one file a record."
+        )
         raise CorpusError(
             f"The folder {folder} holds no .txt or .md files; what it holds is, for example, {others[0]}. {hint}"
         )

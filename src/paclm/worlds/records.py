@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,6 +73,8 @@ class ReadReport:
     """(source, source of the first record with the same text), where the two do not share a group."""
     num_copies_in_groups: int = 0
     """Records whose text is in the same group already."""
+    groups_alike: tuple[tuple[str, str], ...] = ()
+    """(source, source of an earlier group), where the names of two groups look the same."""
     num_blank_lines: int = 0
     ignored_files: tuple[str, ...] = ()
     num_line_ends: int = 0
@@ -87,11 +90,18 @@ class ReadReport:
             said.append(
                 f"{_count(len(self.duplicates), 'record has', 'records have')} the same text as an earlier one "
                 f"({_first(pairs)}). All are kept, but each copy is protected by itself only: whoever is behind a text "
-                "that occurs twice has two records in play. Remove the copies, or use --group-by."
+                "that occurs twice has two records in play. Remove the copies, or give them one group (--group-by)."
             )
         if self.num_copies_in_groups:
             copies = _count(self.num_copies_in_groups, "record repeats", "records repeat")
             said.append(f"{copies} a text of the same group; all are kept, and they are protected together.")
+        if self.groups_alike:
+            pairs = [f"{again} = {first}" for again, first in self.groups_alike]
+            said.append(
+                f"{_count(len(self.groups_alike), 'group is', 'groups are')} spelt like an earlier one but for case, "
+                f"spaces or marks that nobody sees ({_first(pairs)}). Each spelling is a group of its own: if two mean "
+                "one person, that person is protected under each by itself only. Spell them alike."
+            )
         if self.num_blank_lines:
             said.append(f"{_count(self.num_blank_lines, 'blank line', 'blank lines')} passed over.")
         if self.ignored_files:
@@ -171,6 +181,7 @@ def collect_records(
         problems=tuple(problems),
         duplicates=tuple(duplicates),
         num_copies_in_groups=num_copies_in_groups,
+        groups_alike=_groups_alike(records),
         num_blank_lines=num_blank,
         ignored_files=tuple(ignored_files),
         num_line_ends=num_line_ends,
@@ -226,6 +237,23 @@ def _with_unique_id(record: Record, by_id: Mapping[str, Record], num_copies: Cou
             return Record(identifier, record.text, record.group, record.source)
 
 
+def _groups_alike(records: Sequence[Record]) -> tuple[tuple[str, str], ...]:
+    """Groups whose name somebody would take for an earlier one, by their first records; names are not shown."""
+    first_of: dict[str, Record] = {}
+    for record in records:
+        if record.group is not None:
+            first_of.setdefault(record.group, record)
+    looks: dict[str, Record] = {}
+    pairs = [(record, looks.setdefault(_look(group), record)) for group, record in first_of.items()]
+    return tuple((record.source, earlier.source) for record, earlier in pairs if earlier is not record)
+
+
+def _look(name: str) -> str:
+    """A name without case, spaces and characters that nobody sees; letters with their accents in one form."""
+    folded = unicodedata.normalize("NFKC", name.casefold())
+    return "".join(letter for letter in folded if not letter.isspace() and unicodedata.category(letter) != "Cf")
+
+
 def _label(value: object) -> str | None:
     """An id or a group: text or a whole number; anything else (also an empty text) is none."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
@@ -249,11 +277,17 @@ def show_names(names: Iterable[object]) -> str | None:
     return (", ".join(shown) or "none") if all(map(_NAME.fullmatch, shown)) else None
 
 
+def alike(name: str, names: Iterable[object]) -> str | None:
+    """The one of `names` that differs from `name` in case and outer spaces alone: who asked for it may see it."""
+    return next((str(other) for other in names if str(other).strip().lower() == name.strip().lower()), None)
+
+
 def _lacks(name: str, row: Row, hint: str) -> str:
     if name in row.fields:
         return f"has nothing usable in field {name!r}; {hint}"
-    known = show_names(row.fields)
-    return f"has no field {name!r} ({f'fields: {known}' if known else 'its fields are not shown'}); {hint}"
+    known, near = show_names(row.fields), alike(name, row.fields)
+    fields = f"but {near!r}" if near else f"fields: {known}" if known else "its fields are not shown"
+    return f"has no field {name!r} ({fields}); {hint}"
 
 
 def _refusal(name: str, problems: Sequence[Problem], num_rows: int) -> str:

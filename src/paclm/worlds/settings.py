@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from paclm.config import MechanismConfig, RuntimeConfig, ServerConfig, TrainingConfig, in_shell, read_settings
+from paclm.config import MechanismConfig, RuntimeConfig, ServerConfig, TrainingConfig, in_shell, in_toml, read_settings
 from paclm.errors import InvalidInput, WorkspaceError
 from paclm.worlds.storage import write_private
 
@@ -95,7 +95,9 @@ def render_settings(training: TrainingConfig) -> str:
     text = _HEAD
     for head, settings, values, mark in sections:
         about = explain_settings(settings)
-        text += head + "".join(f"\n# {about[name]}\n{mark}{name} = {_toml(value)}\n" for name, value in values.items())
+        text += head + "".join(
+            f"\n# {about[name]}\n{mark}{name} = {in_toml(value)}\n" for name, value in values.items()
+        )
     return text
 
 
@@ -114,11 +116,6 @@ def explain_settings(settings: type) -> dict[str, str]:
             choices = get_args(hints[name]) if get_origin(hints[name]) is Literal else ()
             about[name] = " ".join(said.split()) + (f" One of: {', '.join(choices)}." if choices else "")
     return about
-
-
-def _toml(value: object) -> str:
-    """JSON writes texts, numbers, truth values and lists as TOML does."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def write_mechanism(path: Path, changes: Mapping[str, Any]) -> None:
@@ -143,10 +140,10 @@ def _write_section(path: Path, section: Literal["mechanism", "training"], change
         places = [i for i in range(start, end) if re.match(rf"\s*(#\s*)?{name}\s*=", lines[i])]
         places.sort(key=lambda i: lines[i].lstrip().startswith("#"))
         if not places:  # neither the setting nor its example
-            lines.insert(start, f"{name} = {_toml(value)}")
+            lines.insert(start, f"{name} = {in_toml(value)}")
             continue
         said = _REMARK.search(lines[places[0]])
-        lines[places[0]] = f"{name} = {_toml(value)}{said[0] if said else ''}"
+        lines[places[0]] = f"{name} = {in_toml(value)}{said[0] if said else ''}"
     written = "\n".join(lines) + "\n"
     try:
         after = tomllib.loads(written)
@@ -154,7 +151,7 @@ def _write_section(path: Path, section: Literal["mechanism", "training"], change
         after = {}
     as_read = json.loads(json.dumps(dict(changes)))  # tuples are lists in a file
     if after != {**before, section: {**before.get(section, {}), **as_read}}:
-        wanted = "; ".join(f"{name} = {_toml(value)}" for name, value in changes.items())
+        wanted = "; ".join(f"{name} = {in_toml(value)}" for name, value in changes.items())
         raise WorkspaceError(f"{path} is written in a way that cannot be changed here. Write by hand: {wanted}")
     write_private(path.resolve(), written.encode())  # a link stays one
 

@@ -21,7 +21,9 @@ def assign_shards(units: Sequence[Hashable], num_shards: int, seed: int) -> Bool
     numbers: dict[Hashable, int] = {}
     number_of = np.array([numbers.setdefault(unit, len(numbers)) for unit in units])  # (n,)
     if len(numbers) < num_shards:
-        raise InvalidInput(f"{len(numbers):,} records cannot fill {num_shards:,} shards. Ask for fewer shards.")
+        raise InvalidInput(
+            f"{len(numbers):,} records, or groups of them, cannot fill {num_shards:,} shards. Ask for fewer shards."
+        )
     order = np.random.default_rng([check_seed(seed), _STREAM]).permutation(len(numbers))
     shard_of = np.empty(len(numbers), dtype=np.int64)
     shard_of[order] = np.arange(len(numbers)) % num_shards

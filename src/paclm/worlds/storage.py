@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from paclm.config import in_shell
 from paclm.errors import WorkspaceError
 
 
@@ -91,5 +92,5 @@ def refuse_if_others_can_enter(folder: Path) -> None:
     if mode & 0o077:
         raise WorkspaceError(
             f"{folder} can be entered by other users (mode {mode:04o}) and holds private text. "
-            f"Close it with: chmod -R go-rwx {folder}"
+            f"Close it with: chmod -R go-rwx {in_shell(folder)}"
         )

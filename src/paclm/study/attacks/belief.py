@@ -36,9 +36,9 @@ def guesses_right(beliefs: FloatArray, secrets: IntArray, membership: BoolArray)
     return record_hits, chance_to_name(beliefs, secrets)
 
 
-def chance_to_name(beliefs: FloatArray, secrets: IntArray) -> FloatArray:
-    """Whether the most likely world is the realized one; a tie counts as a uniform guess among the tied."""
-    is_top = beliefs == beliefs.max(axis=1, keepdims=True)  # (n, m)
+def chance_to_name(scores: FloatArray, secrets: IntArray) -> FloatArray:
+    """Whether the world with the best score, (n, m), is the realized one; a tie counts as a guess among the tied."""
+    is_top = scores == scores.max(axis=1, keepdims=True)  # (n, m)
     chance: FloatArray = is_top[np.arange(len(secrets)), secrets] / is_top.sum(axis=1)
     return chance
 

@@ -67,10 +67,6 @@ def log_distributions(hidden: Tensor, head: Tensor) -> Tensor:
 @torch.inference_mode()
 def next_distributions(engine: Engine, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
     """After a context: (N, V) and (V,) float64. Reads the whole context again: for research, not for speed."""
-    last = None
-    for _, hidden in engine.hidden_states(tokens):
-        last = hidden[:, -1:]
-    if last is None:
-        raise ValueError("A context needs at least one token.")
-    logs = log_distributions(last, engine.head.float())[0]
+    (*_, (_, hidden)) = engine.hidden_states(tokens)
+    logs = log_distributions(hidden[:, -1:], engine.head.float())[0]
     return logs[:-1], logs[-1]

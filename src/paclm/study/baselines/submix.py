@@ -21,7 +21,9 @@ from paclm.study.baselines.tensors import divergence, log_mean, mixed, symmetric
 
 GUARANTEE = "group relaxation (operational privacy of SubMix), data-dependent; not differential privacy"
 
-_HALVINGS = 30
+_FARTHEST = 200.0
+"""Logarithms of ratios beyond this are cut whatever the constant."""
+_HALVINGS = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,11 +47,6 @@ class SubMixSettings:
     def allowance(self) -> float:
         """Of one query."""
         return self.consumption * self.epsilon / self.queries
-
-
-_FARTHEST = 200.0
-"""Logarithms of ratios beyond this are cut whatever the constant."""
-_HALVINGS = 40
 
 
 class SubMixAnswers(NamedTuple):

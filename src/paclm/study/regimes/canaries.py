@@ -36,6 +36,7 @@ from paclm.study.lab import Lab
 from paclm.study.likelihood import score_targets
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
+from paclm.study.violations import FALSE_ALARMS
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Engine
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
 BUDGETS = (math.inf, 2.0**-4, 2.0**-8, 2.0**-16)
 OTHERS = {"agree": True, "own": False}
 """How worlds that do not hold the canary vote: all as most of them do (the even split), or each as it does."""
-
-_ALARM = 1e-4
-"""A deviation from theory less likely than this is called one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +193,9 @@ def describe(result: Result) -> list[str]:
         largest = max((abs(row["advantage"]), row["advantage_stderr"]) for row in last)
         sentences.append(
             f"With memorization forced into exactly the member worlds, the advantage of one token "
-            f"{'is compatible with' if chance > _ALARM else 'does NOT follow'} "
+            f"{'is compatible with' if chance > FALSE_ALARMS else 'does NOT follow'} "
             f"2Φ(√(2b)) − 1: {len(even)} cells together deviate as much or more by chance with probability "
-            f"{chance:.2g} (alarm below {_ALARM:g}). At 2^-16 the largest advantage is {largest[0]:.3f} ± "
+            f"{chance:.2g} (alarm below {FALSE_ALARMS:g}). At 2^-16 the largest advantage is {largest[0]:.3f} ± "
             f"{largest[1]:.3f}."
         )
         sentences.append(

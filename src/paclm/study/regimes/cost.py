@@ -27,6 +27,7 @@ from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
+from paclm.study.serving import count_distinct
 from paclm.worlds.layout import LEDGER_FILE
 
 if TYPE_CHECKING:
@@ -111,8 +112,7 @@ def _operations(name: str, worlds: int, vocabulary: int, support_size: int, dist
 
 
 def _own_operations(lab: Lab, votes: IntArray) -> Row:
-    ordered = np.sort(votes, axis=1)
-    distinct = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
+    distinct = count_distinct(votes)
     typical = int(np.median(distinct[distinct > 1])) if (distinct > 1).any() else 1
     return _operations("this workspace", lab.num_worlds, len(lab.tokenizer), SUPPORT, typical)
 
@@ -152,8 +152,14 @@ def _time_ledger(lab: Lab, commits: int, batch: int) -> float:
     price = units_up(SETTINGS.per_token)
     with tempfile.TemporaryDirectory(dir=lab.folder) as folder:
         path = Path(folder) / LEDGER_FILE
-        first = {"num_worlds": lab.num_worlds, "settings": SETTINGS, "sealed_belief": os.urandom(sealed_size)}
-        with Ledger.create(path, os.urandom(32), workspace="study of costs", **first) as ledger:  # type: ignore[arg-type]
+        with Ledger.create(
+            path,
+            os.urandom(32),
+            workspace="study of costs",
+            num_worlds=lab.num_worlds,
+            settings=SETTINGS,
+            sealed_belief=os.urandom(sealed_size),
+        ) as ledger:
             entry = [Usage("study", batch, 0, batch, batch * price)]
             return _median(lambda: ledger.commit(entry, os.urandom(sealed_size)), commits)
 

@@ -21,6 +21,7 @@ from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Advance, Lab
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
+from paclm.study.serving import count_distinct
 from paclm.study.statistics import clustered_mean
 from paclm.study.streams import play_fresh
 from paclm.study.textvotes import TextVotes
@@ -91,14 +92,12 @@ def _play(lab: Lab, votes: TextVotes, passes: int, per_token: float) -> tuple[In
 
 def _ground(votes: TextVotes, passes: int) -> _Ground:
     cast = votes.recorded.votes
-    ordered = np.sort(cast, axis=1)
-    distinct = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
     (majority,) = play_fresh(votes.recorded, rule_named("plurality"), math.inf, 1, len(cast), 0)
     columns = {
         "votes": cast,
         "truth": votes.truth,
         "passage": votes.passage,
-        "distinct": distinct,
+        "distinct": count_distinct(cast),
         "majority_right": majority.released == votes.truth,
         "truth_voted": (cast == votes.truth[:, None]).any(axis=1),
     }

@@ -8,7 +8,9 @@ on one attack are not equal strength.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from paclm.privacy.arrays import FloatArray
 from paclm.privacy.leak import mean_and_stderr
 from paclm.study.baselines.comparison import pac_rows
 from paclm.study.baselines.digest import Digest, make_digest
-from paclm.study.baselines.distributions import text_distributions
+from paclm.study.baselines.distributions import Distributions, text_distributions
 from paclm.study.baselines.matching import success_at_half
 from paclm.study.baselines.neighbours import Neighbours
 from paclm.study.baselines.pmixed import PMixedSettings
@@ -73,13 +75,13 @@ def run(lab: Lab, scale: PMixedScale) -> Findings:
         ensure_shards(lab, num_shards, training)
         entry = lab.workspace.manifest.adapters[adapters_file(f"shards-{num_shards}")]
         name = f"pmixed-{num_shards}-{entry['sha256'][:8]}"
-        rows += parts.rows(name, lambda n=num_shards, e=entry: _of_ensemble(lab, scale, n, e))  # type: ignore[misc]
+        rows += parts.rows(name, partial(_of_ensemble, lab, scale, num_shards, entry))
     _select(rows)
     rows += parts.rows("pmixed-pac", lambda: _pac(lab, scale))
     return Findings(rows, _notes(scale))
 
 
-def _of_ensemble(lab: Lab, scale: PMixedScale, num_shards: int, entry: dict[str, Any]) -> list[Row]:
+def _of_ensemble(lab: Lab, scale: PMixedScale, num_shards: int, entry: Mapping[str, Any]) -> list[Row]:
     passages = lab.passages(scale.positions)
     engine = lab.engine(f"shards-{num_shards}")
     rng = lab.rng("pmixed", num_shards, "neighbours")
@@ -88,7 +90,7 @@ def _of_ensemble(lab: Lab, scale: PMixedScale, num_shards: int, entry: dict[str,
     others = Neighbours(queries, scale.epsilons[0], DELTA, num_shards, rng) if is_last else None
     advance = lab.start_task(f"distributions of {num_shards} shard models", sum(p.num_scored for p in passages))
 
-    def see(part: Any) -> None:
+    def see(part: Distributions) -> None:
         if others is not None:
             others.see(part)
         advance(part.num_positions)
@@ -111,7 +113,7 @@ def _of_ensemble(lab: Lab, scale: PMixedScale, num_shards: int, entry: dict[str,
     return rows
 
 
-def _ensemble_row(digest: Digest, entry: dict[str, Any]) -> Row:
+def _ensemble_row(digest: Digest, entry: Mapping[str, Any]) -> Row:
     return {
         "kind": "ensemble",
         "num_shards": digest.num_shards,
@@ -273,7 +275,7 @@ def _pac(lab: Lab, scale: PMixedScale) -> list[Row]:
     )
 
 
-def _perplexity(truth: Any) -> float:
+def _perplexity(truth: FloatArray) -> float:
     return float(np.exp(-np.log(truth).mean()))
 
 

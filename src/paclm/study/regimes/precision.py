@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paclm.privacy.arrays import FloatArray
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime
@@ -51,11 +52,11 @@ def _votes(lab: Lab, dtype: str, positions: int) -> dict[str, TextVotes]:
     return lab.with_runtime(runtime).text_votes(positions, (GREEDY, GUMBEL), with_full=False)
 
 
-def _agrees(votes: TextVotes) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def _agrees(votes: TextVotes) -> FloatArray:
     return (~votes.recorded.is_dissent).astype(np.float64)
 
 
-def _is_right(votes: TextVotes) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def _is_right(votes: TextVotes) -> FloatArray:
     """How many of the worlds name the true token, at every position."""
     return np.asarray((votes.recorded.votes == votes.truth[:, None]).mean(axis=1), dtype=np.float64)
 

@@ -115,6 +115,7 @@ def _told(votes: TextVotes, streams: list[Stream], rule: Rule, per_token: float)
         budget=cost * np.array([recorded.is_dissent[stream.positions].sum() for stream in streams]),
         named=chance_to_name(beliefs, secrets),
         agreeing=np.concatenate(agreeing),
+        known=np.exp(beliefs.max(axis=1)),
         world_id_bound=success_bound(streams[0].positions.size * cost, 1.0 / recorded.num_worlds),
     )
 

@@ -22,10 +22,8 @@ def build(results: Mapping[str, Result]) -> TableData:
         if name not in results:
             continue
         regime, result = regime_named(name), results[name]
-        minutes = f"{result.seconds:,.0f} s"
-        lines.append(
-            (regime.title, scale_in_words(result.scale), _paper_scale(regime.presets), minutes, regime.question)
-        )
+        taken = f"{result.seconds:,.0f} s"
+        lines.append((regime.title, scale_in_words(result.scale), _paper_scale(regime.presets), taken, regime.question))
     return TableData(
         "Regimes that were run. Trials draw a fresh realized world and fresh noise.",
         ["regime", "scale here", "scale of the preset paper", "time", "question"],

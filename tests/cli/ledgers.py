@@ -1,0 +1,49 @@
+"""As much of a workspace as `paclm ledger` needs, with a ledger in use."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cli.commands import invoke
+from paclm.config import MechanismConfig
+from paclm.curator.keys import load_keys
+from paclm.ledger.events import Usage
+from paclm.ledger.ledger import Ledger
+
+PRICE = 2**28
+
+run = partial(invoke, "ledger")
+
+
+def make_used_workspace(folder: Path) -> Path:
+    """Settings, a key and a ledger with five days of use."""
+    (folder / "curator").mkdir(parents=True)
+    (folder / "curator").chmod(0o700)
+    write_total(folder, "2^-10")
+    now = datetime(2026, 11, 10, 8, tzinfo=UTC)
+    with open_ledger(folder, clock=lambda: now) as ledger:
+        for day in range(5):
+            now += timedelta(days=1)
+            tokens = 4 * (day + 1)
+            ledger.commit(
+                [Usage("alice", tokens, day, tokens, tokens * PRICE), Usage("bob", public_tokens=3)], b"%d" % day
+            )
+    return folder
+
+
+def open_ledger(folder: Path, **changes: Any) -> Ledger:
+    key = load_keys(folder / "curator", may_create=True).mac.reveal()
+    path = folder / "curator" / "ledger.sqlite"
+    if path.exists():
+        return Ledger.open(path, key, **changes)
+    settings = MechanismConfig(per_token=2.0**-32, total=2.0**-10)
+    return Ledger.create(
+        path, key, workspace="w", num_worlds=128, settings=settings, sealed_belief=b"sealed", **changes
+    )
+
+
+def write_total(folder: Path, total: str) -> None:
+    (folder / "paclm.toml").write_text(f'[mechanism]\nper_token = "2^-32"\ntotal = "{total}"\n')

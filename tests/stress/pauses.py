@@ -1,0 +1,55 @@
+"""A pytest plugin: threads of the server stop for a moment where they meet, by chance but the same chance every time.
+
+What passes on an idle machine because one thread is always the quicker one fails here. `PACLM_PAUSES` is the seed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+LONGEST = 0.3  # seconds
+_draw = random.Random(int(os.environ.get("PACLM_PAUSES", "0")))
+
+
+def pause() -> None:
+    """Mostly nothing, sometimes a thread's turn, sometimes long enough for everybody else to be done."""
+    kind = _draw.random()
+    if kind > 0.5:
+        time.sleep(_draw.random() * (LONGEST if kind > 0.8 else 0.01))
+
+
+def with_pauses(work: Callable[..., Any]) -> Callable[..., Any]:
+    """Before and after."""
+
+    @functools.wraps(work)
+    def paused(*arguments: Any, **options: Any) -> Any:
+        pause()
+        try:
+            return work(*arguments, **options)
+        finally:
+            pause()
+
+    return paused
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    import httpx
+
+    from paclm.curator.curator import Curator
+    from paclm.server.stepping import Stepper
+
+    for owner, names in {
+        Stepper: ("_step", "_admit", "_fill_places", "_cancel", "_post"),
+        Curator: ("step",),
+        httpx.Client: ("post",),
+    }.items():
+        for name in names:
+            monkeypatch.setattr(owner, name, with_pauses(getattr(owner, name)))
