@@ -5,6 +5,7 @@ python tools/make_reference.py
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -17,6 +18,9 @@ from typer.main import get_command
 import paclm
 from paclm import config, errors
 from paclm.cli.main import app
+from paclm.curator.figures import BudgetFigures, UsageFigures
+from paclm.curator.streams import Generation, Piece
+from paclm.ledger.events import Usage
 from paclm.worlds.settings import explain_settings
 
 ROOT = Path(__file__).parent.parent
@@ -108,7 +112,28 @@ def python_page() -> str:
             for member, value in vars(thing).items():
                 if not member.startswith("_"):
                     lines += _member(name, member, value)
+    lines += ["## What a curator returns", ""]
+    for cls in (Generation, Piece, BudgetFigures, UsageFigures, Usage):
+        lines += _fields(cls)
     return "\n".join(lines)
+
+
+def _fields(cls: type) -> list[str]:
+    notes, docstring = explain_settings(cls), (inspect.getdoc(cls) or "").strip()
+    lines = [f"### `{cls.__name__}`", "", docstring, "", "| field | type | meaning |", "|---|---|---|"]
+    lines += [f"| `{name}` | `{kind}` | {notes.get(name, '')} |" for name, kind in _written_types(cls).items()]
+    return [*lines, ""]
+
+
+def _written_types(cls: type) -> dict[str, str]:
+    """The types of fields as the source has them."""
+    (body,) = ast.parse(inspect.getsource(cls)).body
+    assert isinstance(body, ast.ClassDef)
+    return {
+        line.target.id: ast.unparse(line.annotation)
+        for line in body.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    }
 
 
 def _member(owner: str, name: str, value: object) -> list[str]:

@@ -58,17 +58,19 @@ def parse_budget(text: str | float) -> float:
     return value
 
 
-def parse_probability(text: str | float) -> float:
-    """Read a probability strictly between 0 and 1: `1/2`, `0.51`, `51%`."""
+def parse_share(text: str | float) -> float:
+    """Read a share, whatever its size: `1/2`, `0.51`, `51%`."""
     try:
         if isinstance(text, str) and text.strip().endswith("%"):
-            value = float(Fraction(text.strip()[:-1].strip()) / 100)
-        else:
-            value = float(Fraction(text.strip()) if isinstance(text, str) else text)
+            return float(Fraction(text.strip()[:-1].strip()) / 100)
+        return float(Fraction(text.strip()) if isinstance(text, str) else text)
     except (ValueError, ZeroDivisionError, OverflowError):
-        raise InvalidInput(
-            f"The probability {text!r} is none of: a fraction 1/2, a number 0.5, a percentage 50%."
-        ) from None
+        raise InvalidInput(f"{text!r} is none of: a fraction 1/2, a number 0.5, a percentage 50%.") from None
+
+
+def parse_probability(text: str | float) -> float:
+    """Read a probability strictly between 0 and 1: `1/2`, `0.51`, `51%`."""
+    value = parse_share(text)
     if not 0.0 < value < 1.0:
         meant = f" Is {value:g}% meant? Write {value:g}% or {value / 100:g}." if 1.0 < value < 100.0 else ""
         raise InvalidInput(f"A probability must lie strictly between 0 and 1, not {text!r}.{meant}")

@@ -54,6 +54,16 @@ def test_table_shows_both_charges_and_says_what_is_promised():
     assert "before the first token" in shown
 
 
+@pytest.mark.parametrize(("written", "shown"), [("24%", "dissent (at 0.24)"), ("1/4", "(at 0.25)"), ("100%", "(at 1)")])
+def test_a_dissent_rate_is_written_as_a_target_is(written, shown):
+    assert shown in plan(*TARGET, "--dissent-rate", written).output
+
+
+def test_a_dissent_rate_that_cannot_be_is_refused():
+    assert "above 0 and at most 1, not 1.5" in str(plan(*TARGET, "--dissent-rate", "1.5").exception)
+    assert "none of: a fraction 1/2" in str(plan(*TARGET, "--dissent-rate", "some").exception)
+
+
 def test_days_have_a_column_only_where_there_is_a_rate():
     assert "days" not in plan(*TARGET).output
     assert "days" in plan(*TARGET, "--rate", "20k").output

@@ -30,6 +30,8 @@ from paclm.errors import (
 )
 from paclm.ledger.recovery import adopt_restored, backup
 from paclm.worlds.layout import LEDGER_FILE
+from paclm.worlds.places import state_folder
+from paclm.worlds.registry import remember_workspace
 
 Make = Callable[..., Workspace]
 OpenCurator = Callable[..., Curator]
@@ -132,6 +134,17 @@ def test_where_no_note_can_be_kept_the_workspace_is_served_all_the_same(
         with open_curator(workspace) as curator:
             assert len(curator.generate("the", 4).tokens) == 4
         empty_curator(workspace)
+
+
+def test_a_workspace_that_was_moved_is_noted_at_its_new_place(
+    used: Workspace, open_curator: OpenCurator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACLM_STATE_DIR", str(tmp_path / "state"))
+    remember_workspace(used.manifest.id, used.path, [])
+    moved = used.path.rename(used.path.with_name("moved"))
+    open_curator(Workspace.open(moved)).close()
+    (note,) = (state_folder() / "workspaces").iterdir()
+    assert json.loads(note.read_text())["path"] == str(moved)
 
 
 def test_another_key_is_refused_and_the_right_one_still_opens(used: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from paclm.worlds.records import Corpus, ReadOptions, Row, collect_records
 from paclm.worlds.registry import (
     find_overlaps,
     ledgers_noted,
+    note_place,
     overlap_sentence,
     remember_ledger,
     remember_workspace,
@@ -81,6 +82,20 @@ def test_a_workspace_that_was_deleted_still_counts_if_it_ever_had_a_ledger(make:
     for place in ("one", "two"):  # also where another one takes its place
         (caution,) = make(place).cautions
         assert "(the same corpus; no longer there, but what it released is)" in caution
+
+
+def test_a_workspace_that_was_moved_is_named_by_its_new_place_once_it_was_opened_there(make: Make) -> None:
+    created = make("one")
+    moved = give_ledger(created).rename(created.workspace.path.with_name("moved"))
+    note_place(created.workspace.manifest.id, moved)
+    (caution,) = make("two").cautions
+    assert f"{moved} (the same corpus)." in caution
+
+
+def test_a_place_is_noted_only_for_a_workspace_that_was_noted_before(tmp_path: Path, state_folder: Path) -> None:
+    for identifier in ("never-noted", "../outside"):
+        note_place(identifier, tmp_path)
+    assert not state_folder.exists()
 
 
 def test_synthetic_records_have_no_budget_to_share(make: Make, state_folder: Path, corpus: Corpus) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from paclm.cli.console import JsonFlag, print_json, whole_number
 from paclm.cli.sentences import say
-from paclm.config import ChargeName, format_budget, in_shell, parse_budget, parse_count, parse_probability
+from paclm.config import ChargeName, format_budget, in_shell, parse_budget, parse_count, parse_probability, parse_share
 from paclm.errors import InvalidInput, LedgerError
 from paclm.worlds.layout import SETTINGS_FILE
 
@@ -37,7 +37,8 @@ def plan(
         typer.Option(help="Which tokens are charged.", show_default="every-token; with --write the workspace's"),
     ] = None,
     dissent_rate: Annotated[
-        float | None, typer.Option(help="Share of tokens on which worlds differ; worst case 1 when not given.")
+        str | None,
+        typer.Option(help="Share of tokens on which worlds differ (0.24, 24%); worst case 1 when not given."),
     ] = None,
     rate: Annotated[
         str | None, typer.Option(help="Tokens per day, to tell how long the budget lasts (20000, 20k).")
@@ -65,6 +66,7 @@ def plan(
     chosen: ChargeName = charge or found.get("charge", "every-token")
     num_worlds = found.get("worlds", _WORLDS) if worlds is None else worlds
     charges: tuple[ChargeName, ...] = ("every-token", "dissent")
+    share = None if dissent_rate is None else parse_share(dissent_rate)
     plans = {
         name: make_plan(
             mia=None if mia is None else parse_probability(mia),
@@ -73,7 +75,7 @@ def plan(
             prior=parse_probability(prior),
             num_worlds=num_worlds,
             charge=name,
-            dissent_rate=1.0 if dissent_rate is None else dissent_rate,
+            dissent_rate=1.0 if share is None else share,
             tokens_per_day=None if rate is None else float(parse_count(rate)),
         )
         for name in charges
@@ -87,7 +89,7 @@ def plan(
         figures = dataclasses.asdict(stated)
         print_json(figures if write is None else {**figures, "workspace": str(write)})
         return
-    _print_table(list(plans.values()), dissent_rate)
+    _print_table(list(plans.values()), share)
     _print_words(stated, num_worlds, prior, max(stated.total_nats, committed), found.get("unit", "a record was"))
     if write is None:
         typer.echo("For [mechanism] of paclm.toml (or add --write WORKSPACE):")

@@ -25,7 +25,7 @@ from paclm.errors import CuratorError, LedgerWrongKey, UnsoundState
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
 from paclm.privacy.arrays import FloatArray
-from paclm.worlds.registry import remember_ledger
+from paclm.worlds.registry import note_place, remember_ledger
 from paclm.worlds.workspace import Workspace
 
 WITNESS_VARIABLE = "PACLM_WITNESS"
@@ -90,6 +90,7 @@ def open_custody(workspace: Workspace, witness: Path | None = None) -> Custody:
         ledger.change_settings(config)
         secret = _restore_secret(file, ledger, keys, retired, digest)
         settle_own_key(workspace.curator_path, keys)
+        note_place(workspace.manifest.id, workspace.path)
         return Custody(ledger, secret, keys, _restore_belief(ledger, keys, retired, digest), digest)
     except BaseException:
         ledger.close()

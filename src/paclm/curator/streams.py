@@ -71,6 +71,7 @@ class Piece(NamedTuple):
     token: int
     text: str
     mark: Mark
+    """How the worlds voted."""
 
 
 class Arrival(NamedTuple):
@@ -86,18 +87,25 @@ class Generation:
     """A finished answer, what it cost, and where the budget stands."""
 
     text: str
+    """Without a stop string that ended it."""
     tokens: tuple[int, ...]
     """Every token that left, the end token included."""
     marks: tuple[Mark, ...]
     """One per token."""
     finish_reason: FinishReason
+    """Why it ended; `stop` is the end token or a stop string."""
     private_tokens: int
+    """Released from votes."""
     public_tokens: int
+    """Of the public model alone, once the budget was gone."""
     charged_nats: float
+    """For this answer."""
     spent_nats: float
     """So far, by everyone; never a guarantee."""
     total_nats: float
+    """Committed."""
     remaining_tokens: int
+    """At the price of one that is disputed."""
     mia_bound: float
     """At the committed total: no attack on whether a record was in the secretly drawn half succeeds more often."""
     world_id_bound: float

@@ -27,9 +27,10 @@ COUNTS = ("tokens", "dissent_tokens", "charged_tokens", "units", "public_tokens"
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one API key (or session tag) had in one engine step."""
+    """What one API key (or session tag) had: in one engine step, or added up."""
 
     key: str
+    """The name of the key, or the tag."""
     tokens: int = 0
     """Private tokens: released from votes."""
     dissent_tokens: int = 0

@@ -81,6 +81,15 @@ def remember_workspace(identifier: str, path: Path, sketch: list[str]) -> None:
     write_private_json(_make_folder("workspaces") / f"{identifier}.json", {"path": str(path), "sketch": sketch})
 
 
+def note_place(identifier: str, path: Path) -> None:
+    """Note where a workspace is that may have been moved. Where it was never noted, or cannot be, nothing happens."""
+    with suppress(OSError, RuntimeError, ValueError, KeyError, TypeError):
+        file = state_folder() / "workspaces" / _file_name(identifier)
+        noted = json.loads(file.read_text())
+        if noted["path"] != str(path):
+            write_private_json(file, {**noted, "path": str(path)})
+
+
 def remember_ledger(workspace: str, ledger: str) -> None:
     """Note that a ledger was made for a workspace. Where that cannot be noted nothing happens: it only warns."""
     notes = [*ledgers_noted(workspace), LedgerNote(ledger, datetime.now(UTC).date().isoformat())]
