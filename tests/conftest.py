@@ -15,6 +15,8 @@ from hypothesis import settings
 # Before torch is imported, for tests and the commands they start: models this small want one thread, and with one sums
 # are taken in the same order on every machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Servers that tests start are on this machine: a proxy that the user has set knows nothing of them.
+os.environ.update(NO_PROXY="127.0.0.1,localhost", no_proxy="127.0.0.1,localhost")
 
 settings.register_profile("paclm", deadline=None, derandomize=True, max_examples=60, print_blob=True)
 settings.load_profile("paclm")

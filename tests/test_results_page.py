@@ -235,3 +235,5 @@ def test_the_error_of_a_gap_leaves_out_what_leak_and_charge_have_in_common(tool:
     assert abs(spread - 1.0) < 0.15
     naive = (told.mean(axis=1) - charges.mean(axis=1)) / error_of_leak
     assert np.sqrt(np.mean(naive**2)) < 0.8
+    saturated = {**rows[0], "leaked_stderr": 0.01, "can_tell_stderr": 0.02}  # every session told all there is
+    assert tool.QUESTIONS["told_gap"](saturated) == np.inf

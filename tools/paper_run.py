@@ -83,7 +83,7 @@ def run_stage(options: argparse.Namespace) -> list[str]:
         say(clock, "There is no GPU: at this size a stage takes days on a CPU. A rehearsal takes minutes: --small")
     workspace = make_workspace(options, size)
     say(clock, f"workspace of {size.records} records, {size.worlds} worlds, base {workspace.base.name}")
-    refuse_training(workspace, options.train)
+    refuse_training(workspace, options.train, runs=chosen_regimes(options) != [])
     facts: dict[str, Any] = {}
     for name in options.train:
         workspace, training = train(workspace, name, options.worlds_per_step, clock)
@@ -102,11 +102,11 @@ def run_stage(options: argparse.Namespace) -> list[str]:
     return failed
 
 
-def refuse_training(workspace: Workspace, names: Sequence[str]) -> None:
-    """Say at once what else shows only after hours: names that cannot be trained, and worlds that are missing."""
+def refuse_training(workspace: Workspace, names: Sequence[str], *, runs: bool) -> None:
+    """Say at once what else shows only after hours: names that cannot be trained, and worlds that regimes miss."""
     for name in names:
         membership_of(workspace, name)
-    if "worlds" not in names and adapters_file("worlds") not in workspace.manifest.adapters:
+    if runs and "worlds" not in names and adapters_file("worlds") not in workspace.manifest.adapters:
         raise InvalidInput(f"{workspace.path} holds no trained worlds. Leave --train out, or name worlds after it.")
 
 
@@ -287,7 +287,7 @@ def write_log(options: argparse.Namespace, facts: Mapping[str, Any] = {}, regime
     """What ran, how long, and what did not; adds to what other goes of this stage, also at the same time, have left."""
     with (options.out / ".stages.lock").open("a") as lock:  # the log itself is replaced whole, whatever stops this
         fcntl.flock(lock, fcntl.LOCK_EX)
-        log = read_log(options) | facts
+        log = {**read_log(options), **facts}
         log["regimes"] |= regimes
         write_private_json(options.out / f"stage-{options.stage}.json", log)
 

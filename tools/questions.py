@@ -48,10 +48,11 @@ def told_gap(row: Row) -> float:
 
     Of the paper's release, whose steps can tell exactly what dissent is charged. If sessions tell their own charge on
     average, the two vary together as much as the charge varies: what is left of the leak's variance is the gap's.
+    Where nothing is left they do not, and no number of errors would be right.
     """
     charged = row["charged_dissent_nats"] if "charged_dissent_nats" in row else row["charged_dissent"]
-    error = math.sqrt(row["leaked_stderr"] ** 2 - row["can_tell_stderr"] ** 2)
-    return float(abs(row["leaked_nats"] - charged) / error)
+    left = row["leaked_stderr"] ** 2 - row["can_tell_stderr"] ** 2
+    return float(abs(row["leaked_nats"] - charged) / math.sqrt(left)) if left > 0.0 else math.inf
 
 
 def share_told(row: Row) -> str:

@@ -327,10 +327,10 @@ class ServerConfig:
         if any(origin == "*" for origin in self.cors_origins):
             raise InvalidInput("cors_origins must name each origin: with * any web page could spend the budget.")
         for origin in self.cors_origins:
-            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]+", origin):
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#*\s]+", origin):
                 raise InvalidInput(
-                    f"An origin in cors_origins begins with https:// or the like and has no path, as browsers send it; "
-                    f"not {origin!r}."
+                    f"An origin in cors_origins begins with https:// or the like and has no path or *, as browsers "
+                    f"send it; not {origin!r}."
                 )
 
 

@@ -37,7 +37,7 @@ def serve(curator: Any, pipe: int, order: str) -> None:
             for entry in entries:
                 for _ in range(entry.tokens):
                     say("token", entry.units // entry.tokens)
-            time.sleep(0.1)  # longer than any kill is put off: it falls in here, and not where all is paid again
+            time.sleep(60)  # the kill falls in here for certain, and not where all is paid again
         original(entries, None if order == "belief-forgotten" else sealed)
 
     original_commit = type(custody).commit

@@ -51,7 +51,8 @@ def test_a_reader_that_never_reads_is_ended_and_one_that_reads_gets_everything(s
     script = (Path(paclm.__file__).parent / "server" / "static" / name).read_bytes()
     request = f"GET /static/{name} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode() * times
 
-    patient = start(name="patient")
+    patient = start(name="patient", settings=ServerConfig(read_seconds=600))
+    patient.server.config.timeout_keep_alive = 600  # a test that is slow to look still finds the connection
     with connect(patient, SO_RCVBUF=65536) as connection:
         connection.sendall(request)
         is_behind = lambda: any(served._stall for served in list(patient.server.server_state.connections))  # noqa: E731

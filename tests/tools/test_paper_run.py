@@ -183,6 +183,8 @@ def test_what_is_missing_is_said_in_a_sentence(
     with pytest.raises(SystemExit, match=r"^Error: .* holds no trained worlds. Leave --train out, or name worlds"):
         run(paper_run, monkeypatch, corpus, small_base, "--train", "--only", "precision")
     assert not list((corpus.parent / "work").rglob("*.safetensors"))  # before anything was trained
+    run(paper_run, monkeypatch, corpus, small_base, "--train", "full", "--only")  # no regime misses the worlds
+    assert [path.stem for path in (corpus.parent / "work").rglob("*.safetensors")] == ["full"]
 
 
 def test_a_full_disk_is_said_in_a_sentence_and_leaves_the_log_of_the_stage_whole(

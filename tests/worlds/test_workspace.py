@@ -90,7 +90,8 @@ def test_a_workspace_that_others_can_enter_is_refused_with_the_command_that_clos
 
 def test_the_command_that_closes_a_folder_can_be_pasted(tmp_path: Path) -> None:
     folder = tmp_path / "my notes"
-    folder.mkdir(0o755)
+    folder.mkdir()
+    folder.chmod(0o755)  # whatever the umask
     with pytest.raises(WorkspaceError) as refused:
         refuse_if_others_can_enter(folder)
     assert shlex.split(str(refused.value).partition("Close it with: ")[2]) == ["chmod", "-R", "go-rwx", str(folder)]
@@ -267,6 +268,7 @@ def test_the_template_explains_every_setting_and_its_examples_are_valid(make: Ma
         ("[server]\nport = 2026-01-01\n", InvalidInput, 'port in .* must be written like 8000, not "2026-01-01"'),
         ("[server]\ncors_origins = ['notes.example']\n", InvalidInput, "begins with https://.*not 'notes.example'"),
         ("[server]\ncors_origins = ['https://a.example/']\n", InvalidInput, "no path.*not 'https://a.example/'"),
+        ("[server]\ncors_origins = ['https://*.a.example']\n", InvalidInput, r"or \*, as browsers.*not 'https://\*\."),
         ("[mechanism\n", WorkspaceError, "is not valid TOML"),
     ],
 )

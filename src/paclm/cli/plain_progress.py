@@ -40,9 +40,10 @@ class PlainProgress(Progress):
 
     def say(self) -> None:
         """Write where each task stands."""
-        for task in self.tasks:
-            if not task.finished:
-                self._print(line(task))
+        with self._lock:  # no task moves on, or ends, in the middle of its line
+            lines = [line(task) for task in self.tasks if not task.finished]
+        for said in lines:  # a reader that stands still holds up nobody but this thread
+            self._print(said)
 
     def _tell(self) -> None:
         while not self._over.wait(self._seconds):

@@ -3,9 +3,9 @@
 Meant for releases of one's own: those that may be deployed are proven, and stay silent here. Six looks at what is
 left of independent secrets; if nothing is wrong, the chance that any of them raises an alarm is at most RATE. Each
 p-value is a bound that holds for any number of secrets and any spread of what they tell; no normal law is assumed, so
-small excesses of few secrets go unnoticed. Sees beliefs and tokens, no code: a release that tells little and hides it
-from its own belief may go unnoticed too; one that tells much does not. Of single tokens (`fresh`) only the sum of what
-they declare is known, and it is taken to follow from the votes alone.
+small excesses of few secrets go unnoticed. Sees beliefs and tokens, no code: what a release hides from its own belief
+is found only where its tokens agree with its world more often than with others; a code of another kind goes unnoticed.
+Of single tokens (`fresh`) only the sum of what they declare is known, and it is taken to follow from the votes alone.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -67,6 +68,6 @@ def log_distributions(hidden: Tensor, head: Tensor) -> Tensor:
 @torch.inference_mode()
 def next_distributions(engine: Engine, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
     """After a context: (N, V) and (V,) float64. Reads the whole context again: for research, not for speed."""
-    (*_, (_, hidden)) = engine.hidden_states(tokens)
+    ((_, hidden),) = deque(engine.hidden_states(tokens), maxlen=1)
     logs = log_distributions(hidden[:, -1:], engine.head.float())[0]
     return logs[:-1], logs[-1]
