@@ -12,7 +12,7 @@ import pytest
 from curator.deployments import build_workspace, set_mechanism
 from paclm import Workspace
 from paclm.engine.base import TINY_FOLDER
-from server.killing import STEPS_IN_FLIGHT, kill_under_load, serve_process
+from server.killing import STEPS_IN_FLIGHT, TOKENS, kill_under_load, serve_process
 from server.live import ledger_rows
 from server.load import ask_for
 
@@ -55,7 +55,8 @@ def test_64_clients_for_a_minute(clinic: Path) -> None:
 
 def test_the_ledger_rule_holds_after_each_of_five_kills_under_load(make: Callable[..., Workspace]) -> None:
     for number in range(5):
-        workspace = make(f"clinic-{number}", per_token="2^-40")
+        workspace = make(f"{number}/clinic", per_token="2^-40")  # the folder names the model that clients ask for
         got, charged = kill_under_load(workspace.path, clients=24, seconds=1.5 + number)
         assert got.problems == []
-        assert got.tokens <= charged <= got.tokens + 24 * STEPS_IN_FLIGHT
+        assert got.refused == 0
+        assert 0 < got.tokens <= charged <= got.tokens + 24 * TOKENS
