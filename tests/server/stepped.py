@@ -48,10 +48,15 @@ class SteppedEngine(ScriptedEngine):
             self._num_allowed += steps
             self._gate.notify_all()
 
+    @property
+    def stands(self) -> bool:
+        """Whether a step has begun and waits to be let."""
+        return self._num_begun > self._num_allowed
+
     def wait_until_it_stands(self) -> None:
         """All that it was let do is done, and the next step has begun; there must be somebody to step for."""
         with self._gate:
-            assert self._gate.wait_for(lambda: self._num_begun > self._num_allowed, 60), "waited in vain"
+            assert self._gate.wait_for(lambda: self.stands, 60), "waited in vain"
 
     def run_free(self) -> None:
         with self._gate:

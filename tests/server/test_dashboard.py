@@ -106,7 +106,7 @@ def step_when_asked(page: Any, live: Live, engine: SteppedEngine, is_done: Calla
     for _ in range(1200):
         if is_done():
             return
-        if live.service.num_calls and engine._num_begun > engine._num_allowed:
+        if live.service.num_calls and engine.stands:
             engine.let(1)
         page.wait_for_timeout(50)
     raise AssertionError("waited in vain")

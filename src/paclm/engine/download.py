@@ -131,8 +131,7 @@ def _save_as_folder(gguf: Path, folder: Path) -> None:
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    except (ValueError, LookupError, NotImplementedError, RuntimeError, struct.error) as error:
-        # As damage shows itself.
+    except (ValueError, LookupError, NotImplementedError, RuntimeError, struct.error) as error:  # how damage shows
         raise ModelError(f"{gguf} cannot be read as GGUF by this version of Transformers: {error}") from error
     # The weights are plain float32 by now, but Transformers refuses to save a model that remembers its quantization.
     model.hf_quantizer = None
