@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
 from curator.deployments import build_workspace, set_mechanism  # noqa: E402
 from harness import median, print_table, race, spread  # noqa: E402
 from paclm.curator.curator import Curator  # noqa: E402
-from paclm.curator.opening import Custody  # noqa: E402
+from paclm.curator.custody import Custody  # noqa: E402
 from paclm.engine.base import TINY_FOLDER  # noqa: E402
 from paclm.engine.loading import open_engine  # noqa: E402
 from paclm.worlds.workspace import Workspace  # noqa: E402

@@ -36,12 +36,12 @@ from gpu_timing import (
     tidy,
     warm,
 )
+from paclm.engine.decode_step import PlainStep, Step
 from paclm.engine.determinism import check_repeatable, set_deterministic
 from paclm.engine.engine import Ballot, Engine
 from paclm.engine.fused import DEFAULTS, FusedModel
 from paclm.engine.graphs import FusedStep, GraphStep
 from paclm.engine.stacked import StackedModel
-from paclm.engine.steps import PlainStep, Step
 from paclm.engine.weights import Weights
 
 

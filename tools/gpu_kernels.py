@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from gpu_timing import DEVICE, DTYPES, SUPPORT, Clock, attempt, graphed, milliseconds, shaped, step_ms, tidy, warm
+from paclm.engine.decode_step import PlainStep
 from paclm.engine.determinism import set_deterministic
 from paclm.engine.fused import BFLOAT16, FLOAT32, Choices, FusedModel, fit
 from paclm.engine.graphs import FusedStep
 from paclm.engine.kernels.ballots import cast_votes, public_keys
 from paclm.engine.kernels.products import Tile, multiply
 from paclm.engine.kernels.selection import support_of
-from paclm.engine.steps import PlainStep
 
 _ONE_BF16 = {
     "default": BFLOAT16,

@@ -17,8 +17,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
+from paclm.engine.decode_step import PlainStep
 from paclm.engine.stacked import StackedModel
-from paclm.engine.steps import PlainStep
 from paclm.engine.weights import Weights, take_apart
 
 BANDWIDTH, PEAK = 4.8e12, {torch.float32: 67e12, torch.bfloat16: 990e12}  # an H200's data sheet

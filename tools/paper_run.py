@@ -197,7 +197,7 @@ def make_lab(workspace: Workspace, options: argparse.Namespace, clock: Clock) ->
 
     passages = None
     if options.test_text is not None:
-        from paclm.study.scored_text import read_test_text
+        from paclm.study.eval_text import read_test_text
 
         passages = read_test_text(options.test_text, load_tokenizer(base_of(workspace)))
     return Lab(

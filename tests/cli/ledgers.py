@@ -9,7 +9,7 @@ from typing import Any
 
 from cli.commands import invoke
 from paclm.config import MechanismConfig
-from paclm.curator.keys import load_keys
+from paclm.curator.master_key import load_keys
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
 

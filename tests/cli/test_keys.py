@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from cli.commands import invoke
 from paclm.cli.main import app
 from paclm.config import MechanismConfig
-from paclm.curator.keys import load_keys
+from paclm.curator.master_key import load_keys
 from paclm.errors import InvalidInput, LedgerDamaged, LedgerError, LedgerRolledBack, ServiceError, WorkspaceError
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
 from paclm.server.address import noted
+from paclm.server.api_keys import KeyStore
 from paclm.server.database import service_path
-from paclm.server.keys import KeyStore
 
 run = partial(invoke, "keys")
 

@@ -19,7 +19,7 @@ from cli.commands import invoke
 from curator.deployments import ScriptedEngine
 from paclm import Curator
 from paclm.cli.main import app
-from paclm.curator.keys import Keys, load_keys, read_key
+from paclm.curator.master_key import Keys, load_keys, read_key
 from paclm.errors import (
     CuratorError,
     InvalidInput,

@@ -9,7 +9,7 @@ import pytest
 
 from cli.ledgers import PRICE, make_used_workspace, open_ledger, run, write_total
 from paclm.config import in_shell
-from paclm.curator.keys import keys_at_hand, load_keys, new_key, write_key
+from paclm.curator.master_key import keys_at_hand, load_keys, new_key, write_key
 from paclm.curator.sealed import SealedFile, Sealing
 from paclm.curator.secret import Secret
 from paclm.errors import (

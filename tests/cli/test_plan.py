@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import paclm
 from paclm.cli.main import app
 from paclm.config import MechanismConfig, TrainingConfig, read_settings
-from paclm.curator.keys import load_keys
+from paclm.curator.master_key import load_keys
 from paclm.errors import InvalidInput, LedgerError, WorkspaceError
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger

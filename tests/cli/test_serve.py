@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 from curator.deployments import ScriptedEngine
 from paclm import Curator
 from paclm.cli.main import app
-from paclm.curator.keys import new_key, write_key
+from paclm.curator.master_key import new_key, write_key
 from paclm.errors import InvalidInput, LedgerBusy, MissingExtra, ServiceError, WorkspaceError
 from paclm.server import logs, running
-from paclm.server.running import is_loopback_address
+from paclm.server.run import is_loopback_address
 
 
 def error_of(path: Path, *options: str) -> Exception | None:
@@ -43,7 +43,7 @@ def test_a_port_in_use_is_named_before_anything_is_loaded(clinic: Path) -> None:
 
 
 def test_a_port_in_use_is_named_before_anything_slow_is_imported(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "paclm.server.running", None)  # importing it fails
+    monkeypatch.setitem(sys.modules, "paclm.server.run", None)  # importing it fails
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -90,7 +90,7 @@ def live_and_die(path: str, engine: Any, tokenizer: Any, order: str, chance: ran
 
 def look(workspace: Any) -> tuple[int, int, str]:
     """What a restart finds: units spent, the newest row, and the hash of the belief."""
-    from paclm.curator.opening import open_custody
+    from paclm.curator.custody import open_custody
 
     custody = open_custody(workspace)
     spent, row = custody.ledger.account.spent_units, custody.ledger.head.seq

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from paclm.curator import rotation
-from paclm.curator.hidden import Hidden
-from paclm.curator.keys import KEY_FILE, KEY_VARIABLE, NEW_KEY_FILE, Keys
-from paclm.curator.opening import Custody, open_custody
+from paclm.curator.custody import Custody, open_custody
+from paclm.curator.master_key import KEY_FILE, KEY_VARIABLE, NEW_KEY_FILE, Keys
+from paclm.curator.redacted import Hidden
 from paclm.curator.sealed import SealedFile
 from paclm.curator.secret import seal_belief, unseal_belief
 from paclm.errors import LedgerWrongKey

@@ -16,9 +16,9 @@ import pytest
 from paclm import Curator, Workspace
 from paclm.cli.ledger_keys import mac_keys
 from paclm.curator import rotation
-from paclm.curator.hidden import Hidden
-from paclm.curator.keys import KEY_FILE, NEW_KEY_FILE, Keys, load_keys, write_key
-from paclm.curator.opening import open_custody
+from paclm.curator.custody import open_custody
+from paclm.curator.master_key import KEY_FILE, NEW_KEY_FILE, Keys, load_keys, write_key
+from paclm.curator.redacted import Hidden
 from paclm.curator.rotation import rotate_key
 from paclm.curator.sealed import SealedFile
 from paclm.curator.secret import unseal_belief

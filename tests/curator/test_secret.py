@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paclm.curator.hidden import Hidden
-from paclm.curator.keys import Keys
+from paclm.curator.master_key import Keys
+from paclm.curator.redacted import Hidden
 from paclm.curator.sealed import SealedFile, Sealing
 from paclm.curator.secret import Secret, prior_belief, seal_belief, unseal_belief
 from paclm.errors import CuratorError, UnsoundState

@@ -25,7 +25,7 @@ import pytest
 from curator.deployments import WORLDS, ScriptedEngine
 from curator.reporter import everything_in
 from paclm import Curator, Noise, Workspace
-from paclm.curator.hidden import Hidden
+from paclm.curator.redacted import Hidden
 from paclm.curator.secret import Released, Secret, prior_belief
 from paclm.errors import PaclmError
 from paclm.privacy.releases import rule_named
@@ -103,7 +103,7 @@ FAILURES = {
     "in the calibration": "paclm.privacy.gaussian.calibrate_noise",
     "in the belief's update": "paclm.privacy.gaussian.update_belief",
     "in the noise": "paclm.privacy.randomness.NoiseSource.standard_normal",
-    "in the sealing": "paclm.curator.keys.AESGCM",
+    "in the sealing": "paclm.curator.master_key.AESGCM",
     "in the ledger": "paclm.ledger.writer.add_figures",
     "in the account": "paclm.privacy.accounting.Account.charge",
 }

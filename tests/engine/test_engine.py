@@ -11,8 +11,8 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
 from paclm.config import RuntimeConfig
 from paclm.engine.adapters import AdapterSpec, AdapterStack
 from paclm.engine.engine import Engine
+from paclm.engine.generic import PatchedModel
 from paclm.engine.loading import build_engine
-from paclm.engine.patched import PatchedModel
 from paclm.errors import EngineError, InvalidInput
 
 Build = Callable[[str], PreTrainedModel]

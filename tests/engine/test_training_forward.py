@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack
 from paclm.engine.layers import attach, attached_layers
-from paclm.engine.product import FrozenProduct, block_diagonal, prepare_adapters
+from paclm.engine.lora_product import FrozenProduct, block_diagonal, prepare_adapters
 from paclm.engine.training_forward import OwnForward, PlainForward, make_forward
 
 Build = Callable[[str], PreTrainedModel]

@@ -6,7 +6,7 @@ import pytest
 from transformers import Gemma2Config, Gemma2ForCausalLM, PhiConfig, PhiForCausalLM, PreTrainedModel
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
-from paclm.engine.patched import PatchedModel
+from paclm.engine.generic import PatchedModel
 from paclm.engine.weights import output_layer
 from paclm.errors import ModelError
 

@@ -25,7 +25,7 @@ from paclm.errors import (
     LedgerStopped,
     UnsoundState,
 )
-from paclm.ledger import database, history, writer
+from paclm.ledger import database, usage, writer
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
 from paclm.ledger.reading import read_usage
@@ -209,7 +209,7 @@ def test_figures_by_day_key_and_hour(books):
         ledger.commit(books.step(2, "bob", public=5), b"2")
         books.wait(days=1)
         ledger.commit([*books.step(1, "alice"), *books.step(3, "alice")], b"3")
-        days = history.by_day(read_usage(ledger._writer.db))
+        days = usage.by_day(read_usage(ledger._writer.db))
         assert {day: usage.tokens for day, usage in days.items()} == {"2026-11-20": 6, "2026-11-21": 4}
         assert ledger.by_key()["alice"] == Usage("alice", 8, 3, 8, 8 * books.price, 0)
         assert ledger.by_key()["bob"].public_tokens == 5
@@ -232,7 +232,7 @@ def test_figures_are_read_from_the_file_once_and_kept_with_every_row(books):
             ledger._writer.db.set_trace_callback(None)
             table = read_usage(ledger._writer.db)
             ledger._writer.db.set_trace_callback(statements.append)
-            assert found == (history.by_key(table), history.by_hour(table))
+            assert found == (usage.by_key(table), usage.by_hour(table))
             assert [list(figures) for figures in found] == [sorted(figures) for figures in found]
     assert sum("FROM usage ORDER BY" in statement for statement in statements) == 1
 

@@ -15,11 +15,11 @@ import uvicorn
 from curator.deployments import without_notes
 from paclm import Curator, Workspace
 from paclm.config import ServerConfig
+from paclm.server.api_keys import KeyStore
 from paclm.server.database import Database, service_path
-from paclm.server.keys import KeyStore
+from paclm.server.idempotency import Replies
 from paclm.server.listening import listen
-from paclm.server.replies import Replies
-from paclm.server.running import web_server
+from paclm.server.run import web_server
 from paclm.server.service import Service, Setup
 
 CHAT_TEMPLATE = (

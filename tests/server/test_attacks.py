@@ -18,7 +18,7 @@ from paclm.privacy.accounting import units_up
 from paclm.server import completions, database, service
 from paclm.server.database import service_path
 from paclm.server.jobs import Caller
-from paclm.server.replying import Reply
+from paclm.server.openai_format import Reply
 from server.live import Live, bearer
 from server.stepped import SteppedEngine, asking, num_known, wait_until
 

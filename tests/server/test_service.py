@@ -14,9 +14,9 @@ import httpx
 from curator.deployments import ScriptedEngine
 from paclm import Curator
 from paclm.config import ServerConfig
+from paclm.server.api_keys import KeyStore
 from paclm.server.database import Database, service_path
-from paclm.server.keys import KeyStore
-from paclm.server.replies import Replies
+from paclm.server.idempotency import Replies
 from paclm.server.service import Service, Setup
 from server.live import Live, bearer, ledger_rows, serve
 from server.stepped import LONG, SteppedEngine, asking, num_known, sent, wait_until

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paclm.server import logs
-from paclm.server.figures import guarantee, spent
+from paclm.server.stats import guarantee, spent
 from server.live import Live, bearer, serve
 
 Start = Callable[..., Live]

@@ -44,7 +44,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     import httpx
 
     from paclm.curator.curator import Curator
-    from paclm.server.stepping import Stepper
+    from paclm.server.scheduler import Stepper
 
     for owner, names in {
         Stepper: ("_step", "_admit", "_fill_places", "_cancel", "_post"),

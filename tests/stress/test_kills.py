@@ -12,7 +12,7 @@ from scipy.stats import friedmanchisquare
 from curator.deployments import WORLDS
 from curator.killing import check_report, drive
 from paclm import Noise, Workspace
-from paclm.curator.hidden import Hidden
+from paclm.curator.redacted import Hidden
 from paclm.curator.secret import Secret, prior_belief
 from paclm.privacy.releases import rule_named
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paclm.cli.console import WHEN_STOPPED, need, progress, tasks
-from paclm.cli.few_records import SMALL_CORPUS
-from paclm.cli.sentences import say
+from paclm.cli.training_advice import SMALL_CORPUS
+from paclm.cli.wrap import say
 from paclm.config import in_shell, parse_budget
 
 if TYPE_CHECKING:

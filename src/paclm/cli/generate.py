@@ -11,7 +11,7 @@ import typer
 
 from paclm.cli.console import WHEN_STOPPED, JsonFlag, open_trained, print_json
 from paclm.cli.ledger_keys import WitnessOption
-from paclm.cli.sentences import say
+from paclm.cli.wrap import say
 from paclm.config import format_budget
 from paclm.errors import InvalidInput
 
@@ -91,11 +91,11 @@ def _read_prompt() -> str:
 
 
 def _open(path: Path, witness: Path | None) -> Curator:
-    from paclm.curator.terms import budgets_of
+    from paclm.curator.preflight import budgets_of
 
     budgets_of(open_trained(path))  # the quick refusals come before the slow imports
     from paclm.curator.curator import Curator
-    from paclm.curator.hidden import leave_no_core
+    from paclm.curator.redacted import leave_no_core
 
     leave_no_core()
     with warnings.catch_warnings():

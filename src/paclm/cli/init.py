@@ -94,7 +94,7 @@ def init(
 
 def _few_steps(created: Created, named: Path) -> list[str]:
     """Say before anybody waits for it that training will teach little."""
-    from paclm.cli.few_records import FEW_STEPS, before_training
+    from paclm.cli.training_advice import FEW_STEPS, before_training
     from paclm.engine.base import base_of, context_of
     from paclm.engine.schedule import expected_steps
 

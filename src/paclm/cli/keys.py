@@ -13,7 +13,7 @@ from paclm.config import ServerConfig, in_shell
 from paclm.errors import ServiceError
 
 if TYPE_CHECKING:
-    from paclm.server.keys import KeyInfo, KeyStore
+    from paclm.server.api_keys import KeyInfo, KeyStore
 
 keys = typer.Typer(help="API keys of the server, and their quotas.", no_args_is_help=True)
 
@@ -134,8 +134,8 @@ def revoke(workspace: WorkspaceArgument, name: NameArgument, as_json: JsonFlag =
 
 def _open(workspace: Path) -> KeyStore:
     from paclm.server.address import identity, running_server
+    from paclm.server.api_keys import KeyStore
     from paclm.server.database import service_path
-    from paclm.server.keys import KeyStore
     from paclm.worlds.layout import CURATOR_FOLDER
     from paclm.worlds.manifest import load_manifest
 

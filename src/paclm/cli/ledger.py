@@ -18,7 +18,7 @@ from paclm.cli.ledger_keys import (
     mac_keys,
     unplaced_keys,
 )
-from paclm.cli.sentences import say
+from paclm.cli.wrap import say
 from paclm.config import format_budget
 from paclm.errors import InvalidInput, LedgerError, WorkspaceError
 
@@ -158,7 +158,7 @@ def extend(
     \b
         paclm ledger extend clinic
     """
-    from paclm.curator.terms import check_budgets
+    from paclm.curator.preflight import check_budgets
     from paclm.ledger.ledger import Ledger
     from paclm.privacy.bounds import format_bound
     from paclm.worlds.layout import SETTINGS_FILE
@@ -273,7 +273,7 @@ def _witness(name: str | None) -> str:
 
 
 def _print_history(usage: UsageTable) -> None:
-    from paclm.ledger.history import by_day, by_hour, by_key
+    from paclm.ledger.usage import by_day, by_hour, by_key
     from paclm.privacy.accounting import nats_up
 
     hours = [(hour, had.units) for hour, had in by_hour(usage).items()]

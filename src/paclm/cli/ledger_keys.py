@@ -12,8 +12,8 @@ import typer
 from paclm.errors import CuratorError, InvalidInput, LedgerMissing
 
 if TYPE_CHECKING:
-    from paclm.curator.hidden import Hidden
-    from paclm.curator.keys import Keys
+    from paclm.curator.master_key import Keys
+    from paclm.curator.redacted import Hidden
     from paclm.curator.sealed import Sealing
 
 WitnessOption = Annotated[
@@ -94,7 +94,7 @@ def _replaced(given: Sequence[Keys], sealings: Mapping[str, Sealing]) -> set[str
 
 
 def _keys_given(ledger: Path, is_bare: bool, key_files: list[Path] | None) -> list[Keys]:
-    from paclm.curator.keys import KEY_FILE, Keys, keeps_own_key, keys_at_hand, read_key
+    from paclm.curator.master_key import KEY_FILE, Keys, keeps_own_key, keys_at_hand, read_key
 
     if key_files:
         return [Keys.derived(read_key(path.expanduser())) for path in key_files]
@@ -131,8 +131,8 @@ def rotate_key(
         paclm ledger rotate-key clinic
         PACLM_KEY_FILE=/safe/old.key paclm ledger rotate-key clinic --new-key-file /safe/new.key
     """
-    from paclm.curator.hidden import leave_no_core
-    from paclm.curator.keys import KEY_FILE, KEY_FILE_VARIABLE, KEY_VARIABLE, keeps_own_key
+    from paclm.curator.master_key import KEY_FILE, KEY_FILE_VARIABLE, KEY_VARIABLE, keeps_own_key
+    from paclm.curator.redacted import leave_no_core
     from paclm.curator.rotation import rotate_key as rotate
     from paclm.worlds.workspace import Workspace
 
@@ -168,7 +168,7 @@ def rotate_key(
 
 def _new_key(path: Path) -> Hidden[bytes]:
     """The key in a file, on the disk before anything is sealed with it."""
-    from paclm.curator.keys import new_key, read_key, write_key
+    from paclm.curator.master_key import new_key, read_key, write_key
 
     if not path.exists():
         write_key(path, new_key())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paclm.cli.console import JsonFlag, print_json, whole_number
-from paclm.cli.sentences import say
+from paclm.cli.wrap import say
 from paclm.config import ChargeName, format_budget, in_shell, parse_budget, parse_count, parse_probability, parse_share
 from paclm.errors import InvalidInput, LedgerError
 from paclm.worlds.layout import SETTINGS_FILE
@@ -129,7 +129,7 @@ def _write(path: Path, settings: dict[str, Any], num_worlds: int) -> tuple[float
     Returns the nats that the guarantee is already stated at, and what else is to be said or done, if anything.
     """
     from paclm.cli.ledger_keys import ledger_path
-    from paclm.curator.terms import check_budgets
+    from paclm.curator.preflight import check_budgets
     from paclm.ledger.verify import verify
     from paclm.worlds.settings import load_settings, write_mechanism
 

@@ -36,7 +36,7 @@ def find(
         paclm records find clinic note-17
         paclm records find clinic note-17 --json | jq .in_worlds
     """
-    from paclm.worlds.whereabouts import locate_record, name_some
+    from paclm.worlds.locate import locate_record, name_some
     from paclm.worlds.workspace import Workspace
 
     found = locate_record(Workspace.open(workspace), identifier)

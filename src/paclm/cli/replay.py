@@ -134,7 +134,7 @@ def _unit(figures: dict[str, Any]) -> str:
 
 
 def _overtelling(figures: dict[str, Any]) -> str:
-    from paclm.study.overtelling import describe_overtelling
+    from paclm.study.leak_tests import describe_overtelling
 
     return describe_overtelling(
         figures["release"],

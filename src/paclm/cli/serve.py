@@ -10,10 +10,10 @@ import typer
 
 from paclm.cli.console import WHEN_STOPPED, need, open_trained
 from paclm.cli.ledger_keys import NO_WITNESS, WitnessOption
-from paclm.cli.sentences import say
+from paclm.cli.wrap import say
 
 if TYPE_CHECKING:
-    from paclm.server.running import Started
+    from paclm.server.run import Started
 
 OWN_KEY = (
     "inside the workspace (curator/key): whoever copies the folder can read the secret. Keep it elsewhere: move the "
@@ -46,7 +46,7 @@ def serve(
             -d '{"model": "clinic", "prompt": "The patient", "max_tokens": 16}'
     """
     need("fastapi", "uvicorn", "pydantic", "prometheus_client", "cryptography", "torch")
-    from paclm.curator.terms import budgets_of
+    from paclm.curator.preflight import budgets_of
     from paclm.server.listening import check_free
 
     opened = open_trained(workspace)
@@ -58,14 +58,14 @@ def serve(
     check_free(settings.host, settings.port)
     typer.echo(f"Opening {workspace} ...", err=True)
     WHEN_STOPPED.set("Nothing was served.")
-    from paclm.server.running import serve as run
+    from paclm.server.run import serve as run
 
     run(workspace, settings, _announce, witness)
 
 
 def _announce(started: Started) -> None:
-    from paclm.curator.keys import keeps_own_key
-    from paclm.server.figures import guarantee, left
+    from paclm.curator.master_key import keeps_own_key
+    from paclm.server.stats import guarantee, left
 
     service = started.service
     figures = service.curator.figures()

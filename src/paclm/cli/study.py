@@ -86,10 +86,10 @@ def run(
     opened = open_trained(workspace)
     _refuse_other_settings(opened, workspace)
     WHEN_STOPPED.set("Results of finished regimes are kept, and so is what was trained; the same command goes on.")
+    from paclm.study.eval_text import read_test_text
     from paclm.study.lab import Lab
     from paclm.study.parts import Kept
     from paclm.study.run import regimes_named, run_regimes
-    from paclm.study.scored_text import read_test_text
     from paclm.study.tables.tab_eval_regimes import scale_in_words
 
     chosen = regimes_named(regimes)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from paclm.cli.console import WHEN_STOPPED, JsonFlag, print_json, progress, say_crowding
-from paclm.cli.few_records import after_training, learned_little
+from paclm.cli.training_advice import after_training, learned_little
 from paclm.config import format_duration, in_shell
 from paclm.errors import InvalidInput, WorkspaceError
 

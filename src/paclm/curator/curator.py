@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self, Unpack
 import numpy as np
 
 from paclm.curator.admission import check_fits, check_prompt, check_request
+from paclm.curator.custody import Custody, named_witness, open_custody
 from paclm.curator.figures import BudgetFigures, UsageFigures
-from paclm.curator.hidden import Hidden
 from paclm.curator.models import load_models
-from paclm.curator.opening import Custody, named_witness, open_custody
 from paclm.curator.outcomes import Outcome, usage_by_tag
-from paclm.curator.releasing import Releaser
+from paclm.curator.preflight import cautions, deployment_cautions, training_cautions
+from paclm.curator.redacted import Hidden
+from paclm.curator.reentrancy import Turns
 from paclm.curator.secret import leak_to_three_digits
+from paclm.curator.step import Releaser
 from paclm.curator.streams import Generation, Options, Piece, Pieces, Request, Stream
-from paclm.curator.terms import cautions, deployment_cautions, training_cautions
 from paclm.curator.text import Tokenizer
-from paclm.curator.turns import Turns
-from paclm.curator.votes import VoteSource
+from paclm.curator.vote_source import VoteSource
 from paclm.errors import CuratorError, InvalidInput, UnsoundState
 from paclm.privacy.accounting import Account, nats_up
 from paclm.privacy.arrays import FloatArray

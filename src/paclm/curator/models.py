@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paclm.curator.opening import Custody
-from paclm.curator.terms import check_same_worlds, worlds_digest
+from paclm.curator.custody import Custody
+from paclm.curator.preflight import check_same_worlds, worlds_digest
 from paclm.curator.text import Tokenizer
-from paclm.curator.votes import VoteSource
+from paclm.curator.vote_source import VoteSource
 from paclm.errors import EngineError
 from paclm.worlds.workspace import Workspace
 

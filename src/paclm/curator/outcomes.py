@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from paclm.curator.hidden import Hidden
+from paclm.curator.redacted import Hidden
 from paclm.curator.streams import Mark, Stream
 from paclm.ledger.events import Usage
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paclm.curator.hidden import Hidden, tells_only_its_message
-from paclm.curator.keys import (
+from paclm.curator.custody import named_witness, open_custody
+from paclm.curator.master_key import (
     KEY_FILE_VARIABLE,
     KEY_VARIABLE,
     NEW_KEY_FILE,
@@ -26,7 +26,7 @@ from paclm.curator.keys import (
     settle_own_key,
     write_key,
 )
-from paclm.curator.opening import named_witness, open_custody
+from paclm.curator.redacted import Hidden, tells_only_its_message
 from paclm.curator.sealed import SealedFile, Sealing
 from paclm.curator.secret import seal_belief
 from paclm.errors import CuratorError

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paclm.curator.hidden import Hidden
-from paclm.curator.keys import PACKED_SIZE, Keys
+from paclm.curator.master_key import PACKED_SIZE, Keys
+from paclm.curator.redacted import Hidden
 from paclm.curator.secret import FORMAT, Secret
 from paclm.errors import CuratorError
 from paclm.worlds.storage import write_private

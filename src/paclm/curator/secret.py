@@ -11,8 +11,8 @@ from typing import NamedTuple, NoReturn, final
 
 import numpy as np
 
-from paclm.curator.hidden import Hidden, leaves_no_trace
-from paclm.curator.keys import Keys
+from paclm.curator.master_key import Keys
+from paclm.curator.redacted import Hidden, leaves_no_trace
 from paclm.errors import CuratorError, RandomnessMisuse, UnsoundState
 from paclm.privacy.arrays import FloatArray, IntArray, check_belief, check_num_worlds, check_votes
 from paclm.privacy.belief import uniform_belief

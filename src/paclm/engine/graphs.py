@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paclm.engine.decode_step import PlainStep, Tally
 from paclm.engine.determinism import FloatArray, IntArray
 from paclm.engine.kernels.ballots import cast_votes, public_keys
 from paclm.engine.kernels.selection import support_of
 from paclm.engine.model import WorldsModel
-from paclm.engine.steps import PlainStep, Tally
 
 _REACH_STEP = 128
 

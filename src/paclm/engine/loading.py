@@ -10,13 +10,13 @@ import torch
 
 from paclm.config import RuntimeConfig
 from paclm.engine.adapters import AdapterStack, linear_layers
+from paclm.engine.decode_step import PlainStep, Step
 from paclm.engine.determinism import set_deterministic
 from paclm.engine.engine import Engine, check_support_size
+from paclm.engine.generic import PatchedModel
 from paclm.engine.memory import MemoryPlan, available_memory, plan_memory, shape_of
 from paclm.engine.model import WorldsModel
-from paclm.engine.patched import PatchedModel
 from paclm.engine.stacked import StackedModel
-from paclm.engine.steps import PlainStep, Step
 from paclm.engine.threads import set_threads
 from paclm.engine.weights import take_apart, unsupported
 from paclm.errors import EngineError, InvalidInput

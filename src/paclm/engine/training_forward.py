@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.layers import StackedLinear, attach, detach
-from paclm.engine.product import FrozenProduct, prepare_adapters
+from paclm.engine.lora_product import FrozenProduct, prepare_adapters
 from paclm.engine.stacked import rotate
 from paclm.engine.weights import Norm, Product, take_apart, unsupported
 

@@ -20,7 +20,6 @@ from paclm.errors import LedgerDamaged, LedgerError, LedgerRolledBack, LedgerSto
 from paclm.ledger import database
 from paclm.ledger.chain import GENESIS, Head, Keys, endorse, make_row
 from paclm.ledger.events import COUNTS, BadRow, Event, KeyRotated, Opened, Usage, reseals
-from paclm.ledger.history import Sums
 from paclm.ledger.lock import Memory, WriterLock
 from paclm.ledger.reading import (
     UsageTable,
@@ -33,6 +32,7 @@ from paclm.ledger.reading import (
     read_usage,
 )
 from paclm.ledger.state import apply, to_state_fields, usages
+from paclm.ledger.usage import Sums
 from paclm.ledger.witness import Testimony, Witness
 
 Clock = Callable[[], datetime]

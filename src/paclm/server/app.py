@@ -15,10 +15,10 @@ from starlette.staticfiles import StaticFiles
 
 from paclm import __version__
 from paclm.errors import CuratorError, ServiceError
-from paclm.server import completions, figures, logs
+from paclm.server import completions, logs, stats
 from paclm.server.access import AnyCaller, TheService
-from paclm.server.described import describe, described
-from paclm.server.guard import Guard, route_of
+from paclm.server.middleware import Guard, route_of
+from paclm.server.openapi import describe, described
 from paclm.server.refusals import Refused, books_unavailable, error_body, stopping
 from paclm.server.service import Service
 from paclm.server.shapes import Health, Model, Models
@@ -49,7 +49,7 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     app.openapi = lambda: describe(app, service.setup.model_id)  # type: ignore[method-assign]
     app.include_router(completions.router)
-    app.include_router(figures.router)
+    app.include_router(stats.router)
     _add_small_routes(app)
     if STATIC.is_dir():
         app.mount("/static", StaticFiles(directory=STATIC), name="static")

@@ -13,13 +13,13 @@ from paclm.curator.curator import Curator
 from paclm.curator.streams import Request as CuratorRequest
 from paclm.privacy.accounting import nats_up
 from paclm.server.access import AnyCaller, TheService
-from paclm.server.answering import EventStream, Production, begin_once, send_whole
-from paclm.server.asks import Ask, ChatAsk, CompletionAsk
 from paclm.server.bodies import check, parse_object, read_body
-from paclm.server.described import ANSWER_ERRORS, described
 from paclm.server.jobs import Caller
+from paclm.server.openai_format import reply_for
+from paclm.server.openapi import ANSWER_ERRORS, described
 from paclm.server.prompts import requests_for
-from paclm.server.replying import reply_for
+from paclm.server.responses import EventStream, Production, begin_once, send_whole
+from paclm.server.schemas import Ask, ChatAsk, CompletionAsk
 from paclm.server.service import Service
 from paclm.server.shapes import ChatCompletion, Completion, Plan
 

@@ -11,8 +11,8 @@ from functools import partial
 from paclm.curator.streams import Stream
 from paclm.errors import CuratorError
 from paclm.privacy.accounting import nats_up
-from paclm.server.keys import LOCAL, KeyInfo, KeyStore
-from paclm.server.stepping import Audience, Stepper, Token
+from paclm.server.api_keys import LOCAL, KeyInfo, KeyStore
+from paclm.server.scheduler import Audience, Stepper, Token
 
 
 @dataclass(frozen=True, slots=True)

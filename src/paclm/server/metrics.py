@@ -24,7 +24,7 @@ from prometheus_client import (
 
 from paclm import __version__
 from paclm.curator.streams import Mark
-from paclm.server.keys import KeyInfo
+from paclm.server.api_keys import KeyInfo
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

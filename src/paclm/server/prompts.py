@@ -14,8 +14,8 @@ from paclm.curator.curator import Curator
 from paclm.curator.streams import Request
 from paclm.engine.loading import encode_prompt
 from paclm.errors import EngineError, InvalidInput
-from paclm.server.asks import Ask, ChatAsk, Prompt
 from paclm.server.refusals import Refused, invalid
+from paclm.server.schemas import Ask, ChatAsk, Prompt
 
 
 def requests_for(ask: Ask, curator: Curator, settings: ServerConfig, model_id: str, tag: str) -> list[Request]:

@@ -21,13 +21,13 @@ from paclm.curator.curator import Curator, Delivery
 from paclm.curator.streams import Request
 from paclm.errors import KeyRefused, PaclmError, QuotaExceeded, ServiceError
 from paclm.server import logs
+from paclm.server.api_keys import KeyStore
+from paclm.server.idempotency import Replies
 from paclm.server.jobs import Caller, Job
-from paclm.server.keys import KeyStore
 from paclm.server.metrics import Metrics
 from paclm.server.recent import Recent
 from paclm.server.refusals import Refused, quota_exhausted, stopping, unknown_key
-from paclm.server.replies import Replies
-from paclm.server.stepping import Audience, Stepper
+from paclm.server.scheduler import Audience, Stepper
 from paclm.server.thrift import Thrift
 
 T = TypeVar("T")

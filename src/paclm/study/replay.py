@@ -19,7 +19,7 @@ from paclm.privacy.bounds import success_bound
 from paclm.privacy.leak import mean_and_stderr, told_by_entropy, told_by_truth
 from paclm.privacy.releases import Rule, rule_named
 from paclm.study.attacks.belief import chance_to_name
-from paclm.study.overtelling import Gap, Told, broken_bounds, chances_by_agreement
+from paclm.study.leak_tests import Gap, Told, broken_bounds, chances_by_agreement
 from paclm.study.streams import Stream, play_fresh, play_sessions
 from paclm.study.votes import RecordedVotes
 

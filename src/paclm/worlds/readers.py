@@ -18,9 +18,9 @@ from pathlib import Path
 from paclm.config import in_shell
 from paclm.errors import CorpusError, InvalidInput
 from paclm.worlds.compressed import DAMAGE, kind_of, open_text
+from paclm.worlds.parquet import read_dataset, read_parquet
 from paclm.worlds.records import Corpus, ReadOptions, Row, alike, collect_records, show_names
 from paclm.worlds.storage import in_utf8
-from paclm.worlds.tables import read_dataset, read_parquet
 
 TEXT_SUFFIXES = (".txt", ".md")
 DEFAULT_NUM_NOTES = 2000

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paclm.worlds.layout import MANIFEST_FILE, ledger_path
-from paclm.worlds.places import state_folder
 from paclm.worlds.storage import make_private_folder, write_private_json
+from paclm.worlds.user_dirs import state_folder
 
 _SKETCH = 256
 _LEAST_SHARED = 0.01

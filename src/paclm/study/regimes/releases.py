@@ -21,7 +21,7 @@ from paclm.privacy.releases import RULES, Rule
 from paclm.study.attacks.belief import chance_to_name
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
-from paclm.study.overtelling import Gap, Told, broken_bounds, chances_by_agreement, describe_overtelling
+from paclm.study.leak_tests import Gap, Told, broken_bounds, chances_by_agreement, describe_overtelling
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.statistics import clustered_mean, retained_gain

@@ -12,7 +12,7 @@ import termios
 
 import pytest
 
-from paclm.cli.sentences import say, wrap
+from paclm.cli.wrap import say, wrap
 
 SENTENCE = "No attack on whether a record was in the secretly drawn half succeeds more than 51.00% of the time."
 

@@ -16,9 +16,9 @@ from typing import Any, Literal
 from paclm.curator.figures import BudgetFigures
 from paclm.curator.streams import Mark, Stream
 from paclm.curator.text import Tokenizer
-from paclm.server.asks import Ask, ChatAsk, CompletionAsk
 from paclm.server.jobs import Job
-from paclm.server.stepping import Token
+from paclm.server.scheduler import Token
+from paclm.server.schemas import Ask, ChatAsk, CompletionAsk
 
 DONE = b"data: [DONE]\n\n"
 Figures = dict[str, Any]

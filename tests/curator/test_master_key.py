@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from paclm.curator.hidden import Hidden
-from paclm.curator.keys import KEY_FILE, Keys, load_keys, parse_key, read_key, settle_own_key, write_key
+from paclm.curator.master_key import KEY_FILE, Keys, load_keys, parse_key, read_key, settle_own_key, write_key
+from paclm.curator.redacted import Hidden
 from paclm.errors import CuratorError, UnsoundState
 
 MASTER = bytes(range(32))

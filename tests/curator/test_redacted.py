@@ -10,7 +10,7 @@ import pickle
 import pytest
 
 from curator.reporter import everything_in
-from paclm.curator.hidden import Hidden, leaves_no_trace, tells_only_its_message
+from paclm.curator.redacted import Hidden, leaves_no_trace, tells_only_its_message
 from paclm.errors import CuratorError, UnsoundState
 
 TELLTALE = 982451653

@@ -21,9 +21,9 @@ from paclm.ledger.events import Usage
 from paclm.privacy.accounting import nats_up, units_up
 from paclm.privacy.bounds import format_bound
 from paclm.server.access import Admin, AnyCaller, TheService
-from paclm.server.described import described
-from paclm.server.keys import KeyInfo
+from paclm.server.api_keys import KeyInfo
 from paclm.server.metrics import CONTENT_TYPE, Standing
+from paclm.server.openapi import described
 from paclm.server.prompts import has_chat_template
 from paclm.server.recent import BIN_SECONDS
 from paclm.server.service import Service

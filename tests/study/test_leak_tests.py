@@ -21,7 +21,7 @@ from paclm.privacy.randomness import NoiseSource
 from paclm.privacy.releases import RULES, Rule
 from paclm.privacy.step import Step, is_unanimous, tally
 from paclm.study.lab import Lab
-from paclm.study.overtelling import (
+from paclm.study.leak_tests import (
     LOOKS,
     RATE,
     Gap,

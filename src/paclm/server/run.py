@@ -20,16 +20,16 @@ import uvicorn
 
 from paclm.config import ServerConfig, in_shell
 from paclm.curator.curator import Curator
-from paclm.curator.hidden import leave_no_core
-from paclm.curator.terms import budgets_of
+from paclm.curator.preflight import budgets_of
+from paclm.curator.redacted import leave_no_core
 from paclm.errors import ServiceError
 from paclm.server import address, logs
+from paclm.server.api_keys import KeyStore
 from paclm.server.app import create_app
 from paclm.server.connections import allow_files, limited
 from paclm.server.database import Database, service_path
-from paclm.server.keys import KeyStore
+from paclm.server.idempotency import Keep, Replies
 from paclm.server.listening import listen
-from paclm.server.replies import Keep, Replies
 from paclm.server.service import Service, Setup
 from paclm.worlds.layout import MANIFEST_FILE
 from paclm.worlds.workspace import Workspace

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paclm.config import MechanismConfig
-from paclm.curator.hidden import Hidden
 from paclm.curator.outcomes import Outcome
+from paclm.curator.redacted import Hidden
 from paclm.curator.secret import Secret
 from paclm.errors import UnsoundState
 from paclm.privacy.accounting import Account, charge_units

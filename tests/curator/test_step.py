@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from paclm.config import MechanismConfig
-from paclm.curator.hidden import Hidden
-from paclm.curator.releasing import Releaser
+from paclm.curator.redacted import Hidden
 from paclm.curator.secret import Secret, prior_belief
+from paclm.curator.step import Releaser
 from paclm.engine.engine import Ballot
 from paclm.errors import InvalidInput
 from paclm.privacy.accounting import Account

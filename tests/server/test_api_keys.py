@@ -13,9 +13,9 @@ import threading
 import pytest
 
 from paclm.errors import InvalidInput, KeyRefused, QuotaExceeded, ServiceError, WorkspaceError
-from paclm.server import database, keys
+from paclm.server import api_keys, database
+from paclm.server.api_keys import KEY_BYTES, KEY_PREFIX, KeyInfo, KeyStore
 from paclm.server.database import Database
-from paclm.server.keys import KEY_BYTES, KEY_PREFIX, KeyInfo, KeyStore
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_every_key_is_compared_in_constant_time_wherever_the_match_is(store, mon
         compared.append((len(left), len(right)))
         return compare(left, right)
 
-    monkeypatch.setattr(keys.hmac, "compare_digest", counting)
+    monkeypatch.setattr(api_keys.hmac, "compare_digest", counting)
     for presented in (*made, "wrong"):
         compared.clear()
         store.identify(presented)
@@ -117,7 +117,7 @@ def test_a_revoked_key_is_refused_at_once_also_by_a_store_that_was_open_before(s
 def test_a_key_that_another_process_adds_is_known_at_once(store, path):
     program = f"""
 from pathlib import Path
-from paclm.server.keys import KeyStore
+from paclm.server.api_keys import KeyStore
 print(KeyStore.open(Path({str(path)!r})).add("bob"))
 """
     added = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
@@ -269,7 +269,7 @@ def test_what_a_killed_server_had_reserved_counts_as_used_after_a_restart(path):
     program = f"""
 import os, signal
 from pathlib import Path
-from paclm.server.keys import KeyStore
+from paclm.server.api_keys import KeyStore
 store = KeyStore.open(Path({str(path)!r}))
 store.add("alice", quota_tokens=100)
 store.reserve("alice", 40)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paclm.errors import InvalidInput
-from paclm.study.scored_text import detokenise, plain_documents, read_test_text, wikitext_documents
+from paclm.study.eval_text import detokenise, plain_documents, read_test_text, wikitext_documents
 
 WIKITEXT = """
  = Old mill = 

@@ -17,8 +17,8 @@ import pytest
 from curator.deployments import WORLDS, ScriptedEngine
 from paclm import Curator, Workspace
 from paclm.cli.ledger_keys import mac_keys
-from paclm.curator.keys import KEY_FILE
-from paclm.curator.opening import open_custody
+from paclm.curator.custody import open_custody
+from paclm.curator.master_key import KEY_FILE
 from paclm.curator.sealed import SECRET_FILE
 from paclm.errors import (
     CuratorError,
@@ -30,8 +30,8 @@ from paclm.errors import (
 )
 from paclm.ledger.recovery import adopt_restored, backup
 from paclm.worlds.layout import LEDGER_FILE
-from paclm.worlds.places import state_folder
 from paclm.worlds.registry import remember_workspace
+from paclm.worlds.user_dirs import state_folder
 
 Make = Callable[..., Workspace]
 OpenCurator = Callable[..., Curator]
@@ -197,7 +197,7 @@ def test_a_secret_of_another_ledger_over_the_same_worlds_is_refused(
 def test_a_second_process_is_refused(make: Make, open_curator: OpenCurator) -> None:
     workspace = make()
     program = (
-        "import sys\nfrom paclm.worlds.workspace import Workspace\nfrom paclm.curator.opening import open_custody\n"
+        "import sys\nfrom paclm.worlds.workspace import Workspace\nfrom paclm.curator.custody import open_custody\n"
         "open_custody(Workspace.open(sys.argv[1]))"
     )
     with open_curator(workspace) as curator:

@@ -17,13 +17,13 @@ from starlette.types import Receive, Scope, Send
 
 from paclm.errors import InvalidInput, RepliesFull, ReplyConflict
 from paclm.server import logs
-from paclm.server.guard import route_of, unforeseen
+from paclm.server.idempotency import Fresh, InProgress, Stored, Ticket, body_digest
 from paclm.server.jobs import Caller, Interrupted, Job
+from paclm.server.middleware import route_of, unforeseen
+from paclm.server.openai_format import Figures, Reply, cost_of, event
 from paclm.server.refusals import NO_RETRY, Refused, cut_off, invalid
-from paclm.server.replies import Fresh, InProgress, Stored, Ticket, body_digest
-from paclm.server.replying import Figures, Reply, cost_of, event
+from paclm.server.scheduler import Token
 from paclm.server.service import Service
-from paclm.server.stepping import Token
 
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"

@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from paclm import __version__
-from paclm.server.asks import ChatAsk, CompletionAsk
+from paclm.server.schemas import ChatAsk, CompletionAsk
 from paclm.server.shapes import Error
 
 ANSWER_ERRORS = {400, 404, 408, 409, 413, 415, 429}

@@ -16,8 +16,8 @@ import pytest
 from curator.deployments import WORLDS, ScriptedEngine
 from curator.sequential import Reference, belief_of, recorded_noise, world_of
 from paclm import Curator, Workspace
+from paclm.curator.reentrancy import Turns
 from paclm.curator.secret import Secret
-from paclm.curator.turns import Turns
 from paclm.errors import CuratorError, UnsoundState
 
 Make = Callable[..., Workspace]

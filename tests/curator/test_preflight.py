@@ -14,8 +14,8 @@ from curator.deployments import SUPPORT, WORLDS, ScriptedEngine, set_mechanism
 from paclm import Curator, Workspace
 from paclm.config import RELEASES
 from paclm.curator import opening, terms
-from paclm.curator.opening import open_custody
-from paclm.curator.terms import WORLDS_FILE, worlds_digest
+from paclm.curator.custody import open_custody
+from paclm.curator.preflight import WORLDS_FILE, worlds_digest
 from paclm.engine import loading
 from paclm.errors import (
     CuratorError,

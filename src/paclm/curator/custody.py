@@ -16,11 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paclm.config import MechanismConfig
-from paclm.curator.hidden import Hidden, tells_only_its_message
-from paclm.curator.keys import Keys, keys_at_hand, load_keys, settle_own_key
+from paclm.curator.master_key import Keys, keys_at_hand, load_keys, settle_own_key
+from paclm.curator.preflight import (
+    budgets_of,
+    check_first_token,
+    check_same_worlds,
+    check_trained_as_set,
+    worlds_digest,
+)
+from paclm.curator.redacted import Hidden, tells_only_its_message
 from paclm.curator.sealed import SealedFile, Sealing
 from paclm.curator.secret import Secret, prior_belief, seal_belief, unseal_belief
-from paclm.curator.terms import budgets_of, check_first_token, check_same_worlds, check_trained_as_set, worlds_digest
 from paclm.errors import CuratorError, LedgerWrongKey, UnsoundState
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger

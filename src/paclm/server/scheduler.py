@@ -22,7 +22,7 @@ from paclm.curator.curator import Curator, Delivery
 from paclm.curator.streams import FinishReason, Piece, Request, Stream
 from paclm.errors import BudgetExceeded, CuratorError
 from paclm.privacy.accounting import units_up
-from paclm.server.lines import Lines
+from paclm.server.fair_queue import Lines
 from paclm.server.refusals import budget_exhausted, budget_held, queue_full, stopping
 
 T = TypeVar("T")

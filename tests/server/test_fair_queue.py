@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paclm.server.lines import Lines
+from paclm.server.fair_queue import Lines
 
 
 def drained(lines: Lines[int]) -> list[int]:

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from paclm.config import in_shell
-from paclm.curator.hidden import Hidden
+from paclm.curator.redacted import Hidden
 from paclm.errors import CuratorError, UnsoundState
 from paclm.worlds.storage import sync_folder
 
