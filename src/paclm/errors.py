@@ -2,6 +2,7 @@
 
 PaclmError
 ├── InvalidInput          a value outside its rule; also a ValueError
+│   └── ContextExceeded   prompt and answer together are longer than the context
 ├── BudgetExceeded        the next charge would pass the committed total
 ├── RandomnessMisuse      coins where noise belongs, a seed where none may be; also a TypeError
 ├── UnsoundState          a belief that does not sum to one, a second copy of a secret: stop, release nothing
@@ -39,6 +40,19 @@ class PaclmError(Exception):
 
 class InvalidInput(PaclmError, ValueError):
     """A value outside its rule."""
+
+
+class ContextExceeded(InvalidInput):
+    """Prompt and answer together are longer than the context."""
+
+    def __init__(self, *, prompt_tokens: int, max_new_tokens: int, context: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.max_new_tokens = max_new_tokens
+        self.context = context
+        super().__init__(
+            f"The prompt has {prompt_tokens:,} tokens and {max_new_tokens:,} more were asked for; the context holds "
+            f"{context:,}. Shorten the prompt or ask for fewer tokens."
+        )
 
 
 class BudgetExceeded(PaclmError):

@@ -19,7 +19,7 @@ from cli.commands import invoke
 from curator.deployments import ScriptedEngine
 from paclm import Curator
 from paclm.cli.main import app
-from paclm.curator.master_key import Keys, load_keys, read_key
+from paclm.curator.master_key import MasterKeys, load_keys, read_key
 from paclm.errors import (
     CuratorError,
     InvalidInput,
@@ -130,8 +130,8 @@ def test_a_key_that_signed_nothing_is_named_where_nothing_says_which_is_the_newe
     assert "Caution" not in run("verify", alone, *keys).output
 
 
-def load_keys_from(path: str) -> Keys:
-    return Keys.derived(read_key(Path(path)))
+def load_keys_from(path: str) -> MasterKeys:
+    return MasterKeys.derived(read_key(Path(path)))
 
 
 def test_a_backup_is_read_and_verified_by_itself(

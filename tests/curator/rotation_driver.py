@@ -25,8 +25,8 @@ from typing import Any
 
 from paclm.curator import rotation
 from paclm.curator.custody import Custody, open_custody
-from paclm.curator.master_key import KEY_FILE, KEY_VARIABLE, NEW_KEY_FILE, Keys
-from paclm.curator.redacted import Hidden
+from paclm.curator.master_key import KEY_FILE, KEY_VARIABLE, NEW_KEY_FILE, MasterKeys
+from paclm.curator.redacted import Redacted
 from paclm.curator.sealed import SealedFile
 from paclm.curator.secret import seal_belief, unseal_belief
 from paclm.errors import LedgerWrongKey
@@ -75,7 +75,7 @@ class Fate:
         return told
 
 
-def exchange(path: Path, witness: Path, order: str, master: Hidden[bytes] | None, fate: Fate) -> None:
+def exchange(path: Path, witness: Path, order: str, master: Redacted[bytes] | None, fate: Fate) -> None:
     """The exchange, told to the driver; in the order of earlier versions if that is asked for."""
     opened: list[Custody] = []
 
@@ -83,7 +83,7 @@ def exchange(path: Path, witness: Path, order: str, master: Hidden[bytes] | None
         opened.append(fate.begin(open_custody(*arguments)))
         return opened[0]
 
-    def sign_first(ledger: Any, keys: Keys, _: bytes) -> None:
+    def sign_first(ledger: Any, keys: MasterKeys, _: bytes) -> None:
         ledger.rotate_key(keys.mac.reveal())
         if order == "two-commits":
             ledger.commit((), seal_belief(opened[0].belief, keys, opened[0].digest))
@@ -102,7 +102,7 @@ def reopen(path: Path, witness: Path, fate: Fate) -> None:
     open_custody(workspace, witness).ledger.close()
 
 
-def live_and_die(path: Path, witness: Path, order: str, master: Hidden[bytes] | None, last: int) -> str | None:
+def live_and_die(path: Path, witness: Path, order: str, master: Redacted[bytes] | None, last: int) -> str | None:
     """What the process was about to do when it was killed; None if it came to its end."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -188,7 +188,7 @@ def main() -> None:
         if last:
             if is_kept_elsewhere:
                 os.environ[KEY_VARIABLE] = old
-            touch = live_and_die(path, witness, order, Hidden(NEW) if is_kept_elsewhere else None, last)
+            touch = live_and_die(path, witness, order, Redacted(NEW) if is_kept_elsewhere else None, last)
         found.append({"touch": touch, **look(path, witness, variables)})
         shutil.rmtree(path.parent)
         last += 1

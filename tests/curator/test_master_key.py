@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from paclm.curator.master_key import KEY_FILE, Keys, load_keys, parse_key, read_key, settle_own_key, write_key
-from paclm.curator.redacted import Hidden
+from paclm.curator.master_key import KEY_FILE, MasterKeys, load_keys, parse_key, read_key, settle_own_key, write_key
+from paclm.curator.redacted import Redacted
 from paclm.errors import CuratorError, UnsoundState
 
 MASTER = bytes(range(32))
@@ -42,36 +42,36 @@ def test_the_environment_goes_before_a_named_file_and_that_before_the_workspace(
 ) -> None:
     own = load_keys(tmp_path, may_create=True)
     named = tmp_path / "elsewhere"
-    write_key(named, Hidden(bytes(32)))
+    write_key(named, Redacted(bytes(32)))
     monkeypatch.setenv("PACLM_KEY_FILE", str(named))
-    assert load_keys(tmp_path, may_create=False).id == Keys.derived(Hidden(bytes(32))).id != own.id
+    assert load_keys(tmp_path, may_create=False).id == MasterKeys.derived(Redacted(bytes(32))).id != own.id
     monkeypatch.setenv("PACLM_KEY", MASTER.hex())
-    assert load_keys(tmp_path, may_create=False).id == Keys.derived(Hidden(MASTER)).id
+    assert load_keys(tmp_path, may_create=False).id == MasterKeys.derived(Redacted(MASTER)).id
 
 
 @pytest.mark.parametrize("text", [MASTER.hex(), MASTER.hex().upper() + "\n", base64.b64encode(MASTER).decode()])
 def test_a_key_is_written_in_hexadecimal_or_base64(text: str) -> None:
-    assert parse_key(Hidden(text), "it").reveal() == MASTER
+    assert parse_key(Redacted(text), "it").reveal() == MASTER
 
 
 @pytest.mark.parametrize("text", ["", "sesame", MASTER.hex()[:-2], base64.b64encode(MASTER[:-1]).decode()])
 def test_anything_else_is_refused_without_repeating_it(text: str) -> None:
     with pytest.raises(CuratorError, match="32 bytes") as caught:
-        parse_key(Hidden(text), "PACLM_KEY")
+        parse_key(Redacted(text), "PACLM_KEY")
     assert not text or text not in str(caught.value)
 
 
 def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    write_key(tmp_path / "key", Hidden(MASTER))
+    write_key(tmp_path / "key", Redacted(MASTER))
     (tmp_path / "key").chmod(0o640)
     with pytest.raises(CuratorError, match="chmod 600"):
         read_key(tmp_path / "key")
 
 
 def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
-    write_key(tmp_path / "key", Hidden(MASTER))
+    write_key(tmp_path / "key", Redacted(MASTER))
     with pytest.raises(CuratorError, match="never overwritten"):
-        write_key(tmp_path / "key", Hidden(bytes(32)))
+        write_key(tmp_path / "key", Redacted(bytes(32)))
     assert read_key(tmp_path / "key").reveal() == MASTER
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
@@ -85,7 +85,7 @@ def test_a_key_that_cannot_be_written_leaves_nothing_behind_and_says_what_to_do(
 
     monkeypatch.setattr(os, call, refuse)
     with pytest.raises(CuratorError, match=r"Operation not permitted.*hard links.*PACLM_KEY_FILE"):
-        write_key(tmp_path / "key", Hidden(MASTER))
+        write_key(tmp_path / "key", Redacted(MASTER))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -95,7 +95,7 @@ def test_a_key_of_which_only_half_was_written_is_refused_and_leaves_nothing_behi
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:32]))
     with pytest.raises(CuratorError, match="took 32 of 65 bytes"):
-        write_key(tmp_path / "key", Hidden(MASTER))
+        write_key(tmp_path / "key", Redacted(MASTER))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,7 +107,7 @@ def test_an_interruption_while_a_key_is_written_leaves_nothing_behind(
 
     monkeypatch.setattr(os, "fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        write_key(tmp_path / "key", Hidden(MASTER))
+        write_key(tmp_path / "key", Redacted(MASTER))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -116,7 +116,7 @@ def test_settling_removes_every_key_in_clear_that_a_kill_left_behind_and_stumble
 ) -> None:
     keys = load_keys(tmp_path, may_create=True)
     for name in (".key.0badcafe.part", ".key.new.0badcafe.part"):
-        write_key(tmp_path / name, Hidden(bytes(32)))
+        write_key(tmp_path / name, Redacted(bytes(32)))
     for name in (".key.folder.part", ".key.new.folder.part"):
         (tmp_path / name).mkdir()
     settle_own_key(tmp_path, keys)
@@ -134,13 +134,13 @@ def test_a_first_opening_that_another_one_overtook_says_so(tmp_path: Path, monke
 
     monkeypatch.setattr(os, "link", overtake)
     with pytest.raises(CuratorError, match="open the workspace again"):
-        write_key(tmp_path / KEY_FILE, Hidden(MASTER))
+        write_key(tmp_path / KEY_FILE, Redacted(MASTER))
     assert [path.name for path in tmp_path.iterdir()] == [KEY_FILE]
     assert read_key(tmp_path / KEY_FILE).reveal() != MASTER
 
 
 def test_what_is_sealed_opens_with_the_same_key_and_subject_only() -> None:
-    keys, other = Keys.derived(Hidden(MASTER)), Keys.derived(Hidden(bytes(32)))
+    keys, other = MasterKeys.derived(Redacted(MASTER)), MasterKeys.derived(Redacted(bytes(32)))
     sealed = keys.seal(b"content", b"subject")
     assert b"content" not in sealed
     assert keys.seal(b"content", b"subject") != sealed
@@ -154,7 +154,7 @@ def test_what_is_sealed_opens_with_the_same_key_and_subject_only() -> None:
 
 
 def test_every_purpose_has_its_own_key_and_none_shows() -> None:
-    keys = Keys.derived(Hidden(MASTER))
+    keys = MasterKeys.derived(Redacted(MASTER))
     assert keys.mac.reveal() != MASTER
     assert len(keys.mac.reveal()) == 32
     for secret in (MASTER.hex(), keys.mac.reveal().hex()):

@@ -10,14 +10,14 @@ import pickle
 import pytest
 
 from curator.reporter import everything_in
-from paclm.curator.redacted import Hidden, leaves_no_trace, tells_only_its_message
+from paclm.curator.redacted import Redacted, redact_errors, redact_traceback
 from paclm.errors import CuratorError, UnsoundState
 
 TELLTALE = 982451653
 
 
 def test_a_hidden_value_shows_in_no_way_that_programs_print() -> None:
-    box = Hidden(TELLTALE)
+    box = Redacted(TELLTALE)
     for said in (repr(box), str(box), f"{box}", f"{box!r:>20}", format(box, ""), f"{[box]} { ({'a': box}) }"):
         assert str(TELLTALE) not in said
     assert box.reveal() == TELLTALE
@@ -28,23 +28,23 @@ def test_a_hidden_value_shows_in_no_way_that_programs_print() -> None:
 
 
 def test_a_hidden_value_is_neither_pickled_nor_copied_nor_compared() -> None:
-    box = Hidden(TELLTALE)
+    box = Redacted(TELLTALE)
     for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(UnsoundState, match="cannot be pickled or copied"):
             attempt(box)
     with pytest.raises(UnsoundState, match="cannot be pickled or copied"):
         box.__getstate__()
-    assert box != Hidden(TELLTALE)
+    assert box != Redacted(TELLTALE)
     assert box == box
-    assert len({box, Hidden(TELLTALE)}) == 2
+    assert len({box, Redacted(TELLTALE)}) == 2
 
 
 class Oddity(Exception):
     pass
 
 
-@leaves_no_trace
-def fails(box: Hidden[int], kind: type[BaseException]) -> None:
+@redact_errors
+def fails(box: Redacted[int], kind: type[BaseException]) -> None:
     inside = box.reveal()
     raise kind(f"the value is {inside}")
 
@@ -52,7 +52,7 @@ def fails(box: Hidden[int], kind: type[BaseException]) -> None:
 @pytest.mark.parametrize("kind", [ValueError, Oddity, MemoryError, AssertionError])
 def test_a_failure_tells_its_kind_and_nothing_else(kind: type[Exception]) -> None:
     with pytest.raises(UnsoundState, match=kind.__name__) as caught:
-        fails(Hidden(TELLTALE), kind)
+        fails(Redacted(TELLTALE), kind)
     assert caught.value.__context__ is None
     assert caught.value.__cause__ is None
     said = everything_in(caught.value)
@@ -62,27 +62,27 @@ def test_a_failure_tells_its_kind_and_nothing_else(kind: type[Exception]) -> Non
 
 def test_an_interruption_is_passed_on_without_the_frames_it_met() -> None:
     with pytest.raises(KeyboardInterrupt) as caught:
-        fails(Hidden(TELLTALE), KeyboardInterrupt)
+        fails(Redacted(TELLTALE), KeyboardInterrupt)
     said = everything_in(caught.value)  # apart: pytest keeps the parts of an assertion in local variables
     assert str(TELLTALE) not in said
 
 
 @pytest.mark.parametrize(("code", "kept"), [(3, 3), (0, 0), (None, None), (f"the value is {TELLTALE}", 1), (True, 1)])
 def test_an_exit_keeps_its_status_and_nothing_else(code: object, kept: int | None) -> None:
-    @leaves_no_trace
-    def leaves(box: Hidden[object]) -> None:
+    @redact_errors
+    def leaves(box: Redacted[object]) -> None:
         raise SystemExit(box.reveal())
 
     with pytest.raises(SystemExit) as caught:
-        leaves(Hidden(code))
+        leaves(Redacted(code))
     said = everything_in(caught.value)
     assert (caught.value.code, type(caught.value.code)) == (kept, type(kept))
     assert str(TELLTALE) not in said.replace(repr(code), "")  # the test's own frame
 
 
 def test_our_own_errors_can_keep_their_message_and_lose_their_frames() -> None:
-    @tells_only_its_message
-    def opens(box: Hidden[int]) -> None:
+    @redact_traceback
+    def opens(box: Redacted[int]) -> None:
         key = box.reveal()
         try:
             raise OSError(key)
@@ -90,7 +90,7 @@ def test_our_own_errors_can_keep_their_message_and_lose_their_frames() -> None:
             raise CuratorError("There is no such file.") from error
 
     with pytest.raises(CuratorError, match="There is no such file") as caught:
-        opens(Hidden(TELLTALE))
+        opens(Redacted(TELLTALE))
     said = everything_in(caught.value)
     assert str(TELLTALE) not in said
 
@@ -105,7 +105,7 @@ def test_the_reporter_would_see_a_value_that_is_not_hidden() -> None:
 
 
 def test_raising_from_none_would_not_have_been_enough() -> None:
-    def half_careful(box: Hidden[int]) -> None:
+    def half_careful(box: Redacted[int]) -> None:
         try:
             inside = box.reveal()
             raise ValueError(inside)
@@ -113,12 +113,12 @@ def test_raising_from_none_would_not_have_been_enough() -> None:
             raise UnsoundState("no") from None
 
     with pytest.raises(UnsoundState) as caught:
-        half_careful(Hidden(TELLTALE))
+        half_careful(Redacted(TELLTALE))
     assert str(TELLTALE) in everything_in(caught.value)
 
 
 def test_a_failed_step_leaves_no_error_behind_in_memory() -> None:
     with pytest.raises(UnsoundState):
-        fails(Hidden(TELLTALE), Oddity)
+        fails(Redacted(TELLTALE), Oddity)
     gc.collect()
     assert not [thing for thing in gc.get_objects() if type(thing) is Oddity]  # isinstance would ask lazy modules

@@ -17,8 +17,8 @@ from paclm import Curator, Workspace
 from paclm.cli.ledger_keys import mac_keys
 from paclm.curator import rotation
 from paclm.curator.custody import open_custody
-from paclm.curator.master_key import KEY_FILE, NEW_KEY_FILE, Keys, load_keys, write_key
-from paclm.curator.redacted import Hidden
+from paclm.curator.master_key import KEY_FILE, NEW_KEY_FILE, MasterKeys, load_keys, write_key
+from paclm.curator.redacted import Redacted
 from paclm.curator.rotation import rotate_key
 from paclm.curator.sealed import SealedFile
 from paclm.curator.secret import unseal_belief
@@ -75,7 +75,7 @@ def test_the_old_key_opens_nothing_any_more(used: Workspace, monkeypatch: pytest
     with pytest.raises(LedgerWrongKey):
         open_custody(used)
     (sealing,) = SealedFile(used.curator_path).read().values()
-    assert Keys.derived(Hidden(bytes.fromhex(old))).unseal(sealing.secret, b"") is None
+    assert MasterKeys.derived(Redacted(bytes.fromhex(old))).unseal(sealing.secret, b"") is None
 
 
 def test_a_key_that_the_operator_keeps_is_the_operators_to_change(
@@ -87,12 +87,12 @@ def test_a_key_that_the_operator_keeps_is_the_operators_to_change(
     with pytest.raises(CuratorError, match="where paclm cannot put a new one"):
         rotate_key(used)
     with pytest.raises(CuratorError, match="is the one in force"):
-        rotate_key(used, Hidden(bytes.fromhex(own)))
-    name = rotate_key(used, Hidden(b"n" * 32))
+        rotate_key(used, Redacted(bytes.fromhex(own)))
+    name = rotate_key(used, Redacted(b"n" * 32))
     assert not (used.curator_path / NEW_KEY_FILE).exists()
     with pytest.raises(LedgerWrongKey):
         open_custody(used)
-    write_key(tmp_path / "elsewhere", Hidden(b"n" * 32))
+    write_key(tmp_path / "elsewhere", Redacted(b"n" * 32))
     monkeypatch.delenv("PACLM_KEY")
     monkeypatch.setenv("PACLM_KEY_FILE", str(tmp_path / "elsewhere"))
     custody = open_custody(used)
@@ -174,7 +174,7 @@ def test_an_exchange_is_one_row_and_leaves_no_belief_that_the_old_key_opens(
 def test_a_new_key_that_the_disk_did_not_keep_never_comes_into_force(
     used: Workspace, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch, kept: bytes
 ) -> None:
-    def lose(path: Path, master: Hidden[bytes]) -> None:
+    def lose(path: Path, master: Redacted[bytes]) -> None:
         write_key(path, master)
         path.write_bytes(kept)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paclm.curator.master_key import Keys
-from paclm.curator.redacted import Hidden
+from paclm.curator.master_key import MasterKeys
+from paclm.curator.redacted import Redacted
 from paclm.curator.sealed import SealedFile, Sealing
 from paclm.curator.secret import Secret, prior_belief, seal_belief, unseal_belief
 from paclm.errors import CuratorError, UnsoundState
@@ -20,7 +20,7 @@ from paclm.privacy.randomness import Noise, ResearchNoise
 from paclm.privacy.releases import RULES, Rule, rule_named
 from paclm.privacy.step import Step
 
-KEYS, OTHER = Keys.derived(Hidden(bytes(range(32)))), Keys.derived(Hidden(bytes(32)))
+KEYS, OTHER = MasterKeys.derived(Redacted(bytes(range(32)))), MasterKeys.derived(Redacted(bytes(32)))
 WORLDS = 8
 VOTES = np.arange(WORLDS)
 
@@ -39,7 +39,7 @@ def test_secrets_are_drawn_from_all_worlds_alike() -> None:
 
 def test_a_sealed_secret_is_the_same_secret_again() -> None:
     for world in range(WORLDS):
-        secret = Secret(Hidden(world), WORLDS)
+        secret = Secret(Redacted(world), WORLDS)
         assert (
             realized(Secret.unsealed(secret.sealed(KEYS, "digest", "ledger"), KEYS, "digest", "ledger", WORLDS))
             == world
@@ -62,7 +62,7 @@ def test_a_sealed_secret_opens_with_its_own_key_workspace_ledger_and_number_of_w
 def test_a_release_is_that_of_the_rule(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = bytes(range(64))
     monkeypatch.setattr("os.urandom", lambda size: words[:size])
-    released = Secret(Hidden(3), WORLDS).release(rule_named(name), VOTES, prior_belief(WORLDS), 0.1, Noise())
+    released = Secret(Redacted(3), WORLDS).release(rule_named(name), VOTES, prior_belief(WORLDS), 0.1, Noise())
     expected = rule_named(name).release(VOTES, uniform_belief(WORLDS), 3, 0.1, Noise())
     assert released.token.reveal() == expected.token
     assert released.belief.reveal().tobytes() == expected.belief.tobytes()
@@ -80,7 +80,7 @@ def test_seeded_noise_is_refused() -> None:
 )
 def test_nothing_is_released_from_an_unsound_belief(belief: np.ndarray) -> None:
     with pytest.raises(UnsoundState):
-        Secret.draw(WORLDS).release(rule_named("gaussian"), VOTES, Hidden(belief), 0.1, Noise())
+        Secret.draw(WORLDS).release(rule_named("gaussian"), VOTES, Redacted(belief), 0.1, Noise())
 
 
 def test_a_release_that_leaves_an_unsound_belief_is_refused() -> None:
@@ -95,7 +95,7 @@ def test_a_release_that_leaves_an_unsound_belief_is_refused() -> None:
 
 def test_a_belief_is_restored_bit_for_bit_with_its_own_key_and_workspace_only() -> None:
     belief = np.log(np.random.default_rng(0).dirichlet(np.ones(WORLDS)))
-    sealed = seal_belief(Hidden(belief), KEYS, "digest")
+    sealed = seal_belief(Redacted(belief), KEYS, "digest")
     restored = unseal_belief(sealed, KEYS, "digest", WORLDS)
     assert restored is not None
     assert restored.reveal().tobytes() == belief.tobytes()
@@ -106,7 +106,7 @@ def test_a_belief_is_restored_bit_for_bit_with_its_own_key_and_workspace_only() 
 
 def test_a_world_that_was_ruled_out_survives_sealing() -> None:
     belief = np.array([0.0] + [-np.inf] * (WORLDS - 1))
-    restored = unseal_belief(seal_belief(Hidden(belief), KEYS, ""), KEYS, "", WORLDS)
+    restored = unseal_belief(seal_belief(Redacted(belief), KEYS, ""), KEYS, "", WORLDS)
     assert restored is not None
     assert restored.reveal().tolist() == belief.tolist()
 
@@ -120,7 +120,7 @@ def test_a_belief_that_did_not_move_stays_in_the_same_box() -> None:
 
 
 def test_the_file_is_private_and_keeps_retired_keys_sealed(tmp_path: Path) -> None:
-    file, secret = SealedFile(tmp_path), Secret(Hidden(5), WORLDS)
+    file, secret = SealedFile(tmp_path), Secret(Redacted(5), WORLDS)
     assert not file.exists()
     assert file.read() == {}
     sealing = Sealing.make(secret, KEYS, "digest", "ledger", retired=[OTHER])
@@ -147,9 +147,9 @@ def test_a_damaged_file_is_refused_in_one_sentence(tmp_path: Path, content: byte
 
 
 def test_a_secret_does_not_show() -> None:
-    shown = {repr(s) + str(s) + f"{s}" for s in (Secret(Hidden(w), 4096) for w in (0, 4001))}
+    shown = {repr(s) + str(s) + f"{s}" for s in (Secret(Redacted(w), 4096) for w in (0, 4001))}
     assert len(shown) == 1
-    secret = Secret(Hidden(4001), 4096)
+    secret = Secret(Redacted(4001), 4096)
     for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(UnsoundState, match="pickled or copied"):
             attempt(secret)
@@ -163,7 +163,7 @@ def test_a_rule_that_says_it_never_reads_the_secret_cannot_and_releases_nothing(
     def cheat(votes: np.ndarray, belief: np.ndarray, secret: int, *_: object) -> Step:
         return Step(int(votes[secret]), belief, True)
 
-    secret = Secret(Hidden(3), WORLDS)
+    secret = Secret(Redacted(3), WORLDS)
     with pytest.raises(UnsoundState, match="Nothing was released"):
         secret.release(Rule("cheat", cheat, reads_secret=False), VOTES, prior_belief(WORLDS), 0.1, Noise())
     honest = secret.release(Rule("honest", cheat, reads_secret=True), VOTES, prior_belief(WORLDS), 0.1, Noise())

@@ -25,7 +25,7 @@ import pytest
 from curator.deployments import WORLDS, ScriptedEngine
 from curator.reporter import everything_in
 from paclm import Curator, Noise, Workspace
-from paclm.curator.redacted import Hidden
+from paclm.curator.redacted import Redacted
 from paclm.curator.secret import Released, Secret, prior_belief
 from paclm.errors import PaclmError
 from paclm.privacy.releases import rule_named
@@ -48,7 +48,7 @@ def curator(make: Make, open_curator: OpenCurator) -> Iterator[Curator]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         curator = open_curator(make(per_token="2^-5", total="1"), engine=ScriptedEngine(dissent=1.0, distinct=3))
-    curator._custody.secret._Secret__world = Hidden(PlantedIndex(5))  # type: ignore[attr-defined]
+    curator._custody.secret._Secret__world = Redacted(PlantedIndex(5))  # type: ignore[attr-defined]
     curator.generate("the", 10)
     yield curator
     curator.close()
@@ -150,7 +150,7 @@ def test_a_token_that_was_not_committed_is_in_no_traceback(curator: Curator, mon
         for name, value in frame.f_locals.items():
             if name not in ("votes", "ballot"):
                 assert not re.search("654321|765432", repr(value)), f"{frame.f_code.co_name}: {name}"
-    assert any("Outcome(token=<hidden>" in repr(frame.f_locals) for frame in frames)
+    assert any("Outcome(token=<redacted>" in repr(frame.f_locals) for frame in frames)
 
 
 def test_nothing_is_logged_and_no_warning_given(
@@ -221,7 +221,7 @@ def test_the_work_of_a_release_does_not_depend_on_the_secret(release: str, monke
     votes = np.array([3, 3, 9, 9, 9, 4, 4, 9])
     calls, memory = [], []
     for world in (0, *range(WORLDS)):
-        secret = Secret(Hidden(world), WORLDS)
+        secret = Secret(Redacted(world), WORLDS)
 
         def work(secret: Secret = secret) -> Released:
             return secret.release(rule, votes, belief, 2.0**-16, noise)
@@ -241,7 +241,7 @@ def test_whole_steps_do_the_same_work_for_every_secret(
     traces, histories = [], set()
     for run, world in enumerate((0, *range(WORLDS))):
         with open_curator(make(f"run-{run}", per_token="2^-40"), engine=ScriptedEngine(dissent=1.0)) as curator:
-            curator._custody.secret._Secret__world = Hidden(world)  # type: ignore[attr-defined]
+            curator._custody.secret._Secret__world = Redacted(world)  # type: ignore[attr-defined]
             monkeypatch.setattr("os.urandom", np.random.default_rng(3).bytes)
             streams = [curator.submit(curator.request("the", 9, greedy=True)) for _ in range(2)]
 
@@ -271,7 +271,7 @@ def test_the_trace_notices_work_that_depends_on_the_secret(make: Make, open_cura
     with open_curator(make()) as curator:
         secret, belief, noise = curator._custody.secret, curator._custody.belief, curator._releaser._noise
         for world in (0, 5):
-            secret._Secret__world = Hidden(world)  # type: ignore[attr-defined]
+            secret._Secret__world = Redacted(world)  # type: ignore[attr-defined]
             traces.append(calls_during(lambda: secret.release(rule, np.arange(WORLDS), belief, 2.0**-16, noise)))
     assert traces[0] != traces[1]
 

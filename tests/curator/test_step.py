@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paclm.config import MechanismConfig
-from paclm.curator.redacted import Hidden
+from paclm.curator.redacted import Redacted
 from paclm.curator.secret import Secret, prior_belief
 from paclm.curator.step import Releaser
 from paclm.engine.engine import Ballot
@@ -20,7 +20,7 @@ DISPUTED = np.repeat([3, 5], WORLDS // 2)
 
 def releaser() -> tuple[Releaser, Account]:
     config = MechanismConfig(per_token=2.0**-8, total=1.0, charge="dissent")
-    return Releaser(Secret(Hidden(1), WORLDS), config), Account.open(config.total)
+    return Releaser(Secret(Redacted(1), WORLDS), config), Account.open(config.total)
 
 
 def ballot(*rows: np.ndarray) -> Ballot:
@@ -72,5 +72,5 @@ def test_dissent_of_a_world_that_is_all_but_ruled_out_is_charged_too() -> None:
     belief[1] = 0.0
     votes = np.full(WORLDS, 4)
     votes[-1] = 5
-    (outcome,), _ = own.release(ballot(votes), account, Hidden(belief))
+    (outcome,), _ = own.release(ballot(votes), account, Redacted(belief))
     assert (outcome.units, outcome.mark) == (own.price(is_dissent=True), "disputed")

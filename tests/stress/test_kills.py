@@ -12,7 +12,7 @@ from scipy.stats import friedmanchisquare
 from curator.deployments import WORLDS
 from curator.killing import check_report, drive
 from paclm import Noise, Workspace
-from paclm.curator.redacted import Hidden
+from paclm.curator.redacted import Redacted
 from paclm.curator.secret import Secret, prior_belief
 from paclm.privacy.releases import rule_named
 
@@ -34,7 +34,7 @@ def test_a_belief_that_is_not_committed_is_reported(make: Callable[..., Workspac
 
 
 def release_seconds(world: int, rounds: int) -> float:
-    secret, belief, rule, noise = Secret(Hidden(world), WORLDS), prior_belief(WORLDS), rule_named("gaussian"), Noise()
+    secret, belief, rule, noise = Secret(Redacted(world), WORLDS), prior_belief(WORLDS), rule_named("gaussian"), Noise()
     votes = np.array([3, 3, 9, 9, 9, 4, 4, 9])
     started = time.perf_counter()
     for _ in range(rounds):

@@ -95,9 +95,9 @@ def _open(path: Path, witness: Path | None) -> Curator:
 
     budgets_of(open_trained(path))  # the quick refusals come before the slow imports
     from paclm.curator.curator import Curator
-    from paclm.curator.redacted import leave_no_core
+    from paclm.curator.redacted import disable_core_dumps
 
-    leave_no_core()
+    disable_core_dumps()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # said below, as a sentence
         curator = Curator.open(path, witness=witness)

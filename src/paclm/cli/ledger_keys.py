@@ -12,8 +12,8 @@ import typer
 from paclm.errors import CuratorError, InvalidInput, LedgerMissing
 
 if TYPE_CHECKING:
-    from paclm.curator.master_key import Keys
-    from paclm.curator.redacted import Hidden
+    from paclm.curator.master_key import MasterKeys
+    from paclm.curator.redacted import Redacted
     from paclm.curator.sealed import Sealing
 
 WitnessOption = Annotated[
@@ -86,18 +86,18 @@ def unplaced_keys(place: Path, key_files: list[Path], signers: Sequence[str]) ->
     return [name for name in names if name not in signers]
 
 
-def _replaced(given: Sequence[Keys], sealings: Mapping[str, Sealing]) -> set[str]:
+def _replaced(given: Sequence[MasterKeys], sealings: Mapping[str, Sealing]) -> set[str]:
     """Ids of keys of which one at hand says that it replaced them; not while an exchange is under way."""
     return {
         old.id for keys in given if keys.id in sealings for old in sealings[keys.id].retired_keys(keys)
     } - sealings.keys()
 
 
-def _keys_given(ledger: Path, is_bare: bool, key_files: list[Path] | None) -> list[Keys]:
-    from paclm.curator.master_key import KEY_FILE, Keys, keeps_own_key, keys_at_hand, read_key
+def _keys_given(ledger: Path, is_bare: bool, key_files: list[Path] | None) -> list[MasterKeys]:
+    from paclm.curator.master_key import KEY_FILE, MasterKeys, keeps_own_key, keys_at_hand, read_key
 
     if key_files:
-        return [Keys.derived(read_key(path.expanduser())) for path in key_files]
+        return [MasterKeys.derived(read_key(path.expanduser())) for path in key_files]
     if is_bare and keeps_own_key() and not (ledger.parent / KEY_FILE).exists():
         raise CuratorError(
             f"{ledger} is a ledger without its workspace, and no key was named. Name it with --key-file FILE or "
@@ -132,11 +132,11 @@ def rotate_key(
         PACLM_KEY_FILE=/safe/old.key paclm ledger rotate-key clinic --new-key-file /safe/new.key
     """
     from paclm.curator.master_key import KEY_FILE, KEY_FILE_VARIABLE, KEY_VARIABLE, keeps_own_key
-    from paclm.curator.redacted import leave_no_core
+    from paclm.curator.redacted import disable_core_dumps
     from paclm.curator.rotation import rotate_key as rotate
     from paclm.worlds.workspace import Workspace
 
-    leave_no_core()
+    disable_core_dumps()
     opened = Workspace.open(workspace)
     if not ledger_path(workspace).exists():
         raise LedgerMissing(
@@ -166,7 +166,7 @@ def rotate_key(
     )
 
 
-def _new_key(path: Path) -> Hidden[bytes]:
+def _new_key(path: Path) -> Redacted[bytes]:
     """The key in a file, on the disk before anything is sealed with it."""
     from paclm.curator.master_key import new_key, read_key, write_key
 

@@ -24,7 +24,7 @@ from paclm.curator.figures import BudgetFigures, UsageFigures
 from paclm.curator.models import load_models
 from paclm.curator.outcomes import Outcome, usage_by_tag
 from paclm.curator.preflight import cautions, deployment_cautions, training_cautions
-from paclm.curator.redacted import Hidden
+from paclm.curator.redacted import Redacted
 from paclm.curator.reentrancy import Turns
 from paclm.curator.secret import leak_to_three_digits
 from paclm.curator.step import Releaser
@@ -292,8 +292,8 @@ class Curator:
         return self._engine.step(handles, np.stack(coins), [stream.request.temperature for stream in streams])
 
     def _release(
-        self, streams: list[Stream], ballot: Ballot, belief: Hidden[FloatArray]
-    ) -> tuple[list[Outcome], Hidden[FloatArray]]:
+        self, streams: list[Stream], ballot: Ballot, belief: Redacted[FloatArray]
+    ) -> tuple[list[Outcome], Redacted[FloatArray]]:
         """One outcome per stream, in order, and the belief after the last."""
         if ballot.votes.shape != (len(streams), self._custody.secret.num_worlds):
             raise UnsoundState(f"The engine returned votes {ballot.votes.shape}. Nothing may be released.")

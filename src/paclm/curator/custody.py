@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paclm.config import MechanismConfig
-from paclm.curator.master_key import Keys, keys_at_hand, load_keys, settle_own_key
+from paclm.curator.master_key import MasterKeys, keys_at_hand, load_keys, settle_own_key
 from paclm.curator.preflight import (
     budgets_of,
     check_first_token,
@@ -24,7 +24,7 @@ from paclm.curator.preflight import (
     check_trained_as_set,
     worlds_digest,
 )
-from paclm.curator.redacted import Hidden, tells_only_its_message
+from paclm.curator.redacted import Redacted, redact_traceback
 from paclm.curator.sealed import SealedFile, Sealing
 from paclm.curator.secret import Secret, prior_belief, seal_belief, unseal_belief
 from paclm.errors import CuratorError, LedgerWrongKey, UnsoundState
@@ -43,19 +43,19 @@ class Custody:
 
     ledger: Ledger
     secret: Secret
-    keys: Keys
-    belief: Hidden[FloatArray]
+    keys: MasterKeys
+    belief: Redacted[FloatArray]
     digest: str
     commit_seconds: float = 0.0
     """How long the last commit took."""
-    _began_from: Hidden[FloatArray] | None = None
+    _began_from: Redacted[FloatArray] | None = None
 
-    def begin(self) -> Hidden[FloatArray]:
+    def begin(self) -> Redacted[FloatArray]:
         """The belief that a step starts from: the one that its commit will replace, and no other."""
         self._began_from = self.belief
         return self.belief
 
-    def commit(self, entries: Iterable[Usage], belief: Hidden[FloatArray]) -> None:
+    def commit(self, entries: Iterable[Usage], belief: Redacted[FloatArray]) -> None:
         """Make charges and belief durable, together. Only when this returns may a token leave."""
         if self._began_from is not self.belief:
             raise UnsoundState("The belief moved while a step was under way: its commit would undo another's.")
@@ -103,11 +103,11 @@ def open_custody(workspace: Workspace, witness: Path | None = None) -> Custody:
         raise
 
 
-def open_ledger(workspace: Workspace, witness: Path | None = None) -> tuple[Ledger, Keys, list[Keys]]:
+def open_ledger(workspace: Workspace, witness: Path | None = None) -> tuple[Ledger, MasterKeys, list[MasterKeys]]:
     """The ledger, with the key that signs it now and those that signed it before. Does not touch the secret."""
     sealings = SealedFile(workspace.curator_path).read()
 
-    def attempt(keys: Keys) -> tuple[Ledger, Keys, list[Keys]]:
+    def attempt(keys: MasterKeys) -> tuple[Ledger, MasterKeys, list[MasterKeys]]:
         retired = sealings[keys.id].retired_keys(keys) if keys.id in sealings else []
         return _open_ledger(workspace.ledger_path, keys, retired, witness), keys, retired
 
@@ -120,14 +120,14 @@ def open_ledger(workspace: Workspace, witness: Path | None = None) -> tuple[Ledg
     return attempt(following[0])
 
 
-@tells_only_its_message
-def _open_ledger(path: Path, keys: Keys, retired: Sequence[Keys], witness: Path | None) -> Ledger:
+@redact_traceback
+def _open_ledger(path: Path, keys: MasterKeys, retired: Sequence[MasterKeys], witness: Path | None) -> Ledger:
     return Ledger.open(path, keys.mac.reveal(), old_keys=[old.mac.reveal() for old in retired], witness=witness)
 
 
-@tells_only_its_message
+@redact_traceback
 def _create_ledger(
-    workspace: Workspace, config: MechanismConfig, keys: Keys, digest: str, witness: Path | None
+    workspace: Workspace, config: MechanismConfig, keys: MasterKeys, digest: str, witness: Path | None
 ) -> Ledger:
     return Ledger.create(
         workspace.ledger_path,
@@ -140,7 +140,9 @@ def _create_ledger(
     )
 
 
-def _restore_secret(file: SealedFile, ledger: Ledger, keys: Keys, retired: list[Keys], digest: str) -> Secret:
+def _restore_secret(
+    file: SealedFile, ledger: Ledger, keys: MasterKeys, retired: list[MasterKeys], digest: str
+) -> Secret:
     sealings = file.read()
     if not sealings:
         if ledger.state.tokens or ledger.state.belief_is_lost:
@@ -168,7 +170,7 @@ def _restore_secret(file: SealedFile, ledger: Ledger, keys: Keys, retired: list[
     return secret
 
 
-def _restore_belief(ledger: Ledger, keys: Keys, retired: list[Keys], digest: str) -> Hidden[FloatArray]:
+def _restore_belief(ledger: Ledger, keys: MasterKeys, retired: list[MasterKeys], digest: str) -> Redacted[FloatArray]:
     for key in (keys, *reversed(retired)):
         belief = unseal_belief(ledger.sealed_belief, key, digest, ledger.num_worlds)
         if belief is not None:

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from paclm.config import in_shell
-from paclm.curator.redacted import Hidden
+from paclm.curator.redacted import Redacted
 from paclm.errors import CuratorError, UnsoundState
 from paclm.worlds.storage import sync_folder
 
@@ -41,35 +41,35 @@ PACKED_SIZE = _NAME + 2 * SIZE
 
 
 @final
-class Keys:
+class MasterKeys:
     """The keys derived from one master key. Nothing prints, copies or pickles them."""
 
     __slots__ = ("__mac", "__seal", "id")
 
-    def __init__(self, name: str, mac: Hidden[bytes], seal: Hidden[bytes]) -> None:
+    def __init__(self, name: str, mac: Redacted[bytes], seal: Redacted[bytes]) -> None:
         self.id = name
         """Tells keys apart without saying anything about them."""
         self.__mac = mac
         self.__seal = seal
 
     @classmethod
-    def derived(cls, master: Hidden[bytes]) -> Keys:
+    def derived(cls, master: Redacted[bytes]) -> MasterKeys:
         """The keys that follow from a master key."""
         name = _derive(master, "id").reveal().hex()[:_NAME]
         return cls(name, _derive(master, "ledger-mac"), _derive(master, "seal"))
 
-    def packed(self) -> Hidden[bytes]:
+    def packed(self) -> Redacted[bytes]:
         """Both keys, to be sealed: a key that was replaced is still needed to check what it signed."""
-        return Hidden(self.id.encode() + self.__mac.reveal() + self.__seal.reveal())
+        return Redacted(self.id.encode() + self.__mac.reveal() + self.__seal.reveal())
 
     @classmethod
-    def unpacked(cls, packed: Hidden[bytes]) -> Keys:
+    def unpacked(cls, packed: Redacted[bytes]) -> MasterKeys:
         """The keys that `packed` wrote."""
         content = packed.reveal()
-        return cls(content[:_NAME].decode(), Hidden(content[_NAME : _NAME + SIZE]), Hidden(content[_NAME + SIZE :]))
+        return cls(content[:_NAME].decode(), Redacted(content[_NAME : _NAME + SIZE]), Redacted(content[_NAME + SIZE :]))
 
     @property
-    def mac(self) -> Hidden[bytes]:
+    def mac(self) -> Redacted[bytes]:
         """The key of the ledger's message authentication codes."""
         return self.__mac
 
@@ -78,15 +78,15 @@ class Keys:
         nonce = os.urandom(_NONCE)
         return nonce + AESGCM(self.__seal.reveal()).encrypt(nonce, content, about)
 
-    def unseal(self, sealed: bytes, about: bytes) -> Hidden[bytes] | None:
+    def unseal(self, sealed: bytes, about: bytes) -> Redacted[bytes] | None:
         """Decrypt; None for another key, another subject or changed bytes."""
         try:
-            return Hidden(AESGCM(self.__seal.reveal()).decrypt(sealed[:_NONCE], sealed[_NONCE:], about))
+            return Redacted(AESGCM(self.__seal.reveal()).decrypt(sealed[:_NONCE], sealed[_NONCE:], about))
         except (InvalidTag, ValueError):
             return None
 
     def __repr__(self) -> str:
-        return f"<Keys {self.id}>"
+        return f"<MasterKeys {self.id}>"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise UnsoundState(
@@ -94,22 +94,22 @@ class Keys:
         )
 
 
-def load_keys(folder: Path, *, may_create: bool) -> Keys:
+def load_keys(folder: Path, *, may_create: bool) -> MasterKeys:
     """The keys of a workspace, whose curator folder is given; a first opening may make curator/key."""
     return keys_at_hand(folder, may_create=may_create)[0]
 
 
-def keys_at_hand(folder: Path, *, may_create: bool = False) -> list[Keys]:
+def keys_at_hand(folder: Path, *, may_create: bool = False) -> list[MasterKeys]:
     """More than one where an exchange of curator/key was cut short: only the ledger knows then which is in force."""
     if os.environ.get(KEY_VARIABLE):
-        return [Keys.derived(parse_key(Hidden(os.environ[KEY_VARIABLE]), KEY_VARIABLE))]
+        return [MasterKeys.derived(parse_key(Redacted(os.environ[KEY_VARIABLE]), KEY_VARIABLE))]
     if os.environ.get(KEY_FILE_VARIABLE):
-        return [Keys.derived(read_key(Path(os.environ[KEY_FILE_VARIABLE]).expanduser()))]
+        return [MasterKeys.derived(read_key(Path(os.environ[KEY_FILE_VARIABLE]).expanduser()))]
     path, following = folder / KEY_FILE, folder / NEW_KEY_FILE
     if may_create and not path.exists():
         write_key(path, new_key())
-    found = [Keys.derived(read_key(path))]
-    return [*found, Keys.derived(read_key(following))] if following.exists() else found
+    found = [MasterKeys.derived(read_key(path))]
+    return [*found, MasterKeys.derived(read_key(following))] if following.exists() else found
 
 
 def keeps_own_key() -> bool:
@@ -117,7 +117,7 @@ def keeps_own_key() -> bool:
     return not (os.environ.get(KEY_VARIABLE) or os.environ.get(KEY_FILE_VARIABLE))
 
 
-def settle_own_key(folder: Path, keys: Keys) -> None:
+def settle_own_key(folder: Path, keys: MasterKeys) -> None:
     """After an exchange, finished or cut short: the key in force is the one in curator/key, and the only one.
 
     Under the ledger's lock, with the key in force at hand: nobody needs another key file that is being written.
@@ -128,19 +128,19 @@ def settle_own_key(folder: Path, keys: Keys) -> None:
     following = folder / NEW_KEY_FILE
     if not keeps_own_key() or not following.exists():
         return
-    if Keys.derived(read_key(following)).id == keys.id:
+    if MasterKeys.derived(read_key(following)).id == keys.id:
         os.replace(following, folder / KEY_FILE)
     else:
         following.unlink()
     sync_folder(folder)
 
 
-def new_key() -> Hidden[bytes]:
+def new_key() -> Redacted[bytes]:
     """A fresh master key."""
-    return Hidden(secrets.token_bytes(SIZE))
+    return Redacted(secrets.token_bytes(SIZE))
 
 
-def write_key(path: Path, master: Hidden[bytes]) -> None:
+def write_key(path: Path, master: Redacted[bytes]) -> None:
     """Write a new key file, readable by its owner only, durably; one that is there is never overwritten.
 
     Complete or absent: a key of which half was written when the machine died would be lost for ever.
@@ -166,7 +166,7 @@ def write_key(path: Path, master: Hidden[bytes]) -> None:
         ) from None
 
 
-def _write_part(part: Path, master: Hidden[bytes]) -> None:
+def _write_part(part: Path, master: Redacted[bytes]) -> None:
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.fchmod(descriptor, 0o600)
@@ -178,11 +178,11 @@ def _write_part(part: Path, master: Hidden[bytes]) -> None:
         os.close(descriptor)
 
 
-def read_key(path: Path) -> Hidden[bytes]:
+def read_key(path: Path) -> Redacted[bytes]:
     """The master key in a file that only its owner can read."""
     try:
         mode = path.stat().st_mode & 0o777
-        text = Hidden(path.read_bytes().decode("ascii", errors="replace"))
+        text = Redacted(path.read_bytes().decode("ascii", errors="replace"))
     except OSError as error:
         raise CuratorError(
             f"The key file {path} cannot be read: {error.strerror}. Restore it, or set {KEY_VARIABLE} or "
@@ -195,7 +195,7 @@ def read_key(path: Path) -> Hidden[bytes]:
     return parse_key(text, str(path))
 
 
-def parse_key(text: Hidden[str], where: str) -> Hidden[bytes]:
+def parse_key(text: Redacted[str], where: str) -> Redacted[bytes]:
     """Read a key from hexadecimal or base64; the error never repeats it."""
     master = _decoded(text)
     if master is None:
@@ -206,15 +206,15 @@ def parse_key(text: Hidden[str], where: str) -> Hidden[bytes]:
     return master
 
 
-def _decoded(text: Hidden[str]) -> Hidden[bytes] | None:
+def _decoded(text: Redacted[str]) -> Redacted[bytes] | None:
     written = text.reveal().strip()
     try:
         master = bytes.fromhex(written) if _HEX.fullmatch(written) else base64.b64decode(written, validate=True)
     except ValueError:
         return None
-    return Hidden(master) if len(master) == SIZE else None
+    return Redacted(master) if len(master) == SIZE else None
 
 
-def _derive(master: Hidden[bytes], purpose: str) -> Hidden[bytes]:
+def _derive(master: Redacted[bytes], purpose: str) -> Redacted[bytes]:
     derivation = HKDF(algorithm=hashes.SHA256(), length=SIZE, salt=None, info=f"paclm {purpose} 1".encode())
-    return Hidden(derivation.derive(master.reveal()))
+    return Redacted(derivation.derive(master.reveal()))

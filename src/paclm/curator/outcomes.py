@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from paclm.curator.redacted import Hidden
+from paclm.curator.redacted import Redacted
 from paclm.curator.streams import Mark, Stream
 from paclm.ledger.events import Usage
 
@@ -14,7 +14,7 @@ from paclm.ledger.events import Usage
 class Outcome(NamedTuple):
     """What a step decided for one stream: the token stays hidden until the commit has returned."""
 
-    token: Hidden[int]
+    token: Redacted[int]
     mark: Mark
     units: int
 

@@ -1,8 +1,8 @@
 """Values that show themselves to nobody: no print, log, pickle, copy, comparison or traceback tells what they are.
 
 A traceback can carry the local variables of every frame it passed (debuggers, error reporters and `capture_locals` all
-do that). So whatever must stay private is `Hidden` in every frame that can fail, and is taken out only inside functions
-marked `leaves_no_trace`, whose failures are replaced by a bare error without frames, message or context.
+do that). So whatever must stay private is `Redacted` in every frame that can fail, and is taken out only inside functions
+marked `redact_errors`, whose failures are replaced by a bare error without frames, message or context.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ P = ParamSpec("P")
 
 
 @final
-class Hidden(Generic[T]):
+class Redacted(Generic[T]):
     """A box that can be opened only on purpose."""
 
     __slots__ = ("__value",)
@@ -32,7 +32,7 @@ class Hidden(Generic[T]):
         return self.__value
 
     def __repr__(self) -> str:
-        return "<hidden>"
+        return "<redacted>"
 
     def __format__(self, spec: str) -> str:
         return repr(self)
@@ -49,12 +49,12 @@ class Hidden(Generic[T]):
         self.__reduce_ex__(0)
 
 
-def leave_no_core() -> None:
+def disable_core_dumps() -> None:
     """A crash of this process writes no core file: its memory has the secret. For programs, not for libraries."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-def leaves_no_trace(work: Callable[P, T]) -> Callable[P, T]:
+def redact_errors(work: Callable[P, T]) -> Callable[P, T]:
     """Replace whatever `work` raises by an error that tells its kind only.
 
     The new error is raised after the old one is gone, because `raise … from None` would still carry it as context,
@@ -72,7 +72,7 @@ def leaves_no_trace(work: Callable[P, T]) -> Callable[P, T]:
     return run
 
 
-def tells_only_its_message(work: Callable[P, T]) -> Callable[P, T]:
+def redact_traceback(work: Callable[P, T]) -> Callable[P, T]:
     """Pass our own errors on with their message, without frames and causes: for functions that hold a key in clear."""
 
     @functools.wraps(work)

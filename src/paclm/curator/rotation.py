@@ -19,14 +19,14 @@ from paclm.curator.master_key import (
     KEY_FILE_VARIABLE,
     KEY_VARIABLE,
     NEW_KEY_FILE,
-    Keys,
+    MasterKeys,
     keeps_own_key,
     new_key,
     read_key,
     settle_own_key,
     write_key,
 )
-from paclm.curator.redacted import Hidden, tells_only_its_message
+from paclm.curator.redacted import Redacted, redact_traceback
 from paclm.curator.sealed import SealedFile, Sealing
 from paclm.curator.secret import seal_belief
 from paclm.errors import CuratorError
@@ -34,7 +34,7 @@ from paclm.ledger.ledger import Ledger
 from paclm.worlds.workspace import Workspace
 
 
-def rotate_key(workspace: Workspace, master: Hidden[bytes] | None = None, witness: str | Path | None = None) -> str:
+def rotate_key(workspace: Workspace, master: Redacted[bytes] | None = None, witness: str | Path | None = None) -> str:
     """Put a new master key in force and return its id. Nothing may be serving meanwhile: this takes the lock.
 
     `witness`: as for `Curator.open`; PACLM_WITNESS names it too.
@@ -48,7 +48,7 @@ def rotate_key(workspace: Workspace, master: Hidden[bytes] | None = None, witnes
             "pass it as `master`, and name it there afterwards."
         )
     master = master or new_key()
-    new, folder = Keys.derived(master), workspace.curator_path
+    new, folder = MasterKeys.derived(master), workspace.curator_path
     custody = open_custody(workspace, named_witness(witness))
     try:
         old, file = custody.keys, SealedFile(folder)
@@ -68,11 +68,11 @@ def rotate_key(workspace: Workspace, master: Hidden[bytes] | None = None, witnes
     return new.id
 
 
-def _keep(path: Path, master: Hidden[bytes], name: str) -> None:
+def _keep(path: Path, master: Redacted[bytes], name: str) -> None:
     """Write the new key and read it back: with a row signed by a key that the disk does not have, all is lost."""
     write_key(path, master)
     try:
-        kept = Keys.derived(read_key(path)).id
+        kept = MasterKeys.derived(read_key(path)).id
         if kept != name:
             raise CuratorError(
                 f"{path} was written with the key {name}, and holds {kept} when it is read. The key in force was not "
@@ -83,6 +83,6 @@ def _keep(path: Path, master: Hidden[bytes], name: str) -> None:
         raise
 
 
-@tells_only_its_message
-def _sign_with(ledger: Ledger, keys: Keys, sealed_belief: bytes) -> None:
+@redact_traceback
+def _sign_with(ledger: Ledger, keys: MasterKeys, sealed_belief: bytes) -> None:
     ledger.rotate_key(keys.mac.reveal(), sealed_belief)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paclm.curator.master_key import PACKED_SIZE, Keys
-from paclm.curator.redacted import Hidden
+from paclm.curator.master_key import PACKED_SIZE, MasterKeys
+from paclm.curator.redacted import Redacted
 from paclm.curator.secret import FORMAT, Secret
 from paclm.errors import CuratorError
 from paclm.worlds.storage import write_private
@@ -33,12 +33,14 @@ class Sealing:
     """The id of the ledger, in clear so that a refusal can name it; what binds is the same id inside the seal."""
 
     @classmethod
-    def make(cls, secret: Secret, keys: Keys, digest: str, ledger: str, retired: Sequence[Keys] = ()) -> Sealing:
+    def make(
+        cls, secret: Secret, keys: MasterKeys, digest: str, ledger: str, retired: Sequence[MasterKeys] = ()
+    ) -> Sealing:
         """Seal everything under these keys."""
-        packed = Hidden(b"".join(old.packed().reveal() for old in retired))
+        packed = Redacted(b"".join(old.packed().reveal() for old in retired))
         return cls(secret.sealed(keys, digest, ledger), keys.seal(packed.reveal(), _RETIRED), ledger)
 
-    def retired_keys(self, keys: Keys) -> list[Keys]:
+    def retired_keys(self, keys: MasterKeys) -> list[MasterKeys]:
         """The keys that were replaced, the newest last."""
         packed = keys.unseal(self.retired, _RETIRED)
         if packed is None or len(packed.reveal()) % PACKED_SIZE:
@@ -47,8 +49,8 @@ class Sealing:
                 "backup."
             )
         count = len(packed.reveal()) // PACKED_SIZE
-        parts = (Hidden(packed.reveal()[i * PACKED_SIZE : (i + 1) * PACKED_SIZE]) for i in range(count))
-        return [Keys.unpacked(part) for part in parts]
+        parts = (Redacted(packed.reveal()[i * PACKED_SIZE : (i + 1) * PACKED_SIZE]) for i in range(count))
+        return [MasterKeys.unpacked(part) for part in parts]
 
 
 class SealedFile:

@@ -11,7 +11,7 @@ import numpy as np
 
 from paclm.config import MechanismConfig
 from paclm.curator.outcomes import Outcome
-from paclm.curator.redacted import Hidden
+from paclm.curator.redacted import Redacted
 from paclm.curator.secret import Secret
 from paclm.errors import UnsoundState
 from paclm.privacy.accounting import Account, charge_units
@@ -43,8 +43,8 @@ class Releaser:
         )
 
     def release(
-        self, ballot: Ballot, account: Account, belief: Hidden[FloatArray]
-    ) -> tuple[list[Outcome], Hidden[FloatArray]]:
+        self, ballot: Ballot, account: Account, belief: Redacted[FloatArray]
+    ) -> tuple[list[Outcome], Redacted[FloatArray]]:
         """One outcome per row of the ballot, in order, and the belief after the last."""
         outcomes = []
         for row, public in zip(ballot.votes, ballot.public.tolist(), strict=True):
@@ -54,7 +54,7 @@ class Releaser:
             if not account.affords(units):
                 if self._config.on_exhausted == "refuse":
                     raise UnsoundState("A stream met the end of a budget that was held free for it.")
-                outcomes.append(Outcome(Hidden(public), "public", 0))
+                outcomes.append(Outcome(Redacted(public), "public", 0))
                 continue
             account = account.charge(units, is_dissent=is_dissent)
             token, belief = self._secret.release(self._rule, votes, belief, self._config.per_token, self._noise)

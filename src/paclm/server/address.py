@@ -23,7 +23,7 @@ _MOST_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningServer:
     """A server that runs now."""
 
     url: str
@@ -47,7 +47,7 @@ def identity(path: Path) -> tuple[int, int]:
 def noted(workspace: Path, url: str) -> Iterator[None]:
     """Note the address while the block runs. For the one server that holds the curator's lock."""
     path = note_path(workspace)
-    note = Running(url, os.getpid(), identity(service_path(workspace)))
+    note = RunningServer(url, os.getpid(), identity(service_path(workspace)))
     try:
         descriptor = _write(path, json.dumps(asdict(note)).encode())
     except OSError as error:
@@ -77,7 +77,7 @@ def _write(path: Path, content: bytes) -> int:
     return descriptor
 
 
-def running_server(workspace: Path) -> Running | None:
+def running_server(workspace: Path) -> RunningServer | None:
     """The server that runs now; None where none does, or none has said so."""
     try:
         descriptor = os.open(note_path(workspace), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -96,11 +96,11 @@ def running_server(workspace: Path) -> Running | None:
         os.close(descriptor)
 
 
-def _parse(content: bytes) -> Running | None:
+def _parse(content: bytes) -> RunningServer | None:
     try:
         note = json.loads(content)
         url, process, (device, inode) = str(note["url"]), int(note["process"]), note["service_file"]
-        return Running(url, process, (int(device), int(inode))) if _URL.fullmatch(url) else None
+        return RunningServer(url, process, (int(device), int(inode))) if _URL.fullmatch(url) else None
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 

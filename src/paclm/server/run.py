@@ -21,7 +21,7 @@ import uvicorn
 from paclm.config import ServerConfig, in_shell
 from paclm.curator.curator import Curator
 from paclm.curator.preflight import budgets_of
-from paclm.curator.redacted import leave_no_core
+from paclm.curator.redacted import disable_core_dumps
 from paclm.errors import ServiceError
 from paclm.server import address, logs
 from paclm.server.api_keys import KeyStore
@@ -92,7 +92,7 @@ def serve(path: Path, settings: ServerConfig, announce: Callable[[Started], None
     workspace = Workspace.open(path)
     budgets_of(workspace)  # the quick refusals come before the slow work
     allow_files(settings.max_connections)
-    leave_no_core()
+    disable_core_dumps()
     is_loopback = is_loopback_address(settings.host)
     with listen(settings.host, settings.port) as listening, Database.open(service_path(workspace.path)) as database:
         keys = KeyStore(database)
