@@ -22,7 +22,7 @@ from paclm import Curator
 from paclm.cli.main import app
 from paclm.curator.master_key import new_key, write_key
 from paclm.errors import InvalidInput, LedgerBusy, MissingExtra, ServiceError, WorkspaceError
-from paclm.server import logs, running
+from paclm.server import logs, run
 from paclm.server.run import is_loopback_address
 
 
@@ -136,7 +136,7 @@ def test_it_says_where_it_listens_answers_and_ends_cleanly_when_told(clinic: Pat
 def test_a_closed_terminal_ends_it_in_order_and_nohup_outlives_it(is_nohup: bool) -> None:
     told: list[str] = []
     service: Any = SimpleNamespace(drain=lambda: told.append("drain"))
-    server = running._Uvicorn(running.uvicorn.Config(app=lambda: None, log_config=None), service)
+    server = run._Uvicorn(run.uvicorn.Config(app=lambda: None, log_config=None), service)
     missed = lambda *_: told.append("missed")  # noqa: E731  (what a signal does by itself would end these tests too)
     started_with = signal.SIG_IGN if is_nohup else missed
     before = signal.signal(signal.SIGHUP, started_with)
@@ -168,7 +168,7 @@ def test_with_a_witness_and_a_key_elsewhere_the_banner_has_nothing_to_add(
 
     real_open = Curator.open
     monkeypatch.setattr(Curator, "open", open_curator)
-    monkeypatch.setattr(running, "web_server", lambda *_: None)
+    monkeypatch.setattr(run, "web_server", lambda *_: None)
     monkeypatch.setattr(logs, "install", stop)
     result = CliRunner().invoke(app, ["serve", str(clinic), "--port", "0", "--witness", str(tmp_path / "witness")])
     assert isinstance(result.exception, Heard)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from paclm.cli import few_records
+from paclm.cli import training_advice
 from paclm.cli.main import app
 from paclm.config import TrainingConfig, in_shell
 from paclm.engine import training_job
@@ -297,12 +297,12 @@ def test_training_that_brought_little_says_what_to_change(clinic: Path) -> None:
     ],
 )
 def test_little_is_a_small_gain_in_few_steps(public: float, trained: float, steps: int, is_little: bool) -> None:
-    assert few_records.learned_little(public, trained, steps) is is_little
+    assert training_advice.learned_little(public, trained, steps) is is_little
 
 
 def test_the_remedy_names_only_what_can_still_be_raised() -> None:
     def remedy(**settings: Any) -> str:
-        return few_records.after_training(5.0, 4.9, 12, TrainingConfig(**settings), "paclm train clinic --again")
+        return training_advice.after_training(5.0, 4.9, 12, TrainingConfig(**settings), "paclm train clinic --again")
 
     assert "teach more: batch_size = 2 in [training]" in remedy(learning_rate=0.005)
     assert "teach more: epochs = 6 in [training]" in remedy(learning_rate=0.005, batch_size=1, epochs=3)

@@ -13,7 +13,7 @@ import pytest
 from curator.deployments import SUPPORT, WORLDS, ScriptedEngine, set_mechanism
 from paclm import Curator, Workspace
 from paclm.config import RELEASES
-from paclm.curator import opening, terms
+from paclm.curator import custody, preflight
 from paclm.curator.custody import open_custody
 from paclm.curator.preflight import WORLDS_FILE, worlds_digest
 from paclm.engine import loading
@@ -57,13 +57,13 @@ def test_files_are_hashed_under_the_lock_and_before_they_are_loaded(
     used: Workspace, small_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Adapters that change between the first look and the loading: here, when the lock is taken."""
-    original = opening.open_ledger
+    original = custody.open_ledger
 
     def change_then_open(*args: Any) -> Any:
         change_adapters(used)
         return original(*args)
 
-    monkeypatch.setattr(opening, "open_ledger", change_then_open)
+    monkeypatch.setattr(custody, "open_ledger", change_then_open)
     monkeypatch.setattr(loading, "load_stack", lambda *_: pytest.fail("loaded what was not verified"))
     with pytest.raises(WorkspaceError, match="has changed since it was trained"):
         Curator.open(used, tokenizer=small_tokenizer)
@@ -72,14 +72,14 @@ def test_files_are_hashed_under_the_lock_and_before_they_are_loaded(
 def test_adapters_trained_while_the_workspace_is_being_opened_are_refused(
     used: Workspace, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = opening.open_ledger
+    original = custody.open_ledger
 
     def train_then_open(*args: Any) -> Any:
         change_adapters(used)
         used.with_adapters(WORLDS_FILE)  # a whole manifest, of other adapters than the ledger is about
         return original(*args)
 
-    monkeypatch.setattr(opening, "open_ledger", train_then_open)
+    monkeypatch.setattr(custody, "open_ledger", train_then_open)
     with pytest.raises(CuratorError, match="the adapters were trained again"):
         open_curator(used)
 
@@ -137,7 +137,7 @@ def test_a_ledger_of_an_older_version_with_a_smaller_charge_is_no_forgery(
     """Versions before took any per_token, and charged it as one unit."""
     workspace = make(per_token="2^-70", total="2^-50")
     with monkeypatch.context() as older:
-        older.setattr(terms, "SMALLEST_PER_TOKEN", 0.0)
+        older.setattr(preflight, "SMALLEST_PER_TOKEN", 0.0)
         with open_curator(workspace) as curator:
             curator.generate("the", 4)
     with pytest.raises(InvalidInput, match="at least 2"):
