@@ -1,8 +1,8 @@
-"""Values that show themselves to nobody: no print, log, pickle, copy, comparison or traceback tells what they are.
+"""Keeps a value out of repr, logs, pickles, copies, comparisons and tracebacks.
 
-A traceback can carry the local variables of every frame it passed (debuggers, error reporters and `capture_locals` all
-do that). So whatever must stay private is `Redacted` in every frame that can fail, and is taken out only inside functions
-marked `redact_errors`, whose failures are replaced by a bare error without frames, message or context.
+A traceback can carry the local variables of every frame (debuggers, error reporters and `capture_locals` do that). So a
+private value is `Redacted` in every frame that can fail, and is revealed only inside functions decorated with
+`redact_errors`, whose errors are replaced by one without frames, message or context.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ P = ParamSpec("P")
 
 @final
 class Redacted(Generic[T]):
-    """A box that can be opened only on purpose."""
+    """A value that only `reveal` gives out."""
 
     __slots__ = ("__value",)
 
@@ -28,7 +28,7 @@ class Redacted(Generic[T]):
         self.__value = value
 
     def reveal(self) -> T:
-        """The value; only inside functions that leave no trace, or once it may be seen."""
+        """The value. Call it inside `redact_errors`, or once the value may be seen."""
         return self.__value
 
     def __repr__(self) -> str:
@@ -38,34 +38,34 @@ class Redacted(Generic[T]):
         return repr(self)
 
     def __eq__(self, other: object) -> bool:
-        return self is other  # comparing boxes must not compare what is inside
+        return self is other  # comparing wrappers must not compare values
 
     __hash__ = object.__hash__
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:  # pickle, copy and deepcopy all come through here
-        raise UnsoundState("A hidden value cannot be pickled or copied: it stays in the process that holds it.")
+        raise UnsoundState("A redacted value cannot be pickled or copied: it stays in the process that holds it.")
 
-    def __getstate__(self) -> NoReturn:  # object's own would hand out the value
+    def __getstate__(self) -> NoReturn:  # object's own would return the value
         self.__reduce_ex__(0)
 
 
 def disable_core_dumps() -> None:
-    """A crash of this process writes no core file: its memory has the secret. For programs, not for libraries."""
+    """Write no core file if this process crashes: its memory holds the secret. For programs, not for libraries."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def redact_errors(work: Callable[P, T]) -> Callable[P, T]:
-    """Replace whatever `work` raises by an error that tells its kind only.
+    """Replace every error of `work` by one that names its type only.
 
-    The new error is raised after the old one is gone, because `raise … from None` would still carry it as context,
-    with all its frames.
+    The new error is raised after the old one is gone: `raise … from None` would still carry the old one, with its
+    frames, as context.
     """
 
     @functools.wraps(work)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return work(*args, **kwargs)
-        except BaseException as error:  # everything: any frame inside may hold the secret
+        except BaseException as error:  # any frame inside may hold the secret
             bare = _bare(error)
         raise bare
 
@@ -73,7 +73,7 @@ def redact_errors(work: Callable[P, T]) -> Callable[P, T]:
 
 
 def redact_traceback(work: Callable[P, T]) -> Callable[P, T]:
-    """Pass our own errors on with their message, without frames and causes: for functions that hold a key in clear."""
+    """Keep the message of our own errors and drop frames and causes: for functions that hold a key in clear."""
 
     @functools.wraps(work)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -82,7 +82,7 @@ def redact_traceback(work: Callable[P, T]) -> Callable[P, T]:
         except PaclmError as error:
             bare: BaseException = error.with_traceback(None)
             bare.__cause__ = bare.__context__ = None
-        except BaseException as error:  # everything: any frame inside may hold the key
+        except BaseException as error:  # any frame inside may hold the key
             bare = _bare(error)
         raise bare
 
@@ -92,9 +92,9 @@ def redact_traceback(work: Callable[P, T]) -> Callable[P, T]:
 def _bare(error: BaseException) -> BaseException:
     if isinstance(error, KeyboardInterrupt):
         return KeyboardInterrupt()
-    if isinstance(error, SystemExit):  # its status is a number; anything else that was put there stays here
+    if isinstance(error, SystemExit):  # keep a numeric status; any other value may hold private data
         return SystemExit(error.code if error.code is None or type(error.code) is int else 1)
     return UnsoundState(
-        f"A step inside the curator failed ({type(error).__name__}); what it worked on stays private, so there is no "
-        "more to say. Nothing was released."
+        f"A step inside the curator failed ({type(error).__name__}). Details are withheld because they may hold "
+        "private values. Nothing was released."
     )
