@@ -1,4 +1,4 @@
-"""Write the reference pages of docs/ from the program itself. A test fails when they are out of date.
+"""Write the pages of docs/reference/ from the program itself. A test fails when they are out of date.
 
 python tools/make_reference.py
 """
@@ -27,11 +27,11 @@ ROOT = Path(__file__).parent.parent
 WIDTH = 100
 
 ENVIRONMENT = {
-    "PACLM_KEY": "The master key itself, 64 hexadecimal digits or base64: [keys](curator.md#keys).",
+    "PACLM_KEY": "The master key itself, 64 hexadecimal digits or base64: [keys](../internals/curator.md#keys).",
     "PACLM_KEY_FILE": "A file with it, mode 0600. Without either the key is `curator/key`.",
-    "PACLM_WITNESS": "The ledger's [witness](ledger.md#the-witness), a file on another disk; `--witness` is the same.",
+    "PACLM_WITNESS": "The ledger's [witness](../internals/ledger.md#the-witness), a file on another disk; `--witness` is the same.",
     "PACLM_STATE_DIR": "Where notes about workspaces lie, `~/.local/state/paclm` unless set: "
-    "[two workspaces over one corpus](workspace.md#two-workspaces-over-one-corpus).",
+    "[two workspaces over one corpus](../guide/workspace.md#two-workspaces-over-one-corpus).",
     "PACLM_CACHE_DIR": "Where fetched and converted base models lie, `~/.cache/paclm` unless set.",
     "PACLM_COMMIT": "The commit that results of studies name, where the code has no checkout around it.",
     "HF_HOME": "The cache of Hugging Face, for base models by name.",
@@ -88,7 +88,7 @@ def settings_page() -> str:
         lines.append("")
     lines += ["## Environment", "", "| variable | meaning |", "|---|---|"]
     lines += [f"| `{name}` | {meaning} |" for name, meaning in ENVIRONMENT.items()]
-    lines += ["", "## Errors", "", "Whoever met one on the command line: [what it says, what to do](errors.md).", ""]
+    lines += ["", "## Errors", "", "Whoever met one on the command line: [what it says, what to do](../guide/errors.md).", ""]
     lines += ["| error | when |", "|---|---|"]
     for name, cls in vars(errors).items():
         if isinstance(cls, type) and issubclass(cls, errors.PaclmError):
@@ -163,7 +163,7 @@ def http_page() -> str:
     lines = [
         "# HTTP",
         "",
-        "For those who write clients: every path, field and status. [The server](server.md) explains them. " + _WRITTEN,
+        "For those who write clients: every path, field and status. [The server](../guide/server.md) explains them. " + _WRITTEN,
         "",
     ]
     for path, methods in document["paths"].items():
@@ -201,5 +201,5 @@ PAGES = {"http.md": http_page, "commands.md": commands_page, "settings.md": sett
 
 if __name__ == "__main__":
     for name, make in PAGES.items():
-        (ROOT / "docs" / name).write_text(make())
-        print(f"docs/{name}")
+        (ROOT / "docs" / "reference" / name).write_text(make())
+        print(f"docs/reference/{name}")

@@ -1,4 +1,4 @@
-"""Write docs/results.md, and the tables and figures it shows, from the result files in docs/results.
+"""Write docs/research/results.md, and the tables and figures it shows, from the result files in docs/results.
 
     python tools/make_results.py
 
@@ -30,8 +30,8 @@ from paclm.study.tables.tab_capacity import PAPER as PAPER_CAPACITY
 from questions import QUESTIONS
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "results.md"
-RESULTS = ROOT / "docs" / "results"
+PAGE = ROOT / "docs" / "research" / "results.md"
+RESULTS = ROOT / "docs" / "research" / "results"
 STUDIES = ("wiki", "cables", "wikitext", "collections", "earlier_wiki", "earlier_cables")
 """Folders of it, which are also what the template calls them: two corpora, another test text for the worlds of the
 first, two collections of fewer worlds, and what an earlier training of the same worlds left."""

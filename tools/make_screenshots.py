@@ -1,4 +1,4 @@
-"""Take the pictures of docs/dashboard.md from a running server.
+"""Take the pictures of docs/guide/dashboard.md from a running server.
 
     python tools/make_screenshots.py demo-workspace
 

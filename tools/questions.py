@@ -1,4 +1,4 @@
-"""What docs/results.md asks of the result files beyond single rows: gaps in standard errors, p-values, shares.
+"""What docs/research/results.md asks of the result files beyond single rows: gaps in standard errors, p-values, shares.
 
 For the template of tools/make_results.py, which gets all of `QUESTIONS`. Knows no words.
 """

@@ -31,7 +31,7 @@ from paclm.errors import (
 )
 from paclm.ledger.chain import key_name
 
-OPERATIONS = Path(__file__).parent.parent.parent / "docs" / "operations.md"
+OPERATIONS = Path(__file__).parent.parent.parent / "docs" / "guide" / "operations.md"
 
 
 run = partial(invoke, "ledger")

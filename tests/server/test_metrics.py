@@ -165,6 +165,6 @@ def test_every_metric_is_in_the_documentation():
     families = text_string_to_metric_families(metrics.render(standing()).decode())
     # The parser names a counter without the suffix that it is written with.
     names = {family.name + ("_total" if family.type == "counter" else "") for family in families}
-    text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "guide" / "operations.md").read_text()
     ours = {name.replace("paclm_build", "paclm_build_info").replace("_info_info", "_info") for name in names}
     assert {name for name in ours if name.startswith("paclm") and f"`{name}`" not in text} == set()

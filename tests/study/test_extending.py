@@ -1,4 +1,4 @@
-"""docs/extending.md is executed: every block is a whole file, short, and does what the page says."""
+"""docs/internals/extending.md is executed: every block is a whole file, short, and does what the page says."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from paclm.study.streams import play_sessions
 from paclm.study.table import to_markdown
 from paclm.study.votes import RecordedVotes
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "extending.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
 NAMES = ("regime", "table", "figure", "attack", "release", "baseline")
 TYPED = dict(
     zip(("attack", "baseline"), re.findall(r"```pycon\n(.*?)```", PAGE.read_text(), flags=re.DOTALL), strict=True)
 )
-ROOT = PAGE.parents[1]
+ROOT = PAGE.parents[2]
 
 
 def load(name: str) -> dict[str, Any]:
     """A block of the page, executed."""
     source = BLOCKS[NAMES.index(name)]
     module: dict[str, Any] = {"__name__": f"extending_{name}"}
-    exec(compile(source, f"docs/extending.md ({name})", "exec", dont_inherit=True), module)
+    exec(compile(source, f"docs/internals/extending.md ({name})", "exec", dont_inherit=True), module)
     return module
 
 
@@ -55,7 +55,7 @@ def type_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert place is not None
     monkeypatch.setitem(sys.modules, place[1].replace("/", "."), block)
     lines = [line.removeprefix(">>> ") for line in TYPED[name].splitlines()]
-    exec(compile("\n".join(lines), f"docs/extending.md ({name}, typed)", "exec", dont_inherit=True), {})
+    exec(compile("\n".join(lines), f"docs/internals/extending.md ({name}, typed)", "exec", dont_inherit=True), {})
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """The model card of `tiny`: every figure on it comes from a file some command wrote; this only sets them in text.
 
-`docs/tiny.json` keeps the figures, `docs/tiny-curve.json` the loss curve; the pages and the picture are made from them,
+`docs/research/tiny.json` keeps the figures, `docs/research/tiny-curve.json` the loss curve; the pages and the picture are made from them,
 so that they can be made again after the notes, and with them one figure, have changed. `tests/tools/test_card.py` holds
 weights, figures and pages together.
 """
@@ -56,8 +56,8 @@ def gather(run_folder: Path, model_folder: Path) -> Facts:
 
 
 def read_facts(docs: Path) -> Facts:
-    facts: Facts = _read(docs / "tiny.json")
-    return facts | {"curve": _read(docs / "tiny-curve.json")}
+    facts: Facts = _read(docs / "research" / "tiny.json")
+    return facts | {"curve": _read(docs / "research" / "tiny-curve.json")}
 
 
 def measure_notes(facts: Facts, model_folder: Path) -> Facts:
@@ -82,9 +82,9 @@ def write_pages(facts: Facts, docs: Path, model_folder: Path) -> None:
 
     (docs / "images").mkdir(parents=True, exist_ok=True)
     kept = {name: value for name, value in facts.items() if name != "curve"}
-    (docs / "tiny.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
-    (docs / "tiny-curve.json").write_text("[\n" + ",\n".join(map(json.dumps, facts["curve"])) + "\n]\n")
-    (docs / "tiny.md").write_text(render("card.md", facts))
+    (docs / "research" / "tiny.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    (docs / "research" / "tiny-curve.json").write_text("[\n" + ",\n".join(map(json.dumps, facts["curve"])) + "\n]\n")
+    (docs / "research" / "tiny.md").write_text(render("card.md", facts))
     (model_folder / "README.md").write_text(render("readme.md", facts))
     draw_curve(facts["curve"], facts["figures"], docs / "images" / "tiny-curve.svg")
 
@@ -157,5 +157,5 @@ def _sample(sample: dict[str, str]) -> str:
 
 def _read(path: Path) -> Any:
     if not path.is_file():
-        raise SystemExit(f"{path} is not there: see docs/tiny.md for the command that writes it.")
+        raise SystemExit(f"{path} is not there: see docs/research/tiny.md for the command that writes it.")
     return json.loads(path.read_text())

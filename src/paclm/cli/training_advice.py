@@ -1,7 +1,7 @@
 """What to say where records are few: at the paper's settings a world then takes a handful of steps and learns little.
 
 Nothing is changed for anybody: larger steps also mean more memorized text and more dissent, and that is the owner's
-choice (docs/training.md).
+choice (docs/guide/training.md).
 """
 
 from __future__ import annotations

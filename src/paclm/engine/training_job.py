@@ -193,7 +193,7 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 def pick_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:
     """Arithmetic of the base model while training; adapters and moments are always float32.
 
-    `auto` is bfloat16 where the hardware multiplies it natively: faster, and the votes stay (docs/training.md).
+    `auto` is bfloat16 where the hardware multiplies it natively: faster, and the votes stay (docs/guide/training.md).
     """
     if dtype == "auto":
         dtype = "bfloat16" if device.type == "cuda" or _multiplies_bfloat16() else "float32"

@@ -31,7 +31,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Route = Literal["completions", "chat", "models", "privacy", "plan", "health", "metrics", "dashboard", "admin", "other"]
 """What was asked for; a path is never a label, because clients choose paths."""
 Refusal = Literal["budget", "quota", "queue", "idempotency", "key", "input", "stopping", "books"]
-"""Why a request was refused; docs/server.md has the statuses."""
+"""Why a request was refused; docs/guide/server.md has the statuses."""
 
 ROUTES: tuple[str, ...] = get_args(Route)
 REFUSALS: tuple[str, ...] = get_args(Refusal)

@@ -1,4 +1,4 @@
-"""The workspace: a folder with one corpus, its worlds and one deployment (docs/workspace.md).
+"""The workspace: a folder with one corpus, its worlds and one deployment (docs/guide/workspace.md).
 
 Every opening checks the hashes first. This file knows where the curator keeps its things, and never looks inside.
 """

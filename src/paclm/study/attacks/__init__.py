@@ -1,4 +1,4 @@
-"""The attacks, one file each. What each attacker sees, and what its success shows: docs/attacks.md."""
+"""The attacks, one file each. What each attacker sees, and what its success shows: docs/research/attacks.md."""
 
 from __future__ import annotations
 
