@@ -1,4 +1,4 @@
-"""One study of docs/research/results: its result files, what its stages noted, and the tables and figures made from them.
+"""One study of docs/research/results: its result files, notes of its stages, and the tables and figures made from them.
 
 For tools/make_results.py, whose template asks these questions of every study. Says nothing about what results mean.
 """

@@ -29,7 +29,8 @@ WIDTH = 100
 ENVIRONMENT = {
     "PACLM_KEY": "The master key itself, 64 hexadecimal digits or base64: [keys](../internals/curator.md#keys).",
     "PACLM_KEY_FILE": "A file with it, mode 0600. Without either the key is `curator/key`.",
-    "PACLM_WITNESS": "The ledger's [witness](../internals/ledger.md#the-witness), a file on another disk; `--witness` is the same.",
+    "PACLM_WITNESS": "The ledger's [witness](../internals/ledger.md#the-witness), a file on another disk. "
+    "Same as `--witness`.",
     "PACLM_STATE_DIR": "Where notes about workspaces lie, `~/.local/state/paclm` unless set: "
     "[two workspaces over one corpus](../guide/workspace.md#two-workspaces-over-one-corpus).",
     "PACLM_CACHE_DIR": "Where fetched and converted base models lie, `~/.cache/paclm` unless set.",
@@ -88,7 +89,7 @@ def settings_page() -> str:
         lines.append("")
     lines += ["## Environment", "", "| variable | meaning |", "|---|---|"]
     lines += [f"| `{name}` | {meaning} |" for name, meaning in ENVIRONMENT.items()]
-    lines += ["", "## Errors", "", "Whoever met one on the command line: [what it says, what to do](../guide/errors.md).", ""]
+    lines += ["", "## Errors", "", "On the command line: [errors and what to do](../guide/errors.md).", ""]
     lines += ["| error | when |", "|---|---|"]
     for name, cls in vars(errors).items():
         if isinstance(cls, type) and issubclass(cls, errors.PaclmError):
@@ -163,7 +164,7 @@ def http_page() -> str:
     lines = [
         "# HTTP",
         "",
-        "For those who write clients: every path, field and status. [The server](../guide/server.md) explains them. " + _WRITTEN,
+        "Every path, field and status, for clients. [The server](../guide/server.md) explains them. " + _WRITTEN,
         "",
     ]
     for path, methods in document["paths"].items():

@@ -80,7 +80,7 @@ def test_best_world_identification_obeys_the_committed_bound_and_breaks_an_under
 
 
 def test_a_bound_at_the_spend_is_no_guarantee_when_the_outputs_chose_the_stop():
-    """The counterexample of docs/guide/guarantee.md: 64/64 votes, b = 2^-8, stop as soon as one side leads by 14 tokens.
+    """The counterexample of docs/guide/guarantee.md: 64/64 votes, b = 2^-8, stop once one side leads by 14 tokens.
 
     Runs that stopped early show a small spend, yet are won far more often than the bound at that spend would allow.
     Over all runs, the attack by the whole belief stays under the bound at the committed total.

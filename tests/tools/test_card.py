@@ -65,7 +65,9 @@ def test_slightly_different_weights_do_not_reproduce_it(facts: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
-    ("template", "page"), [("card.md", DOCS / "research" / "tiny.md"), ("readme.md", SHIPPED / "README.md")], ids=["card", "readme"]
+    ("template", "page"),
+    [("card.md", DOCS / "research" / "tiny.md"), ("readme.md", SHIPPED / "README.md")],
+    ids=["card", "readme"],
 )
 def test_the_pages_say_what_was_measured(facts: dict[str, Any], template: str, page: Path) -> None:
     assert page.read_text() == render(template, facts), MAKE_AGAIN

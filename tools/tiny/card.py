@@ -1,8 +1,8 @@
 """The model card of `tiny`: every figure on it comes from a file some command wrote; this only sets them in text.
 
-`docs/research/tiny.json` keeps the figures, `docs/research/tiny-curve.json` the loss curve; the pages and the picture are made from them,
-so that they can be made again after the notes, and with them one figure, have changed. `tests/tools/test_card.py` holds
-weights, figures and pages together.
+`docs/research/tiny.json` keeps the figures, `docs/research/tiny-curve.json` the loss curve. Pages and picture are made
+from them, so they can be made again when the notes, and with them one figure, change. `tests/tools/test_card.py` checks
+that weights, figures and pages agree.
 """
 
 from __future__ import annotations

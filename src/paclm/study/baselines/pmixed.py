@@ -5,8 +5,8 @@
     λ_i the largest weight with D↔_a(λp_i + (1−λ)p0, p0) ≤ aβ                `mixing_weight`
     out mean over R of λ_i p_i + (1−λ_i) p0
 
-This is the published method with its own accountant, whose gaps docs/research/baselines.md names; `strict` closes them. The
-accountant counts on disjoint shards: one record moves one shard model.
+This is the published method with its own accountant, whose gaps docs/research/baselines.md names; `strict` closes them.
+The accountant counts on disjoint shards: one record moves one shard model.
 """
 
 from __future__ import annotations
