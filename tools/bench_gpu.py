@@ -36,7 +36,7 @@ from gpu_timing import (
     tidy,
     warm,
 )
-from paclm.engine.decode_step import PlainStep, Step
+from paclm.engine.decode_step import DecodeStep, PlainStep
 from paclm.engine.determinism import check_repeatable, set_deterministic
 from paclm.engine.engine import Ballot, Engine
 from paclm.engine.fused import DEFAULTS, FusedModel
@@ -89,7 +89,7 @@ def compare(weights: Weights) -> dict[str, Any]:
         hidden = [decode_some(model, text, lengths[:n]) for model in (plain, fused)]
         found[f"largest difference, {n}"] = (hidden[0] - hidden[1]).abs().max().item()
         found[f"largest value, {n}"] = hidden[0].abs().max().item()
-    steps: dict[str, tuple[StackedModel, Step]] = {
+    steps: dict[str, tuple[StackedModel, DecodeStep]] = {
         "plain": (plain, PlainStep(plain, SUPPORT)),
         "fused graph": (fused, graph_of(fused)),
     }

@@ -9,8 +9,8 @@ import pytest
 
 from curator.deployments import ScriptedEngine, Talkative
 from paclm import Curator, Noise, Workspace
+from paclm.curator.text import encode_prompt
 from paclm.engine.engine import Engine
-from paclm.engine.loading import encode_prompt
 from paclm.errors import CuratorError, InvalidInput, LedgerError, UnsoundState
 from paclm.ledger.verify import verify
 from paclm.privacy.accounting import units_up

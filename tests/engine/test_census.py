@@ -12,9 +12,9 @@ from paclm.config import RuntimeConfig
 from paclm.engine import census as census_module
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.census import census_of, take_census
+from paclm.engine.decode_step import top_tokens
 from paclm.engine.engine import Engine
 from paclm.engine.loading import build_engine
-from paclm.engine.votes import top_tokens
 
 WORLDS, SUPPORT, LARGE = 4, 12, 40
 

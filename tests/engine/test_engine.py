@@ -11,7 +11,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
 from paclm.config import RuntimeConfig
 from paclm.engine.adapters import AdapterSpec, AdapterStack
 from paclm.engine.engine import Engine
-from paclm.engine.generic import PatchedModel
+from paclm.engine.generic import GenericModel
 from paclm.engine.loading import build_engine
 from paclm.errors import EngineError, InvalidInput
 
@@ -40,7 +40,7 @@ def stack(family: str, build_model: Build, make_stack: MakeStack) -> AdapterStac
 @pytest.fixture
 def engine(family: str, way: str, build_model: Build, stack: AdapterStack) -> Engine:
     if way == "patched":
-        return Engine(PatchedModel(build_model(family), stack, 3, 48), SUPPORT, RUNTIME.prefill_chunk)
+        return Engine(GenericModel(build_model(family), stack, 3, 48), SUPPORT, RUNTIME.prefill_chunk)
     return build_engine(build_model(family), stack, RUNTIME, SUPPORT, "test")
 
 

@@ -17,13 +17,13 @@ if not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
+from paclm.engine.decode_step import coupled_votes, support_logits, top_tokens
 from paclm.engine.fused import FLOAT32, Choices, FusedModel, fit, uncovered
 from paclm.engine.graphs import padded
 from paclm.engine.kernels.ballots import cast_votes, public_keys
 from paclm.engine.kernels.products import Tile
 from paclm.engine.kernels.selection import GROUP, support_of
 from paclm.engine.stacked import StackedModel
-from paclm.engine.votes import coupled_votes, support_logits, top_tokens
 from paclm.engine.weights import Weights, take_apart
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -6,16 +6,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from paclm.engine.votes import (
-    HybridCoins,
-    coupled_votes,
-    coupling_ceiling,
-    hybrid_votes,
-    independent_votes,
-    pick,
-    support_logits,
-    top_tokens,
-)
+from paclm.engine.couplings import HybridCoins, coupling_ceiling, hybrid_votes, independent_votes
+from paclm.engine.decode_step import coupled_votes, pick, support_logits, top_tokens
 from paclm.errors import InvalidInput
 
 DRAWS, WORLDS, SUPPORT = 20_000, 4, 6

@@ -6,7 +6,7 @@ import pytest
 from transformers import Gemma2Config, Gemma2ForCausalLM, PhiConfig, PhiForCausalLM, PreTrainedModel
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
-from paclm.engine.generic import PatchedModel
+from paclm.engine.generic import GenericModel
 from paclm.engine.weights import output_layer
 from paclm.errors import ModelError
 
@@ -19,7 +19,7 @@ def refuse_everywhere(model: PreTrainedModel, target: str, why: str) -> None:
     spec = AdapterSpec(targets=(target,))
     stack = AdapterStack.initial(find_targets(model, spec), spec, 2, 0, "base")
     with pytest.raises(ModelError, match=why):
-        PatchedModel(model, stack, 1, 8)
+        GenericModel(model, stack, 1, 8)
 
 
 def test_a_model_that_bends_its_logits_is_neither_trained_nor_served() -> None:

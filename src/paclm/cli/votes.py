@@ -75,8 +75,8 @@ def votes(
 
 
 def _vote_on_prompt(opened: Workspace, prompt: str, coins: Coins | None, temperature: float, as_json: bool) -> None:
+    from paclm.curator.text import encode_prompt
     from paclm.engine.base import base_of, load_tokenizer
-    from paclm.engine.loading import encode_prompt
 
     tokenizer = load_tokenizer(base_of(opened))
     tokens = encode_prompt(tokenizer, prompt)

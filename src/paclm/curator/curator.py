@@ -29,7 +29,7 @@ from paclm.curator.reentrancy import Turns
 from paclm.curator.secret import leak_to_three_digits
 from paclm.curator.step import Releaser
 from paclm.curator.streams import Generation, Options, Piece, Pieces, Request, Stream
-from paclm.curator.text import Tokenizer
+from paclm.curator.text import Tokenizer, encode_prompt
 from paclm.curator.vote_source import VoteSource
 from paclm.errors import CuratorError, InvalidInput, UnsoundState
 from paclm.privacy.accounting import Account, nats_up
@@ -345,8 +345,6 @@ class Curator:
         return streams
 
     def _encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        from paclm.engine.loading import encode_prompt
-
         check_prompt(prompt)
         tokens = () if isinstance(prompt, str) else tuple(prompt)
         return tokens or tuple(encode_prompt(self._tokenizer, prompt if isinstance(prompt, str) else ""))

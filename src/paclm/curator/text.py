@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from paclm.errors import EngineError, InvalidInput
+
 _BROKEN = "\ufffd"
 """What a decoder writes for bytes that are not (yet) a character."""
 _OVERLAP = 6
@@ -25,9 +27,26 @@ class Tokenizer(Protocol):
     @property
     def bos_token_id(self) -> int | None: ...
 
-    def encode(self, text: str, /, *, add_special_tokens: bool) -> list[int]: ...
+    def encode(self, text: str, /, *, add_special_tokens: bool, verbose: bool) -> list[int]: ...
 
     def decode(self, ids: list[int], /, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str: ...
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Token ids of a prompt, as records are encoded; an empty prompt is the tokenizer's start token."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(
+            f"The prompt is not valid UTF-8, from character {error.start + 1:,} on. Convert it first: iconv -f latin1 "
+            "-t utf-8"
+        ) from None
+    if tokens := list(tokenizer.encode(text, add_special_tokens=False, verbose=False)):
+        return tokens
+    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if start is None:
+        raise EngineError("This tokenizer has no start token, so an empty prompt cannot be continued. Give some text.")
+    return [int(start)]
 
 
 class TextStream:

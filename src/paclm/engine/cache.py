@@ -6,10 +6,11 @@ views and never copies. Adapters touch keys and values, so no two worlds can sha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
-
-from paclm.engine.determinism import distinct_writes
 
 
 class KVCache:
@@ -47,7 +48,7 @@ class KVCache:
         """
         n = positions.shape[0]
         slots = torch.arange(n, device=positions.device)
-        with distinct_writes():  # one place per slot
+        with _distinct_writes():  # one place per slot
             self.keys[layer][slots, :, :, positions] = keys
             self.values[layer][slots, :, :, positions] = values
         return self.keys[layer][:n, :, :, :reach].flatten(0, 2), self.values[layer][:n, :, :, :reach].flatten(0, 2)
@@ -56,3 +57,14 @@ class KVCache:
         """Copy the first `length` positions of one slot to another."""
         for tensor in (*self.keys, *self.values):
             tensor[target, :, :, :length] = tensor[source, :, :, :length]
+
+
+@contextmanager
+def _distinct_writes() -> Iterator[None]:
+    """Around scattered writes whose places are all different: their order cannot matter, so no sorting is needed."""
+    was = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(was)

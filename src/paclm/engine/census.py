@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paclm.engine.couplings import coupling_ceiling
+from paclm.engine.decode_step import pick, top_tokens
 from paclm.engine.determinism import FloatArray, IntArray
 from paclm.engine.engine import Engine
-from paclm.engine.votes import coupling_ceiling, pick, top_tokens
 
 _LOGITS_AT_ONCE = {"cuda": 2**28, "cpu": 2**24}
 """How many logits are held: 1 GiB on a GPU; on a CPU what stays near its caches is also faster."""

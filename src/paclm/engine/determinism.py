@@ -6,8 +6,7 @@ A release must be explainable from its votes: the same context, coins and batch 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -41,17 +40,6 @@ def set_deterministic() -> None:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     # Deterministic mode would fill every fresh tensor with NaN, a launch each; nothing here reads before writing.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-@contextmanager
-def distinct_writes() -> Iterator[None]:
-    """Around scattered writes whose places are all different: their order cannot matter, so no sorting is needed."""
-    was = torch.get_deterministic_debug_mode()
-    torch.set_deterministic_debug_mode("default")
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(was)
 
 
 def check_repeatable(

@@ -18,10 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paclm.engine.decode_step import PlainStep, Step, Tally
+from paclm.engine.decode_step import (
+    DecodeStep,
+    PlainStep,
+    StepOutput,
+    WorldsModel,
+    coupled_votes,
+    support_logits,
+    top_tokens,
+)
 from paclm.engine.determinism import FloatArray, IntArray
-from paclm.engine.model import WorldsModel
-from paclm.engine.votes import coupled_votes, support_logits, top_tokens
 from paclm.errors import EngineError, InvalidInput
 
 _PROMPTS_TOGETHER = 64
@@ -58,7 +64,7 @@ class Engine:
     """All worlds in one batched forward pass, for several sequences at once."""
 
     def __init__(
-        self, model: WorldsModel, support_size: int = 200, prefill_chunk: int = 128, step: Step | None = None
+        self, model: WorldsModel, support_size: int = 200, prefill_chunk: int = 128, step: DecodeStep | None = None
     ) -> None:
         check_support_size(support_size, int(model.head.shape[0]))
         self._model = model
@@ -136,17 +142,17 @@ class Engine:
         coins: (n, k) Gumbel, one row per sequence, or None for greedy votes. Repeating a step changes nothing.
         """
         slots = self._slots_of(handles)
-        tally = self._tally(slots, coins, temperature)
-        return Ballot(tally.support[slots], tally.votes[slots, :-1], tally.votes[slots, -1])
+        output = self._vote(slots, coins, temperature)
+        return Ballot(output.support[slots], output.votes[slots, :-1], output.votes[slots, -1])
 
     def scores(self, handles: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         """Support (n, k) and every world's logits inside it (n, W, k), the public model last, on the next token.
 
-        For rules of voting other than `step`'s (`votes.hybrid_votes` …): studies compare them.
+        For rules of voting other than `step`'s (`couplings`): studies compare them.
         """
         slots = self._slots_of(handles)
-        tally = self._tally(slots, None, 1.0)
-        return torch.from_numpy(tally.support[slots]).to(tally.logits.device), tally.logits[slots]  # a copy
+        output = self._vote(slots, None, 1.0)
+        return torch.from_numpy(output.support[slots]).to(output.logits.device), output.logits[slots]  # a copy
 
     def append(self, handle: int, token: int) -> None:
         """Continue a sequence with one token."""
@@ -193,8 +199,8 @@ class Engine:
         handle = self.add(context)
         try:
             slot = self._slot(handle)
-            tally = self._tally([slot], None if coins is None else coins[None, :], 1.0)
-            return tally.votes[slot, :-1], tally.logits[slot].cpu().numpy()
+            output = self._vote([slot], None if coins is None else coins[None, :], 1.0)
+            return output.votes[slot, :-1], output.logits[slot].cpu().numpy()
         finally:
             self.remove(handle)
 
@@ -254,7 +260,7 @@ class Engine:
             for _, hidden in self.hidden_states(tokens[start : min(start + window, len(tokens)) - 1]):
                 yield hidden
 
-    def _tally(self, slots: list[int], coins: FloatArray | None, temperature: float | Sequence[float]) -> Tally:
+    def _vote(self, slots: list[int], coins: FloatArray | None, temperature: float | Sequence[float]) -> StepOutput:
         """One step of everything that runs; coins and temperature belong to `slots`, the others vote greedily."""
         n = len(self._running)
         all_coins = np.zeros((n, self._support_size), dtype=np.float32)

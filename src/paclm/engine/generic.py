@@ -16,7 +16,7 @@ from paclm.engine.layers import attach
 from paclm.engine.weights import output_layer
 
 
-class PatchedModel:
+class GenericModel:
     """A Hugging Face decoder whose batch is all worlds and the public model."""
 
     def __init__(self, model: PreTrainedModel, stack: AdapterStack, num_slots: int, context: int) -> None:

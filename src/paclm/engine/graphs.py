@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paclm.engine.decode_step import PlainStep, Tally
+from paclm.engine.decode_step import PlainStep, StepOutput, WorldsModel
 from paclm.engine.determinism import FloatArray, IntArray
 from paclm.engine.kernels.ballots import cast_votes, public_keys
 from paclm.engine.kernels.selection import support_of
-from paclm.engine.model import WorldsModel
 
 _REACH_STEP = 128
 
@@ -71,7 +70,7 @@ class GraphStep:
         return self._step.public_logits(hidden)
 
     @torch.inference_mode()
-    def __call__(self, tokens: IntArray, positions: IntArray, coins: FloatArray, temperature: FloatArray) -> Tally:
+    def __call__(self, tokens: IntArray, positions: IntArray, coins: FloatArray, temperature: FloatArray) -> StepOutput:
         n, k = len(tokens), self._support_size
         recording = self.recording(n, int(positions.max()) + 1)
         recording.staged_integers.zero_()
@@ -85,7 +84,7 @@ class GraphStep:
         recording.staged_outcome.copy_(recording.outcome, non_blocking=True)
         torch.cuda.current_stream().synchronize()
         outcome = recording.staged_outcome[:n].numpy().astype(np.int64)  # a copy: the staging area is used again
-        return Tally(outcome[:, :k], outcome[:, k:], recording.logits[:n])
+        return StepOutput(outcome[:, :k], outcome[:, k:], recording.logits[:n])
 
     def recording(self, n: int, reach: int) -> Recording:
         """The graph for n sequences (padded) whose positions lie below reach (padded)."""

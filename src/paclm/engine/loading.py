@@ -10,16 +10,15 @@ import torch
 
 from paclm.config import RuntimeConfig
 from paclm.engine.adapters import AdapterStack, linear_layers
-from paclm.engine.decode_step import PlainStep, Step
+from paclm.engine.decode_step import DecodeStep, PlainStep, WorldsModel
 from paclm.engine.determinism import set_deterministic
 from paclm.engine.engine import Engine, check_support_size
-from paclm.engine.generic import PatchedModel
+from paclm.engine.generic import GenericModel
 from paclm.engine.memory import MemoryPlan, available_memory, plan_memory, shape_of
-from paclm.engine.model import WorldsModel
 from paclm.engine.stacked import StackedModel
 from paclm.engine.threads import set_threads
 from paclm.engine.weights import take_apart, unsupported
-from paclm.errors import EngineError, InvalidInput
+from paclm.errors import EngineError
 from paclm.worlds.layout import FULL_FILE, WORLDS_FILE
 
 if TYPE_CHECKING:
@@ -86,10 +85,10 @@ def build_engine(
 
 def _assemble(
     model: Any, stack: AdapterStack, num_slots: int, context: int, support_size: int
-) -> tuple[WorldsModel, Step]:
+) -> tuple[WorldsModel, DecodeStep]:
     """The fastest forward pass and step that this model and device allow."""
     if unsupported(model) is not None:
-        patched = PatchedModel(model, stack, num_slots, context)
+        patched = GenericModel(model, stack, num_slots, context)
         return patched, PlainStep(patched, support_size)
     weights = take_apart(model, stack, context)
     if weights.device.type != "cuda":
@@ -142,24 +141,6 @@ def open_engine(
     base = base_of(workspace)
     model = load_model(base, getattr(torch, runtime.dtype))
     return build_engine(model, stack, runtime, support_size, base.fingerprint)
-
-
-def encode_prompt(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a prompt, as records are encoded; an empty prompt is the tokenizer's start token."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidInput(
-            f"The prompt is not valid UTF-8, from character {error.start + 1:,} on. Convert it first: iconv -f latin1 "
-            "-t utf-8"
-        ) from None
-    tokens: list[int] = list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
-    if tokens:
-        return tokens
-    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-    if start is None:
-        raise EngineError("This tokenizer has no start token, so an empty prompt cannot be continued. Give some text.")
-    return [int(start)]
 
 
 def has_conv1d(base: Base) -> bool:

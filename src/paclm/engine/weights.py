@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -217,13 +218,9 @@ def _llama(model: Any, stack: AdapterStack, context: int) -> Weights:
 def _activation(name: str) -> Callable[[Tensor], Tensor]:
     """By its name in Transformers, which spells GELU's tanh form out in eight passes; here it is one."""
     if name in ("gelu_new", "gelu_pytorch_tanh"):
-        return _gelu_tanh
+        return partial(functional.gelu, approximate="tanh")
     function: Callable[[Tensor], Tensor] = ACT2FN[name]
     return function
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return functional.gelu(x, approximate="tanh")
 
 
 def _norm(module: Any) -> Norm:

@@ -12,7 +12,7 @@ from typing import Any
 from paclm.config import ServerConfig
 from paclm.curator.curator import Curator
 from paclm.curator.streams import Request
-from paclm.engine.loading import encode_prompt
+from paclm.curator.text import encode_prompt
 from paclm.errors import EngineError, InvalidInput
 from paclm.server.refusals import Refused, invalid
 from paclm.server.schemas import Ask, ChatAsk, Prompt

@@ -57,7 +57,7 @@ def trigger_votes(engine: Engine, canary: Canary, draws: int, temperature: float
     """Votes at the trigger: coupled Gumbel with fresh coins for every draw; greedy, at temperature 0, needs one."""
     import torch
 
-    from paclm.engine.votes import coupled_votes
+    from paclm.engine.decode_step import coupled_votes
 
     (*_, (_, hidden)) = engine.hidden_states(canary.trigger_ids)
     support, logits = engine.restricted(hidden[:, -1:])  # (1, k), (1, W, k)

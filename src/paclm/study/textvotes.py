@@ -75,7 +75,7 @@ def collect_votes(
     """Walk the passages once; with_full: the engine's last world is the full-corpus adapter, which only looks on."""
     import torch
 
-    from paclm.engine.votes import coupled_votes
+    from paclm.engine.decode_step import coupled_votes
 
     for decoding in decodings:
         if decoding.coupling != "coupled":

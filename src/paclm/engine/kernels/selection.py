@@ -1,4 +1,4 @@
-"""The support from the public model's packed keys; its plain twin is `torch.topk` with `tokens_of_keys`.
+"""The support from the public model's packed keys; its plain twin is `decode_step.top_tokens`.
 
 Keys come with the largest of every small group. The k-th largest of those is a bound that at least k keys reach and few
 others do. Keys that reach it are laid side by side, in whatever order, and each finds its place by counting how many

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paclm.engine.votes import top_tokens
+from paclm.engine.decode_step import top_tokens
 from paclm.privacy.arrays import IntArray
 from paclm.study.text import Passage
 

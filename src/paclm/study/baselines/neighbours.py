@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paclm.engine.votes import coupled_votes
+from paclm.engine.decode_step import coupled_votes
 from paclm.privacy.arrays import BoolArray, FloatArray
 from paclm.study.baselines import adapmixed, gnmax, submix
 from paclm.study.baselines.adapmixed import AdaSettings
