@@ -9,8 +9,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from paclm.curator.curator import Curator
     from paclm.privacy.bounds import nats_for, success_bound
-    from paclm.privacy.gaussian import release_token
     from paclm.privacy.randomness import Coins, Noise, ResearchNoise
+    from paclm.privacy.releases import release_token
     from paclm.worlds.assignment import assign_worlds
     from paclm.worlds.workspace import Workspace
 
@@ -19,7 +19,7 @@ _HOMES = {
     "Curator": "paclm.curator.curator",
     "success_bound": "paclm.privacy.bounds",
     "nats_for": "paclm.privacy.bounds",
-    "release_token": "paclm.privacy.gaussian",
+    "release_token": "paclm.privacy.releases",
     "Coins": "paclm.privacy.randomness",
     "Noise": "paclm.privacy.randomness",
     "ResearchNoise": "paclm.privacy.randomness",

@@ -15,10 +15,9 @@ from paclm.curator.redacted import Redacted
 from paclm.curator.sealed import SealedFile, Sealing
 from paclm.curator.secret import Secret, prior_belief, seal_belief, unseal_belief
 from paclm.errors import CuratorError, UnsoundState
-from paclm.privacy.belief import uniform_belief
+from paclm.privacy.belief import Release, uniform_belief
 from paclm.privacy.randomness import Noise, ResearchNoise
 from paclm.privacy.releases import RULES, Rule, rule_named
-from paclm.privacy.step import Step
 
 KEYS, OTHER = MasterKeys.derived(Redacted(bytes(range(32)))), MasterKeys.derived(Redacted(bytes(32)))
 WORLDS = 8
@@ -160,8 +159,8 @@ def test_a_secret_does_not_show() -> None:
 
 
 def test_a_rule_that_says_it_never_reads_the_secret_cannot_and_releases_nothing() -> None:
-    def cheat(votes: np.ndarray, belief: np.ndarray, secret: int, *_: object) -> Step:
-        return Step(int(votes[secret]), belief, True)
+    def cheat(votes: np.ndarray, belief: np.ndarray, secret: int, *_: object) -> Release:
+        return Release(int(votes[secret]), belief, True)
 
     secret = Secret(Redacted(3), WORLDS)
     with pytest.raises(UnsoundState, match="Nothing was released"):

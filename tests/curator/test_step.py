@@ -12,7 +12,7 @@ from paclm.curator.step import Releaser
 from paclm.engine.engine import Ballot
 from paclm.errors import InvalidInput
 from paclm.privacy.accounting import Account
-from paclm.privacy.step import is_unanimous
+from paclm.privacy.belief import is_unanimous
 
 WORLDS = 8
 DISPUTED = np.repeat([3, 5], WORLDS // 2)

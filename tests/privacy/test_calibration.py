@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paclm.privacy.arrays import SUM_TOLERANCE
+from paclm.privacy.belief import SUM_TOLERANCE
 from paclm.privacy.calibration import FLOOR, Calibration, calibrate_noise, helmert
 from reference.ambient import noise_covariance, vote_covariance
 from reference.information import gaussian_bound, gaussian_information

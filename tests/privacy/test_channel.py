@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paclm.privacy import channel
-from paclm.privacy.belief import uniform_belief
+from paclm.privacy.belief import tally, uniform_belief
 from paclm.privacy.channel import optimal_channel
 from paclm.privacy.randomness import ResearchNoise
-from paclm.privacy.step import tally
 from reference.information import table_information
 
 

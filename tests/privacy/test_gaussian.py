@@ -13,12 +13,10 @@ from scipy.special import ndtr
 import paclm
 from paclm.errors import InvalidInput, RandomnessMisuse, UnsoundState
 from paclm.privacy import gaussian
-from paclm.privacy.arrays import check_belief
-from paclm.privacy.belief import normalise, uniform_belief
+from paclm.privacy.belief import check_belief, normalise, tally, uniform_belief
 from paclm.privacy.calibration import calibrate_noise
 from paclm.privacy.randomness import Coins, NoiseSource, ResearchNoise
 from paclm.privacy.releases import RULES
-from paclm.privacy.step import tally
 from reference import ambient
 
 

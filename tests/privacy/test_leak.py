@@ -10,7 +10,13 @@ import pytest
 from paclm.errors import InvalidInput, UnsoundState
 from paclm.privacy import gaussian
 from paclm.privacy.belief import uniform_belief
-from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr, told_by_entropy, told_by_truth
+from paclm.privacy.leak import (
+    leak_by_entropy,
+    leak_by_truth,
+    leak_samples_by_entropy,
+    leak_samples_by_truth,
+    mean_and_stderr,
+)
 from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import RULES
 from reference.simulation import ScaledNoise, random_votes, run_session
@@ -95,19 +101,19 @@ def test_a_single_session_has_no_standard_error():
 def test_what_was_told_is_the_same_session_by_session_and_all_at_once():
     beliefs, secrets, _ = play(gaussian.release, 2.0**-20, sessions=30, tokens=4)
     one_by_one = [float(np.exp(row) @ (row + math.log(row.size))) for row in beliefs]
-    assert told_by_entropy(beliefs) == pytest.approx(one_by_one, rel=1e-9)
+    assert leak_samples_by_entropy(beliefs) == pytest.approx(one_by_one, rel=1e-9)
     pairs = zip(beliefs, secrets, strict=True)
-    assert told_by_truth(beliefs, secrets).tolist() == [math.log(32) + row[s] for row, s in pairs]
-    assert told_by_entropy(np.empty((0, 8))).size == 0
+    assert leak_samples_by_truth(beliefs, secrets).tolist() == [math.log(32) + row[s] for row, s in pairs]
+    assert leak_samples_by_entropy(np.empty((0, 8))).size == 0
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
 def test_one_unsound_belief_among_many_is_refused(wrong):
     beliefs = np.tile(uniform_belief(8), (5, 1))
-    told_by_entropy(beliefs)
+    leak_samples_by_entropy(beliefs)
     beliefs[3, 2] = wrong
     with pytest.raises(UnsoundState, match="belief"):
-        told_by_entropy(beliefs)
+        leak_samples_by_entropy(beliefs)
 
 
 def test_no_sessions_and_missing_secrets_are_refused():

@@ -158,7 +158,7 @@ def test_coins_passed_for_noise_are_refused_by_the_type_checker(tmp_path):
     source.write_text(
         textwrap.dedent("""
         import numpy as np
-        from paclm.privacy.gaussian import release_token
+        from paclm.privacy.releases import release_token
         from paclm.privacy.randomness import Coins, Noise
 
         release_token(np.array([1, 2]), np.zeros(2), 0, 0.1, Noise())

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from paclm.errors import InvalidInput, UnsoundState
-from paclm.privacy import mixture, plurality
 from paclm.privacy.belief import uniform_belief
 from paclm.privacy.randomness import ResearchNoise
-from paclm.privacy.releases import RULES, rule_named
-from paclm.privacy.unreadable import unreadable_secret
+from paclm.privacy.releases import RULES, release_mixture, release_plurality, rule_named, unreadable_secret
 
 VOTES = np.repeat([7, 3, 5], [4, 2, 2])
 
@@ -29,7 +27,7 @@ def test_the_secret_is_never_read_and_the_belief_never_moves(name):
 
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.reads_secret])
 def test_the_unreadable_secret_does_catch_a_release_that_reads_it(name):
-    with pytest.raises(UnsoundState, match=f"The release '{name}' .* and it read it"):
+    with pytest.raises(UnsoundState, match=name):
         RULES[name].release(VOTES, uniform_belief(8), unreadable_secret(name), 2.0**-8, ResearchNoise(1))
 
 
@@ -54,24 +52,24 @@ READINGS = {
 
 @pytest.mark.parametrize("reading", READINGS.values(), ids=READINGS)
 def test_no_way_of_looking_at_the_unreadable_secret_succeeds(reading):
-    with pytest.raises(UnsoundState, match="'example' is registered as one that never reads the secret"):
+    with pytest.raises(UnsoundState, match="example"):
         reading(unreadable_secret("example"))
     reading(3)  # the twin: a secret that may be read
 
 
 def test_plurality_weighs_by_belief_not_by_heads():
     belief = np.log([0.02, 0.02, 0.02, 0.04, 0.3, 0.3, 0.15, 0.15])
-    assert plurality.release(VOTES, uniform_belief(8), 0, 1.0, ResearchNoise(0)).token == 7
-    assert plurality.release(VOTES, belief, 0, 1.0, ResearchNoise(0)).token == 3
+    assert release_plurality(VOTES, uniform_belief(8), 0, 1.0, ResearchNoise(0)).token == 7
+    assert release_plurality(VOTES, belief, 0, 1.0, ResearchNoise(0)).token == 3
 
 
 def test_plurality_ties_go_to_the_smaller_token():
-    assert plurality.release(np.array([9, 9, 4, 4]), uniform_belief(4), 0, 1.0, ResearchNoise(0)).token == 4
+    assert release_plurality(np.array([9, 9, 4, 4]), uniform_belief(4), 0, 1.0, ResearchNoise(0)).token == 4
 
 
 def test_mixture_releases_each_vote_with_its_belief():
     belief, noise, n = np.log([0.1, 0.1, 0.1, 0.1, 0.25, 0.25, 0.05, 0.05]), ResearchNoise(4), 20_000
-    tokens = np.array([mixture.release(VOTES, belief, 0, 1.0, noise).token for _ in range(n)])
+    tokens = np.array([release_mixture(VOTES, belief, 0, 1.0, noise).token for _ in range(n)])
     for token, share in ((7, 0.4), (3, 0.5), (5, 0.1)):
         # Four standard errors on three counts: false alarm under 2e-4.
         assert abs((tokens == token).mean() - share) < 4 * math.sqrt(share * (1 - share) / n)

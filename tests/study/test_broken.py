@@ -14,12 +14,11 @@ import pytest
 
 from paclm.curator.research import ResearchSessions
 from paclm.privacy import gaussian
-from paclm.privacy.belief import update_belief
+from paclm.privacy.belief import Release, is_unanimous, tally, update_belief
 from paclm.privacy.calibration import calibrate_noise
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
 from paclm.privacy.randomness import Coins
 from paclm.privacy.releases import Rule, rule_named
-from paclm.privacy.step import Step, is_unanimous, tally
 from paclm.study.attacks.coins import attack_coins
 
 WORLDS, TOKENS = 16, 64
@@ -33,12 +32,12 @@ def generous(votes, belief, secret, per_token, noise):
 def unaware(votes, belief, secret, per_token, noise):
     """Noise for four times the budget, and a belief that takes it for noise at the budget."""
     if is_unanimous(votes):
-        return Step(votes.item(0), belief, False)
+        return Release(votes.item(0), belief, False)
     candidates, choice, mass = tally(votes, belief)
     axes, variances = calibrate_noise(mass, per_token)
     R = axes[choice[secret]] + 0.5 * np.sqrt(variances) * noise.standard_normal(variances.size)
     after = update_belief(belief, choice, ((R - axes) ** 2) @ (-0.5 / variances), mass)
-    return Step(candidates.item((axes @ R).argmax()), after, True, per_token)
+    return Release(candidates.item((axes @ R).argmax()), after, True, per_token)
 
 
 RULES = {

@@ -38,7 +38,7 @@ def edited(path: Path, old: str, new: str, module: str) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("privacy/mixture.py", "noise.choose(mass)", "noise.choose(mass**2)"),  # behind releases.py, two imports away
+        ("privacy/calibration.py", "FLOOR = 1e-14", "FLOOR = 1e-13"),  # behind gaussian.py, three imports away
         ("privacy/releases.py", 'Rule("channel"', 'Rule("chanel"'),
         ("curator/research.py", "_AHEAD = 64", "_AHEAD = 65"),
         ("study/regimes/releases.py", "TARGET = 0.51", "TARGET = 0.52"),
@@ -55,8 +55,8 @@ def test_an_edit_of_whatever_a_regime_imports_gives_another_digest(
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("privacy/mixture.py", '"""The vote of', '"""A vote of'),
-        ("privacy/mixture.py", "    del secret, per_token\n", "    del secret, per_token  # a remark\n\n"),
+        ("privacy/releases.py", '"""The rule of', '"""A rule of'),
+        ("privacy/releases.py", "    del secret, per_token\n", "    del secret, per_token  # a remark\n\n"),
         ("cli/main.py", "def ", "x = 1\ndef "),
         ("study/tables/tab_releases.py", "def ", "x = 1\ndef "),
         ("study/regimes/sweep.py", "def ", "x = 1\ndef "),
@@ -69,7 +69,7 @@ def test_remarks_and_code_that_it_does_not_import_do_not(sources: Path, file: st
 
 
 def test_votes_outlive_an_edited_release_and_not_an_edited_engine(sources: Path) -> None:
-    before, after = edited(sources / "privacy" / "mixture.py", "choose(mass)", "choose(mass**2)", VOTES)
+    before, after = edited(sources / "privacy" / "releases.py", "choose(mass)", "choose(mass**2)", VOTES)
     assert before == after
     before, after = edited(sources / "engine" / "decode_step.py", "def pick", "x = 1\ndef pick", VOTES)
     assert before != after

@@ -14,12 +14,10 @@ import pytest
 from scipy.special import rel_entr
 
 from paclm.privacy import gaussian
-from paclm.privacy.arrays import FloatArray, IntArray
-from paclm.privacy.belief import update_belief
-from paclm.privacy.leak import told_by_entropy
+from paclm.privacy.belief import FloatArray, IntArray, Release, is_unanimous, tally, update_belief
+from paclm.privacy.leak import leak_samples_by_entropy
 from paclm.privacy.randomness import NoiseSource
 from paclm.privacy.releases import RULES, Rule
-from paclm.privacy.step import Step, is_unanimous, tally
 from paclm.study.lab import Lab
 from paclm.study.leak_tests import (
     LOOKS,
@@ -42,10 +40,10 @@ FOLDER = Path(__file__).parent.parent / "fixtures" / "votes"
 PROVEN = ("gaussian", "plurality", "mixture", "channel")
 
 
-def warner(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Step:
+def warner(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Release:
     """The true vote in half of the cases, whatever the budget is; exact Bayes; declares its budget."""
     if is_unanimous(votes):
-        return Step(votes.item(0), belief, False)
+        return Release(votes.item(0), belief, False)
     candidates, choice, mass = tally(votes, belief)
     shares = mass / mass.sum()
     probabilities = 0.5 * shares
@@ -53,23 +51,23 @@ def warner(votes: IntArray, belief: FloatArray, secret: int, per_token: float, n
     index = noise.choose(probabilities)
     likelihood = 0.5 * shares[index] + 0.5 * (np.arange(mass.size) == index)  # (a,)
     after = update_belief(belief, choice, np.log(np.maximum(likelihood, 1e-300)), mass)
-    return Step(int(candidates[index]), after, True, per_token)
+    return Release(int(candidates[index]), after, True, per_token)
 
 
-def honest(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Step:
+def honest(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Release:
     """Twice the budget, and says so."""
     return gaussian.release(votes, belief, secret, 2.0 * per_token, noise)
 
 
-def modest(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Step:
+def modest(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Release:
     """Keeps to its budget and declares a quarter of it."""
     step = gaussian.release(votes, belief, secret, per_token, noise)
     return step._replace(information=0.25 * step.information)
 
 
-def forgetful(votes: IntArray, belief: FloatArray, secret: int, per_token: float, _: NoiseSource) -> Step:
+def forgetful(votes: IntArray, belief: FloatArray, secret: int, per_token: float, _: NoiseSource) -> Release:
     """The true vote, and a belief that never hears of it."""
-    return Step(int(votes[secret]), belief, not is_unanimous(votes), 0.0 if is_unanimous(votes) else per_token)
+    return Release(int(votes[secret]), belief, not is_unanimous(votes), 0.0 if is_unanimous(votes) else per_token)
 
 
 class Quiet:
@@ -82,12 +80,12 @@ class Quiet:
         return 0.25 * self.noise.standard_normal(count)
 
 
-def quiet(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Step:
+def quiet(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Release:
     """A sixteenth of the variance that its belief assumes."""
     return gaussian.release(votes, belief, secret, per_token, Quiet(noise))  # type: ignore[arg-type]
 
 
-def seldom(votes: IntArray, belief: FloatArray, secret: int, _: float, noise: NoiseSource) -> Step:
+def seldom(votes: IntArray, belief: FloatArray, secret: int, _: float, noise: NoiseSource) -> Release:
     """Sound, for two worlds: a plain answer first, then rare tokens. All is exact, and what it declares is skewed."""
     candidates, choice, mass = tally(votes, belief)
     shares = mass / mass.sum()
@@ -99,7 +97,7 @@ def seldom(votes: IntArray, belief: FloatArray, secret: int, _: float, noise: No
     index = noise.choose(table[choice[secret]])
     information = float(shares @ rel_entr(table, shares @ table).sum(axis=1))
     after = update_belief(belief, choice, np.log(table[:, index]), mass)
-    return Step(int(candidates[index]), after, True, information)
+    return Release(int(candidates[index]), after, True, information)
 
 
 BROKEN = {
@@ -261,7 +259,9 @@ def test_secrets_drawn_from_their_beliefs_raise_no_alarm_and_those_of_sharper_on
             sharper = beliefs**power / (beliefs**power).sum(axis=1, keepdims=True)
             secrets = (rng.random((40, 1)) < sharper.cumsum(axis=1)).argmax(axis=1)
             table = np.log(beliefs)
-            told = Told(told_by_entropy(table), Gap.between(table, secrets), much, much, never, never, never, 1.0)
+            told = Told(
+                leak_samples_by_entropy(table), Gap.between(table, secrets), much, much, never, never, never, 1.0
+            )
             found += broken_bounds(told) == ["belief"]
         return found
 

@@ -33,7 +33,7 @@ from paclm.curator.text import Tokenizer, encode_prompt
 from paclm.curator.vote_source import VoteSource
 from paclm.errors import CuratorError, InvalidInput, UnsoundState
 from paclm.privacy.accounting import Account, nats_up
-from paclm.privacy.arrays import FloatArray
+from paclm.privacy.belief import FloatArray
 from paclm.worlds.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from paclm.curator.secret import Secret, prior_belief, seal_belief, unseal_belie
 from paclm.errors import CuratorError, LedgerWrongKey, UnsoundState
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
-from paclm.privacy.arrays import FloatArray
+from paclm.privacy.belief import FloatArray
 from paclm.worlds.registry import note_place, remember_ledger
 from paclm.worlds.workspace import Workspace
 

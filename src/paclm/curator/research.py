@@ -11,13 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import BoolArray, FloatArray, IntArray, check_num_worlds, check_per_token
-from paclm.privacy.belief import uniform_belief
+from paclm.privacy.accounting import check_per_token
+from paclm.privacy.belief import IN_ONE_SUM, BoolArray, FloatArray, IntArray, Release, check_num_worlds, uniform_belief
 from paclm.privacy.pairs import has_two_votes, release_pairs
 from paclm.privacy.randomness import NoiseSource, ResearchNoise, WordArray, normals_of
-from paclm.privacy.releases import Rule
-from paclm.privacy.step import IN_ONE_SUM, Step
-from paclm.privacy.unreadable import unreadable_secret
+from paclm.privacy.releases import Rule, unreadable_secret
 
 STAMP = "NOT PRIVATE: research mode, secret and noise follow from a seed"
 
@@ -40,7 +38,7 @@ class ResearchSession:
         self._instead = None if rule.reads_secret else unreadable_secret(rule.name)
         self.belief: FloatArray = uniform_belief(num_worlds)
 
-    def release(self, votes: IntArray) -> Step:
+    def release(self, votes: IntArray) -> Release:
         """Release one token on the votes of all worlds (m,), and carry the belief on."""
         shown = self.secret if self._instead is None else self._instead
         step = self._release(votes, self.belief, shown, self._per_token, self._noise)

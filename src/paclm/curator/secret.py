@@ -14,12 +14,10 @@ import numpy as np
 from paclm.curator.master_key import MasterKeys
 from paclm.curator.redacted import Redacted, redact_errors
 from paclm.errors import CuratorError, RandomnessMisuse, UnsoundState
-from paclm.privacy.arrays import FloatArray, IntArray, check_belief, check_num_worlds, check_votes
-from paclm.privacy.belief import uniform_belief
+from paclm.privacy.belief import FloatArray, IntArray, check_belief, check_num_worlds, check_votes, uniform_belief
 from paclm.privacy.leak import leak_by_entropy
 from paclm.privacy.randomness import NoiseSource
-from paclm.privacy.releases import Rule
-from paclm.privacy.unreadable import unreadable_secret
+from paclm.privacy.releases import Rule, unreadable_secret
 
 FORMAT = 1
 

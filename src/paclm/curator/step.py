@@ -15,10 +15,9 @@ from paclm.curator.redacted import Redacted
 from paclm.curator.secret import Secret
 from paclm.errors import UnsoundState
 from paclm.privacy.accounting import Account, charge_units
-from paclm.privacy.arrays import FloatArray, check_votes
+from paclm.privacy.belief import FloatArray, check_votes, is_unanimous
 from paclm.privacy.randomness import Noise
 from paclm.privacy.releases import rule_named
-from paclm.privacy.step import is_unanimous
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Ballot

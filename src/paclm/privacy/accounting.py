@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from paclm.config import CHARGES, ChargeName, format_budget
+from paclm.config import CHARGES, SMALLEST_PER_TOKEN, ChargeName, format_budget
 from paclm.errors import BudgetExceeded, InvalidInput
 
 UNITS_PER_NAT = 2**60
@@ -43,6 +43,15 @@ def check_charge(charge: ChargeName) -> None:
     """Refuse a word that names no way of charging."""
     if charge not in CHARGES:
         raise InvalidInput(f"There is no charge {charge!r}. Choose one of: {', '.join(CHARGES)}.")
+
+
+def check_per_token(per_token: float) -> float:
+    """Return the per-token budget as a float: positive nats, or inf for no noise at all."""
+    if isinstance(per_token, bool | str) or not float(per_token) >= SMALLEST_PER_TOKEN:
+        raise InvalidInput(
+            f"The per-token budget must be a positive number of nats, at least 2^-60, or inf, not {per_token!r}."
+        )
+    return float(per_token)
 
 
 def charge_units(charge: ChargeName, per_token: float, *, reads_secret: bool, is_dissent: bool) -> int:

@@ -17,14 +17,14 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from paclm.privacy.arrays import FloatArray
+from paclm.privacy.belief import FloatArray
 
 FLOOR = 1e-14
 """Added to every eigenvalue (`rem:floor`). A solver's eigenvectors are off by about 1e-16, so that an eigenvalue left
 at (nearly) zero would place (nearly) no noise along a direction in which worlds differ. Upward is the safe side."""
 
 UPWARD = 1.0 + 2.0**-40
-"""On every variance: more than rounding in the sums behind the masses (`step.tally`: 2^-43 at most) can take away."""
+"""On every variance: more than rounding in the sums behind the masses (`tally`: 2^-43 at most) can take away."""
 
 
 class Calibration(NamedTuple):

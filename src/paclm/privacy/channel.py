@@ -13,10 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from paclm.errors import UnsoundState
-from paclm.privacy.arrays import FloatArray, IntArray
-from paclm.privacy.belief import update_belief
+from paclm.privacy.belief import FloatArray, IntArray, Release, is_unanimous, tally, update_belief
 from paclm.privacy.randomness import NoiseSource
-from paclm.privacy.step import Step, is_unanimous, tally
 
 MARGIN = 2.0**-20
 """The search aims at b·(1 − MARGIN) and stops within as much again below it: rounding never reaches b."""
@@ -66,15 +64,15 @@ def optimal_channel(mass: FloatArray, per_token: float) -> Channel:
     return Channel(weights, gain, information)
 
 
-def release(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Step:
+def release(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Release:
     """Release a token through the channel and return it with the exact token-level belief."""
     if is_unanimous(votes):
-        return Step(votes.item(0), belief, False)
+        return Release(votes.item(0), belief, False)
     candidates, choice, mass = tally(votes, belief)  # (a,), (m,), (a,)
     channel = optimal_channel(mass / mass.sum(), per_token)
     index = noise.choose(channel.given_vote(int(choice[secret])))
     after = update_belief(belief, choice, channel.log_likelihood(index), mass)
-    return Step(int(candidates[index]), after, True, channel.information)
+    return Release(int(candidates[index]), after, True, channel.information)
 
 
 def _entropy(heaviest: list[float]) -> float:

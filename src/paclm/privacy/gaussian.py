@@ -5,41 +5,49 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
 from paclm.errors import UnsoundState
-from paclm.privacy.arrays import FloatArray, IntArray
-from paclm.privacy.belief import SAFE_MASS, uniform_belief, update_belief
+from paclm.privacy.belief import (
+    SAFE_MASS,
+    FloatArray,
+    IntArray,
+    Release,
+    is_unanimous,
+    tally,
+    uniform_belief,
+    update_belief,
+)
 from paclm.privacy.calibration import Calibration, calibrate_noise, helmert, information_bound, pair_variance
 from paclm.privacy.randomness import NoiseSource
-from paclm.privacy.step import Step, checked, is_unanimous, tally
 
 
-def release(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Step:
+def release(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Release:
     """Release one PAC-private token and return it with the updated belief.
 
     The noised vector R and the noise are as secret as the secret: they live in this frame only.
     """
     if is_unanimous(votes):  # lem:singular (iii): nothing to hide, no draw is taken
-        return Step(votes.item(0), belief, False)
+        return Release(votes.item(0), belief, False)
     candidates, choice, mass = tally(votes, belief)  # (a,), (m,), (a,)
     if per_token == np.inf:  # no noise at all: the realized vote itself
         log_likelihood = np.where(np.arange(mass.size) == choice[secret], 0.0, -np.inf)
-        return Step(int(votes[secret]), update_belief(belief, choice, log_likelihood, mass), True, np.inf)
+        return Release(int(votes[secret]), update_belief(belief, choice, log_likelihood, mass), True, np.inf)
     if mass.size == 2:
         return _release_pair(candidates, choice, mass, belief, secret, per_token, noise)
     calibration = calibrate_noise(mass, per_token)
     return _release_through(calibration, candidates, choice, mass, belief, secret, per_token, noise)
 
 
-def release_forgetting(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Step:
+def release_forgetting(
+    votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource
+) -> Release:
     """The release of a curator who forgets: noise for the prior at every step, while an onlooker's belief goes on.
 
     UNSOUND, for studies of what forgetting costs: no release by name, and serving cannot ask for it. The belief after
     is exact Bayes; `information` is a bound at that belief, and may exceed `per_token`.
     """
     if is_unanimous(votes):
-        return Step(votes.item(0), belief, False)
+        return Release(votes.item(0), belief, False)
     prior = tally(votes, uniform_belief(votes.size)).mass  # (a,)
     candidates, choice, mass = tally(votes, belief)
     calibration = calibrate_noise(prior, per_token)
@@ -56,7 +64,7 @@ def _release_through(
     secret: int,
     information: float,
     noise: NoiseSource,
-) -> Step:
+) -> Release:
     """Noise the realized vote, take the largest entry, and update the belief by what was drawn."""
     axes, variances = calibration  # (a, a-1), (a-1,)
     R = axes[choice[secret]] + np.sqrt(variances) * noise.standard_normal(variances.size)  # (a-1,)
@@ -65,7 +73,7 @@ def _release_through(
     after = update_belief(belief, choice, log_likelihood, mass)
     if after[secret] == -np.inf:
         raise _ruled_out()
-    return Step(token, after, True, information, calibration.scale)
+    return Release(token, after, True, information, calibration.scale)
 
 
 _HALF = float(helmert(2)[0, 0])
@@ -79,7 +87,7 @@ def _release_pair(
     secret: int,
     per_token: float,
     noise: NoiseSource,
-) -> Step:
+) -> Release:
     """The same for two distinct votes, three disputed tokens in four: one direction, where plain numbers are faster."""
     side = (_HALF, -_HALF)  # where each vote lies along that direction
     low, high = mass.tolist()
@@ -96,23 +104,8 @@ def _release_pair(
         after = update_belief(belief, choice, np.array(log_likelihood), mass)
     if after[secret] == -math.inf:
         raise _ruled_out()
-    return Step(candidates.item(0 if R >= 0.0 else 1), after, True, per_token, math.sqrt(variance))
+    return Release(candidates.item(0 if R >= 0.0 else 1), after, True, per_token, math.sqrt(variance))
 
 
 def _ruled_out() -> UnsoundState:
     return UnsoundState("The belief had ruled the realized world out. Nothing may be released from it.")
-
-
-def release_token(
-    votes: npt.ArrayLike, belief: npt.ArrayLike, secret: int, per_token: float, noise: NoiseSource
-) -> tuple[int, FloatArray]:
-    """Release one token by the paper's Algorithm 1; returns the token and the belief to pass to the next call.
-
-    >>> import numpy as np, paclm
-    >>> belief = np.full(4, -np.log(4))  # four worlds, equally likely
-    >>> token, belief = paclm.release_token(np.array([7, 7, 7, 7]), belief, 2, 2**-16, paclm.Noise())
-    >>> token, bool(np.all(belief == -np.log(4)))  # unanimous: the vote itself, nothing learnt
-    (7, True)
-    """
-    step = checked(release, votes, belief, secret, per_token, noise)
-    return step.token, step.belief

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import FloatArray, check_beliefs
+from paclm.privacy.belief import FloatArray, check_beliefs
 
 
 class Estimate(NamedTuple):
@@ -34,15 +34,15 @@ def mean_and_stderr(samples: npt.ArrayLike) -> Estimate:
 
 def leak_by_entropy(beliefs: npt.ArrayLike) -> Estimate:
     """log m − mean entropy, from the final beliefs of independent sessions, (sessions, m)."""
-    return mean_and_stderr(told_by_entropy(beliefs))
+    return mean_and_stderr(leak_samples_by_entropy(beliefs))
 
 
 def leak_by_truth(beliefs: npt.ArrayLike, secrets: npt.ArrayLike) -> Estimate:
     """log m + mean log belief in the realized world, from final beliefs (sessions, m) and secrets (sessions,)."""
-    return mean_and_stderr(told_by_truth(beliefs, secrets))
+    return mean_and_stderr(leak_samples_by_truth(beliefs, secrets))
 
 
-def told_by_entropy(beliefs: npt.ArrayLike) -> FloatArray:
+def leak_samples_by_entropy(beliefs: npt.ArrayLike) -> FloatArray:
     """log m − H(P) of each belief (n, m), as a sum of small terms: leaks of 1e-12 nats keep their digits."""
     table = check_beliefs(beliefs)
     p = np.exp(table)
@@ -50,7 +50,7 @@ def told_by_entropy(beliefs: npt.ArrayLike) -> FloatArray:
     return told
 
 
-def told_by_truth(beliefs: npt.ArrayLike, secrets: npt.ArrayLike) -> FloatArray:
+def leak_samples_by_truth(beliefs: npt.ArrayLike, secrets: npt.ArrayLike) -> FloatArray:
     """log m + log P(S) of each belief (n, m) and its secret (n,)."""
     table: FloatArray = np.asarray(beliefs, dtype=np.float64)
     realized = np.asarray(secrets)

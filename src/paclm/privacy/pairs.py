@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paclm.privacy.arrays import BoolArray, FloatArray, IntArray
-from paclm.privacy.belief import SAFE_MASS, normalise
+from paclm.privacy.belief import SAFE_MASS, BoolArray, FloatArray, IntArray, normalise
 from paclm.privacy.calibration import helmert, pair_variance
 
 

@@ -8,8 +8,8 @@ from fractions import Fraction
 
 from paclm.config import ChargeName
 from paclm.errors import InvalidInput
-from paclm.privacy.accounting import check_charge, nats_down, nats_up, units_down, units_up
-from paclm.privacy.arrays import check_num_worlds, check_per_token
+from paclm.privacy.accounting import check_charge, check_per_token, nats_down, nats_up, units_down, units_up
+from paclm.privacy.belief import check_num_worlds
 from paclm.privacy.bounds import nats_for, success_bound
 
 

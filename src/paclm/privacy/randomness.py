@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scipy.special import ndtri
 
 from paclm.errors import InvalidInput, RandomnessMisuse, UnsoundState
-from paclm.privacy.arrays import FloatArray
+from paclm.privacy.belief import FloatArray
 
 _HALF_STEP = 2.0**-53
 _STEP = 2.0**-52

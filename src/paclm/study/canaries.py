@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy.special import ndtr
 
-from paclm.privacy.arrays import BoolArray, FloatArray, IntArray
+from paclm.privacy.belief import BoolArray, FloatArray, IntArray
 from paclm.privacy.leak import Estimate
 from paclm.privacy.randomness import Coins
 from paclm.study.lab import Lab

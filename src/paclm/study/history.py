@@ -15,9 +15,9 @@ import numpy.typing as npt
 from paclm.config import format_budget
 from paclm.errors import InvalidInput
 from paclm.privacy.accounting import UNITS_PER_NAT, units_up
-from paclm.privacy.arrays import BoolArray, FloatArray, IntArray
+from paclm.privacy.belief import BoolArray, FloatArray, IntArray
 from paclm.privacy.bounds import success_bound
-from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr, told_by_entropy
+from paclm.privacy.leak import leak_by_entropy, leak_by_truth, leak_samples_by_entropy, mean_and_stderr
 from paclm.privacy.releases import Rule
 from paclm.study.attacks import attack_beliefs
 from paclm.study.results import Row
@@ -119,7 +119,7 @@ def measure(history: History, horizon: int, membership: BoolArray) -> Row:
     by_entropy, by_truth = leak_by_entropy(beliefs), leak_by_truth(beliefs, secrets)
     is_dissent = history.distinct[:, :horizon] > 1
     dissent = is_dissent.mean(axis=1)
-    told = told_by_entropy(beliefs)
+    told = leak_samples_by_entropy(beliefs)
     gap = mean_and_stderr(told / charged - dissent)
     parting = mean_and_stderr(told - (np.log(history.num_worlds) + beliefs[np.arange(len(secrets)), secrets]))
     steps = mean_and_stderr(history.information[:, :horizon].sum(axis=1))

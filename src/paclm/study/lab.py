@@ -25,7 +25,7 @@ import numpy as np
 
 from paclm.config import RuntimeConfig
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import BoolArray
+from paclm.privacy.belief import BoolArray
 from paclm.study.code import code_digest
 from paclm.study.decoding import Decoding
 from paclm.study.parts import Kept, Parts

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import logsumexp, rel_entr
 
-from paclm.privacy.arrays import FloatArray, IntArray
-from paclm.privacy.leak import told_by_entropy
+from paclm.privacy.belief import FloatArray, IntArray
+from paclm.privacy.leak import leak_samples_by_entropy
 from paclm.study.attacks.belief import chance_to_name
 from paclm.study.violations import is_violation
 
@@ -51,7 +51,9 @@ class Gap(NamedTuple):
         If a belief is exact, the secret is a draw from it, whatever was released: the law of the gap is known.
         """
         beliefs, secrets = beliefs[:_LOOKED_AT], secrets[:_LOOKED_AT]
-        gaps = beliefs + math.log(beliefs.shape[1]) - told_by_entropy(beliefs)[:, None]  # (n, m), were it that world
+        gaps = (
+            beliefs + math.log(beliefs.shape[1]) - leak_samples_by_entropy(beliefs)[:, None]
+        )  # (n, m), were it that world
         found = float(gaps[np.arange(len(secrets)), secrets].sum())
         return cls(found, np.array([logsumexp(beliefs + tilt * gaps, axis=1).sum() for tilt in _TILTS]))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.leak import Estimate
 from paclm.study.likelihood import score_targets
 from paclm.study.results import Row

@@ -13,10 +13,10 @@ import numpy as np
 from paclm.config import ChargeName
 from paclm.curator.research import STAMP
 from paclm.errors import InvalidInput
-from paclm.privacy.accounting import UNITS_PER_NAT, charge_units
-from paclm.privacy.arrays import FloatArray, IntArray, check_per_token
+from paclm.privacy.accounting import UNITS_PER_NAT, charge_units, check_per_token
+from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.bounds import success_bound
-from paclm.privacy.leak import mean_and_stderr, told_by_entropy, told_by_truth
+from paclm.privacy.leak import leak_samples_by_entropy, leak_samples_by_truth, mean_and_stderr
 from paclm.privacy.releases import Rule, rule_named
 from paclm.study.attacks.belief import chance_to_name
 from paclm.study.leak_tests import Gap, Told, broken_bounds, chances_by_agreement
@@ -111,8 +111,8 @@ def _reduce(stream: Stream, recorded: RecordedVotes) -> _Kept:
     count, moved = len(stream.secrets), stream.moved
     by_entropy, by_truth, named = np.zeros(count), np.zeros(count), np.full(count, 1.0 / recorded.num_worlds)
     known = named.copy()
-    by_entropy[moved] = told_by_entropy(stream.beliefs)
-    by_truth[moved] = told_by_truth(stream.beliefs, stream.secrets[moved])
+    by_entropy[moved] = leak_samples_by_entropy(stream.beliefs)
+    by_truth[moved] = leak_samples_by_truth(stream.beliefs, stream.secrets[moved])
     named[moved] = chance_to_name(stream.beliefs, stream.secrets[moved])
     known[moved] = np.exp(stream.beliefs.max(axis=1))
     return _Kept(

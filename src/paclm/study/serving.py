@@ -16,8 +16,7 @@ import numpy as np
 
 from paclm.curator.research import ResearchSessions
 from paclm.errors import EngineError, InvalidInput
-from paclm.privacy.arrays import FloatArray, IntArray
-from paclm.privacy.belief import uniform_belief
+from paclm.privacy.belief import FloatArray, IntArray, uniform_belief
 from paclm.privacy.randomness import Coins, ResearchNoise
 from paclm.privacy.releases import Rule
 from paclm.study.decoding import Decoding

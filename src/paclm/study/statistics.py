@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.leak import Estimate, mean_and_stderr
 
 RESAMPLES = 1000

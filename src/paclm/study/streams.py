@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paclm.curator.research import ResearchSession
-from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import Rule
 from paclm.study.votes import RecordedVotes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import IntArray
+from paclm.privacy.belief import IntArray
 from paclm.privacy.randomness import Coins
 from paclm.study.decoding import Decoding
 from paclm.study.text import Passage

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from paclm.privacy.arrays import FloatArray
+from paclm.privacy.belief import FloatArray
 from paclm.study.results import Row
 
 FALSE_ALARMS = 0.01

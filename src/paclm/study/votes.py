@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import BoolArray, IntArray, check_num_worlds
+from paclm.privacy.belief import BoolArray, IntArray, check_num_worlds
 from paclm.worlds.storage import write_private
 
 _ARRAYS = ("votes", "truth", "public", "full")

@@ -14,7 +14,7 @@ from paclm.privacy.calibration import calibrate_noise, pair_variance
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth
 from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import rule_named
-from paclm.study.attacks.token_only import calibrate_many, leak_by_tokens, token_belief, told_by_tokens
+from paclm.study.attacks.token_only import calibrate_many, leak_by_tokens, leak_samples_by_tokens, token_belief
 
 HALF = 1 / math.sqrt(2)
 
@@ -93,7 +93,7 @@ def test_unanimous_votes_teach_nothing_and_a_world_ruled_out_by_the_history_does
     votes = np.full((5, 4), 9)
     assert token_belief(votes, votes[:, 0], 0.1, np.random.default_rng(0)) == pytest.approx(math.log(1 / 4))
     belief = np.array([[math.log(0.5), math.log(0.5), -np.inf, -np.inf]])
-    assert told_by_tokens(belief, belief) == pytest.approx(math.log(2))
+    assert leak_samples_by_tokens(belief, belief) == pytest.approx(math.log(2))
 
 
 def test_calibration_of_many_masses_is_that_of_each():

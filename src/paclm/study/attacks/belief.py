@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paclm.privacy.arrays import BoolArray, FloatArray, IntArray
-from paclm.privacy.belief import membership_probabilities
+from paclm.privacy.belief import BoolArray, FloatArray, IntArray, membership_probabilities
 from paclm.privacy.leak import Estimate, mean_and_stderr
 from paclm.privacy.releases import rule_named
 from paclm.study.streams import play_sessions

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import bdtrc
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.belief import FloatArray, IntArray
 
 
 class CoinsAttack(NamedTuple):

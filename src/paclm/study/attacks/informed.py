@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from paclm.privacy.arrays import FloatArray
+from paclm.privacy.belief import FloatArray
 
 LOWEST = 0.2
 """The share of least likely tokens that min-k looks at."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import BoolArray, FloatArray, IntArray
+from paclm.privacy.belief import BoolArray, FloatArray, IntArray
 from paclm.privacy.leak import Estimate
 
 FALSE_POSITIVES = 0.01

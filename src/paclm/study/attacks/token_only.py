@@ -21,8 +21,7 @@ import numpy as np
 from scipy.special import log_ndtr, ndtri_exp
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import FloatArray, IntArray
-from paclm.privacy.belief import uniform_belief
+from paclm.privacy.belief import FloatArray, IntArray, uniform_belief
 from paclm.privacy.calibration import FLOOR, UPWARD, helmert, pair_variance
 from paclm.privacy.leak import Estimate, mean_and_stderr
 
@@ -131,10 +130,10 @@ def leak_by_tokens(beliefs: FloatArray, token_beliefs: FloatArray) -> Estimate:
     Given the whole history the secret is distributed as the belief says, so this is E[log q(S | tokens)] with far
     less sampling error than the realized secrets alone would give; `leak_by_truth` on q is that plain average.
     """
-    return mean_and_stderr(told_by_tokens(beliefs, token_beliefs))
+    return mean_and_stderr(leak_samples_by_tokens(beliefs, token_beliefs))
 
 
-def told_by_tokens(beliefs: FloatArray, token_beliefs: FloatArray) -> FloatArray:
+def leak_samples_by_tokens(beliefs: FloatArray, token_beliefs: FloatArray) -> FloatArray:
     """The terms of that mean, (sessions,). Worlds that the history rules out do not count, whatever q says."""
     p = np.exp(beliefs)
     terms = p * np.where(p > 0.0, token_beliefs, 0.0)

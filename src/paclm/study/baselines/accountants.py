@@ -15,7 +15,7 @@ import numpy.typing as npt
 from scipy.special import gammaln
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import BoolArray, FloatArray
+from paclm.privacy.belief import BoolArray, FloatArray
 from paclm.study.baselines.renyi import check_whole_order, log_sum_exp
 
 Reading = Literal["rigorous", "generous"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import BoolArray, FloatArray
+from paclm.privacy.belief import BoolArray, FloatArray
 from paclm.study.baselines.accountants import epsilon_of
 from paclm.study.baselines.pmixed import log_member_excess
 from paclm.study.baselines.tables import compress, tabulate

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.releases import RULES, rule_named
 from paclm.study.baselines.matching import matched_nats, success_at_half
 from paclm.study.decoding import GREEDY, GUMBEL

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import BoolArray, FloatArray, IntArray
+from paclm.privacy.belief import BoolArray, FloatArray, IntArray
 from paclm.study.baselines.distributions import Distributions
 from paclm.study.baselines.pmixed import PMixedSettings
 from paclm.study.baselines.strict import weight_within

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paclm.engine.decode_step import top_tokens
-from paclm.privacy.arrays import IntArray
+from paclm.privacy.belief import IntArray
 from paclm.study.text import Passage
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 
 from paclm.curator.research import STAMP
 from paclm.errors import BudgetExceeded
-from paclm.privacy.arrays import FloatArray
+from paclm.privacy.belief import FloatArray
 from paclm.study.baselines.distributions import next_distributions
 from paclm.study.baselines.pmixed import PMixedSettings, release_distribution
 

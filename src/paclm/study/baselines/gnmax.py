@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.belief import FloatArray, IntArray
 from paclm.study.baselines.accountants import ORDERS, best_epsilon, rdp_for
 
 GUARANTEE = "(ε, δ)-differential privacy, worst case (Gaussian noise on the counts)"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paclm.engine.decode_step import coupled_votes
-from paclm.privacy.arrays import BoolArray, FloatArray
+from paclm.privacy.belief import BoolArray, FloatArray
 from paclm.study.baselines import adapmixed, gnmax, submix
 from paclm.study.baselines.adapmixed import AdaSettings
 from paclm.study.baselines.distributions import Distributions

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import BoolArray, FloatArray
+from paclm.privacy.belief import BoolArray, FloatArray
 from paclm.study.baselines import strict
 from paclm.study.baselines.accountants import Reading, largest, log_expm1, rdp_for, sampled_rdp
 from paclm.study.baselines.renyi import check_whole_order, log_sum_exp, mix

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import FloatArray
+from paclm.privacy.belief import FloatArray
 
 
 def log_sum_exp(terms: FloatArray) -> FloatArray:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binom
 
-from paclm.privacy.arrays import FloatArray
+from paclm.privacy.belief import FloatArray
 from paclm.study.baselines import strict
 from paclm.study.baselines.accountants import READINGS, Reading, rdp_for
 from paclm.study.baselines.digest import Digest

@@ -9,7 +9,7 @@ import numpy as np
 
 from paclm.config import TrainingConfig
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import BoolArray
+from paclm.privacy.belief import BoolArray
 from paclm.worlds.layout import adapters_file
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from paclm.privacy.arrays import BoolArray, FloatArray
+from paclm.privacy.belief import BoolArray, FloatArray
 from paclm.study.baselines.accountants import composed_pure, largest, sampled_pure
 
 _SAFETY = 1e-12

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.belief import FloatArray, IntArray
 from paclm.study.baselines.tensors import divergence, log_mean, mixed, symmetric
 
 GUARANTEE = "group relaxation (operational privacy of SubMix), data-dependent; not differential privacy"

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import FloatArray
+from paclm.privacy.belief import FloatArray
 from paclm.study.baselines.renyi import check_whole_order
 
 _LARGEST_LOG_RATIO = 64.0

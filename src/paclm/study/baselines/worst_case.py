@@ -15,7 +15,7 @@ import numpy as np
 from scipy.stats import binom
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import FloatArray
+from paclm.privacy.belief import FloatArray
 from paclm.study.baselines.pmixed import PMixedSettings
 from paclm.study.baselines.renyi import mix, symmetric_divergence
 

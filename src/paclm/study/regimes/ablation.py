@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from paclm.config import format_budget
-from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.randomness import Coins
 from paclm.privacy.releases import rule_named
 from paclm.study.decoding import Decoding

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paclm.privacy.arrays import BoolArray
+from paclm.privacy.belief import BoolArray
 from paclm.privacy.leak import mean_and_stderr
 from paclm.study.lab import Lab
 from paclm.study.likelihood import TargetScores, score_targets

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paclm.privacy.arrays import BoolArray, IntArray
+from paclm.privacy.belief import BoolArray, IntArray
 from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row

@@ -20,7 +20,7 @@ import numpy as np
 from paclm.config import MechanismConfig
 from paclm.curator.research import ResearchSession
 from paclm.privacy.accounting import units_up
-from paclm.privacy.arrays import IntArray
+from paclm.privacy.belief import IntArray
 from paclm.privacy.randomness import Coins, ResearchNoise
 from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GREEDY, GUMBEL

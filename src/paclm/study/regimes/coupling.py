@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from paclm.privacy.arrays import FloatArray
+from paclm.privacy.belief import FloatArray
 from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.lab import Lab

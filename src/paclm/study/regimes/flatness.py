@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paclm.config import format_budget
-from paclm.privacy.arrays import BoolArray, FloatArray, IntArray
+from paclm.privacy.belief import BoolArray, FloatArray, IntArray
 from paclm.privacy.leak import Estimate
 from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GREEDY, GUMBEL

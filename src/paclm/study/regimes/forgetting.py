@@ -14,7 +14,7 @@ import numpy as np
 
 from paclm.config import format_budget
 from paclm.privacy import gaussian
-from paclm.privacy.arrays import FloatArray
+from paclm.privacy.belief import FloatArray
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
 from paclm.privacy.releases import Rule
 from paclm.study.decoding import GREEDY, GUMBEL

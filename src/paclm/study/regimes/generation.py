@@ -13,7 +13,7 @@ import numpy as np
 
 from paclm.config import format_budget
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.leak import mean_and_stderr
 from paclm.privacy.randomness import Coins
 from paclm.privacy.releases import rule_named

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from paclm.privacy.arrays import FloatArray
+from paclm.privacy.belief import FloatArray
 from paclm.privacy.leak import mean_and_stderr
 from paclm.study.baselines.comparison import pac_rows
 from paclm.study.baselines.digest import Digest, make_digest

@@ -15,7 +15,7 @@ import numpy as np
 from paclm.config import ChargeName, format_budget
 from paclm.privacy.accounting import charge_units, nats_up, units_down, units_up
 from paclm.privacy.bounds import nats_for, success_bound
-from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr, told_by_entropy
+from paclm.privacy.leak import leak_by_entropy, leak_by_truth, leak_samples_by_entropy, mean_and_stderr
 from paclm.privacy.planner import plan
 from paclm.privacy.releases import RULES, Rule
 from paclm.study.attacks.belief import chance_to_name
@@ -109,7 +109,7 @@ def _told(votes: TextVotes, streams: list[Stream], rule: Rule, per_token: float)
     cost = nats_up(charge_units("dissent", per_token, reads_secret=rule.reads_secret, is_dissent=True))
     agreeing = [chances_by_agreement(recorded.votes[s.positions], s.released, s.secrets) for s in streams]
     return Told(
-        leaked=told_by_entropy(beliefs),
+        leaked=leak_samples_by_entropy(beliefs),
         gap=Gap.between(beliefs, secrets),
         declared=np.array([stream.information for stream in streams]),
         budget=cost * np.array([recorded.is_dissent[stream.positions].sum() for stream in streams]),

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paclm.errors import InvalidInput
-from paclm.privacy.arrays import FloatArray, IntArray
-from paclm.privacy.belief import uniform_belief
+from paclm.privacy.belief import FloatArray, IntArray, uniform_belief
 from paclm.privacy.randomness import Coins
 from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GUMBEL

@@ -17,7 +17,7 @@ import numpy as np
 
 from paclm.config import format_budget
 from paclm.privacy.accounting import Account
-from paclm.privacy.arrays import FloatArray, IntArray
+from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.bounds import round_up, success_bound
 from paclm.privacy.leak import mean_and_stderr
 from paclm.privacy.randomness import Coins

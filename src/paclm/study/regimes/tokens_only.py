@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from paclm.config import format_budget
-from paclm.privacy.arrays import FloatArray
-from paclm.privacy.leak import leak_by_entropy, leak_by_truth, told_by_entropy
+from paclm.privacy.belief import FloatArray
+from paclm.privacy.leak import leak_by_entropy, leak_by_truth, leak_samples_by_entropy
 from paclm.privacy.releases import rule_named
 from paclm.study.attacks import attack_beliefs
-from paclm.study.attacks.token_only import leak_by_tokens, token_belief, told_by_tokens
+from paclm.study.attacks.token_only import leak_by_tokens, leak_samples_by_tokens, token_belief
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Advance, Lab
 from paclm.study.regime import Findings, Regime
@@ -104,8 +104,8 @@ def _figures(lab: Lab, streams: list[Stream], seen: FloatArray) -> Row:
 
 def _ratio(beliefs: FloatArray, seen: FloatArray) -> tuple[float | None, float | None]:
     """Tokens over history with the error of a ratio of paired means (first order)."""
-    history = told_by_entropy(beliefs)
-    tokens = told_by_tokens(beliefs, seen)
+    history = leak_samples_by_entropy(beliefs)
+    tokens = leak_samples_by_tokens(beliefs, seen)
     if not history.mean() > 0.0:
         return None, None
     ratio = float(tokens.mean() / history.mean())
