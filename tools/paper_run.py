@@ -266,7 +266,7 @@ def save_fixture(lab: Lab, options: argparse.Namespace) -> None:
         return
     votes = lab.text_votes(FIXTURE_POSITIONS, decodings)
     for decoder, found in votes.items():
-        columns = {name: getattr(found.recorded, name) for name in ("votes", "truth", "public", "full")}
+        columns = {name: getattr(found, name) for name in ("votes", "truth", "public", "full")}
         _, index = np.unique(np.concatenate([column.ravel() for column in columns.values()]), return_inverse=True)
         ends = np.cumsum([column.size for column in columns.values()])
         parts = np.split(index.astype(np.uint16), ends[:-1])

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from paclm.cli import demo as demo_module
 from paclm.cli.main import app
-from paclm.study.votes import RecordedVotes
+from paclm.study.recorded_votes import RecordedVotes
 from paclm.worlds.settings import write_mechanism
 
 

@@ -159,9 +159,9 @@ def test_what_the_system_refuses_is_one_sentence(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device", "/disk/votes.npz")
 
-    monkeypatch.setattr("paclm.study.votes.RecordedVotes.load", full)
+    monkeypatch.setattr("paclm.study.recorded_votes.RecordedVotes.load", full)
     check(paclm("replay", "v.npz", "--per-token", "1"), "/disk/votes.npz: No space left on device. Make room on that")
-    monkeypatch.setattr("paclm.study.votes.RecordedVotes.load", lambda _: bytearray(2**62))
+    monkeypatch.setattr("paclm.study.recorded_votes.RecordedVotes.load", lambda _: bytearray(2**62))
     check(paclm("replay", "v.npz", "--per-token", "1"), "not enough memory")
 
 

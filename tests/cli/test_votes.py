@@ -18,7 +18,7 @@ from paclm.engine.loading import open_engine
 from paclm.engine.peft_io import import_peft
 from paclm.errors import InvalidInput, WorkspaceError
 from paclm.privacy.randomness import Coins
-from paclm.study.votes import RecordedVotes
+from paclm.study.recorded_votes import RecordedVotes
 from paclm.worlds.layout import WORLDS_FILE
 from paclm.worlds.settings import write_mechanism
 from paclm.worlds.workspace import Workspace

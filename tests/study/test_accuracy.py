@@ -10,6 +10,7 @@ import pytest
 
 from paclm.privacy.releases import rule_named
 from paclm.study.lab import Lab
+from paclm.study.recorded_votes import TextVotes
 from paclm.study.regimes import accuracy, releases
 from paclm.study.regimes.accuracy import REGIME, AccuracyScale
 from paclm.study.results import Result, Row
@@ -17,8 +18,6 @@ from paclm.study.run import run_regime
 from paclm.study.streams import play_fresh, play_sessions
 from paclm.study.table import to_markdown
 from paclm.study.tables import tab_accuracy, tab_setup
-from paclm.study.textvotes import TextVotes
-from paclm.study.votes import RecordedVotes
 from study.small_lab import open_lab
 
 
@@ -34,9 +33,9 @@ def scripted(positions: int, seed: int, split: bool, is_clustered: bool = True) 
     votes = np.tile(full[:, None], (1, 8))
     if split:
         votes[:, ::2] = 3
-    recorded = RecordedVotes(votes, truth=np.ones(positions, dtype=int), public=public, full=full)
-    cluster = passage if is_clustered else np.arange(positions)
-    return TextVotes(recorded, cluster, np.arange(positions), np.zeros(positions, dtype=int))
+    truth, position = np.ones(positions, dtype=int), np.arange(positions)
+    cluster = passage if is_clustered else position
+    return TextVotes(votes, truth=truth, public=public, full=full, passage=cluster, position=position)
 
 
 def test_the_retained_gain_has_the_error_that_repeated_samples_show(small_lab: Lab) -> None:
@@ -63,16 +62,15 @@ def test_worlds_that_vote_as_the_full_corpus_keep_the_whole_gain_without_error(s
 def test_without_a_gain_there_is_no_share_of_it(small_lab: Lab, is_worse: bool) -> None:
     votes = scripted(400, 0, split=True)
     public = votes.full if is_worse else votes.public  # the full corpus loses then, and a share of a loss says nothing
-    same = RecordedVotes(votes.recorded.votes, votes.truth, public, votes.public)
-    row = accuracy._at(small_lab, TextVotes(same, votes.passage, votes.position, votes.draw), 2.0**-32)
+    row = accuracy._at(small_lab, replace(votes, public=public, full=votes.public), 2.0**-32)
     assert (row["retained_gain"], row["retained_gain_stderr"]) == (None, None)
 
 
 def test_the_releases_too_tell_a_share_of_a_gain_and_never_of_a_loss(small_lab: Lab) -> None:
     votes = scripted(400, 0, split=False)
-    streams = list(play_fresh(votes.recorded, rule_named("gaussian"), 2.0**-32, 2, 400, 0))
+    streams = list(play_fresh(votes, rule_named("gaussian"), 2.0**-32, 2, 400, 0))
     assert releases._scores(small_lab, votes, streams, streams)["retained_gain"] == 1.0
-    lost = replace(votes, recorded=RecordedVotes(votes.recorded.votes, votes.truth, votes.full, votes.public))
+    lost = replace(votes, public=votes.full, full=votes.public)
     row = releases._scores(small_lab, lost, streams, streams)
     assert (row["retained_gain"], row["retained_gain_stderr"]) == (None, None)
 
@@ -82,8 +80,7 @@ def test_more_sessions_on_the_same_text_do_not_make_its_error_smaller(small_lab:
 
     def row(release: str, sessions: int) -> Row:
         paper, own = (
-            list(play_sessions(votes.recorded, rule_named(name), 2.0**-32, sessions, 1600, 1))
-            for name in ("gaussian", release)
+            list(play_sessions(votes, rule_named(name), 2.0**-32, sessions, 1600, 1)) for name in ("gaussian", release)
         )
         return releases._scores(small_lab, votes, own, paper)
 

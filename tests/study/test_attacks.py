@@ -8,7 +8,7 @@ import pytest
 
 from paclm.privacy.bounds import success_bound
 from paclm.study.attacks import attack_sessions
-from paclm.study.votes import RecordedVotes
+from paclm.study.recorded_votes import RecordedVotes
 from paclm.worlds.assignment import assign_worlds
 
 

@@ -13,7 +13,7 @@ from paclm.study.code import code_digest
 from paclm.study.regimes import NAMES
 
 REGIME = "paclm.study.regimes.releases"
-VOTES = "paclm.study.textvotes"
+VOTES = "paclm.study.recorded_votes"
 
 
 @pytest.fixture

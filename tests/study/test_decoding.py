@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from paclm.errors import InvalidInput
-from paclm.study import textvotes
+from paclm.study import recorded_votes
 from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 
 
@@ -26,4 +26,4 @@ def test_no_draw_at_all_is_refused() -> None:
 def test_other_couplings_than_the_coupled_one_cannot_vote_on_a_text() -> None:
     apart = Decoding("independent", 1.0, coupling="independent")
     with pytest.raises(InvalidInput, match="independent is for generated sequences only"):
-        textvotes.collect_votes(None, [], [apart], [0], False)
+        recorded_votes.collect_votes(None, [], [apart], [0], False)

@@ -25,10 +25,10 @@ from paclm.privacy.releases import Rule, rule_named
 from paclm.study.decoding import GREEDY
 from paclm.study.figure import save_figure
 from paclm.study.lab import Lab
+from paclm.study.recorded_votes import RecordedVotes
 from paclm.study.run import run_regime
 from paclm.study.streams import play_sessions
 from paclm.study.table import to_markdown
-from paclm.study.votes import RecordedVotes
 
 PAGE = Path(__file__).parents[2] / "docs" / "internals" / "extending.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -191,7 +191,7 @@ def test_the_baseline_is_the_public_model_or_the_ensemble_at_its_ends(small_lab:
     votes = small_lab.text_votes(60, (GREEDY,))["greedy"]
     assert (baseline["release_by_quorum"](votes, 1.01) == votes.public).all()
     ensemble = baseline["release_by_quorum"](votes, 0.0)
-    assert (ensemble[:, None] == votes.recorded.votes).any(axis=1).all()
+    assert (ensemble[:, None] == votes.votes).any(axis=1).all()
     accuracy = baseline["accuracy_of_quorum"](votes, 0.9, np.random.default_rng(0))
     assert 0.0 <= accuracy.mean <= 1.0
 

@@ -13,8 +13,9 @@ from paclm.privacy import gaussian
 from paclm.privacy.belief import uniform_belief
 from paclm.privacy.randomness import NoiseSource
 from paclm.privacy.releases import Rule, rule_named
-from paclm.study.history import History, Lane, follow_up, measure, play_queries
-from paclm.study.serving import draw_secrets
+from paclm.study.history import Lane, follow_up, measure, play_queries
+from paclm.study.results import Row
+from paclm.study.serving import Played, draw_secrets
 from paclm.worlds.assignment import assign_worlds
 from study.small_lab import ScriptedStreams
 
@@ -39,7 +40,9 @@ def unaware(votes, belief, secret, per_token, noise):
     return gaussian.release(votes, belief, secret, per_token, HalfNoise(noise))
 
 
-def history(charged: float, noise_for: float | None = None, rule: Rule | None = None, dissent: float = 0.3) -> History:
+def measured(
+    charged: float, horizon: int, noise_for: float | None = None, rule: Rule | None = None, dissent: float = 0.3
+) -> Row:
     secrets = draw_secrets(M, seed=5, count=SESSIONS)
     played = play_queries(
         ScriptedStreams(M, dissent, seed=2),
@@ -50,13 +53,13 @@ def history(charged: float, noise_for: float | None = None, rule: Rule | None = 
         LENGTH,
         rule or rule_named("gaussian"),
     )
-    return History(charged, secrets, **played)
+    return measure(Played(**played), charged, secrets, horizon, MEMBERSHIP)
 
 
 @pytest.mark.parametrize("dissent", [0.1, 0.5])
 def test_leaked_over_charged_is_the_dissent_of_the_same_sessions(dissent):
     for horizon in (LENGTH, 2 * LENGTH):
-        row = measure(history(2.0**-10, dissent=dissent), horizon, MEMBERSHIP)
+        row = measured(2.0**-10, horizon, dissent=dissent)
         assert row["dissent"] == pytest.approx(dissent, abs=0.02)
         assert abs(row["gap"]) < 4 * row["gap_stderr"]
         assert row["leaked_over_charged"] == pytest.approx(row["dissent"], rel=0.25)
@@ -67,22 +70,22 @@ def test_leaked_over_charged_is_the_dissent_of_the_same_sessions(dissent):
 
 
 def test_noise_for_four_times_the_budget_with_a_belief_that_knows_is_caught_by_the_gap():
-    row = measure(history(2.0**-10, noise_for=2.0**-8), 2 * LENGTH, MEMBERSHIP)
+    row = measured(2.0**-10, 2 * LENGTH, noise_for=2.0**-8)
     assert row["gap"] > 4 * row["gap_stderr"]
     assert row["leaked_over_charged"] > 3 * row["dissent"]
     assert abs(row["estimators_parting"]) < 4 * row["estimators_parting_stderr"]  # this check cannot see it
 
 
 def test_noise_for_four_times_the_budget_with_a_belief_unaware_parts_the_two_estimators():
-    aware = measure(history(2.0**-6, rule=Rule("aware", gaussian.release, reads_secret=True)), 200, MEMBERSHIP)
-    broken = measure(history(2.0**-6, rule=Rule("unaware", unaware, reads_secret=True)), 200, MEMBERSHIP)
+    aware = measured(2.0**-6, 200, rule=Rule("aware", gaussian.release, reads_secret=True))
+    broken = measured(2.0**-6, 200, rule=Rule("unaware", unaware, reads_secret=True))
     assert abs(aware["estimators_parting"]) < 4 * aware["estimators_parting_stderr"]
     assert abs(broken["estimators_parting"]) > 4 * broken["estimators_parting_stderr"]
 
 
 def test_a_horizon_inside_a_query_is_refused():
     with pytest.raises(InvalidInput, match=r"2 whole queries of 100 tokens, not 150"):
-        measure(history(2.0**-10), 150, MEMBERSHIP)
+        measured(2.0**-10, 150)
 
 
 def test_follow_up_scores_first_tokens_by_the_text_and_all_tokens_by_agreement():
@@ -90,7 +93,7 @@ def test_follow_up_scores_first_tokens_by_the_text_and_all_tokens_by_agreement()
     beliefs = np.tile(uniform_belief(2), (2, 2, 1))
     realized = np.array([[1, 2, 3, 4], [1, 2, 3, 5]])
     zeros = np.zeros((2, 4))
-    found = History(0.1, np.array([0, 1]), beliefs, tokens, realized, tokens + 1, zeros + 1, zeros)
+    found = Played(tokens, realized, tokens + 1, zeros + 1, zeros, beliefs)
     truth = np.array([[1, 3], [0, 3]])
     whole, late = follow_up(found, truth, 0, 4), follow_up(found, truth, 2, 4)
     assert (whole["accuracy_released"], late["accuracy_released"]) == (0.5, 0.5)

@@ -10,9 +10,9 @@ from curator.deployments import build_workspace
 from paclm.engine.training_job import membership_of
 from paclm.errors import EngineError, InvalidInput
 from paclm.study.decoding import GREEDY, Decoding
+from paclm.study.eval_text import Passage
 from paclm.study.lab import Lab
 from paclm.study.regimes import regime_named
-from paclm.study.text import Passage
 from paclm.worlds.workspace import Workspace
 from study.small_lab import RUNTIME, open_lab
 
@@ -37,12 +37,12 @@ def test_votes_are_taken_once_and_the_same_for_everyone_with_the_seed(
     elsewhere = open_lab(study_template, tmp_path / "elsewhere").text_votes(60, decodings)
     other_seed = open_lab(study_template, tmp_path / "third", seed=1).text_votes(60, decodings)
     for name in ("greedy", "gumbel"):
-        assert (first[name].recorded.votes == elsewhere[name].recorded.votes).all()
-    assert (first["greedy"].recorded.votes == other_seed["greedy"].recorded.votes).all()
-    assert (first["gumbel"].recorded.votes != other_seed["gumbel"].recorded.votes).any()
+        assert (first[name].votes == elsewhere[name].votes).all()
+    assert (first["greedy"].votes == other_seed["greedy"].votes).all()
+    assert (first["gumbel"].votes != other_seed["gumbel"].votes).any()
     monkeypatch.setattr(Lab, "engine", lambda *_, **__: pytest.fail("the votes were taken again"))
     again = Lab(small_lab.workspace, runtime=RUNTIME).text_votes(60, decodings)
-    assert (again["gumbel"].recorded.votes == first["gumbel"].recorded.votes).all()
+    assert (again["gumbel"].votes == first["gumbel"].votes).all()
 
 
 def test_prompts_are_stretches_of_the_test_text_drawn_by_name(small_lab: Lab) -> None:
@@ -105,7 +105,7 @@ def test_the_first_worlds_alone_vote_as_they_do_among_all(study_template: Path, 
     decodings = (GREEDY, Decoding("gumbel", 1.0, 2))
     whole, part = everyone.text_votes(60, decodings), some.text_votes(60, decodings)
     for name in ("greedy", "gumbel"):
-        assert (part[name].recorded.votes == whole[name].recorded.votes[:, :2]).all()
+        assert (part[name].votes == whole[name].votes[:, :2]).all()
         assert (part[name].full == whole[name].full).all()
     with pytest.raises(InvalidInput, match="even odds for an attacker need all of them"):
         _ = some.membership

@@ -28,12 +28,12 @@ from paclm.study.leak_tests import (
     chances_by_agreement,
     describe_overtelling,
 )
+from paclm.study.recorded_votes import RecordedVotes
 from paclm.study.regimes import releases
 from paclm.study.replay import ReplaySettings, replay
 from paclm.study.results import Result
 from paclm.study.run import run_regime
 from paclm.study.violations import is_violation
-from paclm.study.votes import RecordedVotes
 from study.small_lab import open_lab
 
 FOLDER = Path(__file__).parent.parent / "fixtures" / "votes"

@@ -16,9 +16,9 @@ from paclm.privacy.bounds import success_bound
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
 from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import RULES, Rule
+from paclm.study.recorded_votes import RecordedVotes
 from paclm.study.replay import ReplaySettings, replay
 from paclm.study.streams import play_fresh, play_sessions
-from paclm.study.votes import RecordedVotes
 from reference.simulation import ScaledNoise, run_session
 
 FOLDER = Path(__file__).parent.parent / "fixtures" / "votes"

@@ -16,9 +16,9 @@ from paclm.privacy.belief import uniform_belief
 from paclm.privacy.bounds import success_bound
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth
 from paclm.privacy.releases import RULES
+from paclm.study.recorded_votes import RecordedVotes
 from paclm.study.replay import ReplaySettings, planned_tokens, replay
 from paclm.study.streams import play_fresh
-from paclm.study.votes import RecordedVotes
 
 KEYS = {
     *("positions", "worlds", "unanimity", "dissent", "mean_distinct_given_dissent", "tokens", "seconds"),

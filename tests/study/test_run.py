@@ -11,13 +11,13 @@ import pytest
 
 from paclm.errors import InvalidInput
 from paclm.study.decoding import GREEDY
+from paclm.study.eval_text import Passage
 from paclm.study.lab import Lab
 from paclm.study.parts import Kept
 from paclm.study.regime import Findings, Regime
 from paclm.study.regimes import NAMES, regime_named
 from paclm.study.results import Result
 from paclm.study.run import regimes_named, results_folder, run_regime
-from paclm.study.text import Passage
 
 
 @dataclass(frozen=True)

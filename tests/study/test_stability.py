@@ -18,6 +18,7 @@ from paclm.study.figures.fig_flatness import FIGURE as FLATNESS_FIGURE
 from paclm.study.figures.fig_releases import FIGURE as RELEASES_FIGURE
 from paclm.study.figures.fig_releases import looks_of
 from paclm.study.lab import Lab
+from paclm.study.recorded_votes import TextVotes
 from paclm.study.regimes import census, cost, flatness, forgetting, releases
 from paclm.study.results import Result
 from paclm.study.run import run_regime
@@ -31,8 +32,6 @@ from paclm.study.tables import (
     tab_operations,
     tab_releases,
 )
-from paclm.study.textvotes import TextVotes
-from paclm.study.votes import RecordedVotes
 from study.small_lab import open_lab
 
 SCALES = {
@@ -100,7 +99,7 @@ def test_the_census_agrees_with_the_votes_and_leaves_out_what_the_vocabulary_can
     result = results[census]
     assert [row["support_size"] for row in result.rows] == [50, 200]
     assert any("k = 1,000 is left out" in note for note in result.notes)
-    votes = lab.text_votes(60, (GREEDY,), with_full=False)["greedy"].recorded
+    votes = lab.text_votes(60, (GREEDY,), with_full=False)["greedy"]
     row = result.one(support_size=200)
     assert row["unanimity"] == pytest.approx(1.0 - votes.is_dissent.mean())
     assert row["median_distinct"] == np.median([len(set(v)) for v in votes.votes.tolist()])
@@ -129,8 +128,8 @@ def scripted_votes(num_worlds: int = 32, positions: int = 3000) -> TextVotes:
     kind = np.arange(positions) % 3
     votes = np.where(kind[:, None] == 0, 5, 5 + split)
     truth = np.where(kind == 1, 5, 9)
-    recorded = RecordedVotes(votes, truth=truth, public=truth, full=truth)
-    return TextVotes(recorded, np.arange(positions) // 10, np.arange(positions), np.zeros(positions, dtype=int))
+    position = np.arange(positions)
+    return TextVotes(votes, truth=truth, public=truth, full=truth, passage=position // 10, position=position)
 
 
 def test_flatness_finds_what_was_put_into_scripted_votes(lab: Lab) -> None:

@@ -21,7 +21,7 @@ from paclm.config import in_shell, parse_budget
 
 if TYPE_CHECKING:
     from paclm.study.lab import Lab
-    from paclm.study.votes import RecordedVotes
+    from paclm.study.recorded_votes import RecordedVotes
     from paclm.worlds.workspace import Workspace
 
 NOTES = 90
@@ -194,7 +194,7 @@ def _votes(workspace: Workspace) -> RecordedVotes:
 
     with _lab(workspace) as lab:
         found = lab.text_votes(HELD_OUT_TOKENS, (GREEDY, GUMBEL.times(DRAWS)))
-    return found[GREEDY.name].recorded
+    return found[GREEDY.name]
 
 
 def _accuracy(recorded: RecordedVotes) -> None:

@@ -56,9 +56,9 @@ def replay(
         paclm replay votes.npz --release plurality
         paclm replay votes.npz --release channel --per-token 2^-8 --protocol fresh --json | jq .retained_gain
     """
+    from paclm.study.recorded_votes import RecordedVotes
     from paclm.study.replay import ReplaySettings, planned_tokens
     from paclm.study.replay import replay as run
-    from paclm.study.votes import RecordedVotes
 
     settings = ReplaySettings(
         release=release,

@@ -111,8 +111,8 @@ def _vote_along_text(
 ) -> None:
     from paclm.engine.base import base_of, load_tokenizer
     from paclm.study.decoding import GREEDY, Decoding
-    from paclm.study.text import Passage, cut_passages
-    from paclm.study.textvotes import collect_votes
+    from paclm.study.eval_text import Passage, cut_passages
+    from paclm.study.recorded_votes import collect_votes
     from paclm.worlds.blocks import encode_texts
     from paclm.worlds.layout import FULL_FILE
 
@@ -132,7 +132,7 @@ def _vote_along_text(
     with progress(quiet=as_json) as bar:
         task = bar.add_task("votes", total=len(tokens) - 1)
         found = collect_votes(engine, passages, [decoding], [seed], with_full, lambda n: bar.advance(task, n))
-    recorded = found[decoding.name].recorded
+    recorded = found[decoding.name]
     out.parent.mkdir(parents=True, exist_ok=True)
     recorded.save(out)
     positions, worlds, unanimity = recorded.num_positions, recorded.num_worlds, float((~recorded.is_dissent).mean())

@@ -21,7 +21,7 @@ from paclm.privacy.leak import leak_by_entropy, leak_by_truth, leak_samples_by_e
 from paclm.privacy.releases import Rule
 from paclm.study.attacks import attack_beliefs
 from paclm.study.results import Row
-from paclm.study.serving import Prompts, Streams, carry_on, play
+from paclm.study.serving import Played, Prompts, Streams, carry_on, play
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -34,43 +34,6 @@ class Lane:
     noise_seed: int
     first: int
     secrets: IntArray  # (n,)
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """All sessions of one budget; T = queries · tokens."""
-
-    per_token: float
-    """b, as charged."""
-    secrets: IntArray  # (n,)
-    beliefs: FloatArray  # (queries, n, m) after each query
-    tokens: IntArray  # (n, T) released
-    realized: IntArray  # (n, T) the realized world's own vote
-    public: IntArray  # (n, T)
-    distinct: IntArray  # (n, T)
-    information: FloatArray  # (n, T)
-    full: IntArray | None = None  # (n, T)
-
-    @property
-    def tokens_per_query(self) -> int:
-        """Of every query."""
-        return int(self.tokens.shape[1] // len(self.beliefs))
-
-    @property
-    def num_worlds(self) -> int:
-        """m"""
-        return int(self.beliefs.shape[2])
-
-    def beliefs_at(self, horizon: int) -> FloatArray:
-        """(n, m) after so many tokens: the end of a query."""
-        query, rest = divmod(horizon, self.tokens_per_query)
-        if rest or not 0 < query <= len(self.beliefs):
-            raise InvalidInput(
-                f"A horizon must be one of {len(self.beliefs)} whole queries of {self.tokens_per_query} tokens, "
-                f"not {horizon} tokens."
-            )
-        found: FloatArray = self.beliefs[query - 1]
-        return found
 
 
 def play_queries(
@@ -109,25 +72,36 @@ def join_sessions(parts: Sequence[Arrays]) -> Arrays:
     return {name: np.concatenate([part[name] for part in parts], axis=int(name == "beliefs")) for name in parts[0]}
 
 
-def measure(history: History, horizon: int, membership: BoolArray) -> Row:
-    """What the first `horizon` tokens told, by both estimators, beside what was charged and how often worlds differed.
+def tokens_per_query(played: Played) -> int:
+    """Of sessions whose beliefs were kept after every query."""
+    return int(played.tokens.shape[1] // len(played.beliefs))
+
+
+def measure(played: Played, per_token: float, secrets: IntArray, horizon: int, membership: BoolArray) -> Row:
+    """The leak of the first `horizon` tokens by both estimators, the charge at per_token nats each, and dissent.
 
     The gap is leaked ÷ charged less the dissent fraction, session by session: what the matched pairs leave open.
     """
-    beliefs, secrets = history.beliefs_at(horizon), history.secrets
-    charged = horizon * units_up(history.per_token) / UNITS_PER_NAT
+    step = tokens_per_query(played)
+    if horizon % step or not 0 < horizon <= step * len(played.beliefs):
+        raise InvalidInput(
+            f"A horizon must be one of {len(played.beliefs)} whole queries of {step} tokens, not {horizon} tokens."
+        )
+    beliefs: FloatArray = played.beliefs[horizon // step - 1]  # (n, m)
+    num_worlds = beliefs.shape[1]
+    charged = horizon * units_up(per_token) / UNITS_PER_NAT
     by_entropy, by_truth = leak_by_entropy(beliefs), leak_by_truth(beliefs, secrets)
-    is_dissent = history.distinct[:, :horizon] > 1
+    is_dissent = played.distinct[:, :horizon] > 1
     dissent = is_dissent.mean(axis=1)
     told = leak_samples_by_entropy(beliefs)
     gap = mean_and_stderr(told / charged - dissent)
-    parting = mean_and_stderr(told - (np.log(history.num_worlds) + beliefs[np.arange(len(secrets)), secrets]))
-    steps = mean_and_stderr(history.information[:, :horizon].sum(axis=1))
+    parting = mean_and_stderr(told - (np.log(num_worlds) + beliefs[np.arange(len(secrets)), secrets]))
+    steps = mean_and_stderr(played.information[:, :horizon].sum(axis=1))
     attack = attack_beliefs(beliefs, secrets, membership)
-    depth = history.distinct[:, :horizon][is_dissent]
+    depth = played.distinct[:, :horizon][is_dissent]
     return {
-        "budget": format_budget(history.per_token),
-        "per_token_nats": history.per_token,
+        "budget": format_budget(per_token),
+        "per_token_nats": per_token,
         "horizon": horizon,
         "sessions": len(secrets),
         "charged_nats": charged,
@@ -150,23 +124,23 @@ def measure(history: History, horizon: int, membership: BoolArray) -> Row:
         "membership_bound": success_bound(charged, 0.5),
         "world_rate": attack.world.mean,
         "world_stderr": attack.world.stderr,
-        "world_bound": success_bound(charged, 1.0 / history.num_worlds),
+        "world_bound": success_bound(charged, 1.0 / num_worlds),
     }
 
 
-def follow_up(history: History, truth: IntArray, start: int, end: int) -> Row:
+def follow_up(played: Played, truth: IntArray, start: int, end: int) -> Row:
     """How good the tokens from `start` to `end` are, whole queries; truth (n, queries): how the text goes on.
 
     Accuracy is that of each query's first token, the only one whose context is the text's own. Agreement is over all
     tokens: with the realized world's vote, the full-corpus adapter's and the public model's on the same context.
     """
-    step = history.tokens_per_query
+    step = tokens_per_query(played)
     queries, stretch = slice(start // step, end // step), slice(start, end)
     voters = {
-        "released": history.tokens,
-        "realized": history.realized,
-        "public": history.public,
-        "full": history.full,
+        "released": played.tokens,
+        "realized": played.realized,
+        "public": played.public,
+        "full": played.full,
     }
     row: Row = {}
     for name, votes in voters.items():
@@ -175,6 +149,6 @@ def follow_up(history: History, truth: IntArray, start: int, end: int) -> Row:
         right = votes[:, ::step][:, queries] == truth[:, queries]
         row[f"accuracy_{name}"], row[f"accuracy_{name}_stderr"] = mean_and_stderr(right.mean(axis=1))
         if name != "released":
-            same = (votes == history.tokens)[:, stretch]
+            same = (votes == played.tokens)[:, stretch]
             row[f"agreement_{name}"], row[f"agreement_{name}_stderr"] = mean_and_stderr(same.mean(axis=1))
     return row

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -28,11 +27,11 @@ from paclm.errors import InvalidInput
 from paclm.privacy.belief import BoolArray
 from paclm.study.code import code_digest
 from paclm.study.decoding import Decoding
+from paclm.study.eval_text import Passage, cut_passages, take_positions
 from paclm.study.parts import Kept, Parts
-from paclm.study.text import Passage, cut_passages, take_positions
-from paclm.study.textvotes import TextVotes, collect_votes
+from paclm.study.recorded_votes import TextVotes, collect_votes
 from paclm.worlds.layout import WORLDS_FILE, adapters_file
-from paclm.worlds.storage import make_private_folder, write_private
+from paclm.worlds.storage import make_private_folder
 from paclm.worlds.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -267,27 +266,23 @@ class Lab:
         names = (self.worlds_name, "full") if with_full else (self.worlds_name,)
         self.ensure(*names)
         path = self._votes_path(num_positions, decodings, names, support_size)
-        if not self.kept.has(path):
+
+        def take() -> dict[str, Any]:
             passages = self.passages(num_positions)
             advance = self.start_task("teacher-forced votes", sum(passage.num_scored for passage in passages))
             engine = self.engine(*names, support_size=support_size)
             seeds = [self.seed_for("coins", decoding.name) for decoding in decodings]
             found = collect_votes(engine, passages, decodings, seeds, with_full, advance)
-            make_private_folder(path.parent)
-            buffer = io.BytesIO()
-            np.savez_compressed(
-                buffer, allow_pickle=False, **{f"{d}.{k}": a for d, v in found.items() for k, a in v.arrays().items()}
-            )
-            write_private(path, buffer.getvalue())
-            self.kept.made(path)
-        with np.load(path, allow_pickle=False) as archive:
-            return {decoding.name: TextVotes.from_archive(archive, decoding.name) for decoding in decodings}
+            return {key: array for name, votes in found.items() for key, array in votes.arrays(name).items()}
+
+        arrays = self.kept.arrays(path, take)
+        return {decoding.name: TextVotes.from_arrays(arrays, decoding.name) for decoding in decodings}
 
     def _votes_path(
         self, num_positions: int, decodings: Sequence[Decoding], names: Sequence[str], support_size: int
     ) -> Path:
         text = _digest_of(self.passages(num_positions))
-        code = code_digest("paclm.study.textvotes", "paclm.engine.loading")
+        code = code_digest("paclm.study.recorded_votes", "paclm.engine.loading")
         parts = [repr(tuple(decodings)), self._adapters(names), support_size, text, self.seed, self._arithmetic, code]
         key = json.dumps(parts)
         return self.folder / "votes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"

@@ -59,6 +59,17 @@ class Kept:
         """This file is of this run."""
         self._made.add(path)
 
+    def arrays(self, path: Path, make: Callable[[], Mapping[str, Array]]) -> dict[str, Array]:
+        """The arrays of an .npz file: read if the run may, else made and written."""
+        if not self.has(path):
+            buffer = io.BytesIO()
+            np.savez_compressed(buffer, allow_pickle=False, **make())
+            make_private_folder(path.parent)
+            write_private(path, buffer.getvalue())
+            self.made(path)
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+
 
 class Parts:
     """The finished parts of one regime under one set of circumstances."""
@@ -89,15 +100,7 @@ class Parts:
 
     def arrays(self, name: str, make: Callable[[], Mapping[str, Array]]) -> dict[str, Array]:
         """The arrays of a part, likewise."""
-        path = self._folder / f"{name}-{self._key}.npz"
-        if not self._kept.has(path):
-            buffer = io.BytesIO()
-            np.savez_compressed(buffer, allow_pickle=False, **make())
-            make_private_folder(self._folder)
-            write_private(path, buffer.getvalue())
-            self._kept.made(path)
-        with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
+        return self._kept.arrays(self._folder / f"{name}-{self._key}.npz", make)
 
     def clear(self) -> None:
         """Forget all parts under these circumstances."""

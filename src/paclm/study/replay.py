@@ -20,8 +20,8 @@ from paclm.privacy.leak import leak_samples_by_entropy, leak_samples_by_truth, m
 from paclm.privacy.releases import Rule, rule_named
 from paclm.study.attacks.belief import chance_to_name
 from paclm.study.leak_tests import Gap, Told, broken_bounds, chances_by_agreement
-from paclm.study.streams import Stream, play_fresh, play_sessions
-from paclm.study.votes import RecordedVotes
+from paclm.study.recorded_votes import RecordedVotes
+from paclm.study.streams import RecordedStream, play_fresh, play_sessions
 
 Protocol = Literal["session", "fresh"]
 
@@ -106,7 +106,7 @@ def _shape(recorded: RecordedVotes, settings: ReplaySettings) -> tuple[int, int]
     return settings.sessions or 1, min(settings.tokens or recorded.num_positions, recorded.num_positions)
 
 
-def _reduce(stream: Stream, recorded: RecordedVotes) -> _Kept:
+def _reduce(stream: RecordedStream, recorded: RecordedVotes) -> _Kept:
     """Where the belief is uniform still, nothing was told, and naming a world is a guess."""
     count, moved = len(stream.secrets), stream.moved
     by_entropy, by_truth, named = np.zeros(count), np.zeros(count), np.full(count, 1.0 / recorded.num_worlds)

@@ -116,10 +116,10 @@ class Played:
     tokens: IntArray  # (n, T) released
     realized: IntArray  # (n, T) the realized world's own vote
     public: IntArray  # (n, T) the public model's vote on the same context with the same coins
-    full: IntArray | None  # (n, T) the full-corpus adapter's
     distinct: IntArray  # (n, T) how many different votes there were; 1 is unanimity
     information: FloatArray  # (n, T) nats each release can have told
-    beliefs: FloatArray  # (horizons, n, m) after so many tokens
+    beliefs: FloatArray  # (horizons, n, m) after each horizon, or after each query
+    full: IntArray | None = None  # (n, T) the full-corpus adapter's
 
     def arrays(self) -> dict[str, IntArray | FloatArray]:
         """By name, for a file."""
@@ -168,7 +168,7 @@ def play(
             advance(len(prompts))
     finally:
         streams.end()
-    return Played(tokens, realized, public, full if has_full else None, distinct, information, np.stack(beliefs))
+    return Played(tokens, realized, public, distinct, information, np.stack(beliefs), full if has_full else None)
 
 
 def continue_alone(

@@ -11,10 +11,10 @@ from paclm.curator.research import ResearchSession
 from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import Rule
-from paclm.study.votes import RecordedVotes
+from paclm.study.recorded_votes import RecordedVotes
 
 
-class Stream(NamedTuple):
+class RecordedStream(NamedTuple):
     """One run of tokens: where it read, what it released, what the realized world wanted."""
 
     positions: IntArray  # (t,)
@@ -29,7 +29,7 @@ class Stream(NamedTuple):
 
 def play_sessions(
     recorded: RecordedVotes, rule: Rule, per_token: float, sessions: int, tokens: int, seed: int
-) -> Iterator[Stream]:
+) -> Iterator[RecordedStream]:
     """Consecutive positions from a random start, wrapping round, against one secret each."""
     is_dissent = recorded.is_dissent
     for child in np.random.SeedSequence(seed).spawn(sessions):
@@ -43,7 +43,7 @@ def play_sessions(
             released[t] = step.token
             scales.append(step.noise_scale)
             information += step.information
-        yield Stream(
+        yield RecordedStream(
             positions,
             released,
             recorded.votes[positions, session.secret],
@@ -57,7 +57,7 @@ def play_sessions(
 
 def play_fresh(
     recorded: RecordedVotes, rule: Rule, per_token: float, passes: int, length: int, seed: int
-) -> Iterator[Stream]:
+) -> Iterator[RecordedStream]:
     """A fresh secret and a uniform belief at every position: the paper's teacher-forced protocol."""
     positions = np.arange(length)
     dissenting = np.flatnonzero(recorded.is_dissent[:length])
@@ -75,4 +75,4 @@ def play_fresh(
             realized[t] = recorded.votes[t, session.secret]
             scales.append(step.noise_scale)
             information += step.information
-        yield Stream(positions, released, realized, np.array(scales), information, secrets, beliefs, dissenting)
+        yield RecordedStream(positions, released, realized, np.array(scales), information, secrets, beliefs, dissenting)

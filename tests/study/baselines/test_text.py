@@ -11,7 +11,7 @@ from paclm.study.baselines.digest import make_digest
 from paclm.study.baselines.distributions import next_distributions, text_distributions
 from paclm.study.baselines.generation import PMixedSession, generate
 from paclm.study.baselines.pmixed import PMixedSettings, release_distribution
-from paclm.study.baselines.search import Target, choose, play
+from paclm.study.baselines.search import DpTarget, choose, play
 
 ORDERS = (2, 8)
 
@@ -71,7 +71,7 @@ def test_a_played_position_is_the_release_distribution_at_the_true_token(lab, en
 
 
 def test_the_expected_gain_of_the_search_is_the_mean_of_what_is_played(digest):
-    targets = [Target(100, 2.0, 1e-5, reading) for reading in ("rigorous", "generous", "strict")]
+    targets = [DpTarget(100, 2.0, 1e-5, reading) for reading in ("rigorous", "generous", "strict")]
     for choice in choose(digest, targets, ORDERS, (0.5,)):
         draws = [play(digest, choice.settings, np.random.default_rng(seed)).truth.mean() for seed in range(200)]
         gain, error = np.mean(draws) - digest.truth_public.mean(), np.std(draws) / np.sqrt(200)
@@ -79,7 +79,7 @@ def test_the_expected_gain_of_the_search_is_the_mean_of_what_is_played(digest):
 
 
 def test_the_search_takes_the_best_of_what_it_may_take(digest):
-    target = Target(1000, 2.0, 1e-5, "generous")
+    target = DpTarget(1000, 2.0, 1e-5, "generous")
     (best,) = choose(digest, [target], ORDERS, (1.0, 0.5, 0.1))
     alone = [choose(digest, [target], (order,), (rate,))[0].gain for order in ORDERS for rate in (1.0, 0.5, 0.1)]
     assert best.gain == max(alone)

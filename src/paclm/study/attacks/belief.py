@@ -9,8 +9,8 @@ import numpy as np
 from paclm.privacy.belief import BoolArray, FloatArray, IntArray, membership_probabilities
 from paclm.privacy.leak import Estimate, mean_and_stderr
 from paclm.privacy.releases import rule_named
+from paclm.study.recorded_votes import RecordedVotes
 from paclm.study.streams import play_sessions
-from paclm.study.votes import RecordedVotes
 
 
 class AttackResult(NamedTuple):

@@ -18,8 +18,8 @@ from torch import Tensor
 from paclm.errors import InvalidInput
 from paclm.privacy.belief import BoolArray, FloatArray
 from paclm.study.baselines.accountants import epsilon_of
+from paclm.study.baselines.divergence_table import compress, tabulate
 from paclm.study.baselines.pmixed import log_member_excess
-from paclm.study.baselines.tables import compress, tabulate
 from paclm.study.baselines.tensors import log_mean, mixed, symmetric
 
 GUARANTEE = "data-dependent ε (authors' accountant): itself computed from private records, so not publishable as it is"

@@ -11,11 +11,10 @@ from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.releases import RULES, rule_named
 from paclm.study.baselines.matching import matched_nats, success_at_half
 from paclm.study.decoding import GREEDY, GUMBEL
+from paclm.study.recorded_votes import TextVotes
 from paclm.study.results import Row
 from paclm.study.statistics import clustered_mean, retained_gain
 from paclm.study.streams import play_fresh
-from paclm.study.textvotes import TextVotes
-from paclm.study.votes import RecordedVotes
 
 if TYPE_CHECKING:
     from paclm.study.lab import Lab
@@ -70,16 +69,15 @@ def pac_rows(
 def _first(votes: TextVotes, positions: int) -> TextVotes:
     """The votes on the first positions of the text, in all draws."""
     keep = votes.position < positions
-    cut = RecordedVotes(votes.recorded.votes[keep], votes.truth[keep], votes.public[keep])
-    return TextVotes(cut, votes.passage[keep], votes.position[keep], votes.draw[keep])
+    return TextVotes(**{name: column[keep] for name, column in votes.columns().items()})
 
 
 def _rates(votes: TextVotes, release: str, per_token: float, passes: int, seed: int) -> Rates:
-    recorded, truth = votes.recorded, votes.truth
+    truth = votes.truth
     released = np.zeros(len(truth))
-    for stream in play_fresh(recorded, rule_named(release), per_token, passes, recorded.num_positions, seed):
+    for stream in play_fresh(votes, rule_named(release), per_token, passes, votes.num_positions, seed):
         released += stream.released == truth
-    noiseless: FloatArray = (recorded.votes == truth[:, None]).mean(axis=1)
+    noiseless: FloatArray = (votes.votes == truth[:, None]).mean(axis=1)
     public: FloatArray = (votes.public == truth).astype(np.float64)
     return Rates(released / passes, noiseless, public, votes.passage)
 

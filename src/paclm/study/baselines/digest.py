@@ -15,9 +15,9 @@ import torch
 from paclm.errors import InvalidInput
 from paclm.privacy.belief import BoolArray, FloatArray, IntArray
 from paclm.study.baselines.distributions import Distributions
+from paclm.study.baselines.divergence_table import DivergenceTable, compress, tabulate
 from paclm.study.baselines.pmixed import PMixedSettings
 from paclm.study.baselines.strict import weight_within
-from paclm.study.baselines.tables import DivergenceTable, compress, tabulate
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paclm.engine.decode_step import top_tokens
 from paclm.privacy.belief import IntArray
-from paclm.study.text import Passage
+from paclm.study.eval_text import Passage
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Engine

@@ -22,7 +22,7 @@ _NOISE_DRAWS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class NeighbourResult:
     """One method on one text."""
 
     method: str
@@ -75,7 +75,7 @@ class Neighbours:
         self._keep("counts", counts.double().cpu().numpy())
         self._keep("is_truth", (support == truth.unsqueeze(-1)).double().cpu().numpy())
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[NeighbourResult]:
         """What every method did: AdaPMixED stopped at ε and in full, SubMix, GNMax with noise for any votes."""
         kept = {name: np.concatenate(values) for name, values in self._kept.items()}
         public, losses = kept["public"], kept["ada_losses"]
@@ -88,20 +88,20 @@ class Neighbours:
         is_private = np.arange(len(public)) < stop
         spent = float(kept["sub_losses"][:stop].sum(axis=0).max()) if stop else 0.0
         truth = np.where(is_private, kept["sub"], public)
-        found.append(Outcome("SubMix", submix.GUARANTEE, spent, truth, float(is_private.mean())))
+        found.append(NeighbourResult("SubMix", submix.GUARANTEE, spent, truth, float(is_private.mean())))
         noise = gnmax.noise_for(self.epsilon, self.delta, self.queries)
         rows = np.arange(len(public))
         hits = [kept["is_truth"][rows, gnmax.release(kept["counts"], noise, self.rng)] for _ in range(_NOISE_DRAWS)]
         rate = np.mean(hits, axis=0)
-        found.append(Outcome("GNMax", gnmax.GUARANTEE, self.epsilon, rate, 1.0))
+        found.append(NeighbourResult("GNMax", gnmax.GUARANTEE, self.epsilon, rate, 1.0))
         dependent = gnmax.dependent_epsilon(kept["counts"], noise, self.delta)
-        found.append(Outcome("GNMax, counted by its votes", gnmax.GUARANTEE_DEPENDENT, dependent, rate, 1.0))
+        found.append(NeighbourResult("GNMax, counted by its votes", gnmax.GUARANTEE_DEPENDENT, dependent, rate, 1.0))
         return found
 
-    def _ada(self, name: str, kept: dict[str, FloatArray], is_on: BoolArray) -> Outcome:
+    def _ada(self, name: str, kept: dict[str, FloatArray], is_on: BoolArray) -> NeighbourResult:
         truth = np.where(is_on, kept["ada"], kept["public"])
         spent = adapmixed.spent_epsilon(kept["ada_losses"][is_on], self.ada)
-        return Outcome(name, adapmixed.GUARANTEE, spent, truth, float((kept["ada_private"] * is_on).mean()))
+        return NeighbourResult(name, adapmixed.GUARANTEE, spent, truth, float((kept["ada_private"] * is_on).mean()))
 
     def _votes(self, log_shards: Tensor, support: Tensor) -> Tensor:
         """Coupled Gumbel votes inside the public support, as worlds vote."""

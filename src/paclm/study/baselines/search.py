@@ -24,7 +24,7 @@ RADII: FloatArray = np.geomspace(1e-9, 50.0, 150)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DpTarget:
     """What must hold: T queries within (ε, δ), read one way or the other, or strictly."""
 
     queries: int
@@ -63,7 +63,7 @@ def gain_curve(digest: Digest, order: int | None) -> GainCurve:
     return GainCurve(np.array([float((own * excess).mean()) for own in weights]))
 
 
-def choose(digest: Digest, targets: Sequence[Target], orders: Sequence[int], rates: Sequence[float]) -> list[Choice]:
+def choose(digest: Digest, targets: Sequence[DpTarget], orders: Sequence[int], rates: Sequence[float]) -> list[Choice]:
     """The best order and rate for each target, by expected accuracy; one choice per target, in their order."""
     best: list[tuple[float, PMixedSettings | None]] = [(-np.inf, None)] * len(targets)
     members = np.arange(1, digest.num_shards + 1)
@@ -91,7 +91,7 @@ def choose(digest: Digest, targets: Sequence[Target], orders: Sequence[int], rat
     return [Choice(settings, gain) for gain, settings in best if settings is not None]
 
 
-def _per_query(target: Target, order: int) -> float:
+def _per_query(target: DpTarget, order: int) -> float:
     reading: Reading = "generous" if target.reading == "generous" else "rigorous"
     return rdp_for(target.epsilon, target.delta, order, reading) / target.queries
 
@@ -102,7 +102,7 @@ def _size_probabilities(num_shards: int, rate: float) -> FloatArray:
     return probabilities
 
 
-def _settings(digest: Digest, target: Target, order: int, rate: float) -> PMixedSettings:
+def _settings(digest: Digest, target: DpTarget, order: int, rate: float) -> PMixedSettings:
     return PMixedSettings(
         num_shards=digest.num_shards,
         order=order,
@@ -115,7 +115,7 @@ def _settings(digest: Digest, target: Target, order: int, rate: float) -> PMixed
     )
 
 
-class Played(NamedTuple):
+class PMixedPass(NamedTuple):
     """One pass over the text with fresh samples of shard models."""
 
     truth: FloatArray  # (n,) probability that the released token is the true one
@@ -126,7 +126,7 @@ class Played(NamedTuple):
     """λ over the shard models that did; NaN if none ever did."""
 
 
-def play(digest: Digest, settings: PMixedSettings, rng: np.random.Generator) -> Played:
+def play(digest: Digest, settings: PMixedSettings, rng: np.random.Generator) -> PMixedPass:
     """One pass: at every position its own sample of shard models."""
     chosen = rng.random((digest.num_positions, digest.num_shards)) < settings.rate  # (n, N)
     sizes = chosen.sum(axis=1)
@@ -141,6 +141,6 @@ def play(digest: Digest, settings: PMixedSettings, rng: np.random.Generator) -> 
             whole[rows] += (weights * (own[rows] - whole[rows, None])).sum(axis=1) / members
         total_weight += float(weights.sum())
     taken = int(sizes.sum())
-    return Played(
+    return PMixedPass(
         truth, digest.inside(truth, mass), float((sizes == 0).mean()), total_weight / taken if taken else float("nan")
     )

@@ -15,11 +15,11 @@ from paclm.config import format_budget
 from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
+from paclm.study.recorded_votes import TextVotes
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.statistics import clustered_mean, retained_gain
 from paclm.study.streams import play_fresh
-from paclm.study.textvotes import TextVotes
 
 BUDGETS = tuple(2.0**-n for n in range(4, 33, 4))
 WHY_SHARES_DIFFER = (
@@ -52,16 +52,16 @@ def run(lab: Lab, scale: AccuracyScale) -> Findings:
 
 
 def _at(lab: Lab, votes: TextVotes, per_token: float) -> Row:
-    recorded, rng = votes.recorded, lab.rng("accuracy", "bootstrap")
+    rng = lab.rng("accuracy", "bootstrap")
     seed = lab.seed_for("accuracy", "noise")  # the same secrets and words at every budget
-    (stream,) = play_fresh(recorded, rule_named("gaussian"), per_token, 1, recorded.num_positions, seed)
+    (stream,) = play_fresh(votes, rule_named("gaussian"), per_token, 1, votes.num_positions, seed)
     hits = {
         "public": votes.public == votes.truth,
-        "full": votes.full == votes.truth,
+        "full": votes.column("full") == votes.truth,
         "noiseless": stream.realized == votes.truth,
         "private": stream.released == votes.truth,
     }
-    row: Row = {"per_token_nats": per_token, "budget": format_budget(per_token), "positions": recorded.num_positions}
+    row: Row = {"per_token_nats": per_token, "budget": format_budget(per_token), "positions": votes.num_positions}
     row["passages"] = len(np.unique(votes.passage))
     for name, right in hits.items():
         row[f"accuracy_{name}"], row[f"stderr_{name}"] = clustered_mean(right, votes.passage, rng)

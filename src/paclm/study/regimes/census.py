@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paclm.privacy.belief import BoolArray, IntArray
+from paclm.study.eval_text import Passage
 from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.statistics import clustered_mean
-from paclm.study.text import Passage
 
 if TYPE_CHECKING:
     from paclm.engine.census import Census

@@ -55,7 +55,7 @@ def run(lab: Lab, scale: CostScale) -> Findings:
     """Engines, mechanism and ledger, one after another."""
     advance = lab.start_task("cost", len(scale.batches) + 3)
     decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))  # as accuracy asks: shared
-    votes = lab.text_votes(scale.positions, decodings)[GUMBEL.name].recorded.votes
+    votes = lab.text_votes(scale.positions, decodings)[GUMBEL.name].votes
     mechanism = _time_mechanism(lab, votes)
     advance(1)
     one, _ = _time_forward(lab, scale, 1, "full")

@@ -17,12 +17,12 @@ from paclm.privacy.belief import FloatArray
 from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.lab import Lab
+from paclm.study.recorded_votes import TextVotes, collect_votes
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.serving import count_distinct
 from paclm.study.statistics import clustered_mean, retained_gain
 from paclm.study.streams import play_fresh
-from paclm.study.textvotes import TextVotes, collect_votes
 from paclm.worlds.layout import adapters_file
 
 PER_TOKEN = 2.0**-32
@@ -70,7 +70,7 @@ def _votes_of(lab: Lab, uncoupled: str, scale: CouplingScale, decodings: tuple[D
 
 def _rows_of(lab: Lab, decoder: str, coupled: TextVotes, uncoupled: TextVotes) -> list[Row]:
     """Both ways of training, and what coupling adds, paired position by position."""
-    common: Row = {"decoder": decoder, "positions": coupled.recorded.num_positions}
+    common: Row = {"decoder": decoder, "positions": coupled.num_positions}
     tied, loose = (_at_positions(lab, votes) for votes in (coupled, uncoupled))
     rows: list[Row] = [
         {"training": "coupled", **common, **_figures(lab, coupled, tied)},
@@ -85,20 +85,19 @@ def _rows_of(lab: Lab, decoder: str, coupled: TextVotes, uncoupled: TextVotes) -
 
 def _at_positions(lab: Lab, votes: TextVotes) -> dict[str, FloatArray]:
     """What is averaged, position by position."""
-    recorded = votes.recorded
     seed = lab.seed_for("coupling", "noise")
-    (stream,) = play_fresh(recorded, rule_named("gaussian"), PER_TOKEN, 1, recorded.num_positions, seed)
-    right = {"private": stream.released, "public": votes.public, "full": votes.full}
+    (stream,) = play_fresh(votes, rule_named("gaussian"), PER_TOKEN, 1, votes.num_positions, seed)
+    right = {"private": stream.released, "public": votes.public, "full": votes.column("full")}
     return {
-        "unanimity": (~recorded.is_dissent).astype(np.float64),
-        "accuracy_world": (recorded.votes == votes.truth[:, None]).mean(axis=1),
+        "unanimity": (~votes.is_dissent).astype(np.float64),
+        "accuracy_world": (votes.votes == votes.truth[:, None]).mean(axis=1),
         **{f"accuracy_{name}": (tokens == votes.truth).astype(np.float64) for name, tokens in right.items()},
     }
 
 
 def _figures(lab: Lab, votes: TextVotes, values: dict[str, FloatArray]) -> Row:
-    recorded, rng = votes.recorded, lab.rng("coupling", "bootstrap")
-    distinct = count_distinct(recorded.votes[recorded.is_dissent])
+    rng = lab.rng("coupling", "bootstrap")
+    distinct = count_distinct(votes.votes[votes.is_dissent])
     row: Row = {
         "distinct_given_dissent": float(distinct.mean()) if distinct.size else None,
         "distinct_p95": float(np.percentile(distinct, 95)) if distinct.size else None,

@@ -19,12 +19,12 @@ from paclm.privacy.leak import Estimate
 from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Advance, Lab
+from paclm.study.recorded_votes import TextVotes
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.serving import count_distinct
 from paclm.study.statistics import clustered_mean
 from paclm.study.streams import play_fresh
-from paclm.study.textvotes import TextVotes
 
 BUDGETS = tuple(2.0**-n for n in range(4, 33, 4))
 
@@ -82,8 +82,8 @@ def _decoder_rows(lab: Lab, votes: TextVotes, passes: int, advance: Advance) -> 
 def _play(lab: Lab, votes: TextVotes, passes: int, per_token: float) -> tuple[IntArray, IntArray, FloatArray]:
     """Released and realized tokens (n,), and σ at every dissenting position."""
     seed = lab.seed_for("flatness", "noise")  # the same secrets and normal draws at every budget
-    length = votes.recorded.num_positions
-    streams = list(play_fresh(votes.recorded, rule_named("gaussian"), per_token, passes, length, seed))
+    length = votes.num_positions
+    streams = list(play_fresh(votes, rule_named("gaussian"), per_token, passes, length, seed))
     released, realized, scales = (
         np.concatenate([getattr(stream, name) for stream in streams]) for name in ("released", "realized", "scales")
     )
@@ -91,8 +91,8 @@ def _play(lab: Lab, votes: TextVotes, passes: int, per_token: float) -> tuple[In
 
 
 def _ground(votes: TextVotes, passes: int) -> _Ground:
-    cast = votes.recorded.votes
-    (majority,) = play_fresh(votes.recorded, rule_named("plurality"), math.inf, 1, len(cast), 0)
+    cast = votes.votes
+    (majority,) = play_fresh(votes, rule_named("plurality"), math.inf, 1, len(cast), 0)
     columns = {
         "votes": cast,
         "truth": votes.truth,

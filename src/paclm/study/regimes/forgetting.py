@@ -19,10 +19,10 @@ from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
 from paclm.privacy.releases import Rule
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
+from paclm.study.recorded_votes import TextVotes
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.streams import play_sessions
-from paclm.study.textvotes import TextVotes
 
 CURATORS = {
     "tracking": Rule("gaussian", gaussian.release, reads_secret=True),
@@ -47,7 +47,7 @@ def run(lab: Lab, scale: ForgettingScale) -> Findings:
     votes = lab.text_votes(scale.positions, decodings)[GUMBEL.name]
     cells = [(b, t, c) for b in scale.budgets for t in scale.horizons for c in CURATORS]
     advance = lab.start_task("forgetting", len(cells))
-    parts = lab.parts("forgetting", [asdict(scale), votes.recorded.digest])
+    parts = lab.parts("forgetting", [asdict(scale), votes.digest])
     rows: list[Row] = []
     for per_token, tokens, curator in cells:
         name = f"forgetting-{format_budget(per_token)}-{tokens}-{curator}"
@@ -58,9 +58,9 @@ def run(lab: Lab, scale: ForgettingScale) -> Findings:
 
 def _rows(lab: Lab, scale: ForgettingScale, votes: TextVotes, per_token: float, tokens: int, curator: str) -> list[Row]:
     seed = lab.seed_for("forgetting", per_token)
-    is_dissent, truth = votes.recorded.is_dissent, votes.truth
+    is_dissent, truth = votes.is_dissent, votes.truth
     beliefs, secrets, told, right, dissent = [], [], [], [], []
-    for stream in play_sessions(votes.recorded, CURATORS[curator], per_token, scale.sessions, tokens, seed):
+    for stream in play_sessions(votes, CURATORS[curator], per_token, scale.sessions, tokens, seed):
         beliefs.append(stream.beliefs[0])
         secrets.append(stream.secrets[0])
         told.append(stream.information)

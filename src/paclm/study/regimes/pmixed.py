@@ -23,7 +23,7 @@ from paclm.study.baselines.distributions import Distributions, text_distribution
 from paclm.study.baselines.matching import success_at_half
 from paclm.study.baselines.neighbours import Neighbours
 from paclm.study.baselines.pmixed import PMixedSettings
-from paclm.study.baselines.search import Choice, Target, choose, play
+from paclm.study.baselines.search import Choice, DpTarget, choose, play
 from paclm.study.baselines.shards import authors_training, ensure_shards
 from paclm.study.baselines.worst_case import worst_loss
 from paclm.study.lab import Lab
@@ -97,8 +97,8 @@ def _of_ensemble(lab: Lab, scale: PMixedScale, num_shards: int, entry: Mapping[s
 
     digest = make_digest(text_distributions(engine, passages), scale.orders, see)
     rows = [_ensemble_row(digest, entry), _validation(lab, digest)]
-    targets = [Target(t, e, DELTA, r) for e in scale.epsilons for t in scale.horizons for r in READINGS]
-    near = [Target(queries, scale.epsilons[0], DELTA, r) for r in READINGS] if others is not None else []
+    targets = [DpTarget(t, e, DELTA, r) for e in scale.epsilons for t in scale.horizons for r in READINGS]
+    near = [DpTarget(queries, scale.epsilons[0], DELTA, r) for r in READINGS] if others is not None else []
     choices = choose(digest, [*targets, *near], scale.orders, scale.rates)
     advance = lab.start_task(f"PMixED, {num_shards} shard models", len(targets))
     for target, choice in zip(targets, choices, strict=False):
@@ -160,7 +160,7 @@ def _validation(lab: Lab, digest: Digest) -> Row:
     }
 
 
-def _matched(lab: Lab, scale: PMixedScale, digest: Digest, target: Target, choice: Choice) -> Row:
+def _matched(lab: Lab, scale: PMixedScale, digest: Digest, target: DpTarget, choice: Choice) -> Row:
     settings = choice.settings
     names = ("pmixed", digest.num_shards, target.queries, target.epsilon, target.reading)
     draws = 1 if settings.rate == 1.0 else scale.draws
@@ -215,7 +215,7 @@ def _worst(row: Row) -> Row:
     }
 
 
-def _near(lab: Lab, digest: Digest, target: Target, choice: Choice) -> Row:
+def _near(lab: Lab, digest: Digest, target: DpTarget, choice: Choice) -> Row:
     draws = [play(digest, choice.settings, lab.rng("pmixed", "near", target.reading, i)) for i in range(16)]
     truth = np.mean([one.truth[: target.queries] for one in draws], axis=0)
     row = {"method": f"PMixED, {target.reading}", "guarantee": choice.settings.guarantee, "epsilon": target.epsilon}

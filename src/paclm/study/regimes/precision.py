@@ -14,10 +14,10 @@ import numpy as np
 from paclm.privacy.belief import FloatArray
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
+from paclm.study.recorded_votes import TextVotes
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result
 from paclm.study.statistics import clustered_mean
-from paclm.study.textvotes import TextVotes
 
 TOLERANCE = 0.005
 """Half a point: the most by which unanimity and accuracy may differ."""
@@ -36,13 +36,13 @@ def run(lab: Lab, scale: PrecisionScale) -> Findings:
     rows = []
     for decoder in ("greedy", "gumbel"):
         wide, narrow = found["float32"][decoder], found["bfloat16"][decoder]
-        row: dict[str, object] = {"decoder": decoder, "positions": wide.recorded.num_positions}
+        row: dict[str, object] = {"decoder": decoder, "positions": wide.num_positions}
         for name, score in (("unanimity", _agrees), ("accuracy", _is_right)):
             first, second = score(wide), score(narrow)
             rng = lab.rng("precision", decoder, name)
             row[f"{name}_float32"], row[f"{name}_bfloat16"] = float(first.mean()), float(second.mean())
             row[f"{name}_difference"], row[f"{name}_stderr"] = clustered_mean(second - first, wide.passage, rng)
-        row["equal_votes"] = float((wide.recorded.votes == narrow.recorded.votes).mean())
+        row["equal_votes"] = float((wide.votes == narrow.votes).mean())
         rows.append(row)
     return Findings(rows, [])
 
@@ -53,12 +53,12 @@ def _votes(lab: Lab, dtype: str, positions: int) -> dict[str, TextVotes]:
 
 
 def _agrees(votes: TextVotes) -> FloatArray:
-    return (~votes.recorded.is_dissent).astype(np.float64)
+    return (~votes.is_dissent).astype(np.float64)
 
 
 def _is_right(votes: TextVotes) -> FloatArray:
     """How many of the worlds name the true token, at every position."""
-    return np.asarray((votes.recorded.votes == votes.truth[:, None]).mean(axis=1), dtype=np.float64)
+    return np.asarray((votes.votes == votes.truth[:, None]).mean(axis=1), dtype=np.float64)
 
 
 def describe(result: Result) -> list[str]:

@@ -22,11 +22,11 @@ from paclm.study.attacks.belief import chance_to_name
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
 from paclm.study.leak_tests import Gap, Told, broken_bounds, chances_by_agreement, describe_overtelling
+from paclm.study.recorded_votes import TextVotes
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
 from paclm.study.statistics import clustered_mean, retained_gain
-from paclm.study.streams import Stream, play_sessions
-from paclm.study.textvotes import TextVotes
+from paclm.study.streams import RecordedStream, play_sessions
 
 BUDGETS = tuple(2.0**-n for n in (4, 8, 12, 16, 24, 32))
 _KNOWN = ("gaussian", "plurality", "mixture", "channel")
@@ -53,7 +53,7 @@ def run(lab: Lab, scale: ReleasesScale) -> Findings:
     """Every release at every budget; those that never read the secret have none."""
     decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))  # as accuracy asks: shared
     votes = lab.text_votes(scale.positions, decodings)[GUMBEL.name]
-    parts = lab.parts("releases", [asdict(scale), votes.recorded.digest])
+    parts = lab.parts("releases", [asdict(scale), votes.digest])
     cells = [(rule, b) for rule in RULES.values() for b in (BUDGETS if rule.reads_secret else BUDGETS[:1])]
     paper = _play(lab, scale, votes, RULES["gaussian"], BUDGETS[-1])
     advance = lab.start_task("releases", len(cells))
@@ -65,17 +65,17 @@ def run(lab: Lab, scale: ReleasesScale) -> Findings:
     return Findings(rows, [RARE])
 
 
-def _play(lab: Lab, scale: ReleasesScale, votes: TextVotes, rule: Rule, per_token: float) -> list[Stream]:
+def _play(lab: Lab, scale: ReleasesScale, votes: TextVotes, rule: Rule, per_token: float) -> list[RecordedStream]:
     seed = lab.seed_for("releases")  # the same starts and secrets for all: what differs is the release
-    return list(play_sessions(votes.recorded, rule, per_token, scale.sessions, scale.tokens, seed))
+    return list(play_sessions(votes, rule, per_token, scale.sessions, scale.tokens, seed))
 
 
 def _rows(
-    lab: Lab, scale: ReleasesScale, votes: TextVotes, paper: list[Stream], rule: Rule, per_token: float
+    lab: Lab, scale: ReleasesScale, votes: TextVotes, paper: list[RecordedStream], rule: Rule, per_token: float
 ) -> list[Row]:
     streams = _play(lab, scale, votes, rule, per_token)
     beliefs, secrets = (np.concatenate([getattr(s, name) for s in streams]) for name in ("beliefs", "secrets"))
-    dissent = float(np.mean([votes.recorded.is_dissent[stream.positions].mean() for stream in streams]))
+    dissent = float(np.mean([votes.is_dissent[stream.positions].mean() for stream in streams]))
     row: Row = {
         "release": rule.name,
         "reads_secret": rule.reads_secret,
@@ -103,24 +103,23 @@ def _rows(
     return [row]
 
 
-def _told(votes: TextVotes, streams: list[Stream], rule: Rule, per_token: float) -> Told:
-    recorded = votes.recorded
+def _told(votes: TextVotes, streams: list[RecordedStream], rule: Rule, per_token: float) -> Told:
     beliefs, secrets = (np.concatenate([getattr(s, name) for s in streams]) for name in ("beliefs", "secrets"))
     cost = nats_up(charge_units("dissent", per_token, reads_secret=rule.reads_secret, is_dissent=True))
-    agreeing = [chances_by_agreement(recorded.votes[s.positions], s.released, s.secrets) for s in streams]
+    agreeing = [chances_by_agreement(votes.votes[s.positions], s.released, s.secrets) for s in streams]
     return Told(
         leaked=leak_samples_by_entropy(beliefs),
         gap=Gap.between(beliefs, secrets),
         declared=np.array([stream.information for stream in streams]),
-        budget=cost * np.array([recorded.is_dissent[stream.positions].sum() for stream in streams]),
+        budget=cost * np.array([votes.is_dissent[stream.positions].sum() for stream in streams]),
         named=chance_to_name(beliefs, secrets),
         agreeing=np.concatenate(agreeing),
         known=np.exp(beliefs.max(axis=1)),
-        world_id_bound=success_bound(streams[0].positions.size * cost, 1.0 / recorded.num_worlds),
+        world_id_bound=success_bound(streams[0].positions.size * cost, 1.0 / votes.num_worlds),
     )
 
 
-def _scores(lab: Lab, votes: TextVotes, streams: list[Stream], paper: list[Stream]) -> Row:
+def _scores(lab: Lab, votes: TextVotes, streams: list[RecordedStream], paper: list[RecordedStream]) -> Row:
     """Accuracy, retained gain and the lead over the paper's release, with errors over passages of the text.
 
     Sessions read the same passages again and again: their spread is that of other secrets, not of another text.
@@ -131,7 +130,7 @@ def _scores(lab: Lab, votes: TextVotes, streams: list[Stream], paper: list[Strea
         np.concatenate(columns) == truth
         for columns in ([s.released for s in streams], [s.realized for s in streams], [s.released for s in paper])
     )
-    public, full = votes.public[positions] == truth, votes.full[positions] == truth
+    public, full = votes.public[positions] == truth, votes.column("full")[positions] == truth
     row: Row = {"accuracy_public": public.mean(), "accuracy_full": full.mean(), "accuracy_noiseless": noiseless.mean()}
     row["accuracy"], row["accuracy_stderr"] = clustered_mean(right, passage, rng)
     share = retained_gain(right, public, full, passage, rng)

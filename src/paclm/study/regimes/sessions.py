@@ -8,6 +8,7 @@ of one budget share sessions; budgets share nothing.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,12 +20,12 @@ from paclm.privacy.belief import FloatArray, IntArray, uniform_belief
 from paclm.privacy.randomness import Coins
 from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GUMBEL
-from paclm.study.history import Arrays, History, Lane, follow_up, join_queries, join_sessions, measure, play_queries
+from paclm.study.history import Arrays, Lane, follow_up, join_queries, join_sessions, measure, play_queries
 from paclm.study.lab import Advance, Lab
 from paclm.study.parts import Parts
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
-from paclm.study.serving import EngineStreams, draw_secrets, engine_for
+from paclm.study.serving import EngineStreams, Played, draw_secrets, engine_for
 from paclm.study.violations import describe_excess
 
 if TYPE_CHECKING:
@@ -87,14 +88,12 @@ class Sessions:
         batches = [range(start, min(start + together, len(self))) for start in range(0, len(self), together)]
         return join_sessions([self._play_rows(engine, rows, parts, advance) for rows in batches])
 
-    def histories(self, played: Arrays) -> list[tuple[History, IntArray]]:
-        """Per budget: what was played, and how the texts went on (sessions, queries)."""
-        found = []
+    def split(self, played: Arrays) -> Iterator[tuple[float, Played, IntArray, IntArray]]:
+        """Per budget: the sessions, their secrets, and the tokens that follow the prompts (sessions, queries)."""
         for i, per_token in enumerate(self.scale.budgets):
             own = slice(i * self.scale.sessions, (i + 1) * self.scale.sessions)
             columns = {name: array[:, own] if name == "beliefs" else array[own] for name, array in played.items()}
-            found.append((History(per_token, self.secrets[i], **columns), self.texts[own, :, -1]))
-        return found
+            yield per_token, Played(**columns), self.secrets[i], self.texts[own, :, -1]
 
     def _play_rows(self, engine: Engine, rows: range, parts: Parts, advance: Advance) -> Arrays:
         scale = self.scale
@@ -143,9 +142,10 @@ def run(lab: Lab, scale: SessionScale) -> Findings:
     context = scale.prompt + scale.tokens
     engine, together = engine_for(lab, lab.worlds_name, "full", sequences=len(sessions), context=context)
     rows: list[Row] = []
-    for history, truth in sessions.histories(sessions.play(engine, together)):
+    for per_token, played, secrets, truth in sessions.split(sessions.play(engine, together)):
         for before, horizon in zip((0, *scale.horizons), scale.horizons, strict=False):
-            rows.append(measure(history, horizon, lab.membership) | follow_up(history, truth, before, horizon))
+            leak = measure(played, per_token, secrets, horizon, lab.membership)
+            rows.append(leak | follow_up(played, truth, before, horizon))
     return Findings(rows, NOTES)
 
 

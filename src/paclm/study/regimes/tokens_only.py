@@ -19,10 +19,10 @@ from paclm.study.attacks import attack_beliefs
 from paclm.study.attacks.token_only import leak_by_tokens, leak_samples_by_tokens, token_belief
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Advance, Lab
+from paclm.study.recorded_votes import RecordedVotes
 from paclm.study.regime import Findings, Regime
 from paclm.study.results import Result, Row
-from paclm.study.streams import Stream, play_sessions
-from paclm.study.votes import RecordedVotes
+from paclm.study.streams import RecordedStream, play_sessions
 
 BUDGETS = tuple(2.0**-n for n in (4, 8, 12, 16))
 
@@ -45,7 +45,7 @@ def run(lab: Lab, scale: TokensOnlyScale) -> Findings:
     """Both releases that read the secret, every budget, on recorded Gumbel votes."""
     lab.need_all_worlds()
     decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))
-    recorded = lab.text_votes(scale.positions, decodings)[GUMBEL.name].recorded
+    recorded = lab.text_votes(scale.positions, decodings)[GUMBEL.name]
     parts = lab.parts("tokens_only", asdict(scale))
     rows: list[Row] = []
     for release in ("gaussian", "channel"):
@@ -86,7 +86,7 @@ def _at(
     }
 
 
-def _figures(lab: Lab, streams: list[Stream], seen: FloatArray) -> Row:
+def _figures(lab: Lab, streams: list[RecordedStream], seen: FloatArray) -> Row:
     beliefs = np.concatenate([stream.beliefs for stream in streams])  # (sessions, m)
     secrets = np.concatenate([stream.secrets for stream in streams])
     row: Row = {}

@@ -10,8 +10,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from paclm.errors import InvalidInput
+from paclm.study.baselines.divergence_table import LOG_RATIOS, compress, tabulate
 from paclm.study.baselines.pmixed import mixing_weight
-from paclm.study.baselines.tables import LOG_RATIOS, compress, tabulate
 
 ORDERS = (2, 16, 64)
 
@@ -94,7 +94,7 @@ def test_mean_gains_over_many_radii_are_those_of_the_weights_one_by_one(monkeypa
     shards, public = ensemble(6, 0.7)
     gains = np.random.default_rng(1).normal(size=(3, 2))
     radii = np.geomspace(1e-8, 40.0, 30)
-    monkeypatch.setattr("paclm.study.baselines.tables._ROWS_AT_ONCE", 4)
+    monkeypatch.setattr("paclm.study.baselines.divergence_table._ROWS_AT_ONCE", 4)
     for table in tables_of(shards, public):
         one_by_one = [(table.weight(float(radius)) * gains).mean() for radius in radii]
         assert table.mean_gains(radii, gains) == pytest.approx(one_by_one, rel=1e-12, abs=1e-15)
