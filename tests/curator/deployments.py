@@ -35,10 +35,10 @@ def build_workspace(
     from paclm.engine.base import load_model
     from paclm.worlds.creation import create_workspace
     from paclm.worlds.fingerprints import Base, fingerprint_base
-    from paclm.worlds.records import ReadOptions, Row, collect_records
+    from paclm.worlds.records import ReadOptions, SourceRow, collect_records
 
     base = Base(str(base_folder), base_folder, fingerprint_base(base_folder))
-    rows = (Row(f"n:{i}", {"text": text}) for i, text in enumerate(texts, start=1))
+    rows = (SourceRow(f"n:{i}", {"text": text}) for i, text in enumerate(texts, start=1))
     workspace = create_workspace(
         path,
         corpus=collect_records("notes", rows, ReadOptions()),

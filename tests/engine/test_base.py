@@ -21,7 +21,7 @@ from paclm.engine import download
 from paclm.engine.base import base_of, load_model, load_tokenizer, resolve_base
 from paclm.errors import MissingExtra, ModelError, WorkspaceError
 from paclm.worlds.creation import create_workspace
-from paclm.worlds.records import ReadOptions, Row, collect_records
+from paclm.worlds.records import ReadOptions, SourceRow, collect_records
 from paclm.worlds.workspace import Workspace
 
 HIDDEN, LAYERS, HEADS, INNER = 32, 2, 4, 64
@@ -240,7 +240,7 @@ def test_the_base_of_a_workspace_is_found_again_by_name_and_compared(
 ) -> None:
     shutil.copytree(small_base, tmp_path / "old")
     monkeypatch.setattr(base_module, "TINY_FOLDER", tmp_path / "old")
-    corpus = collect_records("n", (Row(str(i), {"text": text}) for i, text in enumerate(texts)), ReadOptions())
+    corpus = collect_records("n", (SourceRow(str(i), {"text": text}) for i, text in enumerate(texts)), ReadOptions())
     made = create_workspace(
         tmp_path / "clinic", corpus=corpus, base=resolve_base("tiny"), tokenizer=small_tokenizer, num_worlds=4
     )

@@ -10,14 +10,14 @@ import pytest
 
 from paclm.worlds.creation import Created, create_workspace
 from paclm.worlds.fingerprints import Base, fingerprint_base
-from paclm.worlds.records import Corpus, ReadOptions, Row, collect_records
+from paclm.worlds.records import Corpus, ReadOptions, SourceRow, collect_records
 
 MakeWorkspace = Callable[..., Created]
 
 
 @pytest.fixture
 def corpus(texts: list[str]) -> Corpus:
-    rows = (Row(f"n:{i}", {"text": text, "patient": f"p{i // 2}"}) for i, text in enumerate(texts, start=1))
+    rows = (SourceRow(f"n:{i}", {"text": text, "patient": f"p{i // 2}"}) for i, text in enumerate(texts, start=1))
     return collect_records("notes", rows, ReadOptions(group_by="patient"))
 
 

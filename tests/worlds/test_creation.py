@@ -17,14 +17,14 @@ from paclm.errors import InvalidInput, WorkspaceError
 from paclm.worlds import creation
 from paclm.worlds.creation import Created, create_workspace
 from paclm.worlds.fingerprints import Base
-from paclm.worlds.records import Corpus, ReadOptions, Record, Row, collect_records
+from paclm.worlds.records import Corpus, ReadOptions, Record, SourceRow, collect_records
 from paclm.worlds.workspace import Workspace
 
 Make = Callable[..., Created]
 
 
 def corpus_of(texts: list[str], name: str = "notes") -> Corpus:
-    return collect_records(name, (Row(f"n:{i}", {"text": text}) for i, text in enumerate(texts)), ReadOptions())
+    return collect_records(name, (SourceRow(f"n:{i}", {"text": text}) for i, text in enumerate(texts)), ReadOptions())
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -77,7 +77,9 @@ def test_a_changed_corpus_is_refused_with_its_counts(make: Make, texts: list[str
 
 def grouped(texts: list[str], group_by: str | None) -> Corpus:
     rows = (
-        Row(f"n:{i}", {"text": text, "patient": f"p{i // 2}", "ward": f"w{i % 20}", "clinic": "north", "folder": "."})
+        SourceRow(
+            f"n:{i}", {"text": text, "patient": f"p{i // 2}", "ward": f"w{i % 20}", "clinic": "north", "folder": "."}
+        )
         for i, text in enumerate(texts)
     )
     return collect_records("notes", rows, ReadOptions(group_by=group_by))
@@ -197,7 +199,7 @@ import os, signal, sys
 from pathlib import Path
 from paclm.worlds import creation
 from paclm.worlds.fingerprints import Base, fingerprint_base
-from paclm.worlds.records import ReadOptions, Row, collect_records
+from paclm.worlds.records import ReadOptions, SourceRow, collect_records
 
 class Words:
     all_special_ids = []
@@ -217,7 +219,7 @@ def touch(event, arguments):
     if (event == "open" or event.startswith("os.")) and str(target.parent) in repr(arguments):
         touches += 1
         if str(touches) == how: os.kill(os.getpid(), signal.SIGKILL)
-rows = (Row(f"n:{i}", {"text": f"private note {i} " * 20}) for i in range(3000))
+rows = (SourceRow(f"n:{i}", {"text": f"private note {i} " * 20}) for i in range(3000))
 corpus = collect_records("notes", rows, ReadOptions())
 base = Base("small", folder, fingerprint_base(folder))
 sys.addaudithook(touch)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paclm.errors import InvalidInput
-from paclm.worlds.holdout import default_holdout, split_holdout
+from paclm.worlds.assignment import default_holdout, split_holdout
 from paclm.worlds.records import Record
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paclm.worlds.creation import Created
-from paclm.worlds.records import Corpus, ReadOptions, Row, collect_records
+from paclm.worlds.records import Corpus, ReadOptions, SourceRow, collect_records
 from paclm.worlds.registry import (
     find_overlaps,
     ledgers_noted,
@@ -26,7 +26,7 @@ Make = Callable[..., Created]
 
 
 def corpus_of(texts: list[str]) -> Corpus:
-    return collect_records("notes", (Row(f"n:{i}", {"text": text}) for i, text in enumerate(texts)), ReadOptions())
+    return collect_records("notes", (SourceRow(f"n:{i}", {"text": t}) for i, t in enumerate(texts)), ReadOptions())
 
 
 def give_ledger(created: Created) -> Path:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paclm.errors import InvalidInput
-from paclm.worlds.shards import assign_shards
+from paclm.worlds.assignment import assign_shards
 
 
 def test_every_record_is_in_exactly_one_shard_and_shards_are_even() -> None:

@@ -33,11 +33,9 @@ from paclm.engine.threads import ThreadChoice, set_threads
 from paclm.engine.training import OnProgress, Trained, make_schedule, train_worlds
 from paclm.engine.training_plan import TrainingPlan, plan_training
 from paclm.errors import EngineError, InvalidInput
-from paclm.worlds.assignment import BoolArray, assign_groups
+from paclm.worlds.assignment import BoolArray, assign_groups, assign_shards, units_of
 from paclm.worlds.blocks import block_length, encode_texts
-from paclm.worlds.holdout import units_of
 from paclm.worlds.layout import adapters_file
-from paclm.worlds.shards import assign_shards
 from paclm.worlds.storage import only_one, write_private
 from paclm.worlds.workspace import Workspace
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paclm.errors import InvalidInput
-from paclm.worlds.compressed import DAMAGE, kind_of, open_text
-from paclm.worlds.readers import RECORD_SUFFIXES, read_corpus
+from paclm.worlds.readers import DAMAGE, RECORD_SUFFIXES, kind_of, open_text, read_corpus
 
 UNKNOWN = "<unk>"
 

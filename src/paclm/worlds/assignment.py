@@ -13,10 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paclm.errors import InvalidInput
+from paclm.worlds.records import Record
 
 BoolArray = NDArray[np.bool_]
 
 MOST_WORLDS = 65_536
+FEWEST_UNITS = 8
+_HOLDOUT_STREAM, _SHARDS_STREAM = 1, 5  # keep draws under one seed apart; see _STREAM in other files
 _ROWS_AT_ONCE = 4096  # keys of 128 worlds: 4 MiB
 
 
@@ -47,6 +50,61 @@ def assign_groups(groups: Sequence[Hashable], num_worlds: int, seed: int) -> Boo
     number_of = np.array([numbers.setdefault(group, len(numbers)) for group in groups])  # (n,)
     rows = assign_worlds(len(numbers), num_worlds, seed)  # (g, m)
     return np.take(rows, number_of, axis=0)  # (n, m)
+
+
+def assign_shards(units: Sequence[Hashable], num_shards: int, seed: int) -> BoolArray:
+    """Deal units of privacy (`units_of`) into shards at random: (n, shards), one true entry per row.
+
+    Records of one unit share a shard; the numbers of units in two shards differ by at most one.
+    """
+    num_shards = check_whole("shards", num_shards, at_least=2)
+    numbers: dict[Hashable, int] = {}
+    number_of = np.array([numbers.setdefault(unit, len(numbers)) for unit in units])  # (n,)
+    if len(numbers) < num_shards:
+        raise InvalidInput(
+            f"{len(numbers):,} records, or groups of them, cannot fill {num_shards:,} shards. Ask for fewer shards."
+        )
+    order = np.random.default_rng([check_seed(seed), _SHARDS_STREAM]).permutation(len(numbers))
+    shard_of = np.empty(len(numbers), dtype=np.int64)
+    shard_of[order] = np.arange(len(numbers)) % num_shards
+    shards: BoolArray = shard_of[number_of][:, None] == np.arange(num_shards)
+    return shards
+
+
+def units_of(records: Sequence[Record]) -> list[str]:
+    """The unit of privacy of each record: its group, or the record itself."""
+    return [f"group:{record.group}" if record.group is not None else f"record:{record.id}" for record in records]
+
+
+def default_holdout(num_records: int) -> int:
+    """min(512, 20 %)."""
+    return min(512, num_records // 5)
+
+
+def split_holdout(records: Sequence[Record], num_held_out: int, seed: int) -> tuple[list[Record], list[Record]]:
+    """Split into (train, held out), both in reading order; whole units are drawn until `num_held_out` is reached."""
+    check_whole("holdout", num_held_out, at_least=0)
+    units = units_of(records)
+    sizes: dict[str, int] = {}
+    for unit in units:
+        sizes[unit] = sizes.get(unit, 0) + 1
+    names = list(sizes)
+    held_out: set[str] = set()
+    num_drawn = 0
+    for index in np.random.default_rng([check_seed(seed), _HOLDOUT_STREAM]).permutation(len(names)):
+        if num_drawn >= num_held_out:
+            break
+        held_out.add(names[index])
+        num_drawn += sizes[names[index]]
+    if len(names) - len(held_out) < FEWEST_UNITS:
+        kind = "groups" if any(record.group is not None for record in records) else "records"
+        raise InvalidInput(
+            f"{len(names):,} {kind} with {len(held_out):,} held out leave {len(names) - len(held_out):,} for the "
+            f"worlds, and fewer than {FEWEST_UNITS} hide nobody. "
+            + ("Bring more records." if len(names) < FEWEST_UNITS else "Lower --holdout, or bring more records.")
+        )
+    train = [record for record, unit in zip(records, units, strict=True) if unit not in held_out]
+    return train, [record for record, unit in zip(records, units, strict=True) if unit in held_out]
 
 
 def check_num_worlds(num_worlds: int) -> int:

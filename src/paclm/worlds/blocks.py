@@ -20,7 +20,7 @@ from paclm.worlds.records import Record
 _TEXTS_AT_ONCE = 1000
 
 
-class Tokenizer(Protocol):
+class TextEncoder(Protocol):
     """What this room needs of a Hugging Face tokenizer."""
 
     @property
@@ -42,7 +42,7 @@ class TokenCounts:
     num_tokens_dropped: int
 
 
-def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+def encode_texts(tokenizer: TextEncoder, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of texts, without special tokens and without any limit of length."""
     encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
     return [list(ids) for ids in encoded["input_ids"]]
@@ -67,7 +67,7 @@ def cut_blocks(token_ids: Sequence[int], block_tokens: int, max_record_tokens: i
     return [kept[start : start + block_tokens] for start in range(0, max(len(kept) - 1, 1), stride)]
 
 
-def count_tokens(records: Iterable[Record], tokenizer: Tokenizer, max_record_tokens: int) -> TokenCounts:
+def count_tokens(records: Iterable[Record], tokenizer: TextEncoder, max_record_tokens: int) -> TokenCounts:
     """Tokenize all records once to see how long they are."""
     lengths = np.array([length for batch in _batches(records) for length in _lengths(tokenizer, batch)])  # (n,)
     kept = np.minimum(lengths, max_record_tokens)
@@ -80,7 +80,7 @@ def count_tokens(records: Iterable[Record], tokenizer: Tokenizer, max_record_tok
     )
 
 
-def _lengths(tokenizer: Tokenizer, batch: Sequence[Record]) -> list[int]:
+def _lengths(tokenizer: TextEncoder, batch: Sequence[Record]) -> list[int]:
     return [len(ids) for ids in encode_texts(tokenizer, [record.text for record in batch])]
 
 

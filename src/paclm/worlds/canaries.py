@@ -15,7 +15,7 @@ import numpy as np
 
 from paclm.errors import InvalidInput
 from paclm.worlds.assignment import check_seed, check_whole
-from paclm.worlds.blocks import Tokenizer, encode_texts
+from paclm.worlds.blocks import TextEncoder, encode_texts
 from paclm.worlds.records import Record
 
 CanaryKind = Literal["C-OOD", "C-COMMON"]
@@ -61,7 +61,7 @@ def canary_from_json(fields: Mapping[str, Any]) -> Canary:
     return Canary(**{**fields, **ids})
 
 
-def make_canaries(num_canaries: int, tokenizer: Tokenizer, seed: int) -> list[Canary]:
+def make_canaries(num_canaries: int, tokenizer: TextEncoder, seed: int) -> list[Canary]:
     """Make canaries for a tokenizer: the two kinds in turn, the repetition counts 1, 2, 4, …, 64 within each kind."""
     check_whole("num_canaries", num_canaries, at_least=0)
     rng = np.random.default_rng([check_seed(seed), _STREAM])
@@ -86,13 +86,13 @@ def make_canaries(num_canaries: int, tokenizer: Tokenizer, seed: int) -> list[Ca
     return canaries
 
 
-def _rare_tokens(tokenizer: Tokenizer) -> list[int]:
+def _rare_tokens(tokenizer: TextEncoder) -> list[int]:
     """The later half of the vocabulary: merges are learnt most frequent first."""
     special = set(tokenizer.all_special_ids)
     return [i for i in range(len(tokenizer) // 2, len(tokenizer)) if i not in special]
 
 
-def _everyday_tokens(tokenizer: Tokenizer) -> list[int]:
+def _everyday_tokens(tokenizer: TextEncoder) -> list[int]:
     """Everyday English words that are one token inside a text; for other vocabularies, their earliest tokens."""
     (alone,) = encode_texts(tokenizer, ["a"])
     found = encode_texts(tokenizer, [f"a {word}" for word in _EVERYDAY.split()])
@@ -103,7 +103,7 @@ def _everyday_tokens(tokenizer: Tokenizer) -> list[int]:
     return [i for i in range(len(tokenizer) // 2) if i not in special]
 
 
-def _draw_sequence(tokenizer: Tokenizer, pool: Sequence[int], rng: np.random.Generator) -> list[int]:
+def _draw_sequence(tokenizer: TextEncoder, pool: Sequence[int], rng: np.random.Generator) -> list[int]:
     """Draw tokens one by one, each kept only if every prefix of the text so far tokenizes into itself."""
     ids: list[int] = []
     while len(ids) < TRIGGER_TOKENS + PAYLOAD_TOKENS:
@@ -120,11 +120,11 @@ def _draw_sequence(tokenizer: Tokenizer, pool: Sequence[int], rng: np.random.Gen
     return ids
 
 
-def _is_spelled_as(tokenizer: Tokenizer, ids: list[int]) -> bool:
+def _is_spelled_as(tokenizer: TextEncoder, ids: list[int]) -> bool:
     text = _decode(tokenizer, ids)
     is_plain = text.isprintable() and bool(text.strip()) and "\ufffd" not in text
     return is_plain and encode_texts(tokenizer, [text])[0] == ids
 
 
-def _decode(tokenizer: Tokenizer, ids: list[int]) -> str:
+def _decode(tokenizer: TextEncoder, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

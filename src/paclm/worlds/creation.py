@@ -25,11 +25,18 @@ import numpy as np
 
 from paclm.config import TrainingConfig
 from paclm.errors import InvalidInput, WorkspaceError
-from paclm.worlds.assignment import BoolArray, assign_groups, check_num_worlds, check_seed
-from paclm.worlds.blocks import Tokenizer, count_tokens
+from paclm.worlds.assignment import (
+    BoolArray,
+    assign_groups,
+    check_num_worlds,
+    check_seed,
+    default_holdout,
+    split_holdout,
+    units_of,
+)
+from paclm.worlds.blocks import TextEncoder, count_tokens
 from paclm.worlds.canaries import make_canaries
 from paclm.worlds.fingerprints import Base
-from paclm.worlds.holdout import default_holdout, split_holdout, units_of
 from paclm.worlds.layout import (
     ADAPTERS_FOLDER,
     CORPUS_FOLDER,
@@ -74,7 +81,7 @@ def create_workspace(
     *,
     corpus: Corpus,
     base: Base,
-    tokenizer: Tokenizer,
+    tokenizer: TextEncoder,
     num_worlds: int = 128,
     seed: int = 101,
     holdout: int | None = None,
@@ -221,7 +228,7 @@ def _build(
     site: Path,
     corpus: Corpus,
     base: Base,
-    tokenizer: Tokenizer,
+    tokenizer: TextEncoder,
     arguments: dict[str, Any],
     training: TrainingConfig,
 ) -> list[str]:

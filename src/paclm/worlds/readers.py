@@ -6,20 +6,23 @@ become lone surrogates here and are refused there, so a broken line never hides 
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import json
+import lzma
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
+from typing import IO, Any, Literal
 
 from paclm.config import in_shell
 from paclm.errors import CorpusError, InvalidInput
-from paclm.worlds.compressed import DAMAGE, kind_of, open_text
-from paclm.worlds.parquet import read_dataset, read_parquet
-from paclm.worlds.records import Corpus, ReadOptions, Row, alike, collect_records, show_names
+from paclm.worlds.records import Corpus, ReadOptions, SourceRow, alike, collect_records, show_names
 from paclm.worlds.storage import in_utf8
 
 TEXT_SUFFIXES = (".txt", ".md")
@@ -39,6 +42,11 @@ _WAYS = {
 _DELIMITERS = {",": "commas", "\t": "tabs"}
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _IS_UTF16 = "is UTF-16, and UTF-8 is read here; convert it: iconv -f utf-16 -t utf-8"
+
+DAMAGE = (EOFError, zlib.error, lzma.LZMAError)
+"""What reading a compressed file that is cut off or broken raises, beside OSError."""
+
+_OPENERS: dict[str, Callable[..., IO[str]]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
 _DATASET_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<split>[\w.-]+))?")
 _CLINIC = re.compile(r"clinic(?::(?P<count>[0-9_,]+))?")
@@ -64,10 +72,24 @@ def read_corpus(spec: str, options: ReadOptions | None = None) -> Corpus:
     dataset = _DATASET_NAME.fullmatch(spec)
     if dataset is None or path.suffix:
         raise CorpusError(f"There is no file or folder {spec} (seen from {Path.cwd()}). {_TRY}")
-    return collect_records(spec, read_dataset(dataset["name"], dataset["split"] or "train"), options)
+    return collect_records(spec, _read_dataset(dataset["name"], dataset["split"] or "train"), options)
 
 
-def _rows_of_file(path: Path, options: ReadOptions) -> Iterator[Row | None]:
+def open_text(
+    path: Path, *, errors: Literal["strict", "surrogateescape"] = "strict", newline: str | None = None
+) -> IO[str]:
+    """Open a UTF-8 text, with or without a byte order mark, plain or .gz, .xz, .bz2."""
+    opener: Callable[..., IO[str]] = _OPENERS.get(path.suffix.lower(), open)
+    return opener(path, "rt", encoding="utf-8-sig", errors=errors, newline=newline)
+
+
+def kind_of(path: Path) -> str:
+    """The suffix that names the format, without a compression suffix; empty where there is none."""
+    suffix = path.suffix.lower()
+    return Path(path.stem).suffix.lower() if suffix in _OPENERS else suffix
+
+
+def _rows_of_file(path: Path, options: ReadOptions) -> Iterator[SourceRow | None]:
     """The rows of one file, with damage to the file itself turned into one sentence."""
     kind = kind_of(path)
     if kind not in _KINDS:
@@ -101,26 +123,26 @@ def _open_lines(path: Path, newline: str) -> Iterator[tuple[str, Iterator[str]]]
         yield first, chain([first] if first else [], lines)
 
 
-def _read_jsonl(path: Path, options: ReadOptions) -> Iterator[Row | None]:
+def _read_jsonl(path: Path, options: ReadOptions) -> Iterator[SourceRow | None]:
     name = in_utf8(path)
     with _open_lines(path, newline="\n") as (_, lines):
         for number, line in enumerate(lines, start=1):
             yield _parse_json_line(f"{name}:{number}", line) if line.strip() else None
 
 
-def _parse_json_line(source: str, line: str) -> Row:
+def _parse_json_line(source: str, line: str) -> SourceRow:
     try:
         fields = json.loads(line)
     except json.JSONDecodeError as error:
-        return Row(source, problem=f"is not JSON ({error.msg} at column {error.colno})")
+        return SourceRow(source, problem=f"is not JSON ({error.msg} at column {error.colno})")
     except (ValueError, RecursionError):  # numbers or nesting beyond what Python accepts
-        return Row(source, problem="is JSON with numbers or nesting too large to read")
+        return SourceRow(source, problem="is JSON with numbers or nesting too large to read")
     if not isinstance(fields, dict):
-        return Row(source, problem=f"is not a JSON object but {type(fields).__name__}")
-    return Row(source, fields)
+        return SourceRow(source, problem=f"is not a JSON object but {type(fields).__name__}")
+    return SourceRow(source, fields)
 
 
-def _read_csv(path: Path, options: ReadOptions) -> Iterator[Row | None]:
+def _read_csv(path: Path, options: ReadOptions) -> Iterator[SourceRow | None]:
     name, delimiter = in_utf8(path), "\t" if kind_of(path) == ".tsv" else ","
     csv.field_size_limit(2**31 - 1)  # the module's own limit, 128 KiB, is shorter than a long document
     with _open_lines(path, newline="") as (first, lines):
@@ -135,9 +157,9 @@ def _read_csv(path: Path, options: ReadOptions) -> Iterator[Row | None]:
                 elif header is None:
                     header = _checked_header(path, row, options, _other_delimiter(first, delimiter))
                 elif len(row) != len(header):
-                    yield Row(source, problem=f"has {len(row)} columns where the header has {len(header)}")
+                    yield SourceRow(source, problem=f"has {len(row)} columns where the header has {len(header)}")
                 else:
-                    yield Row(source, dict(zip(header, row, strict=True)))
+                    yield SourceRow(source, dict(zip(header, row, strict=True)))
         except csv.Error as error:
             hint = _other_delimiter(first, delimiter) if header is None else ""
             raise CorpusError(
@@ -175,11 +197,39 @@ def _checked_header(path: Path, header: list[str], options: ReadOptions, hint: s
     return header
 
 
-def _read_parquet(path: Path, options: ReadOptions) -> Iterator[Row | None]:
-    return read_parquet(path, in_utf8(path))
+def _read_parquet(path: Path, options: ReadOptions) -> Iterator[SourceRow | None]:
+    name = in_utf8(path)
+    parquet = _package("pyarrow.parquet", "pyarrow", f"{path} is a Parquet file, and reading it")
+    try:
+        table = parquet.ParquetFile(path)
+    except ValueError as error:  # pyarrow's own errors are ValueErrors
+        raise CorpusError(f"{path} cannot be read as Parquet: {error}. Make or fetch it again.") from None
+    number = 0
+    for batch in table.iter_batches():
+        for fields in batch.to_pylist():
+            number += 1
+            yield SourceRow(f"{name}:{number}", fields)
 
 
-_KINDS: dict[str, Callable[[Path, ReadOptions], Iterable[Row | None]]] = {
+def _read_dataset(name: str, split: str) -> Iterator[SourceRow]:
+    """The rows of one split of a Hugging Face data set."""
+    datasets = _package("datasets", "datasets", f"There is no file or folder {name}, and as a Hugging Face data set it")
+    try:
+        rows = datasets.load_dataset(name, split=split)
+    except (OSError, ValueError) as error:  # unknown name, no network, no such split
+        raise CorpusError(f"The data set {name} (split {split}) cannot be had: {error}") from None
+    for number, fields in enumerate(rows, start=1):
+        yield SourceRow(f"{name}[{split}]:{number}", fields)
+
+
+def _package(module: str, package: str, what: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError:
+        raise CorpusError(f"{what} needs the package {package!r}. Install it with: pip install {package}") from None
+
+
+_KINDS: dict[str, Callable[[Path, ReadOptions], Iterable[SourceRow | None]]] = {
     ".jsonl": _read_jsonl,
     ".ndjson": _read_jsonl,
     ".csv": _read_csv,
@@ -209,16 +259,16 @@ def _read_folder(folder: Path, options: ReadOptions) -> Corpus:
     return collect_records(in_utf8(folder), rows, options, ignored_files=others)
 
 
-def _row_of_text(path: Path, folder: Path, options: ReadOptions) -> Row:
+def _row_of_text(path: Path, folder: Path, options: ReadOptions) -> SourceRow:
     name, place = in_utf8(path.relative_to(folder)), in_utf8(path.relative_to(folder).parent)
     try:
         content = path.read_bytes()
     except OSError as error:
-        return Row(f"{name}:1", problem=f"cannot be read: {error.strerror or error}")
+        return SourceRow(f"{name}:1", problem=f"cannot be read: {error.strerror or error}")
     if content.startswith(_UTF16_MARKS):
-        return Row(f"{name}:1", problem=_IS_UTF16)
+        return SourceRow(f"{name}:1", problem=_IS_UTF16)
     text = content.removeprefix(b"\xef\xbb\xbf").decode(errors="surrogateescape")
-    return Row(f"{name}:1", {"id": name, "folder": place, options.text_field: text})
+    return SourceRow(f"{name}:1", {"id": name, "folder": place, options.text_field: text})
 
 
 def _read_clinic(count: str | None, options: ReadOptions) -> Corpus:
@@ -229,5 +279,5 @@ def _read_clinic(count: str | None, options: ReadOptions) -> Corpus:
     if num_notes < 1:
         raise InvalidInput(f"clinic:{count} asks for no notes; write clinic:2000 for two thousand.")
     notes = enumerate(generate_notes(num_notes, seed=1), start=1)
-    rows = (Row(f"clinic:{number}", {**note, options.text_field: note["text"]}) for number, note in notes)
+    rows = (SourceRow(f"clinic:{number}", {**note, options.text_field: note["text"]}) for number, note in notes)
     return collect_records(f"clinic:{num_notes}", rows, options, is_synthetic=True)

@@ -35,7 +35,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SourceRow:
     """One line, file or table row as a reader found it: fields, or the reason why there are none."""
 
     source: str
@@ -44,7 +44,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class RejectedRow:
     """A row that cannot be a record."""
 
     source: str
@@ -68,7 +68,7 @@ class ReadReport:
 
     num_rows: int
     num_records: int
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[RejectedRow, ...] = ()
     duplicates: tuple[tuple[str, str], ...] = ()
     """(source, source of the first record with the same text), where the two do not share a group."""
     num_copies_in_groups: int = 0
@@ -133,7 +133,7 @@ class Corpus:
 
 def collect_records(
     name: str,
-    rows: Iterable[Row | None],
+    rows: Iterable[SourceRow | None],
     options: ReadOptions,
     *,
     ignored_files: Iterable[str] = (),
@@ -144,7 +144,7 @@ def collect_records(
     With `skip_bad` those rows are left out, and the report names each of them.
     """
     records: list[Record] = []
-    problems: list[Problem] = []
+    problems: list[RejectedRow] = []
     duplicates: list[tuple[str, str]] = []
     by_id: dict[str, Record] = {}
     num_copies: Counter[str] = Counter()
@@ -155,10 +155,10 @@ def collect_records(
             num_blank += 1
             continue
         num_rows += 1
-        found: Record | Problem = _record_of(row, options)
+        found: Record | RejectedRow = _record_of(row, options)
         if isinstance(found, Record):
             found = _with_unique_id(found, by_id, num_copies)
-        if isinstance(found, Problem):
+        if isinstance(found, RejectedRow):
             problems.append(found)
             continue
         by_id[found.id] = found
@@ -189,24 +189,24 @@ def collect_records(
     return Corpus(name, tuple(records), report, is_synthetic)
 
 
-def _record_of(row: Row, options: ReadOptions) -> Record | Problem:
+def _record_of(row: SourceRow, options: ReadOptions) -> Record | RejectedRow:
     """Check one row. No reason quotes the text: it is private."""
     if row.problem:
-        return Problem(row.source, row.problem)
+        return RejectedRow(row.source, row.problem)
     text = row.fields.get(options.text_field)
     if text is None:
-        return Problem(row.source, _lacks(options.text_field, row, "name it with --text-field"))
+        return RejectedRow(row.source, _lacks(options.text_field, row, "name it with --text-field"))
     if not isinstance(text, str):
-        return Problem(row.source, f"field {options.text_field!r} is not text but {type(text).__name__}")
+        return RejectedRow(row.source, f"field {options.text_field!r} is not text but {type(text).__name__}")
     if not text.strip():
-        return Problem(row.source, "is empty")
+        return RejectedRow(row.source, "is empty")
     if not _is_unicode(text):
-        return Problem(row.source, _NOT_UTF8)
+        return RejectedRow(row.source, _NOT_UTF8)
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     identifier = _label(row.fields.get(options.id_field or "id"))
     if identifier is None:
         if options.id_field is not None:
-            return Problem(
+            return RejectedRow(
                 row.source, _lacks(options.id_field, row, "an id, for --id-field, is text or a whole number")
             )
         identifier = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -214,19 +214,19 @@ def _record_of(row: Row, options: ReadOptions) -> Record | Problem:
     if options.group_by is not None:
         group = _label(row.fields.get(options.group_by))
         if group is None:
-            return Problem(
+            return RejectedRow(
                 row.source, _lacks(options.group_by, row, "a group, for --group-by, is text or a whole number")
             )
     return Record(identifier, text, group, row.source)
 
 
-def _with_unique_id(record: Record, by_id: Mapping[str, Record], num_copies: Counter[str]) -> Record | Problem:
+def _with_unique_id(record: Record, by_id: Mapping[str, Record], num_copies: Counter[str]) -> Record | RejectedRow:
     """A copy of an earlier record gets the suffix ~2, ~3, …; another text under the same id is a problem."""
     earlier = by_id.get(record.id)
     if earlier is None:
         return record
     if earlier.text != record.text:
-        return Problem(
+        return RejectedRow(
             record.source,
             f"has the id of {earlier.source} but another text; if that field names a person, use it with --group-by",
         )
@@ -282,7 +282,7 @@ def alike(name: str, names: Iterable[object]) -> str | None:
     return next((str(other) for other in names if str(other).strip().lower() == name.strip().lower()), None)
 
 
-def _lacks(name: str, row: Row, hint: str) -> str:
+def _lacks(name: str, row: SourceRow, hint: str) -> str:
     if name in row.fields:
         return f"has nothing usable in field {name!r}; {hint}"
     known, near = show_names(row.fields), alike(name, row.fields)
@@ -290,7 +290,7 @@ def _lacks(name: str, row: Row, hint: str) -> str:
     return f"has no field {name!r} ({fields}); {hint}"
 
 
-def _refusal(name: str, problems: Sequence[Problem], num_rows: int) -> str:
+def _refusal(name: str, problems: Sequence[RejectedRow], num_rows: int) -> str:
     """One sentence where every row fails alike (a wrong option, not a wrong row); else which rows, and why."""
     reasons = {problem.reason for problem in problems}
     convert = " Other encodings can be converted: iconv -f latin1 -t utf-8." if _NOT_UTF8 in reasons else ""
@@ -303,7 +303,7 @@ def _refusal(name: str, problems: Sequence[Problem], num_rows: int) -> str:
     )
 
 
-def _listing(problems: Sequence[Problem]) -> str:
+def _listing(problems: Sequence[RejectedRow]) -> str:
     lines = [f"  {problem.source}: {problem.reason}" for problem in problems[:_SHOWN]]
     if len(problems) > _SHOWN:
         lines.append(f"  … and {len(problems) - _SHOWN:,} more")

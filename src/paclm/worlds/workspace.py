@@ -19,7 +19,7 @@ import numpy as np
 from paclm.config import MechanismConfig, RuntimeConfig, TrainingConfig
 from paclm.errors import WorkspaceError
 from paclm.worlds.assignment import BoolArray
-from paclm.worlds.blocks import Tokenizer
+from paclm.worlds.blocks import TextEncoder
 from paclm.worlds.canaries import Canary, canary_from_json
 from paclm.worlds.fingerprints import Base
 from paclm.worlds.layout import (
@@ -72,7 +72,7 @@ class Workspace:
         *,
         corpus: Corpus,
         base: Base,
-        tokenizer: Tokenizer,
+        tokenizer: TextEncoder,
         num_worlds: int = 128,
         seed: int = 101,
         holdout: int | None = None,
