@@ -1,16 +1,19 @@
-"""Write docs/research/results.md, and the tables and figures it shows, from the result files in docs/results.
+"""Write docs/research/results.md, tables.md beside it and the figures they show, from docs/research/results/*/*.json.
 
-    python tools/make_results.py
+    python tools/make_results.py              # the two pages and the figures
+    python tools/make_results.py --all DIR    # every table as Markdown, CSV and LaTeX, every figure as SVG and PDF
 
-The words are tools/templates/results.md.j2. Every number in them is an expression over the results, and every verdict
-that data could overturn is a block that refuses to be written once it has. A test fails when the page is out of date.
+The text is tools/results_page/results.md.j2. Every number in it is an expression over the results, and every claim that
+data could contradict is a block that raises `Overturned` once the data do. A test fails when a page is out of date.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,44 +21,45 @@ from typing import Any
 import jinja2
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 
 import paper_options
-from evaluation import TIGHT, Evaluation
 from paclm.study.figure import save_figure
 from paclm.study.figures import all_figures
 from paclm.study.regimes import regime_named
 from paclm.study.regimes.releases import TARGET
 from paclm.study.table import file_name_of, to_csv, to_latex, to_markdown
 from paclm.study.tables.tab_capacity import PAPER as PAPER_CAPACITY
-from questions import QUESTIONS
+from results_page.evaluation import TIGHT, Evaluation
+from results_page.questions import QUESTIONS
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "research" / "results.md"
-RESULTS = ROOT / "docs" / "research" / "results"
+TABLES = PAGE.with_name("tables.md")
+RESULTS = PAGE.with_name("results")
 STUDIES = ("wiki", "cables", "wikitext", "collections", "earlier_wiki", "earlier_cables")
-"""Folders of it, which are also what the template calls them: two corpora, another test text for the worlds of the
-first, two collections of fewer worlds, and what an earlier training of the same worlds left."""
-TEMPLATES = Path(__file__).parent / "templates"
-TEMPLATE = "results.md.j2"
+"""Folders of it, which are also their names in the template: two corpora, another test text for the worlds of the
+first, two collections of fewer worlds, and an earlier training of the same worlds."""
+TEMPLATE = Path(__file__).parent / "results_page" / "results.md.j2"
 ALARM = 0.01
-"""All looks at attacks together may raise a false alarm so often."""
+"""Probability of a false alarm over all tests of attacks together."""
 PAPER_ACCURACY_ERROR = 0.0036
-"""The paper's standard error of an accuracy under Gumbel, from its text; paired differences have none there."""
+"""The paper's standard error of an accuracy under Gumbel, from its text; it gives none for paired differences."""
 
 
 class Overturned(Exception):
-    """The results no longer bear out what the template says of them."""
+    """The results contradict a claim of the template."""
 
 
 def holds(condition: bool, caller: Callable[[], str]) -> str:
-    """The sentence in the block if it is true; an error if it is not."""
+    """The block's text if the condition is true; else an error."""
     if not condition:
-        raise Overturned(f"The results do not bear this out any more; say what they do: {caller().strip()!r}")
+        raise Overturned(f"The results contradict this block of {TEMPLATE.name}; rewrite it: {caller().strip()!r}")
     return caller()
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    **{name: QUESTIONS[name] for name in ("told_gap", "agrees_less", "above_chance", "over_public", "other_votes")},
+    **{name: QUESTIONS[name] for name in ("leak_gap", "agrees_less", "above_chance", "over_public", "other_votes")},
     "percent": lambda value, digits=0: f"{value:.{digits}%}",
     "points": lambda value, digits=2: f"{100 * value:.{digits}f}".replace("-", "−"),
     "number": lambda value, digits=0: f"{value:,.{digits}f}",
@@ -63,17 +67,15 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "minutes": lambda seconds, digits=0: f"{seconds / 60:.{digits}f}",
     "hours": lambda seconds, digits=1: f"{seconds / 3600:.{digits}f}",
     "millions": lambda value, digits=2: f"{value / 1e6:.{digits}f}",
-    "file_name": file_name_of,
     "exp": math.exp,
     "names": lambda names: ", ".join(f"`{name}`" for name in names),
-    "titles": lambda names: ", ".join(f"`{name}` ({regime_named(name).title})" for name in names),
 }
 
 
 def render(folder: Path = RESULTS) -> str:
-    """The page."""
+    """The page of results."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FileSystemLoader(TEMPLATE.parent),
         autoescape=False,  # Markdown
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -81,7 +83,7 @@ def render(folder: Path = RESULTS) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= FILTERS
-    return environment.get_template(TEMPLATE).render(
+    return environment.get_template(TEMPLATE.name).render(
         **{name: Evaluation(folder / name) for name in STUDIES},
         size=paper_options.PAPER,
         stages=paper_options.STAGES,
@@ -95,41 +97,64 @@ def render(folder: Path = RESULTS) -> str:
     )
 
 
-def table_files(folder: Path) -> dict[str, str]:
-    """Every table that a study allows as Markdown, CSV and LaTeX, by file name."""
-    files: dict[str, str] = {}
-    for label, data in Evaluation(folder).tables.items():
-        name = file_name_of(label)
-        files |= {f"{name}.md": to_markdown(data), f"{name}.csv": to_csv(data), f"{name}.tex": to_latex(data, label)}
-    return files
+def render_tables(page: str, folder: Path = RESULTS) -> str:
+    """The tables that the page links to without showing them."""
+    lines = [
+        "# More tables",
+        "",
+        "Tables that [the results](results.md) link to. Written by `tools/make_results.py`.",
+        "",
+    ]
+    for name in STUDIES:
+        study = Evaluation(folder / name)
+        for label in study.tables:
+            if study.link(label) in page:
+                lines += [f"## {name}: `{label}`", "", to_markdown(study.tables[label]).strip(), ""]
+    return "\n".join(lines)
 
 
-def write_tables(folder: Path = RESULTS) -> None:
-    """Write those of all studies, and remove those that no result allows any more."""
-    for study in STUDIES:
-        place = _empty(folder / study / "tables")
-        for name, text in table_files(folder / study).items():
-            (place / name).write_text(text, encoding="utf-8")
-
-
-def write_figures(folder: Path = RESULTS) -> None:
-    """Draw every figure that the results allow."""
-    for study in STUDIES:
-        place, results = _empty(folder / study / "figures"), Evaluation(folder / study).results
+def write_figures(page: str, folder: Path = RESULTS) -> None:
+    """Draw the figures that the page shows, and remove the others."""
+    for name in STUDIES:
+        shutil.rmtree(folder / name / "figures", ignore_errors=True)
+        results = Evaluation(folder / name).results
         for figure in all_figures():
-            is_drawing = not figure.regimes  # of no result: one of it is enough
-            if all(name in results for name in figure.regimes) and (study == STUDIES[0] or not is_drawing):
-                save_figure(figure, results, place)
+            target = folder / name / "figures" / f"{figure.file_name}.svg"
+            if f"]({target.relative_to(folder.parent)})" in page:
+                target.parent.mkdir(exist_ok=True)
+                with tempfile.TemporaryDirectory() as drawn:
+                    save_figure(figure, results, Path(drawn))
+                    target.write_bytes(Path(drawn, target.name).read_bytes())
 
 
-def _empty(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    return folder
+def write_everything(out: Path, folder: Path = RESULTS) -> None:
+    """Every table and figure that the results allow, in every format."""
+    for name in STUDIES:
+        study, place = Evaluation(folder / name), out / name
+        place.mkdir(parents=True, exist_ok=True)
+        for label, data in study.tables.items():
+            texts = {"md": to_markdown(data), "csv": to_csv(data), "tex": to_latex(data, label)}
+            for suffix, text in texts.items():
+                (place / f"{file_name_of(label)}.{suffix}").write_text(text, encoding="utf-8")
+        for figure in all_figures():
+            if all(regime in study.results for regime in figure.regimes):
+                save_figure(figure, study.results, place)
+
+
+def main() -> None:
+    """Write the pages, or everything into a folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", type=Path, metavar="DIR", help="write every table and figure there, and no page")
+    options = parser.parse_args()
+    if options.all is not None:
+        write_everything(options.all)
+        return
+    page = render()
+    PAGE.write_text(page, encoding="utf-8")
+    TABLES.write_text(render_tables(page), encoding="utf-8")
+    write_figures(page)
+    print(f"{PAGE.relative_to(ROOT)}, {TABLES.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
-    write_tables()
-    write_figures()
-    PAGE.write_text(render(), encoding="utf-8")
-    print(PAGE.relative_to(ROOT))
+    main()

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 SHIPPED = ROOT / "src" / "paclm" / "data" / "tiny"
 TOLERANCE = 1e-3
-MAKE_AGAIN = "run `python tools/train_tiny.py card` to measure the notes and write the card again"
+MAKE_AGAIN = "run `python tools/tiny card` to measure the notes and write the card again"
 
 
 @pytest.fixture(scope="module")

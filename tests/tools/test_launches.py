@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "gpu"))
 
 from launches import count_launches, launches_among
 
-BENCH = Path(__file__).parents[2] / "tools" / "bench_gpu_training.py"
+BENCH = Path(__file__).parents[2] / "tools" / "gpu" / "bench_gpu_training.py"
 
 
 def test_operations_of_both_passes_are_counted_and_views_are_not() -> None:

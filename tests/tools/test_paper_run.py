@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def paper_run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("paper_run", ROOT / "tools" / "paper_run.py")
+    spec = importlib.util.spec_from_file_location("paper_run", ROOT / "tools" / "gpu" / "paper_run.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -71,7 +71,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
 def load_tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise SystemExit(f"{path} is not there: make it first with `python tools/train_tiny.py tokenizer`.")
+        raise SystemExit(f"{path} is not there: make it first with `python tools/tiny tokenizer`.")
     return Tokenizer.from_file(str(path))
 
 

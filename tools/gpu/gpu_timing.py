@@ -1,0 +1,148 @@
+"""What the GPU benchmarks share: random models of real shapes, floors, timers, and a clock that runs out."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+
+import numpy as np
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
+from paclm.engine.decode_step import PlainStep
+from paclm.engine.stacked import StackedModel
+from paclm.engine.weights import Weights, take_apart
+
+BANDWIDTH, PEAK = 4.8e12, {torch.float32: 67e12, torch.bfloat16: 990e12}  # an H200's data sheet
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+SUPPORT, CAPACITY = 200, 128
+TOKENS = 49000  # ids below this exist in every shape used
+DEVICE = torch.device("cuda")
+
+
+@dataclass(frozen=True)
+class Clock:
+    """When to stop starting things."""
+
+    deadline: float
+
+    def is_out(self, needed: float = 0.0) -> bool:
+        return time.monotonic() + needed > self.deadline
+
+
+def shaped(family: str, dtype: torch.dtype, worlds: int, layers: int = 0, context: int = CAPACITY) -> Weights:
+    """GPT-2-small's shape (`gpt2`) or SmolLM2-135M's (`llama`), random numbers, and random adapters that matter."""
+    with torch.device(DEVICE):
+        if family == "gpt2":
+            model: Any = GPT2LMHeadModel(GPT2Config(n_layer=layers or 12))
+        else:
+            model = LlamaForCausalLM(
+                LlamaConfig(
+                    vocab_size=49152,
+                    hidden_size=576,
+                    intermediate_size=1536,
+                    num_hidden_layers=layers or 30,
+                    num_attention_heads=9,
+                    num_key_value_heads=3,
+                    max_position_embeddings=2048,
+                    tie_word_embeddings=True,
+                )
+            )
+    model = model.eval().to(dtype)
+    return take_apart(model, random_adapters(model, worlds), context)
+
+
+def random_adapters(model: Any, worlds: int) -> AdapterStack:
+    spec = AdapterSpec()
+    A, B = {}, {}
+    for target in find_targets(model, spec):
+        A[target.name] = torch.randn(worlds, spec.rank, target.num_in, device=DEVICE) / target.num_in**0.5
+        B[target.name] = torch.randn(worlds, target.num_out, spec.rank, device=DEVICE) * 0.02
+    return AdapterStack(spec, "bench", A, B)
+
+
+def floor_ms(w: Weights, sequences: int, context: int) -> float:
+    """No step can be faster: everything moved once at full bandwidth, or every flop at the peak rate."""
+    rows = w.num_worlds * sequences
+    products = [p for b in w.blocks for p in (b.attention_in, b.attention_out, b.mlp_in, b.mlp_out)]
+    base = sum(p.weight.numel() for p in products)
+    adapters = sum(t.numel() for p in products for t in (p.A, p.B) if t is not None)
+    cache = 2 * len(w.blocks) * rows * w.num_kv_heads * w.head_size * context
+    moved = (base + w.head.numel() + adapters + cache) * w.dtype.itemsize
+    flops = 2 * rows * base + 2 * sequences * w.head.numel()
+    return 1e3 * max(moved / BANDWIDTH, flops / PEAK[w.dtype])
+
+
+def milliseconds(run: Callable[[], object], repeats: int = 50, rounds: int = 5) -> float:
+    """Median over rounds of the mean device time of one call."""
+    run()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(rounds):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(repeats):
+            run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / repeats)
+    return float(np.median(times))
+
+
+def step_ms(
+    model: StackedModel, step: PlainStep, sequences: int, context: int, use_graph: bool = True, repeats: int = 0
+) -> float:
+    """Device time of one step, votes included, every sequence at the last position of `context`."""
+    integers = torch.randint(0, TOKENS, (2, sequences), device=DEVICE)
+    integers[1] = context - 1
+    numbers = torch.randn(sequences, SUPPORT + 1, device=DEVICE)
+
+    @torch.inference_mode()
+    def run() -> object:
+        return step.outcome(integers, numbers, context)
+
+    repeats = repeats or (50 if sequences <= 4 else 20 if sequences <= 16 else 5)
+    return milliseconds(graphed(run) if use_graph else run, repeats, 3)
+
+
+def graphed(run: Callable[[], object]) -> Callable[[], None]:
+    """The same as one graph launch."""
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.inference_mode(), torch.cuda.stream(beside):
+        run()
+        run()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode(), torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def warm(model: StackedModel) -> StackedModel:
+    """Fill the cache, so that attention has something to read."""
+    for tensor in (*model.cache.keys, *model.cache.values):
+        tensor.normal_(0.0, 0.5)
+    return model
+
+
+def attempt(run: Callable[..., Any], *arguments: Any) -> Any:
+    """The figure, or in its place what went wrong: a table shows failures beside figures."""
+    try:
+        return run(*arguments)
+    except Exception as error:
+        torch.cuda.synchronize()
+        return f"{type(error).__name__}: {str(error)[:300]}"
+
+
+def tidy() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()

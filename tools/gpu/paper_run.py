@@ -1,0 +1,296 @@
+"""The paper's evaluation at full scale on one GPU, in stages that fit a short lease.
+
+    python tools/gpu/paper_run.py --stage 1 --corpus wikipedia.jsonl.xz --base smollm2 --work ~/paper --out results
+
+Every stage stands alone: it makes the workspace and trains the worlds unless `--work` holds them already, runs its
+regimes at the preset `paper`, and writes small result files (JSON; no weights, no text) into a folder of `--out` that
+is named after the corpus and laid out as `paclm study report` reads it. A stage that was stopped goes on where it was,
+with the same code: type the same command again. Regimes that are done stay as they are, unless `--again`.
+A regime that does not fit into `--minutes` any more is left out, and the stage file says so. Needs torch, transformers,
+numpy, scipy and safetensors only. `--small` is a rehearsal for a CPU, in minutes.
+
+| stage | corpus | what |
+|---|---|---|
+| 1, 2 | first, second | census, accuracy, flatness, sessions, releases; 1 also arithmetic, forgetting and cost |
+| 3 | first | sweep, generation, ablation, canaries |
+| 4 | first | PMixED and its neighbours |
+| 5 | first | second collection, coupled against uncoupled training, universe audit, token-only attacker, capacity |
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import io
+import json
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+
+import numpy as np
+
+from paclm.config import RuntimeConfig
+from paclm.engine.base import base_of, load_tokenizer, resolve_base
+from paclm.engine.loading import pick_device
+from paclm.engine.training import Progress
+from paclm.engine.training_job import membership_of, prepare_training
+from paclm.errors import InvalidInput, PaclmError
+from paclm.study.decoding import GREEDY, GUMBEL
+from paclm.study.lab import Advance, Lab
+from paclm.study.parts import Kept
+from paclm.study.regime import Preset
+from paclm.study.regimes import regime_named
+from paclm.study.results import Result
+from paclm.study.run import device_name, run_regime
+from paclm.worlds.creation import create_workspace
+from paclm.worlds.layout import adapters_file
+from paclm.worlds.readers import read_corpus
+from paclm.worlds.records import ReadOptions
+from paclm.worlds.storage import write_private, write_private_json
+from paclm.worlds.workspace import Workspace
+from paper_options import TWO_COLLECTIONS, Size, chosen_regimes, parse_arguments, size_of
+
+FIXTURE_POSITIONS = 4096
+
+
+def main() -> None:
+    """Run one stage; what cannot be done is said in a sentence."""
+    options = parse_arguments(__doc__)
+    try:
+        failed = run_stage(options)
+    except PaclmError as error:
+        sys.exit(f"Error: {error}")
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+        sys.exit(f"Error: {what}. Mend that and type the same command again: the stage goes on where it was.")
+    if failed:
+        sys.exit(f"Failed: {', '.join(failed)}. The same command tries these again.")
+
+
+def run_stage(options: argparse.Namespace) -> list[str]:
+    """Make what is missing, run what is asked for, and name the regimes that failed."""
+    clock = Clock(options.minutes)
+    (options.out / "results").mkdir(parents=True, exist_ok=True)
+    size = size_of(options)
+    if not options.small and pick_device("auto").type != "cuda":
+        say(clock, "There is no GPU: at this size a stage takes days on a CPU. A rehearsal takes minutes: --small")
+    workspace = make_workspace(options, size)
+    say(clock, f"workspace of {size.records} records, {size.worlds} worlds, base {workspace.base.name}")
+    refuse_training(workspace, options.train, runs=chosen_regimes(options) != [])
+    facts: dict[str, Any] = {}
+    for name in options.train:
+        workspace, training = train(workspace, name, options.worlds_per_step, clock)
+        if name == "worlds" and training is not None:
+            facts["training"] = training
+    lab = make_lab(workspace, options, clock)
+    write_log(options, {"device": device_name(lab), **facts})
+    tried = {}
+    for name in chosen_regimes(options):
+        tried[name] = attempt(lab, name, options, clock)
+        write_log(options, regimes={name: tried[name]})
+    if options.stage in (1, 2) and options.only != [] and options.test_text is None:
+        save_fixture(lab, options)
+    failed = [name for name, what in tried.items() if "failed" in what]
+    say(clock, "ended" if failed else "done")
+    return failed
+
+
+def refuse_training(workspace: Workspace, names: Sequence[str], *, runs: bool) -> None:
+    """Say at once what else shows only after hours: names that cannot be trained, and worlds that regimes miss."""
+    for name in names:
+        membership_of(workspace, name)
+    if runs and "worlds" not in names and adapters_file("worlds") not in workspace.manifest.adapters:
+        raise InvalidInput(f"{workspace.path} holds no trained worlds. Leave --train out, or name worlds after it.")
+
+
+class Clock:
+    """Minutes since the start, and how many there are."""
+
+    def __init__(self, minutes: float) -> None:
+        self.began, self.minutes = time.monotonic(), minutes
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.began
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more should begin."""
+        return self.seconds > 60.0 * self.minutes
+
+
+def say(clock: Clock, sentence: str) -> None:
+    """One line with the time."""
+    print(f"[{clock.seconds:7.1f} s] {sentence}", flush=True)
+
+
+def make_workspace(options: argparse.Namespace, size: Size) -> Workspace:
+    """The workspace of the paper's setup: records from the front of the corpus, held-out ones among them."""
+    corpus = read_corpus(options.corpus, ReadOptions())
+    wanted = size.records + size.held_out
+    if len(corpus.records) < wanted:
+        raise SystemExit(f"{options.corpus} holds {len(corpus.records):,} records; {wanted:,} are needed.")
+    corpus = replace(corpus, records=corpus.records[:wanted])
+    base = resolve_base(options.base)
+    created = create_workspace(
+        options.work / options.name,
+        corpus=corpus,
+        base=base,
+        tokenizer=load_tokenizer(base),
+        num_worlds=size.worlds,
+        seed=101,
+        holdout=size.held_out,
+        num_canaries=size.canaries,
+        max_record_tokens=size.record_tokens,
+    )
+    return created.workspace
+
+
+def train(
+    workspace: Workspace, name: str, worlds_per_step: int | None, clock: Clock
+) -> tuple[Workspace, dict[str, Any] | None]:
+    """Adapters of this name, as `paclm train --what`, unless they are there."""
+    if adapters_file(name) in workspace.manifest.adapters:
+        say(clock, f"{name}: trained already")
+        return workspace, None
+    job = prepare_training(workspace, name)
+    said = clock.seconds
+
+    def show(now: Progress) -> None:
+        nonlocal said
+        if clock.seconds - said > 20.0:
+            said = clock.seconds
+            say(clock, f"step {now.step} of {now.num_steps}, loss {now.loss:.3f}")
+
+    began = clock.seconds
+    workspace, trained = job.run(worlds_per_step, resume=job.is_unfinished, on_progress=show)
+    seconds = clock.seconds - began
+    tokens = int(job.schedule.num_tokens.sum())
+    say(clock, f"{name}: trained {tokens:,} tokens in {seconds:.0f} s: {tokens / seconds:,.0f} tokens/s")
+    figures = {
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "parameters_per_world": trained.stack.num_parameters,
+        "loss_public": float(trained.improvement.public.mean()),
+        "loss_trained": float(trained.improvement.trained.mean()),
+    }
+    return workspace, figures
+
+
+def make_lab(workspace: Workspace, options: argparse.Namespace, clock: Clock) -> Lab:
+    """The lab, with the arithmetic that was asked for and test text if there is any."""
+    is_gpu = pick_device("auto").type == "cuda"
+    runtime = RuntimeConfig(dtype=options.dtype if is_gpu else "float32", prefill_chunk=512 if is_gpu else 128)
+
+    def start(what: str, total: int) -> Advance:
+        say(clock, f"  {what}" + (f" ({total:,})" if total else ""))
+        return lambda _: None
+
+    passages = None
+    if options.test_text is not None:
+        from paclm.study.eval_text import read_test_text
+
+        passages = read_test_text(options.test_text, load_tokenizer(base_of(workspace)))
+    return Lab(
+        workspace,
+        seed=options.seed,
+        start_task=start,
+        runtime=runtime,
+        test_text=passages,
+        first_worlds=options.worlds,
+        kept=Kept(options.again),
+    )
+
+
+def attempt(lab: Lab, name: str, options: argparse.Namespace, clock: Clock) -> dict[str, Any]:
+    """Run a regime unless it is done; one that fails or has no time left is named, and the others go on."""
+    collections = 2 if name in TWO_COLLECTIONS.get(options.stage, ()) else 1
+    regime, folder = regime_named(name), options.out / "results"
+    preset: Preset = "quick" if options.small else "paper"
+    scale = cut_scale(regime.presets[preset], options.cut)
+    made_from = lab.parts(name, [asdict(scale), preset, collections]).key
+    before = read_log(options)["regimes"].get(name, {})
+    if before.get("made_from") == made_from and is_of(folder / f"{name}.json", before) and not options.again:
+        say(clock, f"{name}: done already")
+        return dict(before)
+    if clock.is_over:
+        say(clock, f"{name}: left out, no time")
+        return {"left_out": "no time"}
+    say(clock, f"{name} ...")
+    try:
+        result = run_regime(lab, regime, preset, collections, scale)
+        folder.mkdir(parents=True, exist_ok=True)  # again: a machine that is lent may have emptied it meanwhile
+        result.save(folder)
+        sentences = regime.describe(result)
+    except OSError:
+        raise  # no room or no way to keep results: others would be computed in vain
+    except Exception as error:  # a lease is short: whatever failed, the rest must still run
+        if isinstance(error, PaclmError):
+            say(clock, f"{name}: failed. {error}")
+        else:
+            traceback.print_exc()
+        return {"failed": f"{type(error).__name__}: {error}"}
+    for sentence in sentences:
+        say(clock, f"  {sentence}")
+    return {"seconds": result.seconds, "rows": len(result.rows), "made_from": made_from}
+
+
+def is_of(path: Path, logged: Mapping[str, Any]) -> bool:
+    """Whether this is the result that was logged: another stage may have put its own in its place."""
+    try:
+        return path.is_file() and Result.load(path).seconds == logged["seconds"]
+    except InvalidInput:
+        return False
+
+
+def cut_scale(scale: Any, cuts: Sequence[tuple[str, Any]]) -> Any:
+    """The sizes of a preset with those that were asked for instead; one number for a list is a list of one."""
+    sizes = {field: value for field, value in cuts if hasattr(scale, field)}
+    lists = {field: (value,) for field, value in sizes.items() if isinstance(getattr(scale, field), tuple)}
+    return replace(scale, **{f: lists[f] if f in lists and not isinstance(v, tuple) else v for f, v in sizes.items()})
+
+
+def save_fixture(lab: Lab, options: argparse.Namespace) -> None:
+    """A few thousand positions of real votes, renamed to small integers, for tests of mechanisms; once."""
+    decodings = (GREEDY, GUMBEL)
+    if all((options.out / f"votes-{decoding.name}.npz").is_file() for decoding in decodings):
+        return
+    votes = lab.text_votes(FIXTURE_POSITIONS, decodings)
+    for decoder, found in votes.items():
+        columns = {name: getattr(found, name) for name in ("votes", "truth", "public", "full")}
+        _, index = np.unique(np.concatenate([column.ravel() for column in columns.values()]), return_inverse=True)
+        ends = np.cumsum([column.size for column in columns.values()])
+        parts = np.split(index.astype(np.uint16), ends[:-1])
+        arrays = {name: part.reshape(columns[name].shape) for name, part in zip(columns, parts, strict=True)}
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, allow_pickle=False, **arrays)
+        write_private(options.out / f"votes-{decoder}.npz", buffer.getvalue())
+
+
+def read_log(options: argparse.Namespace) -> dict[str, Any]:
+    """What goes of this stage have left."""
+    path = options.out / f"stage-{options.stage}.json"
+    found: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8") or "null") if path.is_file() else None
+    return found or {"stage": options.stage, "corpus": options.name, "regimes": {}}
+
+
+def write_log(options: argparse.Namespace, facts: Mapping[str, Any] = {}, regimes: Mapping[str, Any] = {}) -> None:
+    """What ran, how long, and what did not; adds to what other goes of this stage, also at the same time, have left."""
+    with (options.out / ".stages.lock").open("a") as lock:  # the log itself is replaced whole, whatever stops this
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        log = {**read_log(options), **facts}
+        log["regimes"] |= regimes
+        write_private_json(options.out / f"stage-{options.stage}.json", log)
+
+
+if __name__ == "__main__":
+    main()

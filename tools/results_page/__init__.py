@@ -1,0 +1,1 @@
+"""What tools/make_results.py needs to write the page of results. Not installed."""

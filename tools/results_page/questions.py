@@ -1,0 +1,300 @@
+"""What docs/research/results.md asks of the result files beyond single rows: gaps in standard errors, p-values, shares.
+
+For the template of tools/make_results.py, which gets all of `QUESTIONS`. Knows no words.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from scipy.stats import binom, chi2, norm, spearmanr
+
+import paper_options
+from paclm.privacy.bounds import success_bound
+from paclm.study.regimes import regime_named
+from paclm.study.results import Row, plain
+from paclm.study.violations import excess_in_errors
+from results_page.evaluation import Evaluation
+
+SPEED_ONLY = ("together", "queries_per_part", "universe.sequences")
+"""Sizes that a regime's numbers do not depend on: of any, or of the one before the dot."""
+
+
+def largest_gap(rows: Sequence[Row]) -> float:
+    """By how many standard errors leak ÷ charged and dissent part, at most."""
+    return max(float(abs(row["gap"]) / row["gap_stderr"]) for row in rows)
+
+
+def largest_parting(rows: Sequence[Row]) -> float:
+    """By how many standard errors the two estimators of the leak part, at most."""
+    return max(float(abs(row["estimators_parting"]) / row["estimators_parting_stderr"]) for row in rows)
+
+
+def largest_excess(rows: Sequence[Row]) -> float:
+    """By how many standard errors an attack beats its bound, at most; negative where none does."""
+    return max(excess_in_errors(row, attack) for row in rows for attack in ("membership", "world"))
+
+
+def leak_gap(row: Row) -> float:
+    """By how many standard errors the leak and the charge of disputed tokens part, in sessions on recorded votes.
+
+    Of the paper's release, whose steps can tell exactly what dissent is charged. If sessions tell their own charge on
+    average, the two vary together as much as the charge varies: what is left of the leak's variance is the gap's.
+    Where nothing is left they do not, and no number of errors would be right.
+    """
+    charged = row["charged_dissent_nats"] if "charged_dissent_nats" in row else row["charged_dissent"]
+    left = row["leaked_stderr"] ** 2 - row["can_tell_stderr"] ** 2
+    return float(abs(row["leaked_nats"] - charged) / math.sqrt(left)) if left > 0.0 else math.inf
+
+
+def share_leaked(row: Row) -> str:
+    """Leaked ÷ charged with its error."""
+    return " ± ".join(f"{row[name] / row['charged_every_token']:.1%}" for name in ("leaked_nats", "leaked_stderr"))
+
+
+def gain_gap(row: Row, theirs: float, their_error: float = 0.0) -> float:
+    """By how many standard errors a retained gain differs from another."""
+    return float(abs(row["retained_gain"] - theirs) / math.hypot(row["retained_gain_stderr"], their_error))
+
+
+def times_disputed(unanimity: float, theirs: float) -> float:
+    """How many times as many positions are disputed as there."""
+    return (1.0 - unanimity) / (1.0 - theirs)
+
+
+def training_gap(study: Evaluation, other: Evaluation) -> float:
+    """By how many standard errors another training of the same worlds keeps another share of the gain, at most."""
+    pairs = [[one.row("accuracy", decoder=d, budget="2^-32") for one in (study, other)] for d in ("greedy", "gumbel")]
+    return max(gain_gap(ours, theirs["retained_gain"]) for ours, theirs in pairs)
+
+
+def agrees_less(row: Row) -> float:
+    """By how many standard errors worlds agree less often in bfloat16."""
+    return float(-row["unanimity_difference"] / row["unanimity_stderr"])
+
+
+def largest_fall(study: Evaluation) -> float:
+    """By how many standard errors fewer tokens are the realized world's own at the end of sessions than at their start.
+
+    At the budget where it is most; negative where there are more at all of them.
+    """
+    horizons = study.results["sessions"].scale["horizons"]
+    starts, ends = (study.rows("sessions", horizon=choose(horizons)) for choose in (min, max))
+    falls = []
+    for start, end in zip(starts, ends, strict=True):
+        error = math.hypot(*(row["agreement_realized_stderr"] for row in (start, end)))
+        falls.append(float(start["agreement_realized"] - end["agreement_realized"]) / error)
+    return max(falls)
+
+
+def forgetting_losses(study: Evaluation) -> list[float]:
+    """How much less often the forgetting curator is right than the tracking one at loose budgets, in long sessions."""
+    longest = max(study.results["forgetting"].scale["horizons"])
+    pairs = [
+        [study.row("forgetting", curator=name, budget=budget, tokens=longest) for name in ("tracking", "forgetting")]
+        for budget in ("2^-4", "2^-8")
+    ]
+    return [float(tracking["accuracy"] - forgetting["accuracy"]) for tracking, forgetting in pairs]
+
+
+def emission_rates(study: Evaluation) -> list[float]:
+    """How often a payload forced into half of the worlds is emitted at 2^-16, whoever is realized."""
+    rows = study.rows("canaries", part="forced", others="agree", budget="2^-16")
+    return [float(row[name]) for row in rows for name in ("emitted_member", "emitted_other")]
+
+
+def canary_deviations(study: Evaluation) -> list[float]:
+    """By how many standard errors the advantage of a forced payload is above what theory says, cell by cell."""
+    rows = [row for row in study.rows("canaries", part="forced", others="agree") if row["budget"] != "inf"]
+    return [float((row["advantage"] - row["advantage_even_split"]) / row["advantage_stderr"]) for row in rows]
+
+
+def canary_lean(study: Evaluation) -> float:
+    """By how many standard errors the cells lie above what theory says, all together; negative below it."""
+    found = canary_deviations(study)
+    return sum(found) / math.sqrt(len(found))
+
+
+def canary_p(study: Evaluation) -> float:
+    """How likely deviations as large in all, or larger, are by chance."""
+    found = canary_deviations(study)
+    return float(chi2.sf(sum(deviation**2 for deviation in found), len(found)))
+
+
+def repetition_trend(study: Evaluation, kind: str) -> float:
+    """Rank correlation of a canary's repetitions with the gap between the worlds that hold it and the others."""
+    rows = study.rows("canaries", part="organic", kind=kind)
+    return float(spearmanr([row["repetitions"] for row in rows], [row["gap_nats"] for row in rows]).statistic)
+
+
+def cuts(study: Evaluation) -> list[str]:
+    """What was run at another size than the preset's, in words; how many run side by side is no size."""
+    found = []
+    for name, result in study.results.items():
+        preset = plain(asdict(regime_named(name).presets["paper"]))
+        sizes = [size for size in preset if result.scale[size] != preset[size]]
+        sizes = [size for size in sizes if size not in SPEED_ONLY and f"{name}.{size}" not in SPEED_ONLY]
+        if sizes:
+            changes = [f"{size} {result.scale[size]} instead of {preset[size]}" for size in sizes]
+            found.append(f"`{name}`: {', '.join(changes)}")
+    return found
+
+
+def apart(one: Row, other: Row, column: str) -> float:
+    """By how many standard errors two rows differ; what they have in common is taken for chance, too."""
+    return float(abs(one[column] - other[column]) / math.hypot(*(row[f"{column}_stderr"] for row in (one, other))))
+
+
+def sweep_ps(study: Evaluation) -> list[float]:
+    """One-sided p-values of both attacks on single sequences; bounds of certainty are no look."""
+    rows, attacks = study.rows("sweep"), ("membership", "world")
+    return [float(row[f"{a}_p"]) for row in rows for a in attacks if row[f"{a}_bound"] < 1.0]
+
+
+def headrooms(study: Evaluation, **method: Any) -> list[Row]:
+    """A method at matched bounds, from few queries to many; of PMixED what its reading selects."""
+    rows = study.rows("pmixed", **method)
+    chosen = [row for row in rows if row.get("is_selected", True)]
+    return sorted(chosen, key=lambda row: int(row["queries"]))
+
+
+def falls(rows: Sequence[Row]) -> bool:
+    """Whether the headroom is less at every step to more queries."""
+    shares = [row["headroom"] for row in rows]
+    return all(later < earlier for earlier, later in itertools.pairwise(shares))
+
+
+def over_public(row: Row) -> float:
+    """What a method gains over its own public model."""
+    return float(row["accuracy"] - row["accuracy_public"])
+
+
+def other_votes(row: Row) -> float:
+    """The share of single votes that are another token in the other arithmetic."""
+    return 1.0 - float(row["equal_votes"])
+
+
+def excesses(rows: Sequence[Row]) -> list[float]:
+    """By how many standard errors attacks lie above their bounds, or below (negative); of certainty there is none."""
+    attacks = ("membership", "world")
+    return [excess_in_errors(row, attack) for row in rows for attack in attacks if row[f"{attack}_bound"] < 1.0]
+
+
+def broken_promises(study: Evaluation) -> list[float]:
+    """δ that an example reaches where the rigorous reading of PMixED promises less, at the points it selects."""
+    rows = study.rows("pmixed", kind="matched", reading="rigorous", is_selected=True)
+    return [float(row["delta_of_example"]) for row in rows if row["delta_of_example"] > row["delta"]]
+
+
+def above_chance(row: Row) -> float:
+    """By how many standard errors an attack tells members from others better than chance."""
+    return float((row["auc"] - 0.5) / row["auc_stderr"])
+
+
+def first_argmax(study: Evaluation, kind: str, rank: int) -> float:
+    """Repetitions from which every token of the payload is the adapter's first choice; infinitely many if never."""
+    rows = study.rows("capacity", kind=kind, rank=rank)
+    return min((row["repetitions"] for row in rows if row["argmax_share"] == 1.0), default=math.inf)
+
+
+def leads(study: Evaluation) -> bool:
+    """Whether plurality and mixture tell nothing and are ahead of the paper's release at 2^-32 on the text."""
+    both = [study.row("releases", release=name) for name in ("plurality", "mixture")]
+    return all(abs(row["leaked_nats"]) < 1e-9 and row["lead_points"] > 2.0 * row["lead_stderr"] for row in both)
+
+
+def noiseless_share(study: Evaluation) -> float:
+    """What the realized world itself keeps of the gain, in the sessions of the releases."""
+    row = study.row("releases", release="plurality")
+    return float((row["accuracy_noiseless"] - row["accuracy_public"]) / (row["accuracy_full"] - row["accuracy_public"]))
+
+
+def tokens_over_charged(study: Evaluation) -> float:
+    """What the tokens alone show of the charge, at 2^-16."""
+    row = study.row("tokens_only", release="gaussian", budget="2^-16")
+    return float(row["leaked_tokens_nats"] / row["charged_nats"])
+
+
+def tokens_share_low(study: Evaluation) -> float:
+    """What the tokens show of the history's leak at the least, two standard errors below the estimate."""
+    rows = study.rows("tokens_only", release="gaussian")
+    return min(float(row["tokens_over_history"] - 2.0 * row["tokens_over_history_stderr"]) for row in rows)
+
+
+def attack_ps(study: Evaluation) -> list[float]:
+    """One-sided p-values of the attacks on the sessions of `tokens_only` against their bounds.
+
+    Left out are looks that could find nothing: bounds of certainty, and the channel's tokens, which are its history.
+    """
+    found = []
+    for row in study.rows("tokens_only"):
+        of_member, of_world = (success_bound(row["charged_nats"], p) for p in (1 / 2, 1 / paper_options.PAPER.worlds))
+        for view in ("history", "tokens") if row["release"] == "gaussian" else ("history",):
+            excess, error = row[f"membership_{view}"] - of_member, row[f"membership_{view}_stderr"]
+            if of_member < 1.0:
+                found.append(float(norm.sf(excess / error)) if error else float(excess <= 0.0))
+            if of_world < 1.0:
+                hits = round(row[f"world_{view}"] * row["sessions"])
+                found.append(float(binom.sf(hits - 1, row["sessions"], of_world)))
+    return found
+
+
+def by_guessing(num_worlds: int) -> float:
+    """How often a world is named by chance."""
+    return 1.0 / num_worlds
+
+
+def half(records: int) -> int:
+    """Of the records, which is what a world sees."""
+    return records // 2
+
+
+def per_token_ms(serving: Row) -> float:
+    """One stream, the ledger included."""
+    return 1e3 / float(serving["tokens_per_second"])
+
+
+QUESTIONS: dict[str, Callable[..., Any]] = {
+    question.__name__: question
+    for question in (
+        largest_gap,
+        largest_parting,
+        largest_excess,
+        leak_gap,
+        share_leaked,
+        gain_gap,
+        times_disputed,
+        training_gap,
+        agrees_less,
+        largest_fall,
+        forgetting_losses,
+        emission_rates,
+        canary_deviations,
+        canary_lean,
+        canary_p,
+        repetition_trend,
+        cuts,
+        apart,
+        sweep_ps,
+        headrooms,
+        falls,
+        over_public,
+        other_votes,
+        excesses,
+        broken_promises,
+        above_chance,
+        first_argmax,
+        leads,
+        noiseless_share,
+        tokens_over_charged,
+        tokens_share_low,
+        attack_ps,
+        by_guessing,
+        half,
+        per_token_ms,
+    )
+}
