@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 import paper_options
 from paclm.study.figure import save_figure
 from paclm.study.figures import all_figures
-from paclm.study.regimes import regime_named
 from paclm.study.regimes.releases import TARGET
 from paclm.study.table import file_name_of, to_csv, to_latex, to_markdown
 from paclm.study.tables.tab_capacity import PAPER as PAPER_CAPACITY
