@@ -1,6 +1,6 @@
 """What the synthetic notes do to `tiny`: gain of a full-corpus adapter and dissent of worlds, on held-out notes.
 
-    python tools/tiny/check_clinic.py --notes 800 --held-out 200 --worlds 32   # a minute on a GPU, half an hour on a CPU
+    python tools/tiny/check_clinic.py --notes 800 --held-out 200 --worlds 32  # a minute on a GPU, half an hour on a CPU
 
 Trains with the product's own engine and settings. Needs torch, transformers, tokenizers, safetensors and numpy only.
 """
