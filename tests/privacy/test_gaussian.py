@@ -13,7 +13,7 @@ from scipy.special import ndtr
 import paclm
 from paclm.errors import InvalidInput, RandomnessMisuse, UnsoundState
 from paclm.privacy import gaussian
-from paclm.privacy.belief import check_belief, normalise, tally, uniform_belief
+from paclm.privacy.belief import check_belief, tally, uniform_belief
 from paclm.privacy.calibration import calibrate_noise
 from paclm.privacy.randomness import Coins, NoiseSource, ResearchNoise
 from paclm.privacy.releases import RULES
@@ -70,27 +70,6 @@ def test_belief_equals_brute_force_bayes_in_the_ambient_space(num_candidates):
             assert step.token == candidates[np.argmax(released[candidates])]
         belief = step.belief
         np.testing.assert_allclose(np.exp(belief), twin, atol=1e-9)
-
-
-@given(
-    sides=st.lists(st.integers(0, 1), min_size=4, max_size=32).filter(
-        lambda s: 0 < sum(s) < len(s) and len(s) % 2 == 0
-    ),
-    spread=st.sampled_from([0.0, 1.0, 30.0, 900.0]),
-    exponent=st.integers(-40, 3),
-    seed=st.integers(0, 2**32),
-)
-def test_two_distinct_votes_are_released_bit_for_bit_as_any_number_is(sides, spread, exponent, seed):
-    """Their update of the belief is written out; with e^-900 behind a vote the sum underflows."""
-    votes, rng = np.array(sides), np.random.default_rng(seed)
-    belief = normalise(-spread * rng.random(votes.size))
-    secret, per_token = int(rng.integers(votes.size)), 2.0**exponent
-    written_out = gaussian.release(votes, belief, secret, per_token, ResearchNoise(seed))
-    tallied = tally(votes, belief)
-    calibration = calibrate_noise(tallied.mass, per_token)
-    general = gaussian._release_through(calibration, *tallied, belief, secret, per_token, ResearchNoise(seed))
-    assert written_out.token == general.token
-    assert written_out.belief.tobytes() == general.belief.tobytes()
 
 
 def test_belief_check_catches_an_update_with_the_deviation_for_the_variance():

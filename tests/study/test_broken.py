@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from paclm.curator.research import ResearchSessions
 from paclm.privacy import gaussian
 from paclm.privacy.belief import Release, is_unanimous, tally, update_belief
 from paclm.privacy.calibration import calibrate_noise
@@ -20,6 +19,7 @@ from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
 from paclm.privacy.randomness import Coins
 from paclm.privacy.releases import Rule, rule_named
 from paclm.study.attacks.coins import attack_coins
+from paclm.study.batched_sessions import ResearchSessions
 
 WORLDS, TOKENS = 16, 64
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from paclm.curator.research import ResearchSessions
 from paclm.privacy.releases import rule_named
+from paclm.study.batched_sessions import ResearchSessions
 from paclm.study.canaries import advantage, even_split_advantage, force_votes, gap, plurality_votes
 from paclm.worlds.assignment import assign_worlds
 

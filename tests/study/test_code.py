@@ -40,7 +40,7 @@ def edited(path: Path, old: str, new: str, module: str) -> tuple[str, str]:
     [
         ("privacy/calibration.py", "FLOOR = 1e-14", "FLOOR = 1e-13"),  # behind gaussian.py, three imports away
         ("privacy/releases.py", 'Rule("channel"', 'Rule("chanel"'),
-        ("curator/research.py", "_AHEAD = 64", "_AHEAD = 65"),
+        ("curator/research.py", 'STAMP = "NOT PRIVATE', 'STAMP = "PRIVATE'),
         ("study/regimes/releases.py", "TARGET = 0.51", "TARGET = 0.52"),
         ("engine/decode_step.py", "def top_tokens", "x = 1\ndef top_tokens"),  # imported inside a function only
     ],

@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paclm.curator.research import ResearchSessions
 from paclm.errors import EngineError, InvalidInput
 from paclm.privacy.belief import uniform_belief
 from paclm.privacy.randomness import Coins, ResearchNoise
 from paclm.privacy.releases import rule_named
+from paclm.study.batched_sessions import ResearchSessions
 from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.serving import (
     EngineStreams,

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from paclm.curator.research import ResearchSessions
 from paclm.errors import EngineError, InvalidInput
 from paclm.privacy.belief import FloatArray, IntArray, uniform_belief
 from paclm.privacy.randomness import Coins, ResearchNoise
 from paclm.privacy.releases import Rule
+from paclm.study.batched_sessions import ResearchSessions
 from paclm.study.decoding import Decoding
 
 if TYPE_CHECKING:

@@ -11,7 +11,11 @@ from paclm.curator.research import ResearchSession
 from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import Rule
+from paclm.study.batched_sessions import ResearchSessions
 from paclm.study.recorded_votes import RecordedVotes
+
+_AT_A_TIME = 64
+"""Sessions in one batch. Sources of noise are independent, so that batches of any size give the same figures."""
 
 
 class RecordedStream(NamedTuple):
@@ -31,26 +35,37 @@ def play_sessions(
     recorded: RecordedVotes, rule: Rule, per_token: float, sessions: int, tokens: int, seed: int
 ) -> Iterator[RecordedStream]:
     """Consecutive positions from a random start, wrapping round, against one secret each."""
-    is_dissent = recorded.is_dissent
-    for child in np.random.SeedSequence(seed).spawn(sessions):
-        noise = ResearchNoise(child)
-        positions = (noise.below(recorded.num_positions) + np.arange(tokens)) % recorded.num_positions
-        session = ResearchSession(recorded.num_worlds, rule, per_token, noise)
-        released = recorded.votes[positions, 0].copy()  # right wherever the worlds agree
-        scales, information = [], 0.0
-        for t in np.flatnonzero(is_dissent[positions]):
-            step = session.release(recorded.votes[positions[t]])
-            released[t] = step.token
-            scales.append(step.noise_scale)
-            information += step.information
+    children = np.random.SeedSequence(seed).spawn(sessions)
+    for first in range(0, sessions, _AT_A_TIME):
+        noises = [ResearchNoise(child) for child in children[first : first + _AT_A_TIME]]
+        starts = np.array([noise.below(recorded.num_positions) for noise in noises])
+        positions = (starts[:, None] + np.arange(tokens)) % recorded.num_positions  # (n, t)
+        yield from _play_batch(recorded, ResearchSessions(recorded.num_worlds, rule, per_token, noises), positions)
+
+
+def _play_batch(recorded: RecordedVotes, sessions: ResearchSessions, positions: IntArray) -> Iterator[RecordedStream]:
+    """Step j releases the j-th dissenting token of every session that has so many."""
+    dissenting = [np.flatnonzero(row) for row in recorded.is_dissent[positions]]
+    released = recorded.votes[positions, 0]  # (n, t), right wherever the worlds agree
+    scales = [np.zeros(at.size) for at in dissenting]
+    information = np.zeros(len(sessions))
+    for step in range(max(at.size for at in dissenting)):
+        rows = np.array([row for row, at in enumerate(dissenting) if at.size > step])
+        columns = np.array([dissenting[row][step] for row in rows])
+        done = sessions.release(recorded.votes[positions[rows, columns]], rows)
+        released[rows, columns] = done.tokens
+        information[rows] += done.information
+        for row, scale in zip(rows, done.noise_scales, strict=True):
+            scales[row][step] = scale
+    for row, secret in enumerate(sessions.secrets):
         yield RecordedStream(
-            positions,
-            released,
-            recorded.votes[positions, session.secret],
-            np.array(scales),
-            information,
-            np.array([session.secret]),
-            session.belief[None],
+            positions[row],
+            released[row],
+            recorded.votes[positions[row], secret],
+            scales[row],
+            float(information[row]),
+            sessions.secrets[row : row + 1],
+            sessions.beliefs[row : row + 1],
             np.zeros(1, dtype=np.int64),
         )
 

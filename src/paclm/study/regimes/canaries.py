@@ -16,9 +16,9 @@ import numpy as np
 from scipy.special import chdtrc
 
 from paclm.config import format_budget
-from paclm.curator.research import ResearchSessions
 from paclm.privacy.bounds import success_bound
 from paclm.privacy.releases import rule_named
+from paclm.study.batched_sessions import ResearchSessions
 from paclm.study.canaries import (
     Planted,
     TriggerVotes,

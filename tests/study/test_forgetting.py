@@ -13,6 +13,7 @@ from paclm.privacy.calibration import calibrate_noise, information_bound
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth
 from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import RULES
+from paclm.study.regimes.forgetting import release_forgetting
 from reference.information import gaussian_bound, gaussian_information
 
 SOURCE = Path(gaussian.__file__).parent.parent
@@ -24,7 +25,7 @@ def test_from_the_prior_forgetting_is_the_papers_release(num_candidates):
     for seed in range(20):
         steps = [
             release(votes, uniform_belief(32), 5, 2.0**-6, ResearchNoise(seed))
-            for release in (gaussian.release, gaussian.release_forgetting)
+            for release in (gaussian.release, release_forgetting)
         ]
         assert steps[0].token == steps[1].token
         assert steps[0].belief == pytest.approx(steps[1].belief, abs=1e-12)
@@ -34,7 +35,7 @@ def test_from_the_prior_forgetting_is_the_papers_release(num_candidates):
 def test_forgetting_keeps_the_noise_of_the_prior_whatever_is_believed():
     votes = np.arange(8) % 2
     sure = np.log(np.array([0.93, *[0.01] * 7]))
-    forgetful = gaussian.release_forgetting(votes, sure, 0, 2.0**-6, ResearchNoise(1))
+    forgetful = release_forgetting(votes, sure, 0, 2.0**-6, ResearchNoise(1))
     tracking = gaussian.release(votes, sure, 0, 2.0**-6, ResearchNoise(1))
     assert forgetful.noise_scale == pytest.approx(calibrate_noise(np.array([0.5, 0.5]), 2.0**-6).scale)
     assert tracking.noise_scale < forgetful.noise_scale / 2
@@ -55,7 +56,7 @@ def test_the_bound_on_what_a_step_tells_lies_between_what_it_tells_and_its_budge
 def test_noise_for_the_prior_tells_more_than_the_budget_once_two_rival_worlds_are_left():
     votes = np.array([1, 2, *[3] * 30])  # each rival alone with its vote
     rivals = np.log(np.array([0.4999, 0.4999, *[0.0002 / 30] * 30]))
-    step = gaussian.release_forgetting(votes, rivals, 0, 2.0**-10, ResearchNoise(0))
+    step = release_forgetting(votes, rivals, 0, 2.0**-10, ResearchNoise(0))
     assert step.information > 4 * 2.0**-10
     assert gaussian.release(votes, rivals, 0, 2.0**-10, ResearchNoise(0)).information == 2.0**-10
 
@@ -67,7 +68,7 @@ def test_both_leak_estimates_agree_since_the_onlookers_belief_is_exact():
         noise, belief = ResearchNoise(seed), uniform_belief(16)
         secret = noise.below(16)
         for row in votes:
-            belief = gaussian.release_forgetting(row, belief, secret, 2.0**-6, noise).belief
+            belief = release_forgetting(row, belief, secret, 2.0**-6, noise).belief
         beliefs.append(belief)
         secrets.append(secret)
     first, second = leak_by_entropy(beliefs), leak_by_truth(beliefs, secrets)
@@ -78,7 +79,7 @@ def test_both_leak_estimates_agree_since_the_onlookers_belief_is_exact():
 
 
 def test_no_release_by_name_forgets_and_no_room_that_serves_knows_of_it():
-    assert gaussian.release_forgetting not in [rule.release for rule in RULES.values()]
+    assert release_forgetting not in [rule.release for rule in RULES.values()]
     serving = [path for room in ("curator", "server", "ledger", "cli") for path in (SOURCE / room).rglob("*.py")]
     assert serving
     assert not [path for path in serving if "release_forgetting" in path.read_text()]

@@ -1,4 +1,4 @@
-"""Research mode: sessions side by side are the single sessions bit for bit, and everything says NOT PRIVATE."""
+"""Batched research sessions equal single sessions bit for bit, and both are stamped NOT PRIVATE."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paclm.curator.research import STAMP, ResearchSession, ResearchSessions
+from paclm.curator.research import STAMP, ResearchSession
 from paclm.errors import InvalidInput
-from paclm.privacy.pairs import has_two_votes, release_pairs
+from paclm.privacy import gaussian
+from paclm.privacy.belief import normalise
 from paclm.privacy.randomness import ResearchNoise
-from paclm.privacy.releases import RULES, rule_named
+from paclm.privacy.releases import RULES, Rule, rule_named
+from paclm.study.batched_sessions import ResearchSessions, release_pairs
 
 
 def noises(count: int, seed: int) -> list[ResearchNoise]:
@@ -42,7 +44,7 @@ def run_both(
 
 @pytest.mark.parametrize("release", sorted(RULES))
 @pytest.mark.parametrize("per_token", [2.0**-16, 2.0**-4])
-def test_sessions_side_by_side_are_the_single_sessions_bit_for_bit(
+def test_batched_sessions_equal_single_sessions_bit_for_bit(
     release: str, per_token: float, vote_files: dict[str, Path]
 ) -> None:
     """On real votes: two distinct votes, more, and none, mixed; longer than the random words fetched ahead."""
@@ -53,7 +55,7 @@ def test_sessions_side_by_side_are_the_single_sessions_bit_for_bit(
 
 
 def test_they_stay_equal_when_the_belief_has_collapsed_onto_one_world() -> None:
-    """Large budgets and lone dissenters drive masses to underflow, where the update shifts to log space."""
+    """Large budgets and single dissenters drive masses to underflow, where the update works in log space."""
     rng = np.random.default_rng(0)
     votes = (rng.random((200, 8, 16)) < 0.15).astype(np.int64)
     together, _ = run_both(votes, "gaussian", 3.0)
@@ -78,23 +80,57 @@ def test_secrets_are_spread_over_the_worlds() -> None:
     assert np.bincount(secrets, minlength=4).min() > 400  # seeded; a fresh seed fails once in 1e6
 
 
-def test_rows_with_exactly_two_votes_are_found() -> None:
-    rows = np.array([[1, 1, 1, 1], [1, 2, 1, 2], [1, 2, 3, 1], [-1, 5, 5, -1]])
-    assert has_two_votes(rows).tolist() == [False, True, False, True]
+@given(
+    sides=st.lists(st.integers(0, 1), min_size=4, max_size=32).filter(
+        lambda s: 0 < sum(s) < len(s) and len(s) % 2 == 0
+    ),
+    spread=st.sampled_from([0.0, 1.0, 30.0, 900.0]),
+    exponent=st.integers(-40, 3),
+    seed=st.integers(0, 2**32),
+)
+def test_the_release_of_two_distinct_votes_equals_algorithm_1_bit_for_bit(
+    sides: list[int], spread: float, exponent: int, seed: int
+) -> None:
+    """With e^-900 behind a vote the sum underflows."""
+    votes, rng = np.array(sides), np.random.default_rng(seed)
+    belief = normalise(-spread * rng.random(votes.size))
+    secret, per_token = int(rng.integers(votes.size)), 2.0**exponent
+    plain = gaussian.release(votes, belief, secret, per_token, ResearchNoise(seed))
+    normals = ResearchNoise(seed).standard_normal(1)
+    tokens, beliefs, scales = release_pairs(votes[None], belief[None], np.array([secret]), per_token, normals)
+    assert (tokens.item(), scales.item()) == (plain.token, plain.noise_scale)
+    assert beliefs.tobytes() == plain.belief.tobytes()
 
 
 def test_the_comparison_notices_noise_that_is_wrong_by_one_part_in_a_million() -> None:
-    votes = np.array([[0, 0, 1, 1]])
-    belief, secret = np.full((1, 4), -np.log(4)), np.array([0])
-    right = release_pairs(votes, belief, secret, 0.01, np.array([0.3]))
-    wrong = release_pairs(votes, belief, secret, 0.01, np.array([0.3 * (1 + 1e-6)]))
-    assert right.beliefs.tobytes() != wrong.beliefs.tobytes()
+    case = np.array([[0, 0, 1, 1]]), np.full((1, 4), -np.log(4)), np.array([0]), 0.01
+    right, wrong = (release_pairs(*case, np.array([draw]))[1] for draw in (0.3, 0.3 * (1 + 1e-6)))
+    assert right.tobytes() != wrong.tobytes()
+
+
+def test_only_algorithm_1_itself_is_vectorised_not_another_rule_of_its_name() -> None:
+    def loud(votes: np.ndarray, belief: np.ndarray, secret: int, per_token: float, noise: ResearchNoise) -> object:
+        return gaussian.release(votes, belief, secret, 4 * per_token, noise)
+
+    votes = np.tile(np.arange(8) % 2, (40, 1))
+    rules = rule_named("gaussian"), Rule("gaussian", loud, reads_secret=True)  # type: ignore[arg-type]
+    scales = [ResearchSessions.seeded(8, rule, 0.01, 1, 40).release(votes).noise_scales for rule in rules]
+    assert scales[0] == pytest.approx(2 * scales[1])
+
+
+def test_some_sessions_of_a_batch_can_be_released_and_the_others_stay() -> None:
+    sessions = ResearchSessions.seeded(8, rule_named("gaussian"), 0.1, seed=1, num_sessions=4)
+    before = sessions.beliefs.copy()
+    done = sessions.release(np.array([np.arange(8) % 2, np.arange(8) % 3]), np.array([3, 1]))
+    assert done.is_dissent.all()
+    moved = (sessions.beliefs != before).any(axis=1)
+    assert moved.tolist() == [False, True, False, True]
 
 
 @pytest.mark.parametrize("make", [lambda v: v.astype(float), lambda v: v[:1], lambda v: v[:, :4]])
 def test_votes_of_another_shape_or_kind_are_refused(make: Callable[[np.ndarray], np.ndarray]) -> None:
     sessions = ResearchSessions.seeded(8, rule_named("gaussian"), 0.1, seed=0, num_sessions=2)
-    with pytest.raises(InvalidInput, match="Votes must be integers"):
+    with pytest.raises(InvalidInput, match=r"\(2, 8\)"):
         sessions.release(make(np.zeros((2, 8), dtype=np.int64)))
 
 
