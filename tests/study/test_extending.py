@@ -215,7 +215,7 @@ def test_what_the_page_types_runs_and_prints(
 def test_the_page_of_the_study_names_every_regime_table_and_figure() -> None:
     from paclm.study import figures, regimes, tables
 
-    page = (PAGE.parent / "study.md").read_text(encoding="utf-8")
+    page = (PAGE.parents[1] / "research" / "study.md").read_text(encoding="utf-8")
     wanted = [*regimes.NAMES, *(t.label for t in tables.all_tables()), *(f.label for f in figures.all_figures())]
     missing = [name for name in wanted if f"`{name}`" not in page]
     assert missing == []
