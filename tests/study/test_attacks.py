@@ -7,7 +7,7 @@ import math
 import pytest
 
 from paclm.privacy.bounds import success_bound
-from paclm.study.attacks import attack_sessions
+from paclm.study.attacks.belief import attack_sessions
 from paclm.study.recorded_votes import RecordedVotes
 from paclm.worlds.assignment import assign_worlds
 

@@ -266,7 +266,7 @@ def _say_what_next(workspace: Path, page: Path) -> None:
 
 def _attack(workspace: Workspace, recorded: RecordedVotes) -> None:
     from paclm.privacy.bounds import format_bound, success_bound
-    from paclm.study.attacks import attack_sessions
+    from paclm.study.attacks.belief import attack_sessions
 
     for name, per_token in ((f"at {PER_TOKEN} nats a token", parse_budget(PER_TOKEN)), ("without noise", math.inf)):
         found = attack_sessions(

@@ -19,7 +19,7 @@ from paclm.privacy.belief import BoolArray, FloatArray, IntArray
 from paclm.privacy.bounds import success_bound
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth, leak_samples_by_entropy, mean_and_stderr
 from paclm.privacy.releases import Rule
-from paclm.study.attacks import attack_beliefs
+from paclm.study.attacks.belief import attack_beliefs
 from paclm.study.results import Row
 from paclm.study.serving import Played, Prompts, Streams, carry_on, play
 

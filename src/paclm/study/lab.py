@@ -3,7 +3,7 @@
     lab = Lab(workspace, seed=0)
     votes = lab.text_votes(8176, (GREEDY, GUMBEL))        one pass over the text for all decoders and draws
     engine = lab.engine(sequences=100, context=96)        the last one is kept and reused
-    rng = lab.rng("sweep", "prompts")                     the same name, the same stream; names never share one
+    rng = lab.rng("sweep", "prompts")                     the same name gives the same stream, other names others
 
 All randomness comes from here, by name, so the same seed gives the same numbers. Nothing here is private.
 """
@@ -39,14 +39,8 @@ if TYPE_CHECKING:
     from paclm.engine.engine import Engine
     from paclm.engine.training import Progress
 
-Advance = Callable[[int], None]
-StartTask = Callable[[str, int], Advance]
-"""A progress bar: what is counted and how many there are; the answer is told how many more are done."""
-
-
-def no_progress(_: str, __: int) -> Advance:
-    """For whoever shows none."""
-    return lambda _: None
+Advance = Callable[[int], None]  # called with how many more are done
+StartTask = Callable[[str, int], Advance]  # starts a progress bar: what is counted, and how many there are
 
 
 class Lab:
@@ -57,33 +51,30 @@ class Lab:
         workspace: Workspace,
         *,
         seed: int = 0,
-        start_task: StartTask = no_progress,
+        start_task: StartTask = lambda _, __: lambda _: None,
         test_text: Sequence[Passage] | None = None,
         runtime: RuntimeConfig | None = None,
         collection: int = 1,
         first_worlds: int | None = None,
         kept: Kept | None = None,
     ) -> None:
-        self.workspace = workspace
-        self.seed = seed
-        self.start_task = start_task
-        self.collection = collection
-        """1 is the workspace's own worlds; others are drawn and trained anew from the same records."""
         if first_worlds is not None and not 2 <= first_worlds <= workspace.num_worlds:
             raise InvalidInput(
                 f"Of {workspace.num_worlds} worlds the first 2 or more can be studied, not {first_worlds}."
             )
-        self.first_worlds = first_worlds
-        """Only so many are studied, and trained where a study needs others; None is all. For votes, not for attacks."""
+        self.workspace = workspace
+        self.seed = seed
+        self.start_task = start_task
         self.runtime = runtime or workspace.runtime
-        self.kept = kept or Kept()
-        """Votes and parts of earlier runs: whether they may be used, and which were."""
+        self.collection = collection  # 1: the workspace's own worlds; others are drawn from the same records
+        self.first_worlds = first_worlds  # study (and train) only this many worlds; for votes, not for attacks
+        self.kept = kept or Kept()  # which votes and parts of earlier runs may be used, and which were
         self._given_text = test_text
         self._engine: tuple[Any, Engine] | None = None
 
     @contextmanager
     def of_collection(self, number: int) -> Iterator[Lab]:
-        """The same lab over another collection of worlds, trained if it must be; 1 is this one."""
+        """The same lab over another collection of worlds, trained if needed; 1 is this one."""
         if number == self.collection:
             yield self
             return
@@ -92,14 +83,14 @@ class Lab:
         try:
             yield other
         finally:
-            other.let_go()  # whoever still holds the other lab holds no memory
+            other.release_engine()  # a reference to the other lab that outlives this block must hold no memory
 
     def with_runtime(self, runtime: RuntimeConfig) -> Lab:
         """The same lab with other settings of speed and arithmetic."""
         return self._changed(runtime, self.collection)
 
     def _changed(self, runtime: RuntimeConfig, collection: int) -> Lab:
-        self.let_go()  # two engines may not fit
+        self.release_engine()  # two engines may not fit
         return Lab(
             self.workspace,
             seed=self.seed,
@@ -135,19 +126,19 @@ class Lab:
         return self.named("worlds" if self.collection == 1 else f"collection-{self.collection}")
 
     def named(self, adapters: str) -> str:
-        """What adapters of every world (`worlds`, `uncoupled`, …) are called in this lab."""
+        """The name in this lab of adapters that exist for every world (`worlds`, `uncoupled`, …)."""
         return adapters if self.first_worlds is None else f"{adapters}-first-{self.first_worlds}"
 
     @cached_property
     def membership(self) -> BoolArray:
-        """(records, m) who is in which world of this collection."""
+        """(records, m) which record is in which world of this collection."""
         from paclm.engine.training_job import membership_of
 
         self.need_all_worlds()
         return membership_of(self.workspace, self.worlds_name)
 
     def need_all_worlds(self) -> None:
-        """Refuse an attack on some worlds alone: for regimes to ask before they play for an hour, not after."""
+        """Refuse an attack on some worlds alone; regimes call it first, because they may run for hours."""
         if self.first_worlds is not None:
             raise InvalidInput(
                 f"A record is in half of all {self.workspace.num_worlds} worlds, and in more or fewer of the first "
@@ -156,31 +147,34 @@ class Lab:
 
     def ensure(self, *names: str) -> None:
         """Train the adapters (`full`, `shards-8`, `collection-2`, …) that the workspace does not have yet."""
-        from paclm.engine.training_job import prepare_training
-
         missing = [name for name in names if not self._has(name)]
         if missing:
             self.workspace = Workspace.open(self.workspace.path)  # another lab over it may have trained meanwhile
         for name in missing:
-            if self._has(name):
-                continue
-            self.let_go()
-            job = prepare_training(self.workspace, name)
-            done, advance = 0, self.start_task(f"train {name}", 0)
+            if not self._has(name):
+                self.workspace = self.train(name, self.workspace)
 
-            def show(now: Progress, advance: Advance = advance) -> None:
-                nonlocal done
-                advance(now.step - done)
-                done = now.step
+    def train(self, name: str, workspace: Workspace) -> Workspace:
+        """Train adapters with the settings of `workspace`; returns the workspace that has them."""
+        from paclm.engine.training_job import prepare_training
 
-            self.workspace, _ = job.run(resume=job.is_unfinished, on_progress=show)
+        self.release_engine()
+        job = prepare_training(workspace, name)
+        done, advance = 0, self.start_task(f"train {name}", 0)
+
+        def show(now: Progress) -> None:
+            nonlocal done
+            advance(now.step - done)
+            done = now.step
+
+        return job.run(resume=job.is_unfinished, on_progress=show)[0]
 
     def _has(self, name: str) -> bool:
         file, _ = _place(name)
-        return file == WORLDS_FILE or file in self.workspace.manifest.adapters  # nothing trains these on the way
+        return file == WORLDS_FILE or file in self.workspace.manifest.adapters  # `paclm train` makes the worlds
 
     def stack(self, *names: str) -> AdapterStack:
-        """The adapters of these names, one after another: `worlds`, `full`, `shards-8` …; trained if they must be."""
+        """The adapters of these names, one after another: `worlds`, `full`, `shards-8` …; trained if needed."""
         from paclm.engine.adapters import AdapterStack
         from paclm.engine.loading import join_stacks
 
@@ -200,12 +194,12 @@ class Lab:
         if self._engine is None or self._engine[0] != wanted:
             self._engine = None  # before the next one is loaded: two may not fit
             stack = self.stack(*names)
-            self.let_go()  # of what was trained for it, too
+            self.release_engine()  # frees the memory that training used, too
             self._engine = (wanted, open_engine(self.workspace, support_size, runtime, stack))
         return self._engine[1]
 
-    def let_go(self) -> None:
-        """Give the engine's memory back: whoever trains, or opens an engine elsewhere, counts on all of it."""
+    def release_engine(self) -> None:
+        """Free the engine's memory, for training or for an engine opened elsewhere."""
         from paclm.engine.memory import release_memory
 
         self._engine = None
@@ -243,11 +237,11 @@ class Lab:
         return windows
 
     def passages(self, num_positions: int) -> list[Passage]:
-        """Windows of the test text with so many scored targets, or all there are."""
+        """Windows of the test text with this many scored targets, or all there are."""
         return take_positions(self.test_passages, num_positions)
 
     def prompts(self, count: int, length: int, *names: object) -> list[list[int]]:
-        """Random stretches of the test text, `length` tokens each, drawn by name; each starts inside one window."""
+        """Random stretches of the test text, `length` tokens each, drawn by name; each lies inside one window."""
         rng = self.rng("prompts", *names)
         long = [passage.tokens for passage in self.test_passages if len(passage) >= length]
         if not long:
@@ -262,36 +256,30 @@ class Lab:
     def text_votes(
         self, num_positions: int, decodings: Sequence[Decoding], *, with_full: bool = True, support_size: int = 200
     ) -> dict[str, TextVotes]:
-        """Every world's teacher-forced vote, per decoding; kept in the workspace and read again by whoever asks."""
+        """Every world's teacher-forced vote, per decoding; kept in the workspace and shared by all regimes."""
         names = (self.worlds_name, "full") if with_full else (self.worlds_name,)
         self.ensure(*names)
-        path = self._votes_path(num_positions, decodings, names, support_size)
+        passages = self.passages(num_positions)
 
         def take() -> dict[str, Any]:
-            passages = self.passages(num_positions)
             advance = self.start_task("teacher-forced votes", sum(passage.num_scored for passage in passages))
             engine = self.engine(*names, support_size=support_size)
             seeds = [self.seed_for("coins", decoding.name) for decoding in decodings]
             found = collect_votes(engine, passages, decodings, seeds, with_full, advance)
             return {key: array for name, votes in found.items() for key, array in votes.arrays(name).items()}
 
+        code = code_digest("paclm.study.recorded_votes", "paclm.engine.loading")
+        text, adapters = _digest_of(passages), self._adapters(names)
+        key = json.dumps([repr(tuple(decodings)), adapters, support_size, text, self.seed, self._arithmetic, code])
+        path = self.folder / "votes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
         arrays = self.kept.arrays(path, take)
         return {decoding.name: TextVotes.from_arrays(arrays, decoding.name) for decoding in decodings}
-
-    def _votes_path(
-        self, num_positions: int, decodings: Sequence[Decoding], names: Sequence[str], support_size: int
-    ) -> Path:
-        text = _digest_of(self.passages(num_positions))
-        code = code_digest("paclm.study.recorded_votes", "paclm.engine.loading")
-        parts = [repr(tuple(decodings)), self._adapters(names), support_size, text, self.seed, self._arithmetic, code]
-        key = json.dumps(parts)
-        return self.folder / "votes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
 
     # --- files ---------------------------------------------------------------------------------------------------
 
     @property
     def folder(self) -> Path:
-        """Where studies of this workspace keep things."""
+        """Where studies of this workspace keep their files."""
         return make_private_folder(self.workspace.study_path)
 
     def parts(self, regime: str, scale: Any) -> Parts:
@@ -318,7 +306,7 @@ class Lab:
 def _place(adapters: str) -> tuple[str, slice | None]:
     """The file that holds adapters of this name, and which of those in it they are (all: None).
 
-    Of the workspace's own worlds the first ones lie in the common file; what is trained for a study has its own.
+    The first of the workspace's own worlds are read from the common file; what a study trains has a file of its own.
     """
     if first := re.fullmatch(r"worlds-first-([0-9]+)", adapters):
         return WORLDS_FILE, slice(0, int(first[1]))

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from paclm.study.attacks.black_box import Surrogate, shared_ngrams
-from paclm.study.attacks.informed import informed_scores
+from paclm.study.attacks.record_scores import Surrogate, informed_scores, shared_ngrams
 
 
 def test_informed_scores_are_what_they_say():

@@ -78,14 +78,16 @@ def test_pure_loss_is_continuous_where_its_formula_changes_and_below_both_simple
     assert pure_rdp(9.9999e-4, orders) == pytest.approx(pure_rdp(1.00001e-3, orders), rel=2e-3)
 
 
-def test_values_outside_their_rules_are_refused_with_the_value():
-    with pytest.raises(InvalidInput, match=r"δ must lie strictly between 0 and 1, not 0"):
-        rdp_for(1.0, 0.0, 8)
-    with pytest.raises(InvalidInput, match="no reading 'kind'"):
-        rdp_for(1.0, 1e-5, 8, "kind")
-    with pytest.raises(InvalidInput, match="sampling rate lies above 0"):
-        sampled_rdp(2, 0.0, np.zeros(1))
-    with pytest.raises(InvalidInput, match="needs the losses at 2 … 4"):
-        sampled_rdp(4, 0.5, np.zeros(1))
-    with pytest.raises(InvalidInput, match="whole Rényi orders of at least 2, not 1"):
-        sampled_rdp(1, 0.5, np.zeros(0))
+@pytest.mark.parametrize(
+    ("call", "value"),
+    [
+        (lambda: rdp_for(1.0, 0.0, 8), r"not 0\.0"),
+        (lambda: rdp_for(1.0, 1e-5, 8, "kind"), "'kind'"),
+        (lambda: sampled_rdp(2, 0.0, np.zeros(1)), r"not 0\.0"),
+        (lambda: sampled_rdp(4, 0.5, np.zeros(1)), r"\(1,\)"),
+        (lambda: sampled_rdp(1, 0.5, np.zeros(0)), "not 1"),
+    ],
+)
+def test_values_outside_their_rules_are_refused_with_the_value(call, value):
+    with pytest.raises(InvalidInput, match=value):
+        call()

@@ -11,7 +11,7 @@ import itertools
 import numpy as np
 import pytest
 
-from paclm.study.baselines.matching import success_at_half
+from paclm.study.baselines.accountants import success_at_half
 from paclm.study.baselines.pmixed import PMixedSettings, release_distribution
 from paclm.study.baselines.worst_case import exact_losses, worst_loss
 

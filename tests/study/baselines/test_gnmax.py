@@ -66,5 +66,5 @@ def test_the_argmax_is_missed_as_often_as_the_noise_says_and_the_check_sees_half
 
 
 def test_noise_that_is_none_is_refused():
-    with pytest.raises(InvalidInput, match=r"σ must be a positive number, not 0\.0"):
+    with pytest.raises(InvalidInput, match=r"0\.0"):
         release(np.ones((1, 2)), 0.0, np.random.default_rng(0))

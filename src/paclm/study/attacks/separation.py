@@ -1,11 +1,10 @@
-"""How well a score tells members from others: AUC, and the true positives at a small rate of false ones.
+"""How well a score separates members from others: AUC, and the true positive rate at a small false positive rate.
 
-Higher scores mean member. Errors come from resampling clusters (a patient's notes, say), members and others apart.
+Higher scores mean member. Errors come from resampling clusters (for example a patient's notes), each side on its own.
 """
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -21,10 +20,8 @@ RESAMPLES = 1000
 class Separation(NamedTuple):
     """One score on members and others."""
 
-    auc: Estimate
-    """Chance that a member scores higher than another record; a half is a guess."""
-    true_positives: Estimate
-    """Share of members found when at most one in a hundred others is taken for one."""
+    auc: Estimate  # chance that a member scores higher than another record; a half is a guess
+    true_positives: Estimate  # share of members found at a false positive rate of 1 % at most
 
 
 def separate(scores: FloatArray, is_member: BoolArray, clusters: IntArray, rng: np.random.Generator) -> Separation:
@@ -33,10 +30,10 @@ def separate(scores: FloatArray, is_member: BoolArray, clusters: IntArray, rng: 
         raise InvalidInput("There must be a score, a side and a cluster for every record, and records on both sides.")
     members, others = scores[is_member], scores[~is_member]
     wins = (members[:, None] > others) + 0.5 * (members[:, None] == others)  # (members, others)
-    weights = [_resampled_counts(clusters[side], rng) for side in (is_member, ~is_member)]
+    resampled = [_resampled_counts(clusters[side], rng) for side in (is_member, ~is_member)]
     whole = [np.ones((1, side.size)) for side in (members, others)]
-    values, spread = ((_auc(wins, *pair), _true_positives(members, others, *pair)) for pair in (whole, weights))
-    return Separation(*(Estimate(float(v[0]), _spread(s)) for v, s in zip(values, spread, strict=True)))
+    values, spread = ((_auc(wins, *pair), _true_positives(members, others, *pair)) for pair in (whole, resampled))
+    return Separation(*(Estimate(float(v[0]), float(s.std(ddof=1))) for v, s in zip(values, spread, strict=True)))
 
 
 def roc(scores: FloatArray, is_member: BoolArray) -> tuple[FloatArray, FloatArray]:
@@ -48,12 +45,11 @@ def roc(scores: FloatArray, is_member: BoolArray) -> tuple[FloatArray, FloatArra
 
 
 def _resampled_counts(clusters: IntArray, rng: np.random.Generator) -> FloatArray:
-    """How often each record is drawn when whole clusters are, (resamples, n)."""
+    """How often each record is drawn when whole clusters are resampled, (resamples, n)."""
     _, index = np.unique(clusters, return_inverse=True)
     size = int(index.max()) + 1
     counts = rng.multinomial(size, np.full(size, 1.0 / size), size=RESAMPLES)  # (resamples, clusters)
-    drawn: FloatArray = counts[:, index].astype(np.float64)
-    return drawn
+    return counts[:, index].astype(np.float64)
 
 
 def _auc(wins: FloatArray, members: FloatArray, others: FloatArray) -> FloatArray:
@@ -66,10 +62,6 @@ def _true_positives(members: FloatArray, others: FloatArray, drawn: FloatArray, 
     order = np.argsort(-others, kind="stable")
     taken = against[:, order].cumsum(axis=1)  # false positives when this one and all above are called members
     is_too_many = taken > FALSE_POSITIVES * taken[:, -1:]
-    threshold = others[order][is_too_many.argmax(axis=1)]  # (r,) call a member only what is above it
+    threshold = others[order][is_too_many.argmax(axis=1)]  # (r,) only scores above it are called members
     found: FloatArray = (drawn * (members > threshold[:, None])).sum(axis=1) / drawn.sum(axis=1)
     return found
-
-
-def _spread(values: FloatArray) -> float:
-    return float(values.std(ddof=1)) if values.size > 1 else math.nan

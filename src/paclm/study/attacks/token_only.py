@@ -1,15 +1,15 @@
-"""What a user sees: tokens, coins and, knowing all adapters, every world's vote. Not R, and so not the belief.
+"""The attacker of a user's view: tokens, coins and, knowing all adapters, every world's vote. Not R, so not the belief.
 
 The noise of each step was calibrated to a belief that this attacker does not know, because it depends on the hidden
-R of all steps before. But that belief is P(S | R_1 … R_t), and tokens are functions of the R: therefore
+R of all earlier steps. But that belief is P(S | R_1 … R_t), and tokens are functions of the R: therefore
 
     P(S = s | tokens) = E[ belief_T(s) | tokens ]
 
 and it suffices to average the curator's belief over the histories that could have given these tokens. A particle is
-one such history, kept as its belief alone: its weight is the probability it gives to each released token, and its
-next R is drawn given that token (sequential Monte Carlo, with S summed out exactly).
+one such history, stored as its belief: its weight is the probability it gives to each released token, and its next R
+is drawn given that token (sequential Monte Carlo, with S summed out exactly).
 
-With finitely many particles the answer q is not the exact posterior. It still is what an attacker can compute, and
+With finitely many particles the result q is not the exact posterior. An attacker can compute it all the same, and
 for every q, log m + E[log q(S | tokens)] ≤ I(S; tokens): a lower bound on the token leak, up to sampling error.
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import log_ndtr, ndtri_exp
+from scipy.special import log_ndtr, logsumexp, ndtri_exp
 
 from paclm.errors import InvalidInput
 from paclm.privacy.belief import FloatArray, IntArray, uniform_belief
@@ -26,11 +26,8 @@ from paclm.privacy.calibration import FLOOR, UPWARD, helmert, pair_variance
 from paclm.privacy.leak import Estimate, mean_and_stderr
 
 PARTICLES = 64
-_PROPOSALS = 32
-"""R drawn per particle where more than two votes are cast: one that gives the token is kept."""
-
-_DOUBT = 0.1
-"""The attacker's belief that his particles miss the truth, times their number."""
+_PROPOSALS = 32  # R drawn per particle where more than two votes are cast: one that gives the token is kept
+_DOUBT = 0.1  # probability, times the number of particles, that they all miss the truth
 
 
 def token_belief(
@@ -50,14 +47,15 @@ def token_belief(
         index = int(candidates.searchsorted(token))
         step = _pair_step if candidates.size == 2 else _step
         fit, log_likelihood = step(np.exp(beliefs) @ np.eye(candidates.size)[choice], index, per_token, rng)
-        if not np.isfinite(log_weights + fit).any():  # no particle explains the token: this step is passed over
+        if not np.isfinite(log_weights + fit).any():  # no particle explains the token: skip this step
             continue
         beliefs = beliefs + log_likelihood[:, choice]
-        beliefs -= _log_sum(beliefs)[:, None]
+        beliefs -= logsumexp(beliefs, axis=1, keepdims=True)
         beliefs, log_weights = _resampled(beliefs, log_weights + fit, rng)
-    joint = beliefs + (log_weights - _log_sum(log_weights[None]))[:, None]  # (N, m)
-    doubt = _DOUBT / particles  # few histories can all be sure of a wrong world: a wise attacker hedges
-    return np.logaddexp(_log_sum(joint.T) + math.log1p(-doubt), math.log(doubt / votes.shape[1]))
+    joint = beliefs + (log_weights - logsumexp(log_weights))[:, None]  # (N, m)
+    doubt = _DOUBT / particles  # few histories can all be certain of a wrong world, so q keeps some mass elsewhere
+    log_q: FloatArray = np.logaddexp(logsumexp(joint, axis=0) + math.log1p(-doubt), math.log(doubt / votes.shape[1]))
+    return log_q
 
 
 def _pair_step(
@@ -69,7 +67,7 @@ def _pair_step(
     side = 1.0 if token == 0 else -1.0  # R ≥ 0 releases the first
     standard = side * axis / scale  # (N, 2)
     log_tails = log_ndtr(standard)
-    with np.errstate(divide="ignore"):  # a side whose mass has underflown has no say
+    with np.errstate(divide="ignore"):  # a side whose mass has underflowed gets weight 0
         chances = np.log(mass) + log_tails  # (N, 2)
     fit: FloatArray = np.logaddexp(chances[:, 0], chances[:, 1])
     first = np.exp(chances[:, 0] - np.where(np.isfinite(fit), fit, 0.0))
@@ -89,14 +87,14 @@ def _step(mass: FloatArray, token: int, per_token: float, rng: np.random.Generat
     R = R + np.sqrt(variances)[:, None] * rng.standard_normal(R.shape)
     is_token = (R @ axes.transpose(0, 2, 1)).argmax(axis=2) == token  # (N, K)
     with np.errstate(divide="ignore"):
-        fit = np.log(is_token.mean(axis=1))  # (N,) unbiased before the logarithm; −inf: this history is given up
+        fit = np.log(is_token.mean(axis=1))  # (N,) unbiased before the logarithm; −inf: this history is dropped
     kept = R[np.arange(count), is_token.argmax(axis=1)]  # (N, a-1)
     log_likelihood = -0.5 * ((kept[:, None] - axes) ** 2 / variances[:, None]).sum(axis=2)  # (N, a)
     return fit, log_likelihood
 
 
 def calibrate_many(mass: FloatArray, per_token: float) -> tuple[FloatArray, FloatArray]:
-    """`calibrate_noise` for many masses (N, a) at once: axes (N, a, a-1) and variances (N, a-1)."""
+    """`calibrate_noise` for many masses (N, a): axes (N, a, a-1) and variances (N, a-1)."""
     basis = helmert(mass.shape[1])
     mass = mass / mass.sum(axis=1, keepdims=True)
     projected = mass @ basis  # (N, a-1)
@@ -108,20 +106,13 @@ def calibrate_many(mass: FloatArray, per_token: float) -> tuple[FloatArray, Floa
 
 def _resampled(beliefs: FloatArray, log_weights: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
     """The same particles, or, where few of them carry the weight, a systematic draw from them."""
-    weights = np.exp(log_weights - _log_sum(log_weights[None]))
+    weights = np.exp(log_weights - logsumexp(log_weights))
     count = len(weights)
     if 1.0 / float(weights @ weights) > 0.5 * count:
         return beliefs, log_weights - log_weights.max()
     points = (np.arange(count) + rng.random()) / count
     drawn = np.minimum(weights.cumsum().searchsorted(points), count - 1)
     return beliefs[drawn], np.zeros(count)
-
-
-def _log_sum(table: FloatArray) -> FloatArray:
-    """log Σ exp over the last axis."""
-    top = table.max(axis=-1, keepdims=True)
-    total: FloatArray = top[..., 0] + np.log(np.exp(table - top).sum(axis=-1))
-    return total
 
 
 def leak_by_tokens(beliefs: FloatArray, token_beliefs: FloatArray) -> Estimate:

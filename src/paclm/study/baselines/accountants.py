@@ -1,7 +1,7 @@
 """Rényi differential privacy: conversion to (ε, δ), amplification by Poisson sampling, composition of pure DP.
 
-Everything is a bound on what one neighbour (one shard model more or less) can change. Losses of small queries are
-sums of small terms, never differences of large ones, so that a budget of 1e-9 per query keeps its digits.
+Everything bounds what one neighbour (one shard model more or less) can change. Losses of small queries are sums of
+small terms, never differences of large ones, so a budget of 1e-9 per query keeps its digits.
 """
 
 from __future__ import annotations
@@ -16,25 +16,23 @@ from scipy.special import gammaln
 
 from paclm.errors import InvalidInput
 from paclm.privacy.belief import BoolArray, FloatArray
+from paclm.privacy.bounds import nats_for
 from paclm.study.baselines.renyi import check_whole_order, log_sum_exp
 
 Reading = Literal["rigorous", "generous"]
-READINGS: tuple[Reading, ...] = ("rigorous", "generous")
 
+# Where a bound holds at every order, the best of these is taken.
 ORDERS: FloatArray = np.concatenate([np.arange(1.1, 11.0, 0.1), np.arange(11.0, 64.0), 2.0 ** np.arange(6, 13)])
-"""Where a bound may be stated at any order, the best of these is taken."""
 
 _HALVINGS = 60
-_WIDEST = 100.0
-"""e^-100 is less than any budget."""
+_WIDEST = 100.0  # e^-100 is smaller than any budget
 
 
 def epsilon_of(rdp: npt.ArrayLike, order: npt.ArrayLike, delta: float) -> FloatArray:
     """The ε of (ε, δ)-DP that a Rényi loss at one order implies: rdp + ln((a−1)/a) − (ln δ + ln a)/(a−1)."""
     _check_delta(delta)
     loss, a = np.asarray(rdp, dtype=np.float64), np.asarray(order, dtype=np.float64)
-    epsilon: FloatArray = np.maximum(0.0, loss + np.log1p(-1.0 / a) - (math.log(delta) + np.log(a)) / (a - 1.0))
-    return epsilon
+    return np.maximum(0.0, loss + np.log1p(-1.0 / a) - (math.log(delta) + np.log(a)) / (a - 1.0))
 
 
 def best_epsilon(rdp: npt.ArrayLike, orders: npt.ArrayLike, delta: float) -> float:
@@ -45,8 +43,8 @@ def best_epsilon(rdp: npt.ArrayLike, orders: npt.ArrayLike, delta: float) -> flo
 def rdp_for(epsilon: float, delta: float, order: float, reading: Reading = "rigorous") -> float:
     """The Rényi loss at one order that may be spent under (ε, δ).
 
-    `rigorous` inverts `epsilon_of`, and is negative where the order cannot reach ε at all. `generous` takes ε itself
-    for the Rényi loss, which grants more than (ε, δ): a comparison, not a guarantee.
+    `rigorous` inverts `epsilon_of`, and is negative where the order cannot reach ε. `generous` takes ε itself as the
+    Rényi loss, which allows more than (ε, δ): a comparison, not a guarantee.
     """
     if not epsilon > 0.0:
         raise InvalidInput(f"ε must be a positive number, not {epsilon!r}.")
@@ -61,59 +59,51 @@ def rdp_for(epsilon: float, delta: float, order: float, reading: Reading = "rigo
 def log_expm1(x: FloatArray) -> FloatArray:
     """ln(e^x − 1) for x ≥ 0 without overflow; −inf at 0."""
     with np.errstate(divide="ignore"):
-        value: FloatArray = np.where(
-            x > 1.0, x + np.log1p(-np.exp(-np.maximum(x, 1.0))), np.log(np.expm1(np.minimum(x, 1.0)))
-        )
-    return value
+        return np.where(x > 1.0, x + np.log1p(-np.exp(-np.maximum(x, 1.0))), np.log(np.expm1(np.minimum(x, 1.0))))
 
 
 def sampled_rdp(order: int, rate: float, log_excess: FloatArray) -> FloatArray:
     """Rényi loss at a whole order of a mechanism run on a Poisson sample of its members.
 
     log_excess: (…, order − 1) ln(e^((k−1)·ε(k)) − 1) for k = 2 … order, ε(k) the loss without sampling. The weights sum
-    to one, so the usual sum is 1 + Σ_k C(a,k)(1−q)^(a−k)q^k·(e^((k−1)ε(k)) − 1). This is the form for mechanisms whose
-    odd Pearson–Vajda moments are not negative, as the authors of PMixED use it.
+    to one, so the usual sum is 1 + Σ_k C(a,k)(1−q)^(a−k)q^k·(e^((k−1)ε(k)) − 1). This form is for mechanisms whose odd
+    Pearson–Vajda moments are not negative, as the authors of PMixED use it.
     """
     order = check_whole_order(order)
     if log_excess.shape[-1:] != (order - 1,):
         raise InvalidInput(f"Order {order} needs the losses at 2 … {order}, not an array of shape {log_excess.shape}.")
-    if not 0.0 < rate <= 1.0:
-        raise InvalidInput(f"A sampling rate lies above 0 and at most at 1, not {rate!r}.")
+    _check_rate(rate)
     if rate == 1.0:
         terms = log_excess[..., -1:]
     else:
         k = np.arange(2, order + 1)
         choose = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
         terms = choose + (order - k) * math.log1p(-rate) + k * math.log(rate) + log_excess
-    loss: FloatArray = np.logaddexp(0.0, log_sum_exp(terms)) / (order - 1)
-    return loss
+    return np.logaddexp(0.0, log_sum_exp(terms)) / (order - 1)
 
 
 def pure_rdp(epsilon: float, orders: FloatArray) -> FloatArray:
     """The Rényi loss of any ε-DP mechanism is at most that of randomised response, at every order above 1."""
     bound = np.minimum(epsilon, 0.5 * orders * epsilon * epsilon)
-    if epsilon < 1e-3:  # close above the exact value, whose sum would cancel
+    if epsilon < 1e-3:  # slightly above the exact value, whose sum would cancel
         return bound
     terms = np.stack([orders * epsilon, -(orders - 1.0) * epsilon], axis=-1) - np.logaddexp(0.0, epsilon)
-    exact: FloatArray = np.minimum(bound, log_sum_exp(terms) / (orders - 1.0))
-    return exact
+    return np.minimum(bound, log_sum_exp(terms) / (orders - 1.0))
 
 
 def sampled_pure(epsilon: float, rate: float) -> float:
     """The ε of an ε-DP mechanism run on a Poisson sample: ln(1 + q(e^ε − 1))."""
-    if not 0.0 < rate <= 1.0:
-        raise InvalidInput(f"A sampling rate lies above 0 and at most at 1, not {rate!r}.")
+    _check_rate(rate)
     return float(np.log1p(rate * np.expm1(epsilon)))
 
 
 def composed_pure(epsilon: float, queries: int, delta: float) -> float:
-    """The ε that so many ε-DP queries compose to at δ: the sum, or less through Rényi losses."""
-    through_renyi = best_epsilon(queries * pure_rdp(epsilon, ORDERS), ORDERS, delta)
-    return min(queries * epsilon, through_renyi)
+    """The ε that this many ε-DP queries compose to at δ: the sum, or less through Rényi losses."""
+    return min(queries * epsilon, best_epsilon(queries * pure_rdp(epsilon, ORDERS), ORDERS, delta))
 
 
 def largest(holds: Callable[[FloatArray], BoolArray], shape: tuple[int, ...] = ()) -> FloatArray:
-    """The largest x in (0, e^10] for which a monotone claim holds, from the side where it does; 0 if nowhere.
+    """The largest x in (0, e^10] for which a monotone claim holds, rounded to the side where it does; 0 if nowhere.
 
     `holds` takes and returns arrays of the given shape; the logarithm is bisected to the last digits.
     """
@@ -123,10 +113,34 @@ def largest(holds: Callable[[FloatArray], BoolArray], shape: tuple[int, ...] = (
         middle = 0.5 * (low + high)
         is_true = holds(np.exp(middle))
         low, high = np.where(is_true, middle, low), np.where(is_true, high, middle)
-    found: FloatArray = np.where(end_holds, np.exp(10.0), np.where(start_holds, np.exp(low), 0.0))
-    return found
+    return np.where(end_holds, np.exp(10.0), np.where(start_holds, np.exp(low), 0.0))
+
+
+def success_at_half(epsilon: float, delta: float = 0.0) -> float:
+    """The largest success of any attack on one record's membership, from even odds, under (ε, δ)-DP.
+
+    >>> round(success_at_half(1.0, 1e-5), 7)
+    0.7310613
+    """
+    if not (epsilon >= 0.0 and 0.0 <= delta < 1.0):
+        raise InvalidInput(f"ε must be at least 0 and δ in [0, 1), not {epsilon!r} and {delta!r}.")
+    return 1.0 - (1.0 - delta) / (1.0 + math.exp(epsilon)) if epsilon < 700.0 else 1.0
+
+
+def matched_nats(epsilon: float, delta: float) -> float:
+    """The total budget in nats whose bound at even odds is that of (ε, δ)-DP, from below.
+
+    Equal bounds are not equal strength: DP holds for every data set and all prior knowledge, the nats for the stated
+    draw of the world.
+    """
+    return nats_for(success_at_half(epsilon, delta), 0.5)
 
 
 def _check_delta(delta: float) -> None:
     if not 0.0 < delta < 1.0:
         raise InvalidInput(f"δ must lie strictly between 0 and 1, not {delta!r}.")
+
+
+def _check_rate(rate: float) -> None:
+    if not 0.0 < rate <= 1.0:
+        raise InvalidInput(f"A sampling rate must be above 0 and at most 1, not {rate!r}.")

@@ -1,4 +1,4 @@
-"""What is kept of every position once its distributions are gone: enough to answer for any operating point of PMixED.
+"""What is kept of every position once its distributions are dropped: enough to evaluate any operating point of PMixED.
 
 probability of the true token, mass inside the public support       for accuracy and perplexity
 largest and smallest log ratio, one table per order                 for λ
@@ -16,13 +16,12 @@ from paclm.errors import InvalidInput
 from paclm.privacy.belief import BoolArray, FloatArray, IntArray
 from paclm.study.baselines.distributions import Distributions
 from paclm.study.baselines.divergence_table import DivergenceTable, compress, tabulate
-from paclm.study.baselines.pmixed import PMixedSettings
-from paclm.study.baselines.strict import weight_within
+from paclm.study.baselines.pmixed import PMixedSettings, strict_weight_within
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """A text, as N shard models and the public model see it."""
+    """A text under N shard models and the public model."""
 
     truth_shards: FloatArray  # (n, N) probability of the true token
     truth_public: FloatArray  # (n,)
@@ -31,8 +30,7 @@ class Digest:
     is_inside: BoolArray  # (n,) the true token is in the support
     largest: FloatArray  # (n, N) ln p/p0
     smallest: FloatArray  # (n, N)
-    tables: dict[int, DivergenceTable]
-    """By order; rows (n, N)."""
+    tables: dict[int, DivergenceTable]  # by order; rows (n, N)
     passage: IntArray  # (n,)
 
     @property
@@ -59,15 +57,14 @@ class Digest:
         return self.inside(self.truth_public, self.mass_public)
 
     def inside(self, truth: FloatArray, mass: FloatArray) -> FloatArray:
-        """A release cut to the public support afterwards: nothing for a true token outside, more for one inside."""
-        cut: FloatArray = np.where(self.is_inside, truth / mass, 0.0)
-        return cut
+        """A release restricted to the public support afterwards: 0 for a true token outside, more for one inside."""
+        return np.where(self.is_inside, truth / mass, 0.0)
 
     def weights(self, settings: PMixedSettings, members: int, where: tuple[IntArray, IntArray]) -> FloatArray:
-        """λ (c,) of shard models at positions, `where` (c,) and (c,), when so many take part."""
+        """λ (c,) of shard models at positions, `where` (c,) and (c,), when this many take part."""
         radius = float(settings.radii[members])
         if settings.ball == "strict":
-            return weight_within(self.largest[where], self.smallest[where], radius)
+            return strict_weight_within(self.largest[where], self.smallest[where], radius)
         if settings.order not in self.tables:
             raise InvalidInput(f"No table was made for order {settings.order}; there are {sorted(self.tables)}.")
         return self.tables[settings.order].weight(radius, where)
@@ -77,7 +74,7 @@ class Digest:
 def make_digest(
     parts: Iterable[Distributions], orders: Sequence[int], on_part: Callable[[Distributions], None] = lambda _: None
 ) -> Digest:
-    """Digest a stream; `on_part` sees every part before it is dropped."""
+    """Digest a stream of parts; `on_part` is called with every part before it is dropped."""
     kept: dict[str, list[np.ndarray]] = {}
     tables: dict[int, list[np.ndarray]] = {order: [] for order in orders}
     for part in parts:

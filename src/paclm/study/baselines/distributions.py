@@ -1,7 +1,11 @@
-"""Full-vocabulary distributions of every shard model and the public one along a text, a few positions at a time."""
+"""Full-vocabulary distributions of every shard model and the public one along a text, and their divergences as tensors.
+
+Tensors because a vocabulary times all shard models is worth a GPU; float64 throughout. `renyi` is the same in numpy.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,8 +22,8 @@ from paclm.study.eval_text import Passage
 if TYPE_CHECKING:
     from paclm.engine.engine import Engine
 
+# Log probabilities held in float64; all other memory is a small multiple of it.
 _NUMBERS_AT_ONCE = {"cpu": 2**23, "cuda": 2**28}
-"""Log probabilities held in float64; everything else is a small multiple of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +32,8 @@ class Distributions:
 
     log_shards: Tensor  # (c, N, V) float64
     log_public: Tensor  # (c, V) float64
-    support: Tensor  # (c, k) the public favourites, best first
-    truth: Tensor  # (c,) the token that really came next
+    support: Tensor  # (c, k) the public model's top tokens, best first
+    truth: Tensor  # (c,) the token that follows in the text
     passage: IntArray  # (c,)
 
     @property
@@ -40,7 +44,7 @@ class Distributions:
 
 @torch.inference_mode()
 def text_distributions(engine: Engine, passages: Sequence[Passage], support_size: int = 200) -> Iterator[Distributions]:
-    """Walk the passages; position i is about tokens[i + 1], and only scored targets are given out."""
+    """Walk the passages; position i predicts tokens[i + 1], and only scored targets are returned."""
     head = engine.head.float()
     at_once = max(1, _NUMBERS_AT_ONCE[head.device.type] // ((engine.num_worlds + 1) * engine.vocabulary))
     for passage in passages:
@@ -67,7 +71,28 @@ def log_distributions(hidden: Tensor, head: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def next_distributions(engine: Engine, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """After a context: (N, V) and (V,) float64. Reads the whole context again: for research, not for speed."""
+    """After a context: (N, V) and (V,) float64. Reads the whole context each time: for research, not for speed."""
     ((_, hidden),) = deque(engine.hidden_states(tokens), maxlen=1)
     logs = log_distributions(hidden[:, -1:], engine.head.float())[0]
     return logs[:-1], logs[-1]
+
+
+def divergence(log_p: Tensor, log_q: Tensor, order: float) -> Tensor:
+    """D_a(P‖Q) along the last axis, for distributions with the same support and a finite order above 1."""
+    return (torch.logsumexp(order * log_p + (1.0 - order) * log_q, -1) / (order - 1.0)).clamp_min(0.0)
+
+
+def symmetric(log_p: Tensor, log_q: Tensor, order: float) -> Tensor:
+    """The larger of the two directions."""
+    return torch.maximum(divergence(log_p, log_q, order), divergence(log_q, log_p, order))
+
+
+def mixed(log_p: Tensor, log_public: Tensor, weight: Tensor) -> Tensor:
+    """ln(λp + (1−λ)p0); the weight has all axes but the last."""
+    lam = weight.unsqueeze(-1)
+    return torch.logaddexp(lam.log() + log_p, torch.log1p(-lam) + log_public)
+
+
+def log_mean(log_p: Tensor, dim: int) -> Tensor:
+    """ln of the mean of distributions along an axis."""
+    return torch.logsumexp(log_p, dim) - math.log(log_p.shape[dim])

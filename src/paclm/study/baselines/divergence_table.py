@@ -1,4 +1,4 @@
-"""λ for any radius in no time: the divergence of every shard model from the public one, tabulated over λ once.
+"""λ for any radius by table lookup: the divergence of every shard model from the public one, tabulated over λ once.
 
 Both directions of D↔_a(λp + (1−λ)p0, p0) depend on p only through the distribution of the ratio r = p/p0 under p0:
 
@@ -28,34 +28,19 @@ from paclm.privacy.belief import FloatArray
 from paclm.study.baselines.renyi import check_whole_order
 
 _LARGEST_LOG_RATIO = 64.0
-_CAP = 1e300
-"""Larger powers are cut to this: with p0 ≥ e^-180 they still exceed every target (see `_LARGEST_TARGET`)."""
 _SMALLEST_LOG_PUBLIC = -180.0
-_LARGEST_TARGET = 400.0
-"""Of (a−1)·aβ, so that S stays far below the cap; a larger one is lowered to it, which is the safe side."""
-_LARGEST_ROOT = 80.0
-"""Of (a−1)β likewise, so that S^(1/a) stays inside float32."""
+_CAP = 1e300  # larger powers are clipped: with p0 ≥ e^-180 they still exceed every target (see _LARGEST_TARGET)
+_LARGEST_TARGET = 400.0  # of (a−1)·aβ, so that S stays far below the cap; a larger one is lowered: the safe side
+_LARGEST_ROOT = 80.0  # of (a−1)β likewise, so that S^(1/a) stays inside float32
 _ROUNDING = 4e-15
-_ROWS_AT_ONCE = 2**12
-"""Whose λ are computed side by side for many radii: few megabytes."""
+_ROWS_AT_ONCE = 2**12  # rows whose λ are computed together for many radii: few megabytes
 
-
-def _ends() -> FloatArray:
-    """Ends of the intervals of ln r: fine near 0, where models agree; at most 0.05 apart up to 12."""
-    near = np.geomspace(2.0**-14, 0.5, 96)
-    middle = np.arange(0.55, 11.99, 0.05)
-    far = np.geomspace(12.0, _LARGEST_LOG_RATIO, 40)
-    half = np.concatenate([near, middle, far])
-    return np.concatenate([-half[::-1], [0.0], half])
-
-
-def _grid() -> FloatArray:
-    """λ from 0 to 1: geometric toward 0, where the divergence is quadratic, and toward 1, where it may be steep."""
-    return np.concatenate([[0.0], np.geomspace(1e-4, 0.5, 64), 1.0 - np.geomspace(0.44, 1e-3, 32), [1.0]])
-
-
-LOG_RATIOS = _ends()
-WEIGHTS = _grid()
+# Ends of the intervals of ln r: fine near 0, where models agree; at most 0.05 apart up to 12.
+_HALF = [np.geomspace(2.0**-14, 0.5, 96), np.arange(0.55, 11.99, 0.05), np.geomspace(12.0, _LARGEST_LOG_RATIO, 40)]
+_POSITIVE = np.concatenate(_HALF)
+LOG_RATIOS: FloatArray = np.concatenate([-_POSITIVE[::-1], [0.0], _POSITIVE])
+# λ from 0 to 1: geometric toward 0, where the divergence is quadratic, and toward 1, where it may be steep.
+WEIGHTS: FloatArray = np.concatenate([[0.0], np.geomspace(1e-4, 0.5, 64), 1.0 - np.geomspace(0.44, 1e-3, 32), [1.0]])
 
 
 @torch.inference_mode()
@@ -97,9 +82,8 @@ def _powers(order: int, backward: bool) -> FloatArray:
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         exact = np.exp(exponent * log_base) - 1.0 - exponent * step
         series = 0.5 * exponent * (exponent - 1.0) * step**2 * (1.0 + (exponent - 2.0) / 3.0 * step)
-    # Near zero the difference cancels; two terms of its series leave less than 1e-8 of it.
-    powers: FloatArray = np.where(np.abs(step) * order < 1e-4, series * (1.0 + 1e-7), np.minimum(exact, _CAP))
-    return powers
+    # Near zero the difference cancels; two terms of its series are exact to 1e-8 of it.
+    return np.where(np.abs(step) * order < 1e-4, series * (1.0 + 1e-7), np.minimum(exact, _CAP))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +91,12 @@ class DivergenceTable:
     """S^(1/a) − 1 on the grid of λ, for every row (position and shard model) and one order; never too small."""
 
     order: int
-    values: NDArray[np.float32]
-    """(..., J), not decreasing in λ; rounded upward"""
+    values: NDArray[np.float32]  # (..., J), not decreasing in λ; rounded up
 
     def weight(self, radius: float, rows: Any = None) -> FloatArray:
         """λ of every row for D↔_a ≤ aβ, at most the exact one; `rows` picks along the first axes."""
         values = self.values if rows is None else self.values[rows]
-        found: FloatArray = self._weights(values, np.array([radius]))[..., 0].numpy()
-        return found
+        return self._weights(values, np.array([radius]))[..., 0].numpy()
 
     def mean_gains(self, radii: FloatArray, gains: FloatArray) -> FloatArray:
         """The mean over rows of λ(β)·gain for many radii at once: (R,) from gains of the shape of the rows."""
@@ -123,16 +105,15 @@ class DivergenceTable:
         for start in range(0, len(values), _ROWS_AT_ONCE):
             some = slice(start, start + _ROWS_AT_ONCE)
             total += each[some] @ self._weights(values[some], radii)
-        mean: FloatArray = (total / len(values)).numpy()
-        return mean
+        return (total / len(values)).numpy()
 
     def _weights(self, values: NDArray[np.float32], radii: FloatArray) -> Tensor:
         """Rows (..., J) and radii (R,) → λ (..., R) float64."""
         exponents = np.minimum((self.order - 1) * radii, min(_LARGEST_TARGET / self.order, _LARGEST_ROOT))
         target = torch.from_numpy(np.expm1(exponents) * (1.0 - 1e-12))
         flat = torch.from_numpy(np.ascontiguousarray(values.reshape(-1, len(WEIGHTS))))  # (r, J)
-        # The target may round up to float32: a value below it all the same stands for one below the target itself,
-        # for values are an ulp too large.
+        # The target may round up to float32, but values are an ulp too large: a value below the rounded target is
+        # still below the exact one.
         goals = target.float().expand(len(flat), -1).contiguous()  # (r, R)
         place = torch.searchsorted(flat, goals, right=True).sub_(1).clamp_(0, len(WEIGHTS) - 2)  # (r, R)
         left, right = flat.gather(1, place).double(), flat.gather(1, place + 1).double()

@@ -1,13 +1,12 @@
-"""PMixED as a session: T queries and no more, each sampled from its release distribution. Research mode: NOT PRIVATE.
+"""PMixED as a session of at most T queries, each sampled from its release distribution. Research mode: NOT PRIVATE.
 
-The published code counts on its caller to stop after T queries; this one stops by itself.
+The published code relies on its caller to stop after T queries; this one stops by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,20 +20,16 @@ if TYPE_CHECKING:
     from paclm.engine.engine import Engine
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """One query."""
 
     token: int
-    members: int
-    """Shard models that took part; 0: the public model answered."""
-    mean_weight: float
-    is_charged: bool
-    """Whether it counted as one of the T queries; an empty sample does."""
+    members: int  # shard models that took part; 0: the public model answered
+    is_charged: bool  # whether it counted as one of the T queries; an empty sample does
 
 
 class PMixedSession:
-    """T queries against one ensemble, then the public model (or a refusal) for ever."""
+    """T queries against one ensemble, then the public model or a refusal for all later ones."""
 
     stamp = STAMP
 
@@ -42,14 +37,9 @@ class PMixedSession:
         self, settings: PMixedSettings, seed: int, on_exhausted: Literal["public", "refuse"] = "public"
     ) -> None:
         self.settings = settings
-        self.num_answered = 0
+        self.remaining = settings.queries
         self._rng = np.random.default_rng(seed)
         self._on_exhausted = on_exhausted
-
-    @property
-    def remaining(self) -> int:
-        """Queries that may still consult the shard models."""
-        return self.settings.queries - self.num_answered
 
     def answer(self, log_shards: FloatArray, log_public: FloatArray) -> Answer:
         """Sample one token: (N, V), (V,). The query is counted before anything is drawn."""
@@ -59,11 +49,11 @@ class PMixedSession:
                     f"All {self.settings.queries:,} queries that the guarantee covers have been answered. "
                     "Make a session with a larger T, or let the public model answer."
                 )
-            return Answer(self._draw(log_public), 0, 0.0, is_charged=False)
-        self.num_answered += 1
+            return Answer(self._draw(log_public), 0, is_charged=False)
+        self.remaining -= 1
         chosen = self._rng.random(self.settings.num_shards) < self.settings.rate
         released, weights = release_distribution(log_shards, log_public, chosen, self.settings)
-        return Answer(self._draw(released), len(weights), float(weights.mean()) if len(weights) else 0.0, True)
+        return Answer(self._draw(released), len(weights), is_charged=True)
 
     def _draw(self, log_release: FloatArray) -> int:
         steps = np.cumsum(np.exp(log_release))

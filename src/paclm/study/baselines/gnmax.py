@@ -1,8 +1,8 @@
 """PATE's GNMax: every shard model votes for a token, Gaussian noise is added to the counts, the argmax is released.
 
-One record moves one vote, so two counts change by one each: Rényi loss a/σ² per query whatever the votes are. Where
-the votes are nearly unanimous a data-dependent bound is far smaller (`Theorem 6` of the PATE paper of 2018), but it
-is itself computed from private votes.
+One record moves one vote, so two counts change by one each: Rényi loss a/σ² per query for any votes. Where the votes
+are nearly unanimous a data-dependent bound is far smaller (Theorem 6 of the 2018 PATE paper), but it is itself computed
+from private votes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def independent_rdp(noise: float, orders: FloatArray) -> FloatArray:
 
 
 def noise_for(epsilon: float, delta: float, queries: int) -> float:
-    """The least σ with which so many queries stay within (ε, δ) for any votes, to the safe side."""
+    """The smallest σ with which this many queries stay within (ε, δ) for any votes, rounded up."""
     allowed = np.array([rdp_for(epsilon, delta, float(order)) for order in ORDERS])
     possible = allowed > 0.0
     if not possible.any():
@@ -55,17 +55,15 @@ def dependent_rdp(log_miss: float, noise: float, orders: FloatArray) -> FloatArr
         return general
     loss_first, loss_second = first / noise**2, second / noise**2
     log_hit = math.log1p(-math.exp(log_miss))
-    is_valid = log_miss <= (second - 1.0) * loss_second - second * math.log(
-        first / (first - 1.0) * second / (second - 1.0)
-    )
+    ratio = math.log(first / (first - 1.0) * second / (second - 1.0))
+    is_valid = log_miss <= (second - 1.0) * loss_second - second * ratio
     shrunk = (log_miss + loss_second) * (1.0 - 1.0 / second)
     if not is_valid or shrunk >= 0.0:
         return general
     log_a = (orders - 1.0) * (log_hit - math.log1p(-math.exp(shrunk)))
     log_b = (orders - 1.0) * (loss_first - log_miss / (first - 1.0))
     bound = np.logaddexp(log_hit + log_a, log_miss + log_b) / (orders - 1.0)
-    tight: FloatArray = np.where(first >= orders, np.minimum(np.maximum(bound, 0.0), general), general)
-    return tight
+    return np.where(first >= orders, np.minimum(np.maximum(bound, 0.0), general), general)
 
 
 def dependent_epsilon(counts: FloatArray, noise: float, delta: float) -> float:

@@ -1,11 +1,11 @@
-"""AdaPMixED, SubMix and GNMax on the first queries of a text, in one walk with PMixED's digest.
+"""AdaPMixED, SubMix and GNMax on the first queries of a text, in one pass with PMixED's digest.
 
-Each method keeps its own accountant and says what its guarantee is. All of them answer from the same disjoint shards.
+Each method keeps its own accountant and states its own guarantee. All of them answer from the same disjoint shards.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,37 +21,26 @@ from paclm.study.baselines.submix import SubMixSettings
 _NOISE_DRAWS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class NeighbourResult:
+class NeighbourResult(NamedTuple):
     """One method on one text."""
 
     method: str
     guarantee: str
-    epsilon: float
-    """What its own accountant reports in the end."""
+    epsilon: float  # what its own accountant reports at the end
     truth: FloatArray  # (queries,) probability that the released token is the true one
-    private_share: float
-    """Answers that the shard models had a part in."""
+    private_share: float  # share of answers that used the shard models
 
 
-@dataclass
 class Neighbours:
-    """Collects answers part by part until so many queries were asked, and then sums up."""
+    """Collects answers part by part until all queries are used, then summarises them."""
 
-    queries: int
-    epsilon: float
-    delta: float
-    num_shards: int
-    rng: np.random.Generator
-    ada: AdaSettings = field(init=False)
-    sub: SubMixSettings = field(init=False)
-    _kept: dict[str, list[FloatArray]] = field(default_factory=dict)
-    _done: int = 0
-
-    def __post_init__(self) -> None:
-        self.ada = AdaSettings(delta=self.delta)
-        self.sub = SubMixSettings(epsilon=self.epsilon, queries=self.queries)
-        self._pairs = submix.random_pairs(self.num_shards, self.rng)
+    def __init__(self, queries: int, epsilon: float, delta: float, num_shards: int, rng: np.random.Generator) -> None:
+        self.queries, self.epsilon, self.delta, self.rng = queries, epsilon, delta, rng
+        self.ada = AdaSettings(delta=delta)
+        self.sub = SubMixSettings(epsilon=epsilon, queries=queries)
+        self._pairs = submix.random_pairs(num_shards, rng)
+        self._kept: dict[str, list[FloatArray]] = {}
+        self._done = 0
 
     def see(self, part: Distributions) -> None:
         """Answer at the positions of a part, as long as queries are left."""
@@ -66,31 +55,35 @@ class Neighbours:
         sub = submix.answer(shards, public, self._pairs, self.sub)
         votes = self._votes(shards, support)  # (c, N)
         counts = (votes.unsqueeze(-1) == support.unsqueeze(1)).sum(1)  # (c, k)
-        self._keep("public", _at(public, truth))
-        self._keep("ada", _at(ada.log_release, truth))
-        self._keep("ada_losses", ada.losses)
-        self._keep("ada_private", ada.is_private.astype(np.float64))
-        self._keep("sub", _at(sub.log_release, truth))
-        self._keep("sub_losses", sub.losses)
-        self._keep("counts", counts.double().cpu().numpy())
-        self._keep("is_truth", (support == truth.unsqueeze(-1)).double().cpu().numpy())
+        columns = {
+            "public": _at(public, truth),
+            "ada": _at(ada.log_release, truth),
+            "ada_losses": ada.losses,
+            "ada_private": ada.is_private.astype(np.float64),
+            "sub": _at(sub.log_release, truth),
+            "sub_losses": sub.losses,
+            "counts": counts.double().cpu().numpy(),
+            "is_truth": (support == truth.unsqueeze(-1)).double().cpu().numpy(),
+        }
+        for name, values in columns.items():
+            self._kept.setdefault(name, []).append(values)
 
-    def outcomes(self) -> list[NeighbourResult]:
-        """What every method did: AdaPMixED stopped at ε and in full, SubMix, GNMax with noise for any votes."""
+    def results(self) -> list[NeighbourResult]:
+        """AdaPMixED stopped at ε and in full, SubMix, and GNMax with noise for any votes, charged in both ways."""
         kept = {name: np.concatenate(values) for name, values in self._kept.items()}
-        public, losses = kept["public"], kept["ada_losses"]
-        stop = adapmixed.within(losses, self.epsilon, self.ada)
+        public = kept["public"]
+        rows = np.arange(len(public))
+        stop = adapmixed.within(kept["ada_losses"], self.epsilon, self.ada)
         found = [
-            self._ada("AdaPMixED, stopped at ε", kept, np.arange(len(public)) < stop),
+            self._ada("AdaPMixED, stopped at ε", kept, rows < stop),
             self._ada("AdaPMixED, all queries", kept, np.ones(len(public), dtype=np.bool_)),
         ]
         stop = submix.within(kept["sub_losses"], self.sub)
-        is_private = np.arange(len(public)) < stop
+        is_private = rows < stop
         spent = float(kept["sub_losses"][:stop].sum(axis=0).max()) if stop else 0.0
         truth = np.where(is_private, kept["sub"], public)
         found.append(NeighbourResult("SubMix", submix.GUARANTEE, spent, truth, float(is_private.mean())))
         noise = gnmax.noise_for(self.epsilon, self.delta, self.queries)
-        rows = np.arange(len(public))
         hits = [kept["is_truth"][rows, gnmax.release(kept["counts"], noise, self.rng)] for _ in range(_NOISE_DRAWS)]
         rate = np.mean(hits, axis=0)
         found.append(NeighbourResult("GNMax", gnmax.GUARANTEE, self.epsilon, rate, 1.0))
@@ -109,10 +102,6 @@ class Neighbours:
         coins = torch.from_numpy(self.rng.gumbel(size=tuple(support.shape))).to(log_shards.device)
         return coupled_votes(log_shards.gather(-1, wide), support, coins, 1.0)
 
-    def _keep(self, name: str, values: FloatArray) -> None:
-        self._kept.setdefault(name, []).append(values)
-
 
 def _at(log_release: Tensor, truth: Tensor) -> FloatArray:
-    picked: FloatArray = log_release.gather(-1, truth.unsqueeze(-1))[:, 0].exp().cpu().numpy()
-    return picked
+    return log_release.gather(-1, truth.unsqueeze(-1))[:, 0].exp().cpu().numpy()

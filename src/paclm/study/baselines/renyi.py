@@ -6,24 +6,23 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import logsumexp
 
 from paclm.errors import InvalidInput
 from paclm.privacy.belief import FloatArray
 
 
 def log_sum_exp(terms: FloatArray) -> FloatArray:
-    """ln Σ exp along the last axis; −inf for no mass at all, +inf if any term is."""
-    top = np.max(terms, axis=-1, keepdims=True)
-    shift = np.where(np.isfinite(top), top, 0.0)
-    with np.errstate(divide="ignore", over="ignore"):
-        total: FloatArray = np.log(np.sum(np.exp(terms - shift), axis=-1)) + shift[..., 0]
+    """ln Σ exp along the last axis."""
+    total: FloatArray = logsumexp(terms, axis=-1)
     return total
 
 
 def renyi_divergence(log_p: npt.ArrayLike, log_q: npt.ArrayLike, order: float) -> FloatArray:
     """D_a(P‖Q) = ln(Σ P^a Q^(1−a)) / (a−1) along the last axis; order inf is the largest log ratio, order 1 is KL."""
+    if not order >= 1.0:
+        raise InvalidInput(f"A Rényi order is a number of at least 1, or inf, not {order!r}.")
     p, q = np.broadcast_arrays(np.asarray(log_p, dtype=np.float64), np.asarray(log_q, dtype=np.float64))
-    order = check_order(order)
     has_mass = p > -math.inf
     with np.errstate(invalid="ignore"):
         if order == math.inf:
@@ -32,21 +31,13 @@ def renyi_divergence(log_p: npt.ArrayLike, log_q: npt.ArrayLike, order: float) -
             found = np.sum(np.where(has_mass, np.exp(p) * (p - q), 0.0), axis=-1)
         else:
             found = log_sum_exp(np.where(has_mass, order * p + (1.0 - order) * q, -math.inf)) / (order - 1.0)
-    divergence: FloatArray = np.maximum(found, 0.0)  # rounding can leave a hair below zero
+    divergence: FloatArray = np.maximum(found, 0.0)  # rounding can leave it slightly below zero
     return divergence
 
 
 def symmetric_divergence(log_p: npt.ArrayLike, log_q: npt.ArrayLike, order: float) -> FloatArray:
     """D↔_a: the larger of the two directions."""
-    both: FloatArray = np.maximum(renyi_divergence(log_p, log_q, order), renyi_divergence(log_q, log_p, order))
-    return both
-
-
-def check_order(order: float) -> float:
-    """Return the order as a float of at least 1, or inf."""
-    if isinstance(order, bool) or not float(order) >= 1.0:
-        raise InvalidInput(f"A Rényi order is a number of at least 1, or inf, not {order!r}.")
-    return float(order)
+    return np.maximum(renyi_divergence(log_p, log_q, order), renyi_divergence(log_q, log_p, order))
 
 
 def check_whole_order(order: float) -> int:

@@ -1,4 +1,4 @@
-"""Which adapters these methods may run on: disjoint shards, and nothing else."""
+"""The adapters these methods may run on: disjoint shards only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from paclm.worlds.layout import adapters_file
 
 if TYPE_CHECKING:
     from paclm.engine.adapters import AdapterStack
-    from paclm.engine.training import Progress
     from paclm.study.lab import Lab
     from paclm.worlds.workspace import Workspace
 
@@ -36,7 +35,7 @@ def check_disjoint(membership: BoolArray, what: str = "these adapters") -> BoolA
 
 
 def load_shards(workspace: Workspace, num_shards: int) -> AdapterStack:
-    """The adapters of a workspace's disjoint shards, after looking at who is in which."""
+    """The adapters of a workspace's disjoint shards, after checking that they are disjoint."""
     from paclm.engine.adapters import AdapterStack
     from paclm.engine.training_job import membership_of
 
@@ -44,21 +43,14 @@ def load_shards(workspace: Workspace, num_shards: int) -> AdapterStack:
     path = workspace.adapters_path / adapters_file(name)
     if not path.is_file():
         raise InvalidInput(f"There is no {path.name}. Train it first: paclm train WORKSPACE --what shards:{num_shards}")
-    membership = recorded_membership(workspace, name)
-    check_disjoint(membership, name)
+    with np.load(workspace.adapters_path / f"{name}.npz", allow_pickle=False) as archive:
+        membership = check_disjoint(archive["membership"], name)
     if not np.array_equal(membership, membership_of(workspace, f"shards:{num_shards}")):
         raise InvalidInput(f"{name}.npz is not the division that this workspace's seed gives. Train the shards again.")
     stack = AdapterStack.load(path)
     if stack.num_worlds != num_shards:
         raise InvalidInput(f"{path.name} holds {stack.num_worlds} adapters, not {num_shards}. Train the shards again.")
     return stack
-
-
-def recorded_membership(workspace: Workspace, name: str) -> BoolArray:
-    """Who was in which shard when they were trained, (records, shards)."""
-    with np.load(workspace.adapters_path / f"{name}.npz", allow_pickle=False) as archive:
-        membership: BoolArray = archive["membership"]
-    return membership
 
 
 def authors_training(own: TrainingConfig, epochs: int) -> TrainingConfig:
@@ -68,19 +60,8 @@ def authors_training(own: TrainingConfig, epochs: int) -> TrainingConfig:
 
 def ensure_shards(lab: Lab, num_shards: int, training: TrainingConfig) -> AdapterStack:
     """The shard models of a workspace, trained with these settings if there are none yet."""
-    from paclm.engine.training_job import prepare_training
-
     if adapters_file(f"shards-{num_shards}") not in lab.workspace.manifest.adapters:
         own = lab.workspace.settings
-        lab.let_go()
-        job = prepare_training(replace(lab.workspace, settings=replace(own, training=training)), f"shards:{num_shards}")
-        done, advance = 0, lab.start_task(f"train shards:{num_shards}", 0)
-
-        def show(now: Progress) -> None:
-            nonlocal done
-            advance(now.step - done)
-            done = now.step
-
-        trained, _ = job.run(resume=job.is_unfinished, on_progress=show)
+        trained = lab.train(f"shards:{num_shards}", replace(lab.workspace, settings=replace(own, training=training)))
         lab.workspace = replace(trained, settings=own)
     return load_shards(lab.workspace, num_shards)

@@ -1,9 +1,8 @@
 """SubMix: shard models in random pairs, each pair mixed with the public model as far as its two halves agree.
 
-A pair's weight is the largest for which replacing the pair by either half stays within the per-query allowance; what
-each answer costs is what leaving out a pair would change. When any pair has spent its ε the public model answers for
-ever. The guarantee is a relaxation over this fixed grouping of the records and depends on the data: not differential
-privacy.
+A pair's weight is the largest for which replacing the pair by either half stays within the per-query allowance; an
+answer costs what leaving out a pair would change. When any pair has spent its ε the public model answers from then on.
+The guarantee is a relaxation over this fixed grouping of the records and depends on the data: not differential privacy.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from torch import Tensor
 
 from paclm.errors import InvalidInput
 from paclm.privacy.belief import FloatArray, IntArray
-from paclm.study.baselines.tensors import divergence, log_mean, mixed, symmetric
+from paclm.study.baselines.distributions import divergence, log_mean, mixed, symmetric
 
 GUARANTEE = "group relaxation (operational privacy of SubMix), data-dependent; not differential privacy"
 
-_FARTHEST = 200.0
-"""Logarithms of ratios beyond this are cut whatever the constant."""
+_FARTHEST = 200.0  # log ratios beyond this are clipped whatever the constant
 _HALVINGS = 40
 
 
@@ -31,13 +29,10 @@ class SubMixSettings:
     """What one deployment of SubMix may spend."""
 
     epsilon: float
-    queries: int
-    """B: the allowance of a query is consumption · ε / B."""
+    queries: int  # B: the allowance of a query is consumption · ε / B
     order: float = 2.0
-    gamma: float = 10.0
-    """|ln p_i/p0| is clipped at half of it."""
-    consumption: float = 1.0
-    """c."""
+    gamma: float = 10.0  # |ln p_i/p0| is clipped at half of it
+    consumption: float = 1.0  # c
 
     def __post_init__(self) -> None:
         if not (self.epsilon > 0.0 and self.queries >= 1 and self.gamma > 0.0 and self.consumption > 0.0):
@@ -58,17 +53,16 @@ class SubMixAnswers(NamedTuple):
 
 
 def random_pairs(num_shards: int, rng: np.random.Generator) -> IntArray:
-    """Shards in pairs (pairs, 2), drawn once and kept; an odd one is left out."""
+    """Shards in pairs (pairs, 2), drawn once per deployment; an odd one is left out."""
     if num_shards < 4:
         raise InvalidInput(f"SubMix needs two pairs of shards, not {num_shards} shards.")
-    pairs: IntArray = rng.permutation(num_shards)[: num_shards // 2 * 2].reshape(-1, 2)
-    return pairs
+    return rng.permutation(num_shards)[: num_shards // 2 * 2].reshape(-1, 2)
 
 
 def clip(log_p: Tensor, log_public: Tensor, limit: float) -> Tensor:
-    """Keep |ln p/p0| ≤ limit for every token: p times a constant, cut where it leaves the band, summing to 1.
+    """Keep |ln p/p0| ≤ limit for every token: p times a constant, clipped where it leaves the band, summing to 1.
 
-    More of the constant never makes the sum smaller, which reaches from e^-limit to e^limit: bisection finds it.
+    The sum never falls as the constant rises, and goes from e^-limit to e^limit: bisection finds the constant.
     """
     ratio = (log_p - log_public).clamp(-_FARTHEST, _FARTHEST)
     high = ratio.abs().amax(-1, keepdim=True) + limit
@@ -82,12 +76,10 @@ def clip(log_p: Tensor, log_public: Tensor, limit: float) -> Tensor:
 
 @torch.inference_mode()
 def answer(log_shards: Tensor, log_public: Tensor, pairs: IntArray, settings: SubMixSettings) -> SubMixAnswers:
-    """Mix every pair as far as it may be, and average: (n, N, V), (n, V)."""
+    """Mix every pair as far as its allowance permits, and average: (n, N, V), (n, V)."""
     public = log_public.unsqueeze(1)
     clipped = clip(log_shards, public, settings.gamma / 2)
-    first, second = (
-        clipped[:, torch.from_numpy(pairs[:, side]).to(clipped.device)] for side in (0, 1)
-    )  # (n, pairs, V)
+    first, second = (clipped[:, torch.from_numpy(own).to(clipped.device)] for own in pairs.T)  # (n, pairs, V)
     middle = torch.logaddexp(first, second) - float(np.log(2.0))
 
     def differs(weight: Tensor) -> Tensor:
@@ -112,6 +104,6 @@ def answer(log_shards: Tensor, log_public: Tensor, pairs: IntArray, settings: Su
 
 
 def within(losses: FloatArray, settings: SubMixSettings) -> int:
-    """How many answers come before any pair would pass its ε, or the queries are over: then public for ever."""
+    """How many answers come before any pair would exceed its ε, or the queries are used up."""
     spent = np.cumsum(losses, axis=0).max(axis=1)
     return min(settings.queries, int(np.count_nonzero(spent <= settings.epsilon)))

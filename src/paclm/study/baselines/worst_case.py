@@ -1,7 +1,7 @@
-"""A small ensemble on which PMixED's loss can be computed exactly: two tokens, one shard model with something to say.
+"""A small ensemble on which PMixED's loss can be computed exactly: two tokens, and one shard model that is not public.
 
 All other shard models are the public model, so leaving out the one leaves the public model itself, and T queries are
-a binomial count under either. Whatever an accountant claims must hold here too.
+a binomial count under either. What an accountant claims must hold here too.
 """
 
 from __future__ import annotations
@@ -21,17 +21,13 @@ from paclm.study.baselines.renyi import mix, symmetric_divergence
 
 
 class ExactLoss(NamedTuple):
-    """What T queries on the example really tell."""
+    """The exact loss of T queries on the example."""
 
-    public_mass: float
-    """p0 of the token that the shard model prefers."""
+    public_mass: float  # p0 of the token that the shard model prefers
     shard_mass: float
-    delta: float
-    """The least δ for which (ε, δ) holds at the settings' ε, in the worse direction."""
-    rdp: float
-    """Rényi loss of one query at the settings' order."""
-    claimed_rdp: float
-    """What the accountant grants one query."""
+    delta: float  # the smallest δ for which (ε, δ) holds at the settings' ε, in the worse direction
+    rdp: float  # Rényi loss of one query at the settings' order
+    claimed_rdp: float  # what the accountant charges for one query
 
 
 def exact_losses(
@@ -44,7 +40,7 @@ def exact_losses(
     public, shard = np.log(np.stack([1.0 - w, w], -1)), np.log(np.stack([1.0 - c, c], -1))  # (examples, 2)
     others = np.arange(settings.num_shards)
     chance = binom.pmf(others, settings.num_shards - 1, settings.rate)
-    others = others[chance > 1e-9]  # what is left out could only add to the loss
+    others = others[chance > 1e-9]  # the rest could only add to the loss
     weights = settings.weights(shard[:, None], public[:, None], np.tile(others + 1, (len(w), 1)))  # (examples, sizes)
     moved = np.exp(mix(shard[:, None], public[:, None], weights)) - np.exp(public[:, None])  # (examples, sizes, 2)
     share = settings.rate * chance[others] / (others + 1)
@@ -59,7 +55,7 @@ def exact_losses(
 
 
 def worst_loss(settings: PMixedSettings, num_masses: int = 24) -> ExactLoss:
-    """The example of this kind with the largest δ, by a coarse search: a lower bound on what can happen."""
+    """The example of this kind with the largest δ, by a coarse search: a lower bound on the worst case."""
     pairs = itertools.product(np.geomspace(1e-5, 0.45, num_masses), (0.5, 0.7, 0.9, 0.97, 0.99, 0.999))
     public, shard = zip(*pairs, strict=True)
     return max(exact_losses(settings, public, shard), key=lambda example: example.delta)

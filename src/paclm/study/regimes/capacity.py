@@ -102,7 +102,7 @@ def _train(lab: Lab, scale: CapacityScale, pilot: Pilot, settings: TrainingConfi
     from paclm.engine.training_plan import plan_training
     from paclm.worlds.blocks import encode_texts
 
-    lab.let_go()
+    lab.release_engine()
     records = lab.workspace.records("train")
     chosen = np.sort(lab.rng("capacity", "records").permutation(len(records))[: scale.records])
     texts = encode_texts(lab.tokenizer, [records[i].text for i in chosen.tolist()])
@@ -137,7 +137,7 @@ def _scores(lab: Lab, pilot: Pilot, stack: AdapterStack) -> list[TargetScores]:
 
     length = max(len(canary.trigger_ids) + len(canary.payload_ids) for canary in pilot.canaries)
     runtime = dataclasses.replace(lab.runtime, max_sequences=1, context=length)
-    lab.let_go()  # of what training held, too
+    lab.release_engine()  # of what training held, too
     engine = open_engine(lab.workspace, 1, runtime, stack)
     return [
         score_targets(engine, [*canary.trigger_ids, *canary.payload_ids], first=len(canary.trigger_ids))

@@ -17,10 +17,10 @@ import numpy as np
 
 from paclm.privacy.belief import FloatArray
 from paclm.privacy.leak import mean_and_stderr
+from paclm.study.baselines.accountants import success_at_half
 from paclm.study.baselines.comparison import pac_rows
 from paclm.study.baselines.digest import Digest, make_digest
 from paclm.study.baselines.distributions import Distributions, text_distributions
-from paclm.study.baselines.matching import success_at_half
 from paclm.study.baselines.neighbours import Neighbours
 from paclm.study.baselines.pmixed import PMixedSettings
 from paclm.study.baselines.search import Choice, DpTarget, choose, play
@@ -107,7 +107,7 @@ def _of_ensemble(lab: Lab, scale: PMixedScale, num_shards: int, entry: Mapping[s
     if others is not None:
         for target, choice in zip(near, choices[len(targets) :], strict=True):
             rows.append(_near(lab, digest, target, choice))
-        for outcome in others.outcomes():
+        for outcome in others.results():
             row = {"method": outcome.method, "guarantee": outcome.guarantee, "epsilon": outcome.epsilon}
             rows.append(row | _near_figures(lab, digest, outcome.truth, outcome.private_share))
     return rows
@@ -195,19 +195,8 @@ def _matched(lab: Lab, scale: PMixedScale, digest: Digest, target: DpTarget, cho
 
 def _worst(row: Row) -> Row:
     """The largest δ of the two-token examples at a row's operating point: what an accountant must not exceed."""
-    is_strict = row["reading"] == "strict"
-    worst = worst_loss(
-        PMixedSettings(
-            num_shards=row["num_shards"],
-            order=row["order"] or 2,
-            rate=row["rate"],
-            queries=row["queries"],
-            epsilon=row["epsilon"],
-            delta=row["delta"],
-            reading="generous" if row["reading"] == "generous" else "rigorous",
-            ball="strict" if is_strict else "one-order",
-        )
-    )
+    target = DpTarget(row["queries"], row["epsilon"], row["delta"], row["reading"])
+    worst = worst_loss(target.settings(row["num_shards"], row["order"] or 2, row["rate"]))
     return {
         "delta_of_example": worst.delta,
         "example_public_mass": worst.public_mass,

@@ -22,7 +22,7 @@ from paclm.privacy.bounds import round_up, success_bound
 from paclm.privacy.leak import mean_and_stderr
 from paclm.privacy.randomness import Coins
 from paclm.privacy.releases import rule_named
-from paclm.study.attacks import guesses_right
+from paclm.study.attacks.belief import guesses_right
 from paclm.study.decoding import GREEDY
 from paclm.study.history import Arrays, join_sessions
 from paclm.study.lab import Advance, Lab

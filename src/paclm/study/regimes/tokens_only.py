@@ -15,7 +15,7 @@ from paclm.config import format_budget
 from paclm.privacy.belief import FloatArray
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth, leak_samples_by_entropy
 from paclm.privacy.releases import rule_named
-from paclm.study.attacks import attack_beliefs
+from paclm.study.attacks.belief import attack_beliefs
 from paclm.study.attacks.token_only import leak_by_tokens, leak_samples_by_tokens, token_belief
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Advance, Lab

@@ -18,8 +18,7 @@ from paclm.errors import InvalidInput
 from paclm.privacy.belief import BoolArray, FloatArray, IntArray
 from paclm.privacy.randomness import Coins
 from paclm.privacy.releases import rule_named
-from paclm.study.attacks.black_box import Surrogate, shared_ngrams
-from paclm.study.attacks.informed import informed_scores
+from paclm.study.attacks.record_scores import Surrogate, informed_scores, shared_ngrams
 from paclm.study.attacks.separation import roc, separate
 from paclm.study.decoding import GUMBEL
 from paclm.study.history import Arrays
