@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 import paper_options
 from paclm.study.figure import save_figure
 from paclm.study.figures import all_figures
+from paclm.study.paper_numbers import ACCURACY_STDERR, PAPER
 from paclm.study.regimes.releases import TARGET
 from paclm.study.table import file_name_of, to_csv, to_latex, to_markdown
-from paclm.study.tables.tab_capacity import PAPER as PAPER_CAPACITY
 from results_page.evaluation import TIGHT, Evaluation
 from results_page.questions import QUESTIONS
 
@@ -42,8 +42,6 @@ first, two collections of fewer worlds, and an earlier training of the same worl
 TEMPLATE = Path(__file__).parent / "results_page" / "results.md.j2"
 ALARM = 0.01
 """Probability of a false alarm over all tests of attacks together."""
-PAPER_ACCURACY_ERROR = 0.0036
-"""The paper's standard error of an accuracy under Gumbel, from its text; it gives none for paired differences."""
 
 
 class Overturned(Exception):
@@ -89,8 +87,8 @@ def render(folder: Path = RESULTS) -> str:
         **QUESTIONS,
         holds=holds,
         tight_charge=TIGHT,
-        paper_accuracy_error=PAPER_ACCURACY_ERROR,
-        paper_capacity=PAPER_CAPACITY,
+        paper_accuracy_error=ACCURACY_STDERR,
+        paper_capacity={key[-1]: numbers for key, numbers in PAPER["tab:capacity"].rows.items()},
         alarm=ALARM,
         target=TARGET,
     )

@@ -58,7 +58,7 @@ def test_an_edit_of_whatever_a_regime_imports_gives_another_digest(
         ("privacy/releases.py", '"""The rule of', '"""A rule of'),
         ("privacy/releases.py", "    del secret, per_token\n", "    del secret, per_token  # a remark\n\n"),
         ("cli/main.py", "def ", "x = 1\ndef "),
-        ("study/tables/tab_releases.py", "def ", "x = 1\ndef "),
+        ("study/tables.py", "def ", "x = 1\ndef "),
         ("study/regimes/sweep.py", "def ", "x = 1\ndef "),
         ("curator/curator.py", "class Curator", "x = 1\nclass Curator"),
     ],

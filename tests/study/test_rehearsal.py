@@ -37,15 +37,15 @@ def test_every_table_of_a_rehearsal_is_latex(built: dict[str, TableData]) -> Non
         assert rows == [len(data.columns)] * (1 + len(data.rows)), label
 
 
-def test_every_figure_of_a_rehearsal_is_drawn_and_every_regime_describes_itself(
+def test_every_figure_of_a_rehearsal_is_drawn_and_every_regime_has_a_summary(
     results: dict[str, Result], tmp_path: Path
 ) -> None:
     for figure in all_figures():
         assert all(path.stat().st_size > 1000 for path in save_figure(figure, results, tmp_path)), figure.label
     for name, result in results.items():
-        sentences = regime_named(name).describe(result)
-        assert sentences, name
-        assert all(sentence.endswith(".") and not re.search(r"\bnan\b", sentence) for sentence in sentences), name
+        lines = regime_named(name).summary(result)
+        assert lines, name
+        assert not re.search(r"\bnan\b|None", "\n".join(lines)), name
 
 
 def test_every_bound_is_rounded_up_and_the_papers_is_left_as_printed(built: dict[str, TableData]) -> None:

@@ -46,7 +46,7 @@ def make_regime(stop_at: int | None = None, made: list[int] | None = None) -> Re
         return Findings(rows, ["A note."])
 
     presets = {"quick": Scale(4), "paper": Scale(8)}
-    return Regime(name="census", title="", question="", presets=presets, run=run, describe=lambda _: [])
+    return Regime(name="census", title="", question="", presets=presets, run=run)
 
 
 def test_a_result_has_rows_notes_scale_and_origin_and_is_on_disk(small_lab: Lab) -> None:

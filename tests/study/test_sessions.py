@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 
 from paclm.errors import InvalidInput
-from paclm.study.figure import save_figure
-from paclm.study.figures.fig_session import FIGURE
 from paclm.study.regimes.sessions import REGIME, Sessions, SessionScale
 from paclm.study.run import run_regime
-from paclm.study.table import to_latex, to_markdown
-from paclm.study.tables import tab_session, tab_session_accuracy
+from paclm.study.tables import table_named
 from study.small_lab import build_study_workspace, open_lab, rows_of
 
 SCALE = SessionScale(
@@ -82,23 +79,18 @@ def test_smaller_batches_give_the_same_sessions(lab):
     assert [len(lane.secrets) for lane in both._lanes(range(2, 5))] == [1, 2]
 
 
-def test_rows_tables_and_figure_come_out_of_one_run(lab, tmp_path):
+def test_rows_are_charged_by_horizon_and_tables_show_the_tokens_in_between(lab):
     result = run_regime(lab, REGIME, "quick", scale=SCALE)
     assert [(row["budget"], row["horizon"]) for row in result.rows][:2] == [("2^-4", 8), ("2^-4", 32)]
     for row in result.rows:
         assert row["charged_nats"] == row["horizon"] * row["per_token_nats"]
         assert 0 < row["dissent"] < 1
         assert row["step_information_nats"] <= row["charged_nats"]
-    results = {"sessions": result}
-    for table in (tab_session.TABLE, tab_session_accuracy.TABLE):
-        data = table.build(results)
-        assert len(data.rows) == 4
-        assert all(len(row) == len(data.columns) for row in data.rows)
-        assert "2^-6" in to_markdown(data)
-        assert "\\toprule" in to_latex(data, table.label)
-    assert [row[1] for row in tab_session_accuracy.build(results).rows] == ["1 – 8", "9 – 32"] * 2
-    assert any("standard deviation" in sentence for sentence in REGIME.describe(result))
-    assert [path.suffix for path in save_figure(FIGURE, results, tmp_path)] == [".svg", ".pdf"]
+    shown = table_named("tab:session-accuracy").build({"sessions": result})
+    assert [row[1] for row in shown.rows] == ["1 – 8", "9 – 32"] * 2
+    assert not any("ALARM" in line for line in REGIME.verdicts(result))
+    parted = replace(result, rows=[{**row, "estimators_parting": 9.0} for row in result.rows])
+    assert REGIME.verdicts(parted)[0].startswith("ALARM")
 
 
 def test_horizons_are_whole_queries_and_the_papers_are_fifteen_cells():

@@ -14,24 +14,12 @@ from paclm.privacy.belief import Release
 from paclm.privacy.releases import RULES, Rule
 from paclm.study.decoding import GREEDY
 from paclm.study.figure import save_figure
-from paclm.study.figures.fig_flatness import FIGURE as FLATNESS_FIGURE
-from paclm.study.figures.fig_releases import FIGURE as RELEASES_FIGURE
-from paclm.study.figures.fig_releases import looks_of
+from paclm.study.figures import figure_named, looks_of
 from paclm.study.lab import Lab
 from paclm.study.recorded_votes import TextVotes
 from paclm.study.regimes import census, cost, flatness, forgetting, releases
 from paclm.study.results import Result
 from paclm.study.run import run_regime
-from paclm.study.table import to_csv, to_latex, to_markdown
-from paclm.study.tables import (
-    tab_census,
-    tab_cost,
-    tab_flatness,
-    tab_flatness_closing,
-    tab_forgetting,
-    tab_operations,
-    tab_releases,
-)
 from study.small_lab import open_lab
 
 SCALES = {
@@ -40,13 +28,6 @@ SCALES = {
     releases: releases.ReleasesScale(60, 2, 6, 40),
     forgetting: forgetting.ForgettingScale(60, 2, 6, (10, 40), (2.0**-2, 2.0**-8)),
     cost: cost.CostScale(60, 2, 2, (1, 2), prompt=8, commits=3),
-}
-TABLES = {
-    census: (tab_census,),
-    flatness: (tab_flatness, tab_flatness_closing),
-    releases: (tab_releases,),
-    forgetting: (tab_forgetting,),
-    cost: (tab_cost, tab_operations),
 }
 
 
@@ -58,25 +39,6 @@ def lab(study_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
 @pytest.fixture(scope="module")
 def results(lab: Lab) -> dict[object, Result]:
     return {module: run_regime(lab, module.REGIME, "quick", scale=scale) for module, scale in SCALES.items()}
-
-
-def test_every_table_is_written_and_every_regime_describes_itself(results: dict[object, Result]) -> None:
-    for module, tables in TABLES.items():
-        loaded = {results[module].regime: results[module]}
-        for table in tables:
-            data = table.TABLE.build(loaded)
-            assert all(len(row) == len(data.columns) for row in data.rows)
-            assert to_markdown(data)
-            assert to_csv(data)
-            assert to_latex(data, table.TABLE.label)
-        assert all(sentence.endswith(".") for sentence in module.REGIME.describe(results[module]))
-
-
-def test_figures_are_drawn(results: dict[object, Result], tmp_path: Path) -> None:
-    for figure, module in ((FLATNESS_FIGURE, flatness), (RELEASES_FIGURE, releases)):
-        paths = save_figure(figure, {results[module].regime: results[module]}, tmp_path)
-        assert [path.suffix for path in paths] == [".svg", ".pdf"]
-        assert all(path.stat().st_size > 1000 for path in paths)
 
 
 @pytest.mark.parametrize("module", [census, flatness, releases, forgetting], ids=lambda module: module.REGIME.name)
@@ -175,15 +137,11 @@ def test_a_release_that_was_added_is_drawn_and_described(
     monkeypatch.setitem(RULES, "first", Rule("first", first, reads_secret=False))
     monkeypatch.setitem(RULES, "other", RULES["gaussian"]._replace(name="other"))
     result = run_regime(lab, releases.REGIME, "quick", scale=SCALES[releases])
-    told = releases.describe(result)
-    assert sum("The release first never reads the secret" in sentence for sentence in told) == 1
-    assert sum("The release other keeps" in sentence for sentence in told) == 1
-    before = " ".join(releases.describe(results[releases]))
-    assert "The release first" not in before
-    assert "The release other" not in before
+    for name in ("first", "other"):
+        assert any(f"retained gain, {name}" in line for line in releases.REGIME.summary(result))
     drawn = replace(result, rows=[{**row, "retained_gain": 0.5} for row in result.rows])  # these worlds gain nothing
-    svg = save_figure(RELEASES_FIGURE, {"releases": drawn}, tmp_path)[0].read_text()
-    assert "first (tells nothing)" in svg
+    svg = save_figure(figure_named("fig:releases"), {"releases": drawn}, tmp_path)[0].read_text()
+    assert "first (leaks nothing)" in svg
     assert ">other<" in svg
     looks = looks_of(["gaussian", *(f"added {i}" for i in range(30))])
     assert len({looks[f"added {i}"] for i in range(18)} | {looks["gaussian"]}) == 19, "told apart"

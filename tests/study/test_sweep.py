@@ -9,7 +9,7 @@ from paclm.study.regimes import sweep
 from paclm.study.regimes.sweep import REGIME, Run, Sweep, SweepScale, cut_runs
 from paclm.study.run import run_regime
 from paclm.study.table import to_markdown
-from paclm.study.tables import tab_sweep
+from paclm.study.tables import table_named
 from study.small_lab import build_study_workspace, open_lab, rows_of
 
 SCALE = SweepScale(
@@ -36,10 +36,12 @@ def test_the_total_stops_a_large_budget_early_and_the_table_marks_it(lab):
     free = result.one(budget="2^-8", length=8)
     assert (free["realized_length"], free["is_stopped"], free["trials"]) == (8, False, 12)
     assert free["world_bound"] == free["world_nominal_bound"]
-    text = to_markdown(tab_sweep.build({"sweep": result}))
+    text = to_markdown(table_named("tab:sweep").build({"sweep": result}))
     assert "4†" in text
     assert not any(row["is_violation"] for row in result.rows)
-    assert "no attack beats its bound" in REGIME.describe(result)[0]
+    assert "ALARM" not in REGIME.verdicts(result)[0]
+    broken = replace(result, rows=[{**row, "is_violation": row is result.rows[0]} for row in result.rows])
+    assert REGIME.verdicts(broken)[0].startswith("ALARM")
 
 
 def test_the_same_seed_gives_the_same_rows_whatever_the_batches(lab):

@@ -230,7 +230,7 @@ def attempt(lab: Lab, name: str, options: argparse.Namespace, clock: Clock) -> d
         result = run_regime(lab, regime, preset, collections, scale)
         folder.mkdir(parents=True, exist_ok=True)  # again: a machine that is lent may have emptied it meanwhile
         result.save(folder)
-        sentences = regime.describe(result)
+        summary = regime.summary(result)
     except OSError:
         raise  # no room or no way to keep results: others would be computed in vain
     except Exception as error:  # a lease is short: whatever failed, the rest must still run
@@ -239,8 +239,8 @@ def attempt(lab: Lab, name: str, options: argparse.Namespace, clock: Clock) -> d
         else:
             traceback.print_exc()
         return {"failed": f"{type(error).__name__}: {error}"}
-    for sentence in sentences:
-        say(clock, f"  {sentence}")
+    for line in summary:
+        say(clock, f"  {line}")
     return {"seconds": result.seconds, "rows": len(result.rows), "made_from": made_from}
 
 

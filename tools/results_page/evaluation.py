@@ -15,7 +15,7 @@ from typing import Any
 
 import paper_options
 from paclm.study.figures import all_figures
-from paclm.study.regimes import NAMES, regime_named
+from paclm.study.regimes import NAMES
 from paclm.study.results import Result, Row, load_results
 from paclm.study.table import Cell, TableData, file_name_of, to_markdown
 from paclm.study.tables import all_tables
@@ -75,10 +75,6 @@ class Evaluation:
         if not isinstance(found, Cell):
             raise KeyError(f"{label}, {column}, {first} is a heading and no value.")
         return found
-
-    def describe(self, regime: str) -> list[str]:
-        """What the regime itself says of its rows."""
-        return regime_named(regime).describe(self.results[regime])
 
     def table(self, label: str) -> str:
         """A table under its label."""

@@ -125,6 +125,23 @@ def canary_p(study: Evaluation) -> float:
     return float(chi2.sf(sum(deviation**2 for deviation in found), len(found)))
 
 
+def farthest_gap(study: Evaluation) -> Row:
+    """The canary whose gap between the worlds that hold it and the others is largest."""
+    return max(study.rows("canaries", part="organic"), key=lambda row: abs(row["gap_nats"]))
+
+
+def clear_gaps(study: Evaluation) -> int:
+    """How many of those gaps exceed three standard errors."""
+    rows = study.rows("canaries", part="organic")
+    return sum(abs(row["gap_nats"]) > 3.0 * row["gap_stderr"] for row in rows)
+
+
+def largest_advantage(study: Evaluation) -> Row:
+    """The forced canary whose membership shows most at 2^-16."""
+    rows = study.rows("canaries", part="forced", others="agree", budget="2^-16")
+    return max(rows, key=lambda row: (abs(row["advantage"]), row["advantage_stderr"]))
+
+
 def repetition_trend(study: Evaluation, kind: str) -> float:
     """Rank correlation of a canary's repetitions with the gap between the worlds that hold it and the others."""
     rows = study.rows("canaries", part="organic", kind=kind)
@@ -276,6 +293,9 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
         canary_deviations,
         canary_lean,
         canary_p,
+        farthest_gap,
+        clear_gaps,
+        largest_advantage,
         repetition_trend,
         cuts,
         apart,

@@ -89,8 +89,8 @@ def run(
     from paclm.study.eval_text import read_test_text
     from paclm.study.lab import Lab
     from paclm.study.parts import Kept
+    from paclm.study.regime import scale_in_words
     from paclm.study.run import regimes_named, run_regimes
-    from paclm.study.tables.tab_eval_regimes import scale_in_words
 
     chosen = regimes_named(regimes)
     lab = Lab(opened, seed=seed, kept=Kept(again))
@@ -110,8 +110,8 @@ def run(
                 if used := result.provenance["kept_from_before"]:
                     told = f"  Files of an earlier run that were used (votes, finished parts): {used}. Anew: --again"
                     bar.console.print(told, highlight=False, markup=False)
-                for sentence in regime.describe(result):
-                    bar.console.print(f"  {sentence}", highlight=False, markup=False)
+                for figure in regime.summary(result):
+                    bar.console.print(f"  {figure}", highlight=False, markup=False)
 
         def note(regime: Regime, error: PaclmError) -> None:
             failed[regime.name] = str(error)

@@ -15,12 +15,11 @@ from paclm.config import format_duration, in_shell
 from paclm.errors import InvalidInput
 from paclm.study.figure import Figure, save_figure
 from paclm.study.figures import all_figures
-from paclm.study.regime import Regime
+from paclm.study.regime import Regime, scale_in_words
 from paclm.study.regimes import NAMES, regime_named
 from paclm.study.results import Result, load_results
 from paclm.study.table import Table, TableData, to_csv, to_latex, to_markdown
 from paclm.study.tables import all_tables
-from paclm.study.tables.tab_eval_regimes import scale_in_words
 from paclm.worlds.layout import WORLDS_FILE
 from paclm.worlds.storage import make_private_folder, write_private
 
@@ -60,9 +59,18 @@ class Section:
 
     regime: Regime
     result: Result
-    sentences: Sequence[str]
     tables: Sequence[ShownTable]
     figures: Sequence[ShownFigure]
+
+    @property
+    def verdicts(self) -> list[str]:
+        """The tests of the regime."""
+        return self.regime.verdicts(self.result)
+
+    @property
+    def headlines(self) -> list[str]:
+        """Its main figures."""
+        return [line for headline in self.regime.headlines for line in headline.lines(self.result)]
 
     @property
     def scale(self) -> str:
@@ -157,7 +165,7 @@ def _render(results: Mapping[str, Result], tables: Mapping[Table, TableData], fi
         own_figures = [
             ShownFigure(f.label, f.caption, Markup(svg)) for f, svg in figures.items() if f.regimes[:1] == (name,)
         ]
-        sections.append(Section(regime, result, regime.describe(result), own_tables, own_figures))
+        sections.append(Section(regime, result, own_tables, own_figures))
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,

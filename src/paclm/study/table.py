@@ -1,43 +1,19 @@
-"""Tables: cells with our value, its error and the paper's, written as Markdown, CSV and LaTeX. Knows no regime."""
+"""What a table is, how one is made from columns of result rows, and how it is written: Markdown, CSV and LaTeX.
+
+Knows no regime. The tables themselves are in `tables.py`, the paper's numbers in `paper_numbers.py`.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paclm.privacy.bounds import round_up
-from paclm.study.results import Result, Value
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One value, its standard error, and what the paper has in its place."""
-
-    value: Value
-    stderr: float | None = None
-    paper: Value = None
-    style: str = ".4g"
-    """How numbers are written: a format such as .1% or .4f, used for all three."""
-    mark: str = ""
-    """A sign after the value, explained in the notes: † …"""
-    is_bound: bool = False
-    """An upper bound on an attack: ours is never written as less than it is (style .3f or the like). It gets a decimal
-    more than the paper's, which is as printed there: rounded up, a bound just above even odds would look like 0.501."""
-
-    def ours(self) -> str:
-        """Our value with its error."""
-        text = (_rounded_up(self.value, self.style) if self.is_bound else _written(self.value, self.style)) + self.mark
-        if self.stderr is None or not math.isfinite(self.stderr):
-            return text
-        return f"{text} ± {_written(self.stderr, self.style)}"
-
-    def theirs(self) -> str:
-        """The paper's value, or nothing."""
-        return "" if self.paper is None else _written(self.paper, self.style)
+from paclm.study.cell import Cell, Column
+from paclm.study.paper_numbers import NOTHING, PAPER
+from paclm.study.results import Result, Row, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +40,70 @@ class Table:
         return file_name_of(self.label)
 
 
+Notes = Sequence[str] | Callable[[Result], Sequence[str]]
+
+
+def rows_table(
+    label: str,
+    regime: str,
+    caption: str,
+    columns: Sequence[Column],
+    rows: Callable[[Result], Sequence[Row]] = lambda result: result.rows,
+    notes: Notes = (),
+) -> Table:
+    """A table with one line per row of a result. `rows` selects rows and may add columns to them.
+
+    The caption may name fields of the first row, and `{scale[name]}`. The paper's numbers are looked up by label.
+    """
+    paper = PAPER.get(label, NOTHING)
+
+    def build(results: Mapping[str, Result]) -> TableData:
+        result = results[regime]
+        found = rows(result)
+        lines = [[column.cell(row, paper.beside(row)) for column in columns] for row in found]
+        return TableData(
+            _filled(caption, result, found), [column.heading for column in columns], lines, _noted(notes, result)
+        )
+
+    return Table(label, (regime,), build)
+
+
+def quantities_table(
+    label: str,
+    regime: str,
+    caption: str,
+    lines: Sequence[Column],
+    across: Callable[[Result], Mapping[str, Row]],
+    notes: Notes = (),
+) -> Table:
+    """A table with one line per quantity and one column per row; `across` gives the rows by heading."""
+    paper = PAPER.get(label, NOTHING)
+
+    def build(results: Mapping[str, Result]) -> TableData:
+        result = results[regime]
+        found = across(result)
+        cells = [[line.heading, *(line.cell(row, paper.beside(row)) for row in found.values())] for line in lines]
+        return TableData(_filled(caption, result, list(found.values())), ["", *found], cells, _noted(notes, result))
+
+    return Table(label, (regime,), build)
+
+
+def _filled(caption: str, result: Result, rows: Sequence[Row]) -> str:
+    first = rows[0] if rows else {}
+    return caption.format_map({**first, "scale": result.scale, "machine": result.provenance.get("machine")})
+
+
+def _noted(notes: Notes, result: Result) -> Sequence[str]:
+    return notes(result) if callable(notes) else notes
+
+
 def file_name_of(label: str) -> str:
     """A label of the paper (`tab:census`) as a file name."""
     return label.replace(":", "_").replace("-", "_")
 
 
 def to_markdown(data: TableData) -> str:
-    """A table for people: the paper's values in brackets beside ours."""
+    """Markdown, with the paper's values in brackets beside ours."""
     lines = [_line([_escape(column) for column in data.columns]), _line(["---"] * len(data.columns))]
     lines += [_line([_escape(_both(cell)) for cell in row]) for row in data.rows]
     notes = "".join(f"\n{note}\n" for note in data.notes)
@@ -78,7 +111,7 @@ def to_markdown(data: TableData) -> str:
 
 
 def to_csv(data: TableData) -> str:
-    """A table for programs: value, error and paper's value in columns of their own, unrounded."""
+    """CSV: value, error and the paper's value in separate columns, unrounded."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     wide = [i for i in range(len(data.columns)) if any(isinstance(row[i], Cell) for row in data.rows)]
@@ -101,7 +134,7 @@ def to_csv(data: TableData) -> str:
 
 
 def to_latex(data: TableData, label: str) -> str:
-    """A table for a paper (booktabs); what its signs mean stands below it."""
+    """LaTeX (booktabs), with the notes below the table."""
     body = "".join("  " + " & ".join(_tex(_both(cell)) for cell in row) + " \\\\\n" for row in data.rows)
     head = " & ".join(_tex(column) for column in data.columns)
     notes = "\\par\n".join(_tex(note) for note in data.notes)
@@ -118,20 +151,6 @@ def _both(cell: Cell | str) -> str:
     if isinstance(cell, str):
         return cell
     return f"{cell.ours()} [{cell.theirs()}]" if cell.theirs() else cell.ours()
-
-
-def _written(value: Value, style: str) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int) and not style.endswith("%"):
-        return f"{value:,}"
-    return value if isinstance(value, str) else format(value, style)
-
-
-def _rounded_up(value: Value, style: str) -> str:
-    return round_up(value, int(style[1:-1]) + 1) if isinstance(value, float) else _written(value, style)
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -164,7 +183,7 @@ _SPECIAL = re.compile(
 
 
 def _tex(text: str) -> str:
-    """Text as LaTeX reads it; 2^-16 and 1.3e+05 become powers, -0.5 gets a minus, `names` a typewriter."""
+    """Text escaped for LaTeX; 2^-16 and 1.3e+05 become powers, -0.5 gets a minus sign, `names` a typewriter font."""
     written, done = "", 0
     for match in _SPECIAL.finditer(text):
         written += _letters(text[done : match.start()]) + _special(match)

@@ -9,8 +9,6 @@ import pytest
 
 from paclm.study.regimes.pmixed import READINGS, REGIME, PMixedScale
 from paclm.study.run import run_regime
-from paclm.study.table import to_csv, to_latex, to_markdown
-from paclm.study.tables import tab_pmixed_full, tab_pmixed_full_eps2, tab_pmixed_neighbours, tab_pmixed_val
 
 SEARCH = {"orders": (2, 16, 64), "rates": (0.5, 0.2, 0.02)}
 SCALE = PMixedScale(40, (4, 6), False, 48, 20, horizons=(100, 10**4), draws=4, gumbel_draws=2, passes=2, **SEARCH)
@@ -79,22 +77,3 @@ def test_no_probability_sits_at_a_floor_and_the_interval_holds_the_gain(result):
         assert row["gain_low"] <= row["gain"] <= row["gain_high"]
         assert 0.0 < row["mean_weight"] <= 1.0
         assert math.isfinite(row["perplexity"])
-
-
-def test_tables_and_sentences_are_made_from_the_rows(result):
-    for module in (tab_pmixed_val, tab_pmixed_full, tab_pmixed_full_eps2, tab_pmixed_neighbours):
-        data = module.TABLE.build({"pmixed": result})
-        assert all(len(row) == len(data.columns) for row in data.rows)
-        for written in (to_markdown(data), to_csv(data), to_latex(data, module.TABLE.label)):
-            assert written
-    sentences = REGIME.describe(result)
-    assert any("PMixED gains" in sentence for sentence in sentences)
-
-
-def test_the_figure_is_drawn(result, tmp_path):
-    pytest.importorskip("matplotlib")
-    from paclm.study.figure import save_figure
-    from paclm.study.figures.fig_pmixed import FIGURE
-
-    paths = save_figure(FIGURE, {"pmixed": result}, tmp_path)
-    assert all(path.stat().st_size > 5000 for path in paths)

@@ -19,8 +19,8 @@ from paclm.study.decoding import Decoding
 from paclm.study.history import Arrays, join_sessions
 from paclm.study.lab import Lab
 from paclm.study.quality import measure_text, public_surprise
-from paclm.study.regime import Findings, Regime
-from paclm.study.results import Result, Row
+from paclm.study.regime import Findings, Regime, headline
+from paclm.study.results import Row
 from paclm.study.serving import EngineStreams, begin, continue_alone, draw_secrets, engine_for, play
 from paclm.study.statistics import clustered_mean
 
@@ -137,26 +137,14 @@ def depth_of_dissent(distinct: IntArray, rng: np.random.Generator) -> Row:
     return row
 
 
-def describe(result: Result) -> list[str]:
-    """What the numbers show."""
-    sentences = []
-    for variant in VARIANTS:
-        found = result.select(collection=1, variant=variant.name)
-        unanimity = " and ".join(f"{row['unanimity']:.3f}" for row in found)
-        depth = " and ".join(f"{row['distinct_given_dissent'] or 1.0:.2f}" for row in found)
-        budgets = " and ".join(row["budget"] for row in found)
-        sentences.append(
-            f"{variant.name[0].upper()}{variant.name[1:]}: unanimity {unanimity}, {depth} different votes where worlds "
-            f"differ (at {budgets}); rep-3 {found[-1]['rep3']:.3f}, distinct-1 {found[-1]['distinct1']:.3f}."
-        )
-    return sentences
-
-
 REGIME = Regime(
     name="ablation",
     title="Coupling ablation",
     question="Which rule of voting makes worlds agree most often, and scatter least where they do not?",
     presets={"quick": AblationScale(trials=6, prompt=16), "paper": AblationScale(trials=50)},
     run=run,
-    describe=describe,
+    headlines=(
+        headline("unanimity, {variant}", "unanimity ±", ".3f", budget="2^-16"),
+        headline("distinct votes given dissent, {variant}", "distinct_given_dissent ±", ".2f", budget="2^-16"),
+    ),
 )

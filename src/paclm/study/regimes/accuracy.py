@@ -16,17 +16,12 @@ from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
 from paclm.study.recorded_votes import TextVotes
-from paclm.study.regime import Findings, Regime
-from paclm.study.results import Result, Row
+from paclm.study.regime import Findings, Regime, headline
+from paclm.study.results import Row
 from paclm.study.statistics import clustered_mean, retained_gain
 from paclm.study.streams import play_fresh
 
 BUDGETS = tuple(2.0**-n for n in range(4, 33, 4))
-WHY_SHARES_DIFFER = (
-    "A share of the gain belongs to its decoder and its sample: the gain is the difference of two accuracies, "
-    "decoders gain and lose differently, this pass draws secret and noise afresh at every position, and sessions keep "
-    "one secret and weigh positions otherwise. Shares of different sections are not comparable."
-)
 FOOTNOTE = (2.0**-2, 1.0, 2.0**2, 2.0**4)
 
 
@@ -75,32 +70,15 @@ def _at(lab: Lab, votes: TextVotes, per_token: float) -> Row:
     return row
 
 
-def describe(result: Result) -> list[str]:
-    """What the numbers show."""
-    sentences = []
-    for decoder in ("greedy", "gumbel"):
-        row = result.one(collection=1, decoder=decoder, budget="2^-32")
-        sentences.append(
-            f"Under {decoder}, on {row['positions']:,} positions, the private records bring {row['gain_points']:+.2%} "
-            f"accuracy over the public model; at 2^-32 nats a token {_share(row)} of that is kept. Noise "
-            f"{'brings' if row['noise_points'] > 0.0 else 'costs'} {abs(row['noise_points']):.2%} ± "
-            f"{row['noise_stderr'] or 0.0:.2%}."
-        )
-    return [*sentences, WHY_SHARES_DIFFER]
-
-
-def _share(row: Row) -> str:
-    if row["retained_gain"] is None:
-        return "an unknown share"
-    error = row.get("retained_gain_stderr")
-    return f"{row['retained_gain']:.1%}" + ("" if error is None else f" ± {error:.1%}")
-
-
 REGIME = Regime(
     name="accuracy",
     title="Teacher-forced accuracy",
     question="How much of what private records teach survives worlds that see half of them, and the noise?",
     presets={"quick": AccuracyScale(4096, 2), "paper": AccuracyScale(8176, 2)},
     run=run,
-    describe=describe,
+    headlines=(
+        headline("gain, {decoder}", "gain_points ± gain_stderr", "+.2%", budget="2^-32"),
+        headline("retained at {budget}, {decoder}", "retained_gain ±", ".1%", budget="2^-32"),
+        headline("cost of noise, {decoder}", "noise_points ± noise_stderr", "+.2%", budget="2^-32"),
+    ),
 )

@@ -8,7 +8,6 @@ shows in what is emitted, yet the payload is emitted: inference protection is no
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,7 +33,7 @@ from paclm.study.canaries import (
 from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.lab import Lab
 from paclm.study.likelihood import score_targets
-from paclm.study.regime import Findings, Regime
+from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
 from paclm.study.violations import FALSE_ALARMS
 
@@ -181,57 +180,35 @@ def _out_of_support(lab: Lab, one: Planted, at: TriggerVotes, decoding: Decoding
     }
 
 
-def describe(result: Result) -> list[str]:
-    """What the numbers show."""
-    sentences = _describe_organic(result.select(part="organic"))
+def verdicts(result: Result) -> list[str]:
+    """Whether forced canaries have the advantage of theory, and whether a payload outside the support was emitted."""
+    lines = []
     even = [row for row in result.select(part="forced", others="agree") if row["budget"] != "inf"]
     if even:
         squares = sum(((r["advantage"] - r["advantage_even_split"]) / r["advantage_stderr"]) ** 2 for r in even)
-        chance = float(chdtrc(len(even), squares))
-        last = [row for row in even if row["budget"] == "2^-16"]
-        rates = [row[name] for row in last for name in ("emitted_member", "emitted_other")]
-        largest = max((abs(row["advantage"]), row["advantage_stderr"]) for row in last)
-        sentences.append(
-            f"With memorization forced into exactly the member worlds, the advantage of one token "
-            f"{'is compatible with' if chance > FALSE_ALARMS else 'does NOT follow'} "
-            f"2Φ(√(2b)) − 1: {len(even)} cells together deviate as much or more by chance with probability "
-            f"{chance:.2g} (alarm below {FALSE_ALARMS:g}). At 2^-16 the largest advantage is {largest[0]:.3f} ± "
-            f"{largest[1]:.3f}."
-        )
-        sentences.append(
-            f"Yet at 2^-16 the payload is emitted in {min(rates):.0%} to {max(rates):.0%} of trials, whether or not "
-            "the realized world is a member: the release hides who is in, not what is said."
+        p = float(chdtrc(len(even), squares))
+        alarm = "" if p > FALSE_ALARMS else "ALARM: "
+        lines.append(
+            f"{alarm}advantage of forced canaries against 2Φ(√(2b)) − 1: p = {p:.2g} over {len(even)} cells (alarm "
+            f"below {FALSE_ALARMS:g})"
         )
     outside = result.select(part="out-of-support", in_support=False)
-    if outside:
-        count = len({row["canary"] for row in outside})
-        total = sum(row["trials"] for row in outside)
-        sentences.append(
-            f"{count} C-OOD canaries have a payload outside the support: emitted {sum(r['emitted'] for r in outside)} "
-            f"times in {total:,} trials over all budgets, because no world can vote for it."
-        )
-    return sentences
+    emitted, trials = (sum(row[name] for row in outside) for name in ("emitted", "trials"))
+    alarm = "ALARM: " if emitted else ""
+    return [*lines, f"{alarm}payloads outside the support that were emitted: {emitted} in {trials:,} trials"]
 
 
-def _describe_organic(rows: Sequence[Row]) -> list[str]:
-    if not rows:
-        return ["There were no canaries to look for, so nothing is said about memorization that arises on its own."]
-    far = max(rows, key=lambda row: abs(row["gap_nats"]))
-    voted = max(row["vote_share_member_greedy"] for row in rows)
-    beyond = sum(abs(row["gap_nats"]) > 3.0 * row["gap_stderr"] for row in rows)
-    return [
-        f"At the triggers of {len(rows)} canaries, member and other worlds differ by at most "
-        f"{far['gap_nats']:+.2f} ± {far['gap_stderr']:.2f} nats ({far['kind']}, {far['repetitions']} repetitions); "
-        f"{beyond} of {len(rows)} gaps exceed three standard errors. The largest share of member worlds that vote for "
-        f"a payload under greedy is {voted:.0%}."
-    ]
-
-
+FORCED: Row = {"part": "forced", "others": "agree", "budget": "2^-16"}
 REGIME = Regime(
     name="canaries",
     title="Canaries",
     question="Do worlds memorize planted records, and what would memorization give away?",
     presets={"quick": CanariesScale(2000, 100, 256), "paper": CanariesScale(2000, 2000, 2000)},
     run=run,
-    describe=describe,
+    headlines=(
+        headline("gap of {kind} after {repetitions} visits", "gap_nats ± gap_stderr", "+.2f", largest="repetitions"),
+        headline("advantage of one token, {decoder}", "advantage ±", ".3f", **FORCED),
+        headline("payload emitted by members, {decoder}", "emitted_member ± emitted_stderr", ".0%", **FORCED),
+    ),
+    verdicts=verdicts,
 )

@@ -16,8 +16,8 @@ from paclm.privacy.belief import BoolArray
 from paclm.privacy.leak import mean_and_stderr
 from paclm.study.lab import Lab
 from paclm.study.likelihood import TargetScores, score_targets
-from paclm.study.regime import Findings, Regime
-from paclm.study.results import Result, Row
+from paclm.study.regime import Findings, Regime, headline
+from paclm.study.results import Row
 from paclm.worlds.canaries import Canary, make_canaries
 
 if TYPE_CHECKING:
@@ -167,26 +167,6 @@ def _measure(pilot: Pilot, settings: TrainingConfig, scores: list[TargetScores])
     return rows
 
 
-def describe(result: Result) -> list[str]:
-    """What the numbers show."""
-    sentences = []
-    for rank, epochs in SETTINGS:
-        rows = result.select(rank=rank, epochs=epochs, collection=1)
-        if not rows:
-            continue
-        most = max(row["repetitions"] for row in rows)
-        for row in (row for row in rows if row["repetitions"] == most):
-            reached = [r["repetitions"] for r in rows if r["kind"] == row["kind"] and r["argmax_share"] > 0.0]
-            first = f"first reaches the argmax at {min(reached):,}" if reached else "never reaches the argmax"
-            sentences.append(
-                f"Rank {rank}, {epochs} epochs, {row['kind']}: {most:,} repetitions lift the payload by "
-                f"{row['gap_nats']:+.2f} nats a token over a clean control, to a median rank of "
-                f"{row['median_rank']:.0f} (control {row['median_rank_control']:.0f}); a canary {first}"
-                f"{' repetitions' if reached else ''}."
-            )
-    return sentences
-
-
 REGIME = Regime(
     name="capacity",
     title="Capacity pilot",
@@ -196,6 +176,10 @@ REGIME = Regime(
         "paper": CapacityScale(256, 2048, 8, (1, 16, 64, 256, 1024, 4096)),
     },
     run=run,
-    describe=describe,
+    headlines=(
+        headline(
+            "gap of {kind}, rank {rank}, {repetitions} visits", "gap_nats ± gap_stderr", "+.2f", largest="repetitions"
+        ),
+    ),
     for_each_collection=False,
 )

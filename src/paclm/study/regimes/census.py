@@ -14,8 +14,8 @@ import numpy as np
 from paclm.privacy.belief import BoolArray, IntArray
 from paclm.study.eval_text import Passage
 from paclm.study.lab import Lab
-from paclm.study.regime import Findings, Regime
-from paclm.study.results import Result, Row
+from paclm.study.regime import Findings, Regime, headline
+from paclm.study.results import Row
 from paclm.study.statistics import clustered_mean
 
 if TYPE_CHECKING:
@@ -95,20 +95,6 @@ def _row(lab: Lab, size: int, census: Census, keep: BoolArray, cluster: IntArray
     return row
 
 
-def describe(result: Result) -> list[str]:
-    """What the numbers show."""
-    rows = result.select(collection=1)
-    row = next((row for row in rows if row["support_size"] == 200), rows[0])
-    return [
-        f"All {row['worlds']} worlds cast the same greedy vote at {row['unanimity']:.1%} of {row['positions']:,} "
-        f"positions (± {row['unanimity_stderr'] or 0.0:.1%}); half of all positions have at most "
-        f"{row['median_distinct']:.0f} and 19 in 20 at most {row['p95_distinct']:.0f} different votes.",
-        f"A support of {row['support_size']} tokens contains a world's favourite {row['argmax_coverage']:.1%} of the "
-        f"time and {row['mass_coverage']:.1%} of its probability; inside it no coupling could agree more often than "
-        f"{row['ceiling']:.1%}.",
-    ]
-
-
 REGIME = Regime(
     name="census",
     title="Stability census",
@@ -118,5 +104,8 @@ REGIME = Regime(
         "paper": CensusScale(65_053, positions_at_largest=19_982),
     },
     run=run,
-    describe=describe,
+    headlines=(
+        headline("unanimity, k = {support_size}", "unanimity ±", ".1%"),
+        headline("ceiling β, k = {support_size}", "ceiling ±", ".1%"),
+    ),
 )

@@ -25,8 +25,8 @@ from paclm.privacy.randomness import Coins, ResearchNoise
 from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
-from paclm.study.regime import Findings, Regime
-from paclm.study.results import Result, Row
+from paclm.study.regime import Findings, Regime, headline
+from paclm.study.results import Row
 from paclm.study.serving import count_distinct
 from paclm.worlds.layout import LEDGER_FILE
 
@@ -194,27 +194,15 @@ def _memory(engine: Engine) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def describe(result: Result) -> list[str]:
-    """What the numbers show."""
-    rows = [row for row in result.rows if row["what"] == "serving"]
-    one = rows[0]
-    busy = max(rows, key=lambda row: row["tokens_per_second"])
-    return [
-        f"A token of {one['worlds']} worlds takes {one['forward_ms']:.1f} ms of forward pass, "
-        f"{one['mechanism_ms']:.3f} ms of mechanism ({one['mechanism_share']:.1%} of the two) "
-        f"and {one['ledger_ms']:.1f} ms of durable ledger.",
-        f"All worlds in one pass take {one['times_one_model'] or 0.0:.1f} times one model, "
-        f"{one['cheaper_than_one_by_one'] or 0.0:.1f} times less than world after world. "
-        f"With {busy['sequences']} sequences side by side, {busy['tokens_per_second']:,.0f} tokens a second leave.",
-    ]
-
-
 REGIME = Regime(
     name="cost",
     title="Cost of a private token",
     question="Where does the time go when a private token is made?",
     presets={"quick": CostScale(4096, 2, 10, (1, 16), commits=20), "paper": CostScale(8176, 2, 200, (1, 16, 64))},
     run=run,
-    describe=describe,
+    headlines=(
+        headline("tokens a second, {sequences} in parallel", "tokens_per_second", ",.0f", what="serving"),
+        headline("share of the mechanism, {sequences} in parallel", "mechanism_share", ".1%", what="serving"),
+    ),
     for_each_collection=False,
 )

@@ -18,8 +18,8 @@ from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.lab import Lab
 from paclm.study.recorded_votes import TextVotes, collect_votes
-from paclm.study.regime import Findings, Regime
-from paclm.study.results import Result, Row
+from paclm.study.regime import Findings, Regime, headline
+from paclm.study.results import Row
 from paclm.study.serving import count_distinct
 from paclm.study.statistics import clustered_mean, retained_gain
 from paclm.study.streams import play_fresh
@@ -129,43 +129,16 @@ def _ceiling(lab: Lab, scale: CouplingScale, adapters: str) -> list[Row]:
     return [{"decoder": "any", "ceiling": found.mean, "ceiling_stderr": found.stderr}]
 
 
-def describe(result: Result) -> list[str]:
-    """What the numbers show."""
-    sentences = []
-    for decoder in ("greedy", "gumbel"):
-        one, two = (result.one(training=way, decoder=decoder, collection=1) for way in ("coupled", "uncoupled"))
-        kept = [_percent(row["retained_gain"], row["retained_gain_stderr"]) for row in (one, two)]
-        sentences.append(
-            f"Under {decoder}, worlds trained from one start in one order agree at {one['unanimity']:.1%} of "
-            f"{one['positions']:,} positions, worlds trained each its own way at {two['unanimity']:.1%}; at 2^-32 nats "
-            f"a token {kept[0]} of the gain is kept against {kept[1]}."
-        )
-        for added in result.select(training="difference", decoder=decoder, collection=1):
-            sentences[-1] += (
-                f" Position by position coupling adds {added['unanimity']:+.2%} (± {added['unanimity_stderr']:.2%}) to "
-                f"agreement and {added['accuracy_private']:+.2%} (± {added['accuracy_private_stderr']:.2%}) to what is "
-                "right."
-            )
-    one, two = (result.one(training=way, decoder="any", collection=1) for way in ("coupled", "uncoupled"))
-    sentences.append(
-        f"The ceiling β on agreement under any coupling of the decoders is {one['ceiling']:.3f} against "
-        f"{two['ceiling']:.3f}. Coupling costs no privacy: start and order are public."
-    )
-    return sentences
-
-
-def _percent(value: float | None, error: float | None) -> str:
-    if value is None:
-        return "an unknown share"
-    return f"{value:.0%}" if error is None else f"{value:.0%} (± {error:.0%})"
-
-
 REGIME = Regime(
     name="coupling",
     title="Coupled training",
     question="What does it bring to train all worlds from one start and in one order?",
     presets={"quick": CouplingScale(4096, 2, 512), "paper": CouplingScale(8176, 2, 4096)},
     run=run,
-    describe=describe,
+    headlines=(
+        headline("unanimity, {decoder}, {training}", "unanimity ±", ".1%"),
+        headline("retained gain, {decoder}, {training}", "retained_gain ±", ".0%"),
+        headline("ceiling β, {training}", "ceiling ±", ".3f"),
+    ),
     for_each_collection=False,
 )

@@ -20,8 +20,8 @@ from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Advance, Lab
 from paclm.study.recorded_votes import TextVotes
-from paclm.study.regime import Findings, Regime
-from paclm.study.results import Result, Row
+from paclm.study.regime import Findings, Regime, headline
+from paclm.study.results import Row
 from paclm.study.serving import count_distinct
 from paclm.study.statistics import clustered_mean
 from paclm.study.streams import play_fresh
@@ -160,37 +160,14 @@ def _share(lab: Lab, values: FloatArray | BoolArray, ground: _Ground, among: Boo
     return clustered_mean(values[among], ground.passage[among], lab.rng("flatness", "bootstrap"))
 
 
-def describe(result: Result) -> list[str]:
-    """What the numbers show."""
-    sentences = []
-    for decoder in ("greedy", "gumbel"):
-        loose, tight = (result.one(collection=1, decoder=decoder, budget=budget) for budget in ("2^-4", "2^-32"))
-        if tight["flip_dissent"] is None:
-            sentences.append(f"Under {decoder} the worlds never differed, so that no noise was drawn.")
-            continue
-        sentences.append(
-            f"Under {decoder} the noise grows {tight['sigma_median'] / loose['sigma_median']:,.0f}-fold from 2^-4 to "
-            f"2^-32 nats (1/√b says 16,384), and flips where worlds differ rise from {loose['flip_dissent']:.1%} to "
-            f"{tight['flip_dissent']:.1%}; a release that ignores the vote would flip about {tight['flip_limit']:.1%}. "
-            f"Accuracy moves by {tight['change']:+.2%} (± {tight['change_stderr'] or 0.0:.2%}): worlds differ at "
-            f"{tight['dissent_fraction']:.1%} of positions, and there by {tight['change_dissent']:+.2%}."
-        )
-        share, error = tight["majority_right_given_voted"], tight["majority_right_given_voted_stderr"]
-        if share is not None:
-            sentences.append(
-                f"Where worlds differ, {tight['truth_not_voted_given_dissent']:.0%} of positions have no vote for the "
-                f"true token at all. Where it has one, the majority is right {share:.1%} (± {error or 0.0:.1%}) of the "
-                f"time; noise moves accuracy by {tight['change_majority_right'] or 0.0:+.0%} where it is and by "
-                f"{tight['change_majority_wrong'] or 0.0:+.0%} where it is not."
-            )
-    return sentences
-
-
 REGIME = Regime(
     name="flatness",
     title="Budget flatness",
     question="Tightening the budget multiplies the noise: how far does accuracy follow, and why no further?",
     presets={"quick": FlatnessScale(2048, 4), "paper": FlatnessScale(2048, 8)},
     run=run,
-    describe=describe,
+    headlines=(
+        headline("flips given dissent, {decoder}", "flip_dissent ±", ".1%", budget="2^-32"),
+        headline("change of accuracy, {decoder}", "change ±", "+.2%", budget="2^-32"),
+    ),
 )

@@ -22,8 +22,8 @@ from paclm.privacy.releases import Rule
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
 from paclm.study.recorded_votes import TextVotes
-from paclm.study.regime import Findings, Regime
-from paclm.study.results import Result, Row
+from paclm.study.regime import Findings, Regime, headline
+from paclm.study.results import Row
 from paclm.study.streams import play_sessions
 
 
@@ -110,27 +110,6 @@ def _rows(lab: Lab, scale: ForgettingScale, votes: TextVotes, per_token: float, 
     return [row]
 
 
-def describe(result: Result) -> list[str]:
-    """What the numbers show."""
-    own = result.select(collection=1)
-    longest = max(row["tokens"] for row in own)
-    sentences = []
-    for budget in dict.fromkeys(row["budget"] for row in own):
-        tracking, forgetting = (
-            result.one(collection=1, budget=budget, tokens=longest, curator=name) for name in CURATORS
-        )
-        sentences.append(
-            f"At {budget} nats and {longest:,} tokens the tracking curator told {_nats(tracking)} nats of the "
-            f"{tracking['charged_dissent_nats']:.3g} charged where worlds differ; the forgetting one told "
-            f"{_nats(forgetting)}, with {forgetting['accuracy'] - tracking['accuracy']:+.2%} accuracy."
-        )
-    return sentences
-
-
-def _nats(row: Row) -> str:
-    return f"{row['leaked_nats']:.3g} (± {row['leaked_stderr'] or 0.0:.1g})"
-
-
 REGIME = Regime(
     name="forgetting",
     title="What forgetting the belief costs",
@@ -140,5 +119,5 @@ REGIME = Regime(
         "paper": ForgettingScale(8176, 2, 100, (256, 1024, 4096), (2.0**-4, 2.0**-8, 2.0**-12, 2.0**-16)),
     },
     run=run,
-    describe=describe,
+    headlines=(headline("leak at {budget}, {curator}, nats", "leaked_nats ± leaked_stderr", ".3g", largest="tokens"),),
 )

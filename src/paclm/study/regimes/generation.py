@@ -21,8 +21,8 @@ from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.history import Arrays, join_sessions
 from paclm.study.lab import Lab
 from paclm.study.quality import measure_text, public_surprise
-from paclm.study.regime import Findings, Regime
-from paclm.study.results import Result, Row
+from paclm.study.regime import Findings, Regime, headline
+from paclm.study.results import Row
 from paclm.study.serving import (
     EngineStreams,
     begin,
@@ -171,29 +171,6 @@ def _human(generation: Generation) -> tuple[list[Row], list[str]]:
     return rows, []
 
 
-def describe(result: Result) -> list[str]:
-    """What the numbers show."""
-    rows = result.select(collection=1)
-    lengths = sorted({row["length"] for row in rows})
-
-    def one(source: str, decoder: str, length: int, budget: str | None = None) -> Row:
-        return result.one(collection=1, source=source, decoder=decoder, length=length, budget=budget)
-
-    short, long = (one("private", "greedy", length, "2^-16") for length in (lengths[0], lengths[-1]))
-    public, full = (one(source, "greedy", lengths[-1]) for source in ("public", "full"))
-    sampled = one("private", "gumbel", lengths[-1], "2^-16")
-    human = result.select(collection=1, source="human", length=lengths[-1])
-    compared = f", human text {human[0]['rep3']:.3f}" if human else ""
-    return [
-        f"At {lengths[-1]} tokens greedy private text repeats {long['rep3']:.3f} of its 3-grams, the public model "
-        f"{public['rep3']:.3f} and the full-corpus model {full['rep3']:.3f}: loops come with greedy decoding.",
-        f"Under coupled Gumbel the private text repeats {sampled['rep3']:.3f}{compared}.",
-        f"The hazard: from {lengths[0]} to {lengths[-1]} tokens greedy unanimity goes from {short['unanimity']:.3f} to "
-        f"{long['unanimity']:.3f} and the perplexity ratio from {short['ratio']:.2f} ± {short['ratio_stderr']:.2f} to "
-        f"{long['ratio']:.2f} ± {long['ratio_stderr']:.2f}; a low cost at long lengths can be a loop.",
-    ]
-
-
 REGIME = Regime(
     name="generation",
     title="Generation quality",
@@ -203,5 +180,8 @@ REGIME = Regime(
         "paper": GenerationScale(sequences=100),
     },
     run=run,
-    describe=describe,
+    headlines=(
+        headline("rep-3, {source}, {decoder}, {budget}", "rep3 ±", ".3f", largest="length"),
+        headline("unanimity, {decoder}, {budget}", "unanimity ±", ".3f", largest="length"),
+    ),
 )

@@ -27,7 +27,7 @@ from paclm.study.baselines.search import Choice, DpTarget, choose, play
 from paclm.study.baselines.shards import authors_training, ensure_shards
 from paclm.study.baselines.worst_case import worst_loss
 from paclm.study.lab import Lab
-from paclm.study.regime import Findings, Regime
+from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
 from paclm.study.statistics import cluster_bootstrap, clustered_mean, retained_gain
 from paclm.worlds.layout import adapters_file
@@ -286,43 +286,12 @@ def _notes(scale: PMixedScale) -> list[str]:
     ]
 
 
-def describe(result: Result) -> list[str]:
-    """What the numbers show."""
-    sentences = []
-    for row in result.select(kind="validation"):
-        sentences.append(
-            f"With N = {row['num_shards']} shard models PMixED gains {row['gain']:+.4f} over the public model "
-            f"[{row['gain_low']:+.4f}, {row['gain_high']:+.4f}] at a mean weight of {row['mean_weight']:.2f}; "
-            f"perplexity {row['perplexity_public']:.1f} → {row['perplexity']:.1f}."
-        )
-    for epsilon in sorted({row["epsilon"] for row in result.select(kind="pac")}):
-        for release in ("gaussian", "plurality"):
-            rows = result.select(kind="pac", epsilon=epsilon, release=release)
-            kept = [row["headroom"] for row in rows if row["headroom"] is not None]
-            if kept:
-                sentences.append(
-                    f"At ε = {epsilon:g}, PAC ({release}, coupled Gumbel) keeps {min(kept):.0%} to {max(kept):.0%} of "
-                    f"its headroom from T = {rows[0]['queries']:,} to {rows[-1]['queries']:,}."
-                )
-        for reading in READINGS:
-            rows = result.select(kind="matched", epsilon=epsilon, reading=reading, is_selected=True)
-            kept = [row["headroom"] for row in rows]
-            if kept and None not in kept:
-                sentences.append(
-                    f"PMixED ({reading}) keeps {kept[0]:.1%} at the shortest and {kept[-1]:.1%} at the longest."
-                )
-    broken = [row for row in result.select(kind="matched", reading="rigorous", is_selected=True) if _breaks(row)]
-    if broken:
-        worst = max(row["delta_of_example"] for row in broken)
-        sentences.append(
-            f"At {len(broken)} of the points that the rigorous reading selects, a two-token example has δ up to "
-            f"{worst:.2g} where {broken[0]['delta']:g} is promised: the published accountant does not hold there."
-        )
-    return sentences
-
-
-def _breaks(row: Row) -> bool:
-    return bool(row["delta_of_example"] > row["delta"])
+def verdicts(result: Result) -> list[str]:
+    """At how many points an example exceeds the δ that the rigorous reading promises."""
+    selected = result.select(kind="matched", reading="rigorous", is_selected=True)
+    broken = [row["delta_of_example"] for row in selected if row["delta_of_example"] > row["delta"]]
+    worst = f" (δ up to {max(broken):.2g}, promised {selected[0]['delta']:g})" if broken else ""
+    return [f"points where the accountant of PMixED, rigorous, does not hold: {len(broken)} of {len(selected)}{worst}"]
 
 
 REGIME = Regime(
@@ -334,6 +303,10 @@ REGIME = Regime(
         "paper": PMixedScale(8176, (8, 16, 32), True, 8176, 1000),
     },
     run=run,
-    describe=describe,
+    headlines=(
+        headline("PAC, {release}, ε = {epsilon:g}", "headroom ±", ".0%", kind="pac", largest="queries"),
+        headline("PMixED, {reading}, ε = {epsilon:g}", "headroom ±", ".1%", largest="queries", is_selected=True),
+    ),
+    verdicts=verdicts,
     for_each_collection=False,
 )

@@ -15,7 +15,7 @@ from paclm.privacy.belief import FloatArray
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
 from paclm.study.recorded_votes import TextVotes
-from paclm.study.regime import Findings, Regime
+from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result
 from paclm.study.statistics import clustered_mean
 
@@ -61,16 +61,12 @@ def _is_right(votes: TextVotes) -> FloatArray:
     return np.asarray((votes.votes == votes.truth[:, None]).mean(axis=1), dtype=np.float64)
 
 
-def describe(result: Result) -> list[str]:
-    """What the numbers show."""
+def verdicts(result: Result) -> list[str]:
+    """Whether unanimity and accuracy stay within the tolerance."""
     names = ("unanimity_difference", "accuracy_difference")
     largest = max(abs(row[name]) for row in result.rows for name in names)
     verdict = "within" if largest <= TOLERANCE else "NOT within"
-    equal = min(row["equal_votes"] for row in result.rows)
-    return [
-        f"bfloat16 moves unanimity and accuracy by at most {largest:.2%}, {verdict} half a point of float32; "
-        f"{equal:.1%} of single votes are the same."
-    ]
+    return [f"largest change of unanimity or accuracy: {largest:.2%}, {verdict} the tolerance of {TOLERANCE:.1%}"]
 
 
 REGIME = Regime(
@@ -79,6 +75,7 @@ REGIME = Regime(
     question="Do the tables change when the forward pass runs in bfloat16 instead of float32?",
     presets={"quick": PrecisionScale(1024), "paper": PrecisionScale(16384)},
     run=run,
-    describe=describe,
+    headlines=(headline("equal votes, {decoder}", "equal_votes", ".1%"),),
+    verdicts=verdicts,
     for_each_collection=False,
 )

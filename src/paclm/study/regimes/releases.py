@@ -23,13 +23,12 @@ from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
 from paclm.study.leak_tests import Gap, Told, broken_bounds, chances_by_agreement, describe_overtelling
 from paclm.study.recorded_votes import TextVotes
-from paclm.study.regime import Findings, Regime
+from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
 from paclm.study.statistics import clustered_mean, retained_gain
 from paclm.study.streams import RecordedStream, play_sessions
 
 BUDGETS = tuple(2.0**-n for n in (4, 8, 12, 16, 24, 32))
-_KNOWN = ("gaussian", "plurality", "mixture", "channel")
 TARGET = 0.51
 """The bound on membership inference up to which tokens are counted."""
 RARE = (
@@ -149,60 +148,28 @@ def _tokens_until(lab: Lab, per_token: float, share: float) -> int | None:
     return plan(mia=TARGET, per_token=per_token, num_worlds=lab.num_worlds, charge="dissent", dissent_rate=share).tokens
 
 
-def describe(result: Result) -> list[str]:
-    """What the numbers show."""
+def verdicts(result: Result) -> list[str]:
+    """Releases that leak more than they may, and whether the two estimates of the leak agree for the paper's."""
     own = result.select(collection=1)
-    gaussian, channel = ({r["budget"]: r for r in own if r["release"] == name} for name in ("gaussian", "channel"))
-    plurality, mixture = (result.one(collection=1, release=name) for name in ("plurality", "mixture"))
-    tight = gaussian["2^-32"]
-    sentences = [
-        f"In {tight['sessions']} sessions of {tight['tokens_per_session']:,} coupled Gumbel tokens the releases that "
-        f"never read the secret keep {_share(plurality)} (plurality) and {_share(mixture)} (mixture) of the gain and "
-        f"tell nothing; the paper's keeps {_share(tight)} at 2^-32 nats, the optimal channel "
-        f"{_share(channel['2^-32'])}. In accuracy plurality leads the paper's by {plurality['lead_points']:+.2%} ± "
-        f"{plurality['lead_stderr'] or 0.0:.2%}, passage by passage.",
-        *(_describe_added(name, own) for name in dict.fromkeys(row["release"] for row in own) if name not in _KNOWN),
-        *filter(None, (_warning([row for row in own if row["release"] == name]) for name in _KNOWN)),
-        f"Charging only where worlds differ ({tight['dissent']:.1%} of tokens here) makes a budget last "
-        f"{1.0 / tight['dissent']:.1f} times as long."
-        if tight["dissent"]
-        else "Worlds never differed here.",
+    names = dict.fromkeys(row["release"] for row in own)
+    alarms = (_alarm([row for row in own if row["release"] == name]) for name in names)
+    gaussian = [row for row in own if row["release"] == "gaussian"]
+    distance = max(abs(row["leaked_nats"] - row["leaked_nats_by_truth"]) / _error(row) for row in gaussian)
+    alarm = "" if distance < 4.0 else "ALARM: "
+    return [
+        *filter(None, alarms),
+        f"{alarm}largest difference of the two leak estimates, gaussian: {distance:.1f} standard errors in "
+        f"{len(gaussian)} budgets (alarm from 4: the belief would not be the true posterior)",
     ]
-    distance = max(
-        (abs(row["leaked_nats"] - row["leaked_nats_by_truth"]) / _error(row) for row in gaussian.values()), default=0.0
-    )
-    verdict = "as they must" if distance < 4.0 else "more than chance explains: belief and noise do not belong together"
-    sentences.append(
-        f"For the paper's release the two estimates of the leak differ by at most {distance:.1f} standard errors over "
-        f"{len(gaussian)} budgets, {verdict}."
-    )
-    return sentences
 
 
-def _describe_added(name: str, rows: list[Row]) -> str:
-    """A sentence about a release that is none of the four: at its tightest and loosest budget."""
-    own = [row for row in rows if row["release"] == name]
-    if not own[0]["reads_secret"]:
-        return f"The release {name} never reads the secret and keeps {_share(own[0])} of the gain.{_and_warning(own)}"
-    loose, tight = own[0], own[-1]
-    return (
-        f"The release {name} keeps {_share(tight)} of the gain at {tight['budget']} nats and {_share(loose)} at "
-        f"{loose['budget']}, where its steps declare {tight['can_tell_nats']:.2g} and {loose['can_tell_nats']:.2g} "
-        f"nats a session.{_and_warning(own)}"
-    )
-
-
-def _and_warning(rows: list[Row]) -> str:
-    return f" {_warning(rows)}".rstrip()
-
-
-def _warning(rows: list[Row]) -> str:
-    """Of a release that breaks a bound: at the tightest budget at which it does."""
-    broken = [row for row in rows if row.get("tells_more_than")]  # results of earlier versions do not say
+def _alarm(rows: list[Row]) -> str:
+    """The alarm of a release that breaks a bound, at the tightest budget at which it does; empty if it breaks none."""
+    broken = [row for row in rows if row.get("tells_more_than")]  # recorded results may lack the column
     if not broken:
         return ""
     row = broken[-1]
-    said = describe_overtelling(
+    found = describe_overtelling(
         row["release"],
         row["tells_more_than"].split(", "),
         leaked=row["leaked_nats"],
@@ -215,14 +182,7 @@ def _warning(rows: list[Row]) -> str:
         unit="a session" + (f" at {row['budget']}" if row["reads_secret"] else ""),
     )
     where = f", at {len(broken)} of {len(rows)} budgets" if row["reads_secret"] else ""
-    return f"WARNING{where}: {said}"
-
-
-def _share(row: Row) -> str:
-    if row["retained_gain"] is None:
-        return "an unknown share"
-    error = row["retained_gain_stderr"]
-    return f"{row['retained_gain']:.0%}" + ("" if error is None else f" ± {error:.0%}")
+    return f"ALARM{where}: {found}"
 
 
 def _error(row: Row) -> float:
@@ -235,5 +195,9 @@ REGIME = Regime(
     question="What does each way of releasing a token keep of the gain, and what does it tell?",
     presets={"quick": ReleasesScale(4096, 2, 24, 512), "paper": ReleasesScale(8176, 2, 100, 4096)},
     run=run,
-    describe=describe,
+    headlines=(
+        headline("retained gain, {release}, {budget}", "retained_gain ±", ".0%"),
+        headline("dissent", "dissent", ".1%", release="plurality"),
+    ),
+    verdicts=verdicts,
 )

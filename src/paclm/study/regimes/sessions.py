@@ -23,7 +23,7 @@ from paclm.study.decoding import GUMBEL
 from paclm.study.history import Arrays, Lane, follow_up, join_queries, join_sessions, measure, play_queries
 from paclm.study.lab import Advance, Lab
 from paclm.study.parts import Parts
-from paclm.study.regime import Findings, Regime
+from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
 from paclm.study.serving import EngineStreams, Played, draw_secrets, engine_for
 from paclm.study.violations import describe_excess
@@ -156,40 +156,16 @@ def spread_of_ratio(rows: list[Row]) -> float | None:
     return float(np.std(ratios, ddof=1)) if len(ratios) > 1 else None
 
 
-def describe(result: Result) -> list[str]:
-    """What the numbers show."""
+def verdicts(result: Result) -> list[str]:
+    """Whether the two estimates of the leak agree, and whether an attack is above its bound."""
     rows = result.select(collection=1)
-    last = [row for row in rows if row["horizon"] == max(row["horizon"] for row in rows)]
-    sentences = []
-    for row in last:
-        sentences.append(
-            f"At {row['budget']} nats a token, {row['sessions']} sessions of {row['horizon']:,} tokens were charged "
-            f"{row['charged_nats']:.3g} nats and told {row['leaked_nats']:.3g} ± {row['leaked_stderr']:.1g}: "
-            f"{row['leaked_over_charged']:.2%} of the charge. In the same sessions the worlds differed on "
-            f"{row['dissent']:.2%} of the tokens; the two differ by {row['gap']:+.2%} ± {row['gap_stderr']:.2%}."
-        )
-    spread = spread_of_ratio(rows)
-    if spread is not None:
-        sentences.append(
-            f"Across budgets the share of the charge that is told has a standard deviation of {spread:.3%}."
-        )
     parted = max(abs(row["estimators_parting"]) / row["estimators_parting_stderr"] for row in rows)
-    verdict = "as chance allows" if parted < 4.0 else "MORE than chance allows: the belief is not the true posterior"
-    sentences.append(
-        f"The two estimates of the leak differ by at most {parted:.1f} standard errors in any of {len(rows)} cells, "
-        f"{verdict}."
-    )
-    sentences.append(describe_excess(rows))
-    row, before = last[0], max((row["horizon"] for row in rows if row["horizon"] < last[0]["horizon"]), default=0)
-    queries = row["sessions"] * (row["horizon"] - before) // result.scale["tokens"]
-    sentences.append(
-        f"At the end of a session the first token of a query ({queries:,} of them) is right "
-        f"{row['accuracy_released']:.1%} of the time "
-        f"(realized world {row['accuracy_realized']:.1%}, full corpus {row['accuracy_full']:.1%}, public model "
-        f"{row['accuracy_public']:.1%}) at {row['budget']}; {row['agreement_realized']:.1%} of all tokens are the "
-        "realized world's own."
-    )
-    return sentences
+    alarm = "" if parted < 4.0 else "ALARM: "
+    return [
+        f"{alarm}largest difference of the two leak estimates: {parted:.1f} standard errors in {len(rows)} cells "
+        "(alarm from 4: the belief would not be the true posterior)",
+        describe_excess(rows),
+    ]
 
 
 REGIME = Regime(
@@ -201,5 +177,9 @@ REGIME = Regime(
         "paper": SessionScale(sessions=100, queries=64, tokens=64, horizons=(64, 256, 1024, 2048, 4096)),
     },
     run=run,
-    describe=describe,
+    headlines=(
+        headline("leak ÷ charge at {budget}", "leaked_over_charged ±", ".2%", largest="horizon"),
+        headline("dissent at {budget}", "dissent ±", ".2%", largest="horizon"),
+    ),
+    verdicts=verdicts,
 )

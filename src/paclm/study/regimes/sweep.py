@@ -18,7 +18,7 @@ import numpy as np
 from paclm.config import format_budget
 from paclm.privacy.accounting import Account
 from paclm.privacy.belief import FloatArray, IntArray
-from paclm.privacy.bounds import round_up, success_bound
+from paclm.privacy.bounds import success_bound
 from paclm.privacy.leak import mean_and_stderr
 from paclm.privacy.randomness import Coins
 from paclm.privacy.releases import rule_named
@@ -27,7 +27,7 @@ from paclm.study.decoding import GREEDY
 from paclm.study.history import Arrays, join_sessions
 from paclm.study.lab import Advance, Lab
 from paclm.study.parts import Parts
-from paclm.study.regime import Findings, Regime
+from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
 from paclm.study.serving import EngineStreams, begin, draw_secrets, engine_for, play
 from paclm.study.violations import ENOUGH, FALSE_ALARMS, break_ties, is_violation, p_of_hits, p_of_mean
@@ -223,45 +223,20 @@ def measure(
     return row
 
 
-def describe(result: Result) -> list[str]:
-    """What the numbers show."""
-    collections = sorted({row["collection"] for row in result.rows})
-    sentences = [_verdict(result.select(collection=number), number) for number in collections]
-    rows = result.select(collection=1)
-    loose = max(rows, key=lambda row: row["world_rate"] or 0.0)
-    bound = round_up(loose["world_bound"], 3)
-    sentences.append(
-        f"World identification is most successful at {loose['budget']} and {loose['length']} tokens, "
-        f"{loose['world_rate']:.3f} ± {loose['world_stderr'] or 0.0:.3f} under a bound of {bound}; "
-        f"membership is then guessed right {loose['membership_rate']:.1%} of the time."
-    )
-    unanimity = {row["length"]: row["unanimity"] for row in rows if row["budget"] == "2^-16"}
-    values = list(unanimity.values())
-    if values:
-        is_rising = len(values) > 1 and values == sorted(values) and values[-1] > values[0]
-        listed = ", ".join(f"{value:.3f} at {length}" for length, value in unanimity.items())
-        why = " It rises because the text repeats itself." if is_rising else ""
-        sentences.append(f"Greedy unanimity at 2^-16 by length: {listed}.{why}")
-    return sentences
-
-
-def _verdict(rows: list[Row], collection: int) -> str:
-    """Whether a bound was beaten, among all cells of one collection."""
-    broken = [row for row in rows if row["is_violation"]]
-    least = min(min(row["membership_p"], row["world_p"]) for row in rows)
-    told = (
-        "no attack beats its bound"
-        if not broken
-        else "a bound is beaten at " + ", ".join(f"{row['budget']} and {row['length']} tokens" for row in broken)
-    )
-    trials = sorted({row["trials"] for row in rows})
-    counted = f"{trials[-1]:,} trials" if len(trials) == 1 else f"{trials[0]:,} to {trials[-1]:,} trials"
-    few = "" if trials[0] >= ENOUGH else " So few trials show a gross fault at most, and rule out no small one."
-    where = "In" if collection == 1 else f"Collection {collection}: in"
-    return (
-        f"{where} {len(rows)} cells of {counted} {told} by more than chance: the smallest of {2 * len(rows)} p-values "
-        f"is {least:.2g}, and an alarm needs {FALSE_ALARMS / (2 * len(rows)):.1g}.{few}"
-    )
+def verdicts(result: Result) -> list[str]:
+    """How many cells of each collection break their bound by more than chance."""
+    lines = []
+    for number in sorted({row["collection"] for row in result.rows}):
+        rows = result.select(collection=number)
+        broken = [f"{row['budget']} at {row['length']} tokens" for row in rows if row["is_violation"]]
+        least = min(min(row["membership_p"], row["world_p"]) for row in rows)
+        trials = min(row["trials"] for row in rows)
+        few = f"; with {trials} trials only a gross fault would show" if trials < ENOUGH else ""
+        lines.append(
+            f"{'ALARM: ' if broken else ''}bounds exceeded in collection {number}: {', '.join(broken) or 'none'} "
+            f"(smallest of {2 * len(rows)} p-values {least:.2g}, alarm below {FALSE_ALARMS / (2 * len(rows)):.1g}{few})"
+        )
+    return lines
 
 
 REGIME = Regime(
@@ -273,5 +248,9 @@ REGIME = Regime(
         "paper": SweepScale(trials=1000, long_trials=100),
     },
     run=run,
-    describe=describe,
+    headlines=(
+        headline("world found most often, at {budget}", "world_rate ± world_stderr", ".3f", largest="world_rate"),
+        headline("unanimity at {budget}, {length} tokens", "unanimity ±", ".3f", budget="2^-16"),
+    ),
+    verdicts=verdicts,
 )

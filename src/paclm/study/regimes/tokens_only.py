@@ -20,8 +20,8 @@ from paclm.study.attacks.token_only import leak_by_tokens, leak_samples_by_token
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Advance, Lab
 from paclm.study.recorded_votes import RecordedVotes
-from paclm.study.regime import Findings, Regime
-from paclm.study.results import Result, Row
+from paclm.study.regime import Findings, Regime, headline
+from paclm.study.results import Row
 from paclm.study.streams import RecordedStream, play_sessions
 
 BUDGETS = tuple(2.0**-n for n in (4, 8, 12, 16))
@@ -113,25 +113,6 @@ def _ratio(beliefs: FloatArray, seen: FloatArray) -> tuple[float | None, float |
     return ratio, float(spread / history.mean())
 
 
-def describe(result: Result) -> list[str]:
-    """What the numbers show."""
-    sentences = []
-    for row in result.select(collection=1, release="gaussian"):
-        if row["budget"] not in ("2^-4", "2^-16") or row["tokens_over_history"] is None:
-            continue
-        sentences.append(
-            f"At {row['budget']} a user who sees {row['tokens']:,} tokens and knows all adapters can show at least "
-            f"{row['tokens_over_history']:.0%} (± {row['tokens_over_history_stderr']:.0%}) of what the whole history "
-            f"tells ({row['leaked_tokens_nats']:.3g} of {row['leaked_history_nats']:.3g} nats), and names the world in "
-            f"{row['world_tokens']:.0%} of sessions; the curator's own belief does in {row['world_history']:.0%}."
-        )
-    sentences.append(
-        "As budgets fall the share goes to 2/π ≈ 64 % where two votes are cast, because the token is the sign of R, "
-        "and to less where there are more. For the channel release the two are the same: its tokens are its history."
-    )
-    return sentences
-
-
 REGIME = Regime(
     name="tokens_only",
     title="A user who sees tokens only",
@@ -141,5 +122,7 @@ REGIME = Regime(
         "paper": TokensOnlyScale(8176, 2, sessions=100, tokens=1024, particles=64),
     },
     run=run,
-    describe=describe,
+    headlines=(
+        headline("leak of tokens ÷ leak of history, {budget}", "tokens_over_history ±", ".0%", release="gaussian"),
+    ),
 )

@@ -25,8 +25,8 @@ from paclm.study.history import Arrays
 from paclm.study.lab import Lab
 from paclm.study.likelihood import score_targets
 from paclm.study.parts import Parts
-from paclm.study.regime import Findings, Regime
-from paclm.study.results import Result, Row
+from paclm.study.regime import Findings, Regime, headline
+from paclm.study.results import Row
 from paclm.study.serving import EngineStreams, begin, continue_alone, draw_secrets, engine_for, play
 from paclm.worlds.layout import adapters_file
 
@@ -211,29 +211,6 @@ def _coins(lab: Lab, start: int, count: int) -> list[Coins]:
     return [Coins(lab.seed_for("universe", "coins", start + i)) for i in range(count)]
 
 
-def describe(result: Result) -> list[str]:
-    """What the numbers show."""
-    scores = result.select(part="score", collection=1)
-    sentences = ["The guarantee does not cover whether a record is in the corpus at all; these attacks measure it."]
-    for source, who in (
-        ("adapters", "Someone who holds the adapters"),
-        ("released", "Someone who only reads privately released text"),
-        ("full", "For comparison, someone who reads text of the non-private full-corpus adapter"),
-    ):
-        rows = [row for row in scores if row["source"] == source]
-        if not rows:
-            continue
-        best = max(rows, key=lambda row: row["auc"])
-        is_sure = best["auc"] - 0.5 > 3.0 * best["auc_stderr"]
-        verdict = "told apart" if is_sure else "not told apart beyond three standard errors"
-        sentences.append(
-            f"{who}: members and others are {verdict}; the best of {len(rows)} scores ({best['attack']}) reaches AUC "
-            f"{best['auc']:.2f} ± {best['auc_stderr']:.2f}, and finds {best['true_positives']:.0%} "
-            f"(± {best['true_positives_stderr']:.0%}) of the members at 1 % false positives."
-        )
-    return sentences
-
-
 REGIME = Regime(
     name="universe",
     title="The universe itself",
@@ -243,5 +220,5 @@ REGIME = Regime(
         "paper": UniverseScale(records=512, tokens=512, prompt=64, released=128, sequences=128),
     },
     run=run,
-    describe=describe,
+    headlines=(headline("AUC of {attack}, {source}", "auc ±", ".2f", part="score"),),
 )

@@ -1,0 +1,379 @@
+"""The figures that are drawn from results, one function each. To add one, write a function under `@drawn`.
+
+matplotlib is imported only when a figure is drawn. `fig:mechanism` shows no results; it is in `mechanism_drawing.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paclm.study.canaries import even_split_advantage
+from paclm.study.figure import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, Figure
+from paclm.study.mechanism_drawing import MECHANISM
+from paclm.study.results import Result, Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+Draw = Callable[[Result], "Canvas"]
+Look = tuple[str, str]
+"""Colour and marker."""
+
+_FIGURES = [MECHANISM]
+
+
+def all_figures() -> list[Figure]:
+    """Every figure, by label."""
+    return sorted(_FIGURES, key=lambda figure: figure.label)
+
+
+def figure_named(label: str) -> Figure:
+    """The figure of that label."""
+    return next(figure for figure in _FIGURES if figure.label == label)
+
+
+def drawn(label: str, regime: str, caption: str) -> Callable[[Draw], Draw]:
+    """Adds a figure that is drawn from one result."""
+
+    def add(draw: Draw) -> Draw:
+        _FIGURES.append(Figure(label, caption, (regime,), lambda results: draw(results[regime])))
+        return draw
+
+    return add
+
+
+def _canvas(width: float, height: float, layout: Any = "constrained") -> Canvas:
+    from matplotlib.figure import Figure as Canvas
+
+    return Canvas(figsize=(width, height), layout=layout)
+
+
+def _points(rows: Sequence[Row], x: str, y: str, error: str = "", aside: float = 1.0) -> tuple[list[float], ...]:
+    """Positions (moved a little aside), values and errors, as `errorbar` takes them."""
+    errors = [row[error or f"{y}_stderr"] or 0.0 for row in rows]
+    return [aside * row[x] for row in rows], [row[y] for row in rows], errors
+
+
+@drawn(
+    "fig:canary",
+    "canaries",
+    "Forced memorization of canaries, one token under a uniform belief; bars are 95 % intervals. As the budget falls "
+    "membership no longer shows, while the payload is still emitted.",
+)
+def _canary(result: Result) -> Canvas:
+    """Left: advantage against budget with the even split's curve. Right: emission under both hypotheses."""
+    canvas = _canvas(6.6, 2.6, None)
+    left, right = canvas.subplots(1, 2)
+    powers = np.linspace(-17, -3, 200)
+    left.plot(powers, [even_split_advantage(2.0**x) for x in powers], color=GREY, label="2Φ(√(2b)) − 1")
+    left.axhline(0, color=GREY, linewidth=0.6)
+    forced = result.select(part="forced", collection=1, others="agree")
+    for decoder, words, colour, shift in (("greedy",) * 2 + (BLUE, -0.45), ("gumbel", "coupled Gumbel", ORANGE, 0.15)):
+        rows = [row for row in forced if row["decoder"] == decoder and row["budget"] != "inf"]
+        number = {name: i for i, name in enumerate(dict.fromkeys(row["canary"] for row in rows))}
+        x = [np.log2(row["per_token_nats"]) + shift + 0.3 * number[row["canary"]] for row in rows]
+
+        def bars(axes: Any, value: str, error: str, look: Any, rows: list[Row] = rows, x: Any = x) -> None:
+            errors = [1.96 * row[error] for row in rows]
+            axes.errorbar(x, [row[value] for row in rows], errors, capsize=2, **look)
+
+        bars(left, "advantage", "advantage_stderr", {"fmt": "o", "color": colour, "label": words})
+        for side, marker, fill, who in (("member", "o", colour, "member"), ("other", "s", "white", "not a member")):
+            look = {"fmt": marker, "color": colour, "markerfacecolor": fill, "label": f"{words}, {who}"}
+            bars(right, f"emitted_{side}", "emitted_stderr", look)
+    right.axhline(0.5, color=GREY, linewidth=0.6)
+    right.set_ylim(0.0, 0.8)
+    left.set_ylabel("membership advantage")
+    right.set_ylabel("payload emitted")
+    for axes in (left, right):
+        axes.set_xticks([-16, -8, -4], ["2⁻¹⁶", "2⁻⁸", "2⁻⁴"])
+        axes.set_xlabel("budget b, nats")
+    left.legend(loc="upper left")
+    right.legend(loc="lower left", fontsize=6)
+    canvas.tight_layout()
+    return canvas
+
+
+_TEXTS = (  # source, decoder, budget, name, colour, marker, line
+    ("private", "greedy", "2^-16", "private greedy, 2^-16", BLUE, "o", "-"),
+    ("public", "greedy", None, "public greedy", SKY, "s", "--"),
+    ("full", "greedy", None, "full-corpus greedy", GREY, "^", "--"),
+    ("private", "gumbel", "2^-16", "private Gumbel, 2^-16", RED, "o", "-"),
+    ("private", "gumbel", "2^-24", "private Gumbel, 2^-24", ORANGE, "D", "-"),
+    ("full", "gumbel", None, "full-corpus Gumbel", PINK, "v", "--"),
+    ("human", None, None, "human text", GREEN, "*", ":"),
+)
+
+
+@drawn(
+    "fig:degeneracy",
+    "generation",
+    "Degeneracy is a property of the decoder, not of the mechanism: (a) repetition and (b) diversity against length, "
+    "every reference of equal length. (c, d) The hazard: as greedy text falls into loops the worlds agree more and the "
+    "measured cost falls. Errors: bootstrap over sequences.",
+)
+def _degeneracy(result: Result) -> Canvas:
+    """(a) rep-3, (b) distinct-1, (c) unanimity and (d) the perplexity ratio of private text, all against length."""
+    canvas = _canvas(6.6, 4.6, None)
+    panels = canvas.subplots(2, 2, sharex=True)
+    columns = {
+        "rep3": "(a) rep-3",
+        "distinct1": "(b) distinct-1",
+        "unanimity": "(c) unanimity",
+        "ratio": "(d) perplexity ÷ reference",
+    }
+    lengths = sorted({row["length"] for row in result.rows})
+    for axes, (column, title) in zip(panels.flat, columns.items(), strict=True):
+        for number, (source, decoder, budget, name, colour, marker, line) in enumerate(_TEXTS):
+            if column not in ("rep3", "distinct1") and source != "private":
+                continue
+            aside = 1.0 + 0.03 * (number - len(_TEXTS) // 2)  # so that lines that agree do not cover each other
+            rows = result.select(collection=1, source=source, decoder=decoder, budget=budget)
+            points = _points([row for row in rows if row.get(column) is not None], "length", column, aside=aside)
+            axes.errorbar(*points, color=colour, marker=marker, linestyle=line, capsize=2, label=name)
+        axes.set_title(title)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [str(length) for length in lengths])
+        axes.set_xticks([], minor=True)
+    panels[1, 1].axhline(1.0, color=GREY, linewidth=0.8)
+    for axes in panels[1]:
+        axes.set_xlabel("tokens generated")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    canvas.legend(handles, labels, ncols=3, loc="lower center", bbox_to_anchor=(0.5, -0.1), fontsize=7)
+    canvas.tight_layout()
+    return canvas
+
+
+@drawn(
+    "fig:flatness",
+    "flatness",
+    "The budget drives the noise without limit, and the released token only until votes no longer count. (a) Median "
+    "and largest noise scale over positions with dissent, with a line of slope 1/√b (shifted down to be seen). (b) "
+    "Flips rise towards the limit of a release that ignores the vote, flips on unanimous positions are exactly zero, "
+    "and accuracy moves only as long as flips do. Bars: one standard error over passages.",
+)
+def _flatness(result: Result) -> Canvas:
+    """(a) σ against b with a 1/√b line; (b) flips and accuracy against b."""
+    from matplotlib.lines import Line2D
+
+    canvas = _canvas(6.4, 2.7)
+    left, right = canvas.subplots(1, 2)
+    looks = {"greedy": (ORANGE, "s", "greedy"), "gumbel": (BLUE, "o", "coupled Gumbel")}
+    for decoder, (color, marker, _) in looks.items():
+        rows = [row for row in result.select(collection=1, decoder=decoder) if row["budget"] != "inf"]
+        if not rows or rows[0]["sigma_median"] is None:
+            continue
+        budgets, medians = (np.array([row[name] for row in rows]) for name in ("per_token_nats", "sigma_median"))
+        left.plot(budgets, medians, marker=marker, color=color)
+        left.plot(budgets, [row["sigma_max"] for row in rows], marker=marker, color=color, ls="--", mfc="white")
+        if decoder == "gumbel":
+            left.plot(budgets, medians[0] * np.sqrt(budgets[0] / budgets) / 3.0, color=GREY, ls=":")
+        lines: Mapping[str, Mapping[str, Any]] = {
+            "flip_dissent": {"marker": marker},
+            "accuracy": {"marker": marker, "mfc": "white", "ls": "--"},
+            "flip_unanimous": {"marker": "x", "ls": "none"},
+        }
+        for column, look in lines.items():
+            if all(row[column] is not None for row in rows):  # without such positions there is no line
+                right.errorbar(*_points(rows, "per_token_nats", column), color=color, **look)
+        right.axhline(rows[0]["flip_limit"], color=color, ls=":", lw=1.0)
+    left.set(yscale="log", ylabel="noise scale σ")
+    left.set_title("(a) the budget drives the noise", loc="left")
+    right.set(ylabel="rate", ylim=(-0.03, 1.0))
+    right.set_title("(b) flips settle, and accuracy with them", loc="left")
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([2.0**-n for n in range(4, 33, 4)], [f"$2^{{-{n}}}$" for n in range(4, 33, 4)])
+        axes.set_xlabel("per-token budget b, nats (tighter to the right)")
+        axes.invert_xaxis()
+        axes.minorticks_off()
+
+    def key(label: str, color: str = GREY, **look: Any) -> Any:
+        return Line2D([], [], color=color, label=label, **look)
+
+    hollow = {"marker": "o", "mfc": "white", "ls": "--"}
+    decoders = [key(name, color, marker=marker) for color, marker, name in looks.values()]
+    left.legend(
+        handles=[*decoders, key("median", marker="o"), key("max", **hollow), key("slope of 1/√b", ls=":")],
+        loc="upper left",
+        fontsize=7,
+    )
+    unanimous, limit = key("flips | unanimous", marker="x", ls="none"), key("limit 1 − 1/ā", ls=":")
+    right.legend(
+        handles=[key("flips | dissent", marker="o"), key("accuracy", **hollow), unanimous, limit],
+        loc="upper left",
+        fontsize=7,
+        ncols=2,
+    )
+    return canvas
+
+
+_SPARE = [(color, marker) for marker in "vP*X<>" for color in (PINK, SKY, GREY)]
+"""For releases that were added; after these they repeat."""
+_RELEASES: Mapping[str, Look] = {
+    "gaussian": (BLUE, "o"),
+    "channel": (ORANGE, "s"),
+    "plurality": (GREEN, "D"),
+    "mixture": (RED, "^"),
+}
+
+
+def looks_of(names: Iterable[str], known: Mapping[str, Look] = _RELEASES) -> dict[str, Look]:
+    """Colour and marker of every release: the four have their own, others a spare one, in their order."""
+    others = [name for name in dict.fromkeys(names) if name not in known]
+    spare = [look for look in _SPARE if look not in known.values()]
+    return {**known, **dict(zip(others, cycle(spare), strict=False))}
+
+
+@drawn(
+    "fig:pmixed",
+    "pmixed",
+    "PAC and PMixED at a matched bound on membership inference (ε = 1), on the same records and test text. At every "
+    "horizon PMixED takes the best N, order and sampling rate of its own search. Bars: one standard error over "
+    "passages of the text; in (a) most of it is common to all methods, since they read the same ones. PAC draws inside "
+    "the public top 200, PMixED over the whole vocabulary: each has a public model of its own. (b) is floored at "
+    "0.1 %, and empty where the ceiling lies below the public model.",
+)
+def _pmixed(result: Result) -> Canvas:
+    """(a) accuracy with four reference lines; (b) share of the own ceiling's gain, on a logarithmic scale."""
+    canvas = _canvas(7.2, 2.9)
+    left, right = canvas.subplots(1, 2)
+    known = {"gaussian": (BLUE, "o"), "plurality": (SKY, "s"), "mixture": (GREEN, "^"), "channel": (PINK, "v")}
+    readings = {"generous": (ORANGE, "D"), "rigorous": (RED, "X"), "strict": (GREY, "P")}
+    floor, pac = 1e-3, result.select(kind="pac")
+    curves = [
+        (f"PAC, {name}", result.select(kind="pac", epsilon=1.0, release=name), look)
+        for name, look in looks_of((row["release"] for row in pac), known).items()
+    ] + [
+        (f"PMixED, {name}", result.select(kind="matched", epsilon=1.0, reading=name, is_selected=True), look)
+        for name, look in readings.items()
+    ]
+    for number, (label, rows, (color, marker)) in enumerate(curves):
+        style: dict[str, Any] = {"color": color, "marker": marker, "capsize": 2, "elinewidth": 0.7}
+        aside = 1.06 ** (number - (len(curves) - 1) / 2)  # bars beside each other, not one behind another
+        points = _points(rows, "queries", "accuracy", "stderr", aside)
+        left.errorbar(*points, label=label, ecolor=(color, 0.35), **style)
+        shared = [row for row in rows if row["headroom"] is not None]
+        if shared:
+            x, shares, errors = _points(shared, "queries", "headroom", aside=aside)
+            right.errorbar(x, [max(share, floor) for share in shares], errors, **style)
+    ensembles, paper = result.select(kind="ensemble"), result.select(kind="pac", release="gaussian")[0]
+    best = max(ensembles, key=lambda row: float(row["accuracy_ceiling"]))
+    references = (
+        (ensembles[0]["accuracy_public"], "public model", ":"),
+        (paper["accuracy_public"], "public model, top 200", (0, (1, 4))),
+        (paper["accuracy_ceiling"], "PAC without noise", "--"),
+        (best["accuracy_ceiling"], f"PMixED without privacy, N = {best['num_shards']}", "-."),
+    )
+    for value, label, dashes in references:
+        left.axhline(value, color="black", linewidth=0.8, linestyle=dashes, label=label)
+    left.set(xscale="log", xlabel="queries T", ylabel="next-token accuracy", title="(a) accuracy")
+    right.set(xscale="log", yscale="log", xlabel="queries T", ylabel="share of own headroom", title="(b) headroom kept")
+    right.set_ylim(floor, 1.5)
+    canvas.legend(loc="outside lower center", ncols=4, fontsize=7)
+    return canvas
+
+
+@drawn(
+    "fig:releases",
+    "releases",
+    "Share of the fine-tuning gain that each release keeps, against what a session can leak about the secret. Points "
+    "of a line are budgets from 2^-32 (left) to 2^-4 (right). Dashed: releases that never read the secret leak "
+    "nothing. Bars: one standard error over passages of the text.",
+)
+def _releases(result: Result) -> Canvas:
+    """Retained gain against leak; releases that leak nothing are horizontal lines."""
+    canvas = _canvas(4.6, 2.9)
+    axes = canvas.subplots()
+    for name, (color, marker) in looks_of(row["release"] for row in result.rows).items():
+        rows = [row for row in result.select(collection=1, release=name) if row["retained_gain"] is not None]
+        if not rows:
+            continue
+        leaks, gains, errors = _points(rows, "can_tell_nats", "retained_gain")
+        if rows[0]["reads_secret"]:
+            look: Any = {"color": color, "marker": marker, "label": name, "capsize": 1.5, "elinewidth": 0.7}
+            axes.errorbar([max(leak, 1e-12) for leak in leaks], gains, errors, **look)
+        else:
+            axes.axhline(gains[0], color=color, ls="--", label=f"{name} (leaks nothing)")
+    axes.axhline(0.0, color=GREY, lw=0.8)
+    axes.text(0.01, 0.0, "public model", transform=axes.get_yaxis_transform(), va="bottom", color=GREY, fontsize=6.5)
+    axes.set_xscale("log")
+    axes.set(xlabel="what a session can leak, nats (Σ I, at most)", ylabel="retained gain")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    if axes.get_legend_handles_labels()[0]:
+        canvas.legend(loc="outside lower center", ncols=2)
+    return canvas
+
+
+@drawn(
+    "fig:session",
+    "sessions",
+    "Leak of sessions as a share of what they were charged (points, errors over sessions), and the dissent of the very "
+    "same sessions (open squares). Horizons of one budget share sessions.",
+)
+def _session(result: Result) -> Canvas:
+    """One colour per budget: points with errors are the leak, open squares the dissent."""
+    from matplotlib.lines import Line2D
+
+    rows = result.select(collection=1)
+    budgets = dict(zip(dict.fromkeys(row["budget"] for row in rows), (BLUE, ORANGE, GREEN), strict=False))
+    canvas = _canvas(6.0, 2.7)
+    axes = canvas.subplots()
+    for i, (budget, color) in enumerate(budgets.items()):
+        own = [row for row in rows if row["budget"] == budget]
+        aside = 1.0 + 0.08 * (i - (len(budgets) - 1) / 2)  # so that errors do not cover each other
+        where, shares, errors = _points(own, "horizon", "leaked_over_charged", aside=aside)
+        dissent = [100 * row["dissent"] for row in own]
+        axes.plot(where, dissent, color=color, ls=":", marker="s", mfc="white", lw=1.0, ms=3.5)
+        shares, errors = ([100 * value for value in values] for values in (shares, errors))
+        axes.errorbar(where, shares, errors, color=color, marker="o", capsize=2)
+    horizons = sorted({row["horizon"] for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(horizons, [f"{horizon:,}" for horizon in horizons])
+    axes.set_xticks([], minor=True)
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(0.0, low - (high - low)), high + 0.25 * (high - low))  # no closer than the errors justify
+    axes.set_xlabel("tokens of the session")
+    axes.set_ylabel("% of tokens, % of the charge")
+    signs = {budget: f"${budget.replace('^', '^{')}}}$" if "^" in budget else budget for budget in budgets}
+    keys = [Line2D([], [], color=color, label=f"b = {signs[budget]}") for budget, color in budgets.items()]
+    keys.append(Line2D([], [], color=GREY, marker="o", label="leaked ÷ charged (± one standard error)"))
+    keys.append(Line2D([], [], color=GREY, marker="s", mfc="white", ls=":", label="dissent of the same sessions"))
+    axes.legend(handles=keys, fontsize=7, loc="lower center", ncols=2)
+    return canvas
+
+
+@drawn(
+    "fig:universe",
+    "universe",
+    "Is a record in the corpus at all? Members against held-out records, for an attacker with all adapters and for one "
+    "who reads text. The guarantee does not cover this question.",
+)
+def _universe(result: Result) -> Canvas:
+    """ROC curves, one panel per attacker."""
+    canvas = _canvas(6.6, 3.1, None)
+    curves = {
+        "holds the adapters": [("adapters", attack) for attack in ("loss", "reference", "min-k", "spread")],
+        "reads text": [(source, attack) for source in ("released", "full") for attack in ("overlap", "surrogate")],
+    }
+    lines = ((BLUE, "-"), (ORANGE, "-"), (GREEN, "--"), (PINK, "--"))
+    panels = canvas.subplots(1, len(curves), sharey=True)
+    for axes, (title, shown) in zip(panels, curves.items(), strict=True):
+        axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":")
+        for (source, attack), (colour, line) in zip(shown, lines, strict=True):
+            rows = result.select(part="roc", collection=1, source=source, attack=attack)
+            auc = result.one(part="score", collection=1, source=source, attack=attack)["auc"]
+            name = attack if source == "adapters" else f"{source}, {attack}"
+            x, y = ([row[side] for row in rows] for side in ("false_positives", "true_positives"))
+            axes.plot(x, y, color=colour, linestyle=line, label=f"{name}: {auc:.2f}")
+        axes.set_title(title)
+        axes.set_xlabel("false positives")
+        axes.set_aspect("equal")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, title="AUC", fontsize=6, title_fontsize=6)
+    panels[0].set_ylabel("true positives")
+    canvas.tight_layout()
+    return canvas

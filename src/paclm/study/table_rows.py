@@ -1,0 +1,158 @@
+"""Which rows a table shows, with columns added where needed, and the notes below it; for `tables.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paclm.study.paper_numbers import SPREAD_OF_RATIO
+from paclm.study.regimes.sessions import spread_of_ratio
+from paclm.study.results import Result, Row
+from paclm.study.violations import FALSE_ALARMS
+
+
+def own_notes(result: Result) -> Sequence[str]:
+    return result.notes
+
+
+def _heading(name: str, row: Row) -> str:
+    return name if row["collection"] == 1 else f"{name}, collection {row['collection']}"
+
+
+def by_decoder(result: Result) -> dict[str, Row]:
+    """Rows of `accuracy` at 2^-32 by decoder and collection, with the positions of both decoders."""
+    own = {decoder: result.select(decoder=decoder, budget="2^-32") for decoder in ("greedy", "gumbel")}
+    counts = {f"positions_{decoder}": rows[0]["positions"] for decoder, rows in own.items()}
+    names = {"greedy": "greedy", "gumbel": "coupled Gumbel"}
+    return {_heading(names[decoder], row): {**row, **counts} for decoder, rows in own.items() for row in rows}
+
+
+def organic(result: Result) -> list[Row]:
+    rows = result.select(part="organic", collection=1)
+    return sorted(rows, key=lambda row: (row["kind"], row["repetitions"]))
+
+
+def by_sequences(result: Result) -> dict[str, Row]:
+    rows = [{**row, "memory_gb": row["memory_bytes"] / 1e9} for row in result.select(what="serving")]
+    return {f"{row['sequences']} sequence{'s' if row['sequences'] > 1 else ''}": row for row in rows}
+
+
+def operations(result: Result) -> list[Row]:
+    rows = result.select(what="operations")
+    return [{**row, **{name: float(row[name]) for name in ("dense", "collapsed", "factor")}} for row in rows]
+
+
+def by_training(result: Result) -> dict[str, Row]:
+    """Rows of `coupling` by decoder and way of training; the ceiling does not depend on the decoder."""
+    found = {}
+    for decoder in ("greedy", "gumbel"):
+        for row in result.select(decoder=decoder, collection=1):
+            ceiling = result.select(decoder="any", training=row["training"], collection=1)
+            found[f"{decoder}, {row['training']}"] = {**(ceiling[0] if ceiling else {}), **row}
+    return found
+
+
+def without_errors_of_no_noise(result: Result) -> list[Row]:
+    """Rows of `flatness`; without noise nothing is drawn that would have an error."""
+    rows = []
+    for row in result.rows:
+        is_noiseless = row["budget"] == "inf"
+        without = {"accuracy_stderr": None, "flip_dissent_stderr": None} if is_noiseless else {}
+        rows.append({**row, **without, "b": "∞" if is_noiseless else row["budget"]})
+    return rows
+
+
+def at_both_ends(result: Result) -> dict[str, Row]:
+    """Rows of `flatness` at 2^-32, with what is compared at 2^-4 and without noise, by decoder and collection."""
+    found = {}
+    for decoder, number in sorted({(row["decoder"], row["collection"]) for row in result.rows}):
+        tight, loose, noiseless = (
+            result.one(decoder=decoder, collection=number, budget=budget) for budget in ("2^-32", "2^-4", "inf")
+        )
+        row = {**tight}
+        for name, end, other in (("flip_dissent", "loose", loose), ("accuracy_dissent", "noiseless", noiseless)):
+            row |= {f"{name}_{end}": other[name], f"{name}_{end}_stderr": other[f"{name}_stderr"]}
+        found[_heading(decoder, row)] = row
+    return found
+
+
+def with_names(result: Result) -> list[Row]:
+    """Rows of `generation`, named by source, decoder and budget where they have one."""
+    names = {"private": "private", "public": "public model", "full": "full corpus (not private)", "human": "human text"}
+    parts = [(names[row["source"]], row["decoder"], row["budget"]) for row in result.rows]
+    return [{**row, "text": ", ".join(filter(None, each))} for row, each in zip(result.rows, parts, strict=True)]
+
+
+def neighbours(result: Result) -> list[Row]:
+    """GNMax chooses among the public top 200: public model and ceiling of the others are not its own."""
+    none = dict.fromkeys(("accuracy_public", "accuracy_ceiling", "headroom", "headroom_stderr"))
+    rows = result.select(kind="neighbour")
+    return [{**row, **(none if row["method"].startswith("GNMax") else {})} for row in rows]
+
+
+def at_floor(result: Result) -> list[str]:
+    is_at_floor = any(row["is_at_floor"] for row in result.select(kind="validation"))
+    return ["A probability is at the numerical floor."] if is_at_floor else []
+
+
+def by_arithmetic(result: Result) -> list[Row]:
+    rows = [(row, name) for row in result.rows for name in ("unanimity", "accuracy")]
+    columns = ("float32", "bfloat16", "difference", "stderr")
+    return [{**row, "name": name, **{column: row[f"{name}_{column}"] for column in columns}} for row, name in rows]
+
+
+def with_end(result: Result) -> list[Row]:
+    """A release that never reads the secret uses up no budget."""
+    endless = dict.fromkeys(("tokens_until_every_token", "tokens_until_dissent"), "no end")
+    return [row if row["reads_secret"] else {**row, **endless} for row in result.rows]
+
+
+def session_notes(result: Result) -> list[str]:
+    notes = [
+        "Leak: I(S; H_T) of the whole history, estimated from the entropy of the beliefs and, beside it, from the "
+        "belief in the realized world; the two agree when the belief is the true posterior. Difference: leak ÷ charged "
+        "minus the dissent of the same sessions up to the same horizon, session by session.",
+    ]
+    spread = spread_of_ratio(result.select(collection=1))
+    if spread is not None:
+        notes.append(
+            f"Across budgets, whose sessions are independent, leak ÷ charged at the longest horizon has a standard "
+            f"deviation of {100 * spread:.3f} percentage points (the paper: {SPREAD_OF_RATIO})."
+        )
+    return notes
+
+
+def with_stretch(result: Result) -> list[Row]:
+    """Rows of `sessions` with the tokens since the horizon before."""
+    rows, before = [], 0
+    for row in result.rows:
+        before = before if before < row["horizon"] else 0
+        rows.append({**row, "stretch": f"{before + 1:,} – {row['horizon']:,}"})
+        before = row["horizon"]
+    return rows
+
+
+def sweep_notes(result: Result) -> list[str]:
+    looks = 2 * len(result.select(collection=1))
+    return [
+        "†: the committed total is spent before the nominal length.",
+        f"p: one-sided, of the larger excess over the bound of the realized length. A violation (!) needs p under "
+        f"{FALSE_ALARMS} ÷ {looks}: the probability of any false alarm is {FALSE_ALARMS:.0%} at most.",
+    ]
+
+
+def scores(result: Result) -> list[Row]:
+    attackers = {
+        "adapters": "holds all adapters",
+        "released": "reads released text (2^-16 a token)",
+        "full": "reads text of the full-corpus adapter (not private)",
+    }
+    scores = {
+        "loss": "loss",
+        "reference": "loss against the public model",
+        "min-k": "least likely 20 % of tokens",
+        "spread": "spread over worlds",
+        "overlap": "shared 1- to 3-grams",
+        "surrogate": "surrogate model",
+    }
+    rows = result.select(part="score")
+    return [{**row, "attacker": attackers[row["source"]], "score": scores[row["attack"]]} for row in rows]
