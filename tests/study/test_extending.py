@@ -99,10 +99,10 @@ def test_the_regime_runs_and_its_table_and_figure_show_what_it_found(small_lab: 
     result = run_regime(small_lab, regime["REGIME"], "quick", scale=regime["MarginScale"](60))
     assert {row["decoder"] for row in result.rows} == {"greedy", "gumbel"}
     assert all(1 / small_lab.num_worlds <= row["share"] <= 1.0 for row in result.rows)
-    assert len(regime["REGIME"].describe(result)) == 2
+    assert len(regime["REGIME"].summary(result)) == 2
     data = load("table")["TABLE"].build({"margin": result})
     assert f"{result.rows[0]['share']:.1%}" in to_markdown(data)
-    svg, _ = save_figure(load("figure")["FIGURE"], {"margin": result}, tmp_path)
+    svg, _ = save_figure(load("figure")["margin"], {"margin": result}, tmp_path)
     assert ">gumbel<" in svg.read_text()
 
 

@@ -1,4 +1,4 @@
-"""The figures that are drawn from results, one function each. To add one, write a function under `@drawn`.
+"""The figures that are drawn from results, one function each. A new one is also named in `all_figures`.
 
 matplotlib is imported only when a figure is drawn. `fig:mechanism` shows no results; it is in `mechanism_drawing.py`.
 """
@@ -23,27 +23,20 @@ Draw = Callable[[Result], "Canvas"]
 Look = tuple[str, str]
 """Colour and marker."""
 
-_FIGURES = [MECHANISM]
-
 
 def all_figures() -> list[Figure]:
     """Every figure, by label."""
-    return sorted(_FIGURES, key=lambda figure: figure.label)
+    return [canary, degeneracy, flatness, MECHANISM, pmixed, releases, session, universe]
 
 
 def figure_named(label: str) -> Figure:
     """The figure of that label."""
-    return next(figure for figure in _FIGURES if figure.label == label)
+    return next(figure for figure in all_figures() if figure.label == label)
 
 
-def drawn(label: str, regime: str, caption: str) -> Callable[[Draw], Draw]:
-    """Adds a figure that is drawn from one result."""
-
-    def add(draw: Draw) -> Draw:
-        _FIGURES.append(Figure(label, caption, (regime,), lambda results: draw(results[regime])))
-        return draw
-
-    return add
+def drawn(label: str, regime: str, caption: str) -> Callable[[Draw], Figure]:
+    """Makes a figure of a function that draws one result."""
+    return lambda draw: Figure(label, caption, (regime,), lambda results: draw(results[regime]))
 
 
 def _canvas(width: float, height: float, layout: Any = "constrained") -> Canvas:
@@ -64,7 +57,7 @@ def _points(rows: Sequence[Row], x: str, y: str, error: str = "", aside: float =
     "Forced memorization of canaries, one token under a uniform belief; bars are 95 % intervals. As the budget falls "
     "membership no longer shows, while the payload is still emitted.",
 )
-def _canary(result: Result) -> Canvas:
+def canary(result: Result) -> Canvas:
     """Left: advantage against budget with the even split's curve. Right: emission under both hypotheses."""
     canvas = _canvas(6.6, 2.6, None)
     left, right = canvas.subplots(1, 2)
@@ -116,7 +109,7 @@ _TEXTS = (  # source, decoder, budget, name, colour, marker, line
     "every reference of equal length. (c, d) The hazard: as greedy text falls into loops the worlds agree more and the "
     "measured cost falls. Errors: bootstrap over sequences.",
 )
-def _degeneracy(result: Result) -> Canvas:
+def degeneracy(result: Result) -> Canvas:
     """(a) rep-3, (b) distinct-1, (c) unanimity and (d) the perplexity ratio of private text, all against length."""
     canvas = _canvas(6.6, 4.6, None)
     panels = canvas.subplots(2, 2, sharex=True)
@@ -156,7 +149,7 @@ def _degeneracy(result: Result) -> Canvas:
     "Flips rise towards the limit of a release that ignores the vote, flips on unanimous positions are exactly zero, "
     "and accuracy moves only as long as flips do. Bars: one standard error over passages.",
 )
-def _flatness(result: Result) -> Canvas:
+def flatness(result: Result) -> Canvas:
     """(a) σ against b with a 1/√b line; (b) flips and accuracy against b."""
     from matplotlib.lines import Line2D
 
@@ -238,7 +231,7 @@ def looks_of(names: Iterable[str], known: Mapping[str, Look] = _RELEASES) -> dic
     "the public top 200, PMixED over the whole vocabulary: each has a public model of its own. (b) is floored at "
     "0.1 %, and empty where the ceiling lies below the public model.",
 )
-def _pmixed(result: Result) -> Canvas:
+def pmixed(result: Result) -> Canvas:
     """(a) accuracy with four reference lines; (b) share of the own ceiling's gain, on a logarithmic scale."""
     canvas = _canvas(7.2, 2.9)
     left, right = canvas.subplots(1, 2)
@@ -285,7 +278,7 @@ def _pmixed(result: Result) -> Canvas:
     "of a line are budgets from 2^-32 (left) to 2^-4 (right). Dashed: releases that never read the secret leak "
     "nothing. Bars: one standard error over passages of the text.",
 )
-def _releases(result: Result) -> Canvas:
+def releases(result: Result) -> Canvas:
     """Retained gain against leak; releases that leak nothing are horizontal lines."""
     canvas = _canvas(4.6, 2.9)
     axes = canvas.subplots()
@@ -315,7 +308,7 @@ def _releases(result: Result) -> Canvas:
     "Leak of sessions as a share of what they were charged (points, errors over sessions), and the dissent of the very "
     "same sessions (open squares). Horizons of one budget share sessions.",
 )
-def _session(result: Result) -> Canvas:
+def session(result: Result) -> Canvas:
     """One colour per budget: points with errors are the leak, open squares the dissent."""
     from matplotlib.lines import Line2D
 
@@ -353,7 +346,7 @@ def _session(result: Result) -> Canvas:
     "Is a record in the corpus at all? Members against held-out records, for an attacker with all adapters and for one "
     "who reads text. The guarantee does not cover this question.",
 )
-def _universe(result: Result) -> Canvas:
+def universe(result: Result) -> Canvas:
     """ROC curves, one panel per attacker."""
     canvas = _canvas(6.6, 3.1, None)
     curves = {

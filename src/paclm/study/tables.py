@@ -250,7 +250,7 @@ _TABLES = (
         "tab:capacity",
         "capacity",
         "Capacity pilot: adapters with one canary against a clean control on identical data, over the tokens of the "
-        "payload. Gap in nats a token; rank 1 is the first choice. In brackets: the paper.",
+        "payload. Gap in nats a token; rank 1 is the first choice. In brackets, where it has one: the paper's.",
         (
             Column("setting", "r = {rank}, {epochs} epochs"),
             Column("kind", "{kind}"),
