@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from paclm.cli import demo as demo_module
 from paclm.cli.main import app
 from paclm.study.recorded_votes import RecordedVotes
-from paclm.worlds.settings import write_mechanism
+from paclm.worlds.settings import write_settings
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_the_settings_are_the_demos_own_until_somebody_changes_them(small_demo, 
     assert (workspace.training.learning_rate, workspace.training.batch_size) == (0.002, 2)
     assert (workspace.training.epochs, workspace.training.max_record_tokens) == (1, 40)
     assert (workspace.mechanism().per_token, workspace.mechanism().total) == (2.0**-16, 2.0**-6)
-    write_mechanism(workspace.settings.path, {"total": "2^-8"})
+    write_settings(workspace.settings.path, "mechanism", {"total": "2^-8"})
     again = demo_module._prepare(tmp_path / "demo")
     assert again.mechanism().total == 2.0**-8
 

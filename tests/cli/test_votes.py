@@ -20,7 +20,7 @@ from paclm.errors import InvalidInput, WorkspaceError
 from paclm.privacy.randomness import Coins
 from paclm.study.recorded_votes import RecordedVotes
 from paclm.worlds.layout import WORLDS_FILE
-from paclm.worlds.settings import write_mechanism
+from paclm.worlds.settings import write_settings
 from paclm.worlds.workspace import Workspace
 
 WORLDS = 4
@@ -161,7 +161,7 @@ def test_worlds_vote_as_paclm_toml_says_before_any_budget_is_set(workspace: Path
     opened = Workspace.open(workspace)
     assert opened.settings.voting == ("gumbel", 1.0, 200)
     file, before = workspace / "paclm.toml", (workspace / "paclm.toml").read_text()
-    write_mechanism(file, {"decoder": "greedy", "support_size": 30})
+    write_settings(file, "mechanism", {"decoder": "greedy", "support_size": 30})
     try:
         asked = ["votes", workspace, "--prompt", "The patient"]
         figures = json.loads(run(*asked, "--json"))

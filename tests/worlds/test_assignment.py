@@ -1,4 +1,4 @@
-"""Membership: exact row sums, and statistics that accept the uniform assignment and reject biased ones."""
+"""Membership, holdout and shards: exact sums, and statistics that accept uniform draws and reject biased ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from scipy import stats
 
 import paclm
 from paclm.errors import InvalidInput
-from paclm.worlds.assignment import BoolArray, _draw_rows, assign_groups, assign_worlds
+from paclm.worlds.assignment import (
+    BoolArray,
+    _draw_rows,
+    assign_groups,
+    assign_shards,
+    assign_worlds,
+    default_holdout,
+    split_holdout,
+)
+from paclm.worlds.records import Record
 
 NUM_RECORDS, NUM_WORLDS, SEED = 2064, 128, 101
 ALARM = 1e-6  # each p-value below must exceed this; for a fresh seed, five of them: false alarm <= 5e-6
@@ -186,26 +195,99 @@ def test_groups_are_never_split(groups: list[str], seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        ((0, 4, 1), "num_records must be a whole number of at least 1, not 0"),
-        ((2.5, 4, 1), "num_records must be a whole number, not 2.5"),
-        ((4, 0, 1), "The number of worlds must be a whole number of at least 2, not 0"),
-        ((4, 5, 1), "The number of worlds must be even, because every record is in half of them, not 5"),
-        ((4, 4, -1), "seed must be a whole number of at least 0, not -1"),
-        ((4, 4, True), "seed must be a whole number of at least 0, not True"),
-        ((4, 4, "101"), "seed must be a whole number, not '101'"),
+        ((0, 4, 1), "num_records.*0"),
+        ((2.5, 4, 1), r"num_records.*2\.5"),
+        ((4, 0, 1), "worlds.*0"),
+        ((4, 5, 1), "worlds.*5"),
+        ((4, 65_538, 1), "worlds.*65,538"),
+        ((4, 4, -1), "seed.*-1"),
+        ((4, 4, True), "seed.*True"),
+        ((4, 4, "101"), "seed.*'101'"),
     ],
 )
-def test_a_wrong_argument_is_named_with_its_rule(arguments: tuple[int, int, int], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
+def test_a_wrong_argument_is_refused_by_name_and_value(arguments: tuple[int, int, int], named: str) -> None:
+    with pytest.raises(InvalidInput, match=named):
         assign_worlds(*arguments)
 
 
-def test_no_groups_at_all_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="at least one record"):
+def test_no_groups_are_refused() -> None:
+    with pytest.raises(InvalidInput):
         assign_groups([], 4, 1)
 
 
 def test_assign_worlds_is_a_public_name() -> None:
     assert paclm.assign_worlds is assign_worlds
+
+
+# --- held out ---------------------------------------------------------------------------------------------------------
+
+
+def numbered(count: int, group_size: int | None = None) -> list[Record]:
+    return [Record(str(i), f"text {i}", None if group_size is None else f"g{i // group_size}") for i in range(count)]
+
+
+@given(st.integers(20, 80), st.integers(0, 10), st.integers(0, 99))
+def test_train_and_held_out_are_the_whole_corpus_in_order(count: int, wanted: int, seed: int) -> None:
+    records = numbered(count)
+    train, held_out = split_holdout(records, wanted, seed)
+    assert len(held_out) == wanted
+    assert sorted([*train, *held_out], key=lambda record: int(record.id)) == records
+    assert [int(record.id) for record in held_out] == sorted(int(record.id) for record in held_out)
+
+
+@given(st.integers(1, 5), st.integers(0, 30), st.integers(0, 99))
+def test_groups_are_held_out_whole(group_size: int, wanted: int, seed: int) -> None:
+    train, held_out = split_holdout(numbered(40 * group_size, group_size), wanted, seed)
+    assert wanted <= len(held_out) < wanted + group_size
+    assert not {record.group for record in train} & {record.group for record in held_out}
+
+
+def test_each_record_is_held_out_equally_often() -> None:
+    records = numbered(20)
+    counts = np.zeros(20)
+    for seed in range(2000):
+        for record in split_holdout(records, 5, seed)[1]:
+            counts[int(record.id)] += 1
+    # 20 binomial(2000, 1/4) counts, standard deviation 19.4: five of them miss with chance 20 x 6e-7
+    assert np.abs(counts - 500).max() < 5 * np.sqrt(2000 * 0.25 * 0.75)
+
+
+def test_the_default_is_a_fifth_and_at_most_512() -> None:
+    assert [default_holdout(count) for count in (4, 100, 2560, 50_000)] == [0, 20, 512, 512]
+
+
+def test_too_few_units_for_the_worlds_are_refused() -> None:
+    for records, held_out, left in ((numbered(10), 3, 7), (numbered(50, 10), 0, 5)):
+        with pytest.raises(InvalidInput, match=f"leave {left} "):
+            split_holdout(records, held_out, 1)
+    with pytest.raises(InvalidInput, match=r"holdout.*-1"):
+        split_holdout(numbered(10), -1, 1)
+
+
+# --- shards -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_record_is_in_exactly_one_shard_and_shards_are_even() -> None:
+    shards = assign_shards(range(103), 8, seed=1)
+    assert shards.shape == (103, 8)
+    assert (shards.sum(axis=1) == 1).all()
+    assert np.ptp(shards.sum(axis=0)) <= 1
+
+
+def test_records_of_one_unit_share_a_shard() -> None:
+    units = [f"patient {number // 3}" for number in range(60)]
+    shards = assign_shards(units, 4, seed=2)
+    assert (shards.reshape(20, 3, 4) == shards[::3, None]).all()
+
+
+def test_a_seed_gives_one_assignment_of_shards() -> None:
+    assert np.array_equal(assign_shards(range(40), 4, seed=3), assign_shards(range(40), 4, seed=3))
+    assert not np.array_equal(assign_shards(range(40), 4, seed=3), assign_shards(range(40), 4, seed=4))
+
+
+@pytest.mark.parametrize("num_shards", [0, 1, 41])
+def test_shards_that_cannot_be_filled_are_refused(num_shards: int) -> None:
+    with pytest.raises(InvalidInput, match="shards"):
+        assign_shards(range(40), num_shards, seed=0)

@@ -28,7 +28,7 @@ def test_a_long_record_is_cut_where_expected() -> None:
 
 @pytest.mark.parametrize(("block", "cap", "name"), [(1, 5, "block_tokens"), (4, 0, "max_record_tokens")])
 def test_lengths_without_a_target_are_refused(block: int, cap: int, name: str) -> None:
-    with pytest.raises(InvalidInput, match=f"{name} must be at least"):
+    with pytest.raises(InvalidInput, match=name):
         cut_blocks([1, 2], block, cap)
 
 

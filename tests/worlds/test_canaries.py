@@ -58,7 +58,7 @@ def test_a_seed_names_its_canaries(canaries: list[Canary], small_tokenizer: Any)
 
 def test_none_are_made_unless_asked_for(small_tokenizer: Any) -> None:
     assert make_canaries(0, small_tokenizer, seed=1) == []
-    with pytest.raises(InvalidInput, match="num_canaries must be a whole number of at least 0, not -1"):
+    with pytest.raises(InvalidInput, match=r"num_canaries.*-1"):
         make_canaries(-1, small_tokenizer, seed=1)
 
 
@@ -91,5 +91,5 @@ def test_a_tokenizer_that_does_not_round_trip_is_refused(small_tokenizer: Any) -
             return {"input_ids": [[0] for _ in text]}
 
     tokenizer = Forgetful(all_special_ids=[], decode=lambda token_ids, **options: "x")
-    with pytest.raises(InvalidInput, match="offers no canary: after 0 tokens"):
+    with pytest.raises(InvalidInput, match="--canaries 0"):
         make_canaries(1, tokenizer, seed=1)  # type: ignore[arg-type]

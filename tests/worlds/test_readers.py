@@ -1,4 +1,4 @@
-"""Readers: every format gives the same records, every broken input its own sentence, and nothing vanishes."""
+"""Readers: every format gives the same records, every broken input is named, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ def test_a_folder_gives_one_record_per_text_file_in_the_order_of_paths(tmp_path:
     corpus = read_corpus(str(tmp_path), ReadOptions(group_by="folder"))
     assert essence(corpus) == [("a/z.md", "one", "a"), ("b.txt", "two", "."), ("c.TXT", "three", ".")]
     assert [record.source for record in corpus.records] == ["a/z.md:1", "b.txt:1", "c.TXT:1"]
-    assert corpus.report.sentences() == ["1 file is not .txt or .md and not read (scan.pdf)."]
+    assert corpus.report.ignored_files == ("scan.pdf",)
+    (sentence,) = corpus.report.sentences()
+    assert "1 (scan.pdf)" in sentence
 
 
 def test_ids_come_from_the_text_where_none_are_given_and_stay_when_the_order_changes(tmp_path: Path) -> None:
@@ -96,7 +98,7 @@ def test_numbers_serve_as_ids_and_groups_and_other_fields_can_be_named(tmp_path:
     assert essence(corpus) == [("7", "x", "3")]
 
 
-def test_copies_are_kept_and_reported_with_why_they_matter(tmp_path: Path) -> None:
+def test_copies_are_kept_and_reported(tmp_path: Path) -> None:
     lines = [
         '{"text": "same"}',
         '{"text": "same"}',
@@ -108,8 +110,8 @@ def test_copies_are_kept_and_reported_with_why_they_matter(tmp_path: Path) -> No
     assert len({record.id for record in corpus.records}) == 5
     first = corpus.records[0].id
     assert [record.id for record in corpus.records] == [first, f"{first}~2", "x", corpus.records[3].id, f"{first}~3"]
+    assert len(corpus.report.duplicates) == 3
     (sentence,) = corpus.report.sentences()
-    assert sentence.startswith("3 records have the same text as an earlier one")
     assert "d.jsonl:2 = " in sentence
     assert "--group-by" in sentence
 
@@ -119,7 +121,7 @@ def test_copies_within_a_group_are_protected_together(tmp_path: Path) -> None:
     report = read_corpus(write(tmp_path / "d.jsonl", "\n".join(lines)), ReadOptions(group_by="who")).report
     assert [again.rpartition(":")[2] for again, _ in report.duplicates] == ["3"]
     assert report.num_copies_in_groups == 1
-    assert "1 record repeats a text of the same group" in report.sentences()[1]
+    assert len(report.sentences()) == 2
 
 
 def test_groups_that_look_the_same_are_pointed_out_by_place_and_stay_apart(tmp_path: Path) -> None:
@@ -130,7 +132,6 @@ def test_groups_that_look_the_same_are_pointed_out_by_place_and_stay_apart(tmp_p
     pairs = [tuple(place.rpartition(":")[2] for place in pair) for pair in corpus.report.groups_alike]
     assert pairs == [("2", "1"), ("4", "3"), ("5", "3")]
     (sentence,) = corpus.report.sentences()
-    assert sentence.startswith("3 groups are spelt like an earlier one but for case, spaces or marks")
     assert not any(str(name) in sentence for name in names[:7])
 
 
@@ -161,10 +162,8 @@ def test_a_broken_line_is_named_and_hides_no_other_line(line: str | bytes, reaso
         read_corpus(path)
     corpus = read_corpus(path, ReadOptions(skip_bad=True))
     assert [record.text for record in corpus.records] == ["first", "last"]
-    report = corpus.report
-    assert report.num_rows == report.num_records + len(report.problems)
-    assert (len(report.problems), report.num_blank_lines) == (1, 1)
-    assert "n.jsonl:3" in report.sentences()[0]
+    assert (len(corpus.report.problems), corpus.report.num_blank_lines) == (1, 1)
+    assert "n.jsonl:3" in corpus.report.sentences()[0]
 
 
 def test_only_ten_problems_are_listed_and_the_rest_counted(tmp_path: Path) -> None:
@@ -182,37 +181,35 @@ def test_errors_never_quote_private_text(tmp_path: Path) -> None:
         assert "gout" not in str(caught.value)
 
 
-def test_one_id_with_two_texts_is_refused_and_points_to_grouping(tmp_path: Path) -> None:
-    path = write(tmp_path / "n.csv", "patient,text\np1,one\np1,two\n")
-    with pytest.raises(CorpusError, match=r"n\.csv:3: has the id of .*n\.csv:2 but another text.*--group-by"):
-        read_corpus(path, ReadOptions(id_field="patient"))
+REFUSED = {
+    "one id, two texts": (
+        "n.csv",
+        "key,text\np,one\np,two\n",
+        {"id_field": "key"},
+        r"n\.csv:3: .*n\.csv:2 .*--group-by",
+    ),
+    "no id": ("n.jsonl", '{"text": "x", "key": true}', {"id_field": "key"}, "'key'.*--id-field"),
+    "no group": ("n.jsonl", '{"text": "x", "who": null}', {"group_by": "who"}, "'who'.*--group-by"),
+    "no such column": ("n.csv", "a,b\n1,2\n", {}, "'text'.*: a, b"),
+    "a header with spaces": ("n.csv", "Patient ID,note text\np1,a\n", {}, "'text'.*not shown.*--text-field"),
+    "too few columns": ("n.csv", 'id,text\n1,"a\nb"\n2\n', {}, r"n\.csv:4: "),
+    "an open quote": ("n.csv", 'id,text\n1,a\n2,"never closed\n3,b\n', {}, r"n\.csv:3 "),
+    "no gzip": ("n.jsonl.gz", "plain text", {}, "gzip"),
+    "an empty file": ("n.jsonl", "", {}, "no rows"),
+    "blank lines": ("n.jsonl", "\n\n", {}, "no rows"),
+    "a header alone": ("n.csv", "id,text\n", {}, "no rows"),
+    "an unknown kind": ("n.docx", "x", {}, r"\.csv, \.jsonl"),
+}
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (ReadOptions(id_field="key"), "has nothing usable in field 'key'; an id"),
-        (ReadOptions(group_by="who"), "has nothing usable in field 'who'; a group"),
-    ],
-)
-def test_a_missing_id_or_group_is_named(options: ReadOptions, reason: str, tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=reason):
-        read_corpus(write(tmp_path / "n.jsonl", '{"text": "x", "who": null, "key": true}'), options)
-
-
-def test_a_table_without_the_column_lists_its_columns(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"has no column 'text'. Its columns are: a, b"):
-        read_corpus(write(tmp_path / "n.csv", "a,b\n1,2\n"))
-
-
-def test_a_row_with_too_few_columns_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"n\.csv:4: has 1 columns where the header has 2"):
-        read_corpus(write(tmp_path / "n.csv", 'id,text\n1,"a\nb"\n2\n'))
-
-
-def test_an_open_quote_is_named_by_the_line_where_it_starts(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"n\.csv:3 is not a row of a table"):
-        read_corpus(write(tmp_path / "n.csv", 'id,text\n1,a\n2,"never closed\n3,b\n'))
+@pytest.mark.parametrize(("name", "content", "options", "named"), REFUSED.values(), ids=REFUSED)
+def test_a_file_that_cannot_be_read_is_refused_by_name(
+    name: str, content: str, options: dict[str, str], named: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / name, content)
+    with pytest.raises(CorpusError, match=named) as raised:
+        read_corpus(path, ReadOptions(**options))  # type: ignore[arg-type]
+    assert path in str(raised.value)
 
 
 def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path: Path) -> None:
@@ -230,8 +227,7 @@ def test_line_ends_of_other_systems_become_plain_ones_and_are_reported(tmp_path:
     corpus = read_corpus(str(tmp_path))
     assert [record.text for record in corpus.records] == ["one\ntwo\n", "one\ntwo", "one\ntwo"]
     assert corpus.report.num_line_ends == 2
-    (said,) = [sentence for sentence in corpus.report.sentences() if "CR LF" in sentence]
-    assert said.startswith("2 records have lines that end with CR LF or CR; in the workspace they end with LF")
+    assert "CR LF" in corpus.report.sentences()[-1]
 
 
 def test_line_ends_inside_tables_and_json_count_and_those_between_rows_do_not(tmp_path: Path) -> None:
@@ -250,29 +246,16 @@ def test_a_file_that_was_cut_off_is_refused_however_much_could_be_read(name: str
         file.write("text\n" if "csv" in name else "")
         file.writelines(f'{{"text": "{number * 7919 % 10007} note"}}\n' for number in range(20_000))
     path = write(tmp_path / name, (tmp_path / "whole").read_bytes()[:-200])
-    with pytest.raises(CorpusError, match="is damaged or cut off after"):
+    with pytest.raises(CorpusError, match=name):
         read_corpus(path, ReadOptions(skip_bad=True))
 
 
-def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="is not a gzip file, whatever its name says"):
-        read_corpus(write(tmp_path / "n.jsonl.gz", "plain text"))
-
-
-@pytest.mark.parametrize(
-    ("content", "name"), [("", "n.jsonl"), ("\n\n", "n.jsonl"), ("id,text\n", "n.csv"), ("", "n.csv")]
-)
-def test_a_file_without_records_is_refused(content: str, name: str, tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="holds no record: it has no rows"):
-        read_corpus(write(tmp_path / name, content))
-
-
-def test_a_folder_without_texts_says_what_it_holds(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"is empty\. Check the path"):
-        read_corpus(str(tmp_path))
-    write(tmp_path / "scan.pdf", "x")
-    with pytest.raises(CorpusError, match=r"holds no \.txt or \.md files; .* for example, scan\.pdf"):
-        read_corpus(str(tmp_path))
+def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
+    for others in ((), ("scan.pdf",)):
+        for name in others:
+            write(tmp_path / name, "x")
+        with pytest.raises(CorpusError, match=rf"{tmp_path}.*{'|'.join(others)}"):
+            read_corpus(str(tmp_path))
 
 
 def test_an_undecodable_text_file_is_named(tmp_path: Path) -> None:
@@ -282,13 +265,10 @@ def test_an_undecodable_text_file_is_named(tmp_path: Path) -> None:
         read_corpus(str(tmp_path))
 
 
-def test_unknown_kinds_and_missing_files_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"is of a kind that is not read here; these are: \.csv, \.jsonl"):
-        read_corpus(write(tmp_path / "n.docx", "x"))
-    with pytest.raises(CorpusError, match=r"There is no file or folder .*missing\.jsonl"):
-        read_corpus(str(tmp_path / "missing.jsonl"))
-    with pytest.raises(CorpusError, match=r"There is no file or folder missing\.jsonl\.gz"):
-        read_corpus("missing.jsonl.gz")
+def test_a_missing_file_is_named() -> None:
+    for name in ("missing.jsonl", "missing.jsonl.gz", "/no/such/folder"):
+        with pytest.raises(CorpusError, match=name):
+            read_corpus(name)
 
 
 def test_a_missing_package_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +277,7 @@ def test_a_missing_package_is_named_with_its_command(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(CorpusError, match="pip install pyarrow"):
         read_corpus(write(tmp_path / "n.parquet", "x"))
-    with pytest.raises(CorpusError, match=r"There is no file or folder stanfordnlp/imdb, .*pip install datasets"):
+    with pytest.raises(CorpusError, match=r"stanfordnlp/imdb.*pip install datasets"):
         read_corpus("stanfordnlp/imdb")
 
 
@@ -318,7 +298,7 @@ def test_parquet_rows_become_records(tmp_path: Path, monkeypatch: pytest.MonkeyP
     corpus = read_corpus(write(tmp_path / "n.parquet", "PAR1"), ReadOptions(group_by="patient"))
     assert essence(corpus) == [(row["id"], row["text"], row["patient"]) for row in ROWS]
     assert corpus.records[2].source.endswith("n.parquet:3")
-    with pytest.raises(CorpusError, match="cannot be read as Parquet"):
+    with pytest.raises(CorpusError, match=r"n\.parquet.*magic bytes"):
         read_corpus(write(tmp_path / "n.parquet", "junk"))
 
 
@@ -333,7 +313,7 @@ def test_a_data_set_name_reads_the_split_that_was_asked_for(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "datasets", module)
     assert len(read_corpus("owner/notes").records) == 3
     assert read_corpus("owner/notes:test").records[0].source == "owner/notes[test]:1"
-    with pytest.raises(CorpusError, match=r"The data set owner/notes \(split dev\) cannot be had: Unknown split 'dev'"):
+    with pytest.raises(CorpusError, match=r"owner/notes.*Unknown split 'dev'"):
         read_corpus("owner/notes:dev")
 
 
@@ -344,7 +324,7 @@ def test_the_synthetic_clinic_is_a_corpus_like_any_other() -> None:
     assert corpus.report.duplicates == ()
     assert 1 < len({record.group for record in corpus.records}) < 120
     assert read_corpus("clinic:120", ReadOptions(group_by="patient")).digest == corpus.digest
-    with pytest.raises(InvalidInput, match="asks for no notes"):
+    with pytest.raises(InvalidInput, match="clinic:0"):
         read_corpus("clinic:0")
 
 
@@ -370,10 +350,10 @@ def test_every_row_is_a_record_or_a_named_problem(tmp_path: Path, rows: list[str
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("name", ["notes.jsonl", "notes.csv", "notes.jsonl.gz", "notes.txt"])
-def test_utf_16_is_called_by_its_name_with_the_way_out(name: str, encoding: str, tmp_path: Path) -> None:
+def test_utf_16_is_refused_with_the_command_that_converts_it(name: str, encoding: str, tmp_path: Path) -> None:
     content = ("\ufeff" + '{"text": "zinnober"}\n' * 3).encode(encoding)
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    with pytest.raises(CorpusError, match=r"is UTF-16.*iconv -f utf-16 -t utf-8") as raised:
+    with pytest.raises(CorpusError, match="iconv -f utf-16 -t utf-8") as raised:
         read_corpus(str(tmp_path if name.endswith(".txt") else tmp_path / name))
     assert "zinnober" not in str(raised.value)
 
@@ -381,15 +361,9 @@ def test_utf_16_is_called_by_its_name_with_the_way_out(name: str, encoding: str,
 @pytest.mark.parametrize(("name", "content"), [("n.csv", "Zinn ober,Text \n1,a\n"), ("n.jsonl", '{"Text ": "a"}\n')])
 def test_a_field_that_is_written_otherwise_is_named_and_no_other(name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
-    with pytest.raises(CorpusError, match=r"no (column|field) 'text'.*'Text '") as raised:
+    with pytest.raises(CorpusError, match=r"'text'.*'Text '") as raised:
         read_corpus(str(tmp_path / name))
     assert "Zinn" not in str(raised.value)
-
-
-def test_a_header_with_spaces_is_not_called_no_header(tmp_path: Path) -> None:
-    (tmp_path / "n.csv").write_text("Patient ID,note text\np1,a\n")
-    with pytest.raises(CorpusError, match=r"first row is not shown.*look there.*Name columns with --text-field"):
-        read_corpus(str(tmp_path / "n.csv"))
 
 
 @pytest.mark.parametrize("header", ["id;text", '"id";"text"', "zinnober;42"])
@@ -398,7 +372,7 @@ def test_semicolons_between_fields_are_seen_and_no_row_is_shown(
     header: str, name: str, wanted: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text(f"{header}\n1;zinnober\n")
-    with pytest.raises(CorpusError, match=f"seem to be separated by ; and not by {wanted}.*convert it: ") as raised:
+    with pytest.raises(CorpusError, match=f" ; .*{wanted}.*convert it: ") as raised:
         read_corpus(str(tmp_path / name))
     assert "zinnober" not in str(raised.value)
 

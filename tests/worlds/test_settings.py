@@ -9,7 +9,7 @@ import pytest
 
 from paclm.config import TrainingConfig
 from paclm.errors import WorkspaceError
-from paclm.worlds.settings import Voting, load_settings, render_settings, write_mechanism, write_training
+from paclm.worlds.settings import Voting, load_settings, render_settings, write_settings
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def settings_file(tmp_path: Path) -> Path:
 def test_training_settings_are_written_where_they_stand_and_nothing_else_changes(settings_file: Path) -> None:
     before = settings_file.read_text().splitlines()
     changes = {"learning_rate": 0.002, "batch_size": 2, "targets": ("q_proj", "v_proj")}
-    write_training(settings_file, changes)
+    write_settings(settings_file, "training", changes)
     assert load_settings(settings_file).training == replace(TrainingConfig(), **changes)
     after = settings_file.read_text().splitlines()
     changed = [new for old, new in zip(before, after, strict=True) if old != new]
@@ -31,8 +31,8 @@ def test_training_settings_are_written_where_they_stand_and_nothing_else_changes
 
 def test_training_settings_find_their_section_wherever_it_is_or_make_it(settings_file: Path) -> None:
     settings_file.write_text("[server]\nport = 81\n")
-    write_training(settings_file, {"epochs": 5})
-    write_mechanism(settings_file, {"per_token": "2^-16", "total": "2^-6"})
+    write_settings(settings_file, "training", {"epochs": 5})
+    write_settings(settings_file, "mechanism", {"per_token": "2^-16", "total": "2^-6"})
     found = load_settings(settings_file)
     assert found.training.epochs == 5
     assert found.server.port == 81
@@ -40,15 +40,15 @@ def test_training_settings_find_their_section_wherever_it_is_or_make_it(settings
     assert found.config.per_token == 2.0**-16
 
 
-def test_a_file_in_which_a_setting_cannot_be_placed_is_left_as_it_is_and_that_is_said(settings_file: Path) -> None:
+def test_a_file_that_cannot_be_edited_is_left_unchanged(settings_file: Path) -> None:
     written = "training = {epochs = 3}\n"
     settings_file.write_text(written)
-    with pytest.raises(WorkspaceError, match="Write by hand: epochs = 5"):
-        write_training(settings_file, {"epochs": 5})
+    with pytest.raises(WorkspaceError, match="epochs = 5"):
+        write_settings(settings_file, "training", {"epochs": 5})
     assert settings_file.read_text() == written
 
 
 def test_how_worlds_vote_is_known_before_a_budget_is_set(settings_file: Path) -> None:
     assert load_settings(settings_file).voting == Voting("gumbel", 1.0, 200)
-    write_mechanism(settings_file, {"decoder": "greedy", "support_size": 30})
+    write_settings(settings_file, "mechanism", {"decoder": "greedy", "support_size": 30})
     assert load_settings(settings_file).voting == Voting("greedy", 1.0, 30)

@@ -78,11 +78,11 @@ def test_the_membership_cannot_be_changed_by_accident(make: Make) -> None:
         make().workspace.membership[0, 0] = True
 
 
-def test_a_workspace_that_others_can_enter_is_refused_with_the_command_that_closes_it(make: Make) -> None:
+def test_a_workspace_that_others_can_enter_is_refused(make: Make) -> None:
     path = make().workspace.path
     for folder in (path, path / "curator"):
         folder.chmod(0o755)
-        with pytest.raises(WorkspaceError, match=r"can be entered by other users \(mode 0755\).*chmod -R go-rwx"):
+        with pytest.raises(WorkspaceError, match="0755"):
             Workspace.open(path)
         folder.chmod(0o700)
     Workspace.open(path)
@@ -104,10 +104,10 @@ def test_a_changed_or_missing_file_is_refused_by_its_name(make: Make, name: str)
     path = make().workspace.path
     content = (path / name).read_bytes()
     (path / name).write_bytes(content + b"\n")
-    with pytest.raises(WorkspaceError, match=rf"{name} has changed since the workspace was made"):
+    with pytest.raises(WorkspaceError, match=name):
         Workspace.open(path)
     (path / name).unlink()
-    with pytest.raises(WorkspaceError, match=rf"{name} cannot be read: No such file"):
+    with pytest.raises(WorkspaceError, match=name):
         Workspace.open(path)
     (path / name).write_bytes(content)
     Workspace.open(path)
@@ -118,41 +118,33 @@ def copy_of(base: Base, folder: Path) -> Base:
     return replace(base, folder=folder)
 
 
-def test_a_changed_base_model_is_refused(make: Make, base: Base, tmp_path: Path) -> None:
-    moved = copy_of(base, tmp_path / "model")
-    path = make(base=moved).workspace.path
-    weights = moved.folder / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-    with pytest.raises(WorkspaceError, match="The base model small has changed since the workspace was made"):
-        Workspace.open(path)
-
-
-def test_a_base_model_that_was_only_touched_is_accepted(make: Make, base: Base, tmp_path: Path) -> None:
-    moved = copy_of(base, tmp_path / "model")
-    path = make(base=moved).workspace.path
-    os.utime(moved.folder / "model.safetensors", ns=(1, 1))
-    Workspace.open(path, verify_in_full=True)
-
-
-def test_a_change_that_keeps_size_and_time_is_found_when_asked_to_verify_in_full(
-    make: Make, base: Base, tmp_path: Path
+@pytest.mark.parametrize(
+    ("is_edited", "keeps_time", "in_full", "is_refused"),
+    [
+        (True, False, False, True),
+        (False, False, True, False),  # only touched
+        (True, True, False, False),  # size and time are as they were
+        (True, True, True, True),
+    ],
+)
+def test_a_changed_base_model_is_refused(
+    make: Make, base: Base, tmp_path: Path, is_edited: bool, keeps_time: bool, in_full: bool, is_refused: bool
 ) -> None:
     moved = copy_of(base, tmp_path / "model")
     path = make(base=moved).workspace.path
     weights = moved.folder / "model.safetensors"
-    before = weights.stat()
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
+    before, content = weights.stat(), bytearray(weights.read_bytes())
+    content[-1] ^= is_edited
     weights.write_bytes(content)
-    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    Workspace.open(path)
-    with pytest.raises(WorkspaceError, match="has changed"):
-        Workspace.open(path, verify_in_full=True)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns) if keeps_time else (1, 1))
+    if is_refused:
+        with pytest.raises(WorkspaceError, match="small"):
+            Workspace.open(path, verify_in_full=in_full)
+    else:
+        Workspace.open(path, verify_in_full=in_full)
 
 
-def test_the_writer_of_a_config_is_no_part_of_the_fingerprint(base: Base, tmp_path: Path) -> None:
+def test_the_version_that_wrote_a_config_does_not_change_the_fingerprint(base: Base, tmp_path: Path) -> None:
     moved = copy_of(base, tmp_path / "model")
     config = json.loads((moved.folder / "config.json").read_text())
     (moved.folder / "config.json").write_text(json.dumps({**config, "transformers_version": "9.9"}))
@@ -177,41 +169,28 @@ def test_adapters_enter_the_manifest_and_are_checked_from_then_on(make: Make) ->
     assert Workspace.open(workspace.path).manifest.adapters["worlds.safetensors"]["rank"] == 8
     assert workspace.manifest.digest == digest  # ledgers bind to corpus, membership and base
     file.write_bytes(b"Weights")
-    with pytest.raises(WorkspaceError, match=r"worlds\.safetensors has changed since it was trained"):
+    with pytest.raises(WorkspaceError, match=r"worlds\.safetensors"):
         Workspace.open(workspace.path)
     file.unlink()
-    with pytest.raises(WorkspaceError, match=r"worlds\.safetensors is missing"):
+    with pytest.raises(WorkspaceError, match=r"worlds\.safetensors"):
         Workspace.open(workspace.path)
 
 
-def test_a_folder_that_is_no_workspace_says_why(tmp_path: Path) -> None:
-    with pytest.raises(WorkspaceError, match="is not a workspace: there is no such folder"):
-        Workspace.open(tmp_path / "none")
-    with pytest.raises(WorkspaceError, match=r"is not a workspace: it has no manifest\.json"):
-        Workspace.open(tmp_path)
+def test_a_folder_that_is_not_a_workspace_is_refused(tmp_path: Path) -> None:
+    for folder, named in ((tmp_path / "none", "none"), (tmp_path, r"manifest\.json")):
+        with pytest.raises(WorkspaceError, match=f"{named}.*paclm init"):
+            Workspace.open(folder)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "is not JSON"),
-        ("[]", "has format None"),
-        ('{"format": 99}', "has format 99, and this version of paclm reads format 1"),
-        ('{"format": 1}', "lacks or adds entries"),
-    ],
-)
-def test_a_manifest_that_cannot_be_understood_is_refused(make: Make, content: str, message: str) -> None:
-    path = make().workspace.path
-    (path / "manifest.json").write_text(content)
-    with pytest.raises(WorkspaceError, match=message):
-        Workspace.open(path)
-
-
-def test_a_manifest_that_cannot_be_read_is_refused(make: Make) -> None:
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": 99}', '{"format": 1}', None])
+def test_a_manifest_that_cannot_be_read_is_refused(make: Make, content: str | None) -> None:
     path = make().workspace.path
     (path / "manifest.json").unlink()
-    (path / "manifest.json").mkdir()
-    with pytest.raises(WorkspaceError, match=r"manifest\.json cannot be read: Is a directory"):
+    if content is None:
+        (path / "manifest.json").mkdir()
+    else:
+        (path / "manifest.json").write_text(content)
+    with pytest.raises(WorkspaceError, match=r"manifest\.json"):
         Workspace.open(path)
 
 
@@ -223,7 +202,7 @@ def with_settings(path: Path, text: str) -> Workspace:
 def test_budgets_have_no_default_and_are_read_once_they_are_written(make: Make) -> None:
     workspace = make().workspace
     assert workspace.config is None
-    with pytest.raises(InvalidInput, match="needs per_token, total"):
+    with pytest.raises(InvalidInput, match="per_token, total"):
         workspace.mechanism()
     assert workspace.mechanism(per_token="2^-32", total="2^-10").total == 2**-10
     workspace = with_settings(workspace.path, '[mechanism]\nper_token = "2^-32"\ntotal = 1e-3\nrelease = "channel"\n')
@@ -245,37 +224,40 @@ def test_the_template_explains_every_setting_and_its_examples_are_valid(make: Ma
 
 
 @pytest.mark.parametrize(
-    ("text", "error", "message"),
+    ("text", "named"),
     [
-        ("[mechanism]\nper_tokens = 1.0\n", InvalidInput, r"Unknown setting per_tokens in \[mechanism\]"),
-        ("[mechanism]\nper_token = 1.0\n", InvalidInput, "needs total"),
-        ("[mechanism]\nrelease = 'laplace'\n", InvalidInput, "release must be one of"),
-        ("[mechanisms]\n", InvalidInput, "Unknown section mechanisms"),
-        ("mechanism = 1\n", InvalidInput, "mechanism in .* stands outside of a section"),
-        ("[training]\nepochs = 0\n", InvalidInput, "epochs must be at least 1, not 0"),
-        ("[training]\nrank = '8'\n", InvalidInput, 'rank in .* must be written like 8, not "8"'),
-        ("[training]\ncoupled = 'no'\n", InvalidInput, 'coupled in .* must be written like true, not "no"'),
-        ("[training]\nepochs = true\n", InvalidInput, "epochs in .* must be written like 2, not true"),
-        ("[training]\ntargets = [1]\n", InvalidInput, r'targets in .* must be written like "auto", not \[1\]'),
-        ("[server]\nhost = ['::1']\n", InvalidInput, r'host in .* must be written like "127.0.0.1", not \["::1"\]'),
-        ("[server]\ncors_origins = 'x'\n", InvalidInput, r'cors_origins in .* must be written like \[\], not "x"'),
-        ("[training]\nblock_tokens = 1\n", InvalidInput, "block_tokens must be at least 2, or 0"),
-        ("[training]\nlearning_rate = -1\n", InvalidInput, "learning_rate must be a positive number"),
-        ("[training]\nweight_decay = -1\n", InvalidInput, "weight_decay must be a number of at least 0"),
-        ("[training]\ntargets = []\n", InvalidInput, "targets must be auto"),
-        ("[runtime]\nmax_sequences = 0\n", InvalidInput, "max_sequences must be at least 1"),
-        ("[runtime]\ncontext = 2\n", InvalidInput, "context must be at least 4, not 2"),
-        ("[server]\nport = 2026-01-01\n", InvalidInput, 'port in .* must be written like 8000, not "2026-01-01"'),
-        ("[server]\ncors_origins = ['notes.example']\n", InvalidInput, "begins with https://.*not 'notes.example'"),
-        ("[server]\ncors_origins = ['https://a.example/']\n", InvalidInput, "no path.*not 'https://a.example/'"),
-        ("[server]\ncors_origins = ['https://*.a.example']\n", InvalidInput, r"or \*, as browsers.*not 'https://\*\."),
-        ("[mechanism\n", WorkspaceError, "is not valid TOML"),
+        ("[mechanism]\nper_tokens = 1.0\n", r"per_tokens in \[mechanism\]"),
+        ("[mechanism]\nper_token = 1.0\n", "total"),
+        ("[mechanism]\nrelease = 'laplace'\n", "release.*laplace"),
+        ("[mechanisms]\n", "mechanisms"),
+        ("mechanism = 1\n", r"mechanism in .*\[mechanism\]"),
+        ("[training]\nepochs = 0\n", "epochs.*0"),
+        ("[training]\nrank = '8'\n", 'rank.* 8.*"8"'),
+        ("[training]\ncoupled = 'no'\n", 'coupled.*true.*"no"'),
+        ("[training]\nepochs = true\n", "epochs.* 2.*true"),
+        ("[training]\ntargets = [1]\n", r'targets.*"auto".*\[1\]'),
+        ("[server]\nhost = ['::1']\n", r'host.*"127.0.0.1".*\["::1"\]'),
+        ("[server]\ncors_origins = 'x'\n", r'cors_origins.*\[\].*"x"'),
+        ("[training]\nblock_tokens = 1\n", "block_tokens"),
+        ("[training]\nlearning_rate = -1\n", "learning_rate.*-1"),
+        ("[training]\nweight_decay = -1\n", "weight_decay.*-1"),
+        ("[training]\ntargets = []\n", "targets.*auto"),
+        ("[runtime]\nmax_sequences = 0\n", "max_sequences.*0"),
+        ("[runtime]\ncontext = 2\n", "context.*2"),
+        ("[server]\nport = 2026-01-01\n", 'port.*8000.*"2026-01-01"'),
+        ("[server]\ncors_origins = ['notes.example']\n", "https://.*'notes.example'"),
+        ("[server]\ncors_origins = ['https://a.example/']\n", "path.*'https://a.example/'"),
+        ("[server]\ncors_origins = ['https://*.a.example']\n", r"'https://\*\."),
     ],
 )
-def test_settings_that_are_wrong_are_named(make: Make, text: str, error: type[Exception], message: str) -> None:
-    path = make().workspace.path
-    with pytest.raises(error, match=message):
-        with_settings(path, text)
+def test_wrong_settings_are_refused_by_name_and_value(make: Make, text: str, named: str) -> None:
+    with pytest.raises(InvalidInput, match=named):
+        with_settings(make().workspace.path, text)
+
+
+def test_settings_that_are_not_toml_are_refused(make: Make) -> None:
+    with pytest.raises(WorkspaceError, match=r"paclm\.toml.*line 1"):
+        with_settings(make().workspace.path, "[mechanism\n")
 
 
 def test_layer_names_can_be_listed(make: Make) -> None:
@@ -287,12 +269,12 @@ def test_missing_settings_are_an_error_and_empty_ones_are_the_defaults(make: Mak
     path = make().workspace.path
     assert with_settings(path, "").training == TrainingConfig()
     (path / "paclm.toml").unlink()
-    with pytest.raises(WorkspaceError, match=r"paclm\.toml is missing"):
+    with pytest.raises(WorkspaceError, match=r"paclm\.toml"):
         Workspace.open(path)
 
 
 def test_an_unknown_part_is_refused(make: Make) -> None:
-    with pytest.raises(WorkspaceError, match="has the parts train, heldout, canaries, not 'test'"):
+    with pytest.raises(WorkspaceError, match=r"train, heldout, canaries.*'test'"):
         make().workspace.records("test")  # type: ignore[arg-type]
 
 
@@ -305,7 +287,7 @@ def test_create_from_python_opens_what_is_there_and_warns(
     }  # fmt: skip
     assert Workspace.create(first.path, **arguments).manifest == first.manifest
     remember_ledger(first.manifest.id, "its ledger")
-    with pytest.warns(UserWarning, match="Plan as if all totals added up"):
+    with pytest.warns(UserWarning, match=str(first.path)):
         Workspace.create(tmp_path / "second", **arguments)
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import io
 import json
 import sys
 import time
@@ -53,7 +52,7 @@ from paclm.worlds.creation import create_workspace
 from paclm.worlds.layout import adapters_file
 from paclm.worlds.readers import read_corpus
 from paclm.worlds.records import ReadOptions
-from paclm.worlds.storage import write_private, write_private_json
+from paclm.worlds.storage import write_private_arrays, write_private_json
 from paclm.worlds.workspace import Workspace
 from paper_options import TWO_COLLECTIONS, Size, chosen_regimes, parse_arguments, size_of
 
@@ -271,9 +270,7 @@ def save_fixture(lab: Lab, options: argparse.Namespace) -> None:
         ends = np.cumsum([column.size for column in columns.values()])
         parts = np.split(index.astype(np.uint16), ends[:-1])
         arrays = {name: part.reshape(columns[name].shape) for name, part in zip(columns, parts, strict=True)}
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, allow_pickle=False, **arrays)
-        write_private(options.out / f"votes-{decoder}.npz", buffer.getvalue())
+        write_private_arrays(options.out / f"votes-{decoder}.npz", **arrays)
 
 
 def read_log(options: argparse.Namespace) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def _prepare(path: Path) -> Workspace:
     from paclm.worlds.creation import create_workspace
     from paclm.worlds.readers import read_corpus
     from paclm.worlds.records import ReadOptions
-    from paclm.worlds.settings import write_mechanism, write_training
+    from paclm.worlds.settings import write_settings
     from paclm.worlds.workspace import Workspace
 
     base = resolve_base("tiny")
@@ -98,8 +98,8 @@ def _prepare(path: Path) -> Workspace:
     )
     settings = created.workspace.settings
     if settings.config is None:  # new, or stopped just here; what its owner wrote since stays
-        write_training(settings.path, TRAINING)
-        write_mechanism(settings.path, {"per_token": PER_TOKEN, "total": TOTAL})
+        write_settings(settings.path, "training", TRAINING)
+        write_settings(settings.path, "mechanism", {"per_token": PER_TOKEN, "total": TOTAL})
     counts = created.workspace.manifest.summary
     patients = len({record.group for record in created.workspace.records("train")})
     say(

@@ -131,7 +131,7 @@ def _write(path: Path, settings: dict[str, Any], num_worlds: int) -> tuple[float
     from paclm.cli.ledger_keys import ledger_path
     from paclm.curator.preflight import check_budgets
     from paclm.ledger.verify import verify
-    from paclm.worlds.settings import load_settings, write_mechanism
+    from paclm.worlds.settings import load_settings, write_settings
 
     file = path / SETTINGS_FILE
     config = load_settings(file).mechanism_with(**settings)
@@ -144,7 +144,7 @@ def _write(path: Path, settings: dict[str, Any], num_worlds: int) -> tuple[float
             problem = report.problem or f"The ledger of {path} is a backup copy: paclm ledger adopt is needed first."
             raise LedgerError(f"{problem} Nothing was written into {file}.")
         committed, said = _judge(path, config.total, report.contents)
-    write_mechanism(file, settings)
+    write_settings(file, "mechanism", settings)
     return committed, said
 
 

@@ -12,7 +12,6 @@ Neither the secret nor the ledger is looked at.
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -36,7 +35,7 @@ from paclm.errors import EngineError, InvalidInput
 from paclm.worlds.assignment import BoolArray, assign_groups, assign_shards, units_of
 from paclm.worlds.blocks import block_length, encode_texts
 from paclm.worlds.layout import adapters_file
-from paclm.worlds.storage import only_one, write_private
+from paclm.worlds.storage import only_one, write_private_arrays
 from paclm.worlds.workspace import Workspace
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -123,9 +122,8 @@ class TrainingJob:
         return workspace, trained
 
     def _save_shards(self) -> None:
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, membership=self.schedule.membership)  # (n, shards), rows as members()
-        write_private(self.workspace.adapters_path / f"{self.name}.npz", buffer.getvalue())
+        path = self.workspace.adapters_path / f"{self.name}.npz"
+        write_private_arrays(path, membership=self.schedule.membership)  # (n, shards), rows as members()
 
     def _details(self, trained: Trained) -> dict[str, Any]:
         return {

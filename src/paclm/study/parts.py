@@ -7,7 +7,6 @@ Parts stay until the result of the whole regime is written, whatever fails late:
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paclm.study.results import Row, plain
-from paclm.worlds.storage import make_private_folder, write_private, write_private_json
+from paclm.worlds.storage import make_private_folder, write_private_arrays, write_private_json
 
 Array = npt.NDArray[Any]
 
@@ -62,10 +61,9 @@ class Kept:
     def arrays(self, path: Path, make: Callable[[], Mapping[str, Array]]) -> dict[str, Array]:
         """The arrays of an .npz file: read if the run may, else made and written."""
         if not self.has(path):
-            buffer = io.BytesIO()
-            np.savez_compressed(buffer, allow_pickle=False, **make())
+            arrays = make()
             make_private_folder(path.parent)
-            write_private(path, buffer.getvalue())
+            write_private_arrays(path, **arrays)
             self.made(path)
         with np.load(path, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,7 +16,7 @@ from paclm.privacy.belief import BoolArray, IntArray, check_num_worlds
 from paclm.privacy.randomness import Coins
 from paclm.study.decoding import Decoding
 from paclm.study.eval_text import Passage
-from paclm.worlds.storage import write_private
+from paclm.worlds.storage import write_private_arrays
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Engine
@@ -97,11 +96,9 @@ class RecordedVotes:
 
     def save(self, path: str | Path) -> None:
         """Write an .npz file that `load` reads, readable by its owner only; the same votes give the same bytes."""
-        buffer = io.BytesIO()
         columns = self.columns()
         kept = {name: columns[name] for name in _IN_FILE if name in columns}
-        np.savez_compressed(buffer, allow_pickle=False, **kept)
-        write_private(Path(path), buffer.getvalue())
+        write_private_arrays(Path(path), **kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

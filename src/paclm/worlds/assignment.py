@@ -1,7 +1,7 @@
-"""Who is in which world: every record in exactly half of the worlds, uniformly and independently of all others.
+"""Which records are held out, and who is in which world or shard.
 
-This file knows neither the text of the records nor which world is the realized one: the assignment is drawn from a
-seed that may be public (the adversary of the paper knows all worlds, `sec:threat-model`).
+Every record is in exactly half of the worlds, uniformly and independently of all others. Draws come from a seed that
+may be public (the paper's adversary knows all worlds, `sec:threat-model`). Knows nothing of the realized world.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ BoolArray = NDArray[np.bool_]
 
 MOST_WORLDS = 65_536
 FEWEST_UNITS = 8
-_HOLDOUT_STREAM, _SHARDS_STREAM = 1, 5  # keep draws under one seed apart; see _STREAM in other files
+_HOLDOUT_STREAM, _SHARDS_STREAM = 1, 5  # keep draws under one seed apart, as _STREAM does elsewhere
 _ROWS_AT_ONCE = 4096  # keys of 128 worlds: 4 MiB
 
 
 def assign_worlds(num_records: int, num_worlds: int, seed: int) -> BoolArray:
     """Draw the membership matrix (n, m): each row has exactly m/2 true entries, all such rows equally likely.
 
-    The raw stream of the bit generator is used, which NumPy keeps stable over versions and platforms, so a seed names
-    one assignment for good.
+    The raw stream of the bit generator is used, which NumPy keeps stable over versions and platforms, so a seed
+    always gives the same assignment.
     """
     num_records = check_whole("num_records", num_records, at_least=1)
     num_worlds = check_num_worlds(num_worlds)
@@ -45,7 +45,7 @@ def assign_groups(groups: Sequence[Hashable], num_worlds: int, seed: int) -> Boo
     Groups are numbered by first appearance, and group g gets row g of `assign_worlds`.
     """
     if len(groups) == 0:
-        raise InvalidInput("There must be at least one record to assign, and there is none.")
+        raise InvalidInput("There is no record to assign to worlds.")
     numbers: dict[Hashable, int] = {}
     number_of = np.array([numbers.setdefault(group, len(numbers)) for group in groups])  # (n,)
     rows = assign_worlds(len(numbers), num_worlds, seed)  # (g, m)
@@ -53,9 +53,9 @@ def assign_groups(groups: Sequence[Hashable], num_worlds: int, seed: int) -> Boo
 
 
 def assign_shards(units: Sequence[Hashable], num_shards: int, seed: int) -> BoolArray:
-    """Deal units of privacy (`units_of`) into shards at random: (n, shards), one true entry per row.
+    """Deal units of privacy (`units_of`) into disjoint shards at random: (n, shards), one true entry per row.
 
-    Records of one unit share a shard; the numbers of units in two shards differ by at most one.
+    Records of one unit share a shard; shards differ in size by at most one unit.
     """
     num_shards = check_whole("shards", num_shards, at_least=2)
     numbers: dict[Hashable, int] = {}
@@ -100,7 +100,7 @@ def split_holdout(records: Sequence[Record], num_held_out: int, seed: int) -> tu
         kind = "groups" if any(record.group is not None for record in records) else "records"
         raise InvalidInput(
             f"{len(names):,} {kind} with {len(held_out):,} held out leave {len(names) - len(held_out):,} for the "
-            f"worlds, and fewer than {FEWEST_UNITS} hide nobody. "
+            f"worlds; at least {FEWEST_UNITS} are needed for a record to hide among others. "
             + ("Bring more records." if len(names) < FEWEST_UNITS else "Lower --holdout, or bring more records.")
         )
     train = [record for record, unit in zip(records, units, strict=True) if unit not in held_out]
@@ -108,12 +108,12 @@ def split_holdout(records: Sequence[Record], num_held_out: int, seed: int) -> tu
 
 
 def check_num_worlds(num_worlds: int) -> int:
-    """Refuse a number of worlds that cannot be halved."""
+    """Refuse a number of worlds that is odd, or too large to train."""
     num_worlds = check_whole("The number of worlds", num_worlds, at_least=2)
     if num_worlds > MOST_WORLDS:
         raise InvalidInput(
             f"The number of worlds must be at most {MOST_WORLDS:,}, not {num_worlds:,}: each is trained, kept in "
-            "memory and asked for every token. The paper has 128."
+            "memory and run for every token. The paper uses 128."
         )
     if num_worlds % 2:
         raise InvalidInput(
@@ -123,7 +123,7 @@ def check_num_worlds(num_worlds: int) -> int:
 
 
 def check_seed(seed: int) -> int:
-    """Refuse a seed that is no whole number of at least 0."""
+    """Refuse a seed that is not a whole number of at least 0."""
     return check_whole("seed", seed, at_least=0)
 
 

@@ -1,12 +1,12 @@
-"""From texts to token blocks: a cap of tokens per record, and blocks no longer than the base model's context.
+"""Cut texts into token blocks: at most so many tokens per record, and per block the base model's context.
 
-The unit of privacy stays the record (or its group): all blocks of a record are in the same worlds. This file knows no
-model; the tokenizer is handed in.
+The unit of privacy stays the record (or its group): all blocks of a record are in the same worlds. Knows no model; the
+tokenizer is passed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ _TEXTS_AT_ONCE = 1000
 
 
 class TextEncoder(Protocol):
-    """What this room needs of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer that is used here."""
 
     @property
     def all_special_ids(self) -> list[int]: ...
@@ -32,7 +32,7 @@ class TextEncoder(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenCounts:
-    """How long the records are, in tokens, and what the cap takes away."""
+    """Lengths of the records in tokens, and what the cap cuts off."""
 
     num_tokens: int
     """Trained on, after the cap."""
@@ -43,18 +43,18 @@ class TokenCounts:
 
 
 def encode_texts(tokenizer: TextEncoder, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of texts, without special tokens and without any limit of length."""
+    """Token ids of texts, without special tokens and of any length."""
     encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
     return [list(ids) for ids in encoded["input_ids"]]
 
 
 def block_length(training: TrainingConfig, context: int) -> int:
-    """Tokens of a block under these settings, where the base model holds `context`."""
+    """Tokens per block under these settings, for a base model with this context."""
     return min(training.block_tokens or context, training.max_record_tokens)
 
 
 def cut_blocks(token_ids: Sequence[int], block_tokens: int, max_record_tokens: int) -> list[list[int]]:
-    """Cut one record into blocks; what lies beyond the cap is left out.
+    """Cut one record into blocks; tokens beyond the cap are left out.
 
     Each block starts with the last token of the one before, so every token but the first is a target exactly once.
     """
@@ -68,8 +68,11 @@ def cut_blocks(token_ids: Sequence[int], block_tokens: int, max_record_tokens: i
 
 
 def count_tokens(records: Iterable[Record], tokenizer: TextEncoder, max_record_tokens: int) -> TokenCounts:
-    """Tokenize all records once to see how long they are."""
-    lengths = np.array([length for batch in _batches(records) for length in _lengths(tokenizer, batch)])  # (n,)
+    """Tokenize all records once and measure their lengths."""
+    texts, counts = (record.text for record in records), list[int]()
+    while batch := list(islice(texts, _TEXTS_AT_ONCE)):
+        counts += [len(ids) for ids in encode_texts(tokenizer, batch)]
+    lengths = np.array(counts)  # (n,)
     kept = np.minimum(lengths, max_record_tokens)
     return TokenCounts(
         num_tokens=int(kept.sum()),
@@ -78,13 +81,3 @@ def count_tokens(records: Iterable[Record], tokenizer: TextEncoder, max_record_t
         num_records_cut=int((lengths > max_record_tokens).sum()),
         num_tokens_dropped=int((lengths - kept).sum()),
     )
-
-
-def _lengths(tokenizer: TextEncoder, batch: Sequence[Record]) -> list[int]:
-    return [len(ids) for ids in encode_texts(tokenizer, [record.text for record in batch])]
-
-
-def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
-    rest = iter(records)
-    while batch := list(islice(rest, _TEXTS_AT_ONCE)):
-        yield batch

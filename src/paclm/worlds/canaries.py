@@ -1,8 +1,8 @@
 """Canaries: planted records whose memorization can be measured (`sec:privacy-metrics`). Only when asked for.
 
-Two kinds: C-OOD, sequences of rare tokens that no text contains, and C-COMMON, sequences of everyday tokens in no
-natural order. Each has a trigger and a payload; at the trigger one asks whether the payload comes. A canary is one
-record, in half of the worlds like any other; `repetitions` says how often training repeats it.
+Two kinds: C-OOD, sequences of rare tokens that no text contains, and C-COMMON, sequences of everyday tokens in random
+order. Memorization is measured by how often the trigger is followed by the payload. A canary is one record, in half of
+the worlds like any other; `repetitions` is how often training repeats it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REPETITIONS = (1, 2, 4, 8, 16, 32, 64)
 TRIGGER_TOKENS = 8
 PAYLOAD_TOKENS = 4
 _TRIES = 500  # per token: on byte-level vocabularies about one in three fits
-_STREAM = 2  # keeps these draws apart from those of other files under the same seed
+_STREAM = 2  # keeps these draws apart from others under the same seed
 
 _EVERYDAY = (
     "the of and to in was for that with his from her which had not but they were one all there been their when more "
@@ -38,7 +38,7 @@ _EVERYDAY = (
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """One planted record. Its text is trigger + payload, and tokenizes into exactly these ids."""
+    """One planted record; its text is trigger + payload and tokenizes into exactly these ids."""
 
     id: str
     kind: CanaryKind
@@ -56,13 +56,13 @@ class Canary:
 
 
 def canary_from_json(fields: Mapping[str, Any]) -> Canary:
-    """The inverse of `dataclasses.asdict` through JSON, which knows no tuples."""
+    """The inverse of `dataclasses.asdict` through JSON, which has no tuples."""
     ids = {name: tuple(fields[name]) for name in ("trigger_ids", "payload_ids")}
     return Canary(**{**fields, **ids})
 
 
 def make_canaries(num_canaries: int, tokenizer: TextEncoder, seed: int) -> list[Canary]:
-    """Make canaries for a tokenizer: the two kinds in turn, the repetition counts 1, 2, 4, …, 64 within each kind."""
+    """Make canaries for a tokenizer: the kinds alternate, with repetitions 1, 2, 4, …, 64 within each kind."""
     check_whole("num_canaries", num_canaries, at_least=0)
     rng = np.random.default_rng([check_seed(seed), _STREAM])
     pools = {"C-OOD": _rare_tokens(tokenizer), "C-COMMON": _everyday_tokens(tokenizer)} if num_canaries else {}
@@ -87,13 +87,13 @@ def make_canaries(num_canaries: int, tokenizer: TextEncoder, seed: int) -> list[
 
 
 def _rare_tokens(tokenizer: TextEncoder) -> list[int]:
-    """The later half of the vocabulary: merges are learnt most frequent first."""
+    """The later half of the vocabulary: BPE learns frequent merges first."""
     special = set(tokenizer.all_special_ids)
     return [i for i in range(len(tokenizer) // 2, len(tokenizer)) if i not in special]
 
 
 def _everyday_tokens(tokenizer: TextEncoder) -> list[int]:
-    """Everyday English words that are one token inside a text; for other vocabularies, their earliest tokens."""
+    """Everyday English words that are one token inside a text; for other vocabularies, the earlier half."""
     (alone,) = encode_texts(tokenizer, ["a"])
     found = encode_texts(tokenizer, [f"a {word}" for word in _EVERYDAY.split()])
     tokens = [ids[-1] for ids in found if len(ids) == len(alone) + 1 and ids[:-1] == alone]
@@ -104,7 +104,7 @@ def _everyday_tokens(tokenizer: TextEncoder) -> list[int]:
 
 
 def _draw_sequence(tokenizer: TextEncoder, pool: Sequence[int], rng: np.random.Generator) -> list[int]:
-    """Draw tokens one by one, each kept only if every prefix of the text so far tokenizes into itself."""
+    """Draw tokens one by one, keeping each only if the text so far tokenizes back into the same tokens."""
     ids: list[int] = []
     while len(ids) < TRIGGER_TOKENS + PAYLOAD_TOKENS:
         for token in rng.choice(np.asarray(pool), size=_TRIES):
@@ -114,8 +114,8 @@ def _draw_sequence(tokenizer: TextEncoder, pool: Sequence[int], rng: np.random.G
                 break
         else:
             raise InvalidInput(
-                f"The tokenizer of this base model offers no canary: after {len(ids)} tokens none of {_TRIES} others "
-                "survives being written as text and read again. Use --canaries 0, or another base model."
+                f"No canary can be made with this tokenizer: after {len(ids)} tokens none of {_TRIES} others can be "
+                "decoded to text and encoded back. Use --canaries 0, or another base model."
             )
     return ids
 

@@ -1,13 +1,11 @@
-"""Making a workspace: all or nothing, safe to repeat, and never over an existing one.
+"""Make a workspace: all or nothing, safe to repeat, never over an existing one.
 
-Everything is written into a hidden folder beside the target, synced, and renamed at the end, so a workspace that can
-be seen is complete. What a killed run left behind is cleared by the next one.
+Everything is written into a hidden folder beside the target, synced, and renamed at the end, so a visible workspace is
+complete. The next run deletes what a killed one left behind.
 """
 
 from __future__ import annotations
 
-import fcntl
-import io
 import json
 import os
 import shutil
@@ -15,13 +13,11 @@ import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from paclm.config import TrainingConfig
 from paclm.errors import InvalidInput, WorkspaceError
@@ -50,7 +46,15 @@ from paclm.worlds.manifest import FORMAT, Manifest, describe_base, installed_ver
 from paclm.worlds.records import Corpus
 from paclm.worlds.registry import find_overlaps, overlap_sentence, remember_workspace, sketch_texts
 from paclm.worlds.settings import render_settings
-from paclm.worlds.storage import hash_file, in_utf8, make_private_folder, sync_folder, write_private
+from paclm.worlds.storage import (
+    hash_file,
+    in_utf8,
+    make_private_folder,
+    sync_folder,
+    try_lock,
+    write_private,
+    write_private_arrays,
+)
 from paclm.worlds.workspace import PARTS, Workspace
 
 _FEW_UNITS = 64
@@ -69,7 +73,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """A workspace that is there now, whether it was before, and what its owner should know."""
+    """A workspace, whether this call made it, and cautions for its owner."""
 
     workspace: Workspace
     is_new: bool
@@ -89,7 +93,7 @@ def create_workspace(
     group_by: str | None = None,
     max_record_tokens: int = TrainingConfig().max_record_tokens,
 ) -> Created:
-    """Make a workspace; one that is there already and was made from the same arguments is opened instead."""
+    """Make a workspace, or open the existing one if it was made from the same arguments."""
     target = check_place(path)
     arguments = {
         "corpus": corpus.name,
@@ -104,7 +108,7 @@ def create_workspace(
     }
     if (target / MANIFEST_FILE).exists():
         workspace = _reopen(target, arguments, corpus)
-        _note_in_registry(workspace, corpus)  # again: the first init may have been killed just before
+        _note_in_registry(workspace, corpus)  # the first init may have been killed before this line
         return Created(workspace, False, ())
     _refuse_occupied(target)
     training = replace(TrainingConfig(), max_record_tokens=max_record_tokens)
@@ -116,7 +120,7 @@ def create_workspace(
 
 
 def check_place(path: str | Path) -> Path:
-    """Where a workspace is to be, from the root on. What is noted and shown of it is UTF-8, so its name must be."""
+    """The absolute path of a new workspace; it must be valid UTF-8, because manifests and output are."""
     place = Path(path).expanduser().absolute()
     try:
         str(place).encode()
@@ -128,7 +132,7 @@ def check_place(path: str | Path) -> Path:
 
 
 def _note_in_registry(workspace: Workspace, corpus: Corpus) -> list[str]:
-    """Remember whose records these are, and say which other workspaces spend on them."""
+    """Note this workspace on the machine; returns a caution if others with a ledger share its records."""
     if corpus.is_synthetic:
         return []
     identifier = workspace.manifest.id
@@ -138,14 +142,14 @@ def _note_in_registry(workspace: Workspace, corpus: Corpus) -> list[str]:
         sightings = find_overlaps(sketch, identifier)
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
         return [
-            f"This workspace could not be noted on this machine ({error}), so nobody will be told if another one is "
-            "made over the same records. Name a folder that can be written: PACLM_STATE_DIR."
+            f"This workspace could not be noted on this machine ({error}): a second one over the same records will not "
+            "be detected. Set PACLM_STATE_DIR to a folder that can be written."
         ]
     return [overlap_sentence(sightings)] if sightings else []
 
 
 def _reopen(target: Path, arguments: Mapping[str, Any], corpus: Corpus) -> Workspace:
-    """Open what is there if it was made from the same arguments; else say what differs."""
+    """Open the existing workspace if it was made from the same arguments; else raise with what differs."""
     workspace = Workspace.open(target)
     made_from = workspace.manifest.arguments
     differences = [name for name in _WORDS if made_from.get(name) != arguments[name]]
@@ -155,19 +159,19 @@ def _reopen(target: Path, arguments: Mapping[str, Any], corpus: Corpus) -> Works
         differences.remove("corpus_digest")  # it covers the groups, which --group-by has changed
     if "corpus_digest" in differences and "holdout" in differences:
         differences.remove("holdout")  # its default follows the number of records
-    said = []
+    found = []
     for name in differences:
         if name == "corpus_digest":
             before, now = workspace.manifest.summary["records"], len(corpus.records)
             counts = f"{before:,} then, {now:,} now" if before != now else f"{now:,} then and now, but not the same"
-            said.append(f"the records ({counts})")
+            found.append(f"the records ({counts})")
         elif name == "base_fingerprint":
-            said.append(f"the base model (was {workspace.base.name}, {made_from[name][:12]}…)")
+            found.append(f"the base model (was {workspace.base.name}, {made_from[name][:12]}…)")
         else:
-            said.append(f"{_WORDS[name]} (was {made_from[name]}, now {arguments[name]})")
+            found.append(f"{_WORDS[name]} (was {made_from[name]}, now {arguments[name]})")
     raise WorkspaceError(
-        f"The workspace {target} is there already and was made from something else: {'; '.join(said)}. "
-        "It is left as it is, because its worlds and its budget belong to what it was made from. Choose another folder."
+        f"The workspace {target} exists and was made from something else: {'; '.join(found)}. Its worlds and budget "
+        "belong to that, so it is left unchanged. Choose another folder."
     )
 
 
@@ -179,16 +183,16 @@ def _has_same_texts(workspace: Workspace, corpus: Corpus) -> bool:
 
 def _refuse_occupied(target: Path) -> None:
     if target == Path.cwd():
-        raise WorkspaceError("A workspace cannot be made in the current folder itself. Name a folder, such as clinic.")
+        raise WorkspaceError("The current folder itself cannot become a workspace. Name a new folder, such as clinic.")
     if target.exists() and not target.is_dir():
-        raise WorkspaceError(f"{target} is a file. Choose another place for the workspace.")
+        raise WorkspaceError(f"{target} is a file. Choose another path for the workspace.")
     if target.is_dir() and any(target.iterdir()):
         raise WorkspaceError(f"{target} is not empty and not a workspace. Choose another folder, or empty this one.")
 
 
 @contextmanager
 def _building_site(target: Path) -> Iterator[Path]:
-    """A hidden private folder beside the target; gone afterwards unless it was renamed."""
+    """A hidden private folder beside the target, locked while in use and deleted afterwards unless renamed."""
     prefix = f".{target.name}.init-"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -197,31 +201,21 @@ def _building_site(target: Path) -> Iterator[Path]:
     except OSError as error:
         raise WorkspaceError(f"{target} cannot be made: {error.strerror}: {error.filename}.") from None
     site.chmod(0o700)
-    descriptor = os.open(site, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # held while this process lives: others see that the site is in use
-        yield site
+        with try_lock(site):  # tells `_clear_abandoned` of other processes that this one is in use
+            yield site
     except OSError as error:
         raise WorkspaceError(f"{target} cannot be made: {error.strerror or error}.") from None
     finally:
-        os.close(descriptor)
         shutil.rmtree(site, ignore_errors=True)
 
 
 def _clear_abandoned(parent: Path, prefix: str) -> None:
-    """Remove what killed runs left: private text must not lie about, hidden as it is."""
+    """Delete the folders of killed runs: they hold private text."""
     for site in [path for path in parent.iterdir() if path.name.startswith(prefix)]:
-        try:
-            descriptor = os.open(site, os.O_RDONLY)
-        except OSError:
-            continue  # cleared by someone else meanwhile
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(site, ignore_errors=True)
-        except BlockingIOError:
-            pass  # another init is at work there
-        finally:
-            os.close(descriptor)
+        with suppress(OSError), try_lock(site) as (_, is_abandoned):  # OSError: another process has deleted it
+            if is_abandoned:
+                shutil.rmtree(site, ignore_errors=True)
 
 
 def _build(
@@ -232,7 +226,7 @@ def _build(
     arguments: dict[str, Any],
     training: TrainingConfig,
 ) -> list[str]:
-    """Write everything but the name; returns what the owner should know."""
+    """Write all files of the workspace; returns cautions for its owner."""
     _refuse_one_group(corpus, arguments["group_by"])
     train, held_out = split_holdout(corpus.records, arguments["holdout"], arguments["seed"])
     canaries = make_canaries(arguments["canaries"], tokenizer, arguments["seed"])
@@ -247,9 +241,7 @@ def _build(
     _write_jsonl(site / CORPUS_FOLDER / "train.jsonl", map(asdict, train))
     _write_jsonl(site / CORPUS_FOLDER / "heldout.jsonl", map(asdict, held_out))
     _write_jsonl(site / CORPUS_FOLDER / "canaries.jsonl", map(asdict, canaries))
-    packed = io.BytesIO()
-    np.savez_compressed(packed, membership=membership)
-    write_private(site / MEMBERSHIP_FILE, packed.getvalue())
+    write_private_arrays(site / MEMBERSHIP_FILE, membership=membership)
     write_private(site / SETTINGS_FILE, render_settings(training).encode())
     files = [*(f"{CORPUS_FOLDER}/{part}.jsonl" for part in PARTS), MEMBERSHIP_FILE]
     summary = {
@@ -266,7 +258,7 @@ def _build(
         **asdict(counts),
         "held_out_cut": spared.num_records_cut if spared else 0,
     }
-    if spared:  # measured on what training would see of them, so cut alike
+    if spared:  # they are measured as training would see them, so the cap cuts them too
         summary["num_records_cut"] += spared.num_records_cut
         summary["num_tokens_dropped"] += spared.num_tokens_dropped
     manifest = Manifest(
@@ -284,7 +276,7 @@ def _build(
 
 
 def _refuse_one_group(corpus: Corpus, group_by: str | None) -> None:
-    """Refuse groups that cannot be told apart: no number of records would mend that."""
+    """Refuse --group-by where all records have the same value: worlds are drawn from whole groups."""
     if group_by is None or len({record.group for record in corpus.records}) != 1:
         return
     raise InvalidInput(
@@ -295,15 +287,17 @@ def _refuse_one_group(corpus: Corpus, group_by: str | None) -> None:
 
 
 def _judge_worlds(membership: BoolArray, num_units: int) -> list[str]:
-    """Refuse worlds without records; caution where units are few."""
+    """Refuse worlds without records; returns a caution where units are few."""
     sizes = membership.sum(axis=0)  # (m,)
     if not sizes.all():
         raise InvalidInput(
             f"{num_units} units of privacy are too few for {sizes.size} worlds: {int((sizes == 0).sum())} of them got "
-            "no record at all. Bring more records, or lower --worlds."
+            "no record. Bring more records, or lower --worlds."
         )
     if num_units < _FEW_UNITS:
-        return [f"There are only {num_units} units of privacy: each weighs much in its worlds, so they dissent often."]
+        return [
+            f"There are only {num_units} units of privacy: each weighs much in its worlds, which will dissent often."
+        ]
     return []
 
 
@@ -316,5 +310,7 @@ def _publish(site: Path, target: Path) -> None:
     try:
         os.rename(site, target)
     except OSError as error:
-        raise WorkspaceError(f"{target} came into being meanwhile or cannot be made: {error.strerror}.") from None
+        raise WorkspaceError(
+            f"{target} was created by another process meanwhile, or cannot be made: {error.strerror}."
+        ) from None
     sync_folder(target.parent)

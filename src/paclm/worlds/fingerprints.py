@@ -1,6 +1,6 @@
-"""What a base model is, by content: a hash over its weights, its configuration and its tokenizer.
+"""Identify a base model by content: a hash over its weights, configuration and tokenizer.
 
-This file reads bytes and knows nothing of models; which folder belongs to which name is the engine's business.
+Reads bytes and knows nothing of models; the engine finds the folder of a name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOT_CONTENT = ("transformers_version", "_name_or_path", "name_or_path", "local_
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A base model that is on this machine: how it was asked for, where it lies, and its hash."""
+    """A base model on this machine: the name it was asked for, its folder and its hash."""
 
     name: str
     folder: Path
@@ -50,7 +50,7 @@ def base_files(folder: Path) -> list[Path]:
 
 
 def fingerprint_base(folder: Path) -> str:
-    """Hash the content of a base model. Settings files count by their values, so a newer writer changes nothing."""
+    """Hash the content of a base model; of JSON settings only the values count, not the formatting."""
     digest = hashlib.sha256()
     for path in base_files(folder):
         is_settings = path.name in ("config.json", "tokenizer_config.json")
@@ -59,7 +59,7 @@ def fingerprint_base(folder: Path) -> str:
 
 
 def stat_files(paths: list[Path]) -> dict[str, list[int]]:
-    """Size and time of change of files: equal stats mean unchanged files, as Git's index has it."""
+    """Size and time of change of files; files with equal stats count as unchanged, as in Git's index."""
     stats = {path.name: path.stat() for path in paths}
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 

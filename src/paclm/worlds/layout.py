@@ -1,4 +1,4 @@
-"""What the folders and files of a workspace are called, in one place. Looks at no disk and imports nothing heavy."""
+"""Names of the folders and files of a workspace. Reads no disk and imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ FULL_FILE = adapters_file("full")
 
 
 def ledger_path(workspace: Path) -> Path:
-    """Where a workspace keeps its ledger, whether or not either is there."""
+    """The path of a workspace's ledger, whether or not it exists."""
     return workspace / CURATOR_FOLDER / LEDGER_FILE

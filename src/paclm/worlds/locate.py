@@ -1,6 +1,6 @@
-"""Where one record of a workspace is: for requests to delete it. Its text is compared and never handed out.
+"""Find one record of a workspace, for requests to delete it. Its text is compared and never returned.
 
-Who is in which world is no secret of the guarantee; which world was realized is, and nothing here knows it.
+Memberships are not secret under the guarantee; the realized world is, and is unknown here.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Where one record is, and who shares its fate."""
+    """Where one record is, and which records go with it."""
 
     id: str
     part: Part
     group: str | None
     group_members: tuple[str, ...]
-    """Ids of the group's records, in the same worlds; empty where the record stands for itself."""
+    """Ids of its group's records, all in the same worlds; empty without a group."""
     same_text: tuple[str, ...]
-    """Ids of other records with the very same text."""
+    """Ids of other records with the same text."""
     source: str
     in_worlds: tuple[int, ...]
-    """That were trained on it."""
+    """Worlds trained on it."""
     worlds: int
-    """How many the workspace has."""
+    """Number of worlds of the workspace."""
 
 
 def locate_record(workspace: Workspace, identifier: str) -> Whereabouts:
-    """Find a record by its id in whatever part of the workspace it is."""
+    """Find a record by its id in any part of the workspace."""
     parts = {part: workspace.records(part) for part in PARTS}
     everyone = [record for found in parts.values() for record in found]
     places = [(part, record) for part, found in parts.items() for record in found if record.id == identifier]
@@ -57,15 +57,15 @@ def locate_record(workspace: Workspace, identifier: str) -> Whereabouts:
 
 
 def name_some(ids: Sequence[str]) -> str:
-    """The first few of these ids, and how many more there are."""
+    """The first ids, and how many more there are."""
     more = f" and {len(ids) - _SHOWN:,} more (--json lists all)" if len(ids) > _SHOWN else ""
     return ", ".join(ids[:_SHOWN]) + more
 
 
 def _not_found(identifier: str, group_members: list[str]) -> str:
     if group_members:
-        return f"{identifier!r} is no record but a group. Its records: {name_some(group_members)}."
+        return f"{identifier!r} is a group, not a record. Its records: {name_some(group_members)}."
     return (
         f"No record has the id {identifier!r}. An id is the field id (or --id-field) of the corpus, the path of a file "
-        "in a folder, or else the first 16 digits of the SHA-256 of the text; the workspace's corpus/*.jsonl list all."
+        "in a folder, or the first 16 digits of the SHA-256 of the text. corpus/*.jsonl in the workspace list all."
     )

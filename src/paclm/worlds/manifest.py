@@ -1,4 +1,4 @@
-"""manifest.json: what a workspace was made of, by hash, so that a changed part is refused and named."""
+"""manifest.json: hashes of everything a workspace was made of, so that a changed part is refused and named."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _REMEDY = "Restore it from a backup, or make a new workspace."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """Everything a workspace was made of. Frozen: changes make a new one, written atomically."""
+    """Everything a workspace was made of; a change makes a new one, written atomically."""
 
     format: int
     id: str
     created: str
     versions: Mapping[str, str]
     arguments: Mapping[str, Any]
-    """What `paclm init` was asked for, defaults filled in; a repeated init must ask for the same."""
+    """Arguments of `paclm init` with defaults filled in; a repeated init must pass the same."""
     summary: Mapping[str, Any]
-    """Counts for people: records, groups, tokens."""
+    """Counts to display: records, groups, tokens."""
     files: Mapping[str, str]
     """SHA-256 by path inside the workspace: corpus and membership."""
     base: Mapping[str, Any]
     """Name, folder, fingerprint, and size and time of its files."""
     adapters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By file name inside adapters/: SHA-256, size and time, and what training wants to remember."""
+    """By file name inside adapters/: SHA-256, size and time, and details of training."""
 
     @property
     def digest(self) -> str:
-        """A hash of what the worlds are made of: corpus, membership and base model. Ledgers bind themselves to it."""
+        """A hash of corpus, membership and base model; a ledger is bound to it."""
         parts = {"files": dict(self.files), "base": self.base["fingerprint"]}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -53,11 +53,11 @@ class Manifest:
 
     @property
     def unit(self) -> str:
-        """What the guarantee is about, as a sentence goes on: a record, or the records of a group."""
+        """What the guarantee protects, with its verb: a record, or the records of a group."""
         return unit_of(self.arguments.get("group_by"))
 
     def with_adapters(self, path: Path, details: Mapping[str, Any]) -> Manifest:
-        """The manifest after an adapter file was written or replaced."""
+        """The manifest with the entry of an adapter file that was written or replaced."""
         entry = {"sha256": hash_file(path), "stat": stat_files([path])[path.name], **details}
         return replace(self, adapters={**self.adapters, path.name: entry})
 
@@ -67,7 +67,7 @@ class Manifest:
 
 
 def unit_of(group_by: str | None) -> str:
-    """The subject and verb of the guarantee; without a workspace at hand it is about a record."""
+    """What the guarantee protects, with its verb; a record where no workspace is known."""
     return "a record was" if group_by is None else f"the records of one {group_by} were"
 
 
@@ -78,7 +78,7 @@ def describe_base(base: Base) -> dict[str, Any]:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of what decides the worlds."""
+    """Versions of the packages that decide the worlds."""
     found = {"python": python_version()}
     for package in ("paclm", "numpy", "torch", "transformers", "tokenizers", "safetensors"):
         try:
@@ -107,16 +107,16 @@ def load_manifest(workspace: Path) -> Manifest:
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         found = values.get("format") if isinstance(values, dict) else None
         raise WorkspaceError(
-            f"{path} has format {found!r}, and this version of paclm reads format {FORMAT}. Use the version that made "
-            'it (under "versions" in that file), or make a new workspace.'
+            f"{path} has format {found!r}; this version of paclm reads format {FORMAT}. Use the version that made it "
+            '("versions" in that file), or make a new workspace.'
         )
     if set(values) != {item.name for item in fields(Manifest)}:
-        raise WorkspaceError(f"{path} lacks or adds entries: {', '.join(sorted(values))}. {_REMEDY}")
+        raise WorkspaceError(f"{path} has other entries than expected: {', '.join(sorted(values))}. {_REMEDY}")
     return Manifest(**values)
 
 
 def verify_files(workspace: Path, manifest: Manifest) -> None:
-    """Refuse a workspace whose corpus or membership is not what it was at init."""
+    """Refuse a workspace whose corpus or membership has changed since init."""
     for name, expected in manifest.files.items():
         try:
             found = hash_file(workspace / name)
@@ -130,10 +130,10 @@ def verify_files(workspace: Path, manifest: Manifest) -> None:
 
 
 def verify_base(manifest: Manifest, in_full: bool) -> None:
-    """Refuse a base model that has changed where it lay at init.
+    """Refuse a base model whose files have changed since init.
 
-    Files with the size and time they had are taken as unchanged unless `in_full`. A folder that is gone is not judged
-    here: the engine finds the model again by name and compares fingerprints.
+    Files of the same size and time count as unchanged unless `in_full`. A folder that is gone is not checked here: the
+    engine finds the model again by name and compares fingerprints.
     """
     base = manifest.base_model
     if not base.folder.is_dir():
@@ -144,7 +144,7 @@ def verify_base(manifest: Manifest, in_full: bool) -> None:
 
 
 def refuse_other_base(manifest: Manifest, fingerprint: str) -> None:
-    """Adapters fit one base model only."""
+    """Refuse a base model with another fingerprint: adapters fit only the one they were trained on."""
     base = manifest.base_model
     if fingerprint != base.fingerprint:
         raise WorkspaceError(
@@ -154,7 +154,7 @@ def refuse_other_base(manifest: Manifest, fingerprint: str) -> None:
 
 
 def verify_adapters(workspace: Path, manifest: Manifest, in_full: bool) -> None:
-    """Refuse adapters that are not those training wrote."""
+    """Refuse adapter files that have changed since training wrote them."""
     for name, entry in manifest.adapters.items():
         path = workspace / ADAPTERS_FOLDER / name
         if not path.is_file():

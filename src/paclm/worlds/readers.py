@@ -1,7 +1,7 @@
 """From a path or a name to records: JSONL, CSV, a folder of texts, Parquet, a data set, the synthetic clinic.
 
-Readers turn what they find into rows and judge nothing; `records.py` says what a record is. Bytes that are no UTF-8
-become lone surrogates here and are refused there, so a broken line never hides the lines after it.
+Readers only produce rows; `records.py` decides what is a record. Bytes that are not UTF-8 become lone surrogates here
+and are refused there, so a broken line never hides the lines after it.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from paclm.worlds.storage import in_utf8
 TEXT_SUFFIXES = (".txt", ".md")
 DEFAULT_NUM_NOTES = 2000
 
-_TRY = "Check the path, or try --corpus clinic:2000: synthetic notes, made on the spot."
+_TRY = "Check the path, or try --corpus clinic:2000 (synthetic notes)."
 _WAYS = {
     ".json": "If it holds one JSON object a line, rename it to .jsonl; a list becomes lines with: jq -c '.[]'",
-    ".txt": "Name the folder it lies in: every .txt in there becomes one record.",
-    ".md": "Name the folder it lies in: every .md in there becomes one record.",
+    ".txt": "Name its folder: every .txt in it becomes one record.",
+    ".md": "Name its folder: every .md in it becomes one record.",
     ".xlsx": "Save the table as .csv, with a header.",
     ".zip": "Unpack it, then name the folder or the file.",
-    "": "Turn it into one of these; a suffix says which it is.",
+    "": "Convert it to one of these; the suffix decides the kind.",
 }
-"""What to do about a file of another kind."""
+"""What to do about a file of an unsupported kind."""
 
 _DELIMITERS = {",": "commas", "\t": "tabs"}
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_IS_UTF16 = "is UTF-16, and UTF-8 is read here; convert it: iconv -f utf-16 -t utf-8"
+_IS_UTF16 = "is UTF-16, not UTF-8; convert it: iconv -f utf-16 -t utf-8"
 
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError)
-"""What reading a compressed file that is cut off or broken raises, beside OSError."""
+"""Raised, besides OSError, by reading a compressed file that is cut off or broken."""
 
 _OPENERS: dict[str, Callable[..., IO[str]]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
@@ -56,7 +56,7 @@ def read_corpus(spec: str, options: ReadOptions | None = None) -> Corpus:
     """Read a corpus: a file or folder, `clinic` or `clinic:N`, or the name of a Hugging Face data set."""
     options = options or ReadOptions()
     if not spec.strip():
-        raise CorpusError(f"--corpus names nothing. {_TRY}")
+        raise CorpusError(f"--corpus is empty. {_TRY}")
     path = Path(spec).expanduser()
     clinic = _CLINIC.fullmatch(spec)
     if clinic and not path.exists():
@@ -66,12 +66,12 @@ def read_corpus(spec: str, options: ReadOptions | None = None) -> Corpus:
     if path.exists():
         return collect_records(in_utf8(spec), _rows_of_file(path, options), options)
     if "://" in spec:
-        raise CorpusError(f"{spec} is an address, and paclm reads files. Fetch it, then name the file.")
+        raise CorpusError(f"{spec} is a URL, and paclm reads files. Download it, then name the file.")
     if spec.startswith("clinic:"):
-        raise CorpusError(f"{spec} does not say how many synthetic notes: write a number, as in clinic:2000.")
+        raise CorpusError(f"{spec} does not give a number of synthetic notes. Write one, as in clinic:2000.")
     dataset = _DATASET_NAME.fullmatch(spec)
     if dataset is None or path.suffix:
-        raise CorpusError(f"There is no file or folder {spec} (seen from {Path.cwd()}). {_TRY}")
+        raise CorpusError(f"There is no file or folder {spec} in {Path.cwd()}. {_TRY}")
     return collect_records(spec, _read_dataset(dataset["name"], dataset["split"] or "train"), options)
 
 
@@ -90,7 +90,7 @@ def kind_of(path: Path) -> str:
 
 
 def _rows_of_file(path: Path, options: ReadOptions) -> Iterator[SourceRow | None]:
-    """The rows of one file, with damage to the file itself turned into one sentence."""
+    """The rows of one file; damage to the file itself becomes one CorpusError."""
     kind = kind_of(path)
     if kind not in _KINDS:
         raise CorpusError(_other_kind(path, kind))
@@ -101,21 +101,21 @@ def _rows_of_file(path: Path, options: ReadOptions) -> Iterator[SourceRow | None
                 last = row.source
             yield row
     except gzip.BadGzipFile:  # its message quotes the file
-        raise CorpusError(f"{path} is not a gzip file, whatever its name says. Rename it, or fetch it again.") from None
+        raise CorpusError(f"{path} is not a gzip file despite its name. Rename it, or fetch it again.") from None
     except DAMAGE as error:
         raise CorpusError(f"{path} is damaged or cut off after {last}: {error}. Make or fetch it again.") from None
     except OSError as error:
-        raise CorpusError(f"{path} cannot be read: {error.strerror or error}. Check who may read it: ls -l") from None
+        raise CorpusError(f"{path} cannot be read: {error.strerror or error}. Check its permissions: ls -l") from None
 
 
 def _other_kind(path: Path, kind: str) -> str:
     known = f"{', '.join(sorted(_KINDS))} (also with .gz, .xz, .bz2), or a folder of .txt and .md"
-    return f"{path} is of a kind that is not read here; these are: {known}. {_WAYS.get(kind, _WAYS[''])}"
+    return f"{path} is of an unsupported kind. Supported are: {known}. {_WAYS.get(kind, _WAYS[''])}"
 
 
 @contextmanager
 def _open_lines(path: Path, newline: str) -> Iterator[tuple[str, Iterator[str]]]:
-    """The first line of a text file, and all of them. UTF-16 is refused as a whole, by the mark that it begins with."""
+    """The first line of a text file, and all lines. A file that begins with a UTF-16 mark is refused."""
     with open_text(path, errors="surrogateescape", newline=newline) as lines:
         first = next(lines, "")
         if first[:2].encode(errors="surrogateescape").startswith(_UTF16_MARKS):
@@ -163,16 +163,16 @@ def _read_csv(path: Path, options: ReadOptions) -> Iterator[SourceRow | None]:
         except csv.Error as error:
             hint = _other_delimiter(first, delimiter) if header is None else ""
             raise CorpusError(
-                f"{path}:{start} is not a row of a table: {error}. {hint or 'Mend the quotes there.'}"
+                f"{path}:{start} is not a row of a table: {error}. {hint or 'Correct the quotes there.'}"
             ) from None
 
 
 def _other_delimiter(line: str, delimiter: str) -> str:
-    """What to do about a first line that has semicolons alone, as some spreadsheets write them; empty for another."""
+    """What to do about a first line with semicolons only, as some spreadsheets write it; else empty."""
     if delimiter in line or ";" not in line:
         return ""
     return (
-        f"Its fields seem to be separated by ; and not by {_DELIMITERS[delimiter]}. Save it anew, or convert it: "
+        f"Its fields seem to be separated by ; and not by {_DELIMITERS[delimiter]}. Save it again, or convert it: "
         "python3 -c 'import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter=\";\"))' "
         "< OLD > NEW.csv"
     )
@@ -183,13 +183,9 @@ def _checked_header(path: Path, header: list[str], options: ReadOptions, hint: s
     missing = [name for name in wanted if name is not None and name not in header]
     if missing:
         known, near = show_names(header), alike(missing[0], header)
-        columns = (
-            f"It has {near!r}."
-            if near
-            else f"Its columns are: {known}."
-            if known
-            else "Its first row is not shown, since it may hold more than names: look there, or add one with names."
-        )
+        columns = "Its first row is not shown, as it may hold private text: check it, or add a row of names."
+        if near or known:
+            columns = f"It has {near!r}." if near else f"Its columns are: {known}."
         raise CorpusError(
             f"{path} has no column {missing[0]!r}. "
             + (hint or f"{columns} Name columns with --text-field, --id-field and --group-by.")
@@ -198,17 +194,14 @@ def _checked_header(path: Path, header: list[str], options: ReadOptions, hint: s
 
 
 def _read_parquet(path: Path, options: ReadOptions) -> Iterator[SourceRow | None]:
-    name = in_utf8(path)
     parquet = _package("pyarrow.parquet", "pyarrow", f"{path} is a Parquet file, and reading it")
     try:
         table = parquet.ParquetFile(path)
     except ValueError as error:  # pyarrow's own errors are ValueErrors
         raise CorpusError(f"{path} cannot be read as Parquet: {error}. Make or fetch it again.") from None
-    number = 0
-    for batch in table.iter_batches():
-        for fields in batch.to_pylist():
-            number += 1
-            yield SourceRow(f"{name}:{number}", fields)
+    rows = chain.from_iterable(batch.to_pylist() for batch in table.iter_batches())
+    for number, fields in enumerate(rows, start=1):
+        yield SourceRow(f"{in_utf8(path)}:{number}", fields)
 
 
 def _read_dataset(name: str, split: str) -> Iterator[SourceRow]:
@@ -217,7 +210,7 @@ def _read_dataset(name: str, split: str) -> Iterator[SourceRow]:
     try:
         rows = datasets.load_dataset(name, split=split)
     except (OSError, ValueError) as error:  # unknown name, no network, no such split
-        raise CorpusError(f"The data set {name} (split {split}) cannot be had: {error}") from None
+        raise CorpusError(f"The data set {name} (split {split}) cannot be loaded: {error}") from None
     for number, fields in enumerate(rows, start=1):
         yield SourceRow(f"{name}[{split}]:{number}", fields)
 
@@ -237,11 +230,11 @@ _KINDS: dict[str, Callable[[Path, ReadOptions], Iterable[SourceRow | None]]] = {
     ".parquet": _read_parquet,
 }
 RECORD_SUFFIXES = frozenset(_KINDS)
-"""Of files with many records; a compression suffix may follow."""
+"""Suffixes of files with many records; a compression suffix may follow."""
 
 
 def _read_folder(folder: Path, options: ReadOptions) -> Corpus:
-    """One record per text file, in the order of their paths; `--group-by folder` groups those side by side."""
+    """One record per text file, in path order; `--group-by folder` groups the files of one folder."""
     files = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.parts)
     texts = [path for path in files if path.suffix.lower() in TEXT_SUFFIXES]
     others = [in_utf8(path.relative_to(folder)) for path in files if path.suffix.lower() not in TEXT_SUFFIXES]
@@ -252,9 +245,7 @@ def _read_folder(folder: Path, options: ReadOptions) -> Corpus:
         hint = (
             f"Name the file itself: --corpus {in_shell(file)}" if file else "Save its texts as .txt, one file a record."
         )
-        raise CorpusError(
-            f"The folder {folder} holds no .txt or .md files; what it holds is, for example, {others[0]}. {hint}"
-        )
+        raise CorpusError(f"The folder {folder} holds no .txt or .md files, but for example {others[0]}. {hint}")
     rows = (_row_of_text(path, folder, options) for path in texts)
     return collect_records(in_utf8(folder), rows, options, ignored_files=others)
 
@@ -277,7 +268,7 @@ def _read_clinic(count: str | None, options: ReadOptions) -> Corpus:
 
     num_notes = int(re.sub("[_,]", "", count)) if count else DEFAULT_NUM_NOTES
     if num_notes < 1:
-        raise InvalidInput(f"clinic:{count} asks for no notes; write clinic:2000 for two thousand.")
+        raise InvalidInput(f"clinic:{count} asks for no notes. Write for example clinic:2000.")
     notes = enumerate(generate_notes(num_notes, seed=1), start=1)
     rows = (SourceRow(f"clinic:{number}", {**note, options.text_field: note["text"]}) for number, note in notes)
     return collect_records(f"clinic:{num_notes}", rows, options, is_synthetic=True)

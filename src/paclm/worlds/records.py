@@ -1,7 +1,4 @@
-"""Records and what was found while reading them. Nothing is dropped without being named.
-
-This file knows neither file formats nor tokens: readers hand it rows, it hands back records and a report.
-"""
+"""Turn rows into records, and report everything that was dropped. Knows neither file formats nor tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ class Record:
     id: str
     text: str
     group: str | None = None
-    """Records of one group are in the same worlds; None: the record stands for itself."""
+    """Records of one group are in the same worlds; None: the record is its own unit of privacy."""
     source: str = ""
     """Where it was read, as file:line."""
     repetitions: int = 1
@@ -36,7 +33,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """One line, file or table row as a reader found it: fields, or the reason why there are none."""
+    """One line, file or table row as read: its fields, or the reason why there are none."""
 
     source: str
     fields: Mapping[str, object] = field(default_factory=dict)
@@ -53,7 +50,7 @@ class RejectedRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadOptions:
-    """Which fields hold what, and what to do about rows that cannot be records."""
+    """Which field holds what, and whether rows that cannot be records are skipped."""
 
     text_field: str = "text"
     id_field: str | None = None
@@ -64,10 +61,8 @@ class ReadOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadReport:
-    """What was found: every row is a record, a problem or a blank line."""
+    """Outcome of reading: every row is a record, a problem or a blank line."""
 
-    num_rows: int
-    num_records: int
     problems: tuple[RejectedRow, ...] = ()
     duplicates: tuple[tuple[str, str], ...] = ()
     """(source, source of the first record with the same text), where the two do not share a group."""
@@ -78,44 +73,43 @@ class ReadReport:
     num_blank_lines: int = 0
     ignored_files: tuple[str, ...] = ()
     num_line_ends: int = 0
-    """Records whose lines ended with CR LF or CR, as on other systems; they end with LF now."""
+    """Records whose lines ended with CR LF or CR; converted to LF."""
 
     def sentences(self) -> list[str]:
-        """What a person should know about this corpus, one sentence each; empty when all is well."""
-        said = []
+        """Findings for the owner of the corpus, one sentence each; empty when there are none."""
+        found = []
         if self.problems:
-            said.append(f"{_count(len(self.problems), 'row', 'rows')} left out as asked:\n{_listing(self.problems)}")
+            found.append(f"Rows left out as asked: {len(self.problems):,}.\n{_listing(self.problems)}")
         if self.duplicates:
-            pairs = [f"{again} = {first}" for again, first in self.duplicates]
-            said.append(
-                f"{_count(len(self.duplicates), 'record has', 'records have')} the same text as an earlier one "
-                f"({_first(pairs)}). All are kept, but each copy is protected by itself only: whoever is behind a text "
-                "that occurs twice has two records in play. Remove the copies, or give them one group (--group-by)."
+            found.append(
+                f"Records with the same text as an earlier one: {_with_examples(self.duplicates)}. All are kept, but "
+                "each copy is protected only by itself. Remove the copies, or give them one group (--group-by)."
             )
         if self.num_copies_in_groups:
-            copies = _count(self.num_copies_in_groups, "record repeats", "records repeat")
-            said.append(f"{copies} a text of the same group; all are kept, and they are protected together.")
+            found.append(
+                f"Records that repeat a text of their own group: {self.num_copies_in_groups:,}. All are kept, and "
+                "protected together."
+            )
         if self.groups_alike:
-            pairs = [f"{again} = {first}" for again, first in self.groups_alike]
-            said.append(
-                f"{_count(len(self.groups_alike), 'group is', 'groups are')} spelt like an earlier one but for case, "
-                f"spaces or marks that nobody sees ({_first(pairs)}). Each spelling is a group of its own: if two mean "
-                "one person, that person is protected under each by itself only. Spell them alike."
+            found.append(
+                "Groups whose name differs from an earlier one only in case, spaces or invisible characters: "
+                f"{_with_examples(self.groups_alike)}. Each spelling is a group of its own and protected separately. "
+                "If two mean one person, spell them alike."
             )
         if self.num_blank_lines:
-            said.append(f"{_count(self.num_blank_lines, 'blank line', 'blank lines')} passed over.")
+            found.append(f"Blank lines skipped: {self.num_blank_lines:,}.")
         if self.ignored_files:
-            files = _count(len(self.ignored_files), "file is", "files are")
-            said.append(f"{files} not .txt or .md and not read ({_first(self.ignored_files)}).")
+            found.append(f"Files that are not .txt or .md and were not read: {_with_examples(self.ignored_files)}.")
         if self.num_line_ends:
-            records = _count(self.num_line_ends, "record has lines that end", "records have lines that end")
-            said.append(f"{records} with CR LF or CR; in the workspace they end with LF, as the base model knows them.")
-        return said
+            found.append(
+                f"Records with line ends CR LF or CR: {self.num_line_ends:,}. The workspace holds them with LF."
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """All records, in reading order, and how the reading went."""
+    """All records, in reading order, and the report of reading them."""
 
     name: str
     records: tuple[Record, ...]
@@ -124,7 +118,7 @@ class Corpus:
 
     @property
     def digest(self) -> str:
-        """A hash of ids, texts and groups in their order; where they were read does not count."""
+        """A hash of ids, texts and groups in their order; their sources do not count."""
         digest = hashlib.sha256()
         for record in self.records:
             digest.update(json.dumps([record.id, record.text, record.group]).encode() + b"\n")
@@ -139,9 +133,9 @@ def collect_records(
     ignored_files: Iterable[str] = (),
     is_synthetic: bool = False,
 ) -> Corpus:
-    """Turn rows (None: a blank line) into records with unique ids; raise on rows that cannot be records.
+    """Turn rows (None: a blank line) into records with unique ids.
 
-    With `skip_bad` those rows are left out, and the report names each of them.
+    Rows that cannot be records raise; with `skip_bad` they are left out and named in the report.
     """
     records: list[Record] = []
     problems: list[RejectedRow] = []
@@ -155,11 +149,11 @@ def collect_records(
             num_blank += 1
             continue
         num_rows += 1
-        found: Record | RejectedRow = _record_of(row, options)
+        found = _record_of(row, options)
         if isinstance(found, Record):
             found = _with_unique_id(found, by_id, num_copies)
-        if isinstance(found, RejectedRow):
-            problems.append(found)
+        if isinstance(found, str):
+            problems.append(RejectedRow(row.source, found))
             continue
         by_id[found.id] = found
         num_line_ends += "\r" in str(row.fields[options.text_field])
@@ -173,11 +167,9 @@ def collect_records(
         raise CorpusError(_refusal(name, problems, num_rows))
     if not records:
         if problems:
-            raise CorpusError(f"{name} holds no record: every row is left out, as asked.\n{_listing(problems)}")
+            raise CorpusError(f"{name} holds no record: every row was left out as asked.\n{_listing(problems)}")
         raise CorpusError(f"{name} holds no record: it has no rows. Name another file or folder.")
     report = ReadReport(
-        num_rows=num_rows,
-        num_records=len(records),
         problems=tuple(problems),
         duplicates=tuple(duplicates),
         num_copies_in_groups=num_copies_in_groups,
@@ -189,47 +181,37 @@ def collect_records(
     return Corpus(name, tuple(records), report, is_synthetic)
 
 
-def _record_of(row: SourceRow, options: ReadOptions) -> Record | RejectedRow:
-    """Check one row. No reason quotes the text: it is private."""
-    if row.problem:
-        return RejectedRow(row.source, row.problem)
+def _record_of(row: SourceRow, options: ReadOptions) -> Record | str:
+    """The record of one row, or why there is none. No reason quotes the text, which is private."""
     text = row.fields.get(options.text_field)
+    if row.problem:
+        return row.problem
     if text is None:
-        return RejectedRow(row.source, _lacks(options.text_field, row, "name it with --text-field"))
+        return _lacks(options.text_field, row, "name it with --text-field")
     if not isinstance(text, str):
-        return RejectedRow(row.source, f"field {options.text_field!r} is not text but {type(text).__name__}")
+        return f"field {options.text_field!r} is not text but {type(text).__name__}"
     if not text.strip():
-        return RejectedRow(row.source, "is empty")
+        return "is empty"
     if not _is_unicode(text):
-        return RejectedRow(row.source, _NOT_UTF8)
+        return _NOT_UTF8
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    identifier = _label(row.fields.get(options.id_field or "id"))
-    if identifier is None:
-        if options.id_field is not None:
-            return RejectedRow(
-                row.source, _lacks(options.id_field, row, "an id, for --id-field, is text or a whole number")
-            )
-        identifier = hashlib.sha256(text.encode()).hexdigest()[:16]
-    group = None
+    identifier, group = _label(row.fields.get(options.id_field or "id")), None
+    if identifier is None and options.id_field is not None:
+        return _lacks(options.id_field, row, "an id, for --id-field, is text or a whole number")
     if options.group_by is not None:
         group = _label(row.fields.get(options.group_by))
         if group is None:
-            return RejectedRow(
-                row.source, _lacks(options.group_by, row, "a group, for --group-by, is text or a whole number")
-            )
-    return Record(identifier, text, group, row.source)
+            return _lacks(options.group_by, row, "a group, for --group-by, is text or a whole number")
+    return Record(identifier or hashlib.sha256(text.encode()).hexdigest()[:16], text, group, row.source)
 
 
-def _with_unique_id(record: Record, by_id: Mapping[str, Record], num_copies: Counter[str]) -> Record | RejectedRow:
-    """A copy of an earlier record gets the suffix ~2, ~3, …; another text under the same id is a problem."""
+def _with_unique_id(record: Record, by_id: Mapping[str, Record], num_copies: Counter[str]) -> Record | str:
+    """Add ~2, ~3, … to the id of a copy; another text under the same id is a problem."""
     earlier = by_id.get(record.id)
     if earlier is None:
         return record
     if earlier.text != record.text:
-        return RejectedRow(
-            record.source,
-            f"has the id of {earlier.source} but another text; if that field names a person, use it with --group-by",
-        )
+        return f"has the id of {earlier.source} but another text; if that field names a person, use it with --group-by"
     while True:
         num_copies[record.id] += 1
         identifier = f"{record.id}~{num_copies[record.id] + 1}"
@@ -238,7 +220,7 @@ def _with_unique_id(record: Record, by_id: Mapping[str, Record], num_copies: Cou
 
 
 def _groups_alike(records: Sequence[Record]) -> tuple[tuple[str, str], ...]:
-    """Groups whose name somebody would take for an earlier one, by their first records; names are not shown."""
+    """Groups whose names look the same, as sources of their first records; the names are private."""
     first_of: dict[str, Record] = {}
     for record in records:
         if record.group is not None:
@@ -249,13 +231,13 @@ def _groups_alike(records: Sequence[Record]) -> tuple[tuple[str, str], ...]:
 
 
 def _look(name: str) -> str:
-    """A name without case, spaces and characters that nobody sees; letters with their accents in one form."""
+    """A name without case, spaces and invisible characters, its accents in one form."""
     folded = unicodedata.normalize("NFKC", name.casefold())
     return "".join(letter for letter in folded if not letter.isspace() and unicodedata.category(letter) != "Cf")
 
 
 def _label(value: object) -> str | None:
-    """An id or a group: text or a whole number; anything else (also an empty text) is none."""
+    """An id or a group, which is text or a whole number; None for anything else, also for empty text."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         return None
     text = str(value).strip()
@@ -263,7 +245,7 @@ def _label(value: object) -> str | None:
 
 
 def _is_unicode(text: str) -> bool:
-    """False for text with lone surrogates: bytes that were no UTF-8, or broken escapes in JSON."""
+    """False for text with lone surrogates: bytes that were not UTF-8, or broken escapes in JSON."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -272,13 +254,13 @@ def _is_unicode(text: str) -> bool:
 
 
 def show_names(names: Iterable[object]) -> str | None:
-    """Names of fields or columns, for an error; None when some are not like names: they may be private text."""
+    """Names of fields or columns, for an error; None if some do not look like names and may be private text."""
     shown = [str(name) for name in names]
     return (", ".join(shown) or "none") if all(map(_NAME.fullmatch, shown)) else None
 
 
 def alike(name: str, names: Iterable[object]) -> str | None:
-    """The one of `names` that differs from `name` in case and outer spaces alone: who asked for it may see it."""
+    """The one of `names` that differs from `name` only in case and outer spaces; safe to show, as the user typed it."""
     return next((str(other) for other in names if str(other).strip().lower() == name.strip().lower()), None)
 
 
@@ -291,16 +273,15 @@ def _lacks(name: str, row: SourceRow, hint: str) -> str:
 
 
 def _refusal(name: str, problems: Sequence[RejectedRow], num_rows: int) -> str:
-    """One sentence where every row fails alike (a wrong option, not a wrong row); else which rows, and why."""
+    """One sentence where every row fails for the same reason (a wrong option), else the rows with their reasons."""
     reasons = {problem.reason for problem in problems}
-    convert = " Other encodings can be converted: iconv -f latin1 -t utf-8." if _NOT_UTF8 in reasons else ""
-    mend = "" if any("--" in reason for reason in reasons) else " Mend the file."
+    convert = " Convert other encodings: iconv -f latin1 -t utf-8." if _NOT_UTF8 in reasons else ""
     if len(problems) == num_rows and num_rows > 1 and len(reasons) == 1:
-        return f"None of the {num_rows:,} rows of {name} can be a record: each {reasons.pop()}.{mend}{convert}"
-    way_out = "Mend them, or leave them out with --skip-bad." if len(problems) < num_rows else "Mend the file."
-    return (
-        f"{len(problems):,} of {num_rows:,} rows of {name} cannot be records:\n{_listing(problems)}\n{way_out}{convert}"
-    )
+        (reason,) = reasons
+        fix = "" if "--" in reason else " Correct the file."
+        return f"None of the {num_rows:,} rows of {name} can be a record: each {reason}.{fix}{convert}"
+    fix = "Correct them, or leave them out with --skip-bad." if len(problems) < num_rows else "Correct the file."
+    return f"{len(problems):,} of {num_rows:,} rows of {name} cannot be records:\n{_listing(problems)}\n{fix}{convert}"
 
 
 def _listing(problems: Sequence[RejectedRow]) -> str:
@@ -310,9 +291,7 @@ def _listing(problems: Sequence[RejectedRow]) -> str:
     return "\n".join(lines)
 
 
-def _first(names: Sequence[str], shown: int = 3) -> str:
-    return ", ".join(names[:shown]) + (", …" if len(names) > shown else "")
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"
+def _with_examples(found: Sequence[str | tuple[str, str]]) -> str:
+    """How many, and the first three; pairs as `source = earlier source`."""
+    shown = ", ".join(" = ".join(item) if isinstance(item, tuple) else item for item in found[:3])
+    return f"{len(found):,} ({shown}{', …' if len(found) > 3 else ''})"

@@ -1,7 +1,7 @@
-"""Which corpora have workspaces on this machine, and which of those ever had a ledger: each spends its own budget.
+"""Registry of the workspaces and ledgers made on this machine, to warn of several budgets over the same records.
 
-Only hashes, places and days are kept, small files (0600) in the user's state folder. A corpus is recognized by the
-smallest hashes of its texts (a bottom-k sketch), so one with a few records more or less is recognized too.
+Small files (0600) in the user's state folder hold hashes, paths and days only. A corpus is recognized by the smallest
+hashes of its texts (a bottom-k sketch), also with a few records more or less.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Sighting:
 
     path: Path
     shared: float
-    """Estimated share of the records of both corpora together that are in both."""
+    """Estimated Jaccard similarity of the two corpora."""
     is_gone: bool
 
     def __str__(self) -> str:
         part = "the same corpus" if self.shared > 0.995 else f"about {self.shared:.0%} of the same records"
-        return f"{self.path} ({part}{'; no longer there, but what it released is' if self.is_gone else ''})"
+        return f"{self.path} ({part}{'; deleted, but what it released remains public' if self.is_gone else ''})"
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerNote:
-    """That a ledger was made for a workspace, wherever it is now."""
+    """A ledger that was made for a workspace, whether or not it still exists."""
 
     ledger: str
     made: str
@@ -50,13 +50,13 @@ class LedgerNote:
 
 
 def overlap_sentence(sightings: list[Sighting]) -> str:
-    """What overlaps mean for the budgets."""
+    """The caution about other workspaces over the same records."""
     named = ", ".join(map(str, sightings[:_SHOWN]))
     more = f" and {len(sightings) - _SHOWN} more" if len(sightings) > _SHOWN else ""
     who = "Another workspace with a ledger is" if len(sightings) == 1 else "Other workspaces with a ledger are"
     return (
         f"{who} over these records: {named}{more}. Plan as if all totals added up: each draw is bounded at its own "
-        "total, and whoever is in the records is exposed by every one."
+        "total, and all of them expose the same records."
     )
 
 
@@ -66,7 +66,7 @@ def sketch_texts(texts: Iterable[str]) -> list[str]:
 
 
 def find_overlaps(sketch: list[str], own_id: str) -> list[Sighting]:
-    """Workspaces seen on this machine that ever had a ledger and whose corpus shares records with this one."""
+    """Workspaces of this machine that ever had a ledger and share records with this corpus."""
     found = []
     for identifier, path, other in _entries():
         shared, is_there = _similarity(sketch, other), _is_at(identifier, path)
@@ -77,12 +77,12 @@ def find_overlaps(sketch: list[str], own_id: str) -> list[Sighting]:
 
 
 def remember_workspace(identifier: str, path: Path, sketch: list[str]) -> None:
-    """Note that a workspace exists."""
+    """Note a new workspace."""
     write_private_json(_make_folder("workspaces") / f"{identifier}.json", {"path": str(path), "sketch": sketch})
 
 
 def note_place(identifier: str, path: Path) -> None:
-    """Note where a workspace is that may have been moved. Where it was never noted, or cannot be, nothing happens."""
+    """Update the path of a noted workspace that may have been moved; does nothing where that fails."""
     with suppress(OSError, RuntimeError, ValueError, KeyError, TypeError):
         file = state_folder() / "workspaces" / _file_name(identifier)
         noted = json.loads(file.read_text())
@@ -91,14 +91,14 @@ def note_place(identifier: str, path: Path) -> None:
 
 
 def remember_ledger(workspace: str, ledger: str) -> None:
-    """Note that a ledger was made for a workspace. Where that cannot be noted nothing happens: it only warns."""
+    """Note a new ledger of a workspace; does nothing where that fails, since notes serve warnings only."""
     notes = [*ledgers_noted(workspace), LedgerNote(ledger, datetime.now(UTC).date().isoformat())]
     with suppress(OSError, RuntimeError, ValueError):  # RuntimeError: a user without a home
         write_private_json(_make_folder("ledgers") / _file_name(workspace), {"ledgers": list(map(asdict, notes))})
 
 
 def ledgers_noted(workspace: str) -> list[LedgerNote]:
-    """The ledgers ever made for a workspace on this machine, oldest first; none where that cannot be known."""
+    """Ledgers ever made for a workspace on this machine, oldest first; none where notes cannot be read."""
     try:
         notes = json.loads((state_folder() / "ledgers" / _file_name(workspace)).read_text())
         return [LedgerNote(str(note["ledger"]), str(note["made"])) for note in notes["ledgers"]]
@@ -107,9 +107,9 @@ def ledgers_noted(workspace: str) -> list[LedgerNote]:
 
 
 def _file_name(workspace: str) -> str:
-    """For an id out of a manifest, which somebody else may have written: it must not lead out of the folder."""
+    """The file of an id from a manifest, which is untrusted: it must not lead out of the folder."""
     if not _ID.fullmatch(str(workspace)):
-        raise ValueError("The id in a manifest is not one that paclm gives.")
+        raise ValueError("The id in a manifest has a form that paclm does not make.")
     return f"{workspace}.json"
 
 
@@ -122,7 +122,7 @@ def _make_folder(name: str) -> Path:
 
 
 def _is_at(identifier: str, path: Path) -> bool:
-    """Whether this very workspace is there, and not another that took its place."""
+    """Whether this workspace, not another one, is at that path."""
     try:
         return bool(json.loads((path / MANIFEST_FILE).read_bytes())["id"] == identifier)
     except (OSError, ValueError, KeyError, TypeError):
@@ -136,7 +136,7 @@ def _entries() -> Iterator[tuple[str, Path, list[str]]]:
             entry = json.loads(file.read_text())
             yield file.stem, Path(entry["path"]), list(entry["sketch"])
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # a note that cannot be read warns of nothing; it guards no secret
+            continue  # a broken note only loses its warning
 
 
 def _similarity(one: list[str], other: list[str]) -> float:

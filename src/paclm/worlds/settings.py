@@ -1,4 +1,4 @@
-"""paclm.toml: the settings of a workspace, written once with explanations and read strictly ever after."""
+"""paclm.toml: the settings of a workspace, written with explanations and read strictly."""
 
 from __future__ import annotations
 
@@ -18,37 +18,27 @@ from paclm.config import MechanismConfig, RuntimeConfig, ServerConfig, TrainingC
 from paclm.errors import InvalidInput, WorkspaceError
 from paclm.worlds.storage import write_private
 
-_SECTIONS = ("mechanism", "runtime", "server", "training")
 _BUDGETS = ("per_token", "total")
 
 _HEAD = """\
 # Settings of this workspace. Who is in which world, the seed and the base model are fixed in manifest.json.
 # A setting behind a # shows its default (budgets: an example); remove the # to change it.
 """
-_MECHANISM = """
-[mechanism]
-# What the guarantee depends on. The two budgets have no default: nobody spends privacy by accident. Both are in nats,
-# written "2^-32", "1e-9" or as a number. `paclm plan` turns a target into values, for example:
-#     paclm plan --mia 51% --tokens 1M --write WORKSPACE
-"""
-_RUNTIME = """
-[runtime]
-# Speed and memory only.
-"""
-_SERVER = """
-[server]
-# `paclm serve`: addresses and limits.
-"""
-_TRAINING = """
-[training]
-# The same for every world; after a change the worlds must be trained again.
-"""
+_ABOUT = {
+    "mechanism": """\
+# What the guarantee depends on. The two budgets have no default, so that privacy is never spent by accident. Both are
+# in nats, written "2^-32", "1e-9" or as a number. `paclm plan` turns a target into values, for example:
+#     paclm plan --mia 51% --tokens 1M --write WORKSPACE""",
+    "runtime": "# Speed and memory only.",
+    "server": "# `paclm serve`: addresses and limits.",
+    "training": "# The same for every world; after a change the worlds must be trained again.",
+}
 _EXAMPLES = {"per_token": "2^-32", "total": "2^-10"}
 _REMARK = re.compile(r"(?<=\S)\s+#.*$")
 
 
 class Voting(NamedTuple):
-    """How worlds vote: the part of the mechanism that needs no budget."""
+    """How worlds vote: the settings of the mechanism that need no budget."""
 
     decoder: Literal["gumbel", "greedy"]
     temperature: float
@@ -61,74 +51,61 @@ class Settings:
 
     path: Path
     mechanism: Mapping[str, Any]
-    """As written; complete only once both budgets are there."""
+    """As written; complete once both budgets are set."""
     runtime: RuntimeConfig
     server: ServerConfig
     training: TrainingConfig
 
     @property
     def config(self) -> MechanismConfig | None:
-        """The mechanism's settings, or None as long as no budget is set."""
+        """The mechanism's settings, or None while no budget is set."""
         return self.mechanism_with() if any(name in self.mechanism for name in _BUDGETS) else None
 
     @property
     def voting(self) -> Voting:
-        """How worlds vote, as written or else by default; known before any budget is set."""
+        """How worlds vote; known before any budget is set."""
         mechanism = self.mechanism_with(**dict.fromkeys(_BUDGETS, 1.0))
         return Voting(mechanism.decoder, mechanism.temperature, mechanism.support_size)
 
     def mechanism_with(self, **changes: Any) -> MechanismConfig:
-        """The mechanism's settings with some of them replaced; both budgets must be there by then."""
-        way_out = f"To have them written: paclm plan --mia 51% --tokens 1M --write {in_shell(self.path.parent)}"
+        """The mechanism's settings with changes, which must leave both budgets set."""
+        way_out = f"To write them: paclm plan --mia 51% --tokens 1M --write {in_shell(self.path.parent)}"
         return read_settings(MechanismConfig, {**self.mechanism, **changes}, "[mechanism] of paclm.toml", way_out)
 
 
 def render_settings(training: TrainingConfig) -> str:
-    """The text of a new paclm.toml: every setting with what config.py says about it."""
-    mechanism = MechanismConfig(**_EXAMPLES)  # type: ignore[arg-type]
-    sections = [
-        (_MECHANISM, MechanismConfig, {**_values(mechanism), **_EXAMPLES}, "# "),
-        (_RUNTIME, RuntimeConfig, _values(RuntimeConfig()), "# "),
-        (_SERVER, ServerConfig, _values(ServerConfig()), "# "),
-        (_TRAINING, TrainingConfig, _values(training), ""),
-    ]
+    """The text of a new paclm.toml: every setting with its explanation from config.py, most of them commented out."""
+    sections: dict[str, Any] = {
+        "mechanism": MechanismConfig(**_EXAMPLES),  # type: ignore[arg-type]
+        "runtime": RuntimeConfig(),
+        "server": ServerConfig(),
+        "training": training,
+    }
     text = _HEAD
-    for head, settings, values, mark in sections:
-        about = explain_settings(settings)
-        text += head + "".join(
-            f"\n# {about[name]}\n{mark}{name} = {in_toml(value)}\n" for name, value in values.items()
-        )
+    for section, settings in sections.items():
+        about, mark = explain_settings(type(settings)), "" if settings is training else "# "
+        text += f"\n[{section}]\n{_ABOUT[section]}\n"
+        for field in dataclasses.fields(settings):
+            value = in_toml(_EXAMPLES.get(field.name, getattr(settings, field.name)))
+            text += f"\n# {about[field.name]}\n{mark}{field.name} = {value}\n"
     return text
 
 
-def _values(settings: MechanismConfig | RuntimeConfig | ServerConfig | TrainingConfig) -> dict[str, Any]:
-    return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-
-
 def explain_settings(settings: type) -> dict[str, str]:
-    """The docstring under each field, and what it may be. Python does not keep those, so the source is read."""
+    """The docstring under each field and its choices, read from the source because Python does not keep them."""
     (body,) = ast.parse(inspect.getsource(settings)).body
     hints = get_type_hints(settings)
     about = {}
     for field, text in pairwise(body.body if isinstance(body, ast.ClassDef) else []):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            name, said = field.target.id, str(ast.literal_eval(text.value))
+            name, words = field.target.id, str(ast.literal_eval(text.value)).split()
             choices = get_args(hints[name]) if get_origin(hints[name]) is Literal else ()
-            about[name] = " ".join(said.split()) + (f" One of: {', '.join(choices)}." if choices else "")
+            about[name] = " ".join(words) + (f" One of: {', '.join(choices)}." if choices else "")
     return about
 
 
-def write_mechanism(path: Path, changes: Mapping[str, Any]) -> None:
-    """Write settings into [mechanism] of paclm.toml; comments, order and everything else stay as they are."""
-    _write_section(path, "mechanism", changes)
-
-
-def write_training(path: Path, changes: Mapping[str, Any]) -> None:
-    """Write settings into [training] of paclm.toml, as `write_mechanism` does into its section."""
-    _write_section(path, "training", changes)
-
-
-def _write_section(path: Path, section: Literal["mechanism", "training"], changes: Mapping[str, Any]) -> None:
+def write_settings(path: Path, section: Literal["mechanism", "training"], changes: Mapping[str, Any]) -> None:
+    """Write settings into a section of paclm.toml; comments, order and everything else stay unchanged."""
     text = path.read_bytes().decode("utf-8")
     before, lines = tomllib.loads(text), text.rstrip("\n").split("\n")
     start = next((i + 1 for i, line in enumerate(lines) if re.match(rf"\s*\[\s*{section}\s*\]", line)), None)
@@ -142,8 +119,8 @@ def _write_section(path: Path, section: Literal["mechanism", "training"], change
         if not places:  # neither the setting nor its example
             lines.insert(start, f"{name} = {in_toml(value)}")
             continue
-        said = _REMARK.search(lines[places[0]])
-        lines[places[0]] = f"{name} = {in_toml(value)}{said[0] if said else ''}"
+        remark = _REMARK.search(lines[places[0]])
+        lines[places[0]] = f"{name} = {in_toml(value)}{remark[0] if remark else ''}"
     written = "\n".join(lines) + "\n"
     try:
         after = tomllib.loads(written)
@@ -152,29 +129,29 @@ def _write_section(path: Path, section: Literal["mechanism", "training"], change
     as_read = json.loads(json.dumps(dict(changes)))  # tuples are lists in a file
     if after != {**before, section: {**before.get(section, {}), **as_read}}:
         wanted = "; ".join(f"{name} = {in_toml(value)}" for name, value in changes.items())
-        raise WorkspaceError(f"{path} is written in a way that cannot be changed here. Write by hand: {wanted}")
+        raise WorkspaceError(f"{path} has a form that paclm cannot edit. Write by hand: {wanted}")
     write_private(path.resolve(), written.encode())  # a link stays one
 
 
 def load_settings(path: Path) -> Settings:
-    """Read paclm.toml; an unknown section or key is an error, because a misspelt budget must not vanish."""
+    """Read paclm.toml; an unknown section or key is an error, because a misspelt budget must not be ignored."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise WorkspaceError(f"{path} is missing. Restore it; an empty file means all defaults.") from None
+        raise WorkspaceError(f"{path} is missing. Restore it, or make an empty file for all defaults.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise WorkspaceError(
-            f"{path} is not valid TOML: {error}. Mend it there; values such as 2^-32 need quotes."
+            f"{path} is not valid TOML: {error}. Correct it there; values such as 2^-32 need quotes."
         ) from None
     loose = [name for name, table in tables.items() if not isinstance(table, dict)]
     if loose:
         raise InvalidInput(
-            f"{', '.join(loose)} in {path} stands outside of a section. Sections are [{'], ['.join(_SECTIONS)}], each "
-            "on a line of its own, with its settings below."
+            f"{', '.join(loose)} in {path} is outside of a section. Sections are [{'], ['.join(_ABOUT)}], each on a "
+            "line of its own, with its settings below."
         )
-    unknown = sorted(set(tables) - set(_SECTIONS))
+    unknown = sorted(set(tables) - set(_ABOUT))
     if unknown:
-        raise InvalidInput(f"Unknown section {', '.join(unknown)} in {path}. Known: {', '.join(_SECTIONS)}.")
+        raise InvalidInput(f"Unknown section {', '.join(unknown)} in {path}. Known: {', '.join(_ABOUT)}.")
     settings = Settings(
         path=path,
         mechanism=tables.get("mechanism", {}),
@@ -182,6 +159,6 @@ def load_settings(path: Path) -> Settings:
         server=read_settings(ServerConfig, tables.get("server", {}), f"[server] of {path}"),
         training=read_settings(TrainingConfig, tables.get("training", {}), f"[training] of {path}"),
     )
-    if settings.config is None:  # the other keys are checked even while the budgets are not set
-        settings.mechanism_with(per_token=1.0, total=1.0)
+    if settings.config is None:
+        settings.mechanism_with(per_token=1.0, total=1.0)  # checks the other keys while no budget is set
     return settings

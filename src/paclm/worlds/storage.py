@@ -1,12 +1,13 @@
-"""Private files on disk: readable by their owner only, complete or absent, and named by their hash.
+"""Private files on disk: mode 0600, complete or absent, with locks and hashes.
 
-This file knows nothing of what it stores. Modes are set explicitly, so they hold under every umask.
+Knows nothing of what it stores. Modes are set explicitly, so they hold under every umask.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import secrets
@@ -15,24 +16,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paclm.config import in_shell
 from paclm.errors import WorkspaceError
 
 
 def in_utf8(name: str | Path) -> str:
-    """The name of a file as files of UTF-8 can keep it: bytes in it that are none become \\xe9 and the like."""
+    """A file name as valid UTF-8: bytes that are not become \\xe9 and the like."""
     return str(name).encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def make_private_folder(path: Path) -> Path:
-    """Make a folder that only its owner can enter (0700), or tighten one that is there."""
+    """Make a folder that only its owner can enter (0700), or restrict an existing one."""
     path.mkdir(mode=0o700, exist_ok=True)
     path.chmod(0o700)
     return path
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file of mode 0600 so that a reader finds the old content or the new one, never a part."""
+    """Write a file of mode 0600 atomically: a reader finds the old content or the new one, never a part."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -49,8 +52,15 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def write_private_json(path: Path, value: Any) -> None:
-    """Write JSON for people: indented, with a newline at the end."""
+    """Write indented JSON with a newline at the end."""
     write_private(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def write_private_arrays(path: Path, **arrays: Any) -> None:
+    """Write arrays as a compressed .npz file."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    write_private(path, buffer.getvalue())
 
 
 def sync_folder(path: Path) -> None:
@@ -63,19 +73,32 @@ def sync_folder(path: Path) -> None:
 
 
 @contextmanager
-def only_one(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock file while something runs that must not run twice; the system drops it when the holder dies."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def try_lock(path: Path, flags: int = os.O_RDONLY) -> Iterator[tuple[int, bool]]:
+    """Lock a file or folder unless it is locked elsewhere; yields its descriptor and whether the lock was taken.
+
+    The system releases the lock when the holder dies.
+    """
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            raise WorkspaceError(f"{what} runs already, in process {holder}. Wait for it, or stop it.") from None
-        os.pwrite(descriptor, f"{os.getpid():<11}\n".encode(), 0)
-        yield
+            yield descriptor, False
+        else:
+            yield descriptor, True
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def only_one(path: Path, what: str) -> Iterator[None]:
+    """Hold a lock file with the holder's process id, or raise if another process holds it."""
+    with try_lock(path, os.O_RDWR | os.O_CREAT) as (descriptor, is_mine):
+        if not is_mine:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            raise WorkspaceError(f"{what} is already running in process {holder}. Wait for it, or stop it.")
+        os.pwrite(descriptor, f"{os.getpid():<11}\n".encode(), 0)
+        yield
 
 
 def hash_file(path: Path) -> str:
@@ -91,6 +114,6 @@ def refuse_if_others_can_enter(folder: Path) -> None:
     mode = folder.stat().st_mode & 0o777
     if mode & 0o077:
         raise WorkspaceError(
-            f"{folder} can be entered by other users (mode {mode:04o}) and holds private text. "
+            f"Other users can enter {folder} (mode {mode:04o}), which holds private text. "
             f"Close it with: chmod -R go-rwx {in_shell(folder)}"
         )

@@ -1,4 +1,4 @@
-"""Where paclm keeps things outside of workspaces: a cache of model weights and a little state, per user."""
+"""Folders of the user outside of workspaces: a cache of model weights, and a little state."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Converted and fetched base models; may be deleted at any time. `PACLM_CACHE_DIR` moves it."""
+    """Folder of downloaded and converted base models; may be deleted at any time. `PACLM_CACHE_DIR` moves it."""
     return _folder("PACLM_CACHE_DIR", "XDG_CACHE_HOME", ".cache", "Library/Caches")
 
 
 def state_folder() -> Path:
-    """Which corpora have workspaces, and which workspaces had a ledger. `PACLM_STATE_DIR` moves it."""
+    """Folder of the registry of workspaces and ledgers. `PACLM_STATE_DIR` moves it."""
     return _folder("PACLM_STATE_DIR", "XDG_STATE_HOME", ".local/state", "Library/Application Support")
 
 

@@ -1,6 +1,6 @@
 """The workspace: a folder with one corpus, its worlds and one deployment (docs/guide/workspace.md).
 
-Every opening checks the hashes first. This file knows where the curator keeps its things, and never looks inside.
+Opening checks all hashes. Knows the path of the curator's folder and never looks inside.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Workspace:
     def open(cls, path: str | Path, *, verify_in_full: bool = False) -> Workspace:
         """Open a workspace and check it.
 
-        Corpus and membership are always hashed again. Base model and adapters are large: they are hashed again when
-        their size or time of change differs from the manifest, or when `verify_in_full` asks for it.
+        Corpus and membership are always hashed. Base model and adapters are large: they are hashed when their size or
+        time of change differs from the manifest, or with `verify_in_full`.
         """
         folder = Path(path).expanduser().absolute()
         manifest = load_manifest(folder)
@@ -80,9 +80,9 @@ class Workspace:
         group_by: str | None = None,
         max_record_tokens: int = TrainingConfig().max_record_tokens,
     ) -> Workspace:
-        """Make a workspace, or open it if one made from the same arguments is there already.
+        """Make a workspace, or open the existing one if it was made from the same arguments.
 
-        What its owner should know, such as that there are few records, is a warning.
+        Cautions for its owner, such as that there are few records, are issued as warnings.
         """
         from paclm.worlds.creation import create_workspace
 
@@ -104,21 +104,21 @@ class Workspace:
 
     @property
     def config(self) -> MechanismConfig | None:
-        """The mechanism's settings, or None as long as paclm.toml sets no budget."""
+        """The mechanism's settings, or None while paclm.toml sets no budget."""
         return self.settings.config
 
     def mechanism(self, **changes: Any) -> MechanismConfig:
-        """The mechanism's settings with changes; an error that says what to write if a budget is missing."""
+        """The mechanism's settings with changes; raises if a budget is missing."""
         return self.settings.mechanism_with(**changes)
 
     @property
     def runtime(self) -> RuntimeConfig:
-        """Speed-only settings."""
+        """Settings of speed and memory only."""
         return self.settings.runtime
 
     @property
     def training(self) -> TrainingConfig:
-        """How the worlds are trained."""
+        """Settings of training."""
         return self.settings.training
 
     @property
@@ -133,27 +133,27 @@ class Workspace:
 
     @property
     def adapters_path(self) -> Path:
-        """Stacked adapters."""
+        """Folder of the stacked adapters."""
         return self.path / ADAPTERS_FOLDER
 
     @property
     def curator_path(self) -> Path:
-        """The curator's own folder."""
+        """Folder of secret and ledger."""
         return self.path / CURATOR_FOLDER
 
     @property
     def ledger_path(self) -> Path:
-        """The ledger, whether or not there is one yet."""
+        """Path of the ledger, whether or not it exists."""
         return ledger_path(self.path)
 
     @property
     def study_path(self) -> Path:
-        """Results of studies."""
+        """Folder of study results."""
         return self.path / STUDY_FOLDER
 
     @cached_property
     def membership(self) -> BoolArray:
-        """Who is in which world, (n, m) bool: the rows of `members()`, in that order."""
+        """Who is in which world, (n, m) bool; rows as in `members()`."""
         with np.load(io.BytesIO((self.path / MEMBERSHIP_FILE).read_bytes()), allow_pickle=False) as arrays:
             membership: BoolArray = arrays["membership"]
         if membership.dtype != np.bool_ or (membership.sum(axis=1) * 2 != self.num_worlds).any():
@@ -168,22 +168,22 @@ class Workspace:
         return [Record(**fields) for fields in self._lines(part)]
 
     def canaries(self) -> list[Canary]:
-        """Planted records with their triggers and payloads; empty unless init was asked for them."""
+        """Planted records with their triggers and payloads; empty without --canaries at init."""
         return [canary_from_json(fields) for fields in self._lines("canaries")]
 
     def members(self) -> list[Record]:
-        """All records that worlds are drawn from, train and then canaries: the rows of `membership`."""
+        """All records that worlds are drawn from, train first, then canaries: the rows of `membership`."""
         return [*self.records("train"), *self.records("canaries")]
 
     def training_changes(self) -> str:
-        """How [training] differs from what the worlds were trained with, in words; empty when it does not."""
+        """How [training] differs from the settings the worlds were trained with; empty if it does not."""
         trained = self.manifest.adapters.get(WORLDS_FILE, {}).get("training", {})
         now = json.loads(json.dumps(asdict(self.training)))  # tuples are lists in the manifest
         changed = [name for name in now if name in trained and trained[name] != now[name]]
         return ", ".join(f"{name} was {trained[name]!r}, now {now[name]!r}" for name in changed)
 
     def with_adapters(self, name: str, details: Mapping[str, Any] | None = None) -> Workspace:
-        """Enter a file of adapters/ into the manifest, with its hash; returns the workspace as it is from now on."""
+        """Enter a file of adapters/ with its hash into the manifest; returns the changed workspace."""
         manifest = self.manifest.with_adapters(self.adapters_path / name, details or {})
         manifest.write(self.path)
         return replace(self, manifest=manifest)
