@@ -133,7 +133,7 @@ def test_the_summary_says_what_was_made_and_what_comes_next(
     assert "8, each record in 4" in said
     assert str(small_base) in said
     assert f"Next: paclm train {in_shell(tmp_path / 'clinic')}" in said
-    assert "Note: 1 record has the same text as an earlier one" in result.stderr
+    assert "Note: Records with the same text as an earlier one: 1 " in result.stderr
 
 
 def test_repeating_init_says_that_it_is_there_and_other_arguments_are_refused(
@@ -191,7 +191,7 @@ def test_skipping_bad_records_names_them(init: Init, rows: list[dict[str, str]],
     path = write_jsonl(tmp_path / "notes.jsonl", [*rows, {"id": "x", "text": " "}])
     result = init(path, "--skip-bad")
     assert result.exit_code == 0
-    assert "1 row left out as asked:" in result.stderr
+    assert "Rows left out as asked: 1" in result.stderr
     assert "notes.jsonl:201: is empty" in result.stderr
 
 
@@ -200,7 +200,7 @@ def test_the_real_command_ends_with_status_2_and_one_sentence(tmp_path: Path) ->
     command = [sys.executable, "-c", script, "init", str(tmp_path / "w"), "--corpus", "missing.jsonl", "--base", "tiny"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"})
     assert done.returncode == 2
-    assert done.stderr.startswith("Error: There is no file or folder missing.jsonl (seen from ")
+    assert done.stderr.startswith("Error: There is no file or folder missing.jsonl")
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
 

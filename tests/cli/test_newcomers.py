@@ -44,17 +44,17 @@ WORKSPACE_MISTAKES: dict[str, tuple[Callable[[Desk], object], str, str]] = {
     "another format": (
         edited("clinic/manifest.json", '"format": 1', '"format": 9'),
         f"{GENERATE} 2",
-        "has format 9, and this version of paclm reads format 1. Use the version that made it",
+        "manifest.json has format 9.*format 1",
     ),
     "broken settings": (
         write("clinic/paclm.toml", "[mechanism\n"),
         f"{GENERATE} 2",
-        "is not valid TOML.*line 1.*Mend it",
+        "paclm.toml.*line 1",
     ),
     "loose settings": (
         write("clinic/paclm.toml", "total = 1"),
         f"{GENERATE} 2",
-        r"total in .* stands outside of a section",
+        r"total in .*\[mechanism\]",
     ),
     "unknown setting": (
         settings("totl = 1"),
@@ -128,7 +128,7 @@ def test_a_training_that_runs_is_not_taken_for_one_that_was_stopped(desk: Desk, 
     desk.write("w/adapters/.training-worlds/run.json", "{}")
     check(paclm("train", "w"), "An earlier run of this training was stopped.*paclm train w --resume")
     with only_one(desk.folder / "w" / ".training.lock", "The other training"):
-        check(paclm("train", "w"), f"runs already, in process {os.getpid()}. Wait for it, or stop it")
+        check(paclm("train", "w"), f"in process {os.getpid()}")
 
 
 def test_settings_changed_after_training_stop_the_first_token_and_studies(

@@ -210,7 +210,7 @@ def test_a_plan_is_written_into_settings_that_name_no_budget_at_all(workspace, t
 def test_settings_in_an_unusual_shape_are_left_alone(workspace):
     text = 'mechanism = {per_token = "2^-32", total = "2^-10"}\n'
     (workspace / "paclm.toml").write_text(text)
-    with pytest.raises(WorkspaceError, match=r"cannot be changed here\. Write by hand: per_token = "):
+    with pytest.raises(WorkspaceError, match="per_token = "):
         write(workspace, *TARGET)
     assert (workspace / "paclm.toml").read_text() == text
 

@@ -272,7 +272,7 @@ def test_a_second_training_at_the_same_time_is_refused_and_a_dead_one_holds_noth
 
     job.run(on_progress=train_another)
     assert isinstance(inside[0].exception, WorkspaceError)
-    assert "runs already, in process" in str(inside[0].exception)
+    assert "in process" in str(inside[0].exception)
     assert train(clinic).exit_code == 0
 
 

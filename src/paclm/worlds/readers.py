@@ -71,7 +71,7 @@ def read_corpus(spec: str, options: ReadOptions | None = None) -> Corpus:
         raise CorpusError(f"{spec} does not give a number of synthetic notes. Write one, as in clinic:2000.")
     dataset = _DATASET_NAME.fullmatch(spec)
     if dataset is None or path.suffix:
-        raise CorpusError(f"There is no file or folder {spec} in {Path.cwd()}. {_TRY}")
+        raise CorpusError(f"There is no file or folder {spec} (current folder: {Path.cwd()}). {_TRY}")
     return collect_records(spec, _read_dataset(dataset["name"], dataset["split"] or "train"), options)
 
 
