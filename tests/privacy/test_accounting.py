@@ -1,9 +1,10 @@
-"""Accounts in whole units: safe rounding, the stop rule, no overspending by a unit, states that come back."""
+"""Accounts in whole units: safe rounding, the stop rule, no overspending by a unit, states that can be restored."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from fractions import Fraction
 
 import pytest
@@ -39,7 +40,7 @@ def test_charges_round_up_and_totals_round_down(value):
 
 
 @given(units=units_beside_floats)
-def test_conversion_to_nats_keeps_to_its_side(units):
+def test_conversion_to_nats_rounds_to_its_side(units):
     assert Fraction(nats_up(units)) * UNITS_PER_NAT >= units >= Fraction(nats_down(units)) * UNITS_PER_NAT
     assert units_up(nats_down(units)) <= units <= units_down(nats_up(units))
 
@@ -64,9 +65,9 @@ def test_the_last_token_that_fits_is_served_and_the_next_is_not():
         account = account.charge(units_up(2.0**-10), is_dissent=False)
     assert account.remaining_units == 0
     assert account.remaining_tokens(2.0**-10) == 0
-    with pytest.raises(BudgetExceeded, match=r"2\^-10 nats, and after 3 tokens"):
+    with pytest.raises(BudgetExceeded, match=r"2\^-10"):
         account.charge(units_up(2.0**-10), is_dissent=False)
-    assert account.charge(0, is_dissent=False).tokens == 4  # what costs nothing is always served
+    assert account.charge(0, is_dissent=False).tokens == 4  # a token without a charge is always served
 
 
 def test_one_unit_less_in_the_total_costs_one_token():
@@ -114,10 +115,11 @@ def test_which_tokens_are_charged(charge, reads_secret, is_dissent, costs):
 @pytest.mark.parametrize(
     "state",
     [
-        {"total_units": 1, "spent_units": 2, "tokens": 0, "dissent_tokens": 0, "charged_tokens": 0},
-        {"total_units": -1, "spent_units": 0, "tokens": 0, "dissent_tokens": 0, "charged_tokens": 0},
-        {"total_units": 1, "spent_units": 0, "tokens": 0, "dissent_tokens": 1, "charged_tokens": 0},
-        {"total_units": 1, "spent_units": 0.5, "tokens": 0, "dissent_tokens": 0, "charged_tokens": 0},
+        {"total_units": 1, "spent_units": 2},
+        {"total_units": -1},
+        {"total_units": 1, "dissent_tokens": 1},
+        {"total_units": 1, "charged_tokens": 1},
+        {"total_units": 1, "spent_units": 0.5},
     ],
 )
 def test_a_broken_state_is_refused(state):
@@ -126,7 +128,7 @@ def test_a_broken_state_is_refused(state):
 
 
 @given(units=units_beside_floats)
-def test_figures_in_nats_are_never_below_what_they_stand_for(units):
+def test_figures_in_nats_are_never_below_the_units(units):
     account = Account(units, spent_units=units)
     assert Fraction(account.total_nats) >= Fraction(units, UNITS_PER_NAT)
     assert Fraction(account.spent_nats) >= Fraction(units, UNITS_PER_NAT)
@@ -137,17 +139,17 @@ def test_exact_fractions_are_not_rounded_on_the_way():
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan, True, "0.5"])
-def test_an_unaccountable_budget_is_refused(value):
-    with pytest.raises(InvalidInput, match="positive, finite"):
+def test_a_budget_that_is_no_positive_finite_number_is_refused(value):
+    with pytest.raises(InvalidInput, match=re.escape(repr(value))):
         units_up(value)
 
 
 @pytest.mark.parametrize("units", [-1, 1.5, True])
 def test_a_charge_that_is_no_whole_number_is_refused(units):
-    with pytest.raises(InvalidInput, match="integer number of units"):
+    with pytest.raises(InvalidInput, match=re.escape(repr(units))):
         Account.open(1.0).charge(units, is_dissent=False)
 
 
-def test_an_unknown_charge_is_refused_with_the_list():
-    with pytest.raises(InvalidInput, match="every-token, dissent"):
+def test_an_unknown_charge_is_refused():
+    with pytest.raises(InvalidInput, match="never"):
         charge_units("never", 0.1, reads_secret=True, is_dissent=True)

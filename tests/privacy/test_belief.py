@@ -1,8 +1,9 @@
-"""The belief: uniform start, exact update also where probabilities underflow, entropy, membership."""
+"""The belief: uniform start, exact update also where probabilities underflow, membership."""
 
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -10,20 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paclm.errors import InvalidInput, UnsoundState
-from paclm.privacy.belief import entropy, membership_probabilities, normalise, uniform_belief, update_belief
+from paclm.privacy.belief import membership_probabilities, normalise, uniform_belief, update_belief
 from paclm.worlds.assignment import assign_worlds
 
 log_weights = st.lists(st.floats(-600, 0), min_size=4, max_size=4).map(np.array)
 
 
-def test_uniform_belief_sums_to_one_and_has_full_entropy():
+def test_uniform_belief_sums_to_one():
     assert np.exp(uniform_belief(128)).sum() == pytest.approx(1.0, abs=1e-14)
-    assert entropy(uniform_belief(128)) == pytest.approx(math.log(128), abs=1e-13)
 
 
 @pytest.mark.parametrize("num_worlds", [0, 1, 7, -2, True])
 def test_odd_or_too_few_worlds_are_refused(num_worlds):
-    with pytest.raises(InvalidInput, match="even and at least 2"):
+    with pytest.raises(InvalidInput, match=repr(num_worlds)):
         uniform_belief(num_worlds)
 
 
@@ -53,7 +53,7 @@ def test_update_keeps_its_digits_where_the_evidence_is_a_denormal_number():
 
 
 @pytest.mark.parametrize("weights", [[-np.inf, -np.inf], [math.nan, 0.0], [np.inf, 0.0]])
-def test_a_belief_with_nothing_left_or_no_number_is_refused(weights):
+def test_a_belief_without_a_possible_world_or_with_nan_or_inf_is_refused(weights):
     with pytest.raises(UnsoundState):
         normalise(np.array(weights))
 
@@ -61,10 +61,6 @@ def test_a_belief_with_nothing_left_or_no_number_is_refused(weights):
 def test_impossible_evidence_is_refused():
     with pytest.raises(UnsoundState):
         update_belief(uniform_belief(2), np.array([0, 1]), np.array([-np.inf, -np.inf]), np.array([0.5, 0.5]))
-
-
-def test_entropy_of_a_single_world_is_zero():
-    assert entropy(np.array([0.0, -np.inf])) == 0.0
 
 
 def test_membership_is_one_half_at_the_start_and_certain_at_the_end():
@@ -77,5 +73,5 @@ def test_membership_is_one_half_at_the_start_and_certain_at_the_end():
 
 @pytest.mark.parametrize("membership", [np.ones((3, 4)), np.ones((3, 5), bool), np.ones(4, bool)])
 def test_membership_of_the_wrong_kind_is_refused(membership):
-    with pytest.raises(InvalidInput, match="Membership must be a bool array"):
+    with pytest.raises(InvalidInput, match=re.escape(str(membership.shape))):
         membership_probabilities(uniform_belief(4), membership)

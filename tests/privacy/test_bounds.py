@@ -1,4 +1,4 @@
-"""From nats to attacks and back: reference values, the paper's tables, the safe side, extended precision."""
+"""Attack bounds and their inverse: reference values, the paper's tables, the safe side, extended precision."""
 
 from __future__ import annotations
 
@@ -101,31 +101,31 @@ def test_bound_grows_with_information_and_never_falls_below_the_prior(a, b, prio
 
 @pytest.mark.parametrize("prior", [0.5, 1 / 128, 0.9999978])
 @pytest.mark.parametrize("ulps", [1, 2, 1000])
-def test_inverse_answers_at_once_next_to_the_prior(prior, ulps):
+def test_inverse_converges_next_to_the_prior(prior, ulps):
     target = prior + ulps * (math.nextafter(prior, 1) - prior)
     assert paclm.success_bound(paclm.nats_for(target, prior), prior) <= target
 
 
-def test_nothing_told_leaves_the_prior():
+def test_no_leak_leaves_the_prior():
     assert paclm.success_bound(0.0, 1 / 3) == 1 / 3
     assert paclm.nats_for(1 / 3, 1 / 3) == 0.0
 
 
 @pytest.mark.parametrize("nats", [-1.0, math.nan])
 def test_impossible_information_is_refused(nats):
-    with pytest.raises(InvalidInput, match="nats ≥ 0"):
+    with pytest.raises(InvalidInput, match=repr(nats)):
         paclm.success_bound(nats, 0.5)
 
 
 @pytest.mark.parametrize("prior", [0.0, 1.0, -0.1, math.nan])
 def test_impossible_priors_are_refused(prior):
-    with pytest.raises(InvalidInput, match="strictly between 0 and 1"):
+    with pytest.raises(InvalidInput, match=repr(prior)):
         paclm.success_bound(0.1, prior)
 
 
 @pytest.mark.parametrize("success", [0.4, 1.0, math.nan])
 def test_impossible_targets_are_refused(success):
-    with pytest.raises(InvalidInput, match="at least the prior"):
+    with pytest.raises(InvalidInput, match=repr(success)):
         paclm.nats_for(success, 0.5)
 
 
@@ -168,11 +168,11 @@ def test_small_differences_can_be_shown():
 
 @pytest.mark.parametrize("bound", [math.nan, -1e-9, 1.0001, math.inf])
 def test_only_probabilities_are_shown_as_bounds(bound):
-    with pytest.raises(InvalidInput, match="between 0 and 1"):
+    with pytest.raises(InvalidInput, match=repr(bound)):
         format_bound(bound)
 
 
-def test_a_bound_is_shown_alike_whatever_the_decimal_arithmetic_of_the_thread() -> None:
+def test_a_shown_bound_does_not_depend_on_the_decimal_context_of_the_thread() -> None:
     with localcontext(Context(prec=3)):
         assert format_bound(0.510714) == "51.08%"
         assert float(Decimal(format_bound(5e-324).removesuffix("%"))) >= 5e-322

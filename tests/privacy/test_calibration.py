@@ -20,9 +20,9 @@ BUDGETS = [2.0**-60, 2.0**-40, 2.0**-32, 2.0**-16, 2.0**-8, 2.0**-4, 1.0, 2.0**4
 
 @st.composite
 def masses(draw, sizes=(2, 3, 5, 17, 64), smallest=-300):
-    """Everything a belief can put behind distinct votes: balanced, skewed, down to 1e-300 and exactly zero.
+    """Masses a belief can put behind distinct votes: balanced, skewed, down to 1e-300 and exactly zero.
 
-    They sum to one as nearly as a belief must.
+    They sum to one within the tolerance of a belief.
     """
     size = draw(st.sampled_from(sizes))
     exponents = draw(st.lists(st.floats(smallest, 0), min_size=size, max_size=size))
@@ -72,7 +72,7 @@ def test_three_masses_have_the_spectrum_of_a_general_solver(mass):
 
 
 @given(mass=masses(), per_token=st.sampled_from(BUDGETS))
-def test_no_mass_lets_a_vote_tell_more_than_the_budget(mass, per_token):
+def test_no_mass_lets_a_vote_leak_more_than_the_budget(mass, per_token):
     axes, variances = calibrate_noise(mass, per_token)
     assert np.isfinite(variances).all()
     assert (variances > 0).all()
@@ -90,8 +90,8 @@ def test_information_by_integration_is_within_the_budget(mass, exponent):
 )
 def test_information_has_the_published_share_of_the_budget(counts, exponent, share):
     mass = np.array(counts) / 128
-    told = gaussian_information(mass, *calibrate_noise(mass, 2.0**exponent))
-    assert told / 2.0**exponent == pytest.approx(share, abs=2e-3 if counts[1] == 1 else 6e-5)
+    leaked = gaussian_information(mass, *calibrate_noise(mass, 2.0**exponent))
+    assert leaked / 2.0**exponent == pytest.approx(share, abs=2e-3 if counts[1] == 1 else 6e-5)
 
 
 def _mutant_dropped_factor_two(mass, per_token):
@@ -135,7 +135,7 @@ def test_each_wrong_calibration_is_caught_by_the_budget_check(mutant, mass):
 
 @pytest.mark.parametrize("light", [1e-16, 10**-16.75, 1e-17, 1e-20])
 def test_masses_near_the_rounding_of_a_solver_get_enough_noise(light):
-    """A floor of 1e-17 instead of 1e-14 would let these tell several times the budget."""
+    """A floor of 1e-17 instead of 1e-14 would let these leak several times the budget."""
     mass = np.array([1.0, light, light])
     axes, variances = calibrate_noise(mass, 2.0**-32)
     assert gaussian_bound(mass, axes, variances) <= 2.0**-32
@@ -149,7 +149,7 @@ def test_masses_near_the_rounding_of_a_solver_get_enough_noise(light):
 @pytest.mark.parametrize("light", [2e-14, 1.8e-13, 1e-12])
 @pytest.mark.parametrize("size", [3, 5])
 def test_masses_that_sum_to_a_little_more_than_one_get_enough_noise(size, light):
-    """A heavy mass above one would cancel the variance of light ones: up to ten times the budget was told so."""
+    """A heavy mass above one would cancel the variance of light ones and leak up to ten times the budget."""
     mass = np.array([1.0 - (size - 1) * light, *[light] * (size - 1)]) * (1.0 + 9e-13)
     axes, variances = calibrate_noise(mass, 2.0**-60)
     assert gaussian_bound(mass, axes, variances) <= 2.0**-60
@@ -157,8 +157,8 @@ def test_masses_that_sum_to_a_little_more_than_one_get_enough_noise(size, light)
     trusting = (basis.T * mass) @ basis - np.outer(mass @ basis, mass @ basis)
     eigenvalues, vectors = np.linalg.eigh(trusting)
     roots = np.sqrt(np.maximum(eigenvalues, 0.0) + FLOOR)
-    told = gaussian_bound(mass, basis @ vectors, roots * roots.sum() / (2 * 2.0**-60))
-    assert light == 1e-12 or told > 1.2 * 2.0**-60
+    leaked = gaussian_bound(mass, basis @ vectors, roots * roots.sum() / (2 * 2.0**-60))
+    assert light == 1e-12 or leaked > 1.2 * 2.0**-60
 
 
 def test_as_many_distinct_votes_as_worlds_stay_within_the_budget():

@@ -26,7 +26,7 @@ def agreement(mass, built):
 
 
 def blahut_arimoto(mass, gain, rounds=20_000):
-    """The slow twin: alternate between channel and marginal at a fixed price of error, until nothing moves."""
+    """The slow twin: alternate between channel and marginal at a fixed price of error until convergence."""
     mass = np.asarray(mass)
     reward = 1.0 + gain * np.eye(len(mass))
     marginal = np.full(len(mass), 1.0 / len(mass))
@@ -65,9 +65,9 @@ def test_reference_values(mass, values):
 def test_information_is_the_smaller_of_budget_and_entropy(mass, exponent):
     per_token = 2.0**exponent
     entropy = -float(mass @ np.log(mass))
-    told = table_information(mass, table(mass, optimal_channel(mass, per_token)))
-    assert told <= min(per_token, entropy) * (1 + 1e-12)
-    assert told >= min(per_token, entropy) * (1 - 3e-6)
+    leaked = table_information(mass, table(mass, optimal_channel(mass, per_token)))
+    assert leaked <= min(per_token, entropy) * (1 + 1e-12)
+    assert leaked >= min(per_token, entropy) * (1 - 3e-6)
 
 
 @pytest.mark.parametrize("exponent", [-40, -36, -20, -4])
@@ -92,9 +92,9 @@ def test_the_realized_vote_itself_is_released_only_where_its_entropy_fits(expone
 @given(mass=masses(smallest=-5), exponent=st.integers(-20, 0))
 def test_the_stated_information_is_that_of_the_table_and_not_below_it(mass, exponent):
     built = optimal_channel(mass, 2.0**exponent)
-    told = table_information(mass, table(mass, built))
-    assert told <= built.information * (1 + 1e-9)
-    assert built.information <= told * (1 + 1e-6) + 1e-15
+    leaked = table_information(mass, table(mass, built))
+    assert leaked <= built.information * (1 + 1e-9)
+    assert built.information <= leaked * (1 + 1e-6) + 1e-15
 
 
 @given(mass=masses(), exponent=st.sampled_from([-40, -32, -8, 0, 4]))
@@ -122,7 +122,7 @@ def test_no_random_channel_of_the_same_information_agrees_more_often():
     nearest = 0.0
     for _ in range(150):
         noisy = np.tile(rng.dirichlet(mass * 20), (3, 1))
-        low, high = 0.0, 1.0  # how much of the identity to mix in, to tell exactly the same
+        low, high = 0.0, 1.0  # share of the identity to mix in, for the same leak
         for _ in range(40):
             middle = (low + high) / 2
             rows = (1 - middle) * noisy + middle * np.eye(3)

@@ -1,6 +1,6 @@
-"""The membership game end to end: the best attack stays under the bound at the committed total, and only there.
+"""The membership game end to end: the best attack stays below the bound at the committed total, and only there.
 
-Both attacks read the curator's own belief, which is more than any user sees.
+Both attacks read the curator's belief, which no user sees.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def success_rate(wins):
 @pytest.mark.parametrize("name", ["gaussian", "channel"])
 @pytest.mark.parametrize("understated", [1, 8])
 def test_best_membership_attack_obeys_the_committed_bound_and_breaks_an_understated_one(name, understated):
-    """Worst case for a record: every vote is its membership, so each token is about nothing else."""
+    """Worst case for a record: every vote is its membership."""
     membership, total = assign_worlds(1, 32, seed=5), 0.0625
     votes = membership[0].astype(np.int64)
     wins = [
@@ -82,8 +82,8 @@ def test_best_world_identification_obeys_the_committed_bound_and_breaks_an_under
 def test_a_bound_at_the_spend_is_no_guarantee_when_the_outputs_chose_the_stop():
     """The counterexample of docs/guide/guarantee.md: 64/64 votes, b = 2^-8, stop once one side leads by 14 tokens.
 
-    Runs that stopped early show a small spend, yet are won far more often than the bound at that spend would allow.
-    Over all runs, the attack by the whole belief stays under the bound at the committed total.
+    Runs that stopped early show a small spend, but attacks on them succeed far more often than the bound at that spend.
+    Over all runs, the attack by the whole belief stays below the bound at the committed total.
     """
     votes, per_token, committed, lead = np.arange(128) % 2, 2.0**-8, 64, 14
     shown, wins, overall = [], [], []
@@ -102,7 +102,7 @@ def test_a_bound_at_the_spend_is_no_guarantee_when_the_outputs_chose_the_stop():
     assert 0.2 < len(wins) / len(overall) < 0.36
     assert np.mean(shown) == pytest.approx(0.787, abs=0.01)
     assert rate == pytest.approx(0.917, abs=SLACK * error)
-    assert rate > np.mean(shown) + 8 * error  # what the spend would have promised them
+    assert rate > np.mean(shown) + 8 * error  # the bound at the spend
     of_all, error = success_rate(overall)
     assert of_all <= success_bound(committed * per_token, 1 / 2) + SLACK * error
     assert success_bound(committed * per_token, 1 / 2) == pytest.approx(0.838, abs=1e-3)
@@ -111,8 +111,8 @@ def test_a_bound_at_the_spend_is_no_guarantee_when_the_outputs_chose_the_stop():
 def test_an_extension_chosen_from_outputs_makes_the_smaller_bound_no_guarantee():
     """64/64 votes and 64 tokens; the total is then doubled unless one side leads by 14 tokens.
 
-    Deployments that were not extended go on quoting the bound at the first total, and are won more often than that.
-    Over all of them the attack stays under it: nobody may pick which ones to look at.
+    Deployments that were not extended keep the bound at the first total, but attacks on them succeed more often. Over
+    all deployments the attack stays below that bound: it holds only without selection.
     """
     votes, per_token, committed, lead = np.arange(128) % 2, 2.0**-8, 64, 14
     not_extended, overall = [], []
@@ -133,8 +133,8 @@ def test_an_extension_chosen_from_outputs_makes_the_smaller_bound_no_guarantee()
 
 
 @pytest.mark.parametrize("copies", [1, 8])
-def test_copies_of_one_secret_pass_the_bound_that_each_of_them_quotes(copies):
-    """A folder that was copied and served: every copy keeps its account, and none knows of the others' tokens."""
+def test_copies_of_one_secret_exceed_the_bound_of_each_copy(copies):
+    """A folder that was copied and served: every copy has its own account and ignores the others' tokens."""
     votes, per_token, committed = np.arange(128) % 2, 2.0**-9, 16
     wins = []
     for session in range(SESSIONS):
@@ -144,7 +144,7 @@ def test_copies_of_one_secret_pass_the_bound_that_each_of_them_quotes(copies):
             belief = uniform_belief(128)
             for _ in range(committed):
                 belief = gaussian.release(votes, belief, secret, per_token, noise).belief
-            joint += belief  # what independent histories tell adds up in logarithms
+            joint += belief  # log likelihoods of independent histories add up
         weights = np.exp(joint - joint.max())
         wins.append((weights @ votes / weights.sum() > 0.5) == bool(votes[secret]))
     rate, error = success_rate(wins)
@@ -155,21 +155,21 @@ def test_copies_of_one_secret_pass_the_bound_that_each_of_them_quotes(copies):
         assert rate > quoted + SLACK * error
 
 
-def test_how_many_worlds_a_budget_can_give_away():
-    """A release that names k of m worlds for certain and is silent else: (k/m)·ln m nats, and what silence tells."""
+def test_how_many_worlds_a_budget_can_reveal_for_certain():
+    """A release that names k of m worlds for certain, and else nothing: about (k/m)·ln m nats."""
 
-    def told(k, m=128):
+    def leaked(k, m=128):
         silent = (m - k) / m
         return math.log(m) - silent * math.log(m - k)  # H(S) − H(S | release)
 
     for k in (1, 2, 7):
-        assert told(k) == pytest.approx(k / 128 * math.log(128), rel=0.25)
-        assert told(k) >= k / 128 * math.log(128)
-    assert told(1) <= 0.0625 < told(2)
+        assert leaked(k) == pytest.approx(k / 128 * math.log(128), rel=0.25)
+        assert leaked(k) >= k / 128 * math.log(128)
+    assert leaked(1) <= 0.0625 < leaked(2)
 
 
 def test_an_adversary_with_two_worlds_left_learns_far_more_than_b():
-    """127 worlds against one, and somebody who knows that the realized world is the lone one or one of the others."""
+    """127 worlds against one, and an adversary who knows that the realized world is that one or one given other."""
 
     def between_two(lone_belief, per_token=2.0**-24):
         axes, variances = calibrate_noise(np.array([1 - lone_belief, lone_belief]), per_token)
@@ -179,12 +179,12 @@ def test_an_adversary_with_two_worlds_left_learns_far_more_than_b():
     assert between_two(1e-4) > 1000
 
 
-def test_a_clock_on_the_noise_draw_adds_little_at_small_budgets_and_passes_b_at_large_ones():
-    """ndtri computes the middle in one way and the ends in another. Exact for two votes, with and without a clock that
-    tells which way was taken."""
+def test_timing_the_noise_draw_adds_little_at_small_budgets_and_exceeds_b_at_large_ones():
+    """ndtri uses different code for the middle and the tails. Exact for two votes, with and without a clock that shows
+    which was used."""
     edge = -ndtri(math.exp(-2))
 
-    def told(lone, per_token, with_clock=True):
+    def leaked(lone, per_token, with_clock=True):
         reach = math.sqrt(0.5 / pair_variance(lone, 1 - lone, per_token))  # z beyond it outvotes the realized vote
         cuts = sorted([-40.0, -edge, edge, -reach, reach, 40.0])
         seen = [{}, {}]  # by vote, the chance of (token, way)
@@ -200,23 +200,23 @@ def test_a_clock_on_the_noise_draw_adds_little_at_small_budgets_and_passes_b_at_
                 nats += weight * chance * math.log(chance / both) if chance else 0.0
         return nats / per_token
 
-    assert told(1 / 2, 2.0**-16, with_clock=False) == pytest.approx(2 / math.pi, rel=1e-3)
+    assert leaked(1 / 2, 2.0**-16, with_clock=False) == pytest.approx(2 / math.pi, rel=1e-3)
     for per_token in 2.0 ** -np.arange(2, 25, 0.5):
-        assert told(1 / 2, per_token) < 0.874
-    assert told(1 / 128, 2.0**-10) < 0.88
-    assert told(1 / 128, 2.0**-5.72) == pytest.approx(1.756, abs=1e-3)
-    assert told(2.0**-16, 2.0**-14.72) == pytest.approx(3.63, abs=0.01)
+        assert leaked(1 / 2, per_token) < 0.874
+    assert leaked(1 / 128, 2.0**-10) < 0.88
+    assert leaked(1 / 128, 2.0**-5.72) == pytest.approx(1.756, abs=1e-3)
+    assert leaked(2.0**-16, 2.0**-14.72) == pytest.approx(3.63, abs=0.01)
 
 
 def test_charging_by_dissent_spends_only_where_worlds_differ_and_leaks_no_more():
-    rng, per_token, spent, told = np.random.default_rng(3), 2.0**-10, [], []
+    rng, per_token, spent, leaked = np.random.default_rng(3), 2.0**-10, [], []
     for session in range(300):
         noise = ResearchNoise(session)
         secret = noise.below(32)
         votes = random_votes(rng, 64, 32, dissent=0.25)
         belief, _ = run_session(gaussian.release, votes, secret, per_token, noise)
         spent.append(per_token * (votes != votes[:, :1]).any(axis=1).sum())
-        told.append(math.log(32) + float(np.exp(belief) @ belief))
-    difference = np.array(told) - np.array(spent)
+        leaked.append(math.log(32) + float(np.exp(belief) @ belief))
+    difference = np.array(leaked) - np.array(spent)
     assert difference.mean() <= SLACK * difference.std(ddof=1) / math.sqrt(len(difference))
     assert np.mean(spent) < 0.35 * 64 * per_token

@@ -1,9 +1,10 @@
-"""Coins and noise: distributions, repeatability where wanted and only there, and that they are never mixed up."""
+"""Coins and noise: distributions, seeds only where allowed, and refusal of one in place of the other."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -104,12 +105,12 @@ def test_choose_takes_the_extreme_words_to_the_first_and_the_last_choice():
 
 
 @pytest.mark.parametrize("probabilities", [[0.0, 0.0], [-0.5, 1.5]])
-def test_choose_refuses_what_is_no_distribution(probabilities):
+def test_choose_refuses_negative_and_all_zero_probabilities(probabilities):
     with pytest.raises(UnsoundState):
         ResearchNoise(0).choose(np.array(probabilities))
 
 
-def test_below_is_uniform_and_refuses_nothing_to_choose_from():
+def test_below_is_uniform_and_refuses_an_empty_range():
     noise = ResearchNoise(2)
     counts = np.bincount([noise.below(6) for _ in range(12_000)], minlength=6)
     assert stats.chisquare(counts).pvalue > ALARM
@@ -118,10 +119,10 @@ def test_below_is_uniform_and_refuses_nothing_to_choose_from():
 
 
 def test_serving_noise_takes_no_subclass_and_research_noise_needs_a_seed():
-    with pytest.raises(RandomnessMisuse, match="no subclass"):
+    with pytest.raises(RandomnessMisuse, match="NoiseSource"):
         type("Evil", (Noise,), {})
     for seed in (None, True, 1.5):
-        with pytest.raises(InvalidInput, match="needs a seed"):
+        with pytest.raises(InvalidInput, match=repr(seed)):
             ResearchNoise(seed)
 
 
@@ -129,7 +130,7 @@ def test_serving_noise_has_no_seed_and_cannot_be_copied():
     with pytest.raises(TypeError):
         Noise(1)
     for duplicate in (pickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(RandomnessMisuse, match="cannot be pickled"):
+        with pytest.raises(RandomnessMisuse, match=r"paclm\.Noise"):
             duplicate(Noise())
     assert Noise.is_private
     assert not ResearchNoise(1).is_private
@@ -147,9 +148,9 @@ def test_every_combination_of_seeds_moves_only_what_it_names(coin_seed, noise_se
 
 
 def test_coins_passed_for_noise_are_refused_at_run_time():
-    with pytest.raises(RandomnessMisuse, match="Coins are public"):
+    with pytest.raises(RandomnessMisuse, match="Coins"):
         paclm.release_token([1, 2], np.log([0.5, 0.5]), 0, 0.1, Coins(1))
-    with pytest.raises(RandomnessMisuse, match="not a source of noise"):
+    with pytest.raises(RandomnessMisuse, match="NoiseSource"):
         NoiseSource().words(1)
 
 
@@ -178,12 +179,12 @@ def test_coins_passed_for_noise_are_refused_by_the_type_checker(tmp_path):
 
 @pytest.mark.parametrize("seed", [-1, 2**128, 1.5, True, "7"])
 def test_impossible_coin_seeds_are_refused(seed):
-    with pytest.raises(InvalidInput, match="seed for coins"):
+    with pytest.raises(InvalidInput, match=re.escape(repr(seed))):
         Coins(seed)
 
 
 def test_impossible_steps_and_sizes_are_refused():
-    with pytest.raises(InvalidInput, match="step number"):
+    with pytest.raises(InvalidInput, match="-1"):
         Coins(1, step=-1)
-    with pytest.raises(InvalidInput, match="at least 1, not 0"):
+    with pytest.raises(InvalidInput, match="0"):
         Coins(1).gumbel(0)

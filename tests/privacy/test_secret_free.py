@@ -31,7 +31,7 @@ def test_the_unreadable_secret_does_catch_a_release_that_reads_it(name):
         RULES[name].release(VOTES, uniform_belief(8), unreadable_secret(name), 2.0**-8, ResearchNoise(1))
 
 
-READINGS = {
+USES = {
     "an index": lambda secret: VOTES[secret],
     "an index of a list": lambda secret: VOTES.tolist()[secret],
     "a whole number": int,
@@ -50,14 +50,14 @@ READINGS = {
 }
 
 
-@pytest.mark.parametrize("reading", READINGS.values(), ids=READINGS)
-def test_no_way_of_looking_at_the_unreadable_secret_succeeds(reading):
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_every_use_of_the_unreadable_secret_raises(use):
     with pytest.raises(UnsoundState, match="example"):
-        reading(unreadable_secret("example"))
-    reading(3)  # the twin: a secret that may be read
+        use(unreadable_secret("example"))
+    use(3)  # the twin: a plain secret can be read
 
 
-def test_plurality_weighs_by_belief_not_by_heads():
+def test_plurality_weighs_by_belief_not_by_number_of_worlds():
     belief = np.log([0.02, 0.02, 0.02, 0.04, 0.3, 0.3, 0.15, 0.15])
     assert release_plurality(VOTES, uniform_belief(8), 0, 1.0, ResearchNoise(0)).token == 7
     assert release_plurality(VOTES, belief, 0, 1.0, ResearchNoise(0)).token == 3
@@ -73,9 +73,9 @@ def test_mixture_releases_each_vote_with_its_belief():
     for token, share in ((7, 0.4), (3, 0.5), (5, 0.1)):
         # Four standard errors on three counts: false alarm under 2e-4.
         assert abs((tokens == token).mean() - share) < 4 * math.sqrt(share * (1 - share) / n)
-    assert abs((tokens == 7).mean() - 0.5) > 4 * 0.5 / math.sqrt(n)  # heads instead of belief would be seen
+    assert abs((tokens == 7).mean() - 0.5) > 4 * 0.5 / math.sqrt(n)  # counting worlds instead of belief fails
 
 
-def test_an_unknown_release_is_refused_with_the_list():
-    with pytest.raises(InvalidInput, match="gaussian, plurality, mixture, channel"):
+def test_an_unknown_release_is_refused():
+    with pytest.raises(InvalidInput, match="gausian"):
         rule_named("gausian")

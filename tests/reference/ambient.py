@@ -34,7 +34,7 @@ def posterior(votes, belief, released, sigma):
 def release(votes, belief, secret, per_token, rng, num_candidates):
     """One release over all candidates: (token, belief as probabilities). The benchmark's alternative.
 
-    Dense but not wasteful: one eigendecomposition serves noise and pseudo-inverse, and all worlds are scored at once.
+    Dense but not wasteful: one eigendecomposition serves noise and pseudo-inverse, and worlds are scored as one array.
     """
     eigenvalues, vectors = np.linalg.eigh(vote_covariance(votes, belief, num_candidates))
     roots = np.sqrt(np.where(eigenvalues > 1e-12, eigenvalues, 0.0))

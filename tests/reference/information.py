@@ -1,4 +1,4 @@
-"""How much a release really tells: by numerical integration, by exact arithmetic, by brute force over a table."""
+"""The exact leak of a release: by numerical integration, exact arithmetic, or brute force over a table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gaussian_bound(mass, axes, variances):
     """An upper bound on the same, ½ Σ_j Var(axes[vote]_j) / Λ_j, in exact rational arithmetic.
 
     It holds for the numbers as they are, whatever a solver's rounding did to the axes: noise independent along the
-    axes tells at most ½ log det(1 + Λ^{-1/2} Cov Λ^{-1/2}), and log det(1 + A) ≤ tr A.
+    axes leaks at most ½ log det(1 + Λ^{-1/2} Cov Λ^{-1/2}), and log det(1 + A) ≤ tr A.
     """
     exact = [Fraction(float(p)) for p in mass]
     norm = sum(exact)

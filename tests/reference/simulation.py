@@ -1,4 +1,4 @@
-"""Small synthetic sessions for statistical tests, and sources of noise that are wrong on purpose."""
+"""Small synthetic sessions for statistical tests, and a wrong source of noise."""
 
 from __future__ import annotations
 

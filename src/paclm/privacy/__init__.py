@@ -1,1 +1,1 @@
-"""The mathematics of the release. Pure functions on float64 arrays: no files, no clock, no torch, no model."""
+"""The maths of releases and budgets. Pure functions on float64 arrays: no files, no clock, no torch, no model."""

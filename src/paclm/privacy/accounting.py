@@ -1,7 +1,7 @@
-"""What may be spent, what was spent, and when to stop. Integers throughout: no sum ever drifts.
+"""The budget: what a token costs, what was spent, and when to stop. Integers throughout, so sums are exact.
 
 One unit is 2^-60 nat. Charges round up, totals round down, and the stop rule is `spent + charge ≤ total`, so that an
-account never overspends by a unit. It knows neither votes nor secrets: it is told whether the worlds differed.
+account never overspends by a unit. Knows no votes and no secret: callers pass whether the worlds dissent.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ def units_down(nats: float) -> int:
 
 
 def nats_up(units: int) -> float:
-    """The smallest float64 that is at least so many units: for what was or may be spent."""
+    """The smallest float64 in nats that is at least this many units: for amounts spent or committed."""
     value = units / UNITS_PER_NAT
     return value if Fraction(value) * UNITS_PER_NAT >= units else math.nextafter(value, math.inf)
 
 
 def nats_down(units: int) -> float:
-    """The largest float64 that is at most so many units: for per-token budgets that must fit."""
+    """The largest float64 in nats that is at most this many units: for per-token budgets that must fit."""
     value = units / UNITS_PER_NAT
     return value if Fraction(value) * UNITS_PER_NAT <= units else math.nextafter(value, 0.0)
 
 
 def check_charge(charge: ChargeName) -> None:
-    """Refuse a word that names no way of charging."""
+    """Refuse an unknown charge rule."""
     if charge not in CHARGES:
-        raise InvalidInput(f"There is no charge {charge!r}. Choose one of: {', '.join(CHARGES)}.")
+        raise InvalidInput(f"Unknown charge {charge!r}. Choose one of: {', '.join(CHARGES)}.")
 
 
 def check_per_token(per_token: float) -> float:
@@ -55,10 +55,10 @@ def check_per_token(per_token: float) -> float:
 
 
 def charge_units(charge: ChargeName, per_token: float, *, reads_secret: bool, is_dissent: bool) -> int:
-    """What one token costs. Known before the release: it depends on votes and settings, never on the secret.
+    """The price of one token. Known before the release: it depends on votes and settings, never on the secret.
 
-    `every-token` charges b always; `dissent` only where the worlds differ, since elsewhere the step tells nothing. A
-    release that never reads the secret tells nothing anywhere.
+    `every-token` always charges b. `dissent` charges only where the votes differ: elsewhere nothing can leak. A release
+    that never reads the secret leaks nothing and costs nothing.
     """
     check_charge(charge)
     if not reads_secret or (charge == "dissent" and not is_dissent):
@@ -68,7 +68,7 @@ def charge_units(charge: ChargeName, per_token: float, *, reads_secret: bool, is
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The state of a budget. Charging returns the next state; reading changes nothing.
+    """The state of a budget. Immutable: charging returns the next state.
 
     Formal guarantee: on every path of charges `spent_units ≤ total_units`; so when each step's conditional information
     is at most its charge, I(S; H) ≤ E[Σ charges] ≤ total, also at a stopping time.
@@ -79,33 +79,36 @@ class Account:
     tokens: int = 0
     """Tokens released under this account."""
     dissent_tokens: int = 0
-    """Those on which the worlds differed."""
+    """Of these, those on which the votes differed."""
     charged_tokens: int = 0
-    """Those that cost anything."""
+    """Of these, those that cost more than zero."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InvalidInput(f"An account's {field.name} must be an integer ≥ 0, not {value!r}.")
+                raise InvalidInput(f"{field.name} of an account must be an integer ≥ 0, not {value!r}.")
         if self.spent_units > self.total_units:
             raise InvalidInput(f"An account cannot have spent {self.spent_units} of {self.total_units} units.")
         if not max(self.dissent_tokens, self.charged_tokens) <= self.tokens:
-            raise InvalidInput("An account cannot have more dissenting or charged tokens than tokens.")
+            raise InvalidInput(
+                f"An account of {self.tokens} tokens cannot have {self.dissent_tokens} dissenting and "
+                f"{self.charged_tokens} charged ones."
+            )
 
     @classmethod
     def open(cls, total: float) -> Account:
-        """A fresh account over a committed total in nats."""
+        """A new account over a committed total in nats, rounded down."""
         return cls(units_down(total))
 
     @property
     def spent_nats(self) -> float:
-        """Nats charged so far, rounded up. Not a guarantee: that is stated at the total."""
+        """Nats charged so far, rounded up. Not a guarantee: bounds are stated at the total."""
         return nats_up(self.spent_units)
 
     @property
     def total_nats(self) -> float:
-        """Nats committed."""
+        """Nats committed, rounded up."""
         return nats_up(self.total_units)
 
     @property
@@ -114,7 +117,7 @@ class Account:
         return self.total_units - self.spent_units
 
     def remaining_tokens(self, per_token: float) -> int:
-        """How many more tokens can be charged at this per-token budget."""
+        """How many more tokens fit at this per-token budget."""
         return self.remaining_units // units_up(per_token)
 
     def affords(self, units: int) -> bool:
@@ -122,14 +125,14 @@ class Account:
         return self.spent_units + units <= self.total_units
 
     def charge(self, units: int, *, is_dissent: bool) -> Account:
-        """The account after one more token; raises rather than overspend."""
+        """The account after one more token; raises `BudgetExceeded` rather than overspend."""
         if isinstance(units, bool) or not isinstance(units, int) or units < 0:
             raise InvalidInput(f"A charge must be an integer number of units ≥ 0, not {units!r}.")
         if not self.affords(units):
             raise BudgetExceeded(
                 f"The next token costs {format_budget(nats_up(units))} nats, and after {self.tokens:,} tokens "
                 f"{format_budget(nats_up(self.remaining_units))} of {format_budget(self.total_nats)} are left. "
-                "Extend the total, lower the per-token budget, or let the public model answer."
+                "Extend the total, lower the per-token budget, or fall back to the public model."
             )
         return dataclasses.replace(
             self,
@@ -142,5 +145,5 @@ class Account:
 
 def _exact(nats: float) -> Fraction:
     if isinstance(nats, bool | str) or not 0.0 < nats < math.inf:
-        raise InvalidInput(f"An accounted budget must be a positive, finite number of nats, not {nats!r}.")
+        raise InvalidInput(f"A budget must be a positive, finite number of nats, not {nats!r}.")
     return Fraction(nats)

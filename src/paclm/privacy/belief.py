@@ -156,13 +156,6 @@ def normalise(log_weights: FloatArray) -> FloatArray:
     return shifted
 
 
-def entropy(belief: npt.ArrayLike) -> float:
-    """Shannon entropy of the belief in nats."""
-    log_p = check_belief(belief)
-    p = np.exp(log_p)
-    return max(0.0, -float(p @ np.where(p > 0.0, log_p, 0.0)))
-
-
 def membership_probabilities(belief: npt.ArrayLike, membership: npt.ArrayLike) -> FloatArray:
     """Each record's probability of being in the realized world: the belief summed over the worlds that hold it.
 

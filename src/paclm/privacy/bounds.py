@@ -1,4 +1,4 @@
-"""From nats to attacks: how often any attack can succeed when the releases tell at most so many nats.
+"""Attack bounds: how often any attack can succeed when the released tokens leak at most a given number of nats.
 
 For an attack with prior success π the posterior success δ obeys KL(Bernoulli(δ) ‖ Bernoulli(π)) ≤ I(S; H). All
 functions round to the safe side: `success_bound`, `format_bound` and `round_up` up, `nats_for` down.
@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
+from functools import lru_cache
 
 from paclm.errors import InvalidInput
 
 _ROUNDING = 1e-12
-"""Far more than float64 loses in the divergence, far less than anyone can see."""
+"""Relative safety margin: far more than float64 loses in the divergence, and too small to show in any figure."""
 
 
 def success_bound(nats: float, prior: float) -> float:
-    """The largest success probability of any attack with this prior, when at most `nats` are told about the secret.
+    """The largest success probability of any attack with this prior when at most `nats` leak about the secret.
 
     >>> round(success_bound(10**6 * 2**-32, 1 / 2), 6)
     0.510789
@@ -25,8 +26,11 @@ def success_bound(nats: float, prior: float) -> float:
     nats = float(nats)
     if math.isnan(nats) or nats < 0.0:
         raise InvalidInput(f"The information must be a number of nats ≥ 0, not {nats!r}.")
-    if nats == 0.0:
-        return prior
+    return prior if nats == 0.0 else _success_bound(nats, prior)
+
+
+@lru_cache(maxsize=1024)
+def _success_bound(nats: float, prior: float) -> float:
     target = nats * (1.0 + _ROUNDING)
     if target >= -math.log(prior):
         return 1.0
@@ -40,7 +44,7 @@ def success_bound(nats: float, prior: float) -> float:
 
 
 def nats_for(success: float, prior: float) -> float:
-    """The most nats that keep every attack with this prior at or under `success`; the inverse of `success_bound`.
+    """The most nats that keep every attack with this prior at or below `success`; the inverse of `success_bound`.
 
     >>> int(nats_for(0.51, 1 / 2) * 2**32)  # tokens at 2^-32 nats, rounded down
     859050
@@ -49,7 +53,7 @@ def nats_for(success: float, prior: float) -> float:
     success = float(success)
     if not prior <= success < 1.0:
         raise InvalidInput(f"The target success must be at least the prior {prior:g} and below 1, not {success!r}.")
-    gain = math.nextafter(success - prior, 0.0)  # the difference is rounded; one step down keeps to the safe side
+    gain = math.nextafter(success - prior, 0.0)  # the difference is rounded; one step down is the safe side
     nats = _divergence(gain, prior) * (1.0 - _ROUNDING)
     step = _ROUNDING  # doubled each time: near the prior one unit in the last place of the success is many nats
     while nats > 0.0 and success_bound(nats, prior) > success:
@@ -59,10 +63,9 @@ def nats_for(success: float, prior: float) -> float:
 
 
 def format_bound(bound: float, decimals: int | None = None) -> str:
-    """A bound as people read it, in per cent, and never less than it is: the last digit is rounded up.
+    """A bound in per cent, rounded up.
 
-    Two decimals, and three digits where that shows more; or as many decimals as are asked for, where small differences
-    matter.
+    Two decimals or three significant digits, whichever shows more; or exactly `decimals`.
 
     >>> format_bound(0.5107891), format_bound(0.51), format_bound(0.0096378), format_bound(0.5107891, decimals=4)
     ('51.08%', '51.00%', '0.964%', '51.0790%')
@@ -72,12 +75,12 @@ def format_bound(bound: float, decimals: int | None = None) -> str:
         raise InvalidInput(f"A bound on success lies between 0 and 1, not {bound!r}.")
     if decimals is None:
         decimals = max(2, -Decimal(repr(abs(value))).adjusted())
-    with localcontext(Context(prec=400)):  # whatever the caller's decimal arithmetic is set to
+    with localcontext(Context(prec=400)):  # independent of the caller's decimal context
         return f"{Decimal(round_up(value, decimals + 2)).scaleb(2):f}%"
 
 
 def round_up(bound: float, decimals: int) -> str:
-    """A bound as a number with so many decimals, and never less than it is.
+    """A bound with the given number of decimals, rounded up.
 
     >>> round_up(0.5107891, 3), round_up(0.51, 3), round_up(0.5, 3)
     ('0.511', '0.510', '0.500')

@@ -1,12 +1,13 @@
-"""How much noise hides a vote: `thm:noise` on the active subspace of the vote covariance (`lem:singular`).
+"""Noise calibration: `thm:noise` on the active subspace of the vote covariance (`lem:singular`).
 
-The covariance of a one-hot vote with masses π is C = diag(π) − ππᵀ. Its null direction is the constant vector, so
-everything happens in the a − 1 other directions, spanned by a Helmert basis. Along eigenvector j of C there, with
-eigenvalue λ_j, the noise variance is
+The covariance of a one-hot vote with masses π is C = diag(π) − ππᵀ. Its null direction is the constant vector, so the
+noise lives in the a − 1 other directions, spanned by a Helmert basis. Along eigenvector j of C, with eigenvalue λ_j,
+the noise variance is
 
     Λ_j = √λ_j · Σ_i √λ_i / (2 b)
 
-which spends exactly b nats under a Gaussian bound on the mutual information, with the least total variance.
+which spends exactly b nats under a Gaussian bound on the mutual information, with the least total variance. Knows no
+secret, no tokens and no randomness.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ import numpy as np
 from paclm.privacy.belief import FloatArray
 
 FLOOR = 1e-14
-"""Added to every eigenvalue (`rem:floor`). A solver's eigenvectors are off by about 1e-16, so that an eigenvalue left
-at (nearly) zero would place (nearly) no noise along a direction in which worlds differ. Upward is the safe side."""
+"""Added to every eigenvalue (`rem:floor`). A solver's eigenvectors are off by about 1e-16, so an eigenvalue near zero
+would put almost no noise along a direction in which worlds differ. Upward is the safe side."""
 
 UPWARD = 1.0 + 2.0**-40
-"""On every variance: more than rounding in the sums behind the masses (`tally`: 2^-43 at most) can take away."""
+"""Factor on every variance: more than rounding in the masses (`tally`: at most 2^-43) can take away."""
 
 
 class Calibration(NamedTuple):
-    """Noise for one release: independent along each axis."""
+    """Gaussian noise for one release: independent along each axis."""
 
     axes: FloatArray  # (a, a-1): row v is the vote v in the noise's own coordinates
     variances: FloatArray  # (a-1,), ascending
@@ -53,15 +54,15 @@ Mass = TypeVar("Mass", float, FloatArray)
 
 
 def pair_variance(mass_1: Mass, mass_2: Mass, per_token: float) -> Mass:
-    """Two distinct votes have one direction, (1, −1)/√2, with λ = 2 π₁ π₂ and Λ = λ / (2b): no solver is needed."""
+    """Noise variance for two distinct votes: one direction, (1, −1)/√2, with λ = 2 π₁ π₂ and Λ = λ / (2b)."""
     total = mass_1 + mass_2
     return (2.0 * (mass_1 / total) * (mass_2 / total) + FLOOR) * UPWARD / (2.0 * per_token)
 
 
 def calibrate_noise(mass: FloatArray, per_token: float) -> Calibration:
-    """Noise that lets one vote, drawn from the masses (a ≥ 2), tell at most `per_token` nats.
+    """Noise through which one vote, drawn from the masses (a ≥ 2), leaks at most `per_token` nats.
 
-    Masses need not sum to one exactly: a heavy one just above it would cancel the variance of the light ones.
+    Masses are renormalised: one that rounds to more than 1 would cancel the variance of the light ones.
     """
     basis = helmert(mass.size)
     if mass.size == 2:
@@ -80,9 +81,9 @@ def calibrate_noise(mass: FloatArray, per_token: float) -> Calibration:
 
 
 def information_bound(mass: FloatArray, calibration: Calibration) -> float:
-    """The most nats that a vote drawn from these masses can tell through this noise: ½ log det(I + Σ⁻¹C).
+    """The most nats that a vote drawn from these masses can leak through this noise: ½ log det(I + Σ⁻¹C).
 
-    At most `per_token` where the noise was calibrated to the same masses; anything where it was not.
+    At most `per_token` if the noise was calibrated to the same masses; unbounded if not.
     """
     axes, variances = calibration  # (a, a-1), (a-1,)
     scaled = axes / np.sqrt(variances)
@@ -94,7 +95,7 @@ def information_bound(mass: FloatArray, calibration: Calibration) -> float:
 def _spectrum_of_three(p: float, q: float, r: float) -> tuple[FloatArray, FloatArray]:
     """Eigenvalues, ascending, and eigenvectors of the 2 × 2 covariance of three masses, by one Jacobi rotation.
 
-    Nine disputed tokens in ten have two or three distinct votes; a general solver would take longer than all the rest.
+    Nine dissenting tokens in ten have two or three distinct votes; a general solver would dominate their cost.
     """
     # The mean in the Helmert directions (1, −1, 0)/√2 and (1, 1, −2)/√6, unscaled.
     along, across = p - q, p + q - 2.0 * r

@@ -1,8 +1,8 @@
-"""The rate–distortion release: of all channels that tell at most b nats, the one that repeats the vote most often.
+"""The rate–distortion release: of all channels that leak at most b nats, the one that repeats the vote most often.
 
-For masses π it is P(y|v) ∝ q(y)·(1 + g·[y = v]), where q lives on the heaviest votes and g ≥ 0 sets how much is told:
-g → 0 is plurality, g → ∞ the realized vote. The history is then the tokens themselves, so belief and charge are about
-exactly what leaves. Its information sits in rare, telling events (a minority vote released).
+For masses π it is P(y|v) ∝ q(y)·(1 + g·[y = v]), where q lives on the heaviest votes and the gain g ≥ 0 sets the leak:
+g → 0 is plurality, g → ∞ the realized vote. The released tokens are the whole history, so belief and charge are exact
+for what leaves. Most of the leak comes from rare events: a minority vote released.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paclm.errors import UnsoundState
-from paclm.privacy.belief import FloatArray, IntArray, Release, is_unanimous, tally, update_belief
+from paclm.privacy.belief import FloatArray, IntArray, Release, tally, update_belief
 from paclm.privacy.randomness import NoiseSource
 
 MARGIN = 2.0**-20
@@ -21,7 +21,7 @@ MARGIN = 2.0**-20
 _ROUNDING = 1e-12
 """Far more than float64 loses in an entropy, far less than the margin."""
 _LARGEST_LOG_GAIN = 700.0
-"""Past e^700 a gain overflows. Votes so light that they would need more carry no information that could matter."""
+"""Beyond e^700 a gain overflows. Votes light enough to need more carry no information that matters."""
 
 
 class Channel(NamedTuple):
@@ -66,9 +66,9 @@ def optimal_channel(mass: FloatArray, per_token: float) -> Channel:
 
 def release(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Release:
     """Release a token through the channel and return it with the exact token-level belief."""
-    if is_unanimous(votes):
-        return Release(votes.item(0), belief, False)
     candidates, choice, mass = tally(votes, belief)  # (a,), (m,), (a,)
+    if candidates.size == 1:
+        return Release(candidates.item(), belief, False)
     channel = optimal_channel(mass / mass.sum(), per_token)
     index = noise.choose(channel.given_vote(int(choice[secret])))
     after = update_belief(belief, choice, channel.log_likelihood(index), mass)
@@ -76,7 +76,7 @@ def release(votes: IntArray, belief: FloatArray, secret: int, per_token: float, 
 
 
 def _entropy(heaviest: list[float]) -> float:
-    """H(π) of masses in descending order; the heaviest may round to 1, so it enters by what it lacks to 1."""
+    """H(π) of masses in descending order; the heaviest may round to 1, so it enters as 1 minus the others."""
     lighter = heaviest[1:]
     rest = math.fsum(lighter)
     return -(1.0 - rest) * math.log1p(-rest) - math.fsum(p * math.log(p) for p in lighter if p > 0.0)
@@ -108,7 +108,7 @@ def _information(heaviest: list[float], weights: list[float], gain: float) -> fl
 
 
 def _search(heaviest: list[float], ceiling: float, slack: float) -> tuple[float, list[float], float]:
-    """Bisect ln g from the safe side: end with information in [ceiling − slack, ceiling], or as near as floats go."""
+    """Bisect ln g from below: end with information in [ceiling − slack, ceiling], or as near as float64 allows."""
     lightest = min(p for p in heaviest if p > 0.0)
     low, high = -80.0, min(math.log(4.0) - math.log(lightest) + 60.0, _LARGEST_LOG_GAIN)
     best: tuple[float, list[float], float] = (0.0, [1.0], 0.0)

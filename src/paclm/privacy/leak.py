@@ -1,7 +1,7 @@
-"""Estimating what was told: I(S; H_T) = log m − E[H(P_T)] (`prop:mi-identity`), and its twin log m + E[log P_T(S)].
+"""Estimates of the leak: I(S; H_T) = log m − E[H(P_T)] (`prop:mi-identity`), and also log m + E[log P_T(S)].
 
-Both estimate the same number when the belief is the true posterior. Where they part, the noise is not what the belief
-assumes. They are estimates with sampling error, never measurements of a guarantee.
+Both estimate the same number if the belief is the exact posterior. Where they differ, the noise is not what the belief
+assumes. They are estimates with sampling error, not a guarantee.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def leak_samples_by_entropy(beliefs: npt.ArrayLike) -> FloatArray:
     """log m − H(P) of each belief (n, m), as a sum of small terms: leaks of 1e-12 nats keep their digits."""
     table = check_beliefs(beliefs)
     p = np.exp(table)
-    told: FloatArray = np.vecdot(p, np.where(p > 0.0, table + math.log(table.shape[1]), 0.0))  # (n,)
-    return told
+    leaks: FloatArray = np.vecdot(p, np.where(p > 0.0, table + math.log(table.shape[1]), 0.0))  # (n,)
+    return leaks
 
 
 def leak_samples_by_truth(beliefs: npt.ArrayLike, secrets: npt.ArrayLike) -> FloatArray:
@@ -56,5 +56,5 @@ def leak_samples_by_truth(beliefs: npt.ArrayLike, secrets: npt.ArrayLike) -> Flo
     realized = np.asarray(secrets)
     if realized.shape != table.shape[:1]:
         raise InvalidInput(f"There must be one secret per belief, not {realized.shape} for {table.shape}.")
-    told: FloatArray = math.log(table.shape[1]) + table[np.arange(len(table)), realized]  # (n,)
-    return told
+    leaks: FloatArray = math.log(table.shape[1]) + table[np.arange(len(table)), realized]  # (n,)
+    return leaks

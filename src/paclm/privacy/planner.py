@@ -1,4 +1,4 @@
-"""Budgets before the first token: any two of target success, tokens and per-token budget give the third, safely."""
+"""Budget planning: any two of target success, tokens and per-token budget give the third, rounded to the safe side."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from paclm.privacy.bounds import nats_for, success_bound
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """A budget that fits, and what it proves."""
+    """A budget that fits, and the bounds it proves."""
 
     tokens: int
-    """How many tokens the total affords; under `dissent` that many are expected at the given rate, not promised."""
+    """Tokens the total affords; under `dissent` an expectation at the given rate, not a promise."""
     per_token_nats: float
     total_nats: float
-    """What must be committed; the bounds are stated at this value."""
+    """The total to commit; the bounds are stated at this value."""
     mia_bound: float
-    """No attack on whether a record was in the secretly drawn half succeeds more often."""
+    """Bound on any attack on whether a record was in the secretly drawn half."""
     world_id_bound: float
-    """No attack on the realized world succeeds more often."""
+    """Bound on any attack on the identity of the realized world."""
     charge: ChargeName
     days: float | None
     """How long the tokens last at the given rate."""
@@ -42,9 +42,9 @@ def plan(
     dissent_rate: float = 1.0,
     tokens_per_day: float | None = None,
 ) -> Plan:
-    """Work out the missing one of target success, tokens and per-token budget.
+    """Compute the missing one of target success, tokens and per-token budget.
 
-    `dissent_rate` is the share of tokens on which worlds differ; it matters under `dissent` only. 1 is the worst case.
+    `dissent_rate` is the share of tokens on which worlds differ; for the charge `dissent` only. 1 is the worst case.
     """
     num_worlds = check_num_worlds(num_worlds)
     rate = _charged_share(charge, dissent_rate)
@@ -65,8 +65,8 @@ def plan(
         charged = _units_for(mia, prior) // charge_units
         if charged == 0:
             raise InvalidInput(
-                f"Not one token fits: {per_token!r} nats is more than a success of {mia!r} allows. Lower the nats per "
-                "token, or allow a larger success."
+                f"No token fits: {per_token!r} nats is more than a success of {mia!r} allows. Lower the per-token "
+                "budget, or allow a larger success."
             )
         tokens = math.floor(charged / rate)
     else:
@@ -97,7 +97,7 @@ def _largest_per_token(mia: float, prior: float, charged: int) -> float:
     units = _units_for(mia, prior) // charged
     if units == 0:
         raise InvalidInput(
-            f"{charged:,} charges at a success of {mia!r} are under 2^-60 nats each. Ask for fewer tokens."
+            f"{charged:,} charges at a success of {mia!r} are below 2^-60 nats each. Plan for fewer tokens."
         )
     return nats_down(units)
 
@@ -106,6 +106,6 @@ def _units_for(mia: float, prior: float) -> int:
     nats = nats_for(mia, prior)
     if nats <= 0.0:
         raise InvalidInput(
-            f"A target success of {mia!r} is the prior itself: it leaves nothing to spend. Ask for a little more."
+            f"A target success of {mia!r} equals the prior: no budget is left to spend. Choose a larger target."
         )
     return units_down(nats)

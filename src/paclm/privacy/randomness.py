@@ -1,8 +1,8 @@
 """Two kinds of randomness that must never be mixed up.
 
 *Coins* are public: shared by all worlds, seedable, recorded, replayable. *Noise* is private: it hides the realized
-vote, comes from the operating system, has no seed, and is gone after the step. They are unrelated types; a release
-that is handed coins for noise refuses at run time, and a type checker refuses earlier.
+vote, comes from the operating system, has no seed, and is not kept after the release. They are unrelated types: passing
+coins for noise fails in the type checker and at run time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _open_unit(words: WordArray) -> FloatArray:
 
 
 def normals_of(words: WordArray) -> FloatArray:
-    """Standard normal variables from uniform words, one each, by the inverse distribution function."""
+    """One N(0, 1) variable per uniform word, by the inverse distribution function."""
     normals: FloatArray = ndtri(_open_unit(words))
     return normals
 
@@ -43,7 +43,7 @@ def normals_of(words: WordArray) -> FloatArray:
 class Coins:
     """Public randomness for coupled decoding: fresh standard Gumbel variables at every step.
 
-    What the paper asks of coins, and where it is met:
+    The paper's conditions on coins, and how they are met:
 
     (C1) I(S; U_t | H_{t−1}) = 0: a draw is a function of the public seed and the step number alone; no method takes
          a vote, a belief or a secret.
@@ -76,7 +76,7 @@ class Coins:
 
 
 class NoiseSource:
-    """What a release draws its private randomness from. Everything is built on `words`, uniform 64-bit integers."""
+    """Base class of private randomness. Every draw is built on `words`, uniform 64-bit integers."""
 
     __slots__ = ()
 
@@ -89,19 +89,21 @@ class NoiseSource:
     def standard_normal(self, size: int) -> FloatArray:
         """Independent N(0, 1) variables, (size,): 52 uniform bits through the inverse normal distribution function."""
         words = self.words(size)
-        if size <= 4:  # the usual case by far, and scalars are faster there
+        if size <= 4:  # the common case; scalars are faster
             return np.array([ndtri((word >> 12) * _STEP + _HALF_STEP) for word in words.tolist()])
         return normals_of(words)
 
     def choose(self, probabilities: FloatArray) -> int:
-        """An index drawn from the given probabilities, by comparing integers; the work does not depend on the draw.
+        """An index drawn from the given probabilities, by integer comparison; the work does not depend on the draw.
 
-        The probabilities become integers of 80 bits (one under 2^-80 becomes zero), and 128 random bits are scaled to
-        their exact sum.
+        Probabilities become 80-bit integers (below 2^-80 they become zero), and 128 random bits are scaled to their
+        exact sum.
         """
         weights = [int(math.ldexp(p, _WEIGHT_BITS)) for p in probabilities.tolist()]
         if min(weights) < 0 or sum(weights) == 0:
-            raise UnsoundState("There is nothing to choose from: probabilities must not be negative, nor all zero.")
+            raise UnsoundState(
+                "Cannot choose an index: a probability is negative, or all are zero. Nothing may be released."
+            )
         high, low = self.words(2).tolist()
         point = ((high << 64 | low) * sum(weights)) >> _DRAW_BITS
         return sum(running <= point for running in accumulate(weights))
@@ -116,7 +118,7 @@ class NoiseSource:
 
 @final
 class Noise(NoiseSource):
-    """Noise for serving: the operating system's generator, no seed, no state, nothing to copy or to store."""
+    """Noise for serving, from the operating system. No seed and no state, so nothing to copy or store."""
 
     __slots__ = ()
 
@@ -127,15 +129,17 @@ class Noise(NoiseSource):
         return np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
 
     def __init_subclass__(cls) -> None:
-        raise RandomnessMisuse("paclm.Noise is what serving trusts, and takes no subclass. Derive from NoiseSource.")
+        raise RandomnessMisuse(
+            "paclm.Noise cannot be subclassed, because serving trusts it. Derive from NoiseSource instead."
+        )
 
     def __reduce__(self) -> NoReturn:
-        raise RandomnessMisuse("Noise cannot be pickled or copied: make a new paclm.Noise() where it is needed.")
+        raise RandomnessMisuse("Noise cannot be pickled or copied. Create a new paclm.Noise() where it is needed.")
 
 
 @final
 class ResearchNoise(NoiseSource):
-    """Seeded noise for studies. NOT PRIVATE: whoever knows the seed can subtract it from everything released."""
+    """Seeded noise for studies. NOT PRIVATE: the seed is enough to subtract the noise from every release."""
 
     __slots__ = ("_generator",)
 
@@ -151,7 +155,7 @@ class ResearchNoise(NoiseSource):
 
 
 def check_noise(noise: NoiseSource) -> NoiseSource:
-    """Return the source of noise, or refuse anything that is not one: coins, numpy generators, seeds."""
+    """Return the source of noise; refuse anything else, such as coins, numpy generators or seeds."""
     if not isinstance(noise, NoiseSource):
         raise RandomnessMisuse(
             f"A release needs a source of noise, not {type(noise).__name__}: paclm.Noise() to serve, "

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from paclm.errors import InvalidInput, UnsoundState
 from paclm.privacy import channel, gaussian
 from paclm.privacy.accounting import check_per_token
-from paclm.privacy.belief import FloatArray, IntArray, Release, check_belief, check_votes, is_unanimous, tally
+from paclm.privacy.belief import FloatArray, IntArray, Release, check_belief, check_votes, tally
 from paclm.privacy.randomness import NoiseSource, check_noise
 
 
@@ -27,10 +27,8 @@ def release_plurality(
 ) -> Release:
     """Release the vote with the most belief behind it; ties go to the smaller token. The belief does not change."""
     del secret, per_token, noise
-    if is_unanimous(votes):
-        return Release(votes.item(0), belief, False)
-    candidates, _, mass = tally(votes, belief)
-    return Release(candidates.item(mass.argmax()), belief, True)
+    candidates, _, mass = tally(votes, belief)  # (a,), (m,), (a,)
+    return Release(candidates.item(mass.argmax()), belief, candidates.size > 1)
 
 
 def release_mixture(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Release:
@@ -40,9 +38,9 @@ def release_mixture(votes: IntArray, belief: FloatArray, secret: int, per_token:
     worlds' support-restricted distributions.
     """
     del secret, per_token
-    if is_unanimous(votes):
-        return Release(votes.item(0), belief, False)
-    candidates, _, mass = tally(votes, belief)
+    candidates, _, mass = tally(votes, belief)  # (a,), (m,), (a,)
+    if candidates.size == 1:
+        return Release(candidates.item(), belief, False)
     return Release(candidates.item(noise.choose(mass)), belief, True)
 
 
@@ -83,7 +81,7 @@ RULES = {
 def rule_named(name: str) -> Rule:
     """The rule of that name."""
     if name not in RULES:
-        raise InvalidInput(f"There is no release {name!r}. Choose one of: {', '.join(RULES)}.")
+        raise InvalidInput(f"Unknown release {name!r}. Choose one of: {', '.join(RULES)}.")
     return RULES[name]
 
 
