@@ -18,8 +18,7 @@ from typer.main import get_command
 import paclm
 from paclm import config, errors
 from paclm.cli.main import app
-from paclm.curator.figures import BudgetFigures, UsageFigures
-from paclm.curator.streams import Generation, Piece
+from paclm.curator.streams import BudgetFigures, Generation, Piece, UsageFigures
 from paclm.ledger.events import Usage
 from paclm.worlds.settings import explain_settings
 

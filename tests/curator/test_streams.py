@@ -9,7 +9,7 @@ import pytest
 
 from curator.deployments import CONTEXT, ScriptedEngine
 from paclm import Curator, Workspace
-from paclm.curator.streams import Request
+from paclm.curator.streams import Limits, Request
 from paclm.errors import InvalidInput
 
 Make = Callable[..., Workspace]
@@ -17,32 +17,32 @@ OpenCurator = Callable[..., Curator]
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("options", "named"),
     [
-        ({"max_new_tokens": 0}, "at least 1"),
-        ({"max_new_tokens": 1.5}, "whole number"),
-        ({"max_new_tokens": 3.0}, "whole number"),
-        ({"max_new_tokens": True}, "whole number"),
-        ({"max_new_tokens": CONTEXT}, "the context holds 64"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens"),
+        ({"max_new_tokens": 3.0}, "max_new_tokens"),
+        ({"max_new_tokens": True}, "max_new_tokens"),
+        ({"max_new_tokens": CONTEXT}, "64"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
-        ({"temperature": 1.0, "greedy": True}, "not for both"),
-        ({"stop": ("",)}, "at least one character"),
-        ({"prompt": [1, 700]}, "from 0 to 699"),
-        ({"prompt": [-1]}, "from 0 to 699"),
-        ({"tag": "x" * 201}, "200 characters"),
+        ({"temperature": 1.0, "greedy": True}, "greedy"),
+        ({"stop": ("",)}, "stop"),
+        ({"prompt": [1, 700]}, "699"),
+        ({"prompt": [-1]}, "699"),
+        ({"tag": "x" * 201}, "200"),
         ({"tag": "\ud800"}, "UTF-8"),
-        ({"tag": b"x"}, "not bytes"),
-        ({"tag": ["a"]}, "not list"),
-        ({"tag": None}, "not NoneType"),
+        ({"tag": b"x"}, "bytes"),
+        ({"tag": ["a"]}, "list"),
+        ({"tag": None}, "NoneType"),
         ({"coins_seed": -1}, "seed"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_is_charged(
-    make: Make, open_curator: OpenCurator, options: dict[str, Any], reason: str
+    make: Make, open_curator: OpenCurator, options: dict[str, Any], named: str
 ) -> None:
     with open_curator(make()) as curator:
-        with pytest.raises(InvalidInput, match=reason) as caught:
+        with pytest.raises(InvalidInput, match=named) as caught:
             curator.generate(**{"prompt": "patient zero", "max_new_tokens": 3, **options})
         assert "patient zero" not in str(caught.value)
         assert curator.account.spent_units == 0
@@ -57,11 +57,11 @@ def test_any_text_can_be_a_tag(make: Make, open_curator: OpenCurator, tag: str) 
         assert curator._custody.ledger.by_key()[tag].tokens == 2
 
 
-def test_a_request_made_by_hand_is_checked_before_it_waits(make: Make, open_curator: OpenCurator) -> None:
+def test_a_request_that_would_fail_in_a_step_cannot_be_made(make: Make, open_curator: OpenCurator) -> None:
     with open_curator(make()) as curator:
         for prompt in ((), (700,), (1,) * CONTEXT):
             with pytest.raises(InvalidInput):
-                curator.submit(Request(prompt=prompt, max_new_tokens=2, temperature=0.0))
+                Request(prompt=prompt, max_new_tokens=2, temperature=0.0, limits=Limits(700, CONTEXT))
         assert curator.num_active == 0
         curator.generate("the", 1)
 

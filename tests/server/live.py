@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from paclm.server.listening import listen
 
 from curator.deployments import without_notes
 from paclm import Curator, Workspace
@@ -18,7 +19,6 @@ from paclm.config import ServerConfig
 from paclm.server.api_keys import KeyStore
 from paclm.server.database import Database, service_path
 from paclm.server.idempotency import Replies
-from paclm.server.listening import listen
 from paclm.server.run import web_server
 from paclm.server.service import Service, Setup
 

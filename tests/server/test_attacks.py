@@ -11,13 +11,13 @@ from typing import Any
 
 import openai
 import pytest
+from paclm.server.jobs import Caller
 
 from curator.deployments import ScriptedEngine
 from paclm.config import ServerConfig
 from paclm.privacy.accounting import units_up
 from paclm.server import completions, database, service
 from paclm.server.database import service_path
-from paclm.server.jobs import Caller
 from paclm.server.openai_format import Reply
 from server.live import Live, bearer
 from server.stepped import SteppedEngine, asking, num_known, wait_until

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-
 from paclm.server.fair_queue import Lines
 
 

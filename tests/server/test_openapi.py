@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paclm.server.shapes import ChatCompletion, Completion, Error, History, Models, Overview, Plan, Privacy
 
 from paclm.config import ServerConfig
-from paclm.server.shapes import ChatCompletion, Completion, Error, History, Models, Overview, Plan, Privacy
 from server.live import Live, bearer
 
 CHECKS = (

@@ -47,7 +47,7 @@ def serve(
     """
     need("fastapi", "uvicorn", "pydantic", "prometheus_client", "cryptography", "torch")
     from paclm.curator.preflight import budgets_of
-    from paclm.server.listening import check_free
+    from paclm.server.address import check_free
 
     opened = open_trained(workspace)
     budgets_of(opened)  # the quick refusals, also of a taken port, come before the slow imports

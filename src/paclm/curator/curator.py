@@ -1,50 +1,47 @@
-"""The curator: votes in, tokens out, and nothing leaves before its charge and the belief are on the disk.
+"""The curator: votes in, tokens out. Nothing leaves before its charge and the belief are durable.
 
-    engine step for all streams ─► charges, from the votes alone ─► releases, one after another, each against the
-    belief the last one left ─► one durable commit ─► tokens leave, text grows, finished streams end
+    step:  engine votes for all streams ─► charges, from the votes alone ─► releases, one after another, each against
+           the belief the last one left ─► one durable commit ─► pieces of text are handed out, finished streams end
 
-If anything in a step fails, the curator stops for good: what is in memory may then be ahead of the ledger, and only a
-new opening finds out what was committed. Whatever can fail comes before the first token leaves, so a step is handed out
-as a whole or not at all; only an interruption in the very middle of handing out can cut it short.
+If anything in a step fails, the curator stops for good: memory may then be ahead of the ledger, and only reopening
+finds out what was committed. Everything that can fail comes before the first piece is handed out, so a step is handed
+out as a whole or not at all; only an interrupt in the middle of handing out can cut it short.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, NoReturn, Self, Unpack
 
 import numpy as np
 
-from paclm.curator.admission import check_fits, check_prompt, check_request
-from paclm.curator.custody import Custody, named_witness, open_custody
-from paclm.curator.figures import BudgetFigures, UsageFigures
-from paclm.curator.models import load_models
-from paclm.curator.outcomes import Outcome, usage_by_tag
-from paclm.curator.preflight import cautions, deployment_cautions, training_cautions
-from paclm.curator.redacted import Redacted
-from paclm.curator.reentrancy import Turns
-from paclm.curator.secret import leak_to_three_digits
-from paclm.curator.step import Releaser
-from paclm.curator.streams import Generation, Options, Piece, Pieces, Request, Stream
+from paclm.curator.custody import CallGuard, Custody, named_witness, open_custody
+from paclm.curator.preflight import cautions, deployment_cautions, load_models, training_cautions
+from paclm.curator.secret import Charge, Releaser, leak_to_three_digits
+from paclm.curator.streams import (
+    BudgetFigures,
+    Generation,
+    Limits,
+    Options,
+    Piece,
+    Pieces,
+    Request,
+    Stream,
+    UsageFigures,
+)
 from paclm.curator.text import Tokenizer, encode_prompt
 from paclm.curator.vote_source import VoteSource
-from paclm.errors import CuratorError, InvalidInput, UnsoundState
+from paclm.errors import BudgetExceeded, CuratorError, InvalidInput, UnsoundState
+from paclm.ledger.events import Usage
 from paclm.privacy.accounting import Account, nats_up
-from paclm.privacy.belief import FloatArray
 from paclm.worlds.workspace import Workspace
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Ballot
-
-
-class Delivery(NamedTuple):
-    """One token of one stream, after it was paid for."""
-
-    stream: Stream
-    piece: Piece
 
 
 class Curator:
@@ -56,12 +53,13 @@ class Curator:
         self._custody = custody
         self._more_cautions = more_cautions
         self._engine = engine
-        self._tokenizer = tokenizer
-        self._running: list[Stream] = []  # in the order they were submitted: also the order of their releases
+        self._running: list[Stream] = []  # in the order of submission, which is the order of their releases
         self._waiting: list[Stream] = []
-        self._held: list[Stream] = []  # promised, and not yet started
+        self._held: list[Stream] = []  # reserved, not yet started
         self._failure: str | None = None
-        self._turns = Turns()
+        self._guard = CallGuard()
+        self.tokenizer = tokenizer
+        """The base model's."""
         self.config = custody.ledger.settings
         self._releaser = Releaser(custody.secret, self.config)
 
@@ -74,19 +72,19 @@ class Curator:
         tokenizer: Tokenizer | None = None,
         witness: str | Path | None = None,
     ) -> Curator:
-        """Take the lock, restore account and belief, load the models and check that they repeat bit for bit.
+        """Take the lock, restore account and belief, load the models and check that they are deterministic.
 
-        The workspace is read anew from its path; base model and adapters are hashed in full, under the lock, right
-        before they are loaded. `engine`: one that is loaded already; that it is of these worlds is the caller's word.
-        `witness`: a second file, best on another disk, that knows how far the ledger came; PACLM_WITNESS names it too.
+        The workspace is read again from its path; base model and adapters are hashed in full, under the lock, right
+        before they are loaded. `engine`: one that is loaded already; the caller vouches that it has these worlds.
+        `witness`: a second file, best on another disk, that records how far the ledger got; else PACLM_WITNESS.
         """
         path = workspace.path if isinstance(workspace, Workspace) else workspace
         opened = Workspace.open(path)
         custody = open_custody(opened, named_witness(witness))
         try:
-            books = custody.ledger
-            more = [*training_cautions(opened), *deployment_cautions(opened, books.ledger_id, books.state.tokens)]
-            curator = cls(custody, *load_models(path, custody, engine, tokenizer), more)
+            ledger = custody.ledger
+            more = [*training_cautions(opened), *deployment_cautions(opened, ledger.ledger_id, ledger.state.tokens)]
+            curator = cls(custody, *load_models(path, custody.ledger, engine, tokenizer), more)
             for sentence in curator.cautions:
                 warnings.warn(sentence, stacklevel=2)
             return curator
@@ -94,10 +92,10 @@ class Curator:
             custody.ledger.close()
             raise
 
-    # --- one request, for whoever has only one -----------------------------------------------------------------
+    # --- one request ----------------------------------------------------------------------------------------------
 
     def generate(self, prompt: str | Sequence[int], max_new_tokens: int, **options: Unpack[Options]) -> Generation:
-        """One whole answer; other streams move along meanwhile. For the options see `request`."""
+        """Return one whole answer; other streams advance meanwhile. For the options see `request`."""
         stream = self.submit(self.request(prompt, max_new_tokens, **options))
         with Pieces(stream, self.step, self._cancel_when_free) as pieces:
             for _ in pieces:
@@ -105,11 +103,11 @@ class Curator:
         return self.result(stream)
 
     def stream(self, prompt: str | Sequence[int], max_new_tokens: int, **options: Unpack[Options]) -> Pieces:
-        """One answer, piece by piece; closing the iterator early ends it. For the options see `request`."""
+        """Return one answer piece by piece; closing the iterator early cancels it. For the options see `request`."""
         stream = self.submit(self.request(prompt, max_new_tokens, **options))
         return Pieces(stream, self.step, self._cancel_when_free)
 
-    # --- many requests ------------------------------------------------------------------------------------------
+    # --- many requests --------------------------------------------------------------------------------------------
 
     def request(
         self,
@@ -122,71 +120,73 @@ class Curator:
         coins_seed: int | None = None,
         tag: str = "",
     ) -> Request:
-        """Check what is asked for; what is left out comes from [mechanism]. Costs nothing.
+        """Check a request; defaults come from [mechanism]. Costs nothing.
 
-        `coins_seed` sets the public coins; there is no way to set the noise. `tag` says whose charge it is.
+        `coins_seed` sets the public coins; the noise cannot be set. `tag` names whose charge it is.
         """
         if greedy and temperature:
-            raise InvalidInput(f"Ask for greedy or for temperature {temperature!r}, not for both.")
+            raise InvalidInput(f"Choose greedy or temperature {temperature!r}, not both.")
         is_greedy = self.config.decoder == "greedy" and temperature is None if greedy is None else greedy
         tau = 0.0 if is_greedy else self.config.temperature if temperature is None else temperature
-        request = Request(
+        return Request(
             prompt=self._encode(prompt),
             max_new_tokens=max_new_tokens,
             temperature=float(tau),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             coins_seed=coins_seed,
             tag=tag,
+            limits=Limits(self._engine.vocabulary, self._engine.context),
         )
-        self._check_request(request)
-        return request
 
     def submit(self, request: Request) -> Stream:
-        """Queue a request. Under on_exhausted = refuse its worst case must fit into what is left, and is held free."""
-        with self._turns.alone():
+        """Queue a request. Under on_exhausted = refuse its worst case must fit into the budget, and is reserved."""
+        with self._guard.exclusive():
             (stream,) = self._new_streams([request])
             self._waiting.append(stream)
             return stream
 
     def hold(self, requests: Sequence[Request]) -> list[Stream]:
-        """Promise these answers, all or none, without queueing them: for callers with a waiting order of their own.
+        """Reserve for these answers, all or none, without queueing them: for callers with a queue of their own.
 
-        What `submit` would hold free is held free from now on. `start` each one in time, or `cancel` it.
+        Reserves what `submit` would. Then `start` or `cancel` each stream.
         """
-        with self._turns.alone():
+        with self._guard.exclusive():
             streams = self._new_streams(requests)
             self._held += streams
             return streams
 
     def start(self, stream: Stream) -> None:
-        """Queue a stream that `hold` promised; it joins the next step if there is a place (`num_free`)."""
-        with self._turns.alone():
+        """Queue a stream of `hold`; it joins the next step if there is room in the batch (`num_free`)."""
+        with self._guard.exclusive():
             self._refuse_if_stopped()
             if stream not in self._held:
-                raise InvalidInput("Only a stream that is held can be started, and only once.")
-            self._waiting.append(stream)  # in both for an instant, so that what it may cost is never forgotten
+                raise InvalidInput("Only a held stream can be started, and only once.")
+            self._waiting.append(stream)  # briefly in both, so that its reservation is never missing
             self._held.remove(stream)
 
     def cancel(self, stream: Stream) -> None:
-        """End a stream; what was held free for it is free again. Nothing happens to one that has ended.
+        """End a stream and free its reservation. Does nothing to one that has ended.
 
         From inside a step (a signal handler, a finalizer) the stream ends when the step does.
         """
         self._cancel_when_free(stream, may_wait=True)
 
-    def step(self) -> list[Delivery]:
-        """The next token of every stream: one engine step, one commit. Empty when nothing was asked for."""
-        with self._turns.alone(), self._stops_on_failure():
+    def step(self) -> list[tuple[Stream, Piece]]:
+        """Release the next token of every stream: one engine step, one commit. Empty when no stream is active."""
+        with self._guard.exclusive(), self._stops_on_failure():
             self._admit()
             if not self._running:
                 return []
             streams = list(self._running)
-            outcomes, belief = self._release(streams, self._ask(streams), self._custody.begin())
-            self._custody.commit(usage_by_tag(streams, outcomes), belief)
-            return self._deliver(streams, outcomes)
+            ballot = self._vote(streams)
+            votes = self._releaser.checked(ballot.votes, len(streams))
+            charges = self._releaser.charges(votes, self.account)
+            tokens, belief = self._releaser.release(votes, ballot.public, charges, self._custody.begin())
+            self._custody.commit(_usage_by_tag(streams, charges), belief)
+            return self._deliver(streams, charges, tokens.reveal())
 
     def result(self, stream: Stream) -> Generation:
-        """A stream that has ended, as a whole."""
+        """A finished stream as a whole."""
         if stream.finish_reason is None:
             raise InvalidInput("The stream is still running; call step() until it has a finish_reason.")
         num_public = stream.marks.count("public")
@@ -201,8 +201,10 @@ class Curator:
             **self.figures(),
         )
 
+    # --- state ----------------------------------------------------------------------------------------------------
+
     def figures(self) -> BudgetFigures:
-        """Where the budget stands, in the names of the command line's JSON. Bounds are at the committed total."""
+        """The state of the budget, in the names of the command line's JSON. Bounds are at the committed total."""
         account, bounds = self.account, self._custody.ledger.bounds
         return BudgetFigures(
             spent_nats=account.spent_nats,
@@ -219,31 +221,26 @@ class Curator:
 
     @property
     def cautions(self) -> list[str]:
-        """What the owner should know about the committed total and the settings."""
+        """Warnings for the owner about the committed total and the settings."""
         return [*cautions(nats_up(self._custody.ledger.state.committed_units)), *self._more_cautions]
 
     @property
     def has_witness(self) -> bool:
-        """Whether a second file knows how far the ledger came, so that one that was put back is noticed."""
+        """Whether a second file records how far the ledger got, so that a rollback is detected."""
         return self._custody.ledger.state.witness is not None
 
     def usage(self) -> UsageFigures:
-        """What was had by each tag and in each hour, from the ledger."""
+        """Usage by tag and by hour, from the ledger."""
         return UsageFigures(self._custody.ledger.by_key(), self._custody.ledger.by_hour())
 
     def leak_estimate(self) -> float:
-        """Nats that the belief has moved away from uniform, to three digits; an estimate, for the owner's eyes only."""
+        """Estimated leak in nats, to three digits; for the owner only."""
         return leak_to_three_digits(self._custody.belief)
 
     @property
     def commit_seconds(self) -> float:
-        """How long making the last step durable took."""
+        """Duration of the last commit."""
         return self._custody.commit_seconds
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The base model's."""
-        return self._tokenizer
 
     @property
     def context(self) -> int:
@@ -257,70 +254,60 @@ class Curator:
 
     @property
     def worst_price(self) -> int:
-        """Units that one private token can cost at most."""
+        """The highest price of one private token, in units."""
         return self._releaser.price(is_dissent=True)
 
     @property
     def reserved_units(self) -> int:
-        """What running, waiting and held streams can still cost; in memory only."""
+        """The worst case of running, waiting and held streams; in memory only."""
         return sum(stream.reserved_units for stream in (*self._running, *self._waiting, *self._held))
 
     @property
     def num_active(self) -> int:
-        """Streams that run or wait for a place."""
+        """Streams that run or wait for room in the batch."""
         return len(self._running) + len(self._waiting)
 
     @property
     def num_free(self) -> int:
-        """Places in the batch that no running or waiting stream will take."""
+        """Sequences that the batch has room for beside running and waiting streams."""
         return max(0, self._engine.num_free - len(self._waiting))
 
-    # --- the parts of a step ------------------------------------------------------------------------------------
+    # --- the parts of a step --------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         while self._waiting and self._engine.num_free:
             stream = self._waiting[0]
             stream.handle = self._engine.add(stream.request.prompt, stream.request.max_new_tokens)
-            self._running.append(stream)  # in both for an instant, so that what it may cost is never forgotten
+            self._running.append(stream)  # briefly in both, so that its reservation is never missing
             self._waiting.remove(stream)
 
-    def _ask(self, streams: list[Stream]) -> Ballot:
-        """All worlds' votes on all streams. Coins are drawn here: before any noise is calibrated."""
+    def _vote(self, streams: list[Stream]) -> Ballot:
+        """All worlds' votes on all streams. Coins are drawn here, before any noise is calibrated."""
         k = self._engine.support_size
         coins = [stream.coins.gumbel(k) if stream.request.temperature else np.zeros(k) for stream in streams]
         handles = [stream.handle for stream in streams if stream.handle is not None]
         return self._engine.step(handles, np.stack(coins), [stream.request.temperature for stream in streams])
 
-    def _release(
-        self, streams: list[Stream], ballot: Ballot, belief: Redacted[FloatArray]
-    ) -> tuple[list[Outcome], Redacted[FloatArray]]:
-        """One outcome per stream, in order, and the belief after the last."""
-        if ballot.votes.shape != (len(streams), self._custody.secret.num_worlds):
-            raise UnsoundState(f"The engine returned votes {ballot.votes.shape}. Nothing may be released.")
-        return self._releaser.release(ballot, self.account, belief)
-
-    def _deliver(self, streams: list[Stream], outcomes: list[Outcome]) -> list[Delivery]:
-        """First whatever can fail, for all streams; then the tokens leave."""
-        arrivals = [
-            stream.read(outcome.token.reveal(), outcome.mark, outcome.units)
-            for stream, outcome in zip(streams, outcomes, strict=True)
-        ]
-        for stream, arrival in zip(streams, arrivals, strict=True):
-            if arrival.finish_reason:
+    def _deliver(self, streams: list[Stream], charges: list[Charge], tokens: list[int]) -> list[tuple[Stream, Piece]]:
+        """Do first, for all streams, what can fail; then show the pieces."""
+        rows = zip(streams, charges, tokens, strict=True)
+        pieces = [(stream, stream.read(token, charge.mark, charge.units)) for stream, charge, token in rows]
+        for stream, piece in pieces:
+            if piece.finish_reason:
                 self._end(stream)
             elif stream.handle is not None:
-                self._engine.append(stream.handle, arrival.piece.token)
-        for stream, arrival in zip(streams, arrivals, strict=True):
-            stream.accept(arrival)
-        return [Delivery(stream, arrival.piece) for stream, arrival in zip(streams, arrivals, strict=True)]
+                self._engine.append(stream.handle, piece.token)
+        for stream, piece in pieces:
+            stream.accept(piece)
+        return pieces
 
     def _cancel_when_free(self, stream: Stream, may_wait: bool) -> None:
-        self._turns.when_free(lambda: self._cancel(stream), may_wait=may_wait)
+        self._guard.when_free(lambda: self._cancel(stream), may_wait=may_wait)
 
     def _cancel(self, stream: Stream) -> None:
-        for line in (self._held, self._waiting):
-            if stream in line:
-                line.remove(stream)
+        for queue in (self._held, self._waiting):
+            if stream in queue:
+                queue.remove(stream)
         self._end(stream)
         stream.finish_reason = stream.finish_reason or "cancelled"
 
@@ -331,26 +318,33 @@ class Curator:
         if stream.handle is not None and self._failure is None:  # after a failure the engine is in an unknown state
             self._engine.remove(stream.handle)
 
-    # --- checks -------------------------------------------------------------------------------------------------
+    # --- checks ---------------------------------------------------------------------------------------------------
 
     def _new_streams(self, requests: Sequence[Request]) -> list[Stream]:
-        """Streams for which everything is checked that could fail later, in the middle of a step."""
+        """Streams whose worst case, where one is reserved, fits into the budget beside all other reservations."""
         self._refuse_if_stopped()
-        for request in requests:
-            self._check_request(request)  # perhaps it was not made by `request`
         worst = self.worst_price if self.config.on_exhausted == "refuse" else 0
-        streams = [Stream(request, self._tokenizer, worst) for request in requests]
-        units = sum(stream.reserved_units for stream in streams)
-        check_fits(self.account, held=self.reserved_units, units=units, worst=worst)
+        streams = [Stream(request, self.tokenizer, worst) for request in requests]
+        units, held, account = sum(stream.reserved_units for stream in streams), self.reserved_units, self.account
+        if not account.affords(held + units):
+            free = max(0, account.remaining_units - held)
+            fewer = f"Ask for at most {free // worst:,} tokens, extend" if free >= worst else "Extend"
+            raise BudgetExceeded(
+                f"The request may cost {nats_up(units):.6g} nats ({units // worst:,} tokens), but only "
+                f"{nats_up(free):.6g} are free: of {account.total_nats:.6g}, {account.spent_nats:.6g} are spent and "
+                f"{nats_up(held):.6g} reserved for other requests. {fewer} the total with `paclm ledger extend`, or "
+                'set on_exhausted = "public" in [mechanism].'
+            )
         return streams
 
     def _encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        check_prompt(prompt)
+        if isinstance(prompt, (bytes, bytearray, memoryview)):  # a sequence of small integers, not of token ids
+            raise InvalidInput(
+                f"A prompt is a string or a sequence of token ids, not {type(prompt).__name__}. Decode it first: "
+                'prompt.decode("utf-8").'
+            )
         tokens = () if isinstance(prompt, str) else tuple(prompt)
-        return tokens or tuple(encode_prompt(self._tokenizer, prompt if isinstance(prompt, str) else ""))
-
-    def _check_request(self, request: Request) -> None:
-        check_request(request, self._engine.vocabulary, self._engine.context)
+        return tokens or tuple(encode_prompt(self.tokenizer, prompt if isinstance(prompt, str) else ""))
 
     @contextmanager
     def _stops_on_failure(self) -> Iterator[None]:
@@ -366,15 +360,15 @@ class Curator:
             raise CuratorError("This curator is closed. Open the workspace again.")
         if self._failure is not None:
             raise CuratorError(
-                f"An earlier step failed ({self._failure}), and no more of it will leave. What was committed is known "
-                "only to the ledger: close this curator and open the workspace again."
+                f"An earlier step failed ({self._failure}), so this curator stopped. Close it and open the workspace "
+                "again: the ledger holds what was committed."
             )
 
-    # --- end ----------------------------------------------------------------------------------------------------
+    # --- end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop serving and let the next writer in. From inside a step: when the step has ended."""
-        self._turns.when_free(self._close)
+        """Cancel all streams and release the ledger's lock. From inside a step: when the step has ended."""
+        self._guard.when_free(self._close)
 
     def _close(self) -> None:
         for stream in (*self._running, *self._waiting, *self._held):
@@ -393,3 +387,19 @@ class Curator:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise UnsoundState("A curator cannot be pickled or copied: one secret has one holder.")
+
+
+def _usage_by_tag(streams: list[Stream], charges: list[Charge]) -> list[Usage]:
+    """The step's entry for the ledger, one per tag."""
+    entries: dict[str, Usage] = {}
+    for stream, (mark, units) in zip(streams, charges, strict=True):
+        entry = entries.get(stream.request.tag, Usage(stream.request.tag))
+        entries[entry.key] = dataclasses.replace(
+            entry,
+            tokens=entry.tokens + (mark != "public"),
+            dissent_tokens=entry.dissent_tokens + (mark == "disputed"),
+            charged_tokens=entry.charged_tokens + (units > 0),
+            units=entry.units + units,
+            public_tokens=entry.public_tokens + (mark == "public"),
+        )
+    return list(entries.values())

@@ -1,17 +1,20 @@
-"""From a workspace on disk to ledger, secret and belief, or to a refusal that says why.
+"""Opens ledger, secret and belief of a workspace, and holds them for one caller at a time.
 
-ledger   secret file
-no       no            first opening: make the ledger, then draw the secret
-yes      no            safe to draw as long as no private token has left; refused afterwards
-no       yes           refused: a deleted ledger must not give the budget back
+ledger   secret file   on opening
+no       no            create the ledger, then draw the secret
+yes      no            draw a secret if no private token was released yet; refuse otherwise
+no       yes           refuse: deleting a ledger must not restore the budget
 yes      yes           restore the belief of the last commit, bit for bit
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +42,7 @@ WITNESS_VARIABLE = "PACLM_WITNESS"
 
 @dataclass(slots=True)
 class Custody:
-    """What one process holds while it serves: the lock and the account in the ledger, the secret, the belief."""
+    """What one process holds while it serves: the ledger with its lock, the secret, the keys and the belief."""
 
     ledger: Ledger
     secret: Secret
@@ -47,18 +50,18 @@ class Custody:
     belief: Redacted[FloatArray]
     digest: str
     commit_seconds: float = 0.0
-    """How long the last commit took."""
+    """Duration of the last commit."""
     _began_from: Redacted[FloatArray] | None = None
 
     def begin(self) -> Redacted[FloatArray]:
-        """The belief that a step starts from: the one that its commit will replace, and no other."""
+        """The belief that a step starts from; `commit` refuses to replace any other."""
         self._began_from = self.belief
         return self.belief
 
     def commit(self, entries: Iterable[Usage], belief: Redacted[FloatArray]) -> None:
-        """Make charges and belief durable, together. Only when this returns may a token leave."""
+        """Make charges and belief durable together. A token may leave only after this returns."""
         if self._began_from is not self.belief:
-            raise UnsoundState("The belief moved while a step was under way: its commit would undo another's.")
+            raise UnsoundState("The belief changed during a step: this commit would overwrite another one's belief.")
         started = time.perf_counter()
         sealed = None if belief is self.belief else seal_belief(belief, self.keys, self.digest)
         self.ledger.commit(entries, sealed)
@@ -66,24 +69,83 @@ class Custody:
         self.commit_seconds = time.perf_counter() - started
 
 
+class CallGuard:
+    """One call at a time, and none inside another. Knows nothing of what the calls do.
+
+    A lock keeps other threads out but not the thread that holds it: a signal handler or a finalizer can call in the
+    middle of a call. Such calls are refused (`exclusive`) or deferred (`when_free`).
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._is_inside = False  # read and written by the holder of the lock only
+        self._deferred: deque[Callable[[], None]] = deque()
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Wait for other threads; refuse a call from inside another call of the same thread."""
+        try:
+            with self._lock:
+                if self._is_inside:
+                    raise CuratorError(
+                        "The curator was called from inside one of its own steps, by a signal handler or a finalizer. "
+                        "Call again when the step has returned."
+                    )
+                try:
+                    self._is_inside = True
+                    yield
+                finally:
+                    self._is_inside = False
+        finally:
+            self._run_deferred(may_wait=False)
+
+    def when_free(self, work: Callable[[], None], *, may_wait: bool = True) -> None:
+        """Do it now, or at the end of the call that this thread is inside of.
+
+        may_wait=False leaves the work to another thread that is inside a call. Finalizers need this: the garbage
+        collector runs them anywhere, with any other lock held.
+        """
+        self._deferred.append(work)
+        self._run_deferred(may_wait)
+
+    def _run_deferred(self, may_wait: bool) -> None:
+        while self._deferred and self._lock.acquire(blocking=may_wait):
+            try:
+                if self._is_inside:
+                    return
+                self._run_one()
+            finally:
+                self._lock.release()
+
+    def _run_one(self) -> None:
+        if not self._deferred:
+            return
+        try:
+            self._is_inside = True
+            self._deferred[0]()
+        finally:
+            self._deferred.popleft()  # only now: a thread that finds the queue empty must find the work done
+            self._is_inside = False
+
+
 def named_witness(witness: str | Path | None) -> Path | None:
-    """The witness that the caller names, else the one that the environment does."""
+    """The witness that the caller names, else the one of PACLM_WITNESS."""
     named = witness or os.environ.get(WITNESS_VARIABLE)
     return Path(named) if named else None
 
 
 def open_custody(workspace: Workspace, witness: Path | None = None) -> Custody:
-    """Take the lock and restore everything; the first time, make it."""
+    """Take the lock and restore ledger, secret and belief; create them on first use."""
     config = budgets_of(workspace)
     digest = worlds_digest(workspace)
     file = SealedFile(workspace.curator_path)
-    has_secret = file.exists()  # asked first: another process that opens for the first time makes the ledger first
+    has_secret = file.exists()  # read first: another process on first use creates the ledger before the secret
     if workspace.ledger_path.exists():
         ledger, keys, retired = open_ledger(workspace, witness)
     elif has_secret:
         raise CuratorError(
-            f"{file.path} holds a secret, and the ledger beside it is gone: what was spent on it is unknown, and "
-            "a new ledger would forget it. Restore ledger.sqlite and adopt it, or make a new workspace."
+            f"{file.path} holds a secret, but its ledger is missing, so what was spent is unknown. Restore "
+            "ledger.sqlite from a backup and adopt it, or make a new workspace."
         )
     else:
         check_first_token(config)
@@ -104,7 +166,7 @@ def open_custody(workspace: Workspace, witness: Path | None = None) -> Custody:
 
 
 def open_ledger(workspace: Workspace, witness: Path | None = None) -> tuple[Ledger, MasterKeys, list[MasterKeys]]:
-    """The ledger, with the key that signs it now and those that signed it before. Does not touch the secret."""
+    """The ledger, the key in force and the retired keys. Does not read the secret."""
     sealings = SealedFile(workspace.curator_path).read()
 
     def attempt(keys: MasterKeys) -> tuple[Ledger, MasterKeys, list[MasterKeys]]:
@@ -147,23 +209,22 @@ def _restore_secret(
     if not sealings:
         if ledger.state.tokens or ledger.state.belief_is_lost:
             raise CuratorError(
-                f"The ledger has {ledger.state.tokens:,} private tokens, and the sealed secret {file.path} is gone. "
-                "Another secret would not be the one they were about. Restore the file, or make a new workspace."
+                f"The ledger has {ledger.state.tokens:,} private tokens, but the sealed secret {file.path} is missing. "
+                "A new secret would not match the belief. Restore the file, or make a new workspace."
             )
         secret = Secret.draw(ledger.num_worlds)
     elif keys.id in sealings:
         sealing = sealings[keys.id]
         if sealing.ledger != ledger.ledger_id:
             raise CuratorError(
-                f"The secret {file.path} belongs to another ledger ({sealing.ledger[:8]}…, and this one is "
-                f"{ledger.ledger_id[:8]}…): what this ledger charged for was about another secret. Restore the file "
-                "that was made with it."
+                f"The secret {file.path} belongs to the ledger {sealing.ledger[:8]}…, and this ledger is "
+                f"{ledger.ledger_id[:8]}…. Restore the file that was made with this ledger."
             )
         secret = Secret.unsealed(sealing.secret, keys, digest, ledger.ledger_id, ledger.num_worlds)
     else:
         raise CuratorError(
-            f"The secret {file.path} was sealed with the key {', '.join(sealings)}, and the key given is {keys.id}. "
-            "Name the key in force, or restore the file that belongs to it."
+            f"The secret {file.path} was sealed with the key {', '.join(sealings)}, but the key given is {keys.id}. "
+            "Give the key in force, or restore the file that belongs to this key."
         )
     if sealings.keys() != {keys.id}:
         file.write({keys.id: Sealing.make(secret, keys, digest, ledger.ledger_id, retired)})
@@ -174,7 +235,7 @@ def _restore_belief(ledger: Ledger, keys: MasterKeys, retired: list[MasterKeys],
     for key in (keys, *reversed(retired)):
         belief = unseal_belief(ledger.sealed_belief, key, digest, ledger.num_worlds)
         if belief is not None:
-            if key is not keys:  # an adopted copy from before an exchange, or one cut short that took two commits
+            if key is not keys:  # a copy from before a rotation, or a rotation that was interrupted
                 ledger.reseal(seal_belief(belief, keys, digest))
             return belief
     raise CuratorError(

@@ -1,32 +1,29 @@
-"""The secret: which world is realized. Drawn once, sealed on disk, used in one method and shown in none.
+"""The secret: which world is realized. Drawn once, sealed on disk, read in one method.
 
-The belief travels beside it, hidden and sealed in the same way: it says what an adversary who saw everything would
-think of the secret, and more.
+The belief is redacted and sealed in the same way: it is what an adversary who saw every token would believe about the
+secret.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from typing import NamedTuple, NoReturn, final
 
 import numpy as np
 
+from paclm.config import MechanismConfig
 from paclm.curator.master_key import MasterKeys
 from paclm.curator.redacted import Redacted, redact_errors
+from paclm.curator.streams import Mark
 from paclm.errors import CuratorError, RandomnessMisuse, UnsoundState
-from paclm.privacy.belief import FloatArray, IntArray, check_belief, check_num_worlds, check_votes, uniform_belief
+from paclm.privacy.accounting import Account, charge_units
+from paclm.privacy.belief import FloatArray, IntArray, check_belief, check_num_worlds, uniform_belief
 from paclm.privacy.leak import leak_by_entropy
-from paclm.privacy.randomness import NoiseSource
-from paclm.privacy.releases import Rule, unreadable_secret
+from paclm.privacy.randomness import Noise, NoiseSource
+from paclm.privacy.releases import Rule, rule_named, unreadable_secret
 
 FORMAT = 1
-
-
-class Released(NamedTuple):
-    """One release that is not yet durable: nobody may see its token or its belief."""
-
-    token: Redacted[int]
-    belief: Redacted[FloatArray]
 
 
 @final
@@ -41,27 +38,33 @@ class Secret:
 
     @classmethod
     def draw(cls, num_worlds: int) -> Secret:
-        """Every world equally likely, from the operating system's generator."""
+        """Draw uniformly, from the operating system's generator."""
         return cls(Redacted(secrets.randbelow(check_num_worlds(num_worlds))), num_worlds)
 
     @redact_errors
     def release(
-        self, rule: Rule, votes: IntArray, belief: Redacted[FloatArray], per_token: float, noise: NoiseSource
-    ) -> Released:
-        """Release one token on the votes of all worlds, from this belief. Noise and noised votes die in here."""
+        self, rule: Rule, votes: Iterable[IntArray], belief: Redacted[FloatArray], per_token: float, noise: NoiseSource
+    ) -> tuple[Redacted[list[int]], Redacted[FloatArray]]:
+        """Release one token on each row of votes (m,), in order, each against the belief that the last one left.
+
+        Noise and noised votes exist in here only. A belief that did not change comes back as the same object.
+        """
         if not noise.is_private:
             raise RandomnessMisuse("A private release needs paclm.Noise().")
-        before = check_belief(belief.reveal(), self.num_worlds)
-        # A rule that says it never reads the secret is charged nothing: it gets one that cannot be read.
+        before = now = check_belief(belief.reveal(), self.num_worlds)
+        # A rule that declares that it never reads the secret is charged nothing: it gets one that cannot be read.
         world = self.__world.reveal() if rule.reads_secret else unreadable_secret(rule.name)
-        step = rule.release(check_votes(votes), before, world, per_token, noise)
-        if step.belief is before:
-            return Released(Redacted(step.token), belief)  # the same box: whoever compares boxes knows it did not move
-        return Released(Redacted(step.token), Redacted(check_belief(step.belief, self.num_worlds)))
+        tokens = []
+        for row in votes:
+            release = rule.release(row, now, world, per_token, noise)
+            if release.belief is not now:
+                now = check_belief(release.belief, self.num_worlds)
+            tokens.append(release.token)
+        return Redacted(tokens), belief if now is before else Redacted(now)
 
     @redact_errors
     def sealed(self, keys: MasterKeys, digest: str, ledger: str) -> bytes:
-        """The secret encrypted, bound to the worlds it chooses from and to the ledger that charges for it."""
+        """The secret encrypted, bound to its worlds and to the ledger that charges for it."""
         return keys.seal(self.__world.reveal().to_bytes(8, "big"), _secret_subject(digest, ledger, self.num_worlds))
 
     @classmethod
@@ -80,6 +83,67 @@ class Secret:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise UnsoundState("The secret cannot be pickled or copied: it stays in the process that holds it.")
+
+
+class Charge(NamedTuple):
+    """What one token costs. Follows from the votes alone."""
+
+    mark: Mark
+    units: int
+
+
+class Releaser:
+    """Prices votes and releases tokens with the configured mechanism. Nothing is durable yet: tokens stay redacted."""
+
+    def __init__(self, secret: Secret, config: MechanismConfig) -> None:
+        self._secret = secret
+        self._config = config
+        self._rule = rule_named(config.release)
+        self._noise = Noise()
+
+    def price(self, *, is_dissent: bool) -> int:
+        """Units that a private token costs."""
+        return charge_units(
+            self._config.charge, self._config.per_token, reads_secret=self._rule.reads_secret, is_dissent=is_dissent
+        )
+
+    def checked(self, votes: IntArray, num_streams: int) -> IntArray:
+        """A copy of the votes (n, m): what is priced is what is released, whatever the engine does to its own array."""
+        own = np.array(votes)
+        if own.shape != (num_streams, self._secret.num_worlds) or own.dtype.kind not in "iu":
+            raise UnsoundState(f"The engine returned votes {own.dtype} {own.shape}. Nothing was released.")
+        return own
+
+    def charges(self, votes: IntArray, account: Account) -> list[Charge]:
+        """The charge of each row of checked votes (n, m), in order, as far as the account affords them."""
+        charges = []
+        for is_dissent in (votes != votes[:, :1]).any(axis=1).tolist():
+            units = self.price(is_dissent=is_dissent)
+            if account.affords(units):
+                account = account.charge(units, is_dissent=is_dissent)
+                charges.append(Charge("disputed" if is_dissent else "agreed", units))
+            elif self._config.on_exhausted == "refuse":
+                raise UnsoundState("The budget ended inside a stream that had reserved its worst case.")
+            else:
+                charges.append(Charge("public", 0))
+        return charges
+
+    def release(
+        self, votes: IntArray, public: IntArray, charges: list[Charge], belief: Redacted[FloatArray]
+    ) -> tuple[Redacted[list[int]], Redacted[FloatArray]]:
+        """One token per row and the belief after the last. Unanimous votes need no release (`lem:singular` iii)."""
+        dissent = [row for row, charge in enumerate(charges) if charge.mark == "disputed"]
+        released, belief = self._secret.release(self._rule, votes[dissent], belief, self._config.per_token, self._noise)
+        return _in_order(charges, votes[:, 0], public, released), belief
+
+
+@redact_errors
+def _in_order(
+    charges: list[Charge], agreed: IntArray, public: IntArray, released: Redacted[list[int]]
+) -> Redacted[list[int]]:
+    dissent = iter(released.reveal())
+    rows = zip(charges, agreed.tolist(), public.tolist(), strict=True)
+    return Redacted([next(dissent) if mark == "disputed" else p if mark == "public" else a for (mark, _), a, p in rows])
 
 
 def _is_world(world: Redacted[bytes], num_worlds: int) -> bool:
@@ -102,7 +166,7 @@ def seal_belief(belief: Redacted[FloatArray], keys: MasterKeys, digest: str) -> 
 
 
 def unseal_belief(sealed: bytes, keys: MasterKeys, digest: str, num_worlds: int) -> Redacted[FloatArray] | None:
-    """The very same belief again; None if it was sealed with another key or for other worlds."""
+    """The same belief bit for bit; None if it was sealed with another key or for other worlds."""
     content = keys.unseal(sealed, _belief_subject(digest))
     if content is None or len(content.reveal()) != 8 * num_worlds:
         return None
@@ -120,5 +184,5 @@ def _belief_subject(digest: str) -> bytes:
 
 @redact_errors
 def leak_to_three_digits(belief: Redacted[FloatArray]) -> float:
-    """log m − H(P) of one belief: what an observer of everything has learned, by estimate. More digits would tell."""
+    """log m − H(P) of one belief: the estimated leak to an observer of everything. More digits would leak more."""
     return float(f"{max(0.0, leak_by_entropy(belief.reveal()[None]).mean):.3g}")

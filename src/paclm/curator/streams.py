@@ -1,26 +1,27 @@
-"""Requests and their answers while they grow. Knows no secret and no belief: a stream sees tokens that have left."""
+"""Requests and their answers while they grow. Knows no secret and no belief: a stream sees released tokens only."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Literal, NamedTuple, Self, TypedDict
 
 from paclm.curator.text import TextStream, Tokenizer
-from paclm.errors import InvalidInput
+from paclm.errors import ContextExceeded, InvalidInput
+from paclm.ledger.events import Usage
 from paclm.privacy.randomness import Coins
 
 Mark = Literal["agreed", "disputed", "public"]
-"""All worlds voted alike; they differed; or the budget was gone and the public model answered."""
+"""Votes all equal; votes that differ (dissent); or a token of the public model after the budget was spent."""
 FinishReason = Literal["stop", "length", "cancelled"]
 
-_LONGEST_TAG = 200
+_MAX_TAG_LENGTH = 200
 
 
 class Options(TypedDict, total=False):
-    """What a request may say beside its prompt and length; see `Curator.request`."""
+    """Optional arguments of a request; see `Curator.request`."""
 
     temperature: float | None
     greedy: bool | None
@@ -29,9 +30,18 @@ class Options(TypedDict, total=False):
     tag: str
 
 
+class Limits(NamedTuple):
+    """What an engine can take."""
+
+    vocabulary: int
+    """Token ids are smaller than this."""
+    context: int
+    """Prompt and answer together, in tokens."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """One answer that is asked for."""
+    """One answer that is asked for. Every value that could fail later, inside a step, is checked here and only here."""
 
     prompt: tuple[int, ...] = field(repr=False)
     max_new_tokens: int
@@ -41,55 +51,80 @@ class Request:
     coins_seed: int | None = None
     """Sets the public coins, never the noise."""
     tag: str = ""
-    """Whose charge it is in the ledger's figures."""
+    """Whose charge it is in the ledger's usage figures."""
+    limits: InitVar[Limits]
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, limits: Limits) -> None:
+        vocabulary, context = limits
         if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
-            raise InvalidInput(f"max_new_tokens must be a whole number of at least 1, not {self.max_new_tokens!r}.")
+            raise InvalidInput(f"max_new_tokens must be an integer of at least 1, not {self.max_new_tokens!r}.")
         if not 0.0 <= self.temperature < float("inf"):
-            raise InvalidInput(f"temperature must be a number of at least 0, not {self.temperature!r}.")
+            raise InvalidInput(f"temperature must be a finite number of at least 0, not {self.temperature!r}.")
         if not all(isinstance(stop, str) and stop for stop in self.stop):
-            raise InvalidInput("A stop string must be a text of at least one character.")
+            raise InvalidInput("A stop string must be a string of at least one character.")
+        if not self.prompt or not all(type(token) is int and 0 <= token < vocabulary for token in self.prompt):
+            raise InvalidInput(f"A prompt must hold token ids, integers from 0 to {vocabulary - 1}, and at least one.")
+        if len(self.prompt) + self.max_new_tokens > context:
+            raise ContextExceeded(prompt_tokens=len(self.prompt), max_new_tokens=self.max_new_tokens, context=context)
         _check_tag(self.tag)
 
 
 def _check_tag(tag: object) -> None:
-    """The ledger writes it as UTF-8, in the middle of a step: what cannot be written must not get there."""
+    """The ledger encodes the tag as UTF-8 inside a step, where an error would stop the curator."""
     if not isinstance(tag, str):
-        raise InvalidInput(f"A tag must be a text, not {type(tag).__name__}.")
-    if len(tag) > _LONGEST_TAG:
-        raise InvalidInput(f"A tag has at most {_LONGEST_TAG} characters, not {len(tag)}.")
+        raise InvalidInput(f"A tag must be a string, not {type(tag).__name__}.")
+    if len(tag) > _MAX_TAG_LENGTH:
+        raise InvalidInput(f"A tag has at most {_MAX_TAG_LENGTH} characters, not {len(tag)}.")
     try:
         tag.encode()
     except UnicodeEncodeError:
-        raise InvalidInput(f"The tag {tag!r} has characters that cannot be written as UTF-8. Leave them out.") from None
+        raise InvalidInput(f"The tag {tag!r} cannot be encoded as UTF-8. Remove the lone surrogates.") from None
 
 
 class Piece(NamedTuple):
-    """One token that has left, and the text that may be shown by now; often that of an earlier token."""
+    """One released token, and the text that may be shown by now; often the text of an earlier token."""
 
     token: int
     text: str
     mark: Mark
     """How the worlds voted."""
-
-
-class Arrival(NamedTuple):
-    """A token that has been paid for, its text worked out, before anybody sees it."""
-
-    piece: Piece
     units: int
+    """What it was charged, in the ledger's units of 2^-60 nats."""
     finish_reason: FinishReason | None
+    """Set on the last piece of a stream."""
+
+
+class BudgetFigures(TypedDict):
+    """The state of the budget, in the names of the command line's JSON."""
+
+    spent_nats: float
+    """So far, by everyone; never a guarantee."""
+    total_nats: float
+    """Committed."""
+    remaining_tokens: int
+    """If every one is charged."""
+    mia_bound: float
+    """At the committed total, as `world_id_bound`."""
+    world_id_bound: float
+
+
+class UsageFigures(NamedTuple):
+    """Tokens and charges of all time. The spend of one tag bounds nothing: all tags share one belief."""
+
+    by_tag: dict[str, Usage]
+    """By tag of the requests; behind a server, by API key name."""
+    by_hour: dict[str, Usage]
+    """By hour (UTC) as 2026-11-20T14, oldest first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """A finished answer, what it cost, and where the budget stands."""
+    """A finished answer, its cost, and the state of the budget."""
 
     text: str
     """Without a stop string that ended it."""
     tokens: tuple[int, ...]
-    """Every token that left, the end token included."""
+    """Every released token, the end token included."""
     marks: tuple[Mark, ...]
     """One per token."""
     finish_reason: FinishReason
@@ -97,7 +132,7 @@ class Generation:
     private_tokens: int
     """Released from votes."""
     public_tokens: int
-    """Of the public model alone, once the budget was gone."""
+    """From the public model alone, after the budget was spent."""
     charged_nats: float
     """For this answer."""
     spent_nats: float
@@ -105,7 +140,7 @@ class Generation:
     total_nats: float
     """Committed."""
     remaining_tokens: int
-    """At the price of one that is disputed."""
+    """If every one is charged."""
     mia_bound: float
     """At the committed total: no attack on whether a record was in the secretly drawn half succeeds more often."""
     world_id_bound: float
@@ -119,64 +154,63 @@ class Stream:
         self.request = request
         self.coins = Coins(request.coins_seed)
         self.handle: int | None = None
-        """In the engine; None while waiting for a place."""
+        """In the engine; None before the first step."""
         self.worst_units = worst_units
-        """What one more token can cost at most, held free for it in advance; 0 where nothing is reserved."""
+        """Units reserved for each token still to come: its highest price, or 0 where nothing is reserved."""
         self.charged_units = 0
         self.tokens: list[int] = []
         self.marks: list[Mark] = []
         self.finish_reason: FinishReason | None = None
-        self._end = tokenizer.eos_token_id
         self._tokenizer = tokenizer
         self._text = TextStream(tokenizer, request.prompt, request.stop)
-        self._said: list[str] = []
+        self._shown: list[str] = []
         self._ready: deque[Piece] = deque()
 
     @property
     def reserved_units(self) -> int:
-        """The worst case of what is still to come."""
+        """The highest price of all tokens still to come."""
         left = 0 if self.finish_reason else self.request.max_new_tokens - len(self.tokens)
         return left * self.worst_units
 
     @property
     def text(self) -> str:
         """What may be shown so far."""
-        return "".join(self._said)
+        return "".join(self._shown)
 
-    def rest(self) -> str:
-        """Text of tokens that have left which is held back. From those tokens alone: one that was read may not have."""
+    def held_back(self) -> str:
+        """Text of accepted tokens that is not shown yet; computed from those alone, not from tokens only read."""
         return TextStream.rest(self._tokenizer, self.request.prompt, self.request.stop, self.tokens)
 
-    def read(self, token: int, mark: Mark, units: int) -> Arrival:
-        """Work out the text of a token, and from public values whether it is the last. Shows nothing yet."""
-        said = self._text.push(token)
+    def read(self, token: int, mark: Mark, units: int) -> Piece:
+        """Decode a token and decide from public values whether it is the last. Shows nothing yet."""
+        text = self._text.push(token)
         finish_reason: FinishReason | None = None
-        if token == self._end or self._text.is_stopped:
+        if token == self._tokenizer.eos_token_id or self._text.is_stopped:
             finish_reason = "stop"
         elif len(self.tokens) + 1 == self.request.max_new_tokens:
             finish_reason = "length"
         if finish_reason:
-            said += self._text.finish()
-        return Arrival(Piece(token, said, mark), units, finish_reason)
+            text += self._text.finish()
+        return Piece(token, text, mark, units, finish_reason)
 
-    def accept(self, arrival: Arrival) -> None:
-        """Let a token be seen. The reason comes last: whoever finds one also finds every piece before it."""
-        self.tokens.append(arrival.piece.token)
-        self.marks.append(arrival.piece.mark)
-        self.charged_units += arrival.units
-        self._said.append(arrival.piece.text)
-        self._ready.append(arrival.piece)
-        self.finish_reason = arrival.finish_reason
+    def accept(self, piece: Piece) -> None:
+        """Show a piece. `finish_reason` is set last: a reader in another thread who sees it also sees every piece."""
+        self.tokens.append(piece.token)
+        self.marks.append(piece.mark)
+        self.charged_units += piece.units
+        self._shown.append(piece.text)
+        self._ready.append(piece)
+        self.finish_reason = piece.finish_reason
 
     def take(self) -> list[Piece]:
-        """The pieces that have come since the last call."""
+        """The pieces since the last call."""
         pieces: list[Piece] = []
         while (piece := self.take_one()) is not None:
             pieces.append(piece)
         return pieces
 
     def take_one(self) -> Piece | None:
-        """The oldest piece that was not taken yet."""
+        """The oldest piece not taken yet."""
         with suppress(IndexError):
             return self._ready.popleft()
         return None
@@ -186,9 +220,9 @@ class Stream:
 
 
 class Pieces:
-    """The pieces of one stream, in order: an iterator that asks for steps when nothing is ready.
+    """Iterates over the pieces of one stream and calls `step` when none is ready.
 
-    Closing it ends the stream, whether or not a piece was ever asked for; so does losing it.
+    Closing or losing the iterator cancels the stream, whether or not a piece was ever taken.
     """
 
     def __init__(self, stream: Stream, step: Callable[[], object], cancel: Callable[[Stream, bool], None]) -> None:
@@ -202,7 +236,7 @@ class Pieces:
 
     def __next__(self) -> Piece:
         while not self._is_closed:
-            is_finished = self._stream.finish_reason is not None  # asked first: see `Stream.accept`
+            is_finished = self._stream.finish_reason is not None  # read first: see `Stream.accept`
             piece = self._stream.take_one()
             if piece is not None:
                 return piece
@@ -212,7 +246,7 @@ class Pieces:
         raise StopIteration
 
     def close(self) -> None:
-        """End the stream; pieces that were not taken are dropped."""
+        """Cancel the stream; pieces that were not taken are dropped."""
         self._is_closed = True
         self._cancel(self._stream, True)
 

@@ -1,7 +1,10 @@
-"""Who asks, and whether they may. Knows keys by name only; the key store compares them in constant time.
+"""Who may send a request: host, origin and API key; and the headers of every response.
+
+A web page of another site must not spend the budget through its reader's browser: requests with a foreign `Origin` are
+refused, and on loopback so is a `Host` that is not this machine (DNS rebinding).
 
 loopback, no ordinary key was ever made    no key needed for answers; the caller is `local`. `none` counts as no key,
-                                           because the official clients do not work without one
+                                           because the official clients always send one
 loopback, ordinary keys exist              a key is needed
 any other address                          a key is needed; the server does not start without one
 admin endpoints                            an admin key, always
@@ -11,16 +14,139 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Annotated
+import secrets
+import time
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paclm.server.jobs import Caller
-from paclm.server.refusals import no_key, not_admin, unknown_key
-from paclm.server.service import Service
+from paclm.server.api_keys import LOCAL, KeyInfo
+from paclm.server.metrics import Route
+from paclm.server.refusals import Refused, internal_error, no_key, not_admin, unknown_key
+from paclm.server.service import Service, log_error
 
 _PROXY_HEADERS = re.compile(r"forwarded|via|x-forwarded.*|x-real-ip|(x-|true-|cf-connecting-|x-cluster-)(client-)?ip")
-"""Behind a proxy the neighbour on loopback is not the one who asks. One that adds no header cannot be told apart."""
+"""Behind a proxy the peer on loopback is not the caller. A proxy that adds no header cannot be detected."""
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.IGNORECASE)
+"""A name or an address, optionally a port, and nothing else that a lenient parser could read as a name."""
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+_ROUTES: dict[str, Route] = {
+    "/": "dashboard",
+    "/health": "health",
+    "/metrics": "metrics",
+    "/v1/completions": "completions",
+    "/v1/chat/completions": "chat",
+    "/v1/models": "models",
+    "/v1/privacy": "privacy",
+    "/v1/privacy/plan": "plan",
+    "/v1/admin/overview": "admin",
+    "/v1/admin/history": "admin",
+}
+
+
+class AccessMiddleware:
+    """Checks host and origin, adds headers, counts requests, and turns unexpected errors into a bare 500.
+
+    The message of an unexpected error could quote a prompt, so only its type and place are logged.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        self._settings = service.setup.settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check, call the app, add headers."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 0
+        state: MutableMapping[str, Any] = scope.setdefault("state", {})
+        state["request_id"] = f"req_{secrets.token_hex(12)}"
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in {**_HEADERS, "x-request-id": state["request_id"]}.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            refusal = self._refusal(Headers(scope=scope))
+            if refusal is not None and refusal.reason is not None:
+                self._service.metrics.count_refusal(refusal.reason)
+            await (refusal.response() if refusal else self._app)(scope, receive, send_with_headers)
+        except Exception as error:  # must not pass: uvicorn would log the message
+            log_error("unexpected", error)
+            if status == 0:
+                await internal_error().response()(scope, receive, send_with_headers)
+        finally:
+            seconds = time.perf_counter() - started
+            self._service.metrics.count_request(route_of(scope["path"]), status or 500, seconds)
+
+    def _refusal(self, headers: Headers) -> Refused | None:
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self._is_allowed_host(hosts[0]):
+            return Refused(
+                403,
+                "This server does not answer to that host name. To allow it, add it to allowed_hosts in [server].",
+                code="host_not_allowed",
+                reason="key",
+            )
+        own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
+        origins = headers.getlist("origin")
+        if len(origins) > 1 or any(o.lower() not in own and o not in self._settings.cors_origins for o in origins):
+            return Refused(
+                403,
+                "Requests from web pages of this origin are refused. To allow it, add it to cors_origins in [server].",
+                code="origin_not_allowed",
+                reason="key",
+            )
+        if "transfer-encoding" in headers and "content-length" in headers:
+            return Refused(
+                400,
+                "The request has both Transfer-Encoding and Content-Length, which a proxy may read differently.",
+                code="ambiguous_length",
+                headers={"connection": "close"},
+            )
+        return None
+
+    def _is_allowed_host(self, host: str) -> bool:
+        found = _HOST.fullmatch(host)
+        allowed = {name.lower() for name in self._settings.allowed_hosts}
+        if self._service.setup.is_loopback:
+            allowed |= set(LOOPBACK_NAMES)
+        return found is not None and (not allowed or (found[1] or found[2]).lower() in allowed)
+
+
+def route_of(path: str) -> Route:
+    """The name of a path in metrics and logs; clients choose paths, so most are `other`."""
+    return _ROUTES.get(path, "other")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request: the name of an API key, or `local`."""
+
+    name: str
+    is_admin: bool
+    key: KeyInfo | None
+    """None for `local`, which has no quota."""
 
 
 def service_of(request: Request) -> Service:
@@ -30,7 +156,7 @@ def service_of(request: Request) -> Service:
 
 
 async def identify(request: Request) -> Caller:
-    """The caller, or a refusal; a wrong key is refused also where none is needed."""
+    """The caller, or a refusal; a wrong key is refused even where none is needed."""
     service = service_of(request)
     caller = await _holder_of_key(request)
     if caller is not None:
@@ -40,11 +166,11 @@ async def identify(request: Request) -> Caller:
         raise unknown_key(is_needed=is_needed)
     if is_needed:
         raise no_key()
-    return _noted(request, Caller.local())
+    return _noted(request, Caller(LOCAL, False, None))
 
 
 async def identify_admin(request: Request) -> Caller:
-    """The caller if they hold an admin key."""
+    """The caller, who must hold an admin key."""
     caller = await _holder_of_key(request)
     if caller is None:
         raise unknown_key(is_needed=True) if _presented(request) else no_key()
@@ -63,7 +189,7 @@ async def _holder_of_key(request: Request) -> Caller | None:
 
 
 def _presented(request: Request) -> list[str]:
-    """What was sent as a key; the word `none` is as good as nothing."""
+    """The Authorization headers; the key `none` counts as no header."""
     headers: list[str] = request.headers.getlist("authorization")
     return [] if [_parts(header) for header in headers] == [("bearer", "none")] else headers
 
@@ -83,7 +209,7 @@ def _needs_no_key(request: Request, service: Service) -> bool:
 
 
 def _has_ordinary_keys(service: Service) -> bool:
-    """Revoked ones count: whoever has made keys means them to be needed."""
+    """Revoked ones count: an operator who made keys wants them to be required."""
     return any(not key.is_admin for key in service.keys.list())
 
 

@@ -1,15 +1,17 @@
-"""Where the server of a workspace listens: a note in the curator's folder, for commands that name its address.
+"""Where the server of a workspace listens: its socket, and a note in the curator's folder for other commands.
 
-The note counts only while its writer holds a lock on it, which the operating system drops when the writer dies, however
-it dies: a note that was left behind or copied says nothing. Nothing depends on it but what people are told.
+The note counts only while its writer holds a lock on it, which the operating system drops when the writer dies: a stale
+or copied note is ignored. Only messages depend on it. Imports nothing slow: a port in use is reported immediately.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,12 +21,18 @@ from paclm.errors import ServiceError
 from paclm.server.database import service_path
 
 _URL = re.compile(r"http://(\[[0-9a-fA-F:.%]+\]|[0-9A-Za-z.-]+):[0-9]{1,5}")
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
+_BACKLOG = 512
+_WAYS_TO_LISTEN = {
+    errno.EADDRINUSE: "Stop the program that listens there, or choose another port with --port.",
+    errno.EADDRNOTAVAIL: "This machine does not have that address: use 127.0.0.1, or 0.0.0.0 for all interfaces.",
+    errno.EACCES: "Ports below 1024 need root: choose another with --port.",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that runs now."""
+    """A running server."""
 
     url: str
     process: int
@@ -33,19 +41,19 @@ class RunningServer:
 
 
 def note_path(workspace: Path) -> Path:
-    """Where the note is, if there is one."""
+    """Path of the note."""
     return service_path(workspace).with_name("server.address")
 
 
 def identity(path: Path) -> tuple[int, int]:
-    """Which file this is, whatever its name is later."""
+    """Device and inode: the same file under any name."""
     found = path.stat()
     return found.st_dev, found.st_ino
 
 
 @contextmanager
 def noted(workspace: Path, url: str) -> Iterator[None]:
-    """Note the address while the block runs. For the one server that holds the curator's lock."""
+    """Keep the note while the block runs. For the server that holds the curator's lock."""
     path = note_path(workspace)
     note = RunningServer(url, os.getpid(), identity(service_path(workspace)))
     try:
@@ -62,7 +70,7 @@ def noted(workspace: Path, url: str) -> Iterator[None]:
 
 
 def _write(path: Path, content: bytes) -> int:
-    """A file that is complete and locked from the moment it has its name; returns what holds the lock."""
+    """Write a file that is complete and locked when it appears; returns the descriptor that holds the lock."""
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -78,7 +86,7 @@ def _write(path: Path, content: bytes) -> int:
 
 
 def running_server(workspace: Path) -> RunningServer | None:
-    """The server that runs now; None where none does, or none has said so."""
+    """The running server, or None."""
     try:
         descriptor = os.open(note_path(workspace), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -87,7 +95,7 @@ def running_server(workspace: Path) -> RunningServer | None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            found = _parse(os.read(descriptor, _MOST_BYTES))
+            found = _parse(os.read(descriptor, _MAX_BYTES))
             return found if found is not None and _is_alive(found.process) else None
         return None
     except OSError:
@@ -106,7 +114,7 @@ def _parse(content: bytes) -> RunningServer | None:
 
 
 def _is_alive(process: int) -> bool:
-    """A child that outlives a killed server keeps its lock, and serves nobody."""
+    """A child that outlives a killed server keeps its lock but does not serve."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -114,3 +122,42 @@ def _is_alive(process: int) -> bool:
     except PermissionError:  # another user's, and alive
         return True
     return process > 0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there."""
+    listening = _bind(host, port)
+    try:
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise _refusal(host, port, error) from None
+    return listening
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise what `listen` would, without listening; another process may still take the port before `listen` does."""
+    _bind(host, port).close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ServiceError(
+            f"Cannot resolve the host {host} ({error.strerror}). Use --host 127.0.0.1 for this machine only, or "
+            "0.0.0.0 for all interfaces."
+        ) from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise _refusal(host, port, error) from None
+    return bound
+
+
+def _refusal(host: str, port: int, error: OSError) -> ServiceError:
+    way_out = _WAYS_TO_LISTEN.get(error.errno or 0, "Choose others with --host and --port.")
+    return ServiceError(f"Cannot bind {host}:{port}: {error.strerror}. {way_out}")

@@ -1,8 +1,8 @@
-"""API keys and their quotas. Keys are stored hashed and shown once; a quota is a slice of the one global budget.
+"""API keys and their quotas. Keys are stored hashed and shown once. Knows neither budget nor ledger.
 
-A quota bounds nothing about privacy: all keys share one belief, so every bound is the global one, at the committed
-total. This file knows neither budget nor ledger. Counters err on one side: what is reserved is on the disk before a
-token is asked for, and what a dead server had reserved counts as used.
+A quota is no privacy bound: all keys share one belief, so the only bound is the global one, at the committed total.
+Counters err on the safe side: a reservation is durable before its first token, and what a crashed server had reserved
+counts as used.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from paclm.errors import InvalidInput, KeyRefused, QuotaExceeded, ServiceError
 from paclm.server.database import Database
 
 KEY_PREFIX = "paclm-"
-"""Lets people and secret scanners recognise a key."""
+"""Recognisable to people and secret scanners."""
 KEY_BYTES = 32
 LOCAL = "local"
-"""The name of whoever asks a loopback server that needs no key."""
+"""The caller of a loopback server that needs no key."""
 MAX_TOKENS = 2**62
 """Counters are SQLite integers, which end at 2^63."""
 
@@ -35,21 +35,21 @@ _COLUMNS = "name, is_admin, quota_tokens, used_tokens, reserved_tokens, created,
 
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
-    """What may be known about a key; not the key."""
+    """A key's metadata, without the key."""
 
     name: str
     is_admin: bool
     quota_tokens: int | None
-    """Private tokens this key may have in all; None: as many as the budget has."""
+    """Private tokens this key may use in total; None for no limit of its own."""
     used_tokens: int
     reserved_tokens: int
-    """Worst cases of requests under way."""
+    """Worst cases of requests in progress."""
     created: str
     revoked_at: str | None
 
     @property
     def remaining_tokens(self) -> int | None:
-        """What is left of the quota beyond requests under way; None without a quota."""
+        """What is left of the quota beside requests in progress; None without a quota."""
         if self.quota_tokens is None:
             return None
         return max(0, self.quota_tokens - self.used_tokens - self.reserved_tokens)
@@ -60,7 +60,7 @@ def _now() -> datetime:
 
 
 class KeyStore:
-    """The keys of one workspace. Every question reads the file: what another process revokes is revoked at once."""
+    """The keys of one workspace. Every call reads the file: a key that another process revokes is refused."""
 
     def __init__(self, db: Database, clock: Callable[[], datetime] = _now) -> None:
         self._db = db
@@ -68,13 +68,13 @@ class KeyStore:
 
     @classmethod
     def open(cls, path: Path) -> KeyStore:
-        """Open or make the file. Changes no counter, so that the command line can look while a server runs."""
+        """Open or create the file. Changes no counter, so that the command line can read it while a server runs."""
         return cls(Database.open(path))
 
     def recover(self) -> int:
-        """Count as used what a dead server had reserved, and say how many tokens.
+        """Count as used what a crashed server had reserved; returns the tokens.
 
-        For the one server that holds the curator's lock, before it takes requests.
+        For the server that holds the curator's lock, before it takes requests.
         """
         with self._db.writing() as db:
             (tokens,) = db.execute("SELECT coalesce(sum(reserved_tokens), 0) FROM keys").fetchone()
@@ -82,7 +82,7 @@ class KeyStore:
         return int(tokens)
 
     def add(self, name: str, *, admin: bool = False, quota_tokens: int | None = None) -> str:
-        """Make a key and return it; nothing can show it again."""
+        """Make a key and return it; it cannot be shown again."""
         _check_name(name)
         if quota_tokens is not None and not 0 < quota_tokens <= MAX_TOKENS:
             raise InvalidInput(f"A quota is a whole number of tokens of at least 1, not {quota_tokens!r}.")
@@ -92,7 +92,7 @@ class KeyStore:
                 raise InvalidInput(
                     f"There is a key named {name!r} already"
                     + (f", revoked at {found.revoked_at}" if found.revoked_at else "")
-                    + ". Its name stays with what it used; choose another, for example with a date."
+                    + ". A name cannot be reused; choose another, for example with a date."
                 )
             db.execute(
                 "INSERT INTO keys (name, digest, is_admin, quota_tokens, created) VALUES (?, ?, ?, ?, ?)",
@@ -101,12 +101,12 @@ class KeyStore:
         return key
 
     def list(self) -> list[KeyInfo]:
-        """Every key ever made, the oldest first."""
+        """Every key ever made, oldest first."""
         with self._db.reading() as db:
             return [_info(row) for row in db.execute(f"SELECT {_COLUMNS} FROM keys ORDER BY created, name")]
 
     def revoke(self, name: str) -> KeyInfo:
-        """Refuse a key from now on, for ever, and forget the replies stored for it; its counters stay."""
+        """Revoke a key for good and delete its stored replies; its counters stay."""
         with self._db.writing() as db:
             key = _find(db, name)
             if key is None:
@@ -119,10 +119,9 @@ class KeyStore:
         return key
 
     def identify(self, presented: str) -> KeyInfo | None:
-        """Whose key this is; None if it is nobody's or revoked.
+        """The key's metadata; None if it is unknown or revoked.
 
-        Each key's digest is compared in constant time and none is skipped: neither how much of a guess fits nor
-        which key it is shows in the time taken.
+        Compares with every key in constant time: the time taken depends neither on the guess nor on which key it is.
         """
         digest, name = _digest(presented), None
         with self._db.reading() as db:
@@ -138,12 +137,12 @@ class KeyStore:
             return db.execute("SELECT 1 FROM keys WHERE revoked_at IS NULL LIMIT 1").fetchone() is not None
 
     def reserve(self, name: str, tokens: int) -> None:
-        """Hold the worst case of a request, durably, before its first token; refuse what the quota cannot cover."""
+        """Reserve the worst case of a request durably before its first token; refuse what the quota cannot cover."""
         _check_tokens(tokens)
         with self._db.writing() as db:
             key = _find(db, name)
             if key is None or key.revoked_at is not None:
-                raise KeyRefused(f"The key {name!r} is {'unknown' if key is None else 'revoked'}: nothing is held.")
+                raise KeyRefused(f"The key {name!r} is {'unknown' if key is None else 'revoked'}.")
             if key.remaining_tokens is not None and tokens > key.remaining_tokens:
                 raise QuotaExceeded(
                     name=name,
@@ -155,7 +154,7 @@ class KeyStore:
             db.execute("UPDATE keys SET reserved_tokens = reserved_tokens + ? WHERE name = ?", (tokens, name))
 
     def settle(self, name: str, *, reserved: int, used: int) -> None:
-        """Give back what was held for a request and count what it used; also for a key revoked meanwhile."""
+        """Free a reservation and count what was used; also for a key revoked meanwhile."""
         _check_tokens(reserved)
         _check_tokens(used)
         with self._db.writing() as db:
@@ -165,10 +164,10 @@ class KeyStore:
                 (reserved, used, name, reserved),
             )
             if done.rowcount != 1:
-                raise ServiceError(f"{reserved:,} tokens were never held for the key {name!r}: nothing was settled.")
+                raise ServiceError(f"{reserved:,} tokens were never reserved for the key {name!r}.")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._db.close()
 
     def _stamp(self) -> str:
@@ -182,7 +181,7 @@ class KeyStore:
 
 
 def _digest(key: str) -> bytes:
-    """A key is 32 random bytes, which nobody can guess: a slow hash would protect nothing more."""
+    """A key is 32 random bytes, which cannot be guessed: a slow hash would add nothing."""
     return hashlib.sha256(b"paclm api key\n" + key.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -197,11 +196,11 @@ def _info(row: Sequence[Any]) -> KeyInfo:
 
 
 def _check_name(name: str) -> None:
-    """Names stand in the ledger, in logs and in metrics; a key pasted by mistake must not."""
+    """Names appear in the ledger, logs and metrics; a key pasted by mistake must not."""
     if name.startswith(KEY_PREFIX):
         raise InvalidInput(f"A key's name cannot begin with {KEY_PREFIX!r}: that is how keys themselves begin.")
     if name == LOCAL:
-        raise InvalidInput(f"{LOCAL!r} is the name of whoever needs no key. Choose another.")
+        raise InvalidInput(f"{LOCAL!r} is reserved for callers without a key. Choose another.")
     if not _NAME.fullmatch(name):
         raise InvalidInput(
             "A key's name has 1 to 64 ASCII letters, digits, dots, dashes and underscores and begins with a letter or "

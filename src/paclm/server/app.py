@@ -1,8 +1,7 @@
-"""The HTTP application: routes, error bodies, static files. Everything it knows it asks the service."""
+"""The HTTP application: routes, error responses, static files."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,21 +15,19 @@ from starlette.staticfiles import StaticFiles
 from paclm import __version__
 from paclm.errors import CuratorError, ServiceError
 from paclm.server import completions, logs, stats
-from paclm.server.access import AnyCaller, TheService
-from paclm.server.middleware import Guard, route_of
-from paclm.server.openapi import describe, described
-from paclm.server.refusals import Refused, books_unavailable, error_body, stopping
-from paclm.server.service import Service
-from paclm.server.shapes import Health, Model, Models
+from paclm.server.access import AccessMiddleware, AnyCaller, TheService, route_of
+from paclm.server.openapi import Health, Model, Models, describe, described
+from paclm.server.refusals import Refused, database_unavailable, error_body, stopping
+from paclm.server.service import Service, log_error
 
 STATIC = Path(__file__).parent / "static"
 
 
 def create_app(service: Service) -> FastAPI:
-    """The application over a service, which it starts and closes."""
+    """The application over a service; it starts and closes the service."""
 
     @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await service.start()
         try:
             yield
@@ -40,7 +37,7 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(
         title="paclm",
         version=__version__,
-        lifespan=life,
+        lifespan=lifespan,
         docs_url=None,  # those pages load scripts from elsewhere
         redoc_url=None,
         openapi_url=None,  # served below, with a key like everything else
@@ -54,7 +51,7 @@ def create_app(service: Service) -> FastAPI:
     if STATIC.is_dir():
         app.mount("/static", StaticFiles(directory=STATIC), name="static")
     app.add_exception_handler(Refused, _refuse)
-    app.add_exception_handler(ServiceError, _refuse_for_the_books)
+    app.add_exception_handler(ServiceError, _refuse_without_database)
     app.add_exception_handler(CuratorError, _refuse_when_stopped)
     app.add_exception_handler(HTTPException, _refuse_http)
     if service.setup.settings.cors_origins:
@@ -64,7 +61,7 @@ def create_app(service: Service) -> FastAPI:
             allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type", "idempotency-key"],
         )
-    app.add_middleware(Guard, service=service)
+    app.add_middleware(AccessMiddleware, service=service)
     return app
 
 
@@ -76,16 +73,16 @@ def _add_small_routes(app: FastAPI) -> None:
 
     @app.get("/v1/models/{model_id:path}", **described(Model, {404}))
     async def model(model_id: str, _: AnyCaller, service: TheService) -> Response:
-        """The same, by its name."""
+        """The model, by name."""
         if model_id != service.setup.model_id:
             raise Refused(404, f"This server has one model, {service.setup.model_id}.", code="model_not_found")
         return JSONResponse(_model(service))
 
     @app.get("/health", responses={200: {"model": Health}, 503: {"model": Health}}, response_model=None)
     async def health(service: TheService) -> Response:
-        """Whether answers can be had; says nothing else to anybody."""
-        is_well = service.state == "serving"
-        return JSONResponse({"status": "ok" if is_well else service.state}, 200 if is_well else 503)
+        """Whether the server takes requests; reports nothing else."""
+        is_serving = service.state == "serving"
+        return JSONResponse({"status": "ok" if is_serving else service.state}, 200 if is_serving else 503)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi(_: AnyCaller) -> Response:
@@ -94,7 +91,7 @@ def _add_small_routes(app: FastAPI) -> None:
 
     @app.get("/", include_in_schema=False)
     async def dashboard() -> Response:
-        """The page; it holds no figures until somebody enters the admin key."""
+        """The dashboard page; it shows no figures until the admin key is entered."""
         return FileResponse(STATIC / "index.html")
 
 
@@ -104,7 +101,7 @@ def _model(service: Service) -> dict[str, object]:
 
 async def _refuse(request: Request, refusal: Exception) -> Response:
     assert isinstance(refusal, Refused)
-    if refusal.reason is None:  # an answer that broke off: whoever made it has said so
+    if refusal.reason is None:  # an answer that broke off: `Answer` has logged it
         return refusal.response()
     service: Service = request.app.state.service
     service.metrics.count_refusal(refusal.reason)
@@ -121,9 +118,9 @@ async def _refuse(request: Request, refusal: Exception) -> Response:
     return refusal.response()
 
 
-async def _refuse_for_the_books(request: Request, error: Exception) -> Response:
-    logging.getLogger(logs.LOGGER).error("books", exc_info=error)  # the formatter keeps type and place only
-    return await _refuse(request, books_unavailable())
+async def _refuse_without_database(request: Request, error: Exception) -> Response:
+    log_error("database", error)
+    return await _refuse(request, database_unavailable())
 
 
 async def _refuse_when_stopped(request: Request, _: Exception) -> Response:
@@ -132,8 +129,8 @@ async def _refuse_when_stopped(request: Request, _: Exception) -> Response:
 
 async def _refuse_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    sentences = {404: "There is nothing here. The API is under /v1.", 405: "This path does not take that method."}
+    sentences = {404: "Not found. The API is under /v1.", 405: "This path does not allow that method."}
     message = sentences.get(error.status_code, "The request cannot be answered.")
-    if error.status_code == 404 and f"{request.url.path}/".startswith("/v1/"):  # perhaps something else that OpenAI has
-        message = "Of OpenAI's API only completions, chat completions and models are offered; /openapi.json lists all."
+    if error.status_code == 404 and f"{request.url.path}/".startswith("/v1/"):  # perhaps another endpoint of OpenAI's
+        message = "Of OpenAI's API only completions, chat completions and models are offered; see /openapi.json."
     return JSONResponse(error_body(error.status_code, message), error.status_code, error.headers)

@@ -1,27 +1,27 @@
-"""`/v1/completions`, `/v1/chat/completions` and `/v1/privacy/plan`: what a request gets, and what it would cost."""
+"""`/v1/completions`, `/v1/chat/completions` and `/v1/privacy/plan`: from a body to curator requests."""
 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+import hashlib
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from paclm.config import ServerConfig
 from paclm.curator.curator import Curator
 from paclm.curator.streams import Request as CuratorRequest
+from paclm.curator.text import encode_prompt
+from paclm.errors import ContextExceeded, EngineError, InvalidInput
 from paclm.privacy.accounting import nats_up
-from paclm.server.access import AnyCaller, TheService
-from paclm.server.bodies import check, parse_object, read_body
-from paclm.server.jobs import Caller
+from paclm.server.access import AnyCaller, Caller, TheService
 from paclm.server.openai_format import reply_for
-from paclm.server.openapi import ANSWER_ERRORS, described
-from paclm.server.prompts import requests_for
-from paclm.server.responses import EventStream, Production, begin_once, send_whole
-from paclm.server.schemas import Ask, ChatAsk, CompletionAsk
+from paclm.server.openapi import ANSWER_ERRORS, ChatCompletion, Completion, RequestPlan, described
+from paclm.server.refusals import Refused, invalid
+from paclm.server.responses import Answer
+from paclm.server.schemas import Ask, ChatAsk, CompletionAsk, Prompt, check, parse_object, read_body
 from paclm.server.service import Service
-from paclm.server.shapes import ChatCompletion, Completion, Plan
 
 router = APIRouter()
 
@@ -40,43 +40,31 @@ async def chat_completions(request: Request, caller: AnyCaller, service: TheServ
     return await _answer(request, caller, service, body, check(ChatAsk, parse_object(body)))
 
 
-@router.post("/v1/privacy/plan", **described(Plan, {400, 404, 408, 413, 415}, body="CompletionAsk", or_body="ChatAsk"))
+@router.post(
+    "/v1/privacy/plan", **described(RequestPlan, {400, 404, 408, 413, 415}, body="CompletionAsk", or_body="ChatAsk")
+)
 async def plan(request: Request, caller: AnyCaller, service: TheService) -> Response:
     """What a request would cost at most; changes nothing and charges nothing."""
     fields = parse_object(await read_body(request, service.setup.settings))
     ask: Ask = check(ChatAsk, fields) if "messages" in fields else check(CompletionAsk, fields)
-    requests = await _requests_for(ask, caller, service)
+    requests = await _requests(ask, caller, service)
     return JSONResponse(await service.ask(lambda curator: _plan(curator, caller, requests)))
 
 
 async def _answer(request: Request, caller: Caller, service: Service, body: bytes, ask: Ask) -> Response:
-    requests = await _requests_for(ask, caller, service)
-    # Made before anything is held: what fails here must not leave anything on hold.
+    requests = await _requests(ask, caller, service)
     reply = reply_for(ask, service.setup.model_id, is_admin=caller.is_admin, tokenizer=service.curator.tokenizer)
-    ticket, repeated = await begin_once(service, caller, request, body)
-    if repeated is not None:
-        return repeated
-    try:
-        job = await service.admit(caller, requests)
-    except Exception:
-        if ticket is not None:  # nothing was charged, so the key may be used again
-            await service.book(partial(service.replies.abandon, ticket))
-        raise
-    except asyncio.CancelledError:
-        if ticket is not None:  # it may have been admitted, and a token charged
-            service.spawn(service.book(partial(service.replies.lose, ticket)))
-        raise
-    production = Production(service, job, reply, ticket, request)
-    return EventStream(service, production) if ask.stream else await send_whole(service, production, request)
+    return await Answer(service, caller, requests, reply, is_stream=bool(ask.stream)).respond(request, body)
 
 
-async def _requests_for(ask: Ask, caller: Caller, service: Service) -> list[CuratorRequest]:
+async def _requests(ask: Ask, caller: Caller, service: Service) -> list[CuratorRequest]:
+    """In a thread of its own, because encoding a long text takes long."""
     setup = service.setup
     return await asyncio.to_thread(requests_for, ask, service.curator, setup.settings, setup.model_id, tag=caller.name)
 
 
 def _plan(curator: Curator, caller: Caller, requests: list[CuratorRequest]) -> dict[str, Any]:
-    """In the stepping thread: what is held for others is exact."""
+    """In the scheduler thread, where other requests' reservations are exact."""
     quota = None if caller.key is None else caller.key.remaining_tokens
     config, account, price = curator.config, curator.account, curator.worst_price
     tokens = sum(request.max_new_tokens for request in requests)
@@ -96,3 +84,75 @@ def _plan(curator: Curator, caller: Caller, requests: list[CuratorRequest]) -> d
         "mia_bound": figures["mia_bound"],
         "world_id_bound": figures["world_id_bound"],
     }
+
+
+def requests_for(ask: Ask, curator: Curator, settings: ServerConfig, model_id: str, tag: str) -> list[CuratorRequest]:
+    """One request per answer, all answers of a prompt together, or a refusal. Costs nothing; repeats no text."""
+    if ask.model != model_id:
+        raise Refused(404, f"This server has one model, {model_id}.", param="model", code="model_not_found")
+    if ask.temperature is not None and ask.temperature > settings.max_temperature:
+        raise invalid(f"temperature: must lie between 0 and {settings.max_temperature:g}.", "temperature")
+    prompts = [_conversation(ask, curator.tokenizer)] if isinstance(ask, ChatAsk) else ask.prompt
+    num_answers = len(prompts) * ask.answers_each
+    if num_answers > settings.max_answers:
+        raise invalid(
+            f"The request asks for {num_answers} answers (prompts times n); at most {settings.max_answers} are "
+            "allowed. Send several requests.",
+            "n" if ask.answers_each > 1 else "prompt",
+        )
+    try:
+        encoded = [encode_prompt(curator.tokenizer, p) if isinstance(p, str) else p for p in prompts]
+        return [
+            curator.request(
+                tokens,
+                ask.limit or max(1, min(curator.context - len(tokens), settings.default_max_tokens)),
+                temperature=ask.temperature or None,
+                greedy=True if ask.temperature == 0 else None,
+                stop=ask.stop,
+                coins_seed=_coins_seed(ask.seed, number),
+                tag=tag,
+            )
+            for tokens in encoded
+            for number in range(ask.answers_each)
+        ]
+    except ContextExceeded as error:
+        param = "prompt" if error.prompt_tokens >= error.context else "max_tokens"
+        raise invalid(str(error), param, "context_length_exceeded") from None
+    except (EngineError, InvalidInput) as error:  # ids beyond the vocabulary, text that cannot be encoded
+        raise invalid(str(error), "prompt") from None
+
+
+def _coins_seed(seed: int | None, number: int) -> int | None:
+    """The first answer has the coins of the seed itself; the others differ, or all n answers would be equal."""
+    if seed is None:
+        return None
+    if number == 0:
+        return seed % 2**64
+    return int.from_bytes(hashlib.sha256(f"paclm coins {seed} {number}".encode()).digest()[:16], "big")
+
+
+def has_chat_template(tokenizer: Any) -> bool:
+    """Whether the model takes conversations."""
+    return getattr(tokenizer, "chat_template", None) is not None
+
+
+def _conversation(ask: ChatAsk, tokenizer: Any) -> Prompt:
+    """The conversation in the model's own template, up to where the answer begins."""
+    if not has_chat_template(tokenizer):
+        raise invalid(
+            "This model has no chat template: it continues texts. Use /v1/completions.", "messages", "no_chat_template"
+        )
+    from jinja2 import TemplateError  # transformers needs it for templates, too
+
+    roles = {"developer": "system"}
+    messages = [{"role": roles.get(message.role, message.role), "content": message.text} for message in ask.messages]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except (TemplateError, TypeError, ValueError):  # a template's error may quote the messages
+        raise invalid(
+            "The model's chat template does not accept this conversation. Usual: an optional system message first, "
+            "then user and assistant alternating, the last one from the user.",
+            "messages",
+            "chat_template_refused",
+        ) from None
+    return str(text)

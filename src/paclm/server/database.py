@@ -1,7 +1,7 @@
-"""The service's own books: one private SQLite file for API keys, quotas and replies. Knows no budget and no secret.
+"""The service database: one private SQLite file for API keys, quotas and replies. Knows no budget and no secret.
 
-Losing this file costs nobody privacy: what was charged stands in the ledger. Deleted content is overwritten, in the
-file (`secure_delete`) and in its write-ahead log (`scrub`).
+Losing this file costs no privacy: charges are in the ledger. Deleted content is overwritten, in the file
+(`secure_delete`) and in its write-ahead log (`scrub`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ BUSY_SECONDS = 5.0
 
 
 def service_path(workspace: Path) -> Path:
-    """Where a workspace keeps the service's books."""
+    """Path of a workspace's service database."""
     return workspace / CURATOR_FOLDER / "service.sqlite"
 
 
 def m001_initial(db: sqlite3.Connection) -> None:
-    """Keys with their counters, and replies to repeat."""
+    """Keys with their counters, and stored replies."""
     db.execute(
         "CREATE TABLE keys (name TEXT PRIMARY KEY, digest BLOB NOT NULL UNIQUE, is_admin INTEGER NOT NULL, "
         "quota_tokens INTEGER, used_tokens INTEGER NOT NULL DEFAULT 0, reserved_tokens INTEGER NOT NULL DEFAULT 0, "
@@ -46,7 +46,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (m001_initial,)
 
 
 class Database:
-    """One connection that threads share, one at a time. Other processes may have the file open as well."""
+    """One connection, shared by threads one at a time. Other processes may have the file open as well."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -71,21 +71,18 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """What the newest commit left, also another process's."""
+        """Read the newest commit, also of another process."""
         with self._lock, _translated(self.path):
             yield self._connection
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, alone among all threads and processes; on the disk when the block has ended."""
+        """One exclusive transaction; durable when the block has ended."""
         with self._lock, _translated(self.path), transaction(self._connection):
             yield self._connection
 
     def scrub(self) -> bool:
-        """Bring the write-ahead log into the file and empty it, so that deleted content is nowhere; False: not yet.
-
-        A reader of another process can stand in the way; it is not waited for.
-        """
+        """Checkpoint and truncate the write-ahead log, so that deleted content is gone; False if a reader blocks it."""
         with self._lock, _translated(self.path):
             self._connection.execute("PRAGMA busy_timeout=0")
             try:
@@ -99,7 +96,7 @@ class Database:
         return not is_busy
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._connection.close()
 
@@ -111,7 +108,7 @@ class Database:
 
 
 def _make_file(path: Path) -> None:
-    """An empty file of mode 0600 unless there is one; SQLite gives its side files the same mode."""
+    """Create an empty file of mode 0600 unless it exists; SQLite gives its side files the same mode."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -120,7 +117,7 @@ def _make_file(path: Path) -> None:
             os.close(descriptor)
     except OSError as error:
         raise ServiceError(
-            f"{path} cannot be opened ({error.strerror}). API keys and quotas live there: the folder must be writable."
+            f"{path} cannot be opened ({error.strerror}). It holds API keys and quotas: the folder must be writable."
         ) from None
 
 
@@ -136,10 +133,10 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def _translated(path: Path) -> Iterator[None]:
-    """SQLite's errors as sentences."""
+    """Raise SQLite's errors as ServiceError."""
     try:
         yield
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", None) or "SQLITE_ERROR"
-        remedy = "Try again: another program holds it." if name.startswith("SQLITE_BUSY") else "Mend or restore it."
-        raise ServiceError(f"{path} does not answer. SQLite said: {error} ({name}). {remedy}") from error
+        remedy = "Another program holds it: try again." if name.startswith("SQLITE_BUSY") else "Repair or restore it."
+        raise ServiceError(f"{path} cannot be used: SQLite reports {error} ({name}). {remedy}") from error

@@ -1,14 +1,14 @@
-"""Replies to repeat: the same idempotency key and the same body get the same tokens again, at no charge.
+"""Stored replies: the same idempotency key and the same body get the same tokens again, at no charge.
 
-    begin ─► Fresh ─► finish   a whole reply: repeated until its time is over, then forgotten (the charge stays)
+    begin ─► Fresh ─► finish   a whole reply: repeated until it expires (the charge stays)
                     ├ abandon  nothing was charged: the idempotency key is free again
                     └ lose     something was charged and there is no whole reply to repeat
-          ─► InProgress        the first request is under way
-          ─► Stored            the reply, as it was
-          ─► Lost              charged, or perhaps charged, and the text is gone: said, never charged again in silence
+          ─► InProgress        the first request is in progress
+          ─► Stored            the reply, unchanged
+          ─► Lost              charged, or perhaps charged, and the text is lost: reported, never charged again silently
 
-A reply is private text. It is sealed under a key made from the idempotency key and the body, neither of which is
-stored: the file alone, or a backup of it, gives no reply away. Knows no prompt, no budget and no HTTP.
+A reply is private text. It is encrypted under a key derived from the idempotency key and the body, neither of which is
+stored: the file, or a backup of it, cannot be decrypted alone. Knows no prompt, no budget and no HTTP.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from paclm.server.database import Database
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _NONCE = bytes(12)
-"""A sealing key seals once, so its nonce need not differ."""
+"""Each key encrypts once, so a fixed nonce is safe."""
 _FILLED = 0.9
-"""How full it is after room was made, so that not every reply has to make some."""
+"""How full to leave it after making room, so that not every reply has to make some."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Keep:
-    """How long and how much."""
+    """How long and how much to store."""
 
     seconds: float = 24 * 3600.0
-    """After this long a reply is forgotten, and its idempotency key starts a new request."""
+    """After this long a reply is deleted, and its idempotency key starts a new request."""
     reply_bytes: int = 2**20
-    """A larger reply is sent and not kept: asking for it again is answered with Lost."""
+    """A larger reply is sent but not stored: asking for it again returns Lost."""
     total_bytes: int = 64 * 2**20
-    """Beyond this the oldest texts are dropped; asking for one of them again is answered with Lost."""
+    """Beyond this the oldest texts are dropped; asking for one of them again returns Lost."""
     rows: int = 100_000
-    """Requests that are remembered at a time, with or without a text; half of them for any one API key."""
+    """Requests remembered at a time, with or without a text; at most half of them of one API key."""
 
     def __post_init__(self) -> None:
         for name in ("seconds", "reply_bytes", "total_bytes", "rows"):
@@ -65,19 +65,19 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """Nobody asked this before; whoever gets it ends it with finish, abandon or lose."""
+    """A new request; the caller must end it with finish, abandon or lose."""
 
     ticket: Ticket
 
 
 @dataclass(frozen=True, slots=True)
 class InProgress:
-    """The first request with this key is under way."""
+    """The first request with this key is in progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The reply, as it was. A stream is one text here: its events delimit themselves."""
+    """The reply, unchanged. A stream is one text: its events delimit themselves."""
 
     status: int
     body: bytes = field(repr=False)
@@ -86,33 +86,33 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The first attempt was charged, or may have been, and its text is gone."""
+    """The first attempt was charged, or may have been, and its text is lost."""
 
 
 Answer = Fresh | InProgress | Stored | Lost
 
 
 def body_digest(path: str, body: bytes) -> bytes:
-    """What makes two requests the same: where they go, and every byte they say."""
+    """Two requests are the same if method, path and every byte of the body are."""
     return hashlib.sha256(b"%d %s" % (len(path), path.encode()) + body).digest()
 
 
 class Replies:
-    """The requests of the last day that came with an idempotency key, each seen by its own API key only."""
+    """Requests of the last day that had an idempotency key, each visible to its own API key only."""
 
     def __init__(self, db: Database, keep: Keep | None = None, clock: Callable[[], float] = time.time) -> None:
         self._db = db
         self._keep = keep or Keep()
         self._clock = clock
-        # At most so many rows and bytes are there; counted again when that would pass a limit, and at first.
+        # Upper bounds; counted exactly when they would pass a limit, and at first.
         self._rows = self._keep.rows
         self._bytes = self._keep.total_bytes
 
     def recover(self) -> int:
-        """Declare lost what a dead server had under way, and say how many.
+        """Mark as lost what a crashed server had in progress; returns how many.
 
-        For the one server that holds the curator's lock, before it takes requests. Whether a token had left cannot be
-        known here, so the client is told that one may have.
+        For the server that holds the curator's lock, before it takes requests. Whether a token was released is not
+        known here, so the client is told that one may have been.
         """
         with self._db.writing() as db:
             lost = db.execute("UPDATE replies SET state = 'lost' WHERE state = 'running'").rowcount
@@ -120,7 +120,7 @@ class Replies:
         return lost
 
     def begin(self, key_name: str, idempotency_key: str, digest: bytes) -> Answer:
-        """Whether to go on, to wait, to repeat or to say that the text is gone. `digest` comes from `body_digest`."""
+        """Look up a request. `digest` comes from `body_digest`."""
         if not _IDEMPOTENCY_KEY.fullmatch(idempotency_key):
             raise InvalidInput(
                 "An Idempotency-Key has 1 to 255 visible ASCII characters, for example a random UUID; "
@@ -135,7 +135,7 @@ class Replies:
         salt, body_check, state, sealed = found
         if not hmac.compare_digest(body_check, _mixed(b"body", salt, digest)):
             raise ReplyConflict(
-                "This Idempotency-Key was used for another request. Send a new key with a new request; to repeat the "
+                "This Idempotency-Key was used for another request. Use a new key for a new request; to repeat the "
                 "first one, send the same bytes to the same path."
             )
         if state == "running":
@@ -143,7 +143,7 @@ class Replies:
         return Lost() if sealed is None else _open(_mixed(b"seal", salt, idempotency_key.encode(), digest), sealed)
 
     def finish(self, ticket: Ticket, *, status: int, body: bytes, media_type: str) -> None:
-        """Keep a whole reply. Nothing is kept for an API key that was revoked meanwhile."""
+        """Store a whole reply. Nothing is stored for an API key that was revoked meanwhile."""
         head = json.dumps([status, media_type]).encode()
         sealed = AESGCM(ticket.seal).encrypt(_NONCE, head + b"\n" + body, None)
         if len(sealed) > min(self._keep.reply_bytes, self._keep.total_bytes):
@@ -167,7 +167,7 @@ class Replies:
             db.execute("UPDATE replies SET state = 'lost' WHERE id = ? AND state = 'running'", (ticket.id,))
 
     def forget_expired(self) -> int:
-        """Forget what is older than its time, also in the write-ahead log; returns how many. For every minute or so."""
+        """Delete expired replies, also from the write-ahead log; returns how many. Call it every minute or so."""
         with self._db.writing() as db:
             forgotten = self._delete_expired(db)
         self._db.scrub()
@@ -186,7 +186,7 @@ class Replies:
         return Ticket(row_id, _mixed(b"seal", salt, idempotency_key.encode(), digest))
 
     def _check_rows(self, db: sqlite3.Connection, key_name: str) -> None:
-        """Refuse one more than fit, and of an API key more than half of that: it must not shut the others out."""
+        """Refuse beyond the limit, and beyond half of it for one API key, which must not shut the others out."""
         half = (self._keep.rows + 1) // 2
         if self._rows < half:
             return
@@ -196,17 +196,17 @@ class Replies:
         (own,) = db.execute("SELECT count(*) FROM replies WHERE key_name = ?", (key_name,)).fetchone()
         if own >= half or self._rows >= self._keep.rows:
             raise RepliesFull(
-                f"{self._rows:,} requests with an Idempotency-Key are remembered, {own:,} of them of this API key; "
-                f"there may be {self._keep.rows:,}, and {half:,} of one API key. Send this one later, or without the "
-                "Idempotency-Key: it is then charged each time it is sent."
+                f"{self._rows:,} requests with an Idempotency-Key are stored, {own:,} of them of this API key; the "
+                f"limits are {self._keep.rows:,} and {half:,}. Send this one later, or without the Idempotency-Key: it is "
+                "then charged each time it is sent."
             )
 
     def _delete_expired(self, db: sqlite3.Connection) -> int:
-        """One that runs for longer than its time is still running: forgetting it would let it start twice."""
+        """A request that still runs is kept however old: deleting it would let it start twice."""
         return db.execute("DELETE FROM replies WHERE expires <= ? AND state != 'running'", (self._clock(),)).rowcount
 
     def _make_room(self, db: sqlite3.Connection, wanted: int) -> None:
-        """Drop the oldest texts, not their rows: a request that was charged is never taken for a new one."""
+        """Drop the oldest texts, not their rows: a request that was charged must never look new."""
         self._bytes += wanted
         if self._bytes <= self._keep.total_bytes:
             return
@@ -223,7 +223,7 @@ class Replies:
 
 
 def _mixed(purpose: bytes, *parts: bytes) -> bytes:
-    """SHA-256 of several texts for one purpose; the lengths in front leave one reading only."""
+    """SHA-256 of several parts for one purpose; the length prefix makes it unambiguous."""
     lengths = " ".join(str(len(part)) for part in parts)
     return hashlib.sha256(b"paclm reply %s %s\n" % (purpose, lengths.encode()) + b"".join(parts)).digest()
 
@@ -231,7 +231,7 @@ def _mixed(purpose: bytes, *parts: bytes) -> bytes:
 def _open(seal: bytes, sealed: bytes) -> Stored | Lost:
     try:
         head, _, body = AESGCM(seal).decrypt(_NONCE, sealed, None).partition(b"\n")
-    except InvalidTag:  # the file was damaged: what is left of the reply is not what was said
+    except InvalidTag:  # the file was damaged
         return Lost()
     status, media_type = json.loads(head)
     return Stored(status, body, media_type)

@@ -1,8 +1,8 @@
-"""JSON lines with counts only. No line can carry a prompt, an answer or a key: there is no field that takes free text.
+"""JSON lines with counts only. No line can carry a prompt, an answer or a key: no field takes free text.
 
-Our own lines are `Entry`s, whose every field is a number or is checked against a fixed pattern. Lines of other people's
-code (uvicorn, asyncio, libraries) are reduced to who spoke, how loudly, which error and where in the source: messages
-and arguments of exceptions are where request bodies end up, so they are left out.
+Every field of our own lines (`Entry`) is a number or is checked against a fixed pattern. Lines of libraries (uvicorn,
+asyncio) are reduced to logger, level, error type and source position: messages and exception arguments may hold request
+bodies.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PATTERNS = {
     "on_exhausted": re.compile("public|refuse"),
 }
 _TEMPLATES = ("uvicorn", "uvicorn.error")
-"""Loggers whose message templates are fixed sentences of their source; what is filled into them is still left out."""
+"""Loggers whose message templates are fixed texts; their arguments are left out."""
 _DEEPEST = 12
 
 
@@ -56,7 +56,7 @@ class Entry:
 
     event: EventName
     request: str | None = None
-    """An id that the server made."""
+    """The server's id of the request."""
     key: str | None = None
     """The name of an API key."""
     route: Route | None = None
@@ -69,7 +69,7 @@ class Entry:
     charged_nats: float | None = None
     remaining_tokens: int | None = None
     on_exhausted: str | None = None
-    """What happens to requests once the budget is gone."""
+    """What happens to requests after the budget is spent."""
     running: int | None = None
     queued: int | None = None
     first_token_seconds: float | None = None
@@ -87,7 +87,7 @@ class Entry:
 
 
 def _check(is_fit: bool, name: str) -> None:
-    """The value is not repeated: it may be what must not be logged."""
+    """The value is not repeated: it may be private."""
     if not is_fit:
         raise InvalidInput(f"The field {name!r} of a log line takes a number or one plain word of its own pattern.")
 
@@ -98,7 +98,7 @@ def write(entry: Entry, level: int = logging.INFO) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """An `Entry` as it is, anything else reduced."""
+    """Formats an `Entry` in full and reduces everything else."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One JSON object on one line."""
@@ -119,7 +119,7 @@ class JsonLines(logging.Formatter):
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """An error's type, what it came from, and where in the source it was: never its message, never a local value."""
+    """An error's type, causes and source positions; never its message or local values."""
     chain: list[str] = []
     cause: BaseException | None = error
     while cause is not None and len(chain) < _DEEPEST:
@@ -131,8 +131,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 
 
 def logging_config(level: str = "INFO") -> dict[str, Any]:
-    """For `logging.config.dictConfig`. uvicorn's access log has paths and queries: off; so is its talk of start and
-    stop, which are events of our own."""
+    """For `logging.config.dictConfig`. uvicorn's access log holds paths and queries: off."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -149,7 +148,7 @@ def logging_config(level: str = "INFO") -> dict[str, Any]:
 
 
 def install(level: str = "INFO") -> None:
-    """Send everything this process says through `JsonLines`: loggers, warnings, and errors that nobody caught."""
+    """Send loggers, warnings and uncaught errors of this process through `JsonLines`."""
     logging.config.dictConfig(logging_config(level))
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught

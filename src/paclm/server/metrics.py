@@ -1,13 +1,16 @@
-"""Prometheus metrics: counts and durations, for the admin alone. Knows no text, no vote, no belief and no key.
+"""Prometheus metrics, and counts of the last minutes for the dashboard. Knows no text, vote, belief or key.
 
-Every label value comes from a fixed list, except the *name* of an API key, which the operator chose and which the key
-store has checked. The endpoint is admin-only because of those names and because the share of disputed tokens is the
-operator's to know. Figures of the budget are "so far"; no bound is a metric, because the bound is at the total.
+Every label value comes from a fixed list, except the *name* of an API key, which the operator chose and the key store
+has checked. The endpoint is for the admin only: key names and the rate of dissent are the operator's. Budget figures
+are "so far"; no bound is a metric, because the bound is at the committed total.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -29,57 +32,61 @@ from paclm.server.api_keys import KeyInfo
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Route = Literal["completions", "chat", "models", "privacy", "plan", "health", "metrics", "dashboard", "admin", "other"]
-"""What was asked for; a path is never a label, because clients choose paths."""
+"""A path is never a label, because clients choose paths."""
 Refusal = Literal["budget", "quota", "queue", "idempotency", "key", "input", "stopping", "books"]
-"""Why a request was refused; docs/guide/server.md has the statuses."""
+"""Why a request was refused; docs/guide/server.md lists the statuses."""
 
 ROUTES: tuple[str, ...] = get_args(Route)
 REFUSALS: tuple[str, ...] = get_args(Refusal)
 MARKS: tuple[str, ...] = get_args(Mark)
 STATUS_CLASSES = ("1xx", "2xx", "3xx", "4xx", "5xx")
 
+BIN_SECONDS = 2
+KEEP_SECONDS = 600
+_RATE_SECONDS = 10
+
 _STEPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _WAITS = (*_STEPS[3:], 5.0, 10.0, 30.0, 60.0)
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a time stamp per series doubles the answer and says nothing
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a time stamp per series would double the output
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """How things stand at the moment of a scrape."""
+    """Gauges at the moment of a scrape."""
 
     spent_nats: float
     total_nats: float
     remaining_tokens: int
     running: int
-    """Streams with a place in the engine."""
+    """Streams in the batch."""
     queued: int
-    """Requests that wait for one."""
+    """Requests that wait for room in the batch."""
     is_serving: bool
-    """False once the curator has stopped and only a restart goes on."""
+    """False once the curator has stopped and needs a restart."""
     keys: Sequence[KeyInfo] = ()
 
 
 class Metrics:
-    """One registry of its own; every method is safe to call from any thread."""
+    """A registry of its own; every method is thread-safe."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._count_things()
-        self._time_things()
-        self._weigh_things()
+        self._add_counters()
+        self._add_histograms()
+        self._add_gauges()
         ProcessCollector(registry=self.registry)
         Info("paclm_build", "The version that runs.", registry=self.registry).info({"version": __version__})
 
-    def _count_things(self) -> None:
+    def _add_counters(self) -> None:
         self._tokens = Counter(
             "paclm_tokens",
-            "Tokens that left: agreed (all worlds voted alike), disputed, or public (the budget was gone).",
+            "Released tokens: agreed (all votes equal), disputed (dissent), or public (the budget was spent).",
             ["mark"],
             registry=self.registry,
         )
         self._key_tokens = Counter(
-            "paclm_key_tokens", "Tokens that left, by the name of the API key.", ["key"], registry=self.registry
+            "paclm_key_tokens", "Released tokens, by name of the API key.", ["key"], registry=self.registry
         )
         self._requests = Counter(
             "paclm_requests", "Requests answered, by status class.", ["route", "status"], registry=self.registry
@@ -89,14 +96,14 @@ class Metrics:
         )
         self._replays = Counter("paclm_replays", "Stored replies sent again at no charge.", registry=self.registry)
         self._disconnects = Counter(
-            "paclm_disconnects", "Streams whose client left before the end.", registry=self.registry
+            "paclm_disconnects", "Requests whose client disconnected before the end.", registry=self.registry
         )
-        for mark in MARKS:  # a series that is there from the start has a rate from the start
+        for mark in MARKS:  # a series that exists from the start has a rate from the start
             self._tokens.labels(mark)
         for reason in REFUSALS:
             self._refusals.labels(reason)
 
-    def _time_things(self) -> None:
+    def _add_histograms(self) -> None:
         self._request_seconds = Histogram(
             "paclm_request_seconds", "From request to last byte.", ["route"], buckets=_WAITS, registry=self.registry
         )
@@ -122,7 +129,7 @@ class Metrics:
             registry=self.registry,
         )
 
-    def _weigh_things(self) -> None:
+    def _add_gauges(self) -> None:
         def gauge(name: str, about: str, labels: Sequence[str] = ()) -> Gauge:
             return Gauge(name, about, labels, registry=self.registry)
 
@@ -130,15 +137,15 @@ class Metrics:
         self._total = gauge("paclm_budget_total_nats", "Committed before the first token; the bounds are at this.")
         self._remaining = gauge("paclm_budget_remaining_nats", "Left of the committed total.")
         self._remaining_tokens = gauge("paclm_budget_remaining_tokens", "Tokens left if every one is charged.")
-        self._running = gauge("paclm_streams_running", "Streams with a place in the engine.")
-        self._queued = gauge("paclm_requests_queued", "Requests that wait for a place.")
-        self._serving = gauge("paclm_serving", "1 while tokens can be had; 0 once the curator has stopped.")
+        self._running = gauge("paclm_streams_running", "Streams in the batch.")
+        self._queued = gauge("paclm_requests_queued", "Requests that wait for room in the batch.")
+        self._serving = gauge("paclm_serving", "1 while serving; 0 once the curator has stopped.")
         self._key_used = gauge("paclm_key_used_tokens", "Private tokens counted against a key's quota.", ["key"])
-        self._key_reserved = gauge("paclm_key_reserved_tokens", "Worst cases of a key's requests under way.", ["key"])
+        self._key_reserved = gauge("paclm_key_reserved_tokens", "Worst cases of a key's requests in progress.", ["key"])
         self._key_quota = gauge("paclm_key_quota_tokens", "A key's quota; absent for a key without one.", ["key"])
 
     def count_request(self, route: Route, status: int, seconds: float) -> None:
-        """One answer that has been sent in full."""
+        """One response that was sent in full."""
         known = route if route in ROUTES else "other"
         kind = f"{status // 100}xx"
         self._requests.labels(known, kind if kind in STATUS_CLASSES else "5xx").inc()
@@ -150,7 +157,7 @@ class Metrics:
             self._refusals.labels(reason).inc()
 
     def count_token(self, key_name: str, mark: Mark) -> None:
-        """One token that has left."""
+        """One released token."""
         self._tokens.labels(mark).inc()
         self._key_tokens.labels(key_name).inc()
 
@@ -159,7 +166,7 @@ class Metrics:
         self._replays.inc()
 
     def count_disconnect(self) -> None:
-        """One client that left before the end of its stream."""
+        """One client that disconnected before the end."""
         self._disconnects.inc()
 
     def observe_step(self, seconds: float) -> None:
@@ -179,7 +186,7 @@ class Metrics:
         self._between_tokens_seconds.observe(seconds)
 
     def render(self, standing: Standing) -> bytes:
-        """The text that Prometheus reads (`CONTENT_TYPE`), with the gauges as things stand."""
+        """The text for Prometheus (`CONTENT_TYPE`), with these gauges."""
         self._spent.set(standing.spent_nats)
         self._total.set(standing.total_nats)
         self._remaining.set(max(0.0, standing.total_nats - standing.spent_nats))
@@ -196,3 +203,62 @@ class Metrics:
                 if key.quota_tokens is not None:
                     self._key_quota.labels(key.name).set(key.quota_tokens)
         return generate_latest(self.registry)
+
+
+@dataclass(slots=True)
+class Bin:
+    """Tokens released within `BIN_SECONDS`."""
+
+    number: int
+    """The bin's start in seconds since 1970, divided by its length."""
+    private_tokens: int = 0
+    public_tokens: int = 0
+    dissent_tokens: int = 0
+    """Private tokens on which the worlds differed."""
+    steps: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Private and public."""
+        return self.private_tokens + self.public_tokens
+
+    @property
+    def at(self) -> int:
+        """Its start, in seconds since 1970."""
+        return self.number * BIN_SECONDS
+
+
+class Recent:
+    """Counts of the last minutes, in memory. Written by the scheduler thread, read by any."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._bins: deque[Bin] = deque(maxlen=KEEP_SECONDS // BIN_SECONDS)
+
+    def add(self, marks: Sequence[Mark]) -> None:
+        """Count one step."""
+        number = self._now()
+        with self._lock:
+            if not self._bins or self._bins[-1].number < number:
+                self._bins.append(Bin(number))
+            bin_ = self._bins[-1]
+            bin_.steps += 1
+            bin_.private_tokens += len(marks) - marks.count("public")
+            bin_.public_tokens += marks.count("public")
+            bin_.dissent_tokens += marks.count("disputed")
+
+    def bins(self) -> list[Bin]:
+        """Every complete bin of the last `KEEP_SECONDS`, empty ones included."""
+        now = self._now()
+        with self._lock:
+            known = {bin_.number: bin_ for bin_ in self._bins}
+        return [known.get(number) or Bin(number) for number in range(now - KEEP_SECONDS // BIN_SECONDS, now)]
+
+    def rates(self) -> tuple[float, float]:
+        """Tokens and steps per second, over the last complete bins."""
+        last = self.bins()[-_RATE_SECONDS // BIN_SECONDS :]
+        return sum(bin_.tokens for bin_ in last) / _RATE_SECONDS, sum(bin_.steps for bin_ in last) / _RATE_SECONDS
+
+    def _now(self) -> int:
+        return int(self._clock() // BIN_SECONDS)

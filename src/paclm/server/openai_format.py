@@ -1,7 +1,7 @@
-"""Answers in OpenAI's shapes: whole objects and stream events, for texts and for conversations.
+"""Answers in OpenAI's formats: whole objects and stream events, for completions and for chat.
 
-Adds a `privacy` object: what the request cost, what is left, and the bound at the committed total. Which tokens the
-worlds disputed is said to the admin alone; that a token came from the public model is said to everybody.
+Adds a `privacy` object: what the request cost, what is left, and the bound at the committed total. Only the admin sees
+which tokens had dissent; every caller sees which tokens came from the public model.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from paclm.curator.figures import BudgetFigures
-from paclm.curator.streams import Mark, Stream
+from paclm.curator.streams import BudgetFigures, Mark, Piece, Stream
 from paclm.curator.text import Tokenizer
-from paclm.server.jobs import Job
-from paclm.server.scheduler import Token
+from paclm.privacy.accounting import nats_up
 from paclm.server.schemas import Ask, ChatAsk, CompletionAsk
 
 DONE = b"data: [DONE]\n\n"
@@ -30,7 +28,7 @@ def event(content: dict[str, Any]) -> bytes:
 
 
 class Reply(ABC):
-    """How one request is answered."""
+    """The format of one request's answers."""
 
     kind: str
     chunk_kind: str
@@ -43,7 +41,7 @@ class Reply(ABC):
         self._answers_each = ask.answers_each
         self._wants_usage = ask.wants_usage
         self._is_admin = is_admin
-        self._unmarked: dict[int, list[Mark]] = {}  # marks of tokens whose text has not been shown yet
+        self._unmarked: dict[int, list[Mark]] = {}  # marks of tokens whose text is still held back
 
     @abstractmethod
     def _choice(self, index: int, stream: Stream) -> dict[str, Any]:
@@ -53,50 +51,47 @@ class Reply(ABC):
     def _delta(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
         """A piece of an answer."""
 
-    def opening(self, job: Job) -> Iterator[bytes]:
+    def opening(self, num_answers: int) -> Iterator[bytes]:
         """Events before the first token."""
         return iter(())
 
-    def whole(self, job: Job, cost: Figures) -> bytes:
-        """Everything at once."""
-        choices = [self._choice(index, stream) for index, stream in enumerate(job.streams)]
-        content = self._frame(self.kind, choices) | {"usage": self._usage(job), "privacy": cost}
+    def whole(self, streams: Sequence[Stream], cost: Figures) -> bytes:
+        """The whole response body."""
+        choices = [self._choice(index, stream) for index, stream in enumerate(streams)]
+        content = self._frame(self.kind, choices) | {"usage": self._usage(streams), "privacy": cost}
         return json.dumps(content, ensure_ascii=False).encode()
 
-    def events(self, token: Token, cost: Figures | None = None) -> Iterator[bytes]:
-        """What one token adds: nothing while its text is held back, because it may be half a character or a stop.
+    def events(self, answer: int, piece: Piece, cost: Figures | None = None) -> Iterator[bytes]:
+        """The event of one piece; none while its text is held back, as part of a character or of a stop string.
 
-        `cost` goes with the very last token of a stream.
+        `cost` goes with the last piece of the request.
         """
-        marks = self._unmarked.setdefault(token.answer, [])
-        marks.append(token.piece.mark)
-        if not token.piece.text and token.finish_reason is None:
+        marks = self._unmarked.setdefault(answer, [])
+        marks.append(piece.mark)
+        if not piece.text and piece.finish_reason is None:
             return
-        content = self._frame(self.chunk_kind, [self._delta(token.answer, token.piece.text, token.finish_reason)])
+        content = self._frame(self.chunk_kind, [self._delta(answer, piece.text, piece.finish_reason)])
         shown = self._shown_marks(marks)
         if shown or cost:
             content["privacy"] = ({"marks": shown} if shown else {}) | (cost or {})
-        self._unmarked[token.answer] = []
+        self._unmarked[answer] = []
         yield event(content | self._no_usage())
 
-    def rest(self, job: Job) -> Iterator[bytes]:
-        """Before the error of a stream that was cut off: what was held back of tokens that have left, and their marks.
-
-        A half character is not shown.
-        """
-        for index, stream in enumerate(job.streams):
+    def held_back(self, streams: Sequence[Stream]) -> Iterator[bytes]:
+        """Before the error of a stream that is cut off: text and marks of released tokens that were held back."""
+        for index, stream in enumerate(streams):
             if stream.finish_reason != "cancelled":
                 continue
-            text, marks = stream.rest(), self._shown_marks(self._unmarked.get(index, []))
+            text, marks = stream.held_back(), self._shown_marks(self._unmarked.get(index, []))
             if text or marks:
                 content = self._frame(self.chunk_kind, [self._delta(index, text, None)]) | self._no_usage()
                 yield event(content | ({"privacy": {"marks": marks}} if marks else {}))
 
-    def closing(self, job: Job, cost: Figures) -> bytes:
-        """The end of a stream, with counts if asked for: many clients expect a choice in every other event."""
+    def closing(self, streams: Sequence[Stream], cost: Figures) -> bytes:
+        """The end of a stream, with counts only if asked for: many clients expect a choice in every other event."""
         if not self._wants_usage:
             return DONE
-        return event(self._frame(self.chunk_kind, []) | {"usage": self._usage(job), "privacy": cost}) + DONE
+        return event(self._frame(self.chunk_kind, []) | {"usage": self._usage(streams), "privacy": cost}) + DONE
 
     def _shown_marks(self, marks: list[Mark]) -> list[Mark | Literal["private"]]:
         if self._is_admin:
@@ -110,8 +105,9 @@ class Reply(ABC):
         frame = {"id": self.id, "object": kind, "created": self._created, "model": self._model}
         return {**frame, "choices": choices}
 
-    def _usage(self, job: Job) -> dict[str, int]:
-        prompt, answer = job.prompt_tokens(self._answers_each), job.num_tokens
+    def _usage(self, streams: Sequence[Stream]) -> dict[str, int]:
+        prompt = sum(len(stream.request.prompt) for stream in streams[:: self._answers_each])  # each prompt once
+        answer = sum(len(stream.tokens) for stream in streams)
         return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
 
@@ -134,8 +130,8 @@ class TextReply(Reply):
     def _delta(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
 
-    def opening(self, job: Job) -> Iterator[bytes]:
-        for index in range(len(job.streams)):
+    def opening(self, num_answers: int) -> Iterator[bytes]:
+        for index in range(num_answers):
             if echo := self._echo(index):
                 yield event(self._frame(self.kind, [self._delta(index, echo, None)]) | self._no_usage())
 
@@ -154,14 +150,14 @@ class ChatReply(Reply):
         delta = {"content": text} if text else {}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
-    def opening(self, job: Job) -> Iterator[bytes]:
-        for index in range(len(job.streams)):
+    def opening(self, num_answers: int) -> Iterator[bytes]:
+        for index in range(num_answers):
             choice = self._delta(index, "", None) | {"delta": {"role": "assistant", "content": ""}}
             yield event(self._frame(self.chunk_kind, [choice]) | self._no_usage())
 
 
 def reply_for(ask: Ask, model_id: str, *, is_admin: bool, tokenizer: Tokenizer) -> Reply:
-    """The shape that fits the request."""
+    """The format for the request."""
     if isinstance(ask, ChatAsk):
         return ChatReply(ask, model_id, is_admin=is_admin)
     return TextReply(ask, model_id, is_admin=is_admin, tokenizer=tokenizer)
@@ -173,12 +169,13 @@ def _as_text(prompt: str | list[int], tokenizer: Tokenizer) -> str:
     return tokenizer.decode(prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def cost_of(job: Job, figures: BudgetFigures) -> Figures:
-    """What a request cost, and where the budget stands."""
+def cost_of(streams: Sequence[Stream], figures: BudgetFigures) -> Figures:
+    """What a request cost, and the state of the budget."""
+    num_public = sum(stream.marks.count("public") for stream in streams)
     return {
-        "charged_nats": job.charged_nats,
+        "charged_nats": nats_up(sum(stream.charged_units for stream in streams)),
         "remaining_tokens": figures["remaining_tokens"],
         "mia_bound": figures["mia_bound"],
-        "private_tokens": job.private_tokens,
-        "public_tokens": job.public_tokens,
+        "private_tokens": sum(len(stream.tokens) for stream in streams) - num_public,
+        "public_tokens": num_public,
     }

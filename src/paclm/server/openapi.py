@@ -1,32 +1,34 @@
-"""The OpenAPI document: what each endpoint takes, gives and refuses, as it really is."""
+"""The OpenAPI document: what each endpoint takes, returns and refuses.
+
+The response models are for the document only; tests check real responses against them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from paclm import __version__
 from paclm.server.schemas import ChatAsk, CompletionAsk
-from paclm.server.shapes import Error
 
 ANSWER_ERRORS = {400, 404, 408, 409, 413, 415, 429}
 _EVERYWHERE = {400, 401, 403, 500, 503}
 _REASONS = {
-    400: "The request does not fit; nothing was charged.",
+    400: "The request is invalid; nothing was charged.",
     401: "No API key, or a wrong one.",
     403: "The host, origin or key may not do this.",
     404: "There is no such model.",
     408: "The body took too long.",
-    409: "The Idempotency-Key was used for another request, its first request is under way, or its reply is gone.",
+    409: "The Idempotency-Key was used for another request, its first request is in progress, or its reply is lost.",
     413: "The body is too long.",
     415: "The body is not JSON.",
     429: "The privacy budget, or the key's share of it, does not cover the request. Do not retry.",
     500: "A fault of the server.",
-    503: "Too many wait, or the server is stopping. Retry later.",
+    503: "The queue is full, or the server is stopping. Retry later.",
 }
 _EVENT = {
     "type": "object",
@@ -35,10 +37,218 @@ _EVENT = {
     "required": ["data"],
 }
 _BUDGET_HEADER = {
-    "description": "`exhausted`: the privacy budget is gone and tokens of this answer come from the public model.",
+    "description": "`exhausted`: the privacy budget is spent and tokens of this answer come from the public model.",
     "schema": {"type": "string", "enum": ["exhausted"]},
 }
 _REF = "#/components/schemas/"
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ErrorDetail(_Shape):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(_Shape):
+    """Error response."""
+
+    error: ErrorDetail
+
+
+class TokenUsage(_Shape):
+    """Tokens read and written."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Cost(_Shape):
+    """What the request cost; the bound is at the committed total, for all requests together."""
+
+    charged_nats: float
+    remaining_tokens: int
+    mia_bound: float
+    private_tokens: int
+    public_tokens: int
+
+
+class TextChoice(_Shape):
+    """One answer."""
+
+    index: int
+    text: str
+    logprobs: None
+    finish_reason: Literal["stop", "length"]
+
+
+class Completion(_Shape):
+    """`/v1/completions`"""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: TokenUsage
+    privacy: Cost
+
+
+class ChatMessage(_Shape):
+    """The model's turn."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(_Shape):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatCompletion(_Shape):
+    """`/v1/chat/completions`"""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: TokenUsage
+    privacy: Cost
+
+
+class Model(_Shape):
+    """The one model of a workspace; worlds are never listed."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class Models(_Shape):
+    """`/v1/models`"""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Health(_Shape):
+    """`/health`"""
+
+    status: Literal["ok", "draining", "stopped"]
+
+
+class OwnKey(_Shape):
+    """The caller's key. Its own spend bounds nothing: all keys share one belief."""
+
+    name: str
+    quota_tokens: int | None
+    used_tokens: int
+
+
+class Privacy(_Shape):
+    """`/v1/privacy`"""
+
+    object: Literal["privacy"]
+    spent_nats: float
+    total_nats: float
+    per_token_nats: float
+    remaining_tokens: int
+    mia_bound: float
+    world_id_bound: float
+    is_exhausted: bool
+    on_exhausted: Literal["public", "refuse"]
+    charge: str
+    release: str
+    sentence: str
+    not_promised: str
+    key: OwnKey
+
+
+class RequestPlan(_Shape):
+    """`/v1/privacy/plan`"""
+
+    object: Literal["privacy.plan"]
+    answers: int
+    prompt_tokens: int
+    max_tokens: int
+    per_token_nats: float
+    max_nats: float
+    charge: str
+    fits: bool
+    on_exhausted: Literal["public", "refuse"]
+    remaining_tokens: int
+    remaining_quota_tokens: int | None
+    mia_bound: float
+    world_id_bound: float
+
+
+class Overview(_Shape):
+    """`/v1/admin/overview`"""
+
+    model: str
+    has_chat_template: bool
+    version: str
+    state: Literal["serving", "draining", "stopped"]
+    uptime_seconds: float
+    budget: dict[str, Any]
+    sentences: dict[str, str]
+    tokens: dict[str, float | None]
+    belief: dict[str, float]
+    load: dict[str, float]
+    keys: list[dict[str, Any]]
+    settings: dict[str, dict[str, Any]]
+    cautions: list[str]
+
+
+class Point(_Shape):
+    """An hour or a day."""
+
+    at: str
+    private_tokens: int
+    public_tokens: int
+    dissent_tokens: int
+    charged_nats: float
+    spent_nats: float
+
+
+class RecentPoint(_Shape):
+    """A few seconds."""
+
+    at: str
+    private_tokens: int
+    public_tokens: int
+    dissent_tokens: int
+    steps: int
+
+
+class RecentPoints(_Shape):
+    """The last minutes."""
+
+    seconds: int
+    points: list[RecentPoint]
+
+
+class History(_Shape):
+    """`/v1/admin/history`"""
+
+    bin: Literal["hour", "day"]
+    points: list[Point]
+    recent: RecentPoints
 
 
 def described(
@@ -49,7 +259,7 @@ def described(
     or_body: str | None = None,
     streams: bool = False,
 ) -> dict[str, Any]:
-    """What a route tells FastAPI about itself. Answers are built by hand, so nothing is converted or left out."""
+    """Route arguments for FastAPI: responses and request body. Responses are built by hand and not converted."""
     responses: dict[int | str, dict[str, Any]] = {
         status: {"model": Error, "description": _REASONS[status]} for status in sorted({*errors, *_EVERYWHERE})
     }
@@ -66,7 +276,7 @@ def described(
 
 
 def describe(app: FastAPI, model_id: str) -> dict[str, Any]:
-    """The document, made once."""
+    """The document, built once."""
     if app.openapi_schema is None:
         document = get_openapi(title="paclm", version=__version__, routes=app.routes, description=_ABOUT)
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
@@ -76,7 +286,7 @@ def describe(app: FastAPI, model_id: str) -> dict[str, Any]:
             schema["properties"]["model"]["enum"] = [model_id]
             schemas[model.__name__] = schema
         for route in (route for methods in document["paths"].values() for route in methods.values()):
-            route["responses"].pop("422", None)  # FastAPI adds it to paths with a parameter; what does not fit is 400
+            route["responses"].pop("422", None)  # FastAPI adds it to paths with a parameter; invalid requests get 400
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -85,6 +295,6 @@ def describe(app: FastAPI, model_id: str) -> dict[str, Any]:
 
 
 _ABOUT = (
-    "Text from a model adapted to private records, in the shapes of the OpenAI API. Every private token is charged to "
+    "Text from a model adapted to private records, in the formats of the OpenAI API. Every private token is charged to "
     "one budget; the bounds are at the committed total."
 )

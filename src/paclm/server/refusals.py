@@ -1,6 +1,6 @@
-"""What the server says when it does not answer: OpenAI's error bodies, one function per reason.
+"""Error responses in OpenAI's format, one function per reason.
 
-No message repeats anything a client sent: prompts end up in error messages, and error messages in logs.
+No message repeats anything that a client sent: prompts would end up in error messages, and those in logs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from paclm.errors import QuotaExceeded
 from paclm.server.metrics import Refusal as Reason
 
 NO_RETRY = {"x-should-retry": "false"}
-"""The official clients send a refused request again unless they are told not to."""
+"""The official clients retry a refused request unless this header says no."""
 
 _KINDS = {
     401: "authentication_error",
@@ -27,7 +27,7 @@ _KINDS = {
 
 
 class Refused(Exception):
-    """A request that gets an error body instead of an answer. Nothing was charged for it, but for `cut_off`."""
+    """A request that gets an error response. Nothing was charged for it, except for `cut_off`."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class Refused(Exception):
         self.status, self.message, self.code, self.param = status, message, code, param
         self.headers = headers or {}
         self.reason: Reason | None = reason
-        """What it is counted under; None for one that was refused after something may have been charged."""
+        """Its label in the metrics; None if something may have been charged."""
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""
         return error_body(self.status, self.message, code=self.code, param=self.param)
 
     def response(self) -> JSONResponse:
-        """The answer."""
+        """The HTTP response."""
         return JSONResponse(self.body(), self.status, self.headers)
 
 
@@ -61,16 +61,15 @@ def error_body(status: int, message: str, *, code: str | None = None, param: str
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> Refused:
-    """A request that cannot be understood or is not offered."""
+    """An invalid request, or one for something that is not offered."""
     return Refused(400, message, param=param, code=code)
 
 
 def no_key() -> Refused:
-    """Neither a key nor the right to do without one."""
+    """No key, and one is needed."""
     return Refused(
         401,
-        "This needs an API key of this server: Authorization: Bearer paclm-… Whoever runs the server makes one with "
-        "`paclm keys add`.",
+        "This needs an API key: send Authorization: Bearer paclm-… The operator makes one with `paclm keys add`.",
         code="invalid_api_key",
         headers={"www-authenticate": "Bearer", **NO_RETRY},
         reason="key",
@@ -78,11 +77,11 @@ def no_key() -> Refused:
 
 
 def unknown_key(*, is_needed: bool) -> Refused:
-    """A key that is nobody's; refused also where none is needed, since whoever sends one means to be somebody."""
+    """An unknown or revoked key; refused even where none is needed, since the sender expects to be identified."""
     way_out = (
-        " Whoever runs the server makes one with `paclm keys add`."
+        " The operator makes one with `paclm keys add`."
         if is_needed
-        else " None is needed on this machine: leave it out, or send the key none."
+        else " None is needed on this machine: remove it, or send the key none."
     )
     return Refused(
         401,
@@ -98,20 +97,20 @@ def not_admin() -> Refused:
     return Refused(403, "This needs an admin key.", code="admin_key_required", headers=NO_RETRY, reason="key")
 
 
-def budget_exhausted(left: int, *, is_gone: bool) -> Refused:
-    """The budget has fewer tokens left than the request may take, and waiting will not change that."""
-    what_to_do = "is gone:" if is_gone else "has less left than one token costs:"
+def budget_exhausted(left: int, *, is_spent: bool) -> Refused:
+    """The budget has fewer tokens left than the request may take, and retrying will not help."""
+    what_to_do = "is spent:" if is_spent else "has less left than one token costs:"
     if left:
         what_to_do = f"has room for {left:,} tokens: ask for at most {left:,} tokens, or"
     said = f"The privacy budget of this server {what_to_do} ask its operator."
     return Refused(429, said, code="privacy_budget_exhausted", headers=NO_RETRY, reason="budget")
 
 
-def budget_held(free: int) -> Refused:
-    """It would cover the request if less were held for those under way; they often give some back."""
+def budget_reserved(free: int) -> Refused:
+    """It would cover the request if requests in progress had reserved less; they often free a part."""
     return Refused(
         503,
-        f"The privacy budget of this server has room for {free:,} tokens beside the requests under way: try again in a "
+        f"The privacy budget of this server has room for {free:,} tokens beside the requests in progress: retry in a "
         "moment, or ask for fewer tokens.",
         code="privacy_budget_held",
         headers={"retry-after": "1"},
@@ -120,15 +119,15 @@ def budget_held(free: int) -> Refused:
 
 
 def quota_exhausted(error: QuotaExceeded) -> Refused:
-    """The key's slice of the budget does not cover the request."""
+    """The key's quota does not cover the request."""
     return Refused(429, str(error), code="key_quota_exhausted", headers=NO_RETRY, reason="quota")
 
 
 def queue_full(waiting: int) -> Refused:
-    """Too many wait already."""
+    """The queue is full."""
     return Refused(
         503,
-        f"{waiting:,} answers wait for a place already. Try again in a moment.",
+        f"The queue is full: {waiting:,} answers wait. Retry in a moment.",
         code="queue_full",
         headers={"retry-after": "2"},
         reason="queue",
@@ -136,10 +135,10 @@ def queue_full(waiting: int) -> Refused:
 
 
 def stopping() -> Refused:
-    """The server ends, or its curator has stopped."""
+    """The server is shutting down, or its curator has stopped."""
     return Refused(
         503,
-        "The server is stopping and takes no new requests. Try again when it is back.",
+        "The server is shutting down and takes no new requests. Retry when it has restarted.",
         code="server_stopping",
         headers={"retry-after": "10"},
         reason="stopping",
@@ -147,10 +146,10 @@ def stopping() -> Refused:
 
 
 def cut_off() -> Refused:
-    """An answer that was under way when the server had to stop. A retry would be charged anew: none is asked for."""
+    """An answer in progress when the server had to stop. No retry is suggested: it would be charged again."""
     return Refused(
         503,
-        "The server stopped before the answer was complete. What had been released by then stays charged, and asking "
+        "The server stopped before the answer was complete. Tokens released by then stay charged; sending the request "
         "again is a new request.",
         code="answer_cut_off",
         headers=NO_RETRY,
@@ -159,22 +158,27 @@ def cut_off() -> Refused:
 
 
 def too_many_connections() -> Refused:
-    """There is no room for another connection."""
+    """The limit of connections is reached."""
     return Refused(
         503,
-        "The server has as many connections as it takes. Try again in a moment.",
+        "The server has reached its limit of connections. Retry in a moment.",
         code="too_many_connections",
         headers={"retry-after": "2"},
         reason="queue",
     )
 
 
-def books_unavailable() -> Refused:
-    """The file of keys, quotas and replies cannot be read or written just now."""
+def database_unavailable() -> Refused:
+    """The database of keys, quotas and replies cannot be read or written."""
     return Refused(
         503,
-        "The server cannot reach its books of keys and quotas. Try again in a moment.",
+        "The server cannot read its database of keys and quotas. Retry in a moment.",
         code="books_unavailable",
         headers={"retry-after": "5"},
         reason="books",
     )
+
+
+def internal_error() -> Refused:
+    """An unexpected error."""
+    return Refused(500, "Internal error. The server's log says where.", code="internal_error")

@@ -1,70 +1,189 @@
-"""From an admitted job to bytes on the wire, whole or as a stream, and what happens when the client leaves.
+"""One request from its Idempotency-Key to its last byte, whole or streamed.
 
-Without an Idempotency-Key a client that leaves frees its place at once; what was released stays charged. With one the
-answer is brought to its end and kept, because the client that lost its connection will ask again.
+An `Answer` runs as a task of the service, so it always finishes its accounting; the client can only leave. Without an
+Idempotency-Key a client that leaves cancels its streams, and what was released stays charged. With one the answer is
+completed and stored, because that client will ask again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paclm.errors import InvalidInput, RepliesFull, ReplyConflict
+from paclm.curator.streams import Piece, Request, Stream
+from paclm.errors import CuratorError, InvalidInput, KeyRefused, QuotaExceeded, RepliesFull, ReplyConflict
 from paclm.server import logs
+from paclm.server.access import Caller, route_of
 from paclm.server.idempotency import Fresh, InProgress, Stored, Ticket, body_digest
-from paclm.server.jobs import Caller, Interrupted, Job
-from paclm.server.middleware import route_of, unforeseen
 from paclm.server.openai_format import Figures, Reply, cost_of, event
-from paclm.server.refusals import NO_RETRY, Refused, cut_off, invalid
-from paclm.server.scheduler import Token
-from paclm.server.service import Service
+from paclm.server.refusals import (
+    NO_RETRY,
+    Refused,
+    cut_off,
+    internal_error,
+    invalid,
+    quota_exhausted,
+    stopping,
+    unknown_key,
+)
+from paclm.server.scheduler import Subscriber
+from paclm.server.service import Service, log_error
 
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
 BUDGET_GONE = {"paclm-budget": "exhausted"}
-"""A header of answers by the public model."""
+"""A header of answers that hold tokens of the public model."""
 _KEEP_ALIVE_SECONDS = 15.0
 _KEEP_ALIVE = b": waiting\n\n"
 
 
-class Production:
-    """Makes the bytes of one answer, as a task of the service: it ends properly whatever the client does."""
+class Interrupted(Exception):
+    """The streams ended before they were complete: the client left, or the server stops."""
 
-    def __init__(self, service: Service, job: Job, reply: Reply, ticket: Ticket | None, request: Request) -> None:
+
+class Answer:
+    """Answers one HTTP request. The only owner of its streams: nothing else cancels them."""
+
+    def __init__(
+        self, service: Service, caller: Caller, requests: Sequence[Request], reply: Reply, *, is_stream: bool
+    ) -> None:
         self._service = service
-        self._job = job
+        self._caller = caller
+        self._requests = requests
         self._reply = reply
-        self._ticket = ticket
-        self._line = {"request": request.state.request_id, "key": job.caller.name, "route": route_of(request.url.path)}
-        self._last: dict[int, float] = {}
+        self._is_stream = is_stream
+        self._subscriber = Subscriber(caller.name)
+        self._ticket: Ticket | None = None
         self._has_client = True
+        self._is_kept = False
+        self._is_settled = False
+        self._streams: list[Stream] = []
+        self._num_open = len(requests)
+        self._started = time.perf_counter()
+        self._first_token_seconds: float | None = None
+        self._last_token: dict[int, float] = {}
+        self._response: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self.chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
         """Of a stream; None is the end."""
 
-    async def whole(self) -> bytes:
-        """The answer in one piece."""
+    async def respond(self, http: HttpRequest, body: bytes) -> Response:
+        """Start the task and return its response: once admitted for a stream, once complete otherwise."""
+        self._is_kept = "idempotency-key" in http.headers
+        self._service.spawn(self._run(http, body))
         try:
-            async for token in self._job.tokens():
-                self._observe(token)
-            body = self._reply.whole(self._job, await self._count())
-            await self._keep(body, JSON)
-        except Interrupted:
-            await self._give_up()
-            raise cut_off() from None
-        except Exception:  # whatever it is must not leave anything held
-            await self._give_up()
+            response: Response | None = await unless_client_leaves(self._response, http.receive)
+        except asyncio.CancelledError:
+            self.client_left()
             raise
-        self._log("answered", 200)
-        return body
+        if response is None:
+            self.client_left()
+        return response or Response()
 
-    async def stream(self) -> None:
-        """The answer as events. The last ones come when everything is counted and kept."""
+    def client_left(self) -> None:
+        """Note that the connection is gone."""
+        if self._num_open and self._has_client:
+            self._has_client = False
+            self._service.metrics.count_disconnect()
+            if not self._is_kept:
+                self._subscriber.queue.put_nowait(None)
+
+    # --- the task -------------------------------------------------------------------------------------------------
+
+    async def _run(self, http: HttpRequest, body: bytes) -> None:
+        try:
+            stored = await self._begin(http, body)
+            if stored is not None:
+                self._set_response(stored)
+                return
+            await self._admit()
+        except Exception as error:  # nothing was charged, so the idempotency key may be used again
+            await self._end_ticket(self._service.replies.abandon)
+            self._set_error(error)
+            return
+        line = {"request": http.state.request_id, "key": self._caller.name, "route": route_of(http.url.path)}
+        try:
+            await (self._stream() if self._is_stream else self._whole())
+            self._log("answered", 200, line)
+        except Exception as error:
+            await self._give_up()  # tokens are final from here on
+            self._log("failed" if self._has_client else "disconnected", None, line)
+            self._fail(cut_off() if isinstance(error, Interrupted) else error)
+        finally:
+            self.chunks.put_nowait(None)
+
+    async def _begin(self, http: HttpRequest, body: bytes) -> Response | None:
+        """Take a ticket for the Idempotency-Key, if there is one, or return the stored response."""
+        keys = http.headers.getlist("idempotency-key")
+        if not keys:
+            return None
+        digest = body_digest(f"{http.method} {http.url.path}", body)
+        try:
+            found = await asyncio.to_thread(self._service.replies.begin, self._caller.name, ",".join(keys), digest)
+        except InvalidInput as error:
+            raise invalid(str(error), code="invalid_idempotency_key") from None
+        except ReplyConflict as error:
+            raise _conflict(str(error), "idempotency_key_reused", NO_RETRY) from None
+        except RepliesFull as error:
+            headers = {"retry-after": "60"}
+            raise Refused(503, str(error), code="replies_full", headers=headers, reason="idempotency") from None
+        match found:
+            case Fresh(ticket):
+                self._ticket = ticket
+                return None
+            case Stored(status, stored, media_type):
+                self._service.metrics.count_replay()
+                entry = logs.Entry(
+                    event="replayed", request=http.state.request_id, key=self._caller.name, status=status
+                )
+                logs.write(entry)
+                return Response(stored, status, {"idempotent-replayed": "true"}, media_type=media_type)
+            case InProgress():
+                headers = {"retry-after": "1", "x-should-retry": "true"}
+                raise _conflict("The first request with this key is in progress.", "idempotency_in_progress", headers)
+            case _:
+                raise _conflict(
+                    "A request with this key was charged, or may have been, and its text is lost. Send a new "
+                    "Idempotency-Key; the request is then charged again.",
+                    "idempotency_reply_lost",
+                    NO_RETRY,
+                )
+
+    async def _admit(self) -> None:
+        """Reserve quota and budget for the worst case of all answers, or refuse."""
+        if self._service.state != "serving":
+            raise stopping()
+        if self._caller.key is not None:
+            try:
+                await asyncio.to_thread(self._service.keys.reserve, self._caller.name, self._max_tokens)
+            except QuotaExceeded as error:
+                raise quota_exhausted(error) from None
+            except KeyRefused:  # revoked since it was identified
+                raise unknown_key(is_needed=True) from None
+        try:
+            self._streams = await self._service.scheduler.admit(self._subscriber, self._requests)
+        except Exception:
+            await self._settle()
+            raise
+        self._service.num_requests[self._caller.name] += 1
+
+    async def _whole(self) -> None:
+        async for _ in self._pieces():
+            pass
+        cost = await self._settle()
+        body = self._reply.whole(self._streams, cost)
+        await self._store(body, JSON)
+        self._set_response(Response(body, media_type=JSON, headers=BUDGET_GONE if cost["public_tokens"] else None))
+
+    async def _stream(self) -> None:
+        """Emit events; the last ones when everything is settled and stored."""
         sent: list[bytes] = []
 
         def emit(chunk: bytes) -> None:
@@ -72,99 +191,119 @@ class Production:
                 sent.append(chunk)
             self.chunks.put_nowait(chunk)
 
-        try:
-            for chunk in self._reply.opening(self._job):
+        self._set_response(EventStream(self, headers=BUDGET_GONE if self._service.is_public_now else None))
+        for chunk in self._reply.opening(len(self._streams)):
+            emit(chunk)
+        async for answer, piece in self._pieces():
+            cost = None if self._num_open else await self._settle()
+            for chunk in self._reply.events(answer, piece, cost):
                 emit(chunk)
-            async for token in self._job.tokens():
-                self._observe(token)
-                cost = await self._count() if self._job.is_complete else None
-                for chunk in self._reply.events(token, cost):
-                    emit(chunk)
-            closing = self._reply.closing(self._job, await self._count())
-            await self._keep(b"".join([*sent, closing]), EVENTS)
-            self._log("answered", 200)
-            self.chunks.put_nowait(closing)
-        except Interrupted:
-            await self._give_up()  # from here on nothing is added to the answers
-            for chunk in self._reply.rest(self._job) if self._has_client else ():
-                self.chunks.put_nowait(chunk)
-            self.chunks.put_nowait(event(cut_off().body()))
-        except Exception:  # whatever it is must not leave anything held, nor a stream that ends as if it were whole
-            await self._give_up()
-            self.chunks.put_nowait(event(unforeseen().body()))
-            raise
-        finally:
-            self.chunks.put_nowait(None)
+        closing = self._reply.closing(self._streams, cost_of(self._streams, self._service.curator.figures()))
+        await self._store(b"".join([*sent, closing]), EVENTS)
+        self.chunks.put_nowait(closing)
 
-    @property
-    def has_public_tokens(self) -> bool:
-        """Whether the budget was gone before the answer was complete."""
-        return self._job.public_tokens > 0
-
-    async def _count(self) -> Figures:
-        """Settle what the key used; from then on the cost is known."""
-        await self._service.end(self._job)
-        return cost_of(self._job, self._service.curator.figures())
-
-    def client_left(self) -> None:
-        """The connection is gone."""
-        if not self._job.is_complete:
-            self._has_client = False
-            self._service.metrics.count_disconnect()
-            if self._ticket is None:
-                self._job.interrupt()
+    async def _pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """Every piece of every answer, to the last."""
+        while self._num_open:
+            step = await self._subscriber.queue.get()
+            if step is None:
+                raise Interrupted
+            for answer, piece in step.by_answer:
+                self._observe(answer, step.at)
+                self._num_open -= piece.finish_reason is not None
+                yield answer, piece
 
     async def _give_up(self) -> None:
-        await self._service.end(self._job)
-        if self._ticket is not None:
-            await self._service.book(partial(self._service.replies.lose, self._ticket))
-        self._log("failed" if self._has_client else "disconnected", None)
+        """Cancel what still runs and count what was released."""
+        if self._num_open:
+            with suppress(CuratorError):  # it has stopped, and with it every stream
+                await self._service.scheduler.cancel(self._streams)
+        await self._settle()
+        await self._end_ticket(self._service.replies.lose)
 
-    async def _keep(self, body: bytes, media_type: str) -> None:
-        if self._ticket is not None:
-            keep = self._service.replies.finish
-            await self._service.book(partial(keep, self._ticket, status=200, body=body, media_type=media_type))
+    # --- parts ----------------------------------------------------------------------------------------------------
 
-    def _observe(self, token: Token) -> None:
-        before = self._last.get(token.answer)
-        self._last[token.answer] = token.at
+    @property
+    def _max_tokens(self) -> int:
+        return sum(request.max_new_tokens for request in self._requests)
+
+    async def _settle(self) -> Figures:
+        """Count what the key used, once, and return the cost."""
+        cost = cost_of(self._streams, self._service.curator.figures())
+        if self._caller.key is not None and not self._is_settled:
+            self._is_settled = True
+            settle = partial(self._service.keys.settle, self._caller.name, reserved=self._max_tokens)
+            await self._service.record(partial(settle, used=cost["private_tokens"]))
+        return cost
+
+    async def _store(self, body: bytes, media_type: str) -> None:
+        await self._end_ticket(partial(self._service.replies.finish, status=200, body=body, media_type=media_type))
+
+    async def _end_ticket(self, end: Callable[..., None]) -> None:
+        if self._ticket is not None:
+            await self._service.record(partial(end, self._ticket))
+
+    def _set_response(self, response: Response) -> None:
+        if not self._response.done():
+            self._response.set_result(response)
+
+    def _set_error(self, error: Exception) -> None:
+        if self._has_client and not self._response.done():
+            self._response.set_exception(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Tell the client that the answer broke off: an error event in a stream, an error response otherwise."""
+        if not isinstance(error, Refused):
+            log_error("task failed", error)
+        if not self._is_stream:
+            self._set_error(error)
+        elif isinstance(error, Refused):
+            for chunk in self._reply.held_back(self._streams) if self._has_client else ():
+                self.chunks.put_nowait(chunk)
+            self.chunks.put_nowait(event(error.body()))
+        else:
+            self.chunks.put_nowait(event(internal_error().body()))
+
+    def _observe(self, answer: int, at: float) -> None:
+        before = self._last_token.get(answer)
+        self._last_token[answer] = at
         if before is not None:
-            self._service.metrics.observe_between_tokens(token.at - before)
-        elif len(self._last) == 1 and self._job.first_token_seconds is not None:
-            self._service.metrics.observe_first_token(self._job.first_token_seconds)
+            self._service.metrics.observe_between_tokens(at - before)
+        elif self._first_token_seconds is None:
+            self._first_token_seconds = at - self._started
+            self._service.metrics.observe_first_token(self._first_token_seconds)
 
-    def _log(self, what: logs.EventName, status: int | None) -> None:
-        job = self._job
-        logs.write(
-            logs.Entry(
-                event=what,
-                status=status,
-                prompt_tokens=job.prompt_tokens(1),
-                private_tokens=job.private_tokens,
-                public_tokens=job.public_tokens,
-                charged_nats=job.charged_nats,
-                first_token_seconds=job.first_token_seconds,
-                seconds=job.seconds,
-                **self._line,
-            )
+    def _log(self, what: logs.EventName, status: int | None, line: dict[str, Any]) -> None:
+        cost = cost_of(self._streams, self._service.curator.figures())
+        entry = logs.Entry(
+            event=what,
+            status=status,
+            prompt_tokens=sum(len(request.prompt) for request in self._requests),
+            private_tokens=cost["private_tokens"],
+            public_tokens=cost["public_tokens"],
+            charged_nats=cost["charged_nats"],
+            first_token_seconds=self._first_token_seconds,
+            seconds=time.perf_counter() - self._started,
+            **line,
         )
+        logs.write(entry)
 
 
 class EventStream(Response):
-    """Sends what a production makes; the connection's end is noticed at once, not at the next token."""
+    """Sends the chunks of an answer; a disconnect is noticed immediately, not at the next token."""
 
-    def __init__(self, service: Service, production: Production) -> None:
-        super().__init__(media_type=EVENTS, headers=BUDGET_GONE if service.is_public_now else None)
+    def __init__(self, answer: Answer, headers: dict[str, str] | None) -> None:
+        super().__init__(media_type=EVENTS, headers=headers)
         del self.headers["content-length"]
-        self._production = production
-        service.spawn(production.stream())  # from here on it comes to its end, whether or not anybody is sent to
+        self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the end, or until the client leaves."""
+        sending = asyncio.ensure_future(self._send_all(send))
         try:
-            await unless_client_leaves(self._send_all(send), receive)
+            await unless_client_leaves(sending, receive)
         finally:
-            self._production.client_left()
+            self._answer.client_left()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -174,73 +313,25 @@ class EventStream(Response):
 
     async def _next_chunk(self) -> bytes | None:
         try:
-            return await asyncio.wait_for(self._production.chunks.get(), _KEEP_ALIVE_SECONDS)
+            return await asyncio.wait_for(self._answer.chunks.get(), _KEEP_ALIVE_SECONDS)
         except TimeoutError:
             return _KEEP_ALIVE
 
 
-async def send_whole(service: Service, production: Production, request: Request) -> Response:
-    """The answer in one piece, as a response."""
-    task = service.spawn(production.whole())
+async def unless_client_leaves(work: asyncio.Future[Any], receive: Receive) -> Any:
+    """The result of the work, or None once the connection is gone; the work is then cancelled."""
+    watching = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
-        body = await unless_client_leaves(asyncio.shield(task), request.receive)
+        await asyncio.wait({work, watching}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
     finally:
-        production.client_left()
-    return Response(body or b"", media_type=JSON, headers=BUDGET_GONE if production.has_public_tokens else None)
+        work.cancel()
+        watching.cancel()
 
 
-async def unless_client_leaves(work: Awaitable[Any], receive: Receive) -> Any:
-    """The result of the work, or None once the connection is gone."""
-    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_end(receive))
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        return await working if working.done() else None
-    finally:
-        for task in (working, watching):
-            task.cancel()
-
-
-async def _wait_for_end(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def begin_once(
-    service: Service, caller: Caller, request: Request, body: bytes
-) -> tuple[Ticket | None, Response | None]:
-    """By the Idempotency-Key: a ticket for a new request, or the reply that was given before."""
-    keys = request.headers.getlist("idempotency-key")
-    if not keys:
-        return None, None
-    digest = body_digest(f"{request.method} {request.url.path}", body)
-    try:
-        answer = await asyncio.to_thread(service.replies.begin, caller.name, ",".join(keys), digest)
-    except InvalidInput as error:
-        raise invalid(str(error), code="invalid_idempotency_key") from None
-    except ReplyConflict as error:
-        raise _conflict(str(error), "idempotency_key_reused", NO_RETRY) from None
-    except RepliesFull as error:
-        raise Refused(
-            503, str(error), code="replies_full", headers={"retry-after": "60"}, reason="idempotency"
-        ) from None
-    match answer:
-        case Fresh(ticket):
-            return ticket, None
-        case Stored(status, stored, media_type):
-            service.metrics.count_replay()
-            logs.write(logs.Entry(event="replayed", request=request.state.request_id, key=caller.name, status=status))
-            headers = {"idempotent-replayed": "true"}
-            return None, Response(stored, status, headers, media_type=media_type)
-        case InProgress():
-            headers = {"retry-after": "1", "x-should-retry": "true"}
-            raise _conflict("The first request with this key is under way.", "idempotency_in_progress", headers)
-        case _:
-            raise _conflict(
-                "A request with this key was charged, or may have been, and its text is gone. Send a new "
-                "Idempotency-Key; the request is then charged again.",
-                "idempotency_reply_lost",
-                NO_RETRY,
-            )
 
 
 def _conflict(message: str, code: str, headers: dict[str, str]) -> Refused:

@@ -1,11 +1,11 @@
-"""The one thread that touches the curator: it takes calls, starts streams, steps, and hands tokens to their requests.
+"""Continuous batching: the one thread that calls the curator. Requests join and leave between two steps.
 
     event loop ── admit / cancel / ask ──► calls ─┐
-                                                   ├─► stepping thread: calls, then places, then one step, and again
-    event loop ◄── tokens of a step, at once ─────┘
+                                                   ├─► scheduler thread: run calls, fill the batch, one step, repeat
+    event loop ◄── pieces of a step, one message ──┘
 
-Requests join and leave between steps. What a request may cost is held free from its admission on (`Curator.hold`), so
-one that waits for a place never dies midway. Knows no HTTP.
+The worst case of a request is reserved from its admission on (`Curator.hold`), so one that waits for room in the batch
+never fails midway. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -14,79 +14,99 @@ import asyncio
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from paclm.curator.curator import Curator, Delivery
-from paclm.curator.streams import FinishReason, Piece, Request, Stream
+from paclm.curator.curator import Curator
+from paclm.curator.streams import Piece, Request, Stream
 from paclm.errors import BudgetExceeded, CuratorError
 from paclm.privacy.accounting import units_up
-from paclm.server.fair_queue import Lines
-from paclm.server.refusals import budget_exhausted, budget_held, queue_full, stopping
+from paclm.server.refusals import budget_exhausted, budget_reserved, queue_full, stopping
 
 T = TypeVar("T")
 
 
-class Token(NamedTuple):
-    """One token for one request; `at` is when its step ended."""
+class StepPieces(NamedTuple):
+    """What one step released for one request."""
 
-    answer: int
-    """Which of the request's answers it belongs to."""
-    piece: Piece
-    finish_reason: FinishReason | None
     at: float
+    """When the step ended, by `time.perf_counter`."""
+    by_answer: list[tuple[int, Piece]]
+    """With the number of the answer, of those the request asked for."""
 
 
-class Audience:
-    """The request that a group of streams answers to. Lives on the event loop; `None` means: nothing more will come."""
+class Subscriber:
+    """Receives the pieces of one request on the event loop; `None` means that no more will come."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
-        self.tokens: asyncio.Queue[Token | None] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-
-    def hear(self, news: Sequence[tuple[Audience, Token | None]]) -> None:
-        """Called from the stepping thread: pass on what a step had for everybody on this loop."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_pass_on, news)
+        self.queue: asyncio.Queue[StepPieces | None] = asyncio.Queue()
+        self.loop = asyncio.get_running_loop()
 
 
-def _pass_on(news: Sequence[tuple[Audience, Token | None]]) -> None:
-    for audience, token in news:
-        audience.tokens.put_nowait(token)
+class FairQueue(Generic[T]):
+    """One queue per API key, served round-robin: a key with a hundred waiting entries delays another key by one."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, deque[T]] = {}  # in the order of turns
+        self._num = 0  # counted, because other threads read it while the queues change
+
+    def __len__(self) -> int:
+        return self._num
+
+    def num_of(self, owner: str) -> int:
+        """How many entries of this owner wait."""
+        return len(self._queues.get(owner, ()))
+
+    def put(self, owner: str, entry: T) -> None:
+        """Append to the owner's queue."""
+        self._queues.setdefault(owner, deque()).append(entry)
+        self._num += 1
+
+    def get(self) -> T:
+        """The first entry of the owner whose turn it is; that owner goes to the end."""
+        owner = next(iter(self._queues))
+        waiting = self._queues.pop(owner)
+        entry = waiting.popleft()
+        self._num -= 1
+        if waiting:
+            self._queues[owner] = waiting
+        return entry
+
+    def remove(self, owner: str, entry: T) -> bool:
+        """Stop waiting; False if the entry does not wait."""
+        waiting = self._queues.get(owner, deque())
+        if entry not in waiting:
+            return False
+        waiting.remove(entry)
+        self._num -= 1
+        if not waiting:
+            del self._queues[owner]
+        return True
 
 
-class Seat(NamedTuple):
-    """Where a stream's tokens go."""
+class Scheduler:
+    """Steps the curator while any stream is active. `on_step` and `on_failure` are called in its thread."""
 
-    audience: Audience
-    answer: int
-
-
-class Observer(Protocol):
-    """Who wants to know about steps; called in the stepping thread."""
-
-    def stepped(self, deliveries: Sequence[Delivery], seconds: float) -> None:
-        """A step ended."""
-
-    def failed(self, error: BaseException) -> None:
-        """A step failed: there will be no other."""
-
-
-class Stepper:
-    """Steps the curator while there is anything to do."""
-
-    def __init__(self, curator: Curator, max_waiting: int, observer: Observer) -> None:
+    def __init__(
+        self,
+        curator: Curator,
+        max_waiting: int,
+        on_step: Callable[[Sequence[tuple[Stream, Piece]], float], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
         self._curator = curator
         self._max_waiting = max_waiting
-        self._observer = observer
+        self._on_step = on_step
+        self._on_failure = on_failure
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lines: Lines[Stream] = Lines()
-        self._seats: dict[Stream, Seat] = {}
+        self._waiting: FairQueue[Stream] = FairQueue()
+        self._subscribers: dict[Stream, tuple[Subscriber, int]] = {}
         self._is_over = False
-        self._gate = threading.RLock()  # no call is put into the queue of a thread that has left it
-        self._thread = threading.Thread(target=self._run, name="stepping", daemon=True)
+        self._gate = threading.RLock()  # no call is queued for a thread that has ended
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
     def start(self) -> None:
         """Begin."""
@@ -99,17 +119,17 @@ class Stepper:
 
     @property
     def num_running(self) -> int:
-        """Streams with a place in the batch."""
-        return max(0, len(self._seats) - len(self._lines))
+        """Streams in the batch."""
+        return max(0, len(self._subscribers) - len(self._waiting))
 
     @property
     def num_waiting(self) -> int:
-        """Streams without one."""
-        return len(self._lines)
+        """Streams that wait for room in the batch."""
+        return len(self._waiting)
 
     @property
     def num_calls(self) -> int:
-        """Calls that wait for the end of the step under way."""
+        """Calls that wait for the end of the current step."""
         return self._calls.qsize()
 
     # --- from the event loop ------------------------------------------------------------------------------------
@@ -118,21 +138,16 @@ class Stepper:
         """Do something with the curator between two steps."""
         return await asyncio.wrap_future(self._post(lambda: work(self._curator)))
 
-    async def admit(self, audience: Audience, requests: Sequence[Request]) -> list[Stream]:
-        """Hold the worst case of all these answers, or refuse them all."""
-        future = self._post(lambda: self._admit(audience, requests))
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:  # the client left; whatever is admitted meanwhile has nobody to hear it
-            future.add_done_callback(self._drop)
-            raise
+    async def admit(self, subscriber: Subscriber, requests: Sequence[Request]) -> list[Stream]:
+        """Reserve the worst case of all these answers, or refuse them all. The caller must not be cancelled."""
+        return await asyncio.wrap_future(self._post(lambda: self._admit(subscriber, requests)))
 
     async def cancel(self, streams: Sequence[Stream]) -> None:
         """End these streams before the next step; when it returns their tokens are final."""
-        await asyncio.shield(asyncio.wrap_future(self._post(lambda: self._cancel(streams))))
+        await asyncio.wrap_future(self._post(lambda: self._cancel(streams)))
 
     def stop(self) -> None:
-        """Stop after the step under way; streams that have not ended hear that nothing more will come."""
+        """Stop after the current step; subscribers of unfinished streams get None."""
         with self._gate:
             self._calls.put(self._stop)
 
@@ -149,7 +164,7 @@ class Stepper:
                 return
             try:
                 future.set_result(work())
-            except Exception as error:  # whatever it is belongs to the caller, not to the stepping thread
+            except Exception as error:  # any error belongs to the caller, not to the scheduler thread
                 future.set_exception(error)
 
         with self._gate:
@@ -159,29 +174,24 @@ class Stepper:
                 self._calls.put(call)
         return future
 
-    def _drop(self, future: Future[list[Stream]]) -> None:
-        if not future.cancelled() and future.exception() is None:
-            streams = future.result()
-            self._post(lambda: self._cancel(streams))
-
-    # --- in the stepping thread ---------------------------------------------------------------------------------
+    # --- in the scheduler thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             while not self._is_over:
-                self._take_calls()
-                self._fill_places()
+                self._run_calls()
+                self._fill_batch()
                 if self._curator.num_active and not self._is_over:
                     self._step()
-        except Exception as error:  # the curator has stopped itself by now: say so, and let the process be restarted
+        except Exception as error:  # the curator has stopped itself: report it so that the process is restarted
             self._stop()
-            self._observer.failed(error)
+            self._on_failure(error)
         finally:
-            self._leave()
+            self._end()
 
-    def _take_calls(self) -> None:
-        """All that is there; wait for one when there is nothing else to do."""
-        is_idle = not self._seats
+    def _run_calls(self) -> None:
+        """Run all queued calls; wait for one when no stream is active."""
+        is_idle = not self._subscribers
         while not self._is_over:
             try:
                 self._calls.get(block=is_idle)()
@@ -189,71 +199,78 @@ class Stepper:
                 return
             is_idle = False
 
-    def _admit(self, audience: Audience, requests: Sequence[Request]) -> list[Stream]:
+    def _admit(self, subscriber: Subscriber, requests: Sequence[Request]) -> list[Stream]:
         if self._is_over:
             raise stopping()
-        if self._is_full_for(audience.owner, len(requests)):
-            raise queue_full(len(self._lines))
+        if self._is_full_for(subscriber.owner, len(requests)):
+            raise queue_full(len(self._waiting))
         try:
             streams = self._curator.hold(requests)
-        except BudgetExceeded:  # its sentence is for the operator
+        except BudgetExceeded:  # its message is for the operator
             raise self._refusal(requests) from None
         for answer, stream in enumerate(streams):
-            self._seats[stream] = Seat(audience, answer)
-            self._lines.join(audience.owner, stream)
+            self._subscribers[stream] = (subscriber, answer)
+            self._waiting.put(subscriber.owner, stream)
         return streams
 
     def _is_full_for(self, owner: str, wanted: int) -> bool:
-        """One key cannot fill the queue for the others: who has none waiting is let in, up to twice the limit."""
-        limit = self._max_waiting * (1 if self._lines.num_of(owner) else 2)
-        return len(self._lines) + wanted > limit + self._curator.num_free
+        """One key cannot fill the queue for the others: a key with nothing waiting has twice the limit."""
+        limit = self._max_waiting * (1 if self._waiting.num_of(owner) else 2)
+        return len(self._waiting) + wanted > limit + self._curator.num_free
 
     def _refusal(self, requests: Sequence[Request]) -> Exception:
-        """Whether it is worth waiting: it is while others hold what this request lacks."""
+        """Retrying helps only while other requests have reserved what this one lacks."""
         wanted = sum(request.max_new_tokens for request in requests)
         account, per_token = self._curator.account, self._curator.config.per_token
         left = account.remaining_tokens(per_token)
         if wanted > left:
-            return budget_exhausted(left, is_gone=account.remaining_units == 0)
-        return budget_held((account.remaining_units - self._curator.reserved_units) // units_up(per_token))
+            return budget_exhausted(left, is_spent=account.remaining_units == 0)
+        return budget_reserved((account.remaining_units - self._curator.reserved_units) // units_up(per_token))
 
-    def _fill_places(self) -> None:
-        while len(self._lines) and self._curator.num_free:
-            self._curator.start(self._lines.next())
+    def _fill_batch(self) -> None:
+        while len(self._waiting) and self._curator.num_free:
+            self._curator.start(self._waiting.get())
 
     def _step(self) -> None:
         started = time.perf_counter()
-        deliveries = self._curator.step()
+        released = self._curator.step()
         now = time.perf_counter()
-        news = [
-            (seat.audience, Token(seat.answer, piece, stream.finish_reason, now))
-            for stream, piece in deliveries
-            if (seat := self._seats.get(stream)) is not None
-        ]
-        for stream, _ in deliveries:
-            if stream.finish_reason is not None:
-                self._seats.pop(stream, None)
-        if news:
-            news[0][0].hear(news)
-        self._observer.stepped(deliveries, now - started)
+        batches: dict[Subscriber, StepPieces] = {}
+        for stream, piece in released:
+            found = self._subscribers.pop(stream, None) if piece.finish_reason else self._subscribers.get(stream)
+            if found is not None:
+                subscriber, answer = found
+                batches.setdefault(subscriber, StepPieces(now, [])).by_answer.append((answer, piece))
+        _send(batches)
+        self._on_step(released, now - started)
 
     def _cancel(self, streams: Sequence[Stream]) -> None:
         for stream in streams:
-            seat = self._seats.pop(stream, None)
-            if seat is not None:
-                self._lines.leave(seat.audience.owner, stream)
+            if (found := self._subscribers.pop(stream, None)) is not None:
+                self._waiting.remove(found[0].owner, stream)
                 self._curator.cancel(stream)
 
     def _stop(self) -> None:
         self._is_over = True
 
-    def _leave(self) -> None:
-        """Nobody waits for ever: calls are answered with an error, audiences hear the end."""
+    def _end(self) -> None:
+        """Leave no caller waiting: calls get an error, subscribers get None."""
         with self._gate:
             self._is_over = True
             while not self._calls.empty():
                 self._calls.get()()
-        audiences = {seat.audience for seat in self._seats.values()}
-        self._cancel(list(self._seats))
-        for audience in audiences:
-            audience.hear([(audience, None)])
+        subscribers = {subscriber for subscriber, _ in self._subscribers.values()}
+        self._cancel(list(self._subscribers))
+        _send(dict.fromkeys(subscribers))
+
+
+def _send(messages: dict[Subscriber, StepPieces] | dict[Subscriber, None]) -> None:
+    """Hand one step's messages to the event loop in one call."""
+    loop = next((subscriber.loop for subscriber in messages), None)
+    if loop is not None and not loop.is_closed():
+        loop.call_soon_threadsafe(_put, messages)
+
+
+def _put(messages: dict[Subscriber, StepPieces] | dict[Subscriber, None]) -> None:
+    for subscriber, message in messages.items():
+        subscriber.queue.put_nowait(message)

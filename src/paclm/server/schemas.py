@@ -1,17 +1,41 @@
-"""What clients may ask for, as strict types: the OpenAI fields that work, and those that are refused with a reason.
+"""What clients may send, as strict types, and how a body becomes one.
 
-Every field is checked before anything is charged. A field that is not listed is refused: a client that believes in an
-option which is silently ignored spends budget on something it did not ask for. No message repeats a value.
+Every field is checked before anything is charged. A field that is not listed is refused: a client that relies on an
+option which is silently ignored would spend budget on something it did not ask for. No message repeats a value.
 """
 
 from __future__ import annotations
 
+import asyncio
+import re
+import time
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StringConstraints, WithJsonSchema, model_validator
-from pydantic_core import PydanticCustomError, core_schema
+from fastapi import Request
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StringConstraints,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError, core_schema, from_json
+from starlette.requests import ClientDisconnect
 
+from paclm.config import ServerConfig
+from paclm.server.refusals import Refused, invalid
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_DRAIN_SECONDS = 5.0
+"""How long to keep reading a body that is too long: the client reads the refusal only if it can finish sending."""
+_JSON = re.compile(r"application/json\s*(;\s*charset=\"?utf-8\"?\s*)?", re.IGNORECASE)
+_FIELD = re.compile(r"[a-z][a-z0-9_]{0,40}")
+"""An unknown field is named in the refusal only if it looks like a field name and not like text."""
 MOST_TOKENS = 2**31 - 1
 _MOST_STOPS, _LONGEST_STOP = 4, 1000
 _TEXT = {"type": "string"}
@@ -26,7 +50,7 @@ def _problem(sentence: str) -> PydanticCustomError:
 
 
 def _read_prompts(value: object) -> list[Prompt]:
-    """One prompt or several, each text or token ids. Stops at the first entry that does not fit."""
+    """One prompt or several, each text or token ids."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:
@@ -54,18 +78,18 @@ def _read_stops(value: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """Marks a field of OpenAI's that may be there as long as it changes nothing: null, or this value."""
+    """Marks a field of OpenAI's that is accepted while it changes nothing: null, or this value."""
 
     value: object
     why: str
     schema: dict[str, Any]
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> core_schema.CoreSchema:
-        """How pydantic checks it."""
+        """The check."""
         return core_schema.no_info_plain_validator_function(self._check)
 
     def __get_pydantic_json_schema__(self, schema: object, handler: object) -> dict[str, Any]:
-        """How the OpenAPI document shows it."""
+        """The entry in the OpenAPI document."""
         return {"anyOf": [self.schema, {"type": "null"}], "description": f"{self.why[0].upper()}{self.why[1:]}."}
 
     def _check(self, value: object) -> object:
@@ -74,11 +98,9 @@ class Only:
         raise _problem(self.why)
 
 
-_NO_PROBABILITIES = "is not offered: probabilities would say more about the private records than one token does"
-_NO_SHAPING = (
-    "is not offered: candidates are weighed by the votes of the worlds, which cannot be re-weighed per request"
-)
-_CUT = "must be 1: the candidates are the public model's top k, and cutting them again per request is not offered"
+_NO_PROBABILITIES = "is not offered: probabilities leak more about the private records than one token does"
+_NO_SHAPING = "is not offered: candidates are ranked by the votes of the worlds, which requests cannot re-weight"
+_CUT = "must be 1: the candidates are the public model's top k, and requests cannot cut them further"
 _NO_TOOLS = "is not offered: this model answers with text"
 
 Zero = Annotated[object, Only(0, _NO_SHAPING, {"const": 0})]
@@ -129,10 +151,10 @@ class _Ask(_Strict):
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     """Sets the coins, never the noise."""
     stream: bool | None = None
-    """Whether pieces are sent as they come."""
+    """Whether to send pieces as they are released."""
     stream_options: StreamOptions | None = None
     user: Remark | None = None
-    """Taken and neither used nor stored."""
+    """Accepted; neither used nor stored."""
     metadata: Annotated[dict[str, Remark], Field(max_length=16)] | None = None
     top_p: Whole = None
     logit_bias: NoBias = None
@@ -227,3 +249,75 @@ class ChatAsk(_Ask):
 
 
 Ask = CompletionAsk | ChatAsk
+
+
+async def read_body(request: Request, settings: ServerConfig) -> bytes:
+    """Read the whole body or refuse; never keeps more than the limit."""
+    if not _JSON.fullmatch(request.headers.get("content-type", "")):
+        raise Refused(415, "The body must be JSON: content-type: application/json", code="unsupported_media_type")
+    try:
+        async with asyncio.timeout(settings.read_seconds):
+            return await _read(request, settings.max_body_bytes)
+    except TimeoutError:
+        raise Refused(
+            408, f"The body did not arrive within {settings.read_seconds:g} seconds.", code="request_timeout"
+        ) from None
+    except ClientDisconnect:
+        raise Refused(400, "The connection closed before the body was complete.", code="incomplete_body") from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    content = bytearray()
+    started = time.monotonic()
+    is_too_long = False
+    async for piece in request.stream():
+        is_too_long = is_too_long or len(content) + len(piece) > limit
+        if not is_too_long:
+            content += piece
+        elif time.monotonic() - started > _DRAIN_SECONDS:
+            break
+    if is_too_long:
+        raise Refused(
+            413,
+            f"The body is longer than {limit:,} bytes, the most that max_body_bytes in [server] allows.",
+            code="body_too_large",
+            headers={"connection": "close"},
+        )
+    return bytes(content)
+
+
+def parse_object(content: bytes) -> dict[str, Any]:
+    """Parse a JSON object; invalid UTF-8, NaN, infinities and deep nesting are refused."""
+    try:
+        value = from_json(content, allow_inf_nan=False, cache_strings="none")
+    except ValueError as error:
+        place = re.search(r"line \d+ column \d+", str(error))
+        where = f" ({place[0]})" if place else ""
+        raise invalid(f"The body is not valid JSON in UTF-8{where}.", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise invalid("The body must be a JSON object.", code="invalid_json")
+    return value
+
+
+def check(model: type[Model], fields: dict[str, Any]) -> Model:
+    """Validate, or refuse with the field's name and without its value."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+    raise _refusal(found[0])
+
+
+def _refusal(problem: Any) -> Refused:
+    place = problem["loc"]
+    field = str(place[0]) if place else ""
+    is_shown = _FIELD.fullmatch(field) is not None
+    if problem["type"] == "extra_forbidden" and len(place) == 1:
+        name = f"The field {field}" if is_shown else "A field"
+        return invalid(f"{name} is not known to this server. Remove it.", field if is_shown else None)
+    said = problem["msg"][0].lower() + problem["msg"][1:].removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        return invalid(f"{field}: this field is required.", field)
+    if not place:
+        return invalid(f"{problem['msg']}.")
+    return invalid(f"{field}: {said}." if is_shown else f"A field does not fit: {said}.", field if is_shown else None)

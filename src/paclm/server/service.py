@@ -1,7 +1,7 @@
-"""The service: one curator, the thread that steps it, and the books of keys and replies. Knows no HTTP.
+"""Everything behind the endpoints: one curator with its scheduler, API keys, stored replies, metrics. Knows no HTTP.
 
-Whatever must come to its end (counting what a key used, storing a reply) runs as a task of the service and not of the
-connection, so that a client who leaves cannot leave it half done.
+Work that must finish (counting what a key used, storing a reply) runs as a task of the service and not of the
+connection, so that a client who disconnects cannot leave it half done.
 """
 
 from __future__ import annotations
@@ -11,28 +11,26 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 from paclm.config import RuntimeConfig, ServerConfig
-from paclm.curator.curator import Curator, Delivery
-from paclm.curator.streams import Request
-from paclm.errors import KeyRefused, PaclmError, QuotaExceeded, ServiceError
+from paclm.curator.curator import Curator
+from paclm.curator.streams import Piece, Stream
+from paclm.errors import ServiceError
+from paclm.privacy.accounting import units_up
 from paclm.server import logs
 from paclm.server.api_keys import KeyStore
 from paclm.server.idempotency import Replies
-from paclm.server.jobs import Caller, Job
-from paclm.server.metrics import Metrics
-from paclm.server.recent import Recent
-from paclm.server.refusals import Refused, quota_exhausted, stopping, unknown_key
-from paclm.server.scheduler import Audience, Stepper
-from paclm.server.thrift import Thrift
+from paclm.server.metrics import Metrics, Recent
+from paclm.server.refusals import Refused, stopping
+from paclm.server.scheduler import Scheduler
 
 T = TypeVar("T")
 
 _HOUSEKEEPING_SECONDS = 60.0
+_LOW_SHARE = 10
+"""`budget_low` is logged when a tenth of the budget is left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,16 +43,16 @@ class Setup:
     is_loopback: bool = True
     """Only this machine can reach it."""
     unit: str = "a record was"
-    """What the guarantee is about, as a sentence goes on: a record, or the records of a group."""
+    """What the guarantee is about, as the sentence continues: a record, or the records of a group."""
     created: int = 0
-    """When the model came to be, in seconds since 1970."""
+    """When the model was made, in seconds since 1970."""
 
 
 class Service:
-    """Everything behind the endpoints. Start it inside the event loop, and close it there."""
+    """Start it inside the event loop, and close it there."""
 
     def __init__(self, curator: Curator, setup: Setup, keys: KeyStore, replies: Replies) -> None:
-        curator.usage()  # the first call reads the ledger's whole table: now, while nobody waits for a step
+        curator.usage()  # the first call reads the ledger's whole table: do it before any step waits for it
         self.curator = curator
         self.setup = setup
         self.keys = keys
@@ -62,66 +60,62 @@ class Service:
         self.metrics = Metrics()
         self.recent = Recent()
         self.num_requests: Counter[str] = Counter()
-        """Requests for answers since the start, by key name."""
+        """Requests admitted since the start, by key name."""
         self.on_failure: Callable[[], None] = lambda: None
-        """Called once, from another thread, when a step has failed and only a restart helps."""
+        """Called once, from the scheduler thread, when a step has failed and only a restart helps."""
         self.has_failed = False
         self.is_draining = False
+        self.scheduler = Scheduler(curator, setup.settings.max_waiting, self._stepped, self._step_failed)
         self._started = time.monotonic()
-        self._stepper = Stepper(curator, setup.settings.max_waiting, self)
-        self._thrift = Thrift(curator)
+        self._logged: set[logs.EventName] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._owed: deque[Callable[[], None]] = deque()  # what the books could not take yet
+        self._retries: deque[Callable[[], None]] = deque()  # writes that the database could not take yet
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    # --- life ---------------------------------------------------------------------------------------------------
+    # --- start and stop -------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to step, and to forget replies whose time is over."""
+        """Begin to step, and to delete expired replies."""
         self._loop = asyncio.get_running_loop()
-        logs.write(logs.Entry(event="started", remaining_tokens=self._thrift.remaining_tokens))
-        self._thrift.look()
-        self._stepper.start()
+        logs.write(logs.Entry(event="started", remaining_tokens=self.remaining_tokens))
+        self._watch_budget()
+        self.scheduler.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
 
     def drain(self) -> None:
-        """Take no new requests; those under way go on for `shutdown_seconds`, then each hears that it is cut off."""
+        """Take no new requests; running ones have `shutdown_seconds` to finish and are cut off then."""
         if not self.is_draining:
             self.is_draining = True
             if self._loop is not None:  # a signal may come before the start
-                self._loop.call_soon_threadsafe(self._begin_to_end)  # a signal handler must not write a log line
+                self._loop.call_soon_threadsafe(self._begin_drain)  # a signal handler must not write a log line
 
-    def _begin_to_end(self) -> None:
-        logs.write(logs.Entry(event="stopping", running=self.num_running, queued=self.num_waiting))
-        asyncio.get_running_loop().call_later(self.setup.settings.shutdown_seconds, self._stepper.stop)
+    def _begin_drain(self) -> None:
+        running, queued = self.scheduler.num_running, self.scheduler.num_waiting
+        logs.write(logs.Entry(event="stopping", running=running, queued=queued))
+        asyncio.get_running_loop().call_later(self.setup.settings.shutdown_seconds, self.scheduler.stop)
 
     async def close(self) -> None:
-        """Stop after the step under way, count everything, and let the next writer in."""
+        """Stop after the current step, finish all accounting, and release the ledger's lock."""
         self.drain()
         self._housekeeping.cancel()
-        while self._tasks:  # also answers without a connection, which somebody will ask for by their Idempotency-Key
+        while self._tasks:  # answers without a client too: their Idempotency-Key can ask for them later
             await asyncio.wait(self._tasks)
-        await asyncio.to_thread(self._stepper.close)
-        await self._pay_what_is_owed()
+        await asyncio.to_thread(self.scheduler.close)
+        await self._retry_writes()
         await asyncio.to_thread(self.curator.close)
         logs.write(logs.Entry(event="stopped", seconds=self.uptime_seconds))
 
     @property
     def is_idle(self) -> bool:
-        """Whether no answer is under way, with or without a client; one that is admitted has a place or waits."""
-        return not self._tasks and not self.num_running and not self.num_waiting
+        """Whether no answer is in progress, with or without a client."""
+        return not self._tasks and not self.scheduler.num_running and not self.scheduler.num_waiting
 
     @property
     def state(self) -> str:
         """`serving`, `draining` or `stopped`."""
-        if self.has_failed or self._stepper.is_over:
+        if self.has_failed or self.scheduler.is_over:
             return "stopped"
         return "draining" if self.is_draining else "serving"
-
-    @property
-    def is_public_now(self) -> bool:
-        """Whether the budget is gone and the public model answers."""
-        return self._thrift.is_exhausted and self.curator.config.on_exhausted == "public"
 
     @property
     def uptime_seconds(self) -> float:
@@ -129,24 +123,19 @@ class Service:
         return time.monotonic() - self._started
 
     @property
-    def num_running(self) -> int:
-        """Answers with a place in the batch."""
-        return self._stepper.num_running
+    def remaining_tokens(self) -> int:
+        """Tokens left if every one is charged."""
+        return self.curator.account.remaining_tokens(self.curator.config.per_token)
 
     @property
-    def num_waiting(self) -> int:
-        """Answers without one."""
-        return self._stepper.num_waiting
+    def is_public_now(self) -> bool:
+        """Whether the budget is spent and the public model answers."""
+        return self.remaining_tokens == 0 and self.curator.config.on_exhausted == "public"
 
-    @property
-    def num_calls(self) -> int:
-        """Admissions, cancellations and questions that wait for the end of the step under way."""
-        return self._stepper.num_calls
-
-    # --- work ---------------------------------------------------------------------------------------------------
+    # --- work -----------------------------------------------------------------------------------------------------
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run something to its end, whoever stops waiting for it."""
+        """Run something to its end; `close` waits for it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -155,94 +144,63 @@ class Service:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, Refused):  # a refusal whose client is gone is nobody's concern
-            _log_error("task failed", error)
+        if error is not None and not isinstance(error, Refused):
+            log_error("task failed", error)
 
     async def ask(self, work: Callable[[Curator], T]) -> T:
         """Do something with the curator between two steps."""
         if self.state == "stopped":
             raise stopping()
-        return await self._stepper.ask(work)
+        return await self.scheduler.ask(work)
 
-    async def admit(self, caller: Caller, requests: Sequence[Request]) -> Job:
-        """Hold quota and budget for the worst case of all these answers, or refuse."""
-        if self.state != "serving":
-            raise stopping()
-        admission = self.spawn(self._admit(caller, requests))
-        try:
-            return await asyncio.shield(admission)
-        except asyncio.CancelledError:  # whatever is admitted has nobody to hear it
-            self.spawn(self._undo(admission))
-            raise
-
-    async def end(self, job: Job) -> None:
-        """Stop what still runs and count what was used."""
-        await job.end(self._stepper, self.keys, self.book)
-
-    async def book(self, work: Callable[[], None]) -> None:
-        """Bring something into the books. What they cannot take now is tried again: a request does not fail for it."""
+    async def record(self, work: Callable[[], None]) -> None:
+        """Write to the service database; a write it cannot take now is retried, and the request does not fail."""
         try:
             await asyncio.to_thread(work)
         except ServiceError as error:
-            _log_error("books", error)
-            self._owed.append(work)
-
-    async def _admit(self, caller: Caller, requests: Sequence[Request]) -> Job:
-        started, reserved = time.perf_counter(), sum(request.max_new_tokens for request in requests)
-        if caller.key is not None:
-            await self._reserve(caller, reserved)
-        audience = Audience(caller.name)
-        try:
-            streams = await self._stepper.admit(audience, requests)
-        except BaseException:
-            if caller.key is not None:
-                await self.book(partial(self.keys.settle, caller.name, reserved=reserved, used=0))
-            raise
-        self.num_requests[caller.name] += 1
-        return Job(caller, streams, audience, reserved=reserved, started=started)
-
-    async def _reserve(self, caller: Caller, tokens: int) -> None:
-        try:
-            await asyncio.to_thread(self.keys.reserve, caller.name, tokens)
-        except QuotaExceeded as error:
-            raise quota_exhausted(error) from None
-        except KeyRefused:  # revoked since it was identified
-            raise unknown_key(is_needed=True) from None
-
-    async def _undo(self, admission: asyncio.Task[Job]) -> None:
-        with suppress(Refused, PaclmError):
-            await self.end(await admission)
+            log_error("database", error)
+            self._retries.append(work)
 
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
-            await self._pay_what_is_owed()
+            await self._retry_writes()
             try:
                 await asyncio.to_thread(self.replies.forget_expired)
-            except ServiceError as error:  # the next round tries again: private text must not stay for good
-                _log_error("books", error)
+            except ServiceError as error:  # tried again in the next round: private text must not stay
+                log_error("database", error)
 
-    async def _pay_what_is_owed(self) -> None:
-        for _ in range(len(self._owed)):
-            await self.book(self._owed.popleft())
+    async def _retry_writes(self) -> None:
+        for _ in range(len(self._retries)):
+            await self.record(self._retries.popleft())
 
-    # --- from the stepping thread -------------------------------------------------------------------------------
+    # --- from the scheduler thread ----------------------------------------------------------------------------------
 
-    def stepped(self, deliveries: Sequence[Delivery], seconds: float) -> None:
-        """Count a step."""
+    def _stepped(self, released: Sequence[tuple[Stream, Piece]], seconds: float) -> None:
         self.metrics.observe_step(seconds)
         self.metrics.observe_commit(self.curator.commit_seconds)
-        for stream, piece in deliveries:
+        for stream, piece in released:
             self.metrics.count_token(stream.request.tag, piece.mark)
-        self.recent.add([piece.mark for _, piece in deliveries])
-        self._thrift.look()
+        self.recent.add([piece.mark for _, piece in released])
+        self._watch_budget()
 
-    def failed(self, error: BaseException) -> None:
-        """A step failed: what left is in the ledger, and nothing more will leave before a restart."""
+    def _step_failed(self, error: BaseException) -> None:
+        """What was released is in the ledger; nothing more is released before a restart."""
         self.has_failed = True
-        _log_error("step failed", error)
+        log_error("step failed", error)
         self.on_failure()
 
+    def _watch_budget(self) -> None:
+        """Log `budget_low` at a tenth and `budget_exhausted`, once per process."""
+        left = self.remaining_tokens
+        event: logs.EventName = "budget_low" if left else "budget_exhausted"
+        total = self.curator.account.total_units // units_up(self.curator.config.per_token)
+        if left * _LOW_SHARE <= total and event not in self._logged:
+            self._logged.add(event)
+            on_exhausted = self.curator.config.on_exhausted
+            logs.write(logs.Entry(event=event, remaining_tokens=left, on_exhausted=on_exhausted), logging.WARNING)
 
-def _log_error(what: str, error: BaseException) -> None:
-    logging.getLogger(logs.LOGGER).error(what, exc_info=error)  # the formatter keeps type and place only
+
+def log_error(what: str, error: BaseException) -> None:
+    """Log an error; the formatter keeps type and place only."""
+    logging.getLogger(logs.LOGGER).error(what, exc_info=error)

@@ -1,4 +1,4 @@
-"""Where the budget stands, for users and for the admin; and the sentences that say what it means.
+"""The state of the budget, for callers and for the admin, with the sentences that explain it.
 
 Bounds are at the committed total, never at the spend. Belief and leak estimate are for the admin, to three digits.
 """
@@ -16,18 +16,16 @@ from fastapi.responses import JSONResponse, Response
 
 from paclm import __version__
 from paclm.config import format_budget, format_duration
-from paclm.curator.figures import BudgetFigures, UsageFigures
+from paclm.curator.streams import BudgetFigures, UsageFigures
 from paclm.ledger.events import Usage
 from paclm.privacy.accounting import nats_up, units_up
 from paclm.privacy.bounds import format_bound
 from paclm.server.access import Admin, AnyCaller, TheService
 from paclm.server.api_keys import KeyInfo
-from paclm.server.metrics import CONTENT_TYPE, Standing
-from paclm.server.openapi import described
-from paclm.server.prompts import has_chat_template
-from paclm.server.recent import BIN_SECONDS
+from paclm.server.completions import has_chat_template
+from paclm.server.metrics import BIN_SECONDS, CONTENT_TYPE, Standing
+from paclm.server.openapi import History, Overview, Privacy, described
 from paclm.server.service import Service
-from paclm.server.shapes import History, Overview, Privacy
 
 router = APIRouter()
 
@@ -63,8 +61,8 @@ async def privacy(caller: AnyCaller, service: TheService) -> Response:
 
 @router.get("/v1/admin/overview", **described(Overview, {403}))
 async def overview(_: Admin, service: TheService) -> Response:
-    """Everything an operator wants to see at a glance."""
-    usage, leak, held = await service.ask(
+    """Everything for the operator's dashboard."""
+    usage, leak, reserved = await service.ask(
         lambda curator: (curator.usage(), curator.leak_estimate(), curator.reserved_units)
     )
     keys = await asyncio.to_thread(service.keys.list)
@@ -83,7 +81,7 @@ async def overview(_: Admin, service: TheService) -> Response:
             **figures,
             "per_token_nats": curator.config.per_token,
             "total_tokens": account.total_units // per_token,
-            "held_tokens": held // per_token,
+            "held_tokens": reserved // per_token,
             "is_exhausted": figures["remaining_tokens"] == 0,
             "on_exhausted": curator.config.on_exhausted,
         },
@@ -110,8 +108,8 @@ async def overview(_: Admin, service: TheService) -> Response:
         "load": {
             "tokens_per_second": tokens_per_second,
             "steps_per_second": steps_per_second,
-            "running": service.num_running,
-            "waiting": service.num_waiting,
+            "running": service.scheduler.num_running,
+            "waiting": service.scheduler.num_waiting,
             "places": setup.runtime.max_sequences,
             "max_waiting": setup.settings.max_waiting,
         },
@@ -137,14 +135,14 @@ async def history(_: Admin, service: TheService) -> Response:
 
 @router.get("/metrics", include_in_schema=False)
 async def metrics(_: Admin, service: TheService) -> Response:
-    """What Prometheus reads."""
+    """Metrics for Prometheus."""
     figures = service.curator.figures()
     standing = Standing(
         spent_nats=figures["spent_nats"],
         total_nats=figures["total_nats"],
         remaining_tokens=figures["remaining_tokens"],
-        running=service.num_running,
-        queued=service.num_waiting,
+        running=service.scheduler.num_running,
+        queued=service.scheduler.num_waiting,
         is_serving=service.state == "serving",
         keys=await asyncio.to_thread(service.keys.list),
     )
@@ -152,19 +150,19 @@ async def metrics(_: Admin, service: TheService) -> Response:
 
 
 def guarantee(figures: BudgetFigures, unit: str = "a record was") -> str:
-    """What is promised, as people say it; it holds for the record as for the group that it belongs to."""
+    """The guarantee in one sentence, for a record or for the group that it belongs to."""
     bound = (
         f"No attack on whether {unit} in the half of the corpus that was used succeeds more than "
         f"{format_bound(figures['mia_bound'])} of the time"
     )
     guess = "guessing succeeds 50% of the time."
     if figures["remaining_tokens"]:
-        return f"{bound}, whatever is asked until the budget is gone; {guess}"
+        return f"{bound}, whatever is asked until the budget is spent; {guess}"
     return f"{bound}; {guess} {_gone(figures)}. The guarantee holds as committed; nothing more is charged."
 
 
 def spent(figures: BudgetFigures) -> str:
-    """What was spent so far, which is no guarantee."""
+    """What was spent so far; not a guarantee."""
     share = figures["spent_nats"] / figures["total_nats"] if figures["total_nats"] else 1.0
     return (
         f"{format_bound(share, decimals=2)} of the budget is spent so far: {format_budget(figures['spent_nats'])} of "
@@ -173,30 +171,30 @@ def spent(figures: BudgetFigures) -> str:
 
 
 def left(figures: BudgetFigures, on_exhausted: str, tokens_per_second: float = 0.0) -> str:
-    """What is left, and for how long; or what happens now that nothing is."""
+    """What is left and for how long, or what happens after the budget is spent."""
     tokens = figures["remaining_tokens"]
     if not tokens:
         answers = "the public model answers, marked" if on_exhausted == "public" else "requests are refused (429)"
-        return f"{_gone(figures)}: no more private tokens can be had, and {answers}."
+        return f"{_gone(figures)}: there are no more private tokens, and {answers}."
     if not tokens_per_second:
         return f"{tokens:,} tokens are left."
     return f"{tokens:,} tokens are left: {format_duration(tokens / tokens_per_second)} at the rate of the last seconds."
 
 
 def _gone(figures: BudgetFigures) -> str:
-    """Why no more tokens can be charged: a price that was raised can leave most of a budget."""
+    """Why no more tokens can be charged: after per_token was raised much of a budget may be left."""
     if figures["spent_nats"] < figures["total_nats"]:
         return "One token costs more than is left of the budget"
-    return "The budget is gone"
+    return "The budget is spent"
 
 
 def _tokens_of(name: str, usage: UsageFigures) -> int:
-    """Private tokens by the ledger, for a name that the key store does not know."""
+    """Private tokens in the ledger, for a name that is not in the key store."""
     return usage.by_tag.get(name, Usage(name)).tokens
 
 
 def _by_key(keys: list[KeyInfo], usage: UsageFigures, service: Service) -> list[dict[str, Any]]:
-    """Keys of the store, and names that only the ledger or this process knows."""
+    """Keys of the store, and names that only the ledger or this process has."""
     stored = {key.name: key for key in keys}
     names = [*stored, *sorted((set(usage.by_tag) | set(service.num_requests)) - set(stored))]
     return [_key_row(name, stored.get(name), usage.by_tag.get(name, Usage(name)), service) for name in names]
@@ -217,7 +215,7 @@ def _key_row(name: str, key: KeyInfo | None, usage: Usage, service: Service) -> 
 
 
 def _points(by_hour: dict[str, Usage]) -> dict[str, Any]:
-    """Bins with tokens, oldest first, and the sum up to each; days where hours would be too many."""
+    """Bins with tokens, oldest first, with running sums; by day if there are too many hours."""
     name, length, rest = ("hour", 13, ":00:00Z") if len(by_hour) <= _MOST_POINTS else ("day", 10, "T00:00:00Z")
     bins: dict[str, list[int]] = {}
     for hour, usage in by_hour.items():

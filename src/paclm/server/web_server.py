@@ -1,0 +1,185 @@
+"""uvicorn with limits: how many connections there are, how long one may be silent, and a stop that waits for answers.
+
+uvicorn itself waits without limit for a request that never comes and for a reader that never reads, and each connection
+takes a file descriptor. Connections that take all descriptors of the process would fail the ledger's next commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from paclm.config import ServerConfig
+from paclm.errors import ServiceError
+from paclm.server.refusals import too_many_connections
+from paclm.server.service import Service
+
+_FLUSH_SECONDS = 3
+"""To send what is ready once every answer is complete or cut off; then uvicorn closes the connections."""
+_OTHER_FILES = 128
+"""Ledger, witness, service database, models, and a margin."""
+_LINGER_SECONDS = 1.0
+"""A client reads its refusal only if its request was read before the connection closes."""
+
+
+class LimitedConnection(H11Protocol):
+    """One connection; `limited` sets the limits."""
+
+    most: int
+    """Connections at a time."""
+    seconds: float
+    """How long request headers may take to arrive, and a reader to accept what is sent."""
+
+    _is_refused = False
+    _head: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accept it, or refuse if there are too many."""
+        super().connection_made(transport)
+        if len(self.connections) > self.most:
+            self._is_refused = True
+            transport.write(_REFUSAL)
+            self._head = self.loop.call_later(_LINGER_SECONDS, transport.abort)
+        else:
+            self._expect_request()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request; a refused connection closes after its first bytes."""
+        if self._is_refused:
+            self.transport.close()
+            return
+        super().data_received(data)
+        if not self._is_between_requests:
+            _cancel(self._head)
+
+    def on_response_complete(self) -> None:
+        """Start the timer for the next request."""
+        super().on_response_complete()
+        if self._is_between_requests:
+            self._expect_request()
+
+    def pause_writing(self) -> None:
+        """The reader does not keep up."""
+        super().pause_writing()
+        _cancel(self._stall)
+        self._stall = self.loop.call_later(self.seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The reader has caught up."""
+        super().resume_writing()
+        _cancel(self._stall)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timers."""
+        super().connection_lost(exc)
+        _cancel(self._head)
+        _cancel(self._stall)
+
+    @property
+    def _is_between_requests(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _expect_request(self) -> None:
+        _cancel(self._head)
+        self._head = self.loop.call_later(self.seconds, self.transport.abort)
+
+
+class WebServer(uvicorn.Server):
+    """Refuses new requests after a stop signal, and keeps the port open (`/health`) while answers are in progress."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        service.on_failure = self._stop
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal to stop."""
+        self._service.drain()
+        super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end. uvicorn closes the port when it ends, so answers in progress are waited for here."""
+        is_stopping = await super().on_tick(counter)
+        return is_stopping and (self.force_exit or self._service.is_idle)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Unlike the original, does not raise the signal again: the process still has to close the ledger."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        stopping = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: outlive the terminal
+            stopping.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self.handle_exit) for number in stopping}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
+
+def web_server(app: ASGIApp, service: Service, settings: ServerConfig) -> WebServer:
+    """uvicorn over the app, without access log and without trust in proxy headers."""
+    config = uvicorn.Config(
+        app,
+        loop="asyncio",
+        http=limited(settings.max_connections, settings.read_seconds),
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        log_config=None,
+        timeout_graceful_shutdown=_FLUSH_SECONDS,
+    )
+    return WebServer(config, service)
+
+
+def limited(most: int, seconds: float) -> type[LimitedConnection]:
+    """The connection class with these limits."""
+    return type("Connection", (LimitedConnection,), {"most": most, "seconds": seconds})
+
+
+def allow_files(connections: int) -> None:
+    """Raise the limit on open files so that these connections leave enough for the ledger, or refuse to start."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ServiceError(
+            f"This process may open {hard:,} files, and max_connections = {connections:,} in [server] needs "
+            f"{needed:,}. Raise the limit (ulimit -n), or lower max_connections."
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
+def _refusal_bytes() -> bytes:
+    refusal = too_many_connections()
+    body = json.dumps(refusal.body()).encode()
+    headers = {**refusal.headers, "content-type": "application/json", "content-length": str(len(body))}
+    lines = [f"HTTP/1.1 {refusal.status} Service Unavailable", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "connection: close", "", ""]).encode() + body
+
+
+_REFUSAL = _refusal_bytes()
