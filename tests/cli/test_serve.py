@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from typer.testing import CliRunner
 
 from curator.deployments import ScriptedEngine
@@ -22,7 +23,7 @@ from paclm import Curator
 from paclm.cli.main import app
 from paclm.curator.master_key import new_key, write_key
 from paclm.errors import InvalidInput, LedgerBusy, MissingExtra, ServiceError, WorkspaceError
-from paclm.server import logs, run
+from paclm.server import logs, run, web_server
 from paclm.server.run import is_loopback_address
 
 
@@ -66,7 +67,7 @@ def test_a_workspace_without_a_budget_is_not_served(clinic: Path) -> None:
     (clinic / "paclm.toml").write_text("")
     error = error_of(clinic, "--port", "0")
     assert isinstance(error, InvalidInput)
-    assert "nobody spends privacy by accident" in str(error)
+    assert "per_token" in str(error)
 
 
 def test_a_folder_that_is_no_workspace_is_not_served(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_it_says_where_it_listens_answers_and_ends_cleanly_when_told(clinic: Pat
 def test_a_closed_terminal_ends_it_in_order_and_nohup_outlives_it(is_nohup: bool) -> None:
     told: list[str] = []
     service: Any = SimpleNamespace(drain=lambda: told.append("drain"))
-    server = run._Uvicorn(run.uvicorn.Config(app=lambda: None, log_config=None), service)
+    server = web_server.WebServer(uvicorn.Config(app=lambda: None, log_config=None), service)
     missed = lambda *_: told.append("missed")  # noqa: E731  (what a signal does by itself would end these tests too)
     started_with = signal.SIG_IGN if is_nohup else missed
     before = signal.signal(signal.SIGHUP, started_with)

@@ -11,16 +11,17 @@ from typing import Any
 
 import httpx
 import uvicorn
-from paclm.server.listening import listen
 
 from curator.deployments import without_notes
 from paclm import Curator, Workspace
 from paclm.config import ServerConfig
+from paclm.server.address import listen
 from paclm.server.api_keys import KeyStore
+from paclm.server.app import create_app
 from paclm.server.database import Database, service_path
 from paclm.server.idempotency import Replies
-from paclm.server.run import web_server
 from paclm.server.service import Service, Setup
+from paclm.server.web_server import web_server
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' and loop.first %}{{ raise_exception('no ' + m.content) }}"
@@ -88,7 +89,7 @@ def serve(workspace: Workspace, engine: Any, tokenizer: Any, **options: Any) -> 
         ward = admin if "ward" in names or not has_ward else keys.add("ward", quota_tokens=quota)
         setup = Setup(model_id="clinic", settings=settings, runtime=workspace.runtime, **options)
         service = Service(curator, setup, keys, replies)
-        server = web_server(service, settings)
+        server = web_server(create_app(service), service, settings)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -92,7 +92,7 @@ def num_known(live: Live) -> int:
 
     Another thread may come between the two looks: what moves from the calls to the seats is missed, not counted twice.
     """
-    return len(live.service._stepper._seats) + live.service.num_calls
+    return len(live.service.scheduler._subscribers) + live.service.scheduler.num_calls
 
 
 @contextmanager

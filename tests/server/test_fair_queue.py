@@ -6,32 +6,33 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from paclm.server.fair_queue import Lines
+
+from paclm.server.scheduler import FairQueue
 
 
-def drained(lines: Lines[int]) -> list[int]:
-    return [lines.next() for _ in range(len(lines))]
+def drained(lines: FairQueue[int]) -> list[int]:
+    return [lines.get() for _ in range(len(lines))]
 
 
 def test_a_key_with_many_entries_delays_another_by_one() -> None:
-    lines: Lines[int] = Lines()
+    lines: FairQueue[int] = FairQueue()
     for entry in range(100):
-        lines.join("busy", entry)
-    assert lines.next() == 0
-    lines.join("quiet", 1000)
-    assert lines.next() == 1
-    assert lines.next() == 1000
-    assert lines.next() == 2
+        lines.put("busy", entry)
+    assert lines.get() == 0
+    lines.put("quiet", 1000)
+    assert lines.get() == 1
+    assert lines.get() == 1000
+    assert lines.get() == 2
 
 
 def test_whoever_leaves_is_not_served() -> None:
-    lines: Lines[int] = Lines()
+    lines: FairQueue[int] = FairQueue()
     for owner, entry in (("a", 1), ("b", 2), ("a", 3)):
-        lines.join(owner, entry)
-    assert lines.leave("a", 1)
-    assert not lines.leave("a", 1)
-    assert not lines.leave("c", 1)
-    assert lines.leave("b", 2)
+        lines.put(owner, entry)
+    assert lines.remove("a", 1)
+    assert not lines.remove("a", 1)
+    assert not lines.remove("c", 1)
+    assert lines.remove("b", 2)
     assert (len(lines), lines.num_of("a"), lines.num_of("b")) == (1, 1, 0)
     assert drained(lines) == [3]
 
@@ -40,15 +41,15 @@ def test_whoever_leaves_is_not_served() -> None:
 def test_everybody_is_served_once_in_their_own_order_and_nobody_twice_while_others_wait(
     moves: list[tuple[str, bool]],
 ) -> None:
-    lines: Lines[tuple[str, int]] = Lines()
+    lines: FairQueue[tuple[str, int]] = FairQueue()
     served: list[tuple[str, int]] = []
     for number, (owner, is_joining) in enumerate(moves):
         if is_joining:
-            lines.join(owner, (owner, number))
+            lines.put(owner, (owner, number))
         elif len(lines):
-            served.append(lines.next())
+            served.append(lines.get())
         assert len(lines) == sum(lines.num_of(owner) for owner in "abcd")
-    rest = [lines.next() for _ in range(len(lines))]
+    rest = [lines.get() for _ in range(len(lines))]
     joined = [(owner, number) for number, (owner, is_joining) in enumerate(moves) if is_joining]
     assert sorted(served + rest) == sorted(joined)
     for owner in "abcd":

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paclm.server.shapes import ChatCompletion, Completion, Error, History, Models, Overview, Plan, Privacy
 
 from paclm.config import ServerConfig
+from paclm.server.openapi import ChatCompletion, Completion, Error, History, Models, Overview, Privacy, RequestPlan
 from server.live import Live, bearer
 
 CHECKS = (
@@ -59,8 +59,8 @@ def test_completions_and_plans_have_the_shapes_that_the_document_shows(start: An
     for path, more, shape in (
         ("/v1/completions", prompt, Completion),
         ("/v1/chat/completions", messages, ChatCompletion),
-        ("/v1/privacy/plan", prompt, Plan),
-        ("/v1/privacy/plan", messages, Plan),
+        ("/v1/privacy/plan", prompt, RequestPlan),
+        ("/v1/privacy/plan", messages, RequestPlan),
     ):
         shape.model_validate(live.http.post(path, json={**ask, **more}).json())
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from paclm.server.recent import BIN_SECONDS, Recent
 
 from curator.deployments import ScriptedEngine
+from paclm.server.metrics import BIN_SECONDS, Recent
 from server.live import Live
 from server.stepped import wait_until
 

@@ -62,10 +62,10 @@ class Request:
             raise InvalidInput(f"temperature must be a finite number of at least 0, not {self.temperature!r}.")
         if not all(isinstance(stop, str) and stop for stop in self.stop):
             raise InvalidInput("A stop string must be a string of at least one character.")
-        if not self.prompt or not all(type(token) is int and 0 <= token < vocabulary for token in self.prompt):
-            raise InvalidInput(f"A prompt must hold token ids, integers from 0 to {vocabulary - 1}, and at least one.")
         if len(self.prompt) + self.max_new_tokens > context:
             raise ContextExceeded(prompt_tokens=len(self.prompt), max_new_tokens=self.max_new_tokens, context=context)
+        if not self.prompt or not all(type(token) is int and 0 <= token < vocabulary for token in self.prompt):
+            raise InvalidInput(f"A prompt must hold token ids, integers from 0 to {vocabulary - 1}, and at least one.")
         _check_tag(self.tag)
 
 

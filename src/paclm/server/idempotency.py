@@ -197,8 +197,8 @@ class Replies:
         if own >= half or self._rows >= self._keep.rows:
             raise RepliesFull(
                 f"{self._rows:,} requests with an Idempotency-Key are stored, {own:,} of them of this API key; the "
-                f"limits are {self._keep.rows:,} and {half:,}. Send this one later, or without the Idempotency-Key: it is "
-                "then charged each time it is sent."
+                f"limits are {self._keep.rows:,} and {half:,}. Send this one later, or without the Idempotency-Key: "
+                "it is then charged each time it is sent."
             )
 
     def _delete_expired(self, db: sqlite3.Connection) -> int:

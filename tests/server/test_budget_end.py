@@ -50,7 +50,7 @@ def test_a_start_without_budget_says_what_happens_now(
     told = [entry for record in caplog.records if (entry := getattr(record, "entry", None))]
     assert [entry.event for entry in told] == ["started", "budget_exhausted", "stopping", "stopped"]
     assert told[1].on_exhausted == on_exhausted
-    assert "until the budget is gone" not in privacy["sentence"]
+    assert "until the budget is spent" not in privacy["sentence"]
     assert privacy["sentence"].endswith("The guarantee holds as committed; nothing more is charged.")
     assert ("the public model answers" in overview["sentences"]["left"]) is (on_exhausted == "public")
 
@@ -68,6 +68,6 @@ def test_the_guarantee_names_its_unit_and_what_it_does_not_hide(start: Start) ->
     assert privacy["sentence"].startswith(
         "No attack on whether the records of one patient were in the half of the corpus that was used succeeds more"
     )
-    assert "until the budget is gone" in privacy["sentence"]
+    assert "until the budget is spent" in privacy["sentence"]
     assert "Whether a record is in the corpus at all is not hidden." in privacy["not_promised"]
     assert "memorized may be emitted" in privacy["not_promised"]

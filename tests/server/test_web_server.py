@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paclm.server.connections import allow_files
 
 import paclm
 from curator.deployments import ScriptedEngine
 from paclm.config import ServerConfig
 from paclm.errors import ServiceError
+from paclm.server.web_server import allow_files
 from server.live import Live
 from server.sockets import ask, connect, post_with_key, read_to_end, standing_still
 from server.stepped import wait_until
