@@ -1,0 +1,46 @@
+"""A workspace that commit adfd882 made and charged still opens, verifies and serves."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from paclm.errors import LedgerRolledBack
+from paclm.ledger.verify import verify
+from paclm.worlds.workspace import Workspace
+
+ARCHIVE = Path(__file__).parents[1] / "fixtures" / "workspace-adfd882" / "workspace.tar.gz"
+TOKENS, UNITS, HEAD = 15, 11 * 2**44 + 4 * 2**43, 20
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Path:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="tar")
+    return tmp_path / "workspace"
+
+
+def test_its_ledger_verifies(older):
+    report = verify(older / "curator" / "ledger.sqlite")
+    assert report.intact, report.problem
+    assert (report.num_events, len(report.signers)) == (HEAD, 2)
+    assert (report.contents.state.tokens, report.contents.state.spent_units) == (TOKENS, UNITS)
+
+
+def test_it_serves_on_from_the_same_account_and_belief(older, open_curator):
+    for served in (3, 6):
+        with open_curator(Workspace.open(older), witness=older.parent / "witness") as curator:
+            assert curator.generate("the", 3).private_tokens == 3
+            assert curator.account.tokens == TOKENS + served
+            assert curator.account.spent_units == UNITS + served * 2**43
+    assert verify(older / "curator" / "ledger.sqlite").intact
+
+
+@pytest.mark.parametrize("witness", ["witness", "before.witness"], ids=["by its witness", "by its lock note"])
+def test_a_rollback_of_its_files_is_noticed(older, open_curator, witness):
+    ledger = older / "curator" / "ledger.sqlite"
+    ledger.write_bytes((older.parent / "before.sqlite").read_bytes())
+    with pytest.raises(LedgerRolledBack, match=rf"row {HEAD - 5}.*row {HEAD}"):
+        open_curator(Workspace.open(older), witness=older.parent / witness)
