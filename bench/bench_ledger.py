@@ -77,7 +77,7 @@ def main() -> None:
             "commit with a witness, one key": (make(folder, "witnessed", witness=True), 1),
             "not durable (synchronous=OFF)": (make(folder, "careless"), 1),
         }
-        ledgers["not durable (synchronous=OFF)"][0]._writer.db.execute("PRAGMA synchronous=OFF")
+        ledgers["not durable (synchronous=OFF)"][0].store.db.execute("PRAGMA synchronous=OFF")
         contenders = {label: (lambda x=ledger, k=keys: steps(x, k)) for label, (ledger, keys) in ledgers.items()}
         seconds = race({**contenders, "bare 16 KiB write and sync": bare_writes(folder / "bare")})
         print_table(
@@ -91,7 +91,7 @@ def main() -> None:
         rows = []
         for num_keys in (1, 16):
             ledger = make(folder, f"growth-{num_keys}")
-            ledger._writer.db.execute("PRAGMA synchronous=OFF")
+            ledger.store.db.execute("PRAGMA synchronous=OFF")
             steps(ledger, num_keys, HISTORY)
             path = ledger.path
             ledger.close()

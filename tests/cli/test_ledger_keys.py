@@ -29,7 +29,7 @@ from paclm.errors import (
     LedgerRolledBack,
     WitnessMissing,
 )
-from paclm.ledger.chain import key_name
+from paclm.ledger.events import key_name
 
 OPERATIONS = Path(__file__).parent.parent.parent / "docs" / "guide" / "operations.md"
 

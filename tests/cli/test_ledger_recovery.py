@@ -17,8 +17,7 @@ from paclm.errors import (
     LedgerMissing,
     LedgerRolledBack,
 )
-from paclm.ledger.chain import key_name
-from paclm.ledger.events import Usage
+from paclm.ledger.events import Usage, key_name
 from paclm.ledger.verify import signing_key
 from paclm.privacy.bounds import success_bound
 

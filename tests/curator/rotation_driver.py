@@ -30,7 +30,7 @@ from paclm.curator.redacted import Redacted
 from paclm.curator.sealed import SealedFile
 from paclm.curator.secret import seal_belief, unseal_belief
 from paclm.errors import LedgerWrongKey
-from paclm.ledger import database
+from paclm.ledger import sqlite_file
 from paclm.ledger.verify import verify
 from paclm.worlds.layout import LEDGER_FILE
 from paclm.worlds.workspace import Workspace
@@ -55,7 +55,7 @@ class Fate:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def begin(self, custody: Custody) -> Custody:
-        self.watch(custody.ledger._writer.db)
+        self.watch(custody.ledger.store.db)
         self.watch_calls()
         return custody
 
@@ -96,8 +96,8 @@ def exchange(path: Path, witness: Path, order: str, master: Redacted[bytes] | No
 
 def reopen(path: Path, witness: Path, fate: Fate) -> None:
     """An opening, told to the driver from its first touch of the ledger on."""
-    workspace, open_writer = Workspace.open(path), database.open_writer
-    database.open_writer = lambda place: fate.watch(open_writer(place))  # type: ignore[assignment]
+    workspace, open_writer = Workspace.open(path), sqlite_file.open_writer
+    sqlite_file.open_writer = lambda place: fate.watch(open_writer(place))  # type: ignore[assignment]
     fate.watch_calls()
     open_custody(workspace, witness).ledger.close()
 

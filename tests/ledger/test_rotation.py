@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from paclm.errors import LedgerError, LedgerRolledBack, LedgerStopped, LedgerWrongKey
-from paclm.ledger import writer as writer_module
+from paclm.ledger import ledger as ledger_module
 from paclm.ledger.recovery import adopt_restored, backup
 from paclm.ledger.verify import verify
 from paclm.ledger.witness import Witness
@@ -75,9 +75,9 @@ def test_a_backup_is_not_adopted_without_the_key_that_signed_it(books, rotated):
 
 def crash_before_restoring(monkeypatch):
     """As if the process died right before the row that ends an adopting."""
-    append = writer_module.Writer.append
+    append = ledger_module.Ledger.append
     monkeypatch.setattr(
-        writer_module.Writer,
+        ledger_module.Ledger,
         "append",
         lambda self, event, *rest, **more: crash() if event.kind == "restored" else append(self, event, *rest, **more),
     )
@@ -91,7 +91,7 @@ def test_a_crash_in_the_middle_of_adopting_leaves_a_copy(books, rotated, monkeyp
     with pytest.raises(KeyboardInterrupt):
         adopt_restored(books.path, confirmed_by="ada", **keys)
     monkeypatch.undo()
-    with pytest.raises(LedgerRolledBack, match="backup copy"):
+    with pytest.raises(LedgerRolledBack, match="paclm ledger adopt"):
         books.open(**keys)
     adopt_restored(books.path, confirmed_by="ada", **keys)
     with books.open(**keys) as ledger:
@@ -140,14 +140,14 @@ def test_a_crash_between_the_restore_and_its_witness_is_made_good_by_adopting_on
 
 def test_a_live_ledger_signed_with_an_old_key_is_not_opened(books):
     books.with_steps(1).close()
-    with pytest.raises(LedgerError, match="newest key first"):
+    with pytest.raises(LedgerError, match="old key"):
         books.open(mac_key=KEYS[0], old_keys=[books.key])
 
 
 @pytest.mark.parametrize("place", ["make_row", "endorse"])
 def test_an_interrupted_rotation_leaves_the_old_key_signing(books, monkeypatch, place):
     with books.with_steps(1) as ledger:
-        monkeypatch.setattr(writer_module, place, crash)
+        monkeypatch.setattr(ledger_module, place, crash)
         with pytest.raises(KeyboardInterrupt):
             ledger.rotate_key(KEYS[0])
         monkeypatch.undo()
@@ -158,7 +158,7 @@ def test_an_interrupted_rotation_leaves_the_old_key_signing(books, monkeypatch, 
 
 def test_an_interrupt_after_the_rotation_was_written_stops_the_ledger(books, monkeypatch):
     with books.with_steps(1) as ledger:
-        monkeypatch.setattr(writer_module.Writer, "_use_keys", crash)
+        monkeypatch.setattr(ledger_module.Ledger, "_use_keys", crash)
         with pytest.raises(KeyboardInterrupt):
             ledger.rotate_key(KEYS[0])
         monkeypatch.undo()

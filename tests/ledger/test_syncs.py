@@ -18,15 +18,15 @@ WORKER = """
 import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from paclm.ledger import database, witness
+from paclm.ledger import sqlite_file, store
 if {broken!r} == "ledger":
-    real = database._make_durable
+    real = sqlite_file._make_durable
     def forgetful(db, path):
         real(db, path)
         db.execute("PRAGMA synchronous=OFF")
-    database._make_durable = forgetful
+    sqlite_file._make_durable = forgetful
 if {broken!r} == "witness":
-    witness._sync = lambda descriptor: None
+    store._sync = lambda descriptor: None
 import kills
 path, second = Path({path!r}), Path({second!r})
 kills.create(path, second)

@@ -20,7 +20,7 @@ def test_a_dashboard_never_has_the_ledgers_table_read_between_two_steps(start: S
     live = start()
     live.complete(max_tokens=4)
     statements: list[str] = []
-    live.curator._custody.ledger._writer.db.set_trace_callback(statements.append)
+    live.curator._custody.ledger.store.db.set_trace_callback(statements.append)
     live.complete(max_tokens=4, temperature=0)
     for _ in range(3):
         overview, history = live.as_admin("/v1/admin/overview"), live.as_admin("/v1/admin/history")

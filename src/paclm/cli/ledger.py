@@ -23,7 +23,8 @@ from paclm.config import format_budget
 from paclm.errors import InvalidInput, LedgerError, WorkspaceError
 
 if TYPE_CHECKING:
-    from paclm.ledger.reading import Contents, UsageTable
+    from paclm.ledger.reading import Contents
+    from paclm.ledger.state import UsageTable
 
 ledger = typer.Typer(help="What was spent, and whether the books can be believed.", no_args_is_help=True)
 
@@ -273,7 +274,7 @@ def _witness(name: str | None) -> str:
 
 
 def _print_history(usage: UsageTable) -> None:
-    from paclm.ledger.usage import by_day, by_hour, by_key
+    from paclm.ledger.state import by_day, by_hour, by_key
     from paclm.privacy.accounting import nats_up
 
     hours = [(hour, had.units) for hour, had in by_hour(usage).items()]

@@ -56,7 +56,7 @@ def mac_keys(place: Path, key_files: list[Path] | None = None) -> list[bytes]:
     that file they must be named, and the one counts as the newest that signed the newest row.
     """
     from paclm.curator.sealed import SealedFile
-    from paclm.ledger.chain import key_name
+    from paclm.ledger.events import key_name
     from paclm.ledger.verify import signing_key
 
     path = find_ledger(place)
@@ -77,7 +77,7 @@ def mac_keys(place: Path, key_files: list[Path] | None = None) -> list[bytes]:
 def unplaced_keys(place: Path, key_files: list[Path], signers: Sequence[str]) -> list[str]:
     """Names of keys that were named, signed no row and may have replaced those that did: nothing says otherwise."""
     from paclm.curator.sealed import SealedFile
-    from paclm.ledger.chain import key_name
+    from paclm.ledger.events import key_name
 
     path = find_ledger(place)
     given = _keys_given(path, place.is_file(), key_files)

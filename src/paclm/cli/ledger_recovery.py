@@ -91,12 +91,11 @@ def adopt(
 
 def _serves_as_it_is(path: Path, keys: list[bytes]) -> bool:
     """Whether it is no marked copy, has the newest row that its lock remembers, and has no witness to ask."""
-    from paclm.ledger.lock import read_remembered
+    from paclm.ledger.store import lock_path, read_note
     from paclm.ledger.verify import verify
-    from paclm.ledger.writer import lock_path
 
     report = verify(path, keys)
-    if report.contents is None or not report.intact or report.is_copy or read_remembered(lock_path(path)) is None:
+    if report.contents is None or not report.intact or report.is_copy or read_note(lock_path(path)) is None:
         return False
     state = report.contents.state
     return state.witness is None and not state.belief_is_lost

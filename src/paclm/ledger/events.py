@@ -1,25 +1,33 @@
-"""What happened to the budget, as frozen records. Knows no file and no key.
+"""What happened to the budget, as frozen events, and the signed rows that store them. Knows no file.
 
-Rules of evolution: a kind is never removed, a field never changes its meaning, a new meaning is a new kind. An event
-says everything about itself: whoever holds the rows can recompute every figure without paclm's settings or workspace.
+Evolution: a kind is never removed, a field never changes its meaning, a new meaning is a new kind. An event is
+complete: every figure can be recomputed from the rows alone, without paclm's settings or the workspace.
+
+Each row holds the digest of the row before and a MAC by the ledger's key. The digest shows edits, gaps and swaps, also
+without a key; the MAC shows rows made without the key. Only a witness shows that the newest rows are missing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, NoReturn, final
 
-from paclm.errors import InvalidInput
+from paclm.errors import InvalidInput, LedgerWrongKey, UnsoundState
 
+GENESIS = bytes(32)
+"""The digest before the first row."""
+MIN_KEY_BYTES = 32
 Settings = Mapping[str, Any]
 """The fields of a `MechanismConfig`, as stored."""
 
 
 class BadRow(Exception):
-    """What is wrong with a row: the rest of a sentence that begins with the row's number."""
+    """What is wrong with a row; the message continues a sentence that begins with the row's number."""
 
 
 COUNTS = ("tokens", "dissent_tokens", "charged_tokens", "units", "public_tokens")
@@ -27,20 +35,20 @@ COUNTS = ("tokens", "dissent_tokens", "charged_tokens", "units", "public_tokens"
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one API key (or session tag) had: in one engine step, or added up."""
+    """Tokens and charges of one API key (or session tag), in one engine step or summed."""
 
     key: str
     """The name of the key, or the tag."""
     tokens: int = 0
     """Private tokens: released from votes."""
     dissent_tokens: int = 0
-    """Those on which the worlds differed."""
+    """Private tokens on which the worlds dissented."""
     charged_tokens: int = 0
-    """Those that cost anything."""
+    """Private tokens with a charge above 0."""
     units: int = 0
-    """What they cost, in units of 2^-60 nat."""
+    """The charge, in units of 2^-60 nat."""
     public_tokens: int = 0
-    """Tokens of the public model alone; they say nothing about the secret and cost nothing."""
+    """Tokens of the public model alone: they leak nothing and cost nothing."""
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -53,23 +61,23 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The first row: whose ledger this is and what was committed before the first token."""
+    """The first row: the workspace, its settings and the total committed before the first token."""
 
     kind: ClassVar[str] = "opened"
     ledger: str
     """Random name of this ledger."""
     workspace: str
-    """Digest of the workspace: the worlds and the base model that the budget belongs to."""
+    """Digest of the worlds and the base model that the budget belongs to."""
     num_worlds: int
     settings: Settings
     total_units: int
     belief: str
-    """SHA-256 of the sealed belief that was stored with this row; so in every event that has it."""
+    """SHA-256 of the sealed belief stored with this row; the same in every event with this field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """One engine step: what each key had in it."""
+    """One engine step: tokens and charges by key."""
 
     kind: ClassVar[str] = "stepped"
     entries: tuple[Usage, ...]
@@ -79,7 +87,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class SettingsChanged:
-    """Other settings from here on; the total may only have become smaller."""
+    """Other settings from this row on; the total is not larger than before."""
 
     kind: ClassVar[str] = "settings-changed"
     old: Settings
@@ -102,7 +110,7 @@ class Extended:
 
 @dataclass(frozen=True, slots=True)
 class KeyRotated:
-    """Rows from this one on carry the MAC of a new key; the old key vouches for it."""
+    """Rows from this one on carry the MAC of a new key, which the old key endorses."""
 
     kind: ClassVar[str] = "key-rotated"
     old_key: str
@@ -110,12 +118,12 @@ class KeyRotated:
     endorsement: str
     """HMAC by the old key over the new key's name and the digest of the row before."""
     belief: str | None
-    """The belief sealed anew, when its key changed too."""
+    """The same belief under its new seal, when the sealing key changed too."""
 
 
 @dataclass(frozen=True, slots=True)
 class WitnessChanged:
-    """From here on another witness, or none, knows the head of this ledger."""
+    """From this row on another witness, or none, records the head of this ledger."""
 
     kind: ClassVar[str] = "witness-changed"
     old: str | None
@@ -125,10 +133,10 @@ class WitnessChanged:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The file came back from a backup. Charges all that can have been spent since; never gives anything back.
+    """The file was restored from a backup. Charges all that can have been spent since; never lowers the spend.
 
-    `proof` is `current` (a witness shows that no row is missing), `witness` (rows are missing, and the witness kept
-    account and belief: `state`, `settings`, `belief`) or `none` (nobody knows: the whole budget counts as spent).
+    `proof` is `current` (the witness shows that no row is missing), `witness` (rows are missing; `state`, `settings`
+    and `belief` come from the witness) or `none` (unknown: the whole budget counts as spent).
     """
 
     kind: ClassVar[str] = "restored"
@@ -138,7 +146,7 @@ class Restored:
     lost_until: int
     """The last row known to be lost; `last_seq` when none is known."""
     total_units: int
-    """At least the total that was ever committed, as far as the operator knows."""
+    """The largest total ever committed, as far as the operator knows."""
     state: Mapping[str, Any] | None
     settings: Settings | None
     belief: str | None
@@ -154,7 +162,7 @@ _FIELDS = {cls: tuple(field.name for field in dataclasses.fields(cls)) for cls i
 
 
 def reseals(event: Event) -> bool:
-    """Whether an event is about the seal of a belief that did not move: none under another key may stay anywhere."""
+    """Whether an event only replaces the seal of the belief: no copy under the old key may stay anywhere."""
     return isinstance(event, KeyRotated) or (
         isinstance(event, Stepped) and not event.entries and event.belief is not None
     )
@@ -164,7 +172,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=Fal
 
 
 def canonical(value: Any) -> str:
-    """JSON in the one way that is hashed: keys sorted, no spaces, ASCII, no NaN."""
+    """JSON in the form that is hashed: keys sorted, no spaces, ASCII, no NaN."""
     return _ENCODER.encode(value)
 
 
@@ -174,7 +182,7 @@ def to_fields(event: Event) -> dict[str, Any]:
     if isinstance(event, Stepped):
         fields["entries"] = [
             {name: value for name in _FIELDS[Usage] if (value := getattr(entry, name)) or name == "key"}
-            for entry in event.entries  # counts of zero are left out: many rows of many keys
+            for entry in event.entries  # counts of zero are left out to keep rows short
         ]
     return fields
 
@@ -190,5 +198,100 @@ def from_fields(kind: str, fields: Mapping[str, Any]) -> Event:
         try:
             fields = {**fields, "entries": tuple(Usage(**entry) for entry in fields["entries"])}
         except (TypeError, InvalidInput):
-            raise BadRow("has an entry that is none") from None
+            raise BadRow("has an invalid entry") from None
     return cls(**fields)
+
+
+@final
+class LedgerKeys:
+    """The key that signs new rows, and the older ones that signed before a rotation. Not in repr, never pickled."""
+
+    __slots__ = ("_by_name", "current")
+
+    def __init__(self, current: bytes, old: Iterable[bytes] = ()) -> None:
+        self._by_name: dict[str, bytes] = {}
+        for key in (current, *old):
+            if not isinstance(key, bytes) or len(key) < MIN_KEY_BYTES:
+                raise InvalidInput(f"A ledger key must be at least {MIN_KEY_BYTES} random bytes.")
+            self._by_name.setdefault(key_name(key), key)
+        self.current = key_name(current)
+
+    def rotated_to(self, new: bytes) -> LedgerKeys:
+        """The same keys and a new one, which signs."""
+        return LedgerKeys(new, self._by_name.values())
+
+    def signing_as(self, name: str) -> LedgerKeys:
+        """The same keys, of which the one of this name signs."""
+        return LedgerKeys(self._by_name[name], self._by_name.values())
+
+    def mac(self, name: str, message: bytes) -> bytes:
+        """HMAC-SHA256 by the key of that name."""
+        if name not in self._by_name:
+            raise LedgerWrongKey(
+                f"The ledger is signed with the key {name}; the keys given are {', '.join(self._by_name)}. Use the key "
+                "file of this workspace, and keep the old keys beside the new one after a rotation."
+            )
+        return hmac.digest(self._by_name[name], message, "sha256")
+
+    def __repr__(self) -> str:
+        return f"LedgerKeys(current={self.current!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsoundState("Ledger keys cannot be pickled or copied: they stay in the process that holds them.")
+
+
+def key_name(key: bytes) -> str:
+    """A public name for a key, from which the key cannot be found."""
+    return hashlib.sha256(b"paclm ledger key\n" + key).hexdigest()[:16]
+
+
+class Row(NamedTuple):
+    """One row as stored."""
+
+    seq: int
+    at: str
+    kind: str
+    body: str
+    key: str
+    previous: bytes
+    digest: bytes
+    mac: bytes
+
+
+_ROW_TYPES = (int, str, str, str, str, bytes, bytes, bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The newest row."""
+
+    seq: int
+    digest: bytes
+
+
+def digest_of(seq: int, at: str, kind: str, body: str, key: str, previous: bytes) -> bytes:
+    """SHA-256 over a row's fields; the lengths in front make the encoding unambiguous."""
+    text = f"{seq} {len(at)} {len(kind)} {len(key)} {at}{kind}{key}{body}"
+    return hashlib.sha256(previous + text.encode()).digest()
+
+
+def make_row(head: Head, seq: int, at: str, event: Event, after: Mapping[str, Any], keys: LedgerKeys) -> Row:
+    """The next row of the chain, signed; `after` holds the running totals after the event."""
+    body = canonical({"event": to_fields(event), "after": after})
+    digest = digest_of(seq, at, event.kind, body, keys.current, head.digest)
+    return Row(seq, at, event.kind, body, keys.current, head.digest, digest, keys.mac(keys.current, digest))
+
+
+def check_row(row: Row, keys: LedgerKeys | None) -> None:
+    """Check a row by itself: its types, its digest, and its MAC when keys are given."""
+    if tuple(map(type, row)) != _ROW_TYPES:  # SQLite reads what is missing from a page as NULL, despite NOT NULL
+        raise BadRow("lacks a field, or has one of another type: the file was cut off or overwritten")
+    if len(row.previous) != 32 or digest_of(*row[:6]) != row.digest:
+        raise BadRow("was edited: its digest does not match its fields")
+    if keys is not None and not hmac.compare_digest(keys.mac(row.key, row.digest), row.mac):
+        raise BadRow("carries a MAC that the ledger's key did not make")
+
+
+def endorse(keys: LedgerKeys, old_key: str, new_key: str, previous: bytes) -> str:
+    """The old key's MAC over a new key's name, valid at one place in one chain."""
+    return keys.mac(old_key, b"rotate\n" + new_key.encode() + previous).hex()

@@ -1,36 +1,102 @@
 """The ledger: charge and belief in one transaction, on the disk before `commit` returns.
 
-It holds neither the secret nor a belief in clear: the curator hands it sealed bytes. It refuses a second time what
-the account should have refused already.
+It holds neither the secret nor a belief in clear: the curator hands it sealed bytes. It checks prices a second time.
+After any failure it refuses everything: what reached the disk is unknown until the ledger is opened again.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 from paclm.config import MechanismConfig
-from paclm.errors import LedgerError
-from paclm.ledger import database
-from paclm.ledger.attendance import meet_witness
-from paclm.ledger.chain import Head, Keys
-from paclm.ledger.events import Extended, Opened, SettingsChanged, Stepped, Usage
-from paclm.ledger.lock import WriterLock
-from paclm.ledger.state import Bounds, Price, State, bounds_at
-from paclm.ledger.writer import Clock, Writer, hash_belief, lock_path, utc_now, write_first_row
+from paclm.errors import LedgerDamaged, LedgerError, LedgerRolledBack, LedgerStopped, LedgerTampered, UnsoundState
+from paclm.ledger import reading, sqlite_file
+from paclm.ledger.events import (
+    GENESIS,
+    BadRow,
+    Event,
+    Extended,
+    Head,
+    KeyRotated,
+    LedgerKeys,
+    Opened,
+    SettingsChanged,
+    Stepped,
+    Usage,
+    endorse,
+    make_row,
+    reseals,
+)
+from paclm.ledger.state import Bounds, Price, Sums, apply, bounds_at, new_settings, to_state_fields, usages
+from paclm.ledger.store import Store
+from paclm.ledger.witness import Testimony, Witness, check_witness
 from paclm.privacy.accounting import Account, units_down
+
+Clock = Callable[[], datetime]
+_CLOSED = "it was closed."
+
+
+def utc_now() -> datetime:
+    """The time of a row: for people and for sums by time; nothing is decided by it."""
+    return datetime.now(UTC)
 
 
 class Ledger:
     """An open ledger, and the only one on its file. Make one with `create` or `open`; use it as a context manager."""
 
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        self._price = Price.of(writer.settings)
+    def __init__(
+        self, path: Path, keys: LedgerKeys, *, in_full: bool, accept_copy: bool = False, clock: Clock = utc_now
+    ) -> None:
+        """Take the lock and read the file, without checking the witness: `open` does that."""
+        self.path = path.absolute()
+        self.keys = keys
+        self.witness: Witness | None = None
+        self._clock = clock
+        self._process = os.getpid()
+        self._failure: str | None = None
+        self._sums: Sums | None = None
+        self._one_at_a_time = threading.RLock()
+        self.store = Store.open_writer(self.path)
+        try:
+            self._load(in_full, accept_copy)
+        except BaseException:
+            self.store.close()
+            raise
+
+    def _load(self, in_full: bool, accept_copy: bool) -> None:
+        kind = self.store.kind
+        if kind == sqlite_file.COPY and not accept_copy:
+            raise LedgerRolledBack(
+                f"{self.path} is a backup copy: tokens may have been released after it was made. Adopt it with "
+                "paclm ledger adopt, which charges all that can have been spent since."
+            )
+        if kind not in (sqlite_file.LIVE, sqlite_file.COPY):
+            raise LedgerDamaged(f"{self.path} is not a ledger: it was overwritten or emptied. Restore a backup.")
+        if in_full:
+            self.store.check_pages()
+        self.store.migrate(_stamp(self._clock))
+        contents = (reading.read_chain if in_full else reading.read_contents)(self.store, self.keys)
+        if contents.key != self.keys.current and accept_copy:  # a copy from before the key was rotated
+            self.keys = self.keys.signing_as(contents.key)
+        elif contents.key != self.keys.current:
+            raise LedgerError(f"The newest rows of {self.path} are signed with an old key. Pass the newest key first.")
+        self.head, self.state = contents.head, contents.state
+        self.sealed_belief = contents.sealed_belief
+        """The belief after the last commit, sealed by the curator for row `state.belief_seq`."""
+        self.settings = contents.settings
+        self._price = Price.of(contents.settings)
+        self.ledger_id = contents.opened.ledger
+        self.workspace = contents.opened.workspace
+        """Digest of the workspace that this ledger belongs to."""
+        self.num_worlds = contents.opened.num_worlds
 
     @classmethod
     def create(
@@ -45,8 +111,7 @@ class Ledger:
         witness: str | Path | None = None,
         clock: Clock = utc_now,
     ) -> Ledger:
-        """Make the ledger of a workspace and open it; the file is complete or absent, whatever happens meanwhile."""
-        target, keys = Path(path).absolute(), Keys(mac_key)
+        """Make the ledger of a workspace and open it."""
         Price.of(settings)
         event = Opened(
             ledger=secrets.token_hex(16),
@@ -56,22 +121,10 @@ class Ledger:
             total_units=units_down(settings.total),
             belief=hash_belief(sealed_belief),
         )
-        target.parent.mkdir(mode=0o700, exist_ok=True)
-        database.check_closed(target.parent)
-        lock = WriterLock(lock_path(target))
-        try:
-            if target.exists():
-                raise LedgerError(f"{target} is there already. A ledger is never made anew for the same secret.")
-            part = target.with_name(target.name + ".part")
-            for leftover in (part, part.with_name(part.name + "-journal")):
-                leftover.unlink(missing_ok=True)
-            write_first_row(part, event, sealed_belief, keys, clock)
-            lock.forget()  # what it remembers, if anything, is a ledger that is gone
-            os.replace(part, target)
-            database.sync_folder(target.parent)
-        finally:
-            lock.release()
-        return cls.open(target, mac_key, witness=witness, clock=clock)
+        after = to_state_fields(apply(None, 1, event))
+        row = make_row(Head(0, GENESIS), 1, _stamp(clock), event, after, LedgerKeys(mac_key))
+        Store.create(Path(path).absolute(), row, sealed_belief)
+        return cls.open(path, mac_key, witness=witness, clock=clock)
 
     @classmethod
     def open(
@@ -86,111 +139,130 @@ class Ledger:
     ) -> Ledger:
         """Take the lock, check, and restore account and belief exactly as the last commit left them.
 
-        `in_full` checks hash, link and MAC of every row (10 to 20 µs each); without it only the rows that account and
-        belief rest on, however long the history. Sums are taken again by `verify`.
-        A witness that is passed for the first time is made and recorded; from then on the ledger never opens without.
+        `in_full` checks hash, link and MAC of every row (10 to 20 µs each); otherwise only the rows that account and
+        belief rest on. `verify` also recomputes the totals. A witness that is passed for the first time is made and
+        recorded; from then on the ledger does not open without it.
         """
-        writer = Writer(Path(path), Keys(mac_key, old_keys), in_full=in_full, clock=clock)
+        ledger = cls(Path(path), LedgerKeys(mac_key, old_keys), in_full=in_full, clock=clock)
         try:
-            meet_witness(writer, None if witness is None else Path(witness).absolute())
-            writer.settle()
-            return cls(writer)
+            check_witness(ledger, None if witness is None else Path(witness).absolute())
+            ledger.settle()
+            return ledger
         except BaseException:
-            writer.close()
+            ledger.close()
             raise
 
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self._writer.path
+    def check_note(self) -> None:
+        """Refuse a file that lacks the row noted as the newest when the ledger was last in use in this folder."""
+        reading.check_note(self.store, self.head.seq, self.store.note)
+
+    def settle(self) -> None:
+        """After all checks: note the head, and empty the write-ahead log, so that no row is in the log alone."""
+        self.store.note_head(self.head)
+        self.store.empty_log()
 
     @property
     def account(self) -> Account:
         """Budget and private tokens so far."""
-        return self._writer.state.account
-
-    @property
-    def state(self) -> State:
-        """All running totals."""
-        return self._writer.state
-
-    @property
-    def head(self) -> Head:
-        """The newest row: its number and digest."""
-        return self._writer.head
-
-    @property
-    def sealed_belief(self) -> bytes:
-        """The belief after the last commit, sealed by the curator for row `state.belief_seq`."""
-        return self._writer.sealed_belief
-
-    @property
-    def settings(self) -> MechanismConfig:
-        """The mechanism's settings in force."""
-        return self._writer.settings
-
-    @property
-    def ledger_id(self) -> str:
-        """Random name of this ledger, given when it was made."""
-        return self._writer.opened.ledger
-
-    @property
-    def workspace(self) -> str:
-        """Digest of the workspace that this ledger belongs to."""
-        return self._writer.opened.workspace
-
-    @property
-    def num_worlds(self) -> int:
-        """m."""
-        return self._writer.opened.num_worlds
+        return self.state.account
 
     @property
     def bounds(self) -> Bounds:
         """The guarantee: at the committed total, never at the spend."""
-        return self.state.bounds(self.num_worlds)
+        return bounds_at(self.state.committed_units, self.num_worlds)
 
     def bounds_for(self, total: float) -> Bounds:
-        """The guarantee that an extension to this total would leave: what to show before asking."""
+        """The guarantee after an extension to this total: to be shown before it is confirmed."""
         return bounds_at(max(units_down(total), self.state.committed_units), self.num_worlds)
 
     def by_key(self) -> dict[str, Usage]:
-        """What was spent by each key. A key's own spend bounds nothing: all share one belief."""
-        with self._writer.one_at_a_time:
-            return self._writer.sums.by_key()
+        """What each key spent. A key's own spend bounds nothing: all share one belief."""
+        with self._one_at_a_time:
+            return self._current_sums().by_key()
 
     def by_hour(self) -> dict[str, Usage]:
-        """What was spent in each hour (UTC) that had tokens, oldest first."""
-        with self._writer.one_at_a_time:
-            return self._writer.sums.by_hour()
+        """What was spent in each hour (UTC) with tokens, oldest first."""
+        with self._one_at_a_time:
+            return self._current_sums().by_hour()
+
+    def _current_sums(self) -> Sums:
+        self._refuse_if_stopped()
+        if self._sums is None:
+            self._sums = Sums(self.store.usage())
+        return self._sums
 
     def commit(self, entries: Iterable[Usage], sealed_belief: bytes | None) -> None:
-        """Record one engine step. When this returns, charge and belief are on the disk and tokens may leave.
+        """Record one engine step. When this returns, charge and belief are on the disk and tokens may be released.
 
-        Pass None when the belief did not move. A step that overspends or costs less than is due raises and writes
+        Pass None when the belief did not move. A step that overspends or is charged below its price raises and writes
         nothing; a failure of the disk stops the ledger.
         """
         step = tuple(entries)
-        self._writer.refuse_if_stopped()
+        self._refuse_if_stopped()
         self._price.check(step)
-        self._writer.append(Stepped(step, None if sealed_belief is None else hash_belief(sealed_belief)), sealed_belief)
+        self.append(Stepped(step, None if sealed_belief is None else hash_belief(sealed_belief)), sealed_belief)
+
+    def append(
+        self,
+        event: Event,
+        sealed_belief: bytes | None = None,
+        *,
+        seq: int | None = None,
+        keys: LedgerKeys | None = None,
+    ) -> None:
+        """Write one event durably. When this returns, the row is on the disk and the witness records it.
+
+        Other `keys` sign this row and all that follow.
+        """
+        with self._one_at_a_time:
+            self._refuse_if_stopped()
+            seq = self.head.seq + 1 if seq is None else seq
+            try:
+                after = apply(self.state, seq, event)
+            except BadRow as problem:
+                raise LedgerTampered(f"A new row for {self.path} {problem}. Nothing was written.") from None
+            row = make_row(self.head, seq, _stamp(self._clock), event, to_state_fields(after), keys or self.keys)
+            entries, sums = usages(self.state, after, event), self._sums
+            try:
+                self.store.append(row, entries, after.belief_seq, sealed_belief)
+                if keys is not None:
+                    self._use_keys(keys)
+                self.head, self.state = Head(seq, row.digest), after
+                if sums is not None:
+                    sums.add(row.at, entries)
+                self._sums = sums  # sums first asked for during the commit include this row already: dropped
+                if sealed_belief is not None:
+                    self.sealed_belief = sealed_belief
+                if (settings := new_settings(event)) is not None:
+                    self.settings = MechanismConfig(**settings)
+                    self._price = Price.of(self.settings)
+                if self.witness is not None and self.state.witness is not None:
+                    testimony = self.testimony(self.state.witness)
+                    if reseals(event):  # in both slots: the belief in the other is sealed with the old key
+                        self.witness.write_twice(testimony)
+                    else:
+                        self.witness.write(testimony)
+                self.store.note_head(self.head)
+            except BaseException as failure:
+                self._failure = str(failure) or type(failure).__name__
+                raise
 
     def reseal(self, sealed_belief: bytes) -> None:
         """Store the same belief under another seal, in both slots of the witness too; charges nothing."""
         self.commit((), sealed_belief)
 
     def change_settings(self, settings: MechanismConfig) -> bool:
-        """Other settings from now on; False when they are the same. A larger total is refused: see `extend`."""
+        """Use other settings from now on; False when they are the same. A larger total is refused: see `extend`."""
         if settings == self.settings:
             return False
-        price = Price.of(settings)
+        Price.of(settings)
         old, new = dataclasses.asdict(self.settings), dataclasses.asdict(settings)
-        self._writer.append(SettingsChanged(old, new, units_down(settings.total)))
-        self._price = price
+        self.append(SettingsChanged(old, new, units_down(settings.total)))
         return True
 
     def extend(self, total: float, *, confirmed_by: str) -> None:
         """Commit to a larger total, and so to a weaker guarantee, once a person has seen both bounds."""
-        self._writer.append(
+        self.append(
             Extended(
                 settings=dataclasses.asdict(dataclasses.replace(self.settings, total=total)),
                 old_total_units=self.state.total_units,
@@ -202,20 +274,55 @@ class Ledger:
         )
 
     def rotate_key(self, new_key: bytes, sealed_belief: bytes | None = None) -> None:
-        """Sign with a new key from now on, and store the belief sealed anew if its key changes too.
+        """Sign with a new key from now on, and store the belief under its new seal if the sealing key changes too.
 
         Keep the old key: the rows before are checked with it.
         """
-        writer = self._writer
-        with writer.one_at_a_time:
-            keys = writer.keys.rotated_to(new_key)
-            if keys.current == writer.keys.current:
-                raise LedgerError("The new ledger key is the old one. Make another: 32 random bytes.")
-            writer.rotate(keys, sealed_belief)
+        keys = self.keys.rotated_to(new_key)
+        if keys.current == self.keys.current:
+            raise LedgerError("The new ledger key is the old one. Make another: 32 random bytes.")
+        self.rotate_to(keys, sealed_belief)
+
+    def rotate_to(self, keys: LedgerKeys, sealed_belief: bytes | None = None) -> None:
+        """Sign with other keys from a row on in which the old key endorses the new one."""
+        with self._one_at_a_time:
+            old = self.keys.current
+            endorsement = endorse(keys, old, keys.current, self.head.digest)
+            belief = None if sealed_belief is None else hash_belief(sealed_belief)
+            self.append(KeyRotated(old, keys.current, endorsement, belief), sealed_belief, keys=keys)
+
+    def _use_keys(self, keys: LedgerKeys) -> None:
+        self.keys = keys
+        if self.witness is not None:
+            self.witness.keys = keys
+
+    def testimony(self, witness: str) -> Testimony:
+        """What a witness of that name should record now."""
+        return Testimony(
+            witness,
+            self.ledger_id,
+            self.head,
+            to_state_fields(self.state),
+            dataclasses.asdict(self.settings),
+            self.sealed_belief,
+            self.keys.current,
+        )
+
+    def _refuse_if_stopped(self) -> None:
+        if self._failure is not None:
+            raise LedgerStopped(f"This ledger stopped: {self._failure} Restart to continue from what is on the disk.")
+        if os.getpid() != self._process:
+            raise LedgerStopped("This ledger was opened before the process forked. One secret has one writer.")
 
     def close(self) -> None:
-        """Close the file and let the next writer in."""
-        self._writer.close()
+        """Close the files and release the lock; closing twice is fine."""
+        with self._one_at_a_time:
+            if self._failure == _CLOSED:
+                return
+            self._failure = _CLOSED
+            if self.witness is not None:
+                self.witness.close()
+            self.store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -225,3 +332,15 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"Ledger({str(self.path)!r}, row {self.head.seq})"
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsoundState("An open ledger cannot be pickled or copied: one secret has one writer.")
+
+
+def hash_belief(sealed: bytes) -> str:
+    """The hash of a sealed belief, as rows hold it."""
+    return hashlib.sha256(sealed).hexdigest()
+
+
+def _stamp(clock: Clock) -> str:
+    return clock().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

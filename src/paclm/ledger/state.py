@@ -1,48 +1,54 @@
-"""The running totals after each event: one pure function, used to write the ledger and again to verify it."""
+"""The running totals after each event, and sums by key and by time: pure, used to write the ledger and to verify it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from paclm.config import MechanismConfig
 from paclm.errors import BudgetExceeded, InvalidInput, UnsoundState
 from paclm.ledger.events import (
+    COUNTS,
     BadRow,
     Event,
     Extended,
     KeyRotated,
     Opened,
     Restored,
+    Row,
+    Settings,
     SettingsChanged,
     Stepped,
     Usage,
     WitnessChanged,
+    from_fields,
 )
 from paclm.privacy.accounting import Account, charge_units, nats_up, units_up
 from paclm.privacy.bounds import success_bound
 from paclm.privacy.releases import rule_named
 
 LOST = "(lost before a restore)"
-"""Whose the charges are that a restore had to assume."""
+"""The key under which a restore books the charges it has to assume."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where the budget stands after an event. Stored with it, so that opening never reads the whole history."""
+    """The running totals after an event. Stored with it, so that opening need not read the whole history."""
 
     total_units: int
     committed_units: int
-    """What the guarantee is stated at: the largest total under which anything was charged. A total that is lowered
-    after the first charge stops the spending earlier, but whoever lowers it has seen outputs: the bound stays."""
+    """The total that the guarantee is stated at: the largest under which anything was charged. Lowering the total
+    after the first charge stops spending earlier and leaves the bound: it was lowered knowing outputs."""
     settings_seq: int
     """The row with the settings in force."""
     belief_row: int
     """The row that holds the hash of the current belief."""
     belief_seq: int
-    """The row the belief was sealed for: the same one, until a restore brings it back from a witness."""
+    """The row that the belief was sealed for: `belief_row`, unless a restore took the belief from a witness."""
     spent_units: int = 0
     tokens: int = 0
     dissent_tokens: int = 0
@@ -50,11 +56,11 @@ class State:
     public_tokens: int = 0
     witness: str | None = None
     belief_is_lost: bool = False
-    """Releases were made that this ledger has no belief of: nothing may ever be charged again."""
+    """Releases are missing from the belief, after a restore without a witness: nothing may be charged again."""
 
     @property
     def account(self) -> Account:
-        """The same as the privacy room's account."""
+        """These totals as the privacy room's account."""
         return Account(self.total_units, self.spent_units, self.tokens, self.dissent_tokens, self.charged_tokens)
 
     def bounds(self, num_worlds: int) -> Bounds:
@@ -64,7 +70,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The largest success of any attack, at a total."""
+    """The largest success probability of any attack, at a total."""
 
     mia: float
     """On the membership of a record, from a prior of 1/2."""
@@ -72,8 +78,9 @@ class Bounds:
     """On the realized world, from a prior of 1/m."""
 
 
+@lru_cache(maxsize=64)
 def bounds_at(units: int, num_worlds: int) -> Bounds:
-    """The bounds that a committed total implies."""
+    """The bounds at a total. Cached: figures are read often, and the total seldom changes."""
     nats = nats_up(units)
     return Bounds(success_bound(nats, 1 / 2), success_bound(nats, 1 / num_worlds))
 
@@ -97,11 +104,20 @@ def from_state_fields(fields: Mapping[str, Any]) -> State:
     return state
 
 
+def parse_row(row: Row) -> tuple[Event, State]:
+    """The event in a row and the running totals after it."""
+    try:
+        body: dict[str, Any] = json.loads(row.body)
+        return from_fields(row.kind, body["event"]), from_state_fields(body["after"])
+    except (ValueError, KeyError, TypeError, RecursionError):  # a forged body may be nested without end
+        raise BadRow("cannot be read") from None
+
+
 def apply(state: State | None, seq: int, event: Event) -> State:
     """The state after an event that becomes row `seq`; raises rather than overspend."""
     if isinstance(event, Opened):
         if state is not None or seq != 1:
-            raise BadRow("opens a ledger that was open already")
+            raise BadRow("opens a ledger that is already open")
         return State(event.total_units, event.total_units, settings_seq=seq, belief_row=seq, belief_seq=seq)
     if state is None:
         raise BadRow("comes before the row that opens a ledger")
@@ -111,7 +127,8 @@ def apply(state: State | None, seq: int, event: Event) -> State:
         case SettingsChanged():
             if event.total_units > state.total_units:
                 raise InvalidInput(_LARGER.format(nats_up(event.total_units), nats_up(state.total_units)))
-            _check_total(state, event.total_units)
+            if event.total_units < state.spent_units:
+                raise InvalidInput(_BELOW_SPENT.format(nats_up(event.total_units), nats_up(state.spent_units)))
             return _with_total(replace(state, settings_seq=seq), event.total_units)
         case Extended():
             if state.belief_is_lost:
@@ -134,9 +151,13 @@ _LARGER = (
     "A total of {:.6g} nats is more than the {:.6g} that were committed. That weakens the guarantee for everything "
     "already released, so it is never done by a setting: run paclm ledger extend."
 )
+_BELOW_SPENT = (
+    "A total of {:.6g} nats is less than the {:.6g} already spent. Released tokens cannot be recalled: the total can "
+    "be lowered to what is spent, not below."
+)
 _LOST_BELIEF = (
-    "This ledger was restored without a witness: tokens may have left that its belief knows nothing of, and noise "
-    "calibrated to that belief hides less than it should. Nothing can be charged to it any more. Make a new workspace."
+    "This ledger was restored without a witness: its belief may lack released tokens, and noise calibrated to such a "
+    "belief hides too little. Nothing can be charged to it any more. Make a new workspace."
 )
 
 
@@ -146,7 +167,7 @@ def _step(state: State, seq: int, event: Stepped) -> State:
         raise UnsoundState(_LOST_BELIEF)
     if state.spent_units + units > state.total_units:
         raise BudgetExceeded(
-            f"This step costs {nats_up(units):.6g} nats, and {nats_up(state.total_units - state.spent_units):.6g} of "
+            f"This step costs {nats_up(units):.6g} nats; {nats_up(state.total_units - state.spent_units):.6g} of "
             f"{nats_up(state.total_units):.6g} are left. Nothing was charged and nothing may be released."
         )
     moved = event.belief is not None
@@ -160,14 +181,6 @@ def _step(state: State, seq: int, event: Stepped) -> State:
         charged_tokens=state.charged_tokens + sum(entry.charged_tokens for entry in event.entries),
         public_tokens=state.public_tokens + sum(entry.public_tokens for entry in event.entries),
     )
-
-
-def _check_total(state: State, total_units: int) -> None:
-    if total_units < state.spent_units:
-        raise InvalidInput(
-            f"A total of {nats_up(total_units):.6g} nats is less than the {nats_up(state.spent_units):.6g} already "
-            "spent. What has left cannot be called back: the total can be lowered to what is spent, not below."
-        )
 
 
 def _with_total(state: State, total_units: int) -> State:
@@ -189,12 +202,12 @@ def _restore(state: State, seq: int, event: Restored) -> State:
     else:
         raise BadRow(f"restores with the proof {event.proof!r}, which does not exist")
     if after.spent_units < state.spent_units:
-        raise BadRow("gives budget back, which no restore does")
+        raise BadRow("restores a spend lower than the ledger already had")
     return after
 
 
 def usages(before: State | None, after: State, event: Event) -> tuple[Usage, ...]:
-    """What an event adds to the figures by hour and key; a restore's charges are nobody's."""
+    """What an event adds to the sums by hour and key; charges assumed by a restore go to `LOST`."""
     if isinstance(event, Stepped):
         return event.entries
     if isinstance(event, Restored) and before is not None and after != before:
@@ -209,28 +222,104 @@ def usages(before: State | None, after: State, event: Event) -> tuple[Usage, ...
 class Price:
     """What one private token costs under the settings in force."""
 
-    disputed: int
-    """Units of a token on which the worlds differed."""
-    agreed: int
-    """Units of a token on which all voted alike."""
+    dissent: int
+    """Units of a token on which the worlds dissented."""
+    unanimous: int
+    """Units of a token on which all worlds voted alike."""
 
     @classmethod
     def of(cls, config: MechanismConfig) -> Price:
-        """The price that settings imply; refuses budgets that cannot be accounted, such as inf."""
+        """The price under these settings; a budget that cannot be accounted, such as inf, is refused."""
         reads_secret = rule_named(config.release).reads_secret
         units_up(config.per_token)  # inf is refused also where nothing is charged
-        disputed, agreed = (
+        dissent, unanimous = (
             charge_units(config.charge, config.per_token, reads_secret=reads_secret, is_dissent=is_dissent)
             for is_dissent in (True, False)
         )
-        return cls(disputed, agreed)
+        return cls(dissent, unanimous)
 
     def check(self, entries: tuple[Usage, ...]) -> None:
-        """Refuse a step that costs less than is due: a second look at what the curator computed."""
+        """Refuse a step charged below its price: a second check of what the curator computed."""
         for entry in entries:
-            due = entry.dissent_tokens * self.disputed + (entry.tokens - entry.dissent_tokens) * self.agreed
+            due = entry.dissent_tokens * self.dissent + (entry.tokens - entry.dissent_tokens) * self.unanimous
             if entry.units < due or max(entry.dissent_tokens, entry.charged_tokens) > entry.tokens:
                 raise UnsoundState(
-                    f"A step charges {entry.units} units for {entry.tokens} tokens, {entry.dissent_tokens} of them "
-                    f"disputed and {entry.charged_tokens} charged, where {due} are due. Nothing may be released."
+                    f"A step charges {entry.units} units for {entry.tokens} tokens ({entry.dissent_tokens} dissent, "
+                    f"{entry.charged_tokens} charged), and {due} are due. Nothing may be released."
                 )
+
+
+def new_settings(event: Event) -> Settings | None:
+    """The settings that an event puts in force, if any."""
+    match event:
+        case Opened() | Extended() | Restored():
+            return event.settings
+        case SettingsChanged():
+            return event.new
+        case _:
+            return None
+
+
+UsageTable = dict[tuple[str, str], tuple[int, ...]]
+"""(hour, key) → counts, in the order of `COUNTS`."""
+
+
+def add_usages(table: UsageTable, at: str, entries: Iterable[Usage]) -> None:
+    """Add the entries of an event at that time to the sums by hour and key."""
+    for entry in entries:
+        place = hour_of(at), entry.key
+        old = table.get(place, (0,) * len(COUNTS))
+        table[place] = tuple(count + getattr(entry, name) for count, name in zip(old, COUNTS, strict=True))
+
+
+def hour_of(at: str) -> str:
+    """The hour of a timestamp, in UTC: 2026-11-20T14."""
+    return at[:13]
+
+
+def by_day(table: UsageTable) -> dict[str, Usage]:
+    """Sums by day (UTC), oldest first; `key` of an entry is the day."""
+    return _grouped(table, lambda hour, key: hour[:10])
+
+
+def by_key(table: UsageTable) -> dict[str, Usage]:
+    """Sums by key, sorted."""
+    return _grouped(table, lambda hour, key: key)
+
+
+def by_hour(table: UsageTable) -> dict[str, Usage]:
+    """Sums by hour (UTC), oldest first; `key` of an entry is the hour."""
+    return _grouped(table, lambda hour, key: hour)
+
+
+def _grouped(table: UsageTable, name_of: Callable[[str, str], str]) -> dict[str, Usage]:
+    sums: dict[str, Usage] = {}
+    for (hour, key), counts in table.items():
+        _add(sums, name_of(hour, key), Usage(key, **dict(zip(COUNTS, counts, strict=True))))
+    return dict(sorted(sums.items()))
+
+
+def _add(sums: dict[str, Usage], name: str, more: Usage) -> None:
+    old = sums.get(name, Usage(name))
+    sums[name] = Usage(name, **{count: getattr(old, count) + getattr(more, count) for count in COUNTS})
+
+
+class Sums:
+    """Sums by key and by hour of an open ledger: taken once from the table, then updated with every row."""
+
+    def __init__(self, table: UsageTable) -> None:
+        self._by_key, self._by_hour = by_key(table), by_hour(table)
+
+    def add(self, at: str, entries: Iterable[Usage]) -> None:
+        """Add the entries of an event at that time."""
+        for entry in entries:
+            _add(self._by_key, entry.key, entry)
+            _add(self._by_hour, hour_of(at), entry)
+
+    def by_key(self) -> dict[str, Usage]:
+        """As the function of that name."""
+        return dict(sorted(self._by_key.items()))
+
+    def by_hour(self) -> dict[str, Usage]:
+        """As the function of that name."""
+        return dict(sorted(self._by_hour.items()))

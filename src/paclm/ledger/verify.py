@@ -1,9 +1,9 @@
-"""Verify a ledger without the secret, without a key if need be, and while it is in use. Reads only."""
+"""Verify a ledger without the secret, with or without its key, also while it is in use. Reads only."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,118 +16,93 @@ from paclm.errors import (
     LedgerTampered,
     LedgerUnwritable,
 )
-from paclm.ledger import database
-from paclm.ledger.chain import Keys
-from paclm.ledger.lock import Memory, read_remembered
-from paclm.ledger.reading import (
-    Contents,
-    UsageTable,
-    check_pages,
-    check_remembered,
-    read_all,
-    read_contents,
-    read_usage,
-)
-from paclm.ledger.writer import lock_path
+from paclm.ledger import sqlite_file
+from paclm.ledger.events import LedgerKeys
+from paclm.ledger.reading import Contents, check_note, read_all, read_contents
+from paclm.ledger.state import UsageTable
+from paclm.ledger.store import HeadNote, Store, lock_path, read_note
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a ledger says, and whether it can be believed."""
+    """The figures of a ledger, and whether it passed every check."""
 
     intact: bool
     problem: str | None
-    """The first thing that is wrong, as a sentence."""
+    """The first check that failed, as a sentence."""
     bad_seq: int | None
     """The first bad row, where one row can be named."""
     macs_checked: bool
-    """False: hashes and sums were checked, but whoever can write the file could have recomputed them."""
+    """False: hashes and sums were checked, which anyone with write access could have recomputed."""
     is_copy: bool
     """Made by `backup`; must be adopted before anything is released from it."""
     num_events: int
     signers: tuple[str, ...]
-    """Names of the keys that the rows say they were signed with, in the order of the exchanges."""
+    """Names of the keys that the rows name as theirs, oldest first."""
     contents: Contents | None
-    """Where the ledger stands; None where not even its newest row can be read."""
+    """The ledger as of its newest row; None where that row cannot be read."""
     usage: UsageTable
 
 
 def signing_key(path: str | Path) -> str | None:
-    """The name of the key that the newest row says it was signed with; None where there is none to be read."""
-    path = Path(path)
-    db = database.open_reader(path)
-    try:
-        found = db.execute("SELECT key FROM events ORDER BY seq DESC LIMIT 1").fetchone()
-    except sqlite3.Error:
-        return None
-    finally:
-        db.close()
-    return found[0] if found is not None and isinstance(found[0], str) else None
+    """The name of the key that the newest row names as its signer; None where it cannot be read."""
+    with closing(Store.open_reader(Path(path))) as store:
+        try:
+            newest = store.newest_row()
+        except LedgerError:
+            return None
+    return newest.key if newest is not None and isinstance(newest.key, str) else None
 
 
 def witness_on_record(path: str | Path) -> str | None:
-    """The name of the witness without which the ledger never opens; None where there is none."""
+    """The name of the witness that the ledger needs to open; None where it needs none."""
     return _newest(Path(path)).state.witness
 
 
 def remaining_tokens(path: str | Path) -> int:
-    """How many charged tokens the budget still has, as the newest row tells it; refused for a file put back by hand."""
+    """How many charged tokens the budget has left by the newest row; refused for a file that was rolled back."""
     path = Path(path)
-    contents = _newest(path, read_remembered(lock_path(path)))
+    contents = _newest(path, read_note(lock_path(path)))
     return contents.state.account.remaining_tokens(contents.settings.per_token)
 
 
-def _newest(path: Path, remembered: Memory | None = None) -> Contents:
-    """Where the ledger stands by its newest row; of the others only the remembered one is looked for."""
-    db = database.open_reader(path)
-    try:
-        with database.translated(path, is_reading=True):
-            contents = read_contents(db, path, None)
-            if not database.is_copy(db):  # a copy is older by its nature, and says so
-                check_remembered(db, path, contents.head.seq, remembered)
-            return contents
-    finally:
-        db.close()
+def _newest(path: Path, note: HeadNote | None = None) -> Contents:
+    with closing(Store.open_reader(path)) as store:
+        contents = read_contents(store, None)
+        if store.kind != sqlite_file.COPY:  # a copy is marked as such, and older than the note
+            check_note(store, contents.head.seq, note)
+        return contents
 
 
 def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
-    """Recompute every hash, link, sum and figure; with keys (the newest first) also every MAC.
+    """Recompute every hash, link, total and sum; with keys (the newest first) also every MAC.
 
-    Also looks whether the newest row is there that the lock beside the file remembers, and whether the newest key
-    signed the head: without these nothing opens it. Raises where the disk or another program keeps it from reading: a
-    ledger that nobody could look at is neither intact nor damaged.
+    Also checks that the row noted in the lock file is there and that the newest key signed the head, as opening does.
+    Raises where the disk or another program prevents reading: an unread ledger is neither intact nor damaged.
     """
     path = Path(path)
-    remembered = read_remembered(lock_path(path))  # before any row: one is noted once it is on the disk
-    known = Keys(keys[0], keys[1:]) if keys else None
+    note = read_note(lock_path(path))  # before any row is read: a row is noted after it is on the disk
+    known = LedgerKeys(keys[0], keys[1:]) if keys else None
     contents: Contents | None = None
     num_events, is_copy = 0, False
     signers: tuple[str, ...] = ()
     usage: UsageTable = {}
     error: LedgerError | None = None
     try:
-        db = database.open_reader(path)
-        try:
-            with database.translated(path, is_reading=True):
-                db.execute("BEGIN")  # one view of the file, whatever a writer does meanwhile
-                is_copy = database.is_copy(db)
-                (num_events,) = db.execute("SELECT count(*) FROM events").fetchone()
-                found = db.execute("SELECT key FROM events GROUP BY key ORDER BY max(seq)")
-                signers = tuple(name for (name,) in found if isinstance(name, str))
-                contents, usage = read_contents(db, path, None), read_usage(db)
-                check_pages(db, path)
-                read_all(db, path, known)
-                if not is_copy:
-                    check_remembered(db, path, contents.head.seq, remembered)
-                    _check_in_force(path, contents.key, known)
-        finally:
-            db.close()
+        with closing(Store.open_reader(path)) as store:
+            store.freeze_view()
+            is_copy = store.kind == sqlite_file.COPY
+            num_events, signers = store.count_rows(), store.signers()
+            contents, usage = read_contents(store, None), store.usage()
+            store.check_pages()
+            read_all(store, known)
+            if not is_copy:
+                check_note(store, contents.head.seq, note)
+                _check_in_force(path, contents.key, known)
     except LedgerMissing:
         raise
     except (LedgerBusy, LedgerFull, LedgerUnwritable) as problem:
-        raise type(problem)(
-            f"The ledger could not be checked, which says nothing for or against it. {problem}"
-        ) from None
+        raise type(problem)(f"The ledger could not be read, so it was not checked. {problem}") from None
     except LedgerError as problem:
         error = problem
     return Report(
@@ -143,12 +118,11 @@ def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
     )
 
 
-def _check_in_force(path: Path, signed: str, keys: Keys | None) -> None:
-    """A key is replaced when others may know it: whoever does can go on from before the exchange, and sign."""
-    if keys is not None and signed != keys.current:
+def _check_in_force(path: Path, signer: str, keys: LedgerKeys | None) -> None:
+    """Refuse a head signed with a rotated key: others may know that key and could have continued from before."""
+    if keys is not None and signer != keys.current:
         raise LedgerRolledBack(
-            f"The newest rows of {path} are signed with the key {signed}, which was replaced; {keys.current} is in "
-            "force. The file is from before the exchange of keys, or was made by someone who knows the old one. Put "
-            "the newest files back, or adopt this one with paclm ledger adopt, which charges what can have been spent "
-            "since."
+            f"The newest rows of {path} are signed with the key {signer}, which was rotated; {keys.current} is in "
+            "force. The file is from before the rotation, or was made with the old key. Restore the newest files, or "
+            "adopt this one with paclm ledger adopt, which charges all that can have been spent since."
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from paclm.errors import ServiceError
-from paclm.ledger.database import transaction
+from paclm.ledger.store import transaction
 from paclm.worlds.layout import CURATOR_FOLDER
 from paclm.worlds.storage import refuse_if_others_can_enter
 

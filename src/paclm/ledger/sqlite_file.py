@@ -1,0 +1,183 @@
+"""The ledger's SQLite file: schema, durable settings, private permissions. Knows no event; errors are SQLite's."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+from paclm.config import in_shell
+from paclm.errors import LedgerError, LedgerMissing, LedgerNotDurable, LedgerUnwritable
+
+LIVE, COPY = 0x5061634C, 0x50616343
+"""SQLite's application_id: a ledger in use, and a copy made by `backup`, which must be adopted before it is used."""
+BUSY_SECONDS = 5.0
+
+
+def m001_initial(db: sqlite3.Connection) -> None:
+    """Events, the belief, and sums by hour and key."""
+    db.execute(
+        "CREATE TABLE events (seq INTEGER PRIMARY KEY, at TEXT NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL, "
+        "key TEXT NOT NULL, previous BLOB NOT NULL, digest BLOB NOT NULL, mac BLOB NOT NULL) STRICT"
+    )
+    for verb in ("UPDATE", "DELETE"):
+        db.execute(
+            f"CREATE TRIGGER events_no_{verb.lower()} BEFORE {verb} ON events "
+            "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
+        )
+    db.execute(
+        "CREATE TABLE belief (one INTEGER PRIMARY KEY CHECK (one = 1), seq INTEGER NOT NULL, "
+        "sealed BLOB NOT NULL) STRICT"
+    )
+    # Units are text: SQLite's integers end at 2^63, which is 8 nats.
+    db.execute(
+        "CREATE TABLE usage (hour TEXT, key TEXT, tokens INTEGER, dissent_tokens INTEGER, charged_tokens INTEGER, "
+        "units TEXT, public_tokens INTEGER, PRIMARY KEY (hour, key)) STRICT, WITHOUT ROWID"
+    )
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (m001_initial,)
+
+
+def migrate(db: sqlite3.Connection, at: str, path: Path) -> None:
+    """Apply missing migrations and record each; a file made by a newer paclm is refused."""
+    db.execute("CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, at TEXT NOT NULL) STRICT")
+    applied = [name for (name,) in db.execute("SELECT name FROM migrations ORDER BY name")]
+    known = [step.__name__ for step in MIGRATIONS]
+    if newer := sorted(set(applied) - set(known)):
+        raise LedgerError(f"{path} was made by a newer paclm (it has {', '.join(newer)}). Update paclm to open it.")
+    for step in MIGRATIONS:
+        if step.__name__ not in applied:
+            step(db)
+            db.execute("INSERT INTO migrations VALUES (?, ?)", (step.__name__, at))
+
+
+def schema_of(db: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    """Every table, index and trigger of a database: type, name, SQL."""
+    return [tuple(row) for row in db.execute("SELECT type, name, sql FROM sqlite_master WHERE sql NOT NULL ORDER BY 2")]
+
+
+def expected_schema() -> list[tuple[str, str, str]]:
+    """The schema of a new ledger, for comparison."""
+    db = sqlite3.connect(":memory:")
+    try:
+        migrate(db, "", Path())
+        return schema_of(db)
+    finally:
+        db.close()
+
+
+def open_writer(path: Path) -> sqlite3.Connection:
+    """A connection on which a commit is on the disk when it returns."""
+    db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        _make_durable(db, path)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _make_durable(db: sqlite3.Connection, path: Path) -> None:
+    for name, value, expected in (
+        ("journal_mode", "WAL", "wal"),
+        ("synchronous", "FULL", 2),
+        ("fullfsync", "1", 1),  # macOS: through the drive's cache; elsewhere it changes nothing
+        ("checkpoint_fullfsync", "1", 1),
+    ):
+        db.execute(f"PRAGMA {name}={value}").fetchall()
+        (found,) = db.execute(f"PRAGMA {name}").fetchone()
+        if found != expected:
+            raise LedgerNotDurable(
+                f"SQLite reports {name} = {found!r} for {path}, not {expected!r}: a commit might not reach the disk "
+                "before a token leaves. Keep the workspace on a local disk."
+            )
+
+
+def empty_log(db: sqlite3.Connection) -> None:
+    """Move the write-ahead log into the file; does not wait for readers that still need the log."""
+    db.execute("PRAGMA busy_timeout=0")
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    db.execute(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    """A read-only connection; works while another process writes, and on read-only media."""
+    check_exists(path)
+    name = f"file:{quote(str(path.absolute()))}?mode=ro"
+    try:
+        return _check_readable(sqlite3.connect(name, uri=True, timeout=BUSY_SECONDS, isolation_level=None))
+    except sqlite3.OperationalError:
+        if path.with_name(path.name + "-wal").exists():
+            raise
+        # The side files that WAL needs cannot be made here, so there is no writer: the file can be read as it is.
+        return _check_readable(sqlite3.connect(name + "&immutable=1", uri=True, isolation_level=None))
+
+
+def _check_readable(db: sqlite3.Connection) -> sqlite3.Connection:
+    try:
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
+def copy_database(source: sqlite3.Connection, path: Path) -> None:
+    """Copy a database as of one moment into an existing empty file, marked as a copy."""
+    target = sqlite3.connect(path, isolation_level=None)
+    try:
+        source.backup(target)
+        target.execute("PRAGMA journal_mode=DELETE").fetchall()  # a single file, which can be moved anywhere
+        target.execute("PRAGMA synchronous=FULL")
+        target.execute(f"PRAGMA application_id={COPY}")
+    finally:
+        target.close()
+
+
+def create_file(path: Path) -> None:
+    """Make an empty file of mode 0600; SQLite gives its side files the same mode."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.fchmod(descriptor, 0o600)
+        os.close(descriptor)
+    except OSError as error:
+        raise LedgerUnwritable(
+            f"{path} cannot be made ({error.strerror}). The folder must exist and be writable."
+        ) from None
+
+
+def check_private(path: Path) -> None:
+    """Check that folder and file are writable, and closed to other users."""
+    check_exists(path)
+    for place in (path.parent, path):
+        check_closed(place)
+        if not os.access(place, os.W_OK):
+            raise LedgerUnwritable(f"{place} cannot be written. Nothing can be released without a durable ledger.")
+
+
+def check_exists(path: Path) -> None:
+    """Refuse a path at which there is no ledger."""
+    if not path.is_file():
+        raise LedgerMissing(f"There is no ledger at {path}. It is made when the workspace first generates a token.")
+
+
+def check_closed(place: Path) -> None:
+    """Check that other users can neither read nor enter."""
+    mode = place.stat().st_mode & 0o777
+    if mode & 0o077:
+        folder = place if place.is_dir() else place.parent
+        raise LedgerError(
+            f"{place} is open to other users (mode {mode:04o}). Close it: chmod -R go-rwx {in_shell(folder)}"
+        )
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
