@@ -270,7 +270,7 @@ def test_nothing_is_written_for_a_ledger_that_lost_rows_or_is_a_copy(workspace):
         ledger.extend(2.0**-10, confirmed_by="ada")
         backup(path, workspace / "monday.sqlite")
     (workspace / "paclm.toml").write_text('[mechanism]\nper_token = "2^-32"\ntotal = "2^-10"\n')
-    for older, reason in ((before, "put back to an earlier day"), ((workspace / "monday.sqlite").read_bytes(), "copy")):
+    for older, reason in ((before, "rolled back"), ((workspace / "monday.sqlite").read_bytes(), "copy")):
         path.write_bytes(older)
         with pytest.raises(LedgerError, match=rf"{reason}.* Nothing was written"):
             write(workspace, "--tokens", "2048", "--per-token", "2^-32")

@@ -117,7 +117,7 @@ def check_note(store: Store, newest: int, note: HeadNote | None) -> None:
         return
     found = store.row(note.head.seq)
     if found is None or found.digest != note.head.digest:
-        problem = f"lacks row {note.head.seq}, which it had when it was last in use here"
+        problem = f"it lacks row {note.head.seq}, which it had when it was last in use here"
     elif note.is_torn and newest <= note.head.seq:
         problem = "a later row was being noted in ledger.lock when it was last in use here"
     else:
