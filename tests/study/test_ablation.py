@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paclm.study.regimes import ablation
-from paclm.study.regimes.ablation import REGIME, VARIANTS, Ablation, AblationScale, depth_of_dissent
+from paclm.study.continuations import Continuations
+from paclm.study.regimes.ablation import REGIME, VARIANTS, AblationScale, depth_of_dissent
 from paclm.study.run import run_regime
 from study.small_lab import build_study_workspace, open_lab, rows_of
 
@@ -19,6 +19,11 @@ def template(tmp_path_factory, texts, small_base):
 @pytest.fixture
 def lab(template, tmp_path):
     return open_lab(template, tmp_path / "lab")
+
+
+def released(lab, budget, together=4):
+    prompts = lab.prompts(SCALE.trials, SCALE.prompt, "ablation")
+    return Continuations(lab, "ablation", 16, together).released(prompts, VARIANTS[1], budget, 3, SCALE.length)
 
 
 def test_every_rule_is_measured_at_both_budgets(lab):
@@ -37,23 +42,16 @@ def test_the_same_seed_gives_the_same_rows(lab):
 
 def test_trials_are_paired_across_budgets(lab):
     """With the same coins, world and noise words, budgets can part only where noise decides: after a dissent."""
-    played = Ablation(lab, SCALE).play(VARIANTS[1])
-    tokens, distinct = played["tokens"].reshape(2, 4, 8), played["distinct"].reshape(2, 4, 8)
-    assert np.array_equal(distinct[0, :, 0], distinct[1, :, 0])
+    loose, tight = (released(lab, budget) for budget in SCALE.budgets)
+    assert np.array_equal(loose["distinct"][:, 0], tight["distinct"][:, 0])
     for trial in range(4):
-        parted = np.flatnonzero(tokens[0, trial] != tokens[1, trial])
+        parted = np.flatnonzero(loose["tokens"][trial] != tight["tokens"][trial])
         if parted.size:
-            assert distinct[0, trial, parted[0]] > 1
+            assert loose["distinct"][trial, parted[0]] > 1
 
 
-def test_smaller_batches_give_the_same_trials(lab, monkeypatch):
-    from paclm.study import serving
-
-    whole = Ablation(lab, SCALE).play(VARIANTS[0])
-    monkeypatch.setattr(
-        ablation, "engine_for", lambda lab, sequences, context: serving.engine_for(lab, sequences=3, context=context)
-    )
-    split = Ablation(lab, SCALE).play(VARIANTS[0])
+def test_smaller_batches_give_the_same_trials(lab):
+    whole, split = (released(lab, 2.0**-8, together) for together in (4, 3))
     assert np.array_equal(whole["tokens"], split["tokens"])
 
 

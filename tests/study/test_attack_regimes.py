@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from paclm.study.canaries import choose_forced, imagined_canaries, planted_canaries, trigger_votes
+from paclm.study.continuations import Continuations
 from paclm.study.figures import all_figures
 from paclm.study.likelihood import score_targets
 from paclm.study.regimes import canaries, capacity, coupling, regime_named, tokens_only, universe
@@ -105,7 +106,7 @@ def test_a_stopped_audit_of_the_universe_goes_on_and_ends_with_the_same_numbers(
     scored = universe.score_targets
     monkeypatch.setattr(universe, "score_targets", lambda *given: asked.append(1) or scored(*given))
     with monkeypatch.context() as late:
-        late.setattr(universe, "continue_alone", lambda *_, **__: 1 / 0)
+        late.setattr(Continuations, "alone", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run_regime(lab, universe.REGIME, "quick", scale=SCALES["universe"])
     assert run_regime(lab, universe.REGIME, "quick", scale=SCALES["universe"]).rows == result_of("universe").rows

@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from paclm.study.continuations import Continuations
 from paclm.study.decoding import GREEDY
-from paclm.study.regimes.generation import REGIME, Generation, GenerationScale
+from paclm.study.regimes.generation import REGIME, GenerationScale
 from paclm.study.run import run_regime
 from study.small_lab import build_study_workspace, open_lab, rows_of
 
@@ -37,15 +38,15 @@ def test_every_text_is_measured_at_every_length_beside_references_of_its_own_dec
 
 def test_the_same_seed_gives_the_same_numbers_and_a_stopped_run_goes_on(lab, monkeypatch):
     whole = rows_of(lab, REGIME, SCALE)
-    private, asked = Generation.private, []
+    released, asked = Continuations.released, []
 
-    def stopping(self, decoding, per_token):
+    def stopping(self, prompts, decoding, per_token, *rest, **options):
         asked.append((decoding.name, per_token))
         if len(asked) == 2:
             raise KeyboardInterrupt
-        return private(self, decoding, per_token)
+        return released(self, prompts, decoding, per_token, *rest, **options)
 
-    monkeypatch.setattr(Generation, "private", stopping)
+    monkeypatch.setattr(Continuations, "released", stopping)
     with pytest.raises(KeyboardInterrupt):
         rows_of(lab, REGIME, SCALE)
     assert rows_of(lab, REGIME, SCALE) == whole
@@ -59,7 +60,11 @@ def test_text_too_short_for_a_length_is_said_and_not_made_up(lab):
 
 
 def test_a_shorter_text_is_the_beginning_of_a_longer_one(lab):
-    short = Generation(lab, GenerationScale(sequences=4, lengths=(5,), prompt=8))
-    long = Generation(lab, SCALE)
-    assert np.array_equal(long.alone("full", GREEDY)[:, :5], short.alone("full", GREEDY))
-    assert np.array_equal(long.private(GREEDY, 2.0**-6)["tokens"][:, :5], short.private(GREEDY, 2.0**-6)["tokens"])
+    prompts = lab.prompts(4, 8, "generation")
+    short, long = (Continuations(lab, "generation", 8 + length, 3) for length in (5, 16))
+    assert np.array_equal(long.alone(prompts, "full", GREEDY, 16)[:, :5], short.alone(prompts, "full", GREEDY, 5))
+    own = [
+        texts.released(prompts, GREEDY, 2.0**-6, 1, length)["tokens"][:, :5]
+        for texts, length in ((short, 5), (long, 16))
+    ]
+    assert np.array_equal(*own)

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paclm.study.continuations import Continuations
 from paclm.study.regimes import sweep
-from paclm.study.regimes.sweep import REGIME, Run, Sweep, SweepScale, cut_runs
+from paclm.study.regimes.sweep import REGIME, SweepScale
 from paclm.study.run import run_regime
 from paclm.study.table import to_markdown
 from paclm.study.tables import table_named
@@ -55,15 +56,15 @@ def test_the_same_seed_gives_the_same_rows_whatever_the_batches(lab):
 
 def test_a_stopped_sweep_goes_on_and_ends_with_the_same_numbers(lab, monkeypatch):
     whole = rows_of(lab, REGIME, SCALE)
-    play, asked = Sweep._play_batch, []
+    released, asked = Continuations.released, []
 
-    def stopping(self, batch, *rest):
-        asked.append(batch)
+    def stopping(self, prompts, *rest, **options):
+        asked.append((rest, options["first"]))
         if len(asked) == 3:
             raise KeyboardInterrupt
-        return play(self, batch, *rest)
+        return released(self, prompts, *rest, **options)
 
-    monkeypatch.setattr(Sweep, "_play_batch", stopping)
+    monkeypatch.setattr(Continuations, "released", stopping)
     with pytest.raises(KeyboardInterrupt):
         rows_of(lab, REGIME, SCALE)
     assert rows_of(lab, REGIME, SCALE) == whole
@@ -80,14 +81,6 @@ def test_a_release_without_noise_is_a_violation_of_the_bound(lab):
     assert row["world_rate"] == 1.0
     uniform = np.full((40, 8), -np.log(8))
     assert not sweep.measure(lab, SCALE, 8, 2.0**-20, uniform, np.ones((40, 8)), secrets, 9)["is_violation"]
-
-
-def test_runs_are_cut_into_batches_that_lose_no_trial():
-    runs = [Run(0, 0, 5), Run(1, 2, 4), Run(2, 0, 6)]
-    batches = list(cut_runs(runs, 4))
-    assert [sum(run.last - run.first for run in batch) for batch in batches] == [4, 4, 4, 1]
-    trials = [(run.budget, trial) for batch in batches for run in batch for trial in range(run.first, run.last)]
-    assert trials == [(run.budget, trial) for run in runs for trial in range(run.first, run.last)]
 
 
 def test_the_papers_scale_has_24_cells():

@@ -1,17 +1,15 @@
 """Per-sequence sweep (`tab:sweep`): both attacks on greedy sequences, over budgets and lengths, beside their bounds.
 
-Every trial draws a world, noise and a prompt of its own. A total is committed, so that a large budget per token stops
-a sequence early; the bound of the length it then has is fixed beforehand, and is the guarantee. Shorter lengths are
-read off longer sequences: cells of one budget share trials.
+Every trial draws its own world, noise and prompt. A total is committed, so a large budget per token stops a sequence
+early; the bound of the realized length is fixed beforehand and is the guarantee. Shorter lengths are read off longer
+sequences: cells of one budget share trials.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 
@@ -20,22 +18,19 @@ from paclm.privacy.accounting import Account
 from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.bounds import success_bound
 from paclm.privacy.leak import mean_and_stderr
-from paclm.privacy.randomness import Coins
-from paclm.privacy.releases import rule_named
 from paclm.study.attacks.belief import guesses_right
+from paclm.study.continuations import Continuations
 from paclm.study.decoding import GREEDY
-from paclm.study.history import Arrays, join_sessions
-from paclm.study.lab import Advance, Lab
-from paclm.study.parts import Parts
+from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
-from paclm.study.serving import EngineStreams, begin, draw_secrets, engine_for, play
+from paclm.study.serving import draw_secrets
 from paclm.study.violations import ENOUGH, FALSE_ALARMS, break_ties, is_violation, p_of_hits, p_of_mean
 
 NOTES = [
-    "The attacks read the curator's own belief, more than any user sees: an upper envelope.",
+    "The attacks read the curator's belief, which no user sees: they are an upper envelope.",
     "Lengths of one budget share trials: a shorter length is the beginning of longer sequences.",
-    "Where unanimity rises with the length, greedy text falls into loops: that is no merit of the mechanism.",
+    "Where unanimity rises with the length, greedy text falls into loops: no merit of the mechanism.",
 ]
 
 
@@ -44,15 +39,12 @@ class SweepScale:
     """How much is generated."""
 
     trials: int
-    long_trials: int
-    """At the longest length."""
+    long_trials: int  # at the longest length
     lengths: tuple[int, ...] = (16, 64, 256)
     budgets: tuple[float, ...] = tuple(2.0**-n for n in range(4, 33, 4))
-    total: float = 1.0
-    """Nats committed per sequence."""
+    total: float = 1.0  # nats committed per sequence
     prompt: int = 32
-    together: int = 300
-    """Sequences in a batch, or as many as fit; speed only."""
+    together: int = 300  # sequences in a batch, or as many as fit; speed only
 
     def realized(self, per_token: float, length: int) -> int:
         """Tokens until the total is spent: the stop rule is fixed before the first one."""
@@ -63,129 +55,55 @@ class SweepScale:
         return self.long_trials if length == max(self.lengths) else self.trials
 
 
-class Run(NamedTuple):
-    """Trials first … last of one budget, next to others in a batch."""
+def play_sweep(lab: Lab, scale: SweepScale) -> dict[tuple[float, int], tuple[FloatArray, IntArray]]:
+    """By budget and nominal length: beliefs (trials, m) and distinct votes (trials, tokens).
 
-    budget: int
-    first: int
-    last: int
-
-
-class Sweep:
-    """All trials: trial i of budget b has the same prompt, world and noise in whatever batch it runs."""
-
-    def __init__(self, lab: Lab, scale: SweepScale) -> None:
-        self.lab, self.scale = lab, scale
-        self.prompts = [lab.prompts(scale.trials, scale.prompt, "sweep", b) for b in scale.budgets]
-        self.secrets = [draw_secrets(lab.num_worlds, self._seed(b), scale.trials) for b in scale.budgets]
-        self._fitting: dict[int, int] = {}  # sequences by context, once it is known how many fit
-
-    @cached_property
-    def parts(self) -> Parts:
-        """What was finished before on the same prompts."""
-        digest = hashlib.sha256(repr(self.prompts).encode()).hexdigest()
-        return self.lab.parts("sweep", [asdict(self.scale), digest])
-
-    def play(self) -> dict[tuple[int, int], tuple[FloatArray, IntArray]]:
-        """By budget (its index) and nominal length: beliefs (trials, m) and distinct votes (trials, tokens)."""
-        scale = self.scale
-        groups = self.groups()
-        work = sum(length * (run.last - run.first) for length, runs in groups.items() for run in runs)
-        advance = self.lab.start_task("sweep", work)
-        found: dict[tuple[int, int, int], tuple[FloatArray, IntArray]] = {}  # by budget, trial and tokens
-        for length, runs in sorted(groups.items()):
-            horizons = [h for h in self.horizons() if h <= length]
-            for number, batch in enumerate(cut_runs(runs, scale.together)):
-                make = partial(self._play_batch, batch, length, horizons, advance)
-                made = self.parts.arrays(f"sweep-{length}-{number}", make)
-                trials = [(run.budget, trial) for run in batch for trial in range(run.first, run.last)]
-                for row, (budget, trial) in enumerate(trials):
-                    for h, horizon in enumerate(horizons):
-                        found[budget, trial, horizon] = made["beliefs"][h, row], made["distinct"][row, :horizon]
-        return self._cells(found)
-
-    def _cells(
-        self, found: dict[tuple[int, int, int], tuple[FloatArray, IntArray]]
-    ) -> dict[tuple[int, int], tuple[FloatArray, IntArray]]:
-        scale, cells = self.scale, {}
-        for b, per_token in enumerate(scale.budgets):
-            for nominal in scale.lengths:
-                length = scale.realized(per_token, nominal)
-                own = [found[b, trial, length] for trial in range(scale.trials_at(nominal))]
-                cells[b, nominal] = np.stack([one[0] for one in own]), np.stack([one[1] for one in own])
-        return cells
-
-    def horizons(self) -> list[int]:
-        """Every realized length of any budget."""
-        return sorted({self.scale.realized(b, nominal) for b in self.scale.budgets for nominal in self.scale.lengths})
-
-    def groups(self) -> dict[int, list[Run]]:
-        """Which trials run to which length: the first ones to the longest, the others to the next."""
-        scale = self.scale
-        longest, *shorter = sorted(scale.lengths, reverse=True)
-        groups: dict[int, list[Run]] = {}
-        for b, per_token in enumerate(scale.budgets):
-            far = scale.realized(per_token, longest)
-            near = scale.realized(per_token, shorter[0]) if shorter else far
-            groups.setdefault(far, []).append(Run(b, 0, scale.long_trials))
-            if shorter:
-                groups.setdefault(near, []).append(Run(b, scale.long_trials, scale.trials))
-        return groups
-
-    def _play_batch(self, batch: list[Run], length: int, horizons: list[int], advance: Advance) -> Arrays:
-        scale, rule = self.scale, rule_named("gaussian")
-        context = scale.prompt + min(n for n in sorted(scale.lengths)[-2:] if n >= length)  # two engines, not three
-        wanted = self._fitting.get(context, scale.together)
-        engine, fitting = engine_for(self.lab, sequences=wanted, context=context)
-        self._fitting[context] = fitting
-        done = []
-        for smaller in cut_runs(batch, fitting):
-            sessions = []
-            for run in smaller:
-                per_token = scale.budgets[run.budget]
-                secrets = self.secrets[run.budget][run.first : run.last]
-                sessions.append(begin(self.lab.num_worlds, rule, per_token, self._seed(per_token), run.first, secrets))
-            prompts = [prompt for run in smaller for prompt in self.prompts[run.budget][run.first : run.last]]
-            streams = EngineStreams(engine, GREEDY, [Coins(0)] * len(prompts))  # greedy: no coin is ever drawn
-            done.append(play(streams, prompts, sessions, length, horizons, advance).arrays())
-        return join_sessions(done)
-
-    def _seed(self, per_token: float) -> int:
-        return self.lab.seed_for("sweep", "noise", per_token)
+    The first trials run to the longest length, the others to the next one; shorter lengths are read off them.
+    """
+    prompts = {b: lab.prompts(scale.trials, scale.prompt, "sweep", b) for b in scale.budgets}
+    parts = lab.parts("sweep", [asdict(scale), hashlib.sha256(repr(prompts).encode()).hexdigest()])
+    longest, *shorter = sorted(scale.lengths, reverse=True)
+    groups = {longest: range(scale.long_trials)}
+    groups |= {length: range(scale.long_trials, scale.trials) for length in shorter[:1]}
+    found: dict[tuple[float, int], list[tuple[FloatArray, IntArray]]] = {}
+    for nominal, trials in groups.items():
+        texts = Continuations(lab, "sweep", scale.prompt + nominal, scale.together)
+        for b in scale.budgets:
+            lengths = {n: scale.realized(b, n) for n in scale.lengths if n <= nominal}
+            horizons = sorted(set(lengths.values()))
+            for first in range(trials.start, trials.stop, scale.together):
+                own, seed = prompts[b][first : min(first + scale.together, trials.stop)], noise_seed(lab, b)
+                make = partial(texts.released, own, GREEDY, b, seed, horizons[-1], first=first, horizons=horizons)
+                played = parts.arrays(f"sweep-{nominal}-{format_budget(b)}-{first}", make)
+                for n, tokens in lengths.items():
+                    part = played["beliefs"][horizons.index(tokens)], played["distinct"][:, :tokens]
+                    found.setdefault((b, n), []).append(part)
+    return {
+        cell: (np.concatenate([one[0] for one in some]), np.concatenate([one[1] for one in some]))
+        for cell, some in found.items()
+    }
 
 
-def cut_runs(runs: list[Run], size: int) -> Iterator[list[Run]]:
-    """The same trials in batches of at most `size` sequences."""
-    batch: list[Run] = []
-    room = size
-    for run in runs:
-        first = run.first
-        while first < run.last:
-            last = min(run.last, first + room)
-            batch.append(Run(run.budget, first, last))
-            room -= last - first
-            first = last
-            if not room:
-                yield batch
-                batch, room = [], size
-    if batch:
-        yield batch
+def noise_seed(lab: Lab, per_token: float) -> int:
+    """Of secrets and noise at one budget: trial i has the same in whatever batch it runs."""
+    return lab.seed_for("sweep", "noise", per_token)
 
 
 def run(lab: Lab, scale: SweepScale) -> Findings:
     """Play everything, then every cell."""
     lab.need_all_worlds()
-    sweep = Sweep(lab, scale)
-    rows = []
-    cells = sweep.play()
-    for (b, nominal), (beliefs, distinct) in cells.items():
-        rows.append(measure(lab, scale, nominal, scale.budgets[b], beliefs, distinct, sweep.secrets[b], len(cells)))
+    cells = play_sweep(lab, scale)
+    secrets = {b: draw_secrets(lab.num_worlds, noise_seed(lab, b), scale.trials) for b in scale.budgets}
+    rows = [
+        measure(lab, scale, nominal, b, beliefs, distinct, secrets[b], len(cells))
+        for (b, nominal), (beliefs, distinct) in cells.items()
+    ]
     rows.sort(key=lambda row: (row["length"], -row["per_token_nats"]))
-    looks = 2 * len(rows)
+    tests = 2 * len(rows)
     allowed = (
-        f"A cell counts as a violation when its one-sided p-value is under {FALSE_ALARMS} ÷ {looks} looks (two attacks "
-        f"in {len(rows)} cells, every collection by itself): with no bound broken, all of them together raise a false "
-        f"alarm with probability {FALSE_ALARMS:.0%} at most."
+        f"A cell is a violation when its one-sided p-value is under {FALSE_ALARMS} ÷ {tests} tests (two attacks in "
+        f"{len(rows)} cells, every collection by itself): if no bound is broken, the probability of any false alarm is "
+        f"{FALSE_ALARMS:.0%} at most."
     )
     return Findings(rows, [*NOTES, allowed])
 

@@ -16,10 +16,9 @@ import numpy as np
 
 from paclm.errors import InvalidInput
 from paclm.privacy.belief import BoolArray, FloatArray, IntArray
-from paclm.privacy.randomness import Coins
-from paclm.privacy.releases import rule_named
 from paclm.study.attacks.record_scores import Surrogate, informed_scores, shared_ngrams
 from paclm.study.attacks.separation import roc, separate
+from paclm.study.continuations import Continuations
 from paclm.study.decoding import GUMBEL
 from paclm.study.history import Arrays
 from paclm.study.lab import Lab
@@ -27,7 +26,6 @@ from paclm.study.likelihood import score_targets
 from paclm.study.parts import Parts
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Row
-from paclm.study.serving import EngineStreams, begin, continue_alone, draw_secrets, engine_for, play
 from paclm.worlds.layout import adapters_file
 
 if TYPE_CHECKING:
@@ -158,7 +156,7 @@ def _black_box(
 ) -> dict[tuple[str, str], FloatArray]:
     prompts = [tokens[: scale.prompt] for tokens in candidates.tokens]
     rests = [tokens[scale.prompt :] for tokens in candidates.tokens]
-    texts = _released(lab, prompts, scale, parts) | _alone(lab, prompts, scale, parts)
+    texts = _texts(lab, prompts, scale, parts)
     reference = Surrogate(texts.pop("public").tolist(), len(lab.tokenizer))
     found: dict[tuple[str, str], FloatArray] = {}
     for source, answered in texts.items():
@@ -174,41 +172,21 @@ def _black_box(
     return found
 
 
-def _released(lab: Lab, prompts: list[list[int]], scale: UniverseScale, parts: Parts) -> Arrays:
-    """What the mechanism answers at 2^-16 nats a token; a prompt's secret and noise are its own in whatever batch."""
-    size, context = min(scale.sequences, len(prompts)), scale.prompt + scale.released
-    engine, together = engine_for(lab, sequences=size, context=context)
+def _texts(lab: Lab, prompts: list[list[int]], scale: UniverseScale, parts: Parts) -> Arrays:
+    """What answers the prompts: the mechanism at 2^-16 nats a token, the full-corpus adapter, the public model."""
+    size, seed = min(scale.sequences, len(prompts)), lab.seed_for("universe", "noise")
+    texts = Continuations(lab, "universe", scale.prompt + scale.released, size)
     advance = lab.start_task("universe, released text", len(prompts) * scale.released)
-    rule, seed = rule_named("gaussian"), lab.seed_for("universe", "noise")
-    secrets = draw_secrets(lab.num_worlds, seed, len(prompts))
 
-    def make(start: int, some: list[list[int]]) -> Arrays:
-        streams = EngineStreams(engine, GUMBEL, _coins(lab, start, len(some)))
-        own = secrets[start : start + len(some)]
-        sessions = begin(lab.num_worlds, rule, PER_TOKEN, seed, start, own)
-        return {"released": play(streams, some, [sessions], scale.released, advance=advance).tokens}
+    def release(first: int, some: list[list[int]]) -> Arrays:
+        played = texts.released(some, GUMBEL, PER_TOKEN, seed, scale.released, first=first, advance=advance)
+        return {"released": played["tokens"]}
 
-    return _in_batches("released", prompts, together, parts, make)
+    def answer(first: int, some: list[list[int]]) -> Arrays:
+        names = ("full", "public")
+        return {name: texts.alone(some, name, GUMBEL, scale.released, first=first) for name in names}
 
-
-def _alone(lab: Lab, prompts: list[list[int]], scale: UniverseScale, parts: Parts) -> Arrays:
-    """The same prompts and coins, answered by the full-corpus adapter (not private) and by the public model."""
-    size, context = min(scale.sequences, len(prompts)), scale.prompt + scale.released
-    engine, together = engine_for(lab, "full", sequences=size, context=context)
-    advance = lab.start_task("universe, reference text", 2 * len(prompts) * scale.released)
-
-    def make(start: int, some: list[list[int]]) -> Arrays:
-        answers = {}
-        for name, choose in (("full", lambda panel: panel.worlds[:, 0]), ("public", lambda panel: panel.public)):
-            streams = EngineStreams(engine, GUMBEL, _coins(lab, start, len(some)))
-            answers[name] = continue_alone(streams, some, scale.released, choose, advance=advance)
-        return answers
-
-    return _in_batches("alone", prompts, together, parts, make)
-
-
-def _coins(lab: Lab, start: int, count: int) -> list[Coins]:
-    return [Coins(lab.seed_for("universe", "coins", start + i)) for i in range(count)]
+    return _in_batches("released", prompts, size, parts, release) | _in_batches("alone", prompts, size, parts, answer)
 
 
 REGIME = Regime(
