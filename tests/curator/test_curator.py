@@ -9,7 +9,7 @@ import pytest
 
 from curator.deployments import ScriptedEngine, Talkative
 from paclm import Curator, Noise, Workspace
-from paclm.curator.text import encode_prompt
+from paclm.curator.streams import encode_prompt
 from paclm.engine.engine import Engine
 from paclm.errors import CuratorError, InvalidInput, LedgerError, UnsoundState
 from paclm.ledger.verify import verify

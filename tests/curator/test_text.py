@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paclm.curator.text import TextStream
+from paclm.curator.streams import TextStream
 
 
 def pieces(tokenizer: Any, text: str, stop: tuple[str, ...] = (), prompt: str = "the") -> tuple[list[str], TextStream]:

@@ -75,7 +75,7 @@ def votes(
 
 
 def _vote_on_prompt(opened: Workspace, prompt: str, coins: Coins | None, temperature: float, as_json: bool) -> None:
-    from paclm.curator.text import encode_prompt
+    from paclm.curator.streams import encode_prompt
     from paclm.engine.base import base_of, load_tokenizer
 
     tokenizer = load_tokenizer(base_of(opened))

@@ -10,7 +10,6 @@ out as a whole or not at all; only an interrupt in the middle of handing out can
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ import numpy as np
 
 from paclm.curator.custody import CallGuard, Custody, named_witness, open_custody
 from paclm.curator.preflight import cautions, deployment_cautions, load_models, training_cautions
-from paclm.curator.secret import Charge, Releaser, leak_to_three_digits
+from paclm.curator.secret import Charge, Releaser, leak_to_three_digits, usage_by_tag
 from paclm.curator.streams import (
     BudgetFigures,
     Generation,
@@ -31,12 +30,12 @@ from paclm.curator.streams import (
     Pieces,
     Request,
     Stream,
+    Tokenizer,
     UsageFigures,
+    encode_prompt,
 )
-from paclm.curator.text import Tokenizer, encode_prompt
 from paclm.curator.vote_source import VoteSource
 from paclm.errors import BudgetExceeded, CuratorError, InvalidInput, UnsoundState
-from paclm.ledger.events import Usage
 from paclm.privacy.accounting import Account, nats_up
 from paclm.worlds.workspace import Workspace
 
@@ -182,7 +181,7 @@ class Curator:
             votes = self._releaser.checked(ballot.votes, len(streams))
             charges = self._releaser.charges(votes, self.account)
             tokens, belief = self._releaser.release(votes, ballot.public, charges, self._custody.begin())
-            self._custody.commit(_usage_by_tag(streams, charges), belief)
+            self._custody.commit(usage_by_tag([stream.request.tag for stream in streams], charges), belief)
             return self._deliver(streams, charges, tokens.reveal())
 
     def result(self, stream: Stream) -> Generation:
@@ -387,19 +386,3 @@ class Curator:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise UnsoundState("A curator cannot be pickled or copied: one secret has one holder.")
-
-
-def _usage_by_tag(streams: list[Stream], charges: list[Charge]) -> list[Usage]:
-    """The step's entry for the ledger, one per tag."""
-    entries: dict[str, Usage] = {}
-    for stream, (mark, units) in zip(streams, charges, strict=True):
-        entry = entries.get(stream.request.tag, Usage(stream.request.tag))
-        entries[entry.key] = dataclasses.replace(
-            entry,
-            tokens=entry.tokens + (mark != "public"),
-            dissent_tokens=entry.dissent_tokens + (mark == "disputed"),
-            charged_tokens=entry.charged_tokens + (units > 0),
-            units=entry.units + units,
-            public_tokens=entry.public_tokens + (mark == "public"),
-        )
-    return list(entries.values())

@@ -1,11 +1,11 @@
-"""The curator's keys: one master key, kept by the operator, and one key per purpose derived from it.
+"""The curator's keys: one master key, held by the operator, and one key per purpose derived from it.
 
     PACLM_KEY        the key itself, 64 hexadecimal digits or base64
     PACLM_KEY_FILE   a file that holds it
-    neither          curator/key inside the workspace, made at the first opening
+    neither          curator/key inside the workspace, created on first use
 
-Knows nothing of what the keys protect. Whoever holds the master key and the workspace can read the secret: keep the
-two apart where that matters.
+Knows nothing of what the keys protect. The master key and the workspace together give the secret: keep them apart where
+that matters.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ PACKED_SIZE = _NAME + 2 * SIZE
 
 @final
 class MasterKeys:
-    """The keys derived from one master key. Nothing prints, copies or pickles them."""
+    """The keys derived from one master key. They cannot be printed, copied or pickled."""
 
     __slots__ = ("__mac", "__seal", "id")
 
     def __init__(self, name: str, mac: Redacted[bytes], seal: Redacted[bytes]) -> None:
         self.id = name
-        """Tells keys apart without saying anything about them."""
+        """Identifies the key without revealing anything about it."""
         self.__mac = mac
         self.__seal = seal
 
     @classmethod
     def derived(cls, master: Redacted[bytes]) -> MasterKeys:
-        """The keys that follow from a master key."""
+        """Derive all keys from a master key."""
         name = _derive(master, "id").reveal().hex()[:_NAME]
         return cls(name, _derive(master, "ledger-mac"), _derive(master, "seal"))
 
     def packed(self) -> Redacted[bytes]:
-        """Both keys, to be sealed: a key that was replaced is still needed to check what it signed."""
+        """Both keys as bytes, to be sealed: a retired key is still needed to check what it signed."""
         return Redacted(self.id.encode() + self.__mac.reveal() + self.__seal.reveal())
 
     @classmethod
     def unpacked(cls, packed: Redacted[bytes]) -> MasterKeys:
-        """The keys that `packed` wrote."""
+        """The inverse of `packed`."""
         content = packed.reveal()
         return cls(content[:_NAME].decode(), Redacted(content[_NAME : _NAME + SIZE]), Redacted(content[_NAME + SIZE :]))
 
@@ -74,12 +74,12 @@ class MasterKeys:
         return self.__mac
 
     def seal(self, content: bytes, about: bytes) -> bytes:
-        """Encrypt, and bind to what it is about."""
+        """Encrypt with `about` as associated data."""
         nonce = os.urandom(_NONCE)
         return nonce + AESGCM(self.__seal.reveal()).encrypt(nonce, content, about)
 
     def unseal(self, sealed: bytes, about: bytes) -> Redacted[bytes] | None:
-        """Decrypt; None for another key, another subject or changed bytes."""
+        """Decrypt; None for another key, other associated data or changed bytes."""
         try:
             return Redacted(AESGCM(self.__seal.reveal()).decrypt(sealed[:_NONCE], sealed[_NONCE:], about))
         except (InvalidTag, ValueError):
@@ -90,17 +90,17 @@ class MasterKeys:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise UnsoundState(
-            "Keys cannot be pickled or copied: each process reads them from where the operator keeps them."
+            "Keys cannot be pickled or copied: each process reads them from the environment or from the key file."
         )
 
 
 def load_keys(folder: Path, *, may_create: bool) -> MasterKeys:
-    """The keys of a workspace, whose curator folder is given; a first opening may make curator/key."""
+    """The keys of a workspace with this curator folder; first use may create curator/key."""
     return keys_at_hand(folder, may_create=may_create)[0]
 
 
 def keys_at_hand(folder: Path, *, may_create: bool = False) -> list[MasterKeys]:
-    """More than one where an exchange of curator/key was cut short: only the ledger knows then which is in force."""
+    """Two keys if a rotation of curator/key was interrupted: only the ledger knows then which is in force."""
     if os.environ.get(KEY_VARIABLE):
         return [MasterKeys.derived(parse_key(Redacted(os.environ[KEY_VARIABLE]), KEY_VARIABLE))]
     if os.environ.get(KEY_FILE_VARIABLE):
@@ -113,16 +113,16 @@ def keys_at_hand(folder: Path, *, may_create: bool = False) -> list[MasterKeys]:
 
 
 def keeps_own_key() -> bool:
-    """Whether the key lies in the workspace, because the operator named no other place."""
+    """Whether the key is in the workspace, because the environment names no other."""
     return not (os.environ.get(KEY_VARIABLE) or os.environ.get(KEY_FILE_VARIABLE))
 
 
 def settle_own_key(folder: Path, keys: MasterKeys) -> None:
-    """After an exchange, finished or cut short: the key in force is the one in curator/key, and the only one.
+    """After a rotation, finished or interrupted: make the key in force the only one, in curator/key.
 
-    Under the ledger's lock, with the key in force at hand: nobody needs another key file that is being written.
+    Called under the ledger's lock with the key in force, so no other process needs the files removed here.
     """
-    for part in folder.glob(f".{KEY_FILE}.*.part"):  # `write_key` was killed: no key in clear stays behind
+    for part in folder.glob(f".{KEY_FILE}.*.part"):  # left by a `write_key` that was killed: leave no key in clear
         if part.is_file():
             part.unlink(missing_ok=True)
     following = folder / NEW_KEY_FILE
@@ -141,28 +141,27 @@ def new_key() -> Redacted[bytes]:
 
 
 def write_key(path: Path, master: Redacted[bytes]) -> None:
-    """Write a new key file, readable by its owner only, durably; one that is there is never overwritten.
+    """Write a new key file durably, mode 0600; an existing one is never overwritten.
 
-    Complete or absent: a key of which half was written when the machine died would be lost for ever.
+    The file is complete or absent, also after a crash.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         try:
             _write_part(part, master)
-            os.link(part, path)  # unlike a rename, a link never replaces what is there
+            os.link(part, path)  # unlike a rename, a link never replaces a file
         finally:
-            part.unlink(missing_ok=True)  # no key in clear stays behind, whatever went wrong
+            part.unlink(missing_ok=True)  # leave no key in clear
         sync_folder(path.parent)
     except OSError as error:
-        if isinstance(error, FileExistsError | FileNotFoundError) and path.exists():  # another made it, and settled
+        if isinstance(error, FileExistsError | FileNotFoundError) and path.exists():  # another process made it
             raise CuratorError(
-                f"There is a key in {path} already, and a key is never overwritten. If another process has just made "
+                f"The key file {path} exists already, and a key is never overwritten. If another process has just made "
                 "it, open the workspace again."
             ) from None
         raise CuratorError(
-            f"The key file {path} cannot be made: {error.strerror}. It needs a folder that can be written, on a file "
-            f"system with hard links. Or keep the key elsewhere and name it in {KEY_FILE_VARIABLE}: openssl rand "
-            "-hex 32 makes one."
+            f"The key file {path} cannot be created: {error.strerror}. It needs a writable folder on a file system "
+            f"with hard links. Or keep the key elsewhere and name it in {KEY_FILE_VARIABLE}: openssl rand -hex 32 makes one."
         ) from None
 
 
@@ -172,14 +171,14 @@ def _write_part(part: Path, master: Redacted[bytes]) -> None:
         os.fchmod(descriptor, 0o600)
         written = os.write(descriptor, master.reveal().hex().encode() + b"\n")
         if written != 2 * SIZE + 1:
-            raise OSError(errno.ENOSPC, f"the disk took {written} of {2 * SIZE + 1} bytes")
+            raise OSError(errno.ENOSPC, f"only {written} of {2 * SIZE + 1} bytes were written")
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
 def read_key(path: Path) -> Redacted[bytes]:
-    """The master key in a file that only its owner can read."""
+    """The master key in a file; refuses one that other users can read."""
     try:
         mode = path.stat().st_mode & 0o777
         text = Redacted(path.read_bytes().decode("ascii", errors="replace"))
@@ -190,17 +189,17 @@ def read_key(path: Path) -> Redacted[bytes]:
         ) from None
     if mode & 0o077:
         raise CuratorError(
-            f"The key file {path} can be read by other users (mode {mode:04o}). Close it: chmod 600 {in_shell(path)}"
+            f"The key file {path} can be read by other users (mode {mode:04o}). Restrict it: chmod 600 {in_shell(path)}"
         )
     return parse_key(text, str(path))
 
 
 def parse_key(text: Redacted[str], where: str) -> Redacted[bytes]:
-    """Read a key from hexadecimal or base64; the error never repeats it."""
+    """Parse a key in hexadecimal or base64; the error never repeats it."""
     master = _decoded(text)
     if master is None:
         raise CuratorError(
-            f"{where} holds no key: it must be {SIZE} bytes as {2 * SIZE} hexadecimal digits or in base64. "
+            f"{where} holds no key: a key is {SIZE} bytes as {2 * SIZE} hexadecimal digits or in base64. "
             "Make one with: openssl rand -hex 32"
         )
     return master

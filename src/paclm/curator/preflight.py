@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from paclm.config import SMALLEST_PER_TOKEN, MechanismConfig, format_budget, in_shell
-from paclm.curator.text import Tokenizer
+from paclm.curator.streams import Tokenizer
 from paclm.curator.vote_source import VoteSource
 from paclm.errors import CuratorError, EngineError, InvalidInput, WorkspaceError
 from paclm.ledger.ledger import Ledger

@@ -1,13 +1,13 @@
-"""Exchanging the master key: secret and belief sealed anew, the ledger signed anew, readable at every instant.
+"""Rotate the master key: reseal secret and belief, sign the ledger with the new key, stay readable throughout.
 
-    1  the new key is on the disk (curator/key.new; elsewhere the operator has it)
-    2  secret.json holds the secret under both keys; under the new one also the old key, which the ledger still needs
-    3  the ledger's row "key-rotated" and, in the same transaction, the belief sealed anew: the new key is in force
-    4  secret.json holds the secret under the new key alone
-    5  curator/key.new becomes curator/key
+    1  write the new key to disk (curator/key.new; otherwise the operator has it)
+    2  secret.json: the secret under both keys; under the new one also the old key, which the ledger still needs
+    3  ledger: row "key-rotated" and the resealed belief, in one transaction; the new key is now in force
+    4  secret.json: the secret under the new key alone
+    5  rename curator/key.new to curator/key
 
-A crash before 3 leaves the old key in force, a crash after it the new one; the next opening clears up the rest.
-Whoever had both the old key and an old copy of the workspace knows the secret for good: no exchange undoes that.
+A crash before 3 leaves the old key in force, a crash after it the new one; the next opening finishes the rest.
+An adversary with the old key and an old copy of the workspace knows the secret; no rotation undoes that.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from paclm.worlds.workspace import Workspace
 
 
 def rotate_key(workspace: Workspace, master: Redacted[bytes] | None = None, witness: str | Path | None = None) -> str:
-    """Put a new master key in force and return its id. Nothing may be serving meanwhile: this takes the lock.
+    """Put a new master key in force and return its id. Takes the lock, so the server must be stopped.
 
-    `witness`: as for `Curator.open`; PACLM_WITNESS names it too.
+    `witness`: as for `Curator.open`, else PACLM_WITNESS.
 
-    A key in curator/key is replaced there, by a fresh one unless `master` is given. A key that the operator keeps is
-    the operator's to make: pass it as `master`, and name it in the environment once this has returned.
+    A key in curator/key is replaced there, by a fresh one unless `master` is given. A key kept elsewhere must be given
+    as `master`; set it in the environment once this has returned.
     """
     if master is None and not keeps_own_key():
         raise CuratorError(
-            f"The key comes from {KEY_VARIABLE} or {KEY_FILE_VARIABLE}, where paclm cannot put a new one. Make it, "
-            "pass it as `master`, and name it there afterwards."
+            f"The key comes from {KEY_VARIABLE} or {KEY_FILE_VARIABLE}, where paclm cannot write a new one. Make one, "
+            "pass it as `master`, and set it there afterwards."
         )
     master = master or new_key()
     new, folder = MasterKeys.derived(master), workspace.curator_path
@@ -53,7 +53,7 @@ def rotate_key(workspace: Workspace, master: Redacted[bytes] | None = None, witn
     try:
         old, file = custody.keys, SealedFile(folder)
         if new.id == old.id:
-            raise CuratorError(f"The new key is the one in force ({old.id}). Make another: openssl rand -hex 32")
+            raise CuratorError(f"The new key is already in force ({old.id}). Make another: openssl rand -hex 32")
         if keeps_own_key():
             _keep(folder / NEW_KEY_FILE, master, new.id)
         before = file.read()[old.id]
@@ -69,14 +69,14 @@ def rotate_key(workspace: Workspace, master: Redacted[bytes] | None = None, witn
 
 
 def _keep(path: Path, master: Redacted[bytes], name: str) -> None:
-    """Write the new key and read it back: with a row signed by a key that the disk does not have, all is lost."""
+    """Write the new key and read it back: a ledger signed with a key that is not on disk would be lost."""
     write_key(path, master)
     try:
         kept = MasterKeys.derived(read_key(path)).id
         if kept != name:
             raise CuratorError(
-                f"{path} was written with the key {name}, and holds {kept} when it is read. The key in force was not "
-                "changed. Mend the disk, or keep the key elsewhere."
+                f"{path} was written with the key {name} but reads back as {kept}. The key in force was not changed. "
+                "Check the disk, or keep the key elsewhere."
             )
     except CuratorError:
         path.unlink(missing_ok=True)

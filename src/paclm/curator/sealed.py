@@ -1,7 +1,7 @@
-"""curator/secret.json: the secret and the keys that were replaced, sealed under the key in force.
+"""curator/secret.json: the secret and the retired keys, sealed under the key in force.
 
-While a key is being exchanged the file holds two sealings of the same secret, one under each key, so that there is no
-moment at which a crash could leave it unreadable.
+During a key rotation the file holds two sealings of the same secret, one under each key, so that it stays readable
+whenever a crash happens.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Sealing:
     secret: bytes
     retired: bytes
     ledger: str
-    """The id of the ledger, in clear so that a refusal can name it; what binds is the same id inside the seal."""
+    """The id of the ledger, in clear for error messages; the seal binds the same id."""
 
     @classmethod
     def make(
         cls, secret: Secret, keys: MasterKeys, digest: str, ledger: str, retired: Sequence[MasterKeys] = ()
     ) -> Sealing:
-        """Seal everything under these keys."""
+        """Seal secret and retired keys under these keys."""
         packed = Redacted(b"".join(old.packed().reveal() for old in retired))
         return cls(secret.sealed(keys, digest, ledger), keys.seal(packed.reveal(), _RETIRED), ledger)
 
     def retired_keys(self, keys: MasterKeys) -> list[MasterKeys]:
-        """The keys that were replaced, the newest last."""
+        """The retired keys, newest last."""
         packed = keys.unseal(self.retired, _RETIRED)
         if packed is None or len(packed.reveal()) % PACKED_SIZE:
             raise CuratorError(
@@ -54,17 +54,17 @@ class Sealing:
 
 
 class SealedFile:
-    """The file, by key id: one sealing, or two while a key is being exchanged."""
+    """The file, by key id: one sealing, or two during a key rotation."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / SECRET_FILE
 
     def exists(self) -> bool:
-        """Whether a secret was ever drawn."""
+        """Whether a secret was drawn."""
         return self.path.exists()
 
     def write(self, sealings: dict[str, Sealing]) -> None:
-        """Write durably and all at once."""
+        """Write durably and atomically."""
         encoded = {
             name: {"ledger": s.ledger, "secret": _text(s.secret), "retired": _text(s.retired)}
             for name, s in sealings.items()
@@ -72,7 +72,7 @@ class SealedFile:
         write_private(self.path, (json.dumps({"format": FORMAT, "sealings": encoded}, indent=2) + "\n").encode())
 
     def read(self) -> dict[str, Sealing]:
-        """The sealings by key id; none if no secret was ever drawn."""
+        """The sealings by key id; empty if no secret was drawn."""
         if not self.exists():
             return {}
         try:

@@ -6,6 +6,7 @@ secret.
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import Iterable
 from typing import NamedTuple, NoReturn, final
@@ -17,6 +18,7 @@ from paclm.curator.master_key import MasterKeys
 from paclm.curator.redacted import Redacted, redact_errors
 from paclm.curator.streams import Mark
 from paclm.errors import CuratorError, RandomnessMisuse, UnsoundState
+from paclm.ledger.events import Usage
 from paclm.privacy.accounting import Account, charge_units
 from paclm.privacy.belief import FloatArray, IntArray, check_belief, check_num_worlds, uniform_belief
 from paclm.privacy.leak import leak_by_entropy
@@ -144,6 +146,22 @@ def _in_order(
     dissent = iter(released.reveal())
     rows = zip(charges, agreed.tolist(), public.tolist(), strict=True)
     return Redacted([next(dissent) if mark == "disputed" else p if mark == "public" else a for (mark, _), a, p in rows])
+
+
+def usage_by_tag(tags: Iterable[str], charges: Iterable[Charge]) -> list[Usage]:
+    """The step's entries for the ledger, one per tag."""
+    entries: dict[str, Usage] = {}
+    for tag, (mark, units) in zip(tags, charges, strict=True):
+        entry = entries.get(tag, Usage(tag))
+        entries[tag] = dataclasses.replace(
+            entry,
+            tokens=entry.tokens + (mark != "public"),
+            dissent_tokens=entry.dissent_tokens + (mark == "disputed"),
+            charged_tokens=entry.charged_tokens + (units > 0),
+            units=entry.units + units,
+            public_tokens=entry.public_tokens + (mark == "public"),
+        )
+    return list(entries.values())
 
 
 def _is_world(world: Redacted[bytes], num_worlds: int) -> bool:

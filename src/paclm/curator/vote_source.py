@@ -1,11 +1,11 @@
-"""What the curator asks of the models, and no more. Whatever answers is never told which world is realized."""
+"""What the curator needs from an engine. The engine is never told which world is realized."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:  # the names alone: whoever opens a curator loads torch when the models are loaded
+if TYPE_CHECKING:  # torch is loaded with the models, not on import
     from paclm.engine.determinism import FloatArray, IntArray
     from paclm.engine.engine import Ballot
 
@@ -46,4 +46,4 @@ class VoteSource(Protocol):
         """End a sequence."""
 
     def probe(self, context: Sequence[int], coins: FloatArray | None) -> tuple[IntArray, FloatArray]:
-        """Votes (m,) on one context and what they came from: asked twice, to see that they repeat."""
+        """Votes (m,) on one context and the logits behind them; called twice to check determinism."""

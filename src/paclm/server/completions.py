@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from paclm.config import ServerConfig
 from paclm.curator.curator import Curator
 from paclm.curator.streams import Request as CuratorRequest
-from paclm.curator.text import encode_prompt
+from paclm.curator.streams import encode_prompt
 from paclm.errors import ContextExceeded, EngineError, InvalidInput
 from paclm.privacy.accounting import nats_up
 from paclm.server.access import AnyCaller, Caller, TheService

@@ -13,8 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from paclm.curator.streams import BudgetFigures, Mark, Piece, Stream
-from paclm.curator.text import Tokenizer
+from paclm.curator.streams import BudgetFigures, Mark, Piece, Stream, Tokenizer
 from paclm.privacy.accounting import nats_up
 from paclm.server.schemas import Ask, ChatAsk, CompletionAsk
 
