@@ -161,7 +161,7 @@ def write_key(path: Path, master: Redacted[bytes]) -> None:
             ) from None
         raise CuratorError(
             f"The key file {path} cannot be created: {error.strerror}. It needs a writable folder on a file system "
-            f"with hard links. Or keep the key elsewhere and name it in {KEY_FILE_VARIABLE}: openssl rand -hex 32 makes one."
+            f"with hard links. Or set {KEY_FILE_VARIABLE} to a key kept elsewhere: openssl rand -hex 32 makes one."
         ) from None
 
 
