@@ -1,4 +1,4 @@
-"""Ledgers for tests: made in a closed folder, with a clock that stands still unless it is moved."""
+"""Ledgers for tests: made in a closed folder, with a clock that moves only when told to."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from paclm.ledger.recovery import backup
 from paclm.privacy.accounting import Account, units_up
 
 KEY = bytes(range(32))
+NEW_KEY = bytes(range(1, 33))
 PER_TOKEN, TOTAL = 2.0**-20, 2.0**-10
 PRICE = units_up(PER_TOKEN)
 SETTINGS = MechanismConfig(per_token=PER_TOKEN, total=TOTAL)
 
 
-class Books:
-    """One ledger's places, and what tests do with it."""
+class Setup:
+    """The files of one ledger, and what tests do with it."""
+
+    key, new_key, settings, price = KEY, NEW_KEY, SETTINGS, PRICE
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "curator"
         self.folder.mkdir(mode=0o700)
         self.path = self.folder / "ledger.sqlite"
+        self.lock = self.folder / "ledger.lock"
         self.witness = folder / "elsewhere.witness"
         self.backup = folder / "copy.sqlite"
-        self.key = KEY
-        self.settings = SETTINGS
-        self.price = PRICE
         self.now = datetime(2026, 11, 20, 8, 30, tzinfo=UTC)
 
     def create(self, **changes) -> Ledger:
@@ -57,32 +58,39 @@ class Books:
     def step(tokens: int = 4, key: str = "alice", dissent: int = 1, public: int = 0) -> list[Usage]:
         return [Usage(key, tokens, dissent, tokens, tokens * PRICE, public)]
 
-    def put_back(self, copy: Path) -> None:
-        """The ledger's files as somebody leaves them who restores a copy by hand."""
+    def with_steps(self, count: int, **changes) -> Ledger:
+        ledger = self.create(**changes)
+        self.commit(ledger, *range(1, count + 1))
+        return ledger
+
+    def commit(self, ledger: Ledger, *numbers: int) -> None:
+        """Steps whose sealed beliefs have these numbers."""
+        for n in numbers:
+            ledger.commit(self.step(), b"sealed %d" % n)
+
+    def copy(self, name: str = "before.sqlite") -> Path:
+        """A copy of the closed ledger made by hand, without the mark of a backup."""
+        return Path(shutil.copy(self.path, self.folder.parent / name))
+
+    def roll_back_to(self, copy: Path) -> None:
+        """Replace the ledger's files by a copy, as an operator might by hand."""
         for file in self.folder.glob("ledger.sqlite*"):
             file.unlink()
         shutil.copy(copy, self.path)
         self.path.chmod(0o600)
 
-    def fall_back(self, steps: int) -> Account:
-        """Two steps that a witness sees, a backup, more steps, and the backup put back; returns what is lost so."""
+    def lose_steps(self, steps: int) -> Account:
+        """Two steps with a witness, a backup, more steps, and a rollback to the backup; returns the lost account."""
         self.with_steps(2, witness=self.witness).close()
         backup(self.path, self.backup)
         with self.open(witness=self.witness) as ledger:
-            for n in range(3, steps + 3):
-                ledger.commit(self.step(), b"sealed %d" % n)
+            self.commit(ledger, *range(3, steps + 3))
             account = ledger.account
-        self.newest = Path(shutil.copy(self.path, self.folder.parent / "newest.sqlite"))
-        self.put_back(self.backup)
+        self.newest = self.copy("newest.sqlite")
+        self.roll_back_to(self.backup)
         return account
-
-    def with_steps(self, count: int, **changes) -> Ledger:
-        ledger = self.create(**changes)
-        for n in range(1, count + 1):
-            ledger.commit(self.step(), b"sealed %d" % n)
-        return ledger
 
 
 @pytest.fixture
-def books(tmp_path: Path) -> Books:
-    return Books(tmp_path)
+def setup(tmp_path: Path) -> Setup:
+    return Setup(tmp_path)

@@ -1,4 +1,4 @@
-"""Real kills: a worker commits steps and tells what left; a driver kills it at random instants and compares.
+"""Real kills: a worker commits steps and reports what it released; a driver kills it at random instants and compares.
 
 Start a worker by hand: python tests/ledger/kills.py LEDGER commit-first|release-first [WITNESS]
 """
@@ -27,7 +27,7 @@ TOKENS = 3
 
 
 def belief_after(tokens: int) -> bytes:
-    """What stands for the sealed belief after so many tokens: the driver can recompute it."""
+    """A stand-in for the sealed belief after so many tokens, which the driver can recompute."""
     return hashlib.sha512(b"%d" % tokens).digest() * 16
 
 
@@ -45,7 +45,7 @@ def create(path: Path, witness: Path | None = None) -> None:
 
 
 def work(path: Path, order: str, witness: Path | None) -> None:
-    """Step for ever; `left N` on standard output says that the tokens up to N have left."""
+    """Step for ever; `left N` on standard output reports that the tokens up to N were released."""
     with Ledger.open(path, KEY, witness=witness, in_full=False) as ledger:
         while True:
             after = ledger.account.tokens + TOKENS
@@ -62,9 +62,9 @@ class Tally:
 
     kills: int = 0
     undercounts: int = 0
-    """Restarts that found fewer tokens charged than had left."""
+    """Restarts that found fewer tokens charged than were released."""
     overcharged: int = 0
-    """Restarts that found tokens charged which had not left."""
+    """Restarts that found tokens charged which were not released."""
     most_overcharged_tokens: int = 0
     lost_beliefs: int = 0
     """Restarts whose belief was not that of the last committed step."""
@@ -78,7 +78,7 @@ class Zygote:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def start(self, path: Path, order: str, witness: Path | None) -> tuple[int, int]:
-        """A worker's process id and the pipe on which it tells what left."""
+        """A worker's process id and the pipe on which it reports what it released."""
         pipe = path.parent / "left.pipe"
         pipe.unlink(missing_ok=True)
         os.mkfifo(pipe, 0o600)
@@ -129,13 +129,13 @@ def run_kills(folder: Path, kills: int, order: str, *, seed: int, with_witness: 
     try:
         while tally.kills < kills:
             worker, reader = zygote.start(path, order, witness)
-            told = os.read(reader, 64)  # blocks until something has left
+            output = os.read(reader, 64)  # blocks until something has left
             time.sleep(draw.uniform(0.0, 0.03))
             os.kill(worker, signal.SIGKILL)
-            told += read_until_end(reader)
+            output += read_until_end(reader)
             os.close(reader)
             zygote.reap()
-            left = int(told.split()[-1])
+            left = int(output.split()[-1])
             with Ledger.open(path, KEY, witness=witness, in_full=False) as ledger:
                 charged, belief = ledger.account.tokens, ledger.sealed_belief
             tally.kills += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 import pytest
 
@@ -18,7 +17,7 @@ class Crash(BaseException):
 
 
 def tear(monkeypatch, begin, keep, count=1):
-    """The count-th write that begins like this keeps so many bytes, over what was there, and is the process's last."""
+    """The count-th write that begins like this keeps so many bytes of the new content, and then the process dies."""
     real, left = os.pwrite, count
 
     def pwrite(descriptor, content, at):
@@ -33,13 +32,13 @@ def tear(monkeypatch, begin, keep, count=1):
     monkeypatch.setattr(os, "pwrite", pwrite)
 
 
-def torn_commit(books, monkeypatch, begin, keep, **options):
-    """Two steps, and a third whose note or testimony was cut off; a copy by hand from before the third."""
-    books.with_steps(2, **options).close()
-    copy = shutil.copy(books.path, books.folder.parent / "before.sqlite")
-    with books.open(**options) as ledger:
+def torn_commit(setup, monkeypatch, begin, keep, **options):
+    """Two steps, and a third whose note or testimony is torn; returns a copy by hand from before the third."""
+    setup.with_steps(2, **options).close()
+    copy = setup.copy()
+    with setup.open(**options) as ledger:
         tear(monkeypatch, begin, keep)
         with pytest.raises(Crash):
-            ledger.commit(books.step(), b"sealed 3")
+            setup.commit(ledger, 3)
         monkeypatch.undo()
     return copy

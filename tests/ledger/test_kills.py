@@ -36,15 +36,15 @@ def check(folder, num_kills, seed, with_witness):
 
 
 @pytest.mark.parametrize("with_witness", [False, True], ids=["alone", "with witness"])
-def test_kills_never_leave_fewer_tokens_charged_than_left(books, with_witness):
-    check(books.folder, 6, 1, with_witness)
+def test_kills_never_leave_fewer_tokens_charged_than_left(setup, with_witness):
+    check(setup.folder, 6, 1, with_witness)
 
 
-def test_the_driver_reports_undercounts_when_tokens_leave_first(books):
+def test_the_driver_reports_undercounts_when_tokens_leave_first(setup):
     """A worker spends most of its time between release and commit there: eight kills hit it, or a few more."""
 
     def undercounts(seed):
-        folder = books.folder / f"round-{seed}"
+        folder = setup.folder / f"round-{seed}"
         folder.mkdir(mode=0o700)
         return kills.run_kills(folder, 8, "release-first", seed=seed).undercounts
 
@@ -53,11 +53,11 @@ def test_the_driver_reports_undercounts_when_tokens_leave_first(books):
 
 @pytest.mark.stress
 @pytest.mark.parametrize("with_witness", [False, True], ids=["alone", "with witness"])
-def test_two_hundred_kills(books, with_witness):
-    check(books.folder, 200, 3, with_witness)
+def test_two_hundred_kills(setup, with_witness):
+    check(setup.folder, 200, 3, with_witness)
 
 
 @pytest.mark.stress
-def test_two_hundred_kills_of_the_wrong_order_are_reported(books):
-    tally = kills.run_kills(books.folder, 200, "release-first", seed=4)
+def test_two_hundred_kills_of_the_wrong_order_are_reported(setup):
+    tally = kills.run_kills(setup.folder, 200, "release-first", seed=4)
     assert tally.undercounts > 50

@@ -1,4 +1,4 @@
-"""The lock's memory: a ledger that lost its newest rows is noticed without a witness, and there is a way out."""
+"""The lock and its note: one writer at a time, and missing rows are noticed without a witness."""
 
 from __future__ import annotations
 
@@ -37,203 +37,181 @@ input()
 """
 
 HUGE = b"999999     \n" + b"9" * 20 + b" " + b"a" * 64 + b"\n"
-"""A note of a row that no database can have."""
+"""A note of a row number that no database can have."""
 
 
 @pytest.fixture
-def killed(books):
+def killed(setup):
     """A ledger whose five newest rows are in the write-ahead log alone: its process was killed."""
-    books.with_steps(3).close()
-    program = WORKER.format(path=str(books.path), price=books.price)
+    setup.with_steps(3).close()
+    program = WORKER.format(path=str(setup.path), price=setup.price)
     done = subprocess.run([sys.executable, "-c", program], check=False)
     assert done.returncode == -signal.SIGKILL
-    return books
+    return setup
 
 
-def test_who_has_it_open_already_is_told_to_close_it_and_not_to_stop_the_process(books):
-    with books.with_steps(1), pytest.raises(LedgerBusy, match=r"in this process.*close\(\)"):
-        books.open()
-    books.open().close()  # a refusal lets go of nothing, and a release of all
+@pytest.fixture
+def without_log(killed):
+    """The same after somebody removed the log: row 9 was the newest, and row 4 is now."""
+    for end in ("-wal", "-shm"):
+        killed.path.with_name(killed.path.name + end).unlink()
+    return killed
 
 
-def test_a_holder_elsewhere_with_this_processs_number_is_not_taken_for_it(books):
-    """In two containers over one volume, both processes can be number 1."""
-    books.with_steps(1).close()
-    lock = books.path.with_name("ledger.lock")
-    other = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+def test_a_second_writer_is_refused_with_the_pid_of_the_first(setup):
+    with setup.create():
+        with pytest.raises(LedgerBusy, match=r"in this process.*close\(\)"):
+            setup.open()
+        program = f"from paclm.ledger.ledger import Ledger; Ledger.open({str(setup.path)!r}, bytes(range(32)))"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert re.search(f"LedgerBusy.*process {os.getpid()}", done.stderr)
+    setup.open().close()
+
+
+def test_a_holder_in_another_container_with_the_same_pid_is_not_taken_for_this_process(setup):
+    """Over one volume, the processes of two containers can both be number 1."""
+    setup.with_steps(1).close()
+    command = [sys.executable, "-c", HOLDER, setup.lock]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     other.stdout.readline()
     try:
         with pytest.raises(LedgerBusy, match=f"by process {os.getpid()}"):
-            books.open()
+            setup.open()
     finally:
         other.communicate("\n", timeout=60)
 
 
-def remove_log(books):
-    for end in ("-wal", "-shm"):
-        books.path.with_name(books.path.name + end).unlink()
-
-
 def test_after_a_kill_nothing_is_missing(killed):
+    log = killed.path.with_name("ledger.sqlite-wal")
+    assert log.stat().st_size > 0
     with killed.open() as ledger:
         assert ledger.account.tokens == 17
+        assert log.stat().st_size == 0  # no row is in the log alone
 
 
-def test_removing_the_log_after_a_kill_gives_no_budget_back(killed):
-    remove_log(killed)
-    for _ in range(2):  # a refusal forgets nothing
-        with pytest.raises(LedgerRolledBack, match=r"row 4.*row 9.*-wal"):
-            killed.open()
-    with pytest.raises(LedgerRolledBack, match="row 9"):
-        replace_witness(killed.path, killed.key, confirmed_by="ada", witness=None)
-
-
-def test_a_ledger_that_lost_its_log_opens_once_it_is_adopted(killed):
-    remove_log(killed)
-    adopt_restored(killed.path, killed.key, confirmed_by="ada")
-    for _ in range(2):
-        with killed.open() as ledger:
-            assert ledger.account.remaining_units == 0
-
-
-def test_whoever_verifies_hears_of_lost_rows_before_anything_opens(killed):
-    assert verify(killed.path, [killed.key]).intact
-    remove_log(killed)
-    for keys in (None, [killed.key]):
-        report = verify(killed.path, keys)
+def test_removing_the_log_after_a_kill_restores_no_budget(without_log):
+    setup = without_log
+    for keys in (None, [setup.key]):
+        report = verify(setup.path, keys)
         assert not report.intact
         assert re.search("row 4.*row 9", report.problem)
         assert report.contents.state.tokens == 12
-    adopt_restored(killed.path, killed.key, confirmed_by="ada")
-    assert verify(killed.path, [killed.key]).intact
+    for _ in range(2):  # a refusal keeps the note
+        with pytest.raises(LedgerRolledBack, match=r"row 4.*row 9.*-wal"):
+            setup.open()
+    with pytest.raises(LedgerRolledBack, match="row 9"):
+        replace_witness(setup.path, setup.key, confirmed_by="ada", witness=None)
+    with pytest.raises(LedgerRolledBack, match="row 9"):
+        setup.open(witness=setup.witness)
+    assert not setup.witness.exists()
+    adopt_restored(setup.path, setup.key, confirmed_by="ada")
+    assert verify(setup.path, [setup.key]).intact
+    for _ in range(2):
+        with setup.open() as ledger:
+            assert ledger.account.remaining_units == 0
 
 
-def test_a_backup_beside_its_ledger_is_intact_though_it_is_older(books):
-    with books.with_steps(3) as ledger:
-        backup(books.path, books.folder / "monday.sqlite")
-        ledger.commit(books.step(), b"sealed 4")
-        report = verify(books.folder / "monday.sqlite", [books.key])
+def test_a_backup_beside_its_ledger_is_intact_though_it_is_older(setup):
+    with setup.with_steps(3) as ledger:
+        backup(setup.path, setup.folder / "monday.sqlite")
+        setup.commit(ledger, 4)
+        report = verify(setup.folder / "monday.sqlite", [setup.key])
     assert report.intact
     assert report.is_copy
 
 
-def test_whoever_verifies_while_rows_are_written_misses_none(books):
-    with books.with_steps(1) as ledger:
-        writing = threading.Thread(target=lambda: [ledger.commit(books.step(1), b"sealed %d" % n) for n in range(300)])
+def test_verifying_while_rows_are_written_misses_none(setup):
+    with setup.with_steps(1) as ledger:
+        writing = threading.Thread(target=lambda: [ledger.commit(setup.step(1), b"sealed %d" % n) for n in range(300)])
         writing.start()
         reports = []
         while writing.is_alive():
-            reports.append(verify(books.path))
+            reports.append(verify(setup.path))
         writing.join()
     assert [report.problem for report in reports if not report.intact] == []
 
 
-def test_a_stale_ledger_makes_no_witness(killed):
-    remove_log(killed)
-    with pytest.raises(LedgerRolledBack, match="row 9"):
-        killed.open(witness=killed.witness)
-    assert not killed.witness.exists()
-
-
-def test_another_history_is_refused(books, tmp_path):
-    books.with_steps(2).close()
-    shutil.copytree(books.folder, tmp_path / "second")
-    with books.open() as ledger:
-        ledger.commit(books.step(), b"sealed 3")
-    ours = books.path
-    books.path = tmp_path / "second" / "ledger.sqlite"
-    with books.open() as ledger:
-        ledger.commit(books.step(2), b"other 3")
-        ledger.commit(books.step(2), b"other 4")
-    shutil.copy(books.path, ours)
-    books.path = ours
+def test_another_history_is_refused(setup, tmp_path):
+    setup.with_steps(2).close()
+    shutil.copytree(setup.folder, tmp_path / "second")
+    with setup.open() as ledger:
+        setup.commit(ledger, 3)
+    ours, setup.path = setup.path, tmp_path / "second" / "ledger.sqlite"
+    with setup.open() as ledger:
+        ledger.commit(setup.step(2), b"other 3")
+        ledger.commit(setup.step(2), b"other 4")
+    shutil.copy(setup.path, ours)
+    setup.path = ours
     with pytest.raises(LedgerRolledBack, match="row 4"):
-        books.open()
+        setup.open()
 
 
-@pytest.mark.parametrize(
-    "content", [None, b"", b"999999\n", b"999999     \nnothing that makes sense\n", bytes(100), HUGE]
-)
-def test_a_lock_that_knows_nothing_refuses_nothing(killed, content):
-    lock = killed.folder / "ledger.lock"
-    lock.unlink()
+@pytest.mark.parametrize("content", [None, b"", b"999999\n", b"999999     \nno note at all\n", bytes(100), HUGE])
+def test_a_lock_without_a_note_refuses_nothing(killed, content):
+    killed.lock.unlink()
     if content is not None:
-        lock.write_bytes(content)
-        lock.chmod(0o600)
+        killed.lock.write_bytes(content)
+        killed.lock.chmod(0o600)
     with killed.open() as ledger:
         assert ledger.account.tokens == 17
 
 
-def test_the_lock_may_be_behind_the_ledger(books):
-    """As after a power failure: the log is synced, the lock's memory is not."""
-    books.with_steps(3).close()
-    lock = books.folder / "ledger.lock"
-    behind = lock.read_bytes()
-    with books.open() as ledger:
-        ledger.commit(books.step(), b"sealed 4")
-    lock.write_bytes(behind)
-    books.open().close()
-    assert lock.read_bytes() != behind
+def test_the_note_may_be_behind_the_ledger(setup):
+    """As after a power failure: the log is synced, and the note is not."""
+    setup.with_steps(3).close()
+    behind = setup.lock.read_bytes()
+    with setup.open() as ledger:
+        setup.commit(ledger, 4)
+    setup.lock.write_bytes(behind)
+    setup.open().close()
+    assert setup.lock.read_bytes() != behind
 
 
-def test_a_new_ledger_is_not_measured_by_the_one_before(books):
-    books.with_steps(3).close()
-    books.path.unlink()
-    books.create().close()
-    books.open().close()
+def test_a_new_ledger_is_not_compared_with_the_note_of_the_one_before(setup):
+    setup.with_steps(3).close()
+    setup.path.unlink()
+    setup.create().close()
+    setup.open().close()
 
 
-def test_an_open_ledger_keeps_its_history_out_of_the_log(killed):
-    log = killed.path.with_name("ledger.sqlite-wal")
-    assert log.stat().st_size > 0
-    with killed.open():
-        assert log.stat().st_size == 0
-
-
-def test_adopting_with_a_witness_that_was_put_back_too_is_refused(books, tmp_path):
-    books.with_steps(2, witness=books.witness).close()
-    shutil.copy(books.path, tmp_path / "old.sqlite")
-    shutil.copy(books.witness, tmp_path / "old.witness")
-    with books.open(witness=books.witness) as ledger:
-        ledger.commit(books.step(), b"sealed 3")
-    shutil.copy(tmp_path / "old.sqlite", books.path)
-    shutil.copy(tmp_path / "old.witness", books.witness)
+def test_adopting_with_a_witness_that_was_rolled_back_too_is_refused(setup, tmp_path):
+    setup.with_steps(2, witness=setup.witness).close()
+    ledger_copy, witness_copy = setup.copy(), shutil.copy(setup.witness, tmp_path / "old.witness")
+    with setup.open(witness=setup.witness) as ledger:
+        setup.commit(ledger, 3)
+    setup.roll_back_to(ledger_copy)
+    shutil.copy(witness_copy, setup.witness)
     with pytest.raises(LedgerRolledBack, match=r"row 4.*row 5"):
-        adopt_restored(books.path, books.key, confirmed_by="ada", witness=books.witness)
-    adopt_restored(books.path, books.key, confirmed_by="ada")
-    books.open().close()
+        adopt_restored(setup.path, setup.key, confirmed_by="ada", witness=setup.witness)
+    adopt_restored(setup.path, setup.key, confirmed_by="ada")
+    setup.open().close()
 
 
-def test_a_second_writer_after_the_lock_was_removed_is_told_apart_from_damage(books):
-    first = books.with_steps(1)
-    (books.folder / "ledger.lock").unlink()
-    with books.open() as second:
-        second.commit(books.step(), b"second 2")
+def test_a_second_writer_after_the_lock_was_removed_is_not_taken_for_damage(setup):
+    first = setup.with_steps(1)
+    setup.lock.unlink()
+    with setup.open() as second:
+        second.commit(setup.step(), b"second 2")
     with pytest.raises(LedgerBusy, match="lock"):
-        first.commit(books.step(), b"first 2")
+        setup.commit(first, 2)
     with pytest.raises(LedgerStopped):
-        first.commit(books.step(), b"first 2")
+        setup.commit(first, 2)
     first.close()
-    with books.open() as ledger:
+    with setup.open() as ledger:
         assert ledger.sealed_belief == b"second 2"
 
 
-def test_a_lock_that_cannot_be_written_stops_the_ledger(books, monkeypatch):
-    def fail(*_):
-        raise OSError(5, "Input/output error")
-
-    with books.with_steps(1) as ledger:
-        monkeypatch.setattr(os, "pwrite", fail)
-        with pytest.raises(LedgerUnwritable, match=r"ledger\.lock"):
-            ledger.commit(books.step(), b"sealed 2")
-        with pytest.raises(LedgerStopped):
-            ledger.commit(books.step(), b"sealed 2")
-
-
-def failing_fstat(_):
+def failing(*_):
     raise OSError(5, "Input/output error")
+
+
+def test_a_note_that_cannot_be_written_stops_the_ledger(setup, monkeypatch):
+    with setup.with_steps(1) as ledger:
+        monkeypatch.setattr(os, "pwrite", failing)
+        with pytest.raises(LedgerUnwritable, match=r"ledger\.lock"):
+            setup.commit(ledger, 2)
+        with pytest.raises(LedgerStopped):
+            setup.commit(ledger, 2)
 
 
 def open_descriptors_of(path):
@@ -249,33 +227,23 @@ def open_descriptors_of(path):
     return count
 
 
-def test_a_release_lets_the_next_writer_in_also_where_the_disk_no_longer_answers(tmp_path, monkeypatch):
+def test_a_failing_disk_keeps_no_lock_and_no_descriptor(tmp_path, monkeypatch):
+    """Where a lock is half taken, where it is refused, and where it is released."""
     path = tmp_path / "ledger.lock"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", failing)
+        with pytest.raises(LedgerUnwritable):
+            WriterLock(path)
+    assert open_descriptors_of(path) == 0
     lock, held = WriterLock(path), set(locking._HELD_HERE)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fstat", failing_fstat)
+        patch.setattr(os, "fstat", failing)
+        with pytest.raises(OSError, match="Input/output error"):
+            WriterLock(path)
+    assert open_descriptors_of(path) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", failing)
         lock.release()
     assert len(held - locking._HELD_HERE) == 1
     assert open_descriptors_of(path) == 0
     WriterLock(path).release()
-
-
-def test_a_lock_that_could_not_be_taken_in_full_is_not_held(tmp_path, monkeypatch):
-    path = tmp_path / "ledger.lock"
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fstat", failing_fstat)
-        with pytest.raises(LedgerUnwritable):
-            WriterLock(path)
-    assert open_descriptors_of(path) == 0
-    WriterLock(path).release()
-
-
-def test_a_refusal_keeps_no_descriptor_also_where_the_disk_no_longer_answers(tmp_path, monkeypatch):
-    path = tmp_path / "ledger.lock"
-    lock = WriterLock(path)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fstat", failing_fstat)
-        with pytest.raises(OSError, match="Input/output error"):
-            WriterLock(path)
-    assert open_descriptors_of(path) == 1
-    lock.release()

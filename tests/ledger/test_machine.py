@@ -1,7 +1,7 @@
 """Any sequence of charges, crashes, restarts, extensions, changed settings and restored files.
 
-What left is known to the machine alone; the ledger must never say less. A crash is an image of the files taken while
-the ledger is open, and everything after it lost.
+The machine counts what was released; the ledger must never show less. A crash is an image of the files taken while the
+ledger is open, and everything after it is lost.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ MEMORY = "/dev/shm"
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """One ledger through a hard life. `has_witness` is set by the two classes below."""
+    """One ledger through any sequence of events. `has_witness` is set by the two classes below."""
 
     has_witness = False
     survives_a_crash = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.lock")
 
     def __init__(self) -> None:
         super().__init__()
-        # Nothing here is about the disk, so that memory does where there is such a folder.
+        # Nothing here depends on a disk: use memory where there is such a folder.
         self._home = tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
         self.home = Path(self._home.name)
         self.witness = self.home / "witness" if self.has_witness else None
@@ -50,7 +50,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.num_beliefs = 0
         self.lost = False
         self.copies: list[Path] = []
-        self.path = self._folder("life-0") / "ledger.sqlite"
+        self.path = self._folder("folder-0") / "ledger.sqlite"
         self.ledger = Ledger.create(
             self.path,
             KEY,
@@ -71,7 +71,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(tokens=st.integers(0, 3), dissent=st.integers(0, 3), key=st.sampled_from("ab"), public=st.integers(0, 2))
     def charge(self, tokens: int, dissent: int, key: str, public: int) -> None:
-        """One step: commit, then the tokens leave."""
+        """One step: commit, then release."""
         dissent = min(dissent, tokens)
         charged = dissent if self.config.charge == "dissent" else tokens
         usage = Usage(key, tokens, dissent, charged, charged * units_up(self.config.per_token), public)
@@ -110,8 +110,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """Go on from the bare files, as the dead process left them."""
-        folder = self._folder(f"life-{len(list(self.home.iterdir()))}")
+        """Continue from the files as the dead process left them."""
+        folder = self._folder(f"folder-{len(list(self.home.iterdir()))}")
         for name in self.survives_a_crash:
             shutil.copy(self.path.with_name(name), folder / name)
         self.ledger.close()
@@ -126,7 +126,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """Other settings from now on."""
         config = replace(self.config, per_token=per_token, charge=charge)
         if self.lost and config != self.ledger.settings and units_down(config.total) < self.ledger.account.spent_units:
-            with pytest.raises(InvalidInput, match="spent"):  # adopted at a larger total than the copy knew
+            with pytest.raises(InvalidInput, match="spent"):  # adopted at a larger total than the copy has
                 self.ledger.change_settings(config)
             return
         self.config = config
@@ -165,10 +165,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.copies)
     @rule(data=st.data())
     def restore(self, data: st.DataObject) -> None:
-        """Put an old copy back: refused as it stands, adopted with or without the witness."""
+        """Restore an old copy: refused as it is, adopted with or without the witness."""
         copy = data.draw(st.sampled_from(self.copies))
         self.ledger.close()
-        folder = self._folder(f"life-{len(list(self.home.iterdir()))}")
+        folder = self._folder(f"folder-{len(list(self.home.iterdir()))}")
         shutil.copy(copy, folder / "ledger.sqlite")
         self._move_to(folder)
         try:
@@ -187,7 +187,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert self.ledger.account.remaining_units == 0
 
     @invariant()
-    def ledger_says_at_least_what_left(self) -> None:
+    def ledger_shows_at_least_what_was_released(self) -> None:
         account = self.ledger.account
         assert account.spent_units >= self.left.units
         assert account.spent_units <= account.total_units <= self.ledger.state.committed_units

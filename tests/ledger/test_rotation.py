@@ -1,4 +1,4 @@
-"""Keys that change: interrupted, and in a backup from before. The plain case is in `test_recovery.py`."""
+"""Key rotation: plain, interrupted, and in a backup from before."""
 
 from __future__ import annotations
 
@@ -16,65 +16,91 @@ KEYS = [bytes(range(n, n + 32)) for n in (2, 1)]
 """The newest first, without the one that the ledger was made with."""
 
 
-def assert_nothing_is_lost(books, keys, steps):
-    with books.open(**keys) as ledger:
-        assert ledger.account == books.before
-        assert ledger.sealed_belief == b"sealed %d" % (2 + steps)
-        ledger.commit(books.step(), b"later")
-    report = verify(books.path, books.keys)
-    assert report.intact, report.problem
-
-
 def crash(*_):
     raise KeyboardInterrupt
 
 
-@pytest.fixture(params=[1, 2], ids=["one rotation", "two rotations"])
-def rotated(books, request):
-    """A backup of two steps, then rotations and one more step; `go_on` makes the ledger and puts the backup back."""
-
-    def go_on(*, with_witness, steps=1, by_hand=False):
-        witness = books.witness if with_witness else None
-        copy = books.folder.parent / "copy.sqlite"
-        books.with_steps(2, witness=witness).close()
-        shutil.copy(books.path, copy) if by_hand else backup(books.path, copy)
-        books.keys = [*KEYS[-request.param :], books.key]
-        with books.open(witness=witness) as ledger:
-            for key in reversed(books.keys[:-1]):
-                ledger.rotate_key(key)
-            for n in range(steps):
-                ledger.commit(books.step(), b"sealed %d" % (n + 3))
-            books.before = ledger.account
-        books.put_back(copy)
-        return {"mac_key": books.keys[0], "old_keys": books.keys[1:], "witness": witness}
-
-    return go_on
-
-
-@pytest.mark.parametrize("steps", [0, 1, 5])
-def test_a_backup_from_before_a_rotation_is_adopted_with_the_witness(books, rotated, steps):
-    keys = rotated(with_witness=True, steps=steps)
-    assert adopt_restored(books.path, confirmed_by="ada", **keys).proof == "witness"
-    assert_nothing_is_lost(books, keys, steps)
-
-
-def test_a_backup_from_before_a_rotation_is_adopted_without_a_witness(books, rotated):
-    keys = rotated(with_witness=False)
-    assert adopt_restored(books.path, confirmed_by="ada", **keys).proof == "none"
-    with books.open(**keys) as ledger:
-        assert ledger.account.remaining_units == 0
-    report = verify(books.path, books.keys)
+def assert_nothing_is_lost(setup, keys, steps):
+    with setup.open(**keys) as ledger:
+        assert ledger.account == setup.before
+        assert ledger.sealed_belief == b"sealed %d" % (2 + steps)
+        ledger.commit(setup.step(), b"later")
+    report = verify(setup.path, setup.keys)
     assert report.intact, report.problem
 
 
-def test_a_backup_is_not_adopted_without_the_key_that_signed_it(books, rotated):
-    keys = rotated(with_witness=False)
+def test_rotation_signs_new_rows_with_the_new_key_and_stores_the_belief_under_its_new_seal(setup):
+    keys = {"mac_key": setup.new_key, "old_keys": [setup.key], "witness": setup.witness}
+    with setup.with_steps(2, witness=setup.witness) as ledger:
+        ledger.rotate_key(setup.new_key, b"sealed 2 under the new key")
+        with pytest.raises(LedgerError):
+            ledger.rotate_key(setup.new_key)
+    for n, in_full in ((3, True), (4, False)):
+        with setup.open(**keys, in_full=in_full) as ledger:
+            assert ledger.sealed_belief == (b"sealed 2 under the new key" if n == 3 else b"sealed 3")
+            setup.commit(ledger, n)
+    assert verify(setup.path, [setup.new_key, setup.key]).intact
+
+
+def test_after_a_rotation_the_old_key_alone_opens_nothing(setup):
+    with setup.with_steps(2) as ledger:
+        ledger.rotate_key(setup.new_key)
     with pytest.raises(LedgerWrongKey):
-        adopt_restored(books.path, keys["mac_key"], confirmed_by="ada")
+        setup.open()
+    with pytest.raises(LedgerError, match="old key"):
+        setup.open(mac_key=setup.key, old_keys=[setup.new_key])
+    with pytest.raises(LedgerWrongKey):
+        setup.open(mac_key=setup.new_key)
+
+
+def test_a_new_key_that_the_old_one_did_not_endorse_is_found(setup, monkeypatch):
+    monkeypatch.setattr(ledger_module, "endorse", lambda *_: "00" * 32)
+    with setup.with_steps(2) as ledger:
+        ledger.rotate_key(setup.new_key)
+    report = verify(setup.path, [setup.new_key, setup.key])
+    assert (report.intact, report.bad_seq) == (False, 4)
+
+
+@pytest.fixture(params=[1, 2], ids=["one rotation", "two rotations"])
+def rotated(setup, request):
+    """A function: a backup of two steps, then rotations and more steps, and a rollback to the backup."""
+
+    def make(*, with_witness, steps=1, by_hand=False):
+        witness = setup.witness if with_witness else None
+        setup.with_steps(2, witness=witness).close()
+        shutil.copy(setup.path, setup.backup) if by_hand else backup(setup.path, setup.backup)
+        setup.keys = [*KEYS[-request.param :], setup.key]
+        with setup.open(witness=witness) as ledger:
+            for key in reversed(setup.keys[:-1]):
+                ledger.rotate_key(key)
+            setup.commit(ledger, *range(3, steps + 3))
+            setup.before = ledger.account
+        setup.roll_back_to(setup.backup)
+        return {"mac_key": setup.keys[0], "old_keys": setup.keys[1:], "witness": witness}
+
+    return make
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_a_backup_from_before_a_rotation_is_adopted_with_the_witness(setup, rotated, steps):
+    keys = rotated(with_witness=True, steps=steps)
+    assert adopt_restored(setup.path, confirmed_by="ada", **keys).proof == "witness"
+    assert_nothing_is_lost(setup, keys, steps)
+
+
+def test_a_backup_from_before_a_rotation_is_adopted_without_a_witness(setup, rotated):
+    keys = rotated(with_witness=False)
+    with pytest.raises(LedgerWrongKey):  # without the key that signed it
+        adopt_restored(setup.path, keys["mac_key"], confirmed_by="ada")
+    assert adopt_restored(setup.path, confirmed_by="ada", **keys).proof == "none"
+    with setup.open(**keys) as ledger:
+        assert ledger.account.remaining_units == 0
+    report = verify(setup.path, setup.keys)
+    assert report.intact, report.problem
 
 
 def crash_before_restoring(monkeypatch):
-    """As if the process died right before the row that ends an adopting."""
+    """As if the process died right before the last row of an adoption."""
     append = ledger_module.Ledger.append
     monkeypatch.setattr(
         ledger_module.Ledger,
@@ -84,86 +110,78 @@ def crash_before_restoring(monkeypatch):
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_a_crash_in_the_middle_of_adopting_leaves_a_copy(books, rotated, monkeypatch, by_hand):
-    """Also for a copy by hand, which had no mark before: the lock's memory must not be all there is."""
+def test_a_crash_in_the_middle_of_adopting_leaves_a_copy(setup, rotated, monkeypatch, by_hand):
+    """Also for a copy by hand, which had no mark before: the lock's note must not be all there is."""
     keys = rotated(with_witness=False, by_hand=by_hand)
     crash_before_restoring(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
-        adopt_restored(books.path, confirmed_by="ada", **keys)
+        adopt_restored(setup.path, confirmed_by="ada", **keys)
     monkeypatch.undo()
     with pytest.raises(LedgerRolledBack, match="paclm ledger adopt"):
-        books.open(**keys)
-    adopt_restored(books.path, confirmed_by="ada", **keys)
-    with books.open(**keys) as ledger:
+        setup.open(**keys)
+    adopt_restored(setup.path, confirmed_by="ada", **keys)
+    with setup.open(**keys) as ledger:
         assert ledger.account.remaining_units == 0
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_adopting_with_the_witness_is_repeated_after_a_crash_and_loses_nothing(books, rotated, monkeypatch, steps):
-    """Without a step the witness has seen as many rows as the copy then has, and another one in the last place."""
+def test_adopting_with_the_witness_is_repeated_after_a_crash_and_loses_nothing(setup, rotated, monkeypatch, steps):
+    """Without a step the witness has seen as many rows as the copy then has, with another one in the last place."""
     keys = rotated(with_witness=True, steps=steps)
     crash_before_restoring(monkeypatch)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            adopt_restored(books.path, confirmed_by="ada", **keys)
+            adopt_restored(setup.path, confirmed_by="ada", **keys)
     monkeypatch.undo()
-    assert adopt_restored(books.path, confirmed_by="ada", **keys).proof == "witness"
-    assert_nothing_is_lost(books, keys, steps)
+    assert adopt_restored(setup.path, confirmed_by="ada", **keys).proof == "witness"
+    assert_nothing_is_lost(setup, keys, steps)
 
 
-def test_a_backup_that_ends_with_the_rotation_lacks_nothing(books):
-    with books.with_steps(2, witness=books.witness) as ledger:
-        ledger.rotate_key(KEYS[0], b"sealed anew")
-    copy = books.folder.parent / "copy.sqlite"
-    backup(books.path, copy)
-    books.put_back(copy)
-    keys = {"mac_key": KEYS[0], "old_keys": [books.key], "witness": books.witness}
-    assert adopt_restored(books.path, confirmed_by="ada", **keys).proof == "current"
+def test_a_backup_that_ends_with_the_rotation_lacks_nothing(setup):
+    with setup.with_steps(2, witness=setup.witness) as ledger:
+        ledger.rotate_key(setup.new_key, b"new seal")
+    backup(setup.path, setup.backup)
+    setup.roll_back_to(setup.backup)
+    keys = {"mac_key": setup.new_key, "old_keys": [setup.key], "witness": setup.witness}
+    assert adopt_restored(setup.path, confirmed_by="ada", **keys).proof == "current"
 
 
-def test_a_crash_between_the_restore_and_its_witness_is_made_good_by_adopting_once_more(books, monkeypatch):
-    before = books.fall_back(1)
-    again = {"mac_key": books.key, "confirmed_by": "ada", "witness": books.witness}
+def test_a_crash_between_the_restore_and_its_witness_is_repaired_by_adopting_again(setup, monkeypatch):
+    before = setup.lose_steps(1)
+    again = {"mac_key": setup.key, "confirmed_by": "ada", "witness": setup.witness}
     monkeypatch.setattr(Witness, "write", crash)
     with pytest.raises(KeyboardInterrupt):
-        adopt_restored(books.path, **again)
+        adopt_restored(setup.path, **again)
     monkeypatch.undo()
-    half = books.folder.parent / "half.sqlite"
-    shutil.copy(books.path, half)
-    for start in (half, books.backup):
-        books.put_back(start)
-        assert adopt_restored(books.path, **again).proof == "witness"
-        with books.open(witness=books.witness) as ledger:
+    half = setup.copy("half.sqlite")
+    for start in (half, setup.backup):
+        setup.roll_back_to(start)
+        assert adopt_restored(setup.path, **again).proof == "witness"
+        with setup.open(witness=setup.witness) as ledger:
             assert (ledger.account, ledger.sealed_belief) == (before, b"sealed 3")
-        assert verify(books.path, [books.key]).intact
-
-
-def test_a_live_ledger_signed_with_an_old_key_is_not_opened(books):
-    books.with_steps(1).close()
-    with pytest.raises(LedgerError, match="old key"):
-        books.open(mac_key=KEYS[0], old_keys=[books.key])
+        assert verify(setup.path, [setup.key]).intact
 
 
 @pytest.mark.parametrize("place", ["make_row", "endorse"])
-def test_an_interrupted_rotation_leaves_the_old_key_signing(books, monkeypatch, place):
-    with books.with_steps(1) as ledger:
+def test_an_interrupted_rotation_leaves_the_old_key_signing(setup, monkeypatch, place):
+    with setup.with_steps(1) as ledger:
         monkeypatch.setattr(ledger_module, place, crash)
         with pytest.raises(KeyboardInterrupt):
-            ledger.rotate_key(KEYS[0])
+            ledger.rotate_key(setup.new_key)
         monkeypatch.undo()
-        ledger.commit(books.step(), b"sealed 2")
-    assert verify(books.path, [books.key]).intact
-    books.open().close()
+        setup.commit(ledger, 2)
+    assert verify(setup.path, [setup.key]).intact
+    setup.open().close()
 
 
-def test_an_interrupt_after_the_rotation_was_written_stops_the_ledger(books, monkeypatch):
-    with books.with_steps(1) as ledger:
+def test_an_interrupt_after_the_rotation_was_written_stops_the_ledger(setup, monkeypatch):
+    with setup.with_steps(1) as ledger:
         monkeypatch.setattr(ledger_module.Ledger, "_use_keys", crash)
         with pytest.raises(KeyboardInterrupt):
-            ledger.rotate_key(KEYS[0])
+            ledger.rotate_key(setup.new_key)
         monkeypatch.undo()
         with pytest.raises(LedgerStopped):
-            ledger.commit(books.step(), b"sealed 2")
-    with books.open(mac_key=KEYS[0], old_keys=[books.key]) as ledger:
-        ledger.commit(books.step(), b"sealed 2")
-    assert verify(books.path, [KEYS[0], books.key]).intact
+            setup.commit(ledger, 2)
+    with setup.open(mac_key=setup.new_key, old_keys=[setup.key]) as ledger:
+        setup.commit(ledger, 2)
+    assert verify(setup.path, [setup.new_key, setup.key]).intact

@@ -58,7 +58,7 @@ def test_events_come_back_from_their_fields():
         ("stepped", {"entries": []}),
         ("stepped", {"entries": [], "belief": None, "more": 1}),
         ("stepped", {"entries": [{"key": "a", "units": -1}], "belief": None}),
-        ("stepped", {"entries": [{"nobody": 1}], "belief": None}),
+        ("stepped", {"entries": [{"unknown": 1}], "belief": None}),
     ],
 )
 def test_unknown_kinds_and_fields_are_refused(kind, fields):
@@ -68,12 +68,5 @@ def test_unknown_kinds_and_fields_are_refused(kind, fields):
 
 def test_no_kind_was_ever_renamed():
     """Rows outlive versions: a kind may be added here, never removed or renamed."""
-    assert set(KINDS) >= {
-        "opened",
-        "stepped",
-        "settings-changed",
-        "extended",
-        "key-rotated",
-        "witness-changed",
-        "restored",
-    }
+    kinds = "opened stepped settings-changed extended key-rotated witness-changed restored"
+    assert set(KINDS) >= set(kinds.split())

@@ -61,13 +61,13 @@ def unsynced_releases(trace: str) -> int:
     return bad
 
 
-def trace(books, order="commit-first", broken="") -> str:
+def trace(setup, order="commit-first", broken="") -> str:
     if shutil.which("strace") is None:
         pytest.fail("This test traces system calls. Install strace, for example: apt-get install strace")
     program = WORKER.format(
-        tests=os.path.dirname(__file__), path=str(books.path), second=str(books.witness), order=order, broken=broken
+        tests=os.path.dirname(__file__), path=str(setup.path), second=str(setup.witness), order=order, broken=broken
     )
-    log = books.folder / "trace"
+    log = setup.folder / "trace"
     calls = "trace=fsync,fdatasync,write,pwrite64"
     command = ["strace", "-f", "-y", "-qq", "-o", str(log), "-e", calls, sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -84,8 +84,8 @@ def test_the_reader_of_traces_tells_synced_from_unsynced():
 
 
 @pytest.mark.stress
-def test_every_commit_is_synced_before_its_tokens_leave(books):
-    found = trace(books)
+def test_every_commit_is_synced_before_its_tokens_leave(setup):
+    found = trace(setup)
     assert "-wal>" in found
     assert ".witness>" in found
     assert unsynced_releases(found) == 0
@@ -93,5 +93,5 @@ def test_every_commit_is_synced_before_its_tokens_leave(books):
 
 @pytest.mark.stress
 @pytest.mark.parametrize("broken", ["ledger", "witness"])
-def test_a_missing_sync_is_caught(books, broken):
-    assert unsynced_releases(trace(books, broken=broken)) > 30
+def test_a_missing_sync_is_caught(setup, broken):
+    assert unsynced_releases(trace(setup, broken=broken)) > 30

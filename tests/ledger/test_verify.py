@@ -14,7 +14,6 @@ from paclm.errors import (
     LedgerBusy,
     LedgerDamaged,
     LedgerFull,
-    LedgerMissing,
     LedgerRolledBack,
     LedgerUnwritable,
 )
@@ -24,48 +23,48 @@ from paclm.ledger.store import Store
 from paclm.ledger.verify import remaining_tokens, verify, witness_on_record
 
 
-def test_an_intact_ledger_is_verified_with_and_without_its_key(books):
-    books.with_steps(5).close()
-    for keys in (None, [books.key]):
-        report = verify(books.path, keys)
+def test_an_intact_ledger_is_verified_with_and_without_its_key(setup):
+    setup.with_steps(5).close()
+    for keys in (None, [setup.key]):
+        report = verify(setup.path, keys)
         assert report.intact
         assert report.num_events == 6
         assert report.macs_checked == (keys is not None)
         assert report.contents.state.tokens == 20
 
 
-def test_verification_works_while_the_ledger_is_in_use(books):
-    with books.with_steps(5) as ledger:
-        assert verify(books.path).contents.head == ledger.head
-        ledger.commit(books.step(), b"sealed 6")
-        assert verify(books.path, [books.key]).contents.head == ledger.head
+def test_verification_works_while_the_ledger_is_in_use(setup):
+    with setup.with_steps(5) as ledger:
+        assert verify(setup.path).contents.head == ledger.head
+        setup.commit(ledger, 6)
+        assert verify(setup.path, [setup.key]).contents.head == ledger.head
 
 
-def test_verification_changes_no_byte(books):
-    books.with_steps(5).close()
-    before = hashlib.sha256(books.path.read_bytes()).digest()
-    verify(books.path, [books.key])
-    assert hashlib.sha256(books.path.read_bytes()).digest() == before
-    reader = sqlite_file.open_reader(books.path)
+def test_verification_changes_no_byte(setup):
+    setup.with_steps(5).close()
+    before = hashlib.sha256(setup.path.read_bytes()).digest()
+    verify(setup.path, [setup.key])
+    assert hashlib.sha256(setup.path.read_bytes()).digest() == before
+    reader = sqlite_file.open_reader(setup.path)
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         reader.execute("UPDATE belief SET seq = 0")
     reader.close()
 
 
-def test_a_crash_image_is_verified_from_its_log(books, tmp_path):
+def test_a_crash_image_is_verified_from_its_log(setup, tmp_path):
     image = tmp_path / "image"
     image.mkdir(mode=0o700)
-    with books.with_steps(5):
+    with setup.with_steps(5):
         for name in ("ledger.sqlite", "ledger.sqlite-wal"):
-            shutil.copy(books.folder / name, image / name)
-    report = verify(image / "ledger.sqlite", [books.key])
+            shutil.copy(setup.folder / name, image / name)
+    report = verify(image / "ledger.sqlite", [setup.key])
     assert report.intact
     assert report.num_events == 6
 
 
-def test_a_ledger_on_read_only_media_is_verified(books, monkeypatch):
-    """SQLite cannot make its side files there; the file is then read as it stands."""
-    books.with_steps(2).close()
+def test_a_ledger_on_read_only_media_is_verified(setup, monkeypatch):
+    """SQLite cannot make its side files there; the file is then read as it is."""
+    setup.with_steps(2).close()
     real, asked = sqlite3.connect, []
 
     class NoSideFiles(sqlite3.Connection):
@@ -81,23 +80,23 @@ def test_a_ledger_on_read_only_media_is_verified(books, monkeypatch):
         return real(name, **options, factory=NoSideFiles)
 
     monkeypatch.setattr(sqlite_file.sqlite3, "connect", connect)
-    with closing(sqlite_file.open_reader(books.path)) as reader:
+    with closing(sqlite_file.open_reader(setup.path)) as reader:
         assert reader.execute("SELECT count(*) FROM events").fetchone() == (3,)
     assert len(asked) == 2
 
 
 @pytest.mark.parametrize("look", [verify, remaining_tokens])
-def test_a_full_disk_is_an_error_and_no_verdict(books, look):
+def test_a_full_disk_is_an_error_and_no_verdict(setup, look):
     """A limit on file sizes: SQLite's side file cannot grow, as on a full disk. The ledger itself is whole."""
-    books.with_steps(2).close()
+    setup.with_steps(2).close()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
         with pytest.raises(LedgerFull, match="SQLITE_IOERR_SHMSIZE"):
-            look(books.path)
+            look(setup.path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert verify(books.path, [books.key]).intact
+    assert verify(setup.path, [setup.key]).intact
 
 
 @pytest.mark.parametrize(
@@ -108,8 +107,8 @@ def test_a_full_disk_is_an_error_and_no_verdict(books, look):
         *(("SQLITE_IOERR_CORRUPTFS", None), ("SQLITE_ERROR", None)),
     ],
 )
-def test_only_what_speaks_against_the_ledger_itself_is_a_verdict(books, monkeypatch, name, kind):
-    books.with_steps(2).close()
+def test_an_error_of_the_disk_is_no_verdict_on_the_ledger(setup, monkeypatch, name, kind):
+    setup.with_steps(2).close()
 
     def fail(store):
         error = sqlite3.OperationalError("something")
@@ -119,28 +118,23 @@ def test_only_what_speaks_against_the_ledger_itself_is_a_verdict(books, monkeypa
 
     monkeypatch.setattr(Store, "check_pages", fail)
     if kind is None:
-        report = verify(books.path)
+        report = verify(setup.path)
         assert not report.intact
         assert name in report.problem
     else:
         with pytest.raises(kind, match=name):
-            verify(books.path)
+            verify(setup.path)
 
 
 @pytest.mark.parametrize("end", ["-wal", "-shm"])
-def test_a_side_file_that_was_replaced_is_thought_of(books, end):
-    books.with_steps(2).close()
-    books.path.with_name(books.path.name + end).mkdir()
+def test_a_replaced_side_file_is_named(setup, end):
+    setup.with_steps(2).close()
+    setup.path.with_name(setup.path.name + end).mkdir()
     with pytest.raises(LedgerUnwritable, match="-wal, -shm"):
-        books.open()
-    if end == "-wal":  # without a log, nobody needs its index for reading
+        setup.open()
+    if end == "-wal":  # without a log, its index is not read
         with pytest.raises(LedgerUnwritable, match="-wal, -shm"):
-            verify(books.path)
-
-
-def test_a_missing_ledger_is_an_error_and_no_report(tmp_path):
-    with pytest.raises(LedgerMissing):
-        verify(tmp_path / "ledger.sqlite")
+            verify(setup.path)
 
 
 def test_a_file_that_is_no_database_leaves_no_connection_open(tmp_path, monkeypatch):
@@ -161,24 +155,24 @@ def test_a_file_that_is_no_database_leaves_no_connection_open(tmp_path, monkeypa
     assert opened
 
 
-def test_what_remains_is_not_told_from_a_file_that_was_put_back(books, tmp_path):
-    with books.with_steps(2, witness=books.witness) as ledger:
-        assert remaining_tokens(books.path) == ledger.account.remaining_tokens(books.settings.per_token)
-    copy = shutil.copy(books.path, tmp_path / "by_hand.sqlite")
-    with books.open(witness=books.witness) as ledger:
-        ledger.commit(books.step(), b"sealed 3")
+def test_remaining_tokens_of_a_rolled_back_file_are_refused(setup, tmp_path):
+    with setup.with_steps(2, witness=setup.witness) as ledger:
+        assert remaining_tokens(setup.path) == ledger.account.remaining_tokens(setup.settings.per_token)
+    copy = shutil.copy(setup.path, tmp_path / "by_hand.sqlite")
+    with setup.open(witness=setup.witness) as ledger:
+        setup.commit(ledger, 3)
         name = ledger.state.witness
-    shutil.copy(copy, books.path)
-    assert not verify(books.path).intact
+    shutil.copy(copy, setup.path)
+    assert not verify(setup.path).intact
     with pytest.raises(LedgerRolledBack, match="row"):
-        remaining_tokens(books.path)
-    assert witness_on_record(books.path) == name
+        remaining_tokens(setup.path)
+    assert witness_on_record(setup.path) == name
 
 
-def test_what_remains_is_told_from_a_copy_that_says_it_is_one(books, tmp_path):
-    with books.with_steps(2) as ledger:
-        backup(books.path, tmp_path / "copy.sqlite")
-        before = ledger.account.remaining_tokens(books.settings.per_token)
-        ledger.commit(books.step(), b"sealed 3")
-    shutil.copy(tmp_path / "copy.sqlite", books.path)
-    assert remaining_tokens(books.path) == before
+def test_remaining_tokens_of_a_marked_copy_are_read(setup, tmp_path):
+    with setup.with_steps(2) as ledger:
+        backup(setup.path, tmp_path / "copy.sqlite")
+        before = ledger.account.remaining_tokens(setup.settings.per_token)
+        setup.commit(ledger, 3)
+    shutil.copy(tmp_path / "copy.sqlite", setup.path)
+    assert remaining_tokens(setup.path) == before
