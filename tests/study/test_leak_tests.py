@@ -1,6 +1,7 @@
-"""Releases that break their bounds are caught, each by the look that can see it, and sound ones on real votes are not.
+"""Releases and attacks that break their bounds are caught, each by the test that can see it, and sound ones are not.
 
-Seeded. For a fresh seed each run of a sound release raises an alarm with probability 1e-4 at most.
+Seeded. For a fresh seed each run of a sound release raises an alarm with probability 1e-4 at most; tests of attacks
+state their rate.
 """
 
 from __future__ import annotations
@@ -20,20 +21,26 @@ from paclm.privacy.randomness import NoiseSource
 from paclm.privacy.releases import RULES, Rule
 from paclm.study.lab import Lab
 from paclm.study.leak_tests import (
-    LOOKS,
-    RATE,
+    FALSE_ALARMS,
+    RELEASE_FALSE_ALARMS,
+    RELEASE_TESTS,
     Gap,
-    Told,
+    LeakEvidence,
+    break_ties,
     broken_bounds,
     chances_by_agreement,
-    describe_overtelling,
+    describe_broken_bounds,
+    describe_excess,
+    excess_in_errors,
+    is_violation,
+    p_of_hits,
+    p_of_mean,
 )
 from paclm.study.recorded_votes import RecordedVotes
 from paclm.study.regimes import releases
 from paclm.study.replay import ReplaySettings, replay
 from paclm.study.results import Result
 from paclm.study.run import run_regime
-from paclm.study.violations import is_violation
 from study.small_lab import open_lab
 
 FOLDER = Path(__file__).parent.parent / "fixtures" / "votes"
@@ -42,8 +49,6 @@ PROVEN = ("gaussian", "plurality", "mixture", "channel")
 
 def warner(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Release:
     """The true vote in half of the cases, whatever the budget is; exact Bayes; declares its budget."""
-    if is_unanimous(votes):
-        return Release(votes.item(0), belief, False)
     candidates, choice, mass = tally(votes, belief)
     shares = mass / mass.sum()
     probabilities = 0.5 * shares
@@ -55,18 +60,18 @@ def warner(votes: IntArray, belief: FloatArray, secret: int, per_token: float, n
 
 
 def honest(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Release:
-    """Twice the budget, and says so."""
+    """Noise for twice the budget, and declares it."""
     return gaussian.release(votes, belief, secret, 2.0 * per_token, noise)
 
 
 def modest(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Release:
-    """Keeps to its budget and declares a quarter of it."""
+    """Keeps within its budget and declares a quarter of it."""
     step = gaussian.release(votes, belief, secret, per_token, noise)
     return step._replace(information=0.25 * step.information)
 
 
 def forgetful(votes: IntArray, belief: FloatArray, secret: int, per_token: float, _: NoiseSource) -> Release:
-    """The true vote, and a belief that never hears of it."""
+    """The true vote, and a belief that is never updated."""
     return Release(int(votes[secret]), belief, not is_unanimous(votes), 0.0 if is_unanimous(votes) else per_token)
 
 
@@ -86,7 +91,7 @@ def quiet(votes: IntArray, belief: FloatArray, secret: int, per_token: float, no
 
 
 def seldom(votes: IntArray, belief: FloatArray, secret: int, _: float, noise: NoiseSource) -> Release:
-    """Sound, for two worlds: a plain answer first, then rare tokens. All is exact, and what it declares is skewed."""
+    """Sound, for two worlds: an informative token first, then rare ones. Exact; its declared information is skewed."""
     candidates, choice, mass = tally(votes, belief)
     shares = mass / mass.sum()
     if abs(shares[0] - 0.5) < 1e-9:
@@ -127,7 +132,7 @@ def test_no_proven_release_is_accused_on_real_votes(name: str, release: str) -> 
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_release_that_breaks_a_bound_is_caught_by_the_look_that_can_see_it(
+def test_a_release_that_breaks_a_bound_is_caught_by_the_test_that_can_see_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release, expected = BROKEN[name]
@@ -137,8 +142,8 @@ def test_a_release_that_breaks_a_bound_is_caught_by_the_look_that_can_see_it(
     assert figures["budget_nats"] == pytest.approx(figures["dissent"] * 300 * 2.0**-16)
 
 
-def test_noise_that_the_belief_does_not_know_of_is_caught_by_the_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By entropy it tells a ninth of its budget; its twin with the right noise stays silent."""
+def test_noise_smaller_than_the_belief_assumes_is_caught_by_the_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By entropy it leaks a ninth of its budget; the twin with the right noise raises no alarm."""
     monkeypatch.setitem(RULES, "quiet", Rule("quiet", quiet, reads_secret=True))
     settings = ReplaySettings(release="quiet", per_token=2.0**-8, sessions=40, tokens=300)
     figures = replay(votes_of("wiki-gumbel"), settings)
@@ -149,10 +154,10 @@ def test_noise_that_the_belief_does_not_know_of_is_caught_by_the_secrets(monkeyp
     assert replay(votes_of("wiki-gumbel"), fresh)["tells_more_than"] == ["belief"]
 
 
-def test_a_belief_that_hears_of_nothing_is_caught_by_the_tokens_where_the_bound_is_certainty(
+def test_a_belief_that_is_never_updated_is_caught_by_the_tokens_where_the_bound_is_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its charge allows everything, its belief stays uniform; its twins that tell as much and know it stay silent."""
+    """Its charge allows any leak and its belief stays uniform; twins with an exact belief raise no alarm."""
     monkeypatch.setitem(RULES, "forgetful", Rule("forgetful", forgetful, reads_secret=True))
     settings = ReplaySettings(release="forgetful", per_token=1.0, sessions=20, tokens=300)
     figures = replay(votes_of("wiki-gumbel"), settings)
@@ -171,8 +176,8 @@ def test_guesses_as_good_as_the_belief_allows_raise_no_alarm_and_better_ones_do(
     def alarms(times: float, runs: int) -> int:
         some = [rng.uniform(0.1, 0.5, 40) for _ in range(runs)]
         right = [(rng.random(40) < times * known).astype(np.float64) for known in some]
-        told = [Told(never, NO_GAP, much, much, never, *one, 1.0) for one in zip(right, some, strict=True)]
-        return sum(broken_bounds(one) == ["belief"] for one in told)
+        evidence = [LeakEvidence(never, NO_GAP, much, much, never, *one, 1.0) for one in zip(right, some, strict=True)]
+        return sum(broken_bounds(one) == ["belief"] for one in evidence)
 
     assert alarms(1.0, 500) <= 1
     assert alarms(10.0, 20) == 20
@@ -205,46 +210,48 @@ def test_without_noise_there_is_no_bound_to_break(monkeypatch: pytest.MonkeyPatc
 NO_GAP = Gap.between(np.log(np.full((1, 16), 1 / 16)), np.array([3]))
 
 
-def told_of(leaked: FloatArray, declared: FloatArray, budget: FloatArray, named: FloatArray, bound: float) -> Told:
-    return Told(leaked, NO_GAP, declared, budget, named, named, np.ones_like(named), bound)
+def evidence_of(
+    leaked: FloatArray, declared: FloatArray, budget: FloatArray, named: FloatArray, bound: float
+) -> LeakEvidence:
+    return LeakEvidence(leaked, NO_GAP, declared, budget, named, named, np.ones_like(named), bound)
 
 
-def some_told(rng: np.random.Generator, excess: float = 0.0) -> Told:
+def some_evidence(rng: np.random.Generator, excess: float = 0.0) -> LeakEvidence:
     """Sixty secrets that leak exactly what is allowed, skewed as a leak is, and a world named at its bound."""
     budget = np.full(60, 0.01)
     named = (rng.random(60) < 0.1).astype(np.float64)
-    return told_of(0.01 * rng.chisquare(1, 60) + excess, budget, budget, named, 0.1)
+    return evidence_of(0.01 * rng.chisquare(1, 60) + excess, budget, budget, named, 0.1)
 
 
-def test_at_the_very_bound_there_is_no_alarm_and_well_above_it_always_one() -> None:
-    """500 runs at 1e-4: more than one alarm has probability 1.2e-3; the twin leaks six errors more."""
+def test_at_the_bound_there_is_no_alarm_and_well_above_it_always_one() -> None:
+    """500 runs at 1e-4: more than one alarm has probability 1.2e-3; the twin leaks six standard errors more."""
     rng = np.random.default_rng(0)
-    assert sum(bool(broken_bounds(some_told(rng))) for _ in range(500)) <= 1
-    assert all("budget" in broken_bounds(some_told(rng, excess=0.015)) for _ in range(50))
-    assert is_violation(1e-3, LOOKS)
-    assert not is_violation(1e-3, LOOKS, RATE)
+    assert sum(bool(broken_bounds(some_evidence(rng))) for _ in range(500)) <= 1
+    assert all("budget" in broken_bounds(some_evidence(rng, excess=0.015)) for _ in range(50))
+    assert is_violation(1e-3, RELEASE_TESTS)
+    assert not is_violation(1e-3, RELEASE_TESTS, RELEASE_FALSE_ALARMS)
 
 
-def test_few_secrets_at_the_very_bound_raise_no_alarm_and_the_rare_leak_that_it_allows_none_either() -> None:
-    """A whole secret told once in a hundred is a mean of a hundredth; 2,000 runs of 20, more than 3 with 1e-4."""
+def test_few_secrets_at_the_bound_and_rare_leaks_within_it_raise_no_alarm() -> None:
+    """A whole secret leaked once in a hundred is a mean of a hundredth; 2,000 runs of 20, more than 3 with 1e-4."""
     rng = np.random.default_rng(1)
 
     def alarms(chance: float) -> int:
         few = np.full(20, 0.01 * math.log(16))
-        some = (told_of((rng.random(20) < chance) * math.log(16), few, few, few, 0.9) for _ in range(2000))
-        return sum(bool(broken_bounds(told)) for told in some)
+        some = (evidence_of((rng.random(20) < chance) * math.log(16), few, few, few, 0.9) for _ in range(2000))
+        return sum(bool(broken_bounds(evidence)) for evidence in some)
 
     assert alarms(0.01) <= 3
     assert alarms(0.8) == 2000
 
 
-def test_what_is_declared_in_rare_and_large_parts_counts_as_declared() -> None:
-    """About half a nat told each, declared as 20 by one secret in forty; 500 runs, more than one alarm with 1.2e-3."""
+def test_information_declared_in_rare_and_large_parts_counts() -> None:
+    """About half a nat leaked each, declared as 20 by one in forty; 500 runs, more than one alarm with 1.2e-3."""
     rng = np.random.default_rng(2)
     half, budget, never = np.linspace(0.49, 0.51, 40), np.full(40, 20.0), np.zeros(40)
-    skewed = [told_of(half, 20.0 * (rng.random(40) < 0.025), budget, never, 1.0) for _ in range(500)]
-    assert sum(bool(broken_bounds(told)) for told in skewed) <= 1
-    assert broken_bounds(told_of(20.0 * half, never, budget, never, 1.0)) == ["declared"]
+    skewed = [evidence_of(half, 20.0 * (rng.random(40) < 0.025), budget, never, 1.0) for _ in range(500)]
+    assert sum(bool(broken_bounds(evidence)) for evidence in skewed) <= 1
+    assert broken_bounds(evidence_of(20.0 * half, never, budget, never, 1.0)) == ["declared"]
 
 
 def test_secrets_drawn_from_their_beliefs_raise_no_alarm_and_those_of_sharper_ones_do() -> None:
@@ -259,21 +266,21 @@ def test_secrets_drawn_from_their_beliefs_raise_no_alarm_and_those_of_sharper_on
             sharper = beliefs**power / (beliefs**power).sum(axis=1, keepdims=True)
             secrets = (rng.random((40, 1)) < sharper.cumsum(axis=1)).argmax(axis=1)
             table = np.log(beliefs)
-            told = Told(
+            evidence = LeakEvidence(
                 leak_samples_by_entropy(table), Gap.between(table, secrets), much, much, never, never, never, 1.0
             )
-            found += broken_bounds(told) == ["belief"]
+            found += broken_bounds(evidence) == ["belief"]
         return found
 
     assert alarms(1.0, 500) <= 1
     assert alarms(4.0, 20) == 20
 
 
-def test_runs_that_are_told_of_together_share_the_rate() -> None:
+def test_runs_that_are_reported_together_share_the_rate() -> None:
     budget, never = np.full(4, 1.0), np.zeros(4)
-    told = told_of(np.full(4, 30.0), budget, budget, never, 1.0)  # p = 8 ÷ Σ (1 + 29·2^-k)^4, about 9e-6
-    assert "budget" in broken_bounds(told)
-    assert "budget" not in broken_bounds(told, runs=6)
+    evidence = evidence_of(np.full(4, 30.0), budget, budget, never, 1.0)  # p = 8 ÷ Σ (1 + 29·2^-k)^4, about 9e-6
+    assert "budget" in broken_bounds(evidence)
+    assert "budget" not in broken_bounds(evidence, runs=6)
 
 
 def test_the_world_that_agrees_most_often_is_named_and_ties_are_fair_guesses() -> None:
@@ -285,19 +292,16 @@ def test_the_world_that_agrees_most_often_is_named_and_ties_are_fair_guesses() -
         assert found.tolist() == expected
 
 
-def test_the_sentence_names_everything_that_is_broken() -> None:
+def test_the_description_names_the_broken_bounds_and_an_error_only_if_there_is_one() -> None:
     numbers = {"leaked": 2.079, "by_truth": 1.9, "declared": 0.001, "budget": 0.001, "rate": 1.0, "bound": 0.02}
-    said = describe_overtelling("mine", ["budget", "declared"], stderr=0.01, unit="a session", **numbers)
-    assert said.startswith(
-        "The release mine tells more than it was charged for and tells more than its steps declare: an estimated 2.079 "
-        "± 0.01 nats a session by its belief and 1.9 by its secrets, where its budget allows 0.001"
-    )
-    assert "±" not in describe_overtelling("mine", ["budget"], stderr=math.nan, unit="a session", **numbers)
+    text = describe_broken_bounds("mine", ["budget", "declared"], stderr=0.01, unit="per session", **numbers)
+    assert all(part in text for part in ("mine", "budget, declared", "2.079 ± 0.01", "1.9"))
+    assert "±" not in describe_broken_bounds("mine", ["budget"], stderr=math.nan, unit="per session", **numbers)
 
 
 @pytest.fixture(scope="module")
 def lab(study_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    return open_lab(study_template, tmp_path_factory.mktemp("overtelling") / "workspace")
+    return open_lab(study_template, tmp_path_factory.mktemp("leak-tests") / "workspace")
 
 
 def regime_with(lab: Lab, name: str, monkeypatch: pytest.MonkeyPatch) -> Result:
@@ -307,20 +311,112 @@ def regime_with(lab: Lab, name: str, monkeypatch: pytest.MonkeyPatch) -> Result:
 
 def test_the_regime_warns_of_an_added_release_and_of_no_other(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = []
-    monkeypatch.setattr(releases, "broken_bounds", lambda told, runs: shared.append(runs) or broken_bounds(told, runs))
+    monkeypatch.setattr(
+        releases, "broken_bounds", lambda evidence, runs: shared.append(runs) or broken_bounds(evidence, runs)
+    )
     result = regime_with(lab, "warner", monkeypatch)
     assert sorted(shared) == [1] * 2 + [len(releases.BUDGETS)] * 3 * len(releases.BUDGETS)
     accused = {row["release"] for row in result.rows if row["tells_more_than"]}
     assert accused == {"warner"}
-    (said,) = [line for line in releases.verdicts(result) if "warner" in line]
-    assert said.startswith("ALARM")
-    assert "at 2^-32" in said
+    (line,) = [line for line in releases.verdicts(result) if "warner" in line]
+    assert line.startswith("ALARM")
+    assert "at 2^-32" in line
     earlier = [{key: value for key, value in row.items() if key != "tells_more_than"} for row in result.rows]
     assert not any(line.startswith("ALARM") for line in releases.verdicts(replace(result, rows=earlier)))
-    for row in earlier:  # were one of ours broken, an alarm would name it
+    for row in earlier:  # a broken release of ours is named
         row["tells_more_than"] = "belief" if row["release"] in ("gaussian", "plurality") else None
     alarms = [line for line in releases.verdicts(replace(result, rows=earlier)) if line.startswith("ALARM")]
     assert [("gaussian" in line, "6 of 6" in line, "plurality" in line) for line in alarms] == [
         (True, True, False),
         (False, False, True),
     ]
+
+
+# --- attacks over many cells -----------------------------------------------------------------------------------------
+
+CELLS, TRIALS = 24, 400
+
+
+def any_alarm(success: float, bound: float, rng: np.random.Generator) -> bool:
+    """Both attacks in 24 cells, one round."""
+    hits = rng.binomial(TRIALS, success, CELLS)
+    samples = rng.normal(success, 0.1, (CELLS, TRIALS))
+    p_values = [p_of_hits(int(h), TRIALS, bound) for h in hits] + [p_of_mean(row, bound) for row in samples]
+    return any(is_violation(p, 2 * CELLS) for p in p_values)
+
+
+def test_attacks_exactly_at_the_bound_raise_alarms_at_the_stated_rate() -> None:
+    rng = np.random.default_rng(0)
+    alarms = sum(any_alarm(0.1, 0.1, rng) for _ in range(200))
+    assert alarms <= 8  # 2 expected at 1 %; more than 8 with probability 2e-4
+
+
+def test_attacks_above_the_bound_are_caught() -> None:
+    rng = np.random.default_rng(1)
+    assert all(any_alarm(0.2, 0.1, rng) for _ in range(20))
+
+
+def test_without_the_correction_for_many_tests_false_alarms_are_common() -> None:
+    rng = np.random.default_rng(2)
+    p_values = [p_of_hits(int(h), TRIALS, 0.1) for h in rng.binomial(TRIALS, 0.1, 1000)]
+    assert sum(p < FALSE_ALARMS for p in p_values) > 0
+    assert not any(is_violation(p, 48 * 20) for p in p_values)
+
+
+def test_p_values_of_known_cases() -> None:
+    assert p_of_hits(0, 10, 0.5) == 1.0
+    assert p_of_hits(10, 10, 0.5) == pytest.approx(2.0**-10)
+    assert p_of_mean(np.tile([0.4, 0.6], 20), 0.5) == pytest.approx(0.5)
+    assert p_of_mean(np.full(50, 0.5), 0.5) == 1.0
+    assert p_of_mean(np.full(50, 0.9), 0.5) == pytest.approx(np.exp(-2 * 50 * 0.16))
+
+
+def test_means_of_left_skewed_samples_raise_false_alarms() -> None:
+    """The stated rate does not hold for every distribution: 0.52 mostly, 0.02 in 4 of 100, and 0.5 on average."""
+    rng = np.random.default_rng(4)
+    samples = np.where(rng.random((400, 100)) < 0.04, 0.02, 0.52) + rng.normal(0.0, 1e-3, (400, 100))
+    alarms = sum(is_violation(p_of_mean(row, 0.5), 2 * CELLS) for row in samples)
+    assert 1 <= alarms <= 20  # 7 expected; 0.1 if Student's t were right
+
+
+def test_a_few_equal_samples_raise_no_alarm() -> None:
+    for count in (1, 2, 5):
+        assert not is_violation(p_of_mean(np.full(count, 0.7), 0.5), 48)
+        assert p_of_mean(np.full(count, 0.3), 0.5) == 1.0
+
+
+def test_ties_are_broken_by_their_share() -> None:
+    rng = np.random.default_rng(3)
+    assert break_ties(np.array([1.0, 0.0, 1.0]), rng) == 2
+    assert 140 < break_ties(np.full(1000, 0.2), rng) < 260
+
+
+def cell(membership: float, world: float = 0.01, sessions: int = 8, error: float = 0.02) -> dict[str, object]:
+    attacks = {"membership_rate": membership, "membership_stderr": error, "membership_bound": 0.5}
+    attacks |= {"world_rate": world, "world_stderr": 0.0, "world_bound": 0.02}
+    return {"budget": "2^-16", "horizon": 384, "sessions": sessions, **attacks}
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_alarm", "figures"),
+    [
+        ([cell(0.49), cell(0.48)], False, ("-0.5 standard errors", "0 violations in 4 tests")),
+        ([cell(0.53), cell(0.51), cell(0.49)], False, ("1.5 standard errors", "membership at 2^-16 and 384 tokens")),
+        ([cell(0.49), cell(0.6, sessions=100)], True, ("5.0 standard errors", "100 sessions", "1 violations")),
+        ([cell(0.6, sessions=4)], False, ("5.0 standard errors", "too few")),  # five errors of so few mean little
+        ([cell(0.49, world=1.0)], True, ("inf standard errors", "world at")),  # always succeeds: no variance
+        ([cell(0.49, world=1.0, sessions=1)], False, ("too few",)),
+        ([cell(0.9, sessions=20, error=0.0)], True, ("inf standard errors",)),
+    ],
+)
+def test_the_largest_excess_is_described_and_is_an_alarm_only_if_chance_does_not_explain_it(
+    cells: list[dict[str, object]], is_alarm: bool, figures: tuple[str, ...]
+) -> None:
+    text = describe_excess(cells)
+    assert text.startswith("ALARM") == is_alarm
+    assert [part for part in figures if part not in text] == []
+
+
+def test_an_attack_without_variance_is_infinitely_far_from_its_bound() -> None:
+    assert excess_in_errors(cell(0.5, world=1.0), "world") == math.inf
+    assert excess_in_errors(cell(0.5, world=0.0), "world") == -math.inf

@@ -15,9 +15,9 @@ from scipy.stats import binom, chi2, norm, spearmanr
 
 import paper_options
 from paclm.privacy.bounds import success_bound
+from paclm.study.leak_tests import excess_in_errors
 from paclm.study.regimes import regime_named
 from paclm.study.results import Row, plain
-from paclm.study.violations import excess_in_errors
 from results_page.evaluation import Evaluation
 
 SPEED_ONLY = ("together", "queries_per_part", "universe.sequences")

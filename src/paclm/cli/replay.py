@@ -78,7 +78,7 @@ def replay(
     else:
         _print_figures(figures)
     if figures["tells_more_than"]:
-        typer.echo(f"Warning: {_overtelling(figures)}", err=True)
+        typer.echo(f"Warning: {_broken_bounds(figures)}", err=True)
 
 
 def _print_figures(figures: dict[str, Any]) -> None:
@@ -133,10 +133,10 @@ def _unit(figures: dict[str, Any]) -> str:
     return "per session" if figures["protocol"] == "session" else "per position"
 
 
-def _overtelling(figures: dict[str, Any]) -> str:
-    from paclm.study.leak_tests import describe_overtelling
+def _broken_bounds(figures: dict[str, Any]) -> str:
+    from paclm.study.leak_tests import describe_broken_bounds
 
-    return describe_overtelling(
+    return describe_broken_bounds(
         figures["release"],
         figures["tells_more_than"],
         leaked=figures["leaked_nats"],

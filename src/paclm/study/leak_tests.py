@@ -1,11 +1,14 @@
-"""Whether a release tells more than it may: than it was charged for, declares or believes, or its world too often.
+"""Statistical tests for leakage above a bound: of a release, and of an attack over many cells.
 
-Meant for releases of one's own: those that may be deployed are proven, and stay silent here. Six looks at what is
-left of independent secrets; if nothing is wrong, the chance that any of them raises an alarm is at most RATE. Each
-p-value is a bound that holds for any number of secrets and any spread of what they tell; no normal law is assumed, so
-small excesses of few secrets go unnoticed. Sees beliefs and tokens, no code: what a release hides from its own belief
-is found only where its tokens agree with its world more often than with others; a code of another kind goes unnoticed.
-Of single tokens (`fresh`) only the sum of what they declare is known, and it is taken to follow from the votes alone.
+*Releases.* `broken_bounds` tests for leakage above charge, declared information or belief, and for a world identified
+more often than its bound allows. It is meant for releases under development: deployed ones are proven. P-values are
+bounds for any number of secrets and any distribution of their leaks, so small excesses over few secrets are missed. It
+sees beliefs and tokens, not code: leakage that the belief does not follow is found only if tokens agree with the
+realized world more often than with others. For single tokens (protocol `fresh`) only the total of the declared
+information is known, and is spread evenly.
+
+*Attacks.* A cell is a violation if its p-value is below FALSE_ALARMS ÷ number of tests (Bonferroni, so cells may be
+dependent). Exact for counts; for means it uses Student's t, which is anti-conservative under left skew.
 """
 
 from __future__ import annotations
@@ -15,45 +18,43 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy import stats
 from scipy.special import logsumexp, rel_entr
 
 from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.leak import leak_samples_by_entropy
 from paclm.study.attacks.belief import chance_to_name
-from paclm.study.violations import is_violation
+from paclm.study.results import Row
 
-RATE = 1e-4
-LOOKS = 6
+FALSE_ALARMS = 0.01
+"""Probability of any false alarm over all cells of an attack."""
+RELEASE_FALSE_ALARMS = 1e-4
+"""Probability of any false alarm about a sound release."""
+RELEASE_TESTS = 6
+MIN_SAMPLES = 30
+"""Samples from which their own variance is used."""
+
 _ROUNDING = 1e-9
-_STAKES = 2.0 ** -np.arange(8)  # of all that a bet may risk
-_LOOKED_AT = 512  # beliefs of a stream
-_TILTS = 2.0 ** np.arange(-4, 17)  # from leaks of nats, a thousand secrets, to leaks of 2^-32
-
-_HEADS = {
-    "budget": "tells more than it was charged for",
-    "declared": "tells more than its steps declare",
-    "belief": "tells more than its belief knows of",
-    "world_id_bound": "lets its world be named more often than its bound allows",
-}
-"""What can be broken, by the name that figures have for it."""
+_STAKES = 2.0 ** -np.arange(8)  # shares of the wealth that a bet risks
+_MAX_BELIEFS = 512  # tested per stream
+_TILTS = 2.0 ** np.arange(-4, 17)  # for leaks from nats down to 2^-32 at a thousand secrets
 
 
 class Gap(NamedTuple):
-    """What lies between the two estimates of the leak, and what chance allows; of several streams both add up."""
+    """The difference of the two leak estimates, and its cumulants if the beliefs are exact. Both add over streams."""
 
     nats: float
     cumulants: FloatArray  # (tilts,) Σ over beliefs of log E exp(tilt · gap)
 
     @classmethod
     def between(cls, beliefs: FloatArray, secrets: IntArray) -> Gap:
-        """Of beliefs (n, m) about secrets (n,); of many the first ones, which is as fair a look and cheaper.
+        """Of beliefs (n, m) about secrets (n,); the first ones only, for speed.
 
-        If a belief is exact, the secret is a draw from it, whatever was released: the law of the gap is known.
+        If a belief is exact, the secret is distributed by it, whatever was released: the law of the gap is known.
         """
-        beliefs, secrets = beliefs[:_LOOKED_AT], secrets[:_LOOKED_AT]
-        gaps = (
-            beliefs + math.log(beliefs.shape[1]) - leak_samples_by_entropy(beliefs)[:, None]
-        )  # (n, m), were it that world
+        beliefs, secrets = beliefs[:_MAX_BELIEFS], secrets[:_MAX_BELIEFS]
+        by_entropy = leak_samples_by_entropy(beliefs)
+        gaps = beliefs + math.log(beliefs.shape[1]) - by_entropy[:, None]  # (n, m), for each world as the secret
         found = float(gaps[np.arange(len(secrets)), secrets].sum())
         return cls(found, np.array([logsumexp(beliefs + tilt * gaps, axis=1).sum() for tilt in _TILTS]))
 
@@ -63,69 +64,66 @@ class Gap(NamedTuple):
         return cls(sum(gap.nats for gap in gaps), np.sum([gap.cumulants for gap in gaps], axis=0))
 
 
-class Told(NamedTuple):
-    """What is left of n secrets; in nats, each about one of them."""
+class LeakEvidence(NamedTuple):
+    """Observations of n secrets; nats are per secret."""
 
     leaked: FloatArray  # (n,) by the belief's entropy
     gap: Gap
-    declared: FloatArray  # (n,) Σ of what the steps say of themselves
-    budget: FloatArray  # (n,) b for every token on which worlds differ: where they agree, nothing can be told
-    named: FloatArray  # (n,) the chance that the belief's most likely world is the secret
-    agreeing: FloatArray  # (n,) the same of the world that agreed most often with the released tokens
-    known: FloatArray  # (n,) what the belief gives to its likeliest world: if exact, no guess is right more often
+    declared: FloatArray  # (n,) Σ of the declared information of the tokens
+    budget: FloatArray  # (n,) b for every dissenting token: nothing can leak without dissent
+    named: FloatArray  # (n,) probability that the belief's most likely world is the secret
+    agreeing: FloatArray  # (n,) the same for the world that agreed most often with the released tokens
+    known: FloatArray  # (n,) belief in its most likely world: if exact, no guess succeeds more often
     world_id_bound: float
 
     @property
     def world_id_rate(self) -> float:
-        """Of the better of both attacks."""
+        """Success rate of the better of the two attacks."""
         return float(max(self.named.mean(), self.agreeing.mean()))
 
 
-def broken_bounds(told: Told, runs: int = 1) -> list[str]:
+def broken_bounds(evidence: LeakEvidence, runs: int = 1) -> list[str]:
     """Which of `budget`, `declared`, `belief` and `world_id_bound` the release exceeds by more than chance.
 
-    Mostly none. RATE is shared by so many runs of the release as are told of together.
+    RELEASE_FALSE_ALARMS is shared among all runs that are reported together.
     """
-    if not np.isfinite(told.budget).all():  # without noise there is no bound to break
+    if not np.isfinite(evidence.budget).all():  # without noise there is no bound to break
         return []
 
     def is_alarm(p: float) -> bool:
-        return is_violation(p, LOOKS * runs, RATE)
+        return is_violation(p, RELEASE_TESTS * runs, RELEASE_FALSE_ALARMS)
 
-    found = []
-    most = float(told.budget.max()) + _ROUNDING
-    mean_declared, mean_budget = float(told.declared.mean()), float(told.budget.mean())
-    admits = mean_declared > mean_budget * (1.0 + _ROUNDING) or float(told.declared.max()) > most
-    if admits or is_alarm(_p_of_excess(told.leaked - told.budget, most)):
-        found.append("budget")
-    if not admits and is_alarm(_p_of_excess(told.leaked - told.declared, most)):
-        found.append("declared")
-    if is_alarm(_p_of_gap(told.gap)) or is_alarm(_p_of_excess(told.agreeing - told.known, 1.0)):
-        found.append("belief")
-    if any(is_alarm(_p_of_chances(chances, told.world_id_bound)) for chances in (told.named, told.agreeing)):
-        found.append("world_id_bound")
-    return found
+    leaked, gap, declared, budget, named, agreeing, known, world_id_bound = evidence
+    most = float(budget.max()) + _ROUNDING
+    declares_more = float(declared.mean()) > float(budget.mean()) * (1.0 + _ROUNDING) or float(declared.max()) > most
+    found = {
+        "budget": declares_more or is_alarm(_p_of_excess(leaked - budget, most)),
+        "declared": not declares_more and is_alarm(_p_of_excess(leaked - declared, most)),
+        "belief": is_alarm(_p_of_gap(gap)) or is_alarm(_p_of_excess(agreeing - known, 1.0)),
+        "world_id_bound": any(is_alarm(_p_of_chances(chances, world_id_bound)) for chances in (named, agreeing)),
+    }
+    return [name for name, is_broken in found.items() if is_broken]
 
 
 def _p_of_gap(gap: Gap) -> float:
-    """How likely, at most, secrets are known so much better than their beliefs say (Chernoff)."""
+    """Chernoff bound on the probability that secrets are this much more likely than their beliefs say."""
     return 1.0 if gap.nats <= 0.0 else math.exp(min(0.0, float((gap.cumulants - _TILTS * gap.nats).min())))
 
 
 def _p_of_excess(excess: FloatArray, most: float) -> float:
-    """How likely, at most, such excesses (n,) are, none under −most, when none is expected above 0.
+    """Bound on the probability of such excesses (n,), each at least −most, if none is expected above 0.
 
-    A fair game multiplies a stake by 1 + share · excess ÷ most for each secret and seldom makes a fortune: the chance
-    to end with k times the stake is 1/k at most (Markov). Nothing is asked of the spread, nor of rare, large leaks.
+    Betting e-value: the wealth is multiplied by 1 + share · excess ÷ most for each secret, averaged over shares; by
+    Markov p ≤ 1 / wealth. No assumption on variance or on rare, large leaks.
     """
     factors = 1.0 + _STAKES[:, None] * (excess / most)  # (stakes, n)
     with np.errstate(divide="ignore"):  # all of a stake may be lost
-        fortunes = np.log(np.maximum(factors, 0.0)).sum(axis=1)  # (stakes,)
-    return math.exp(min(0.0, math.log(_STAKES.size) - float(logsumexp(fortunes))))
+        log_wealth = np.log(np.maximum(factors, 0.0)).sum(axis=1)  # (stakes,)
+    return math.exp(min(0.0, math.log(_STAKES.size) - float(logsumexp(log_wealth))))
 
 
 def _p_of_chances(chances: FloatArray, bound: float) -> float:
-    """How likely, at most, so large a mean in [0, 1] is: Hoeffding's exp(−n·KL(mean ‖ bound)); (n,)."""
+    """Hoeffding's exp(−n·KL(mean ‖ bound)) for chances (n,) in [0, 1]."""
     mean = min(1.0, float(chances.mean()))
     if mean <= bound:
         return 1.0
@@ -133,16 +131,16 @@ def _p_of_chances(chances: FloatArray, bound: float) -> float:
 
 
 def chances_by_agreement(votes: IntArray, released: IntArray, secrets: IntArray) -> FloatArray:
-    """Whether the world that agreed most often is the realized one, (n,); ties as a fair guess.
+    """Whether the world that agreed most often is the realized one, (n,); ties count as a fair guess.
 
-    Votes (n · t, m) and tokens (n · t,) of n secrets with t tokens each. Reads tokens alone: it finds a world whose own
-    belief was never told of it.
+    Votes (n · t, m) and tokens (n · t,) of n secrets with t tokens each. Reads tokens alone, so it also finds leakage
+    that is missing from the belief.
     """
     agrees = (votes == released[:, None]).reshape(len(secrets), -1, votes.shape[1])  # (n, t, m)
     return chance_to_name(agrees.sum(axis=1, dtype=np.float64), secrets)
 
 
-def describe_overtelling(
+def describe_broken_bounds(
     name: str,
     broken: Sequence[str],
     *,
@@ -155,16 +153,67 @@ def describe_overtelling(
     bound: float,
     unit: str,
 ) -> str:
-    """What is wrong with a release, in nats per unit, and what of it."""
+    """Which bounds a release breaks, with the figures in nats per unit."""
     error = "" if stderr is None or math.isnan(stderr) else f" ± {stderr:.2g}"
     return (
-        f"The release {name} {_and([_HEADS[what] for what in broken])}: an estimated {leaked:.4g}{error} nats "
-        f"{unit} by its belief and {by_truth:.4g} by its secrets, where its budget allows {budget:.4g} and its steps "
-        f"declare {declared:.4g}; its world is named in {rate:.4f}, where {bound:.4f} is the bound. Chance says so at "
-        f"most once in {1.0 / RATE:,.0f} runs: it tells too much, declares too little, or its belief is not exact "
-        "Bayes for what it releases. Trust no bound of it."
+        f"The release {name} exceeds: {', '.join(broken)}. Estimated leak {unit}: {leaked:.4g}{error} nats by belief, "
+        f"{by_truth:.4g} by secrets; budget {budget:.4g}, declared {declared:.4g}. World identified: {rate:.4f}, bound "
+        f"{bound:.4f}. A sound release fails at most once in {1.0 / RELEASE_FALSE_ALARMS:,.0f} runs: check noise, "
+        "declared information and belief update, and do not trust its bounds."
     )
 
 
-def _and(phrases: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(phrases[:-1]), phrases[-1])))
+def is_violation(p: float, tests: int, false_alarms: float = FALSE_ALARMS) -> bool:
+    """Whether a p-value is significant among so many tests."""
+    return p < false_alarms / tests
+
+
+def p_of_hits(hits: int, trials: int, bound: float) -> float:
+    """Probability of at least so many successes in independent trials that succeed with the bound's probability."""
+    return float(stats.binom.sf(hits - 1, trials, bound))
+
+
+def p_of_mean(samples: FloatArray, bound: float) -> float:
+    """One-sided p-value of the mean of independent samples in [0, 1] against the bound.
+
+    Student's t, or Hoeffding's inequality for fewer than 30 samples or equal ones.
+    """
+    excess, n = float(samples.mean()) - bound, len(samples)
+    spread = float(samples.std(ddof=1)) if n >= MIN_SAMPLES else 0.0
+    if spread < 1e-12:
+        return math.exp(-2.0 * n * max(excess, 0.0) ** 2)
+    return float(stats.t.sf(excess * math.sqrt(n) / spread, n - 1))
+
+
+def break_ties(shares: FloatArray, rng: np.random.Generator) -> int:
+    """Number of successes when each trial succeeds with its share: (n,) in [0, 1] → a count."""
+    return int((rng.random(len(shares)) < shares).sum())
+
+
+def excess_in_errors(row: Row, attack: str) -> float:
+    """Standard errors by which an attack (`membership`, `world`) of a row is above its bound; negative below it."""
+    excess, error = row[f"{attack}_rate"] - row[f"{attack}_bound"], row[f"{attack}_stderr"]
+    return float(excess / error) if error else math.copysign(math.inf, excess)
+
+
+def describe_excess(rows: Sequence[Row]) -> str:
+    """The largest excess of an attack over its bound, in rows whose samples are sessions; ALARM if not chance."""
+    cells = [(excess_in_errors(row, attack), attack, row) for row in rows for attack in ("membership", "world")]
+    broken = [cell for cell in cells if cell[0] > 0.0 and is_violation(_p_of_row(cell[2], cell[1]), len(cells))]
+    largest, attack, row = max(broken or cells, key=lambda cell: cell[0])
+    few = "; too few sessions for a test" if row["sessions"] < MIN_SAMPLES else ""
+    return (
+        f"{'ALARM: ' if broken else ''}largest excess over a bound: {largest:.1f} standard errors, {attack} at "
+        f"{row['budget']} and {row['horizon']:,} tokens, {row['sessions']:,} sessions ({len(broken)} violations in "
+        f"{len(cells)} tests{few})"
+    )
+
+
+def _p_of_row(row: Row, attack: str) -> float:
+    """One-sided, from a row's mean and error; identified worlds are counts."""
+    n, bound = row["sessions"], row[f"{attack}_bound"]
+    if attack == "world":
+        return p_of_hits(math.floor(row["world_rate"] * n), n, bound)
+    if not row["membership_stderr"]:
+        return p_of_mean(np.full(n, row["membership_rate"]), bound)
+    return float(stats.t.sf(excess_in_errors(row, attack), n - 1))

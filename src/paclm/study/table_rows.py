@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paclm.study.leak_tests import FALSE_ALARMS
 from paclm.study.paper_numbers import SPREAD_OF_RATIO
 from paclm.study.regimes.sessions import spread_of_ratio
 from paclm.study.results import Result, Row
-from paclm.study.violations import FALSE_ALARMS
 
 
 def own_notes(result: Result) -> Sequence[str]:

@@ -32,10 +32,10 @@ from paclm.study.canaries import (
 )
 from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.lab import Lab
+from paclm.study.leak_tests import FALSE_ALARMS
 from paclm.study.likelihood import score_targets
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
-from paclm.study.violations import FALSE_ALARMS
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Engine

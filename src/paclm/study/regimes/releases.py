@@ -21,7 +21,7 @@ from paclm.privacy.releases import RULES, Rule
 from paclm.study.attacks.belief import chance_to_name
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
-from paclm.study.leak_tests import Gap, Told, broken_bounds, chances_by_agreement, describe_overtelling
+from paclm.study.leak_tests import Gap, LeakEvidence, broken_bounds, chances_by_agreement, describe_broken_bounds
 from paclm.study.recorded_votes import TextVotes
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
@@ -94,19 +94,19 @@ def _rows(
         units = charge_units(charge, per_token, reads_secret=rule.reads_secret, is_dissent=True)
         row[f"charged_{name}"] = scale.tokens * share * nats_up(units)
         row[f"tokens_until_{name}"] = _tokens_until(lab, per_token, share) if rule.reads_secret else None
-    told = _told(votes, streams, rule, per_token)
-    row["budget_nats"] = told.budget.mean()
-    row["world_rate"], row["world_bound"] = told.world_id_rate, told.world_id_bound
+    evidence = _evidence(votes, streams, rule, per_token)
+    row["budget_nats"] = evidence.budget.mean()
+    row["world_rate"], row["world_bound"] = evidence.world_id_rate, evidence.world_id_bound
     runs = len(BUDGETS) if rule.reads_secret else 1  # one sentence is said about all of them
-    row["tells_more_than"] = ", ".join(broken_bounds(told, runs)) or None
+    row["tells_more_than"] = ", ".join(broken_bounds(evidence, runs)) or None
     return [row]
 
 
-def _told(votes: TextVotes, streams: list[RecordedStream], rule: Rule, per_token: float) -> Told:
+def _evidence(votes: TextVotes, streams: list[RecordedStream], rule: Rule, per_token: float) -> LeakEvidence:
     beliefs, secrets = (np.concatenate([getattr(s, name) for s in streams]) for name in ("beliefs", "secrets"))
     cost = nats_up(charge_units("dissent", per_token, reads_secret=rule.reads_secret, is_dissent=True))
     agreeing = [chances_by_agreement(votes.votes[s.positions], s.released, s.secrets) for s in streams]
-    return Told(
+    return LeakEvidence(
         leaked=leak_samples_by_entropy(beliefs),
         gap=Gap.between(beliefs, secrets),
         declared=np.array([stream.information for stream in streams]),
@@ -169,7 +169,7 @@ def _alarm(rows: list[Row]) -> str:
     if not broken:
         return ""
     row = broken[-1]
-    found = describe_overtelling(
+    found = describe_broken_bounds(
         row["release"],
         row["tells_more_than"].split(", "),
         leaked=row["leaked_nats"],

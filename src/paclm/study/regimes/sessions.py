@@ -22,11 +22,11 @@ from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GUMBEL
 from paclm.study.history import Arrays, Lane, follow_up, join_queries, join_sessions, measure, play_queries
 from paclm.study.lab import Advance, Lab
+from paclm.study.leak_tests import describe_excess
 from paclm.study.parts import Parts
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
 from paclm.study.serving import EngineStreams, Played, draw_secrets, engine_for
-from paclm.study.violations import describe_excess
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Engine

@@ -22,10 +22,10 @@ from paclm.study.attacks.belief import guesses_right
 from paclm.study.continuations import Continuations
 from paclm.study.decoding import GREEDY
 from paclm.study.lab import Lab
+from paclm.study.leak_tests import FALSE_ALARMS, MIN_SAMPLES, break_ties, is_violation, p_of_hits, p_of_mean
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
 from paclm.study.serving import draw_secrets
-from paclm.study.violations import ENOUGH, FALSE_ALARMS, break_ties, is_violation, p_of_hits, p_of_mean
 
 NOTES = [
     "The attacks read the curator's belief, which no user sees: they are an upper envelope.",
@@ -149,7 +149,7 @@ def verdicts(result: Result) -> list[str]:
         broken = [f"{row['budget']} at {row['length']} tokens" for row in rows if row["is_violation"]]
         least = min(min(row["membership_p"], row["world_p"]) for row in rows)
         trials = min(row["trials"] for row in rows)
-        few = f"; with {trials} trials only a gross fault would show" if trials < ENOUGH else ""
+        few = f"; with {trials} trials only a gross fault would show" if trials < MIN_SAMPLES else ""
         lines.append(
             f"{'ALARM: ' if broken else ''}bounds exceeded in collection {number}: {', '.join(broken) or 'none'} "
             f"(smallest of {2 * len(rows)} p-values {least:.2g}, alarm below {FALSE_ALARMS / (2 * len(rows)):.1g}{few})"
