@@ -9,7 +9,7 @@ import pytest
 
 from paclm.privacy.releases import rule_named
 from paclm.study.batched_sessions import ResearchSessions
-from paclm.study.canaries import advantage, even_split_advantage, force_votes, gap, plurality_votes
+from paclm.study.canaries import advantage, even_split_advantage, force_votes, gap
 from paclm.worlds.assignment import assign_worlds
 
 WORLDS, PAYLOAD, OTHER = 32, 7, 3
@@ -50,7 +50,8 @@ def test_forcing_changes_exactly_the_member_worlds_unless_the_others_are_made_to
     agreed = force_votes(votes, MEMBERS, PAYLOAD, others_agree=True)
     expected = [np.bincount(row).argmax() for row in votes[:, ~MEMBERS]]
     assert (agreed[:, ~MEMBERS] == np.array(expected)[:, None]).all()
-    assert plurality_votes(np.array([[5, 2, 2, 5]])).tolist() == [2]  # ties to the smaller token
+    tie = force_votes(np.array([[5, 2, 2, 5, 7]]), np.arange(5) == 4, PAYLOAD, others_agree=True)
+    assert tie.tolist() == [[2, 2, 2, 2, PAYLOAD]]  # ties to the smaller token
     assert (votes < 4).all()  # what was cast is left alone
 
 

@@ -12,7 +12,7 @@ from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.serving import (
     EngineStreams,
     carry_on,
-    continue_alone,
+    continue_by,
     count_distinct,
     draw_secrets,
     engine_for,
@@ -82,10 +82,10 @@ def test_without_noise_the_realized_world_is_followed(lab):
 def test_one_model_continues_by_its_own_votes(lab):
     engine = lab.engine("full", sequences=6, context=32)
     prompts = lab.prompts(6, 8)
-    by_public = continue_alone(EngineStreams(engine, GREEDY, coins(6)), prompts, LENGTH, lambda panel: panel.public)
+    by_public = continue_by(EngineStreams(engine, GREEDY, coins(6)), prompts, LENGTH, lambda panel: panel.public)
     text = [*prompts[0], *by_public[0, :3].tolist()]
     assert engine.ballot(text).public[0] == by_public[0, 3]
-    by_full = continue_alone(EngineStreams(engine, GREEDY, coins(6)), prompts, LENGTH, lambda panel: panel.worlds[:, 0])
+    by_full = continue_by(EngineStreams(engine, GREEDY, coins(6)), prompts, LENGTH, lambda panel: panel.worlds[:, 0])
     assert not np.array_equal(by_full, by_public)
 
 

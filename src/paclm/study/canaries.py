@@ -1,4 +1,4 @@
-"""Canaries under study: which are looked at, what worlds make of them, and votes with memorization forced in.
+"""Canaries under study: the planted ones, votes at their triggers, and votes with memorization forced in.
 
 Weights are never touched: forcing replaces votes, after all worlds have cast theirs.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.special import ndtr
+from scipy.stats import mode
 
 from paclm.privacy.belief import BoolArray, FloatArray, IntArray
 from paclm.privacy.leak import Estimate
@@ -33,21 +34,21 @@ class Planted(NamedTuple):
 
 
 class TriggerVotes(NamedTuple):
-    """Every world's vote at a trigger, as often as asked."""
+    """Every world's vote at a trigger, once per draw of coins."""
 
     support: IntArray  # (k,)
     votes: IntArray  # (n, m)
 
 
 def planted_canaries(lab: Lab) -> list[Planted]:
-    """The canaries that the workspace was made with, with their rows of the membership."""
+    """The canaries that the workspace was made with, and their members."""
     canaries = lab.workspace.canaries()
     rows = lab.membership[len(lab.membership) - len(canaries) :]
     return [Planted(canary, row) for canary, row in zip(canaries, rows, strict=True)]
 
 
 def imagined_canaries(lab: Lab, count: int) -> list[Planted]:
-    """Canaries that no world was trained on, put into half of the worlds by lot: enough to force votes with."""
+    """Canaries that no world was trained on, assigned to half of the worlds at random: enough to force votes with."""
     canaries = make_canaries(count, lab.tokenizer, lab.seed_for("canaries", "imagined"))
     rows = assign_worlds(count, lab.num_worlds, lab.seed_for("canaries", "members"))
     return [Planted(canary, row) for canary, row in zip(canaries, rows, strict=True)]
@@ -69,35 +70,25 @@ def trigger_votes(engine: Engine, canary: Canary, draws: int, temperature: float
     for start in range(0, draws, _DRAWS_AT_ONCE):
         n = min(_DRAWS_AT_ONCE, draws - start)
         drawn = torch.from_numpy(np.stack([coins.gumbel(support.shape[1]) for _ in range(n)])).float()
-        all_logits, all_support = logits.expand(n, -1, -1), support.expand(n, -1)
-        votes = coupled_votes(all_logits, all_support, drawn.to(logits.device), temperature)
+        votes = coupled_votes(logits.expand(n, -1, -1), support.expand(n, -1), drawn.to(logits.device), temperature)
         cast.append(votes[:, :-1].cpu().numpy())
     return TriggerVotes(support[0].cpu().numpy(), np.concatenate(cast))
 
 
 def force_votes(votes: IntArray, is_member: BoolArray, payload: int, *, others_agree: bool) -> IntArray:
-    """Exactly the member worlds vote the payload; the others as they did, or all as most of them did (n, m)."""
+    """(n, m): exactly the member worlds vote the payload; the others as they did, or all for their plurality."""
     forced = votes.copy()
     if others_agree:
-        forced[:, ~is_member] = plurality_votes(votes[:, ~is_member])[:, None]
+        forced[:, ~is_member] = mode(votes[:, ~is_member], axis=1, keepdims=True).mode  # ties to the smaller token
     forced[:, is_member] = payload
     return forced
 
 
-def plurality_votes(votes: IntArray) -> IntArray:
-    """The vote most worlds cast in each row of (n, m); ties to the smaller token. (n,)"""
-    ordered = np.sort(votes, axis=1)
-    counts = (ordered[:, :, None] == ordered[:, None, :]).sum(axis=2)  # (n, m, m): m is small
-    first = counts.argmax(axis=1)  # the first of the largest, and rows ascend
-    return np.take_along_axis(ordered, first[:, None], axis=1)[:, 0]
-
-
 def advantage(emitted: BoolArray, realized_member: BoolArray) -> Estimate:
     """P(emit | the realized world is a member) − P(emit | it is not), with its standard error."""
-    rates = [emitted[realized_member == side].mean() for side in (True, False)]
-    counts = [int((realized_member == side).sum()) for side in (True, False)]
-    variance = sum(rate * (1.0 - rate) / count for rate, count in zip(rates, counts, strict=True))
-    return Estimate(float(rates[0] - rates[1]), math.sqrt(variance))
+    member, other = emitted[realized_member], emitted[~realized_member]
+    variance = sum(side.mean() * (1.0 - side.mean()) / side.size for side in (member, other))
+    return Estimate(float(member.mean() - other.mean()), math.sqrt(variance))
 
 
 def even_split_advantage(per_token: float) -> float:
@@ -106,7 +97,7 @@ def even_split_advantage(per_token: float) -> float:
 
 
 def choose_forced(engine: Engine, planted: Sequence[Planted], count: int) -> list[Planted]:
-    """C-COMMON canaries that can be voted for at all; those first whose other worlds agree most under greedy."""
+    """C-COMMON canaries whose payload is in the support; first those whose other worlds agree most under greedy."""
     found = []
     for order, one in enumerate(planted):
         at = trigger_votes(engine, one.canary, 1, 0.0, 0)

@@ -17,7 +17,7 @@ from paclm.study.decoding import Decoding
 from paclm.study.history import Arrays, join_sessions
 from paclm.study.lab import Advance, Lab
 from paclm.study.quality import public_surprise
-from paclm.study.serving import EngineStreams, Prompts, begin, continue_alone, draw_secrets, engine_for, play
+from paclm.study.serving import EngineStreams, Prompts, begin, continue_by, draw_secrets, engine_for, play
 
 
 class Continuations:
@@ -58,7 +58,7 @@ class Continuations:
         for batch in self._batches(len(prompts), together):
             streams = EngineStreams(engine, decoding, self._coins(first, batch))
             own = (lambda panel: panel.public) if source == "public" else (lambda panel: panel.worlds[:, 0])
-            done.append(continue_alone(streams, prompts[batch], length, own))
+            done.append(continue_by(streams, prompts[batch], length, own))
         return np.concatenate(done)
 
     def surprise(self, prompts: Prompts, tokens: IntArray) -> FloatArray:

@@ -1,4 +1,4 @@
-"""How worlds come to their votes, on a text as in generated sequences. Knows no engine."""
+"""How worlds pick their votes, on a text and in generated sequences. Knows no engine."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ class Decoding:
 
     name: str
     temperature: float
-    draws: int = 1
-    """On a text: how often every position is voted on, with fresh coins."""
+    draws: int = 1  # on a text: how often every position is voted on, with fresh coins
     coupling: Coupling = "coupled"
-    threshold: float = 0.9
-    """β from which the hybrid rule takes the maximal coupling."""
+    threshold: float = 0.9  # β from which the hybrid rule takes the maximal coupling
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise InvalidInput(f"temperature must be a number of at least 0, not {self.temperature!r}.")
         if self.draws < 1:
-            raise InvalidInput(f"Every position is voted on at least once, not {self.draws} times.")
+            raise InvalidInput(f"draws must be at least 1, not {self.draws}.")
 
     def times(self, draws: int) -> Decoding:
-        """The same with so many draws of coins on a text."""
+        """The same with this many draws of coins on a text."""
         return dataclasses.replace(self, draws=draws)
 
 

@@ -1,7 +1,8 @@
-"""A text of the user's own to score on: plain text, records as `paclm init` reads them, or WikiText's token files.
+"""The text a study is scored on: windows of tokens, which of them count, and reading a file of the user's own.
 
-WikiText separates punctuation by spaces, writes ` @-@ ` inside words and `<unk>` for rare ones. Here the spacing is
-undone as far as it can be, and no token that overlaps an `<unk>` is scored: nobody wrote it. Knows no model.
+A file is plain text, records as `paclm init` reads them, or WikiText's token files. WikiText separates punctuation by
+spaces, writes ` @-@ ` inside words and `<unk>` for rare ones: the spacing is undone as far as possible, and no token
+that overlaps an `<unk>` is scored, because it is not text. Knows no model.
 """
 
 from __future__ import annotations
@@ -27,10 +28,8 @@ class Passage:
     """Consecutive tokens of one record, and whether each of them is scored as a target."""
 
     tokens: tuple[int, ...]
-    is_scored: tuple[bool, ...]
-    """As long as tokens; the first token is never a target."""
-    document: int = 0
-    """Which record or document it is from: windows of one are no independent samples."""
+    is_scored: tuple[bool, ...]  # as long as tokens; the first token is never a target
+    document: int = 0  # the record or document it is from: windows of one document are not independent samples
 
     @classmethod
     def of(cls, tokens: Iterable[int]) -> Passage:
@@ -48,10 +47,10 @@ class Passage:
 
 
 def cut_passages(passages: Iterable[Passage], window: int) -> list[Passage]:
-    """Windows of at most `window` tokens, each starting afresh; a rest of fewer than two tokens is dropped.
+    """Windows of at most `window` tokens; a rest of fewer than two tokens is dropped.
 
-    Windows overlap by one token, so that every token but a record's first is a target once. First windows of all
-    documents come first: whoever takes a few takes them from many.
+    Windows overlap by one token, so that every token but a record's first is a target once. The first windows of all
+    documents come first, so that a few windows come from many documents.
     """
     if window < 2:
         raise InvalidInput(f"A window must hold at least 2 tokens (a token and its successor), not {window}.")
@@ -64,24 +63,20 @@ def cut_passages(passages: Iterable[Passage], window: int) -> list[Passage]:
 
 
 def take_positions(passages: Sequence[Passage], num_positions: int) -> list[Passage]:
-    """Whole windows, in order, until so many targets are scored; the last one is cut to fit."""
+    """Whole windows, in order, until this many targets are scored; the last one is cut to fit."""
     taken: list[Passage] = []
     missing = num_positions
     for passage in passages:
-        if missing <= 0:
-            break
-        length = 1
-        while length < len(passage) and sum(passage.is_scored[1:length]) < missing:
-            length += 1
-        cut = Passage(passage.tokens[:length], passage.is_scored[:length], passage.document)
-        if cut.num_scored:
-            taken.append(cut)
-            missing -= cut.num_scored
+        targets = [i for i, is_scored in enumerate(passage.is_scored) if is_scored and i > 0]
+        if targets and missing > 0:
+            end = targets[missing - 1] + 1 if missing <= len(targets) else len(passage)
+            taken.append(Passage(passage.tokens[:end], passage.is_scored[:end], passage.document))
+            missing -= len(targets)
     return taken
 
 
 def read_test_text(path: Path, tokenizer: Any) -> list[Passage]:
-    """The documents of a file as passages, with what is not to be scored marked."""
+    """The documents of a file as passages; tokens of unknown words are marked as not scored."""
     if kind_of(path) in RECORD_SUFFIXES:
         documents = [record.text for record in read_corpus(str(path)).records]
     else:
@@ -95,14 +90,14 @@ def read_test_text(path: Path, tokenizer: Any) -> list[Passage]:
 
 
 def plain_documents(text: str) -> Iterator[str]:
-    """Documents of a plain text: what two or more empty lines separate."""
+    """Documents of a plain text, separated by two or more empty lines."""
     for part in _BETWEEN_DOCUMENTS.split(text.replace("\r\n", "\n")):
         if part.strip():
             yield part.strip("\n")
 
 
 def wikitext_documents(text: str) -> Iterator[str]:
-    """Articles of a WikiText file, each from its title on, in ordinary spelling."""
+    """Articles of a WikiText file, each starting with its title, in ordinary spelling."""
     lines: list[str] = []
     for line in text.splitlines():
         heading = _HEADING.match(line)
@@ -118,7 +113,7 @@ def wikitext_documents(text: str) -> Iterator[str]:
 
 
 def detokenise(line: str) -> str:
-    """A line of WikiText as it was written, as far as that can be told: spaces around punctuation go."""
+    """A line of WikiText in its original spelling, as far as possible: spaces around punctuation are removed."""
     line = _close_quotes(re.sub(r" @([-,.])@ ", r"\1", line.strip()))
     line = re.sub(r" ([,.;:!?%)\]}])(?=[\s\"]|$)", r"\1", line)
     line = re.sub(r"(?:(?<=\s)|(?<=^)|(?<=\"))([(\[{$£€]) ", r"\1", line)
@@ -126,7 +121,7 @@ def detokenise(line: str) -> str:
 
 
 def _close_quotes(line: str) -> str:
-    """Quotation marks in pairs, the first opens: no space inside them. One left over stays as it stands."""
+    """Remove the spaces inside each pair of quotation marks; an unpaired one is left unchanged."""
     parts = re.split(r'(?:(?<=\s)|(?<=^))"(?=\s|$)', line)
     num_paired = (len(parts) - 1) // 2 * 2
     text = parts[0]
@@ -151,7 +146,7 @@ def _read(path: Path) -> str:
 
 
 def _encode(document: str, tokenizer: Any) -> Passage:
-    unknown = [match.span() for match in re.finditer(f" ?{re.escape(UNKNOWN)}", document)]  # the space is theirs too
+    unknown = [match.span() for match in re.finditer(f" ?{re.escape(UNKNOWN)}", document)]  # with the space before it
     if not unknown:
         return Passage.of(tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"])
     encoded = tokenizer(document, add_special_tokens=False, return_offsets_mapping=True, verbose=False)

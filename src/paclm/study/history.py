@@ -1,13 +1,12 @@
-"""Long streams against one secret: query after query with the belief carried on, and what they told.
+"""Long streams against one secret: query after query with the belief carried on, and how much they leak.
 
-Knows no engine: votes come from any `Streams`. Every number about a session is over the history up to a horizon.
+Every number about a session is over the history up to a horizon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +20,12 @@ from paclm.privacy.leak import leak_by_entropy, leak_by_truth, leak_samples_by_e
 from paclm.privacy.releases import Rule
 from paclm.study.attacks.belief import attack_beliefs
 from paclm.study.results import Row
-from paclm.study.serving import Played, Prompts, Streams, carry_on, play
+from paclm.study.serving import EngineStreams, Played, Prompts, carry_on, play
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(NamedTuple):
     """Sessions `first` … of one budget, in a batch with others."""
 
     per_token: float
@@ -37,14 +35,13 @@ class Lane:
 
 
 def play_queries(
-    streams: Streams,
+    streams: EngineStreams,
     lanes: Sequence[Lane],
     prompts: Sequence[Prompts],
     beliefs: FloatArray,
     first_query: int,
     length: int,
     rule: Rule,
-    advance: Callable[[int], None] = lambda _: None,
 ) -> Arrays:
     """Several queries of all lanes, from the beliefs (n, m) before the first: prompts by query, then by session.
 
@@ -57,7 +54,7 @@ def play_queries(
             carry_on(rule, lane.per_token, lane.noise_seed, query, lane.first, lane.secrets, own)
             for lane, own in zip(lanes, np.split(beliefs, ends), strict=True)
         ]
-        played.append(play(streams, some, sessions, length, advance=advance).arrays())
+        played.append(play(streams, some, sessions, length).arrays())
         beliefs = played[-1]["beliefs"][-1]
     return join_queries(played)
 
@@ -68,7 +65,7 @@ def join_queries(parts: Sequence[Arrays]) -> Arrays:
 
 
 def join_sessions(parts: Sequence[Arrays]) -> Arrays:
-    """Sessions beside each other."""
+    """Sessions side by side: all columns grow along the axis of sessions."""
     return {name: np.concatenate([part[name] for part in parts], axis=int(name == "beliefs")) for name in parts[0]}
 
 
@@ -80,7 +77,7 @@ def tokens_per_query(played: Played) -> int:
 def measure(played: Played, per_token: float, secrets: IntArray, horizon: int, membership: BoolArray) -> Row:
     """The leak of the first `horizon` tokens by both estimators, the charge at per_token nats each, and dissent.
 
-    The gap is leaked ÷ charged less the dissent fraction, session by session: what the matched pairs leave open.
+    The gap is leaked ÷ charged minus the dissent fraction, session by session: what the matched pairs leave open.
     """
     step = tokens_per_query(played)
     if horizon % step or not 0 < horizon <= step * len(played.beliefs):
@@ -90,13 +87,12 @@ def measure(played: Played, per_token: float, secrets: IntArray, horizon: int, m
     beliefs: FloatArray = played.beliefs[horizon // step - 1]  # (n, m)
     num_worlds = beliefs.shape[1]
     charged = horizon * units_up(per_token) / UNITS_PER_NAT
+    leaked = leak_samples_by_entropy(beliefs)
     by_entropy, by_truth = leak_by_entropy(beliefs), leak_by_truth(beliefs, secrets)
     is_dissent = played.distinct[:, :horizon] > 1
-    dissent = is_dissent.mean(axis=1)
-    told = leak_samples_by_entropy(beliefs)
-    gap = mean_and_stderr(told / charged - dissent)
-    parting = mean_and_stderr(told - (np.log(num_worlds) + beliefs[np.arange(len(secrets)), secrets]))
-    steps = mean_and_stderr(played.information[:, :horizon].sum(axis=1))
+    dissent = mean_and_stderr(is_dissent.mean(axis=1))
+    gap = mean_and_stderr(leaked / charged - is_dissent.mean(axis=1))
+    parting = mean_and_stderr(leaked - (np.log(num_worlds) + beliefs[np.arange(len(secrets)), secrets]))
     attack = attack_beliefs(beliefs, secrets, membership)
     depth = played.distinct[:, :horizon][is_dissent]
     return {
@@ -111,11 +107,11 @@ def measure(played: Played, per_token: float, secrets: IntArray, horizon: int, m
         "leaked_by_truth_stderr": by_truth.stderr,
         "estimators_parting": parting.mean,
         "estimators_parting_stderr": parting.stderr,
-        "step_information_nats": steps.mean,
+        "step_information_nats": float(played.information[:, :horizon].sum(axis=1).mean()),
         "leaked_over_charged": by_entropy.mean / charged,
         "leaked_over_charged_stderr": by_entropy.stderr / charged,
-        "dissent": float(dissent.mean()),
-        "dissent_stderr": mean_and_stderr(dissent).stderr,
+        "dissent": dissent.mean,
+        "dissent_stderr": dissent.stderr,
         "gap": gap.mean,
         "gap_stderr": gap.stderr,
         "distinct_given_dissent": float(depth.mean()) if depth.size else None,
@@ -129,19 +125,14 @@ def measure(played: Played, per_token: float, secrets: IntArray, horizon: int, m
 
 
 def follow_up(played: Played, truth: IntArray, start: int, end: int) -> Row:
-    """How good the tokens from `start` to `end` are, whole queries; truth (n, queries): how the text goes on.
+    """How good the tokens from `start` to `end` are, whole queries; truth (n, queries): the token after each prompt.
 
     Accuracy is that of each query's first token, the only one whose context is the text's own. Agreement is over all
     tokens: with the realized world's vote, the full-corpus adapter's and the public model's on the same context.
     """
     step = tokens_per_query(played)
     queries, stretch = slice(start // step, end // step), slice(start, end)
-    voters = {
-        "released": played.tokens,
-        "realized": played.realized,
-        "public": played.public,
-        "full": played.full,
-    }
+    voters = {"released": played.tokens, "realized": played.realized, "public": played.public, "full": played.full}
     row: Row = {}
     for name, votes in voters.items():
         if votes is None:

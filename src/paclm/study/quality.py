@@ -1,7 +1,7 @@
-"""How text reads: repetition, diversity, and how likely the public model finds it.
+"""Quality of text: repetition, diversity, and perplexity under the public model.
 
-All three change with length for any text, so only texts of equal length are compared. Errors are a bootstrap over
-sequences, drawn whole: tokens inside one are not independent.
+All three change with length for any text, so only texts of equal length are compared. Errors are a bootstrap over whole
+sequences: tokens inside one are not independent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def repetition(tokens: Sequence[int]) -> float:
-    """rep-3: the share of 3-grams that the sequence has seen before."""
+    """rep-3: the share of 3-grams that occurred earlier in the sequence."""
     grams = list(zip(tokens, tokens[1:], tokens[2:], strict=False))
     if not grams:
         raise InvalidInput(f"Repetition of 3-grams needs at least 3 tokens, not {len(tokens)}.")
@@ -47,15 +47,19 @@ def public_surprise(engine: Engine, prompts: Prompts, tokens: IntArray) -> Float
 
 
 def perplexity(surprise: FloatArray, rng: np.random.Generator) -> Estimate:
-    """exp of the mean surprise (n, T)."""
-    return _exp_mean(surprise, rng)
+    """exp of the mean surprise (n, T), with a bootstrap error over sequences."""
+    mean = math.exp(float(surprise.mean()))
+    if len(surprise) == 1:
+        return Estimate(mean, math.nan)
+    clusters = np.repeat(np.arange(len(surprise)), surprise.shape[1])
+    return Estimate(mean, float(np.exp(cluster_bootstrap(surprise.ravel(), clusters, rng)).std(ddof=1)))
 
 
 def perplexity_ratio(surprise: FloatArray, reference: FloatArray, rng: np.random.Generator) -> Estimate:
     """Perplexity ÷ that of a reference of equal length, sequence by sequence on the same prompts: both (n, T)."""
     if surprise.shape != reference.shape:
         raise InvalidInput(f"A reference must match in sequences and length: {reference.shape}, not {surprise.shape}.")
-    return _exp_mean(surprise - reference, rng)
+    return perplexity(surprise - reference, rng)
 
 
 def measure_text(tokens: IntArray, surprise: FloatArray, reference: FloatArray | None, rng: np.random.Generator) -> Row:
@@ -72,11 +76,3 @@ def measure_text(tokens: IntArray, surprise: FloatArray, reference: FloatArray |
     for name, estimate in found.items():
         row[name], row[f"{name}_stderr"] = (None, None) if estimate is None else estimate
     return row
-
-
-def _exp_mean(values: FloatArray, rng: np.random.Generator) -> Estimate:
-    mean = math.exp(float(values.mean()))
-    if len(values) == 1:
-        return Estimate(mean, math.nan)
-    clusters = np.repeat(np.arange(len(values)), values.shape[1])
-    return Estimate(mean, float(np.exp(cluster_bootstrap(values.ravel(), clusters, rng)).std(ddof=1)))

@@ -40,13 +40,10 @@ class RecordedVotes:
                 f"votes must be integers (positions, worlds), not {self.votes.dtype} with shape {self.votes.shape}."
             )
         check_num_worlds(self.num_worlds)
+        n = self.num_positions
         for name, column in self.columns().items():
-            if name == "votes":
-                continue
-            if column.shape != (self.num_positions,) or not np.issubdtype(column.dtype, np.integer):
-                raise InvalidInput(
-                    f"{name} must be integers ({self.num_positions},), not {column.dtype} with shape {column.shape}."
-                )
+            if name != "votes" and (column.shape != (n,) or not np.issubdtype(column.dtype, np.integer)):
+                raise InvalidInput(f"{name} must be integers ({n},), not {column.dtype} with shape {column.shape}.")
 
     @property
     def num_positions(self) -> int:

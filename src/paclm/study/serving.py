@@ -1,4 +1,4 @@
-"""Many sequences through the engine at once, each released by the curator's research mode.
+"""Many sequences through the engine side by side, each released by the curator's research mode.
 
     prompts ─► votes of all worlds on every sequence ─► one release each, against its own secret ─► the next token …
 
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from paclm.errors import EngineError, InvalidInput
 from paclm.privacy.belief import FloatArray, IntArray, uniform_belief
@@ -22,8 +23,6 @@ from paclm.study.batched_sessions import ResearchSessions
 from paclm.study.decoding import Decoding
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from paclm.engine.engine import Engine
     from paclm.study.lab import Lab
 
@@ -31,35 +30,22 @@ Prompts = Sequence[Sequence[int]]
 
 
 class Panel(NamedTuple):
-    """Everyone's vote on the next token of n sequences."""
+    """All votes on the next token of n sequences."""
 
     worlds: IntArray  # (n, m)
     public: IntArray  # (n,)
-    full: IntArray | None  # (n,) the full-corpus adapter's, where it looks on
-
-
-class Streams(Protocol):
-    """Sequences side by side that are voted on, one token after another."""
-
-    def start(self, prompts: Prompts, length: int) -> None:
-        """Begin one sequence per prompt, of `length` tokens each."""
-
-    def votes(self) -> Panel:
-        """The votes on every sequence's next token. To be asked once per token: the next call draws fresh coins."""
-
-    def append(self, tokens: IntArray) -> None:
-        """Continue every sequence by its token (n,)."""
-
-    def end(self) -> None:
-        """Give the sequences up."""
+    full: IntArray | None  # (n,) the full-corpus adapter's, if the engine has it
 
 
 class EngineStreams:
-    """Streams of an engine. Coins: one source per sequence, whose step number goes on from one start to the next."""
+    """Sequences of an engine side by side, voted on one token after another.
+
+    Coins: one source per sequence, whose step number goes on from one start to the next.
+    """
 
     def __init__(self, engine: Engine, decoding: Decoding, coins: Sequence[Coins], with_full: bool = False) -> None:
         if with_full and decoding.coupling != "coupled":
-            raise InvalidInput("Only coupled decoding takes the full-corpus adapter along.")
+            raise InvalidInput(f"The full-corpus adapter can vote under coupled decoding only, not {decoding.name}.")
         self._engine, self._decoding, self._coins = engine, decoding, coins
         self._with_full = with_full
         self._handles: list[int] = []
@@ -71,7 +57,7 @@ class EngineStreams:
         self._handles = self._engine.add_many(prompts, length)
 
     def votes(self) -> Panel:
-        """One batched step of the engine."""
+        """The votes on every sequence's next token, in one step of the engine; each call draws fresh coins."""
         decoding, k = self._decoding, self._engine.support_size
         if decoding.coupling != "coupled":
             return self._other_votes()
@@ -82,22 +68,25 @@ class EngineStreams:
         return Panel(ballot.votes, ballot.public, None)
 
     def append(self, tokens: IntArray) -> None:
-        """Continue every sequence."""
+        """Continue every sequence by its token (n,)."""
         for handle, token in zip(self._handles, tokens.tolist(), strict=True):
             self._engine.append(handle, token)
 
     def end(self) -> None:
-        """End all sequences of the engine."""
+        """Drop all sequences of the engine."""
         self._engine.clear()
         self._handles = []
 
     def _other_votes(self) -> Panel:
+        import torch
+
         from paclm.engine.couplings import HybridCoins, hybrid_votes, independent_votes
 
         support, logits = self._engine.scores(self._handles)
         worlds, k = logits[:, :-1], support.shape[1]  # β is about the worlds, not the public model
         m = worlds.shape[1]
-        drawn = _like(np.stack([source.gumbel(k + m * k + 1) for source in self._coins]), logits)
+        gumbels = np.stack([source.gumbel(k + m * k + 1) for source in self._coins]).astype(np.float32)
+        drawn = torch.from_numpy(gumbels).to(logits.device)
         common, own = drawn[:, :k], drawn[:, k:-1].view(-1, m, k)  # the first k are those of the coupled rule
         if self._decoding.coupling == "independent":
             votes = independent_votes(worlds, support, own, self._decoding.temperature)
@@ -117,7 +106,7 @@ class Played:
     realized: IntArray  # (n, T) the realized world's own vote
     public: IntArray  # (n, T) the public model's vote on the same context with the same coins
     distinct: IntArray  # (n, T) how many different votes there were; 1 is unanimity
-    information: FloatArray  # (n, T) nats each release can have told
+    information: FloatArray  # (n, T) the most nats each release can leak
     beliefs: FloatArray  # (horizons, n, m) after each horizon, or after each query
     full: IntArray | None = None  # (n, T) the full-corpus adapter's
 
@@ -128,7 +117,7 @@ class Played:
 
 
 def play(
-    streams: Streams,
+    streams: EngineStreams,
     prompts: Prompts,
     sessions: Sequence[ResearchSessions],
     length: int,
@@ -137,48 +126,50 @@ def play(
 ) -> Played:
     """Release `length` tokens on every prompt; prompts belong to the sessions in order, whose beliefs are carried on.
 
-    Several `ResearchSessions` (one per budget, say) share a batch: their numbers of sessions add up to the prompts.
+    Several `ResearchSessions` (for example one per budget) share a batch: their sizes add up to the number of prompts.
     Beliefs are kept at the horizons (1 … length, ascending), or at the end.
     """
     ends = np.cumsum([len(some) for some in sessions])
     if ends[-1] != len(prompts):
         raise InvalidInput(f"There are {len(prompts)} prompts for {ends[-1]} sessions.")
     secrets = np.concatenate([some.secrets for some in sessions])
-    rows = np.arange(len(prompts))
-    shape = (len(prompts), length)
-    tokens, realized, public, full = (np.zeros(shape, dtype=np.int32) for _ in range(4))
-    distinct, information = np.ones(shape, dtype=np.int16), np.zeros(shape)
-    has_full, beliefs = False, []
-    streams.start(prompts, length)
-    try:
-        for t in range(length):
-            panel = streams.votes()
-            parts = np.split(panel.worlds, ends[:-1])
-            steps = [some.release(votes) for some, votes in zip(sessions, parts, strict=True)]
-            tokens[:, t] = np.concatenate([step.tokens for step in steps])
-            information[:, t] = np.concatenate([step.information for step in steps])
-            realized[:, t], public[:, t] = panel.worlds[rows, secrets], panel.public
-            if panel.full is not None:
-                full[:, t], has_full = panel.full, True
-            disputed = np.flatnonzero(np.concatenate([step.is_dissent for step in steps]))
-            distinct[disputed, t] = count_distinct(panel.worlds[disputed])
-            if t + 1 in (horizons or (length,)):
-                beliefs.append(np.concatenate([some.beliefs for some in sessions]))
-            streams.append(tokens[:, t])
-            advance(len(prompts))
-    finally:
-        streams.end()
-    return Played(tokens, realized, public, distinct, information, np.stack(beliefs), full if has_full else None)
+    rows, at = np.arange(len(prompts)), horizons or (length,)
+    found: dict[str, list[npt.NDArray[Any]]] = {}
+    beliefs: list[FloatArray] = []
+
+    def release(panel: Panel) -> IntArray:
+        parts = np.split(panel.worlds, ends[:-1])
+        steps = [some.release(votes) for some, votes in zip(sessions, parts, strict=True)]
+        distinct = np.ones(len(prompts), dtype=np.int16)
+        dissenting = np.flatnonzero(np.concatenate([step.is_dissent for step in steps]))
+        distinct[dissenting] = count_distinct(panel.worlds[dissenting])
+        columns = {
+            "realized": panel.worlds[rows, secrets].astype(np.int32),
+            "public": panel.public.astype(np.int32),
+            "distinct": distinct,
+            "information": np.concatenate([step.information for step in steps]),
+        }
+        if panel.full is not None:
+            columns["full"] = panel.full.astype(np.int32)
+        for name, column in columns.items():
+            found.setdefault(name, []).append(column)
+        if len(found["realized"]) in at:
+            beliefs.append(np.concatenate([some.beliefs for some in sessions]))
+        return np.concatenate([step.tokens for step in steps])
+
+    tokens = continue_by(streams, prompts, length, release, advance)
+    columns = {name: np.stack(values, axis=1) for name, values in found.items()}
+    return Played(tokens=tokens, beliefs=np.stack(beliefs), **columns)
 
 
-def continue_alone(
-    streams: Streams,
+def continue_by(
+    streams: EngineStreams,
     prompts: Prompts,
     length: int,
     choose: Callable[[Panel], IntArray],
     advance: Callable[[int], None] = lambda _: None,
 ) -> IntArray:
-    """Continue every prompt by somebody's own votes (the public model's, one adapter's), nothing released: (n, T)."""
+    """Continue every prompt by the tokens that `choose` picks from the votes (n,): the tokens (n, T)."""
     tokens = np.zeros((len(prompts), length), dtype=np.int32)
     streams.start(prompts, length)
     try:
@@ -207,9 +198,9 @@ def draw_secrets(num_worlds: int, seed: int, count: int) -> IntArray:
 def carry_on(
     rule: Rule, per_token: float, seed: int, query: int, first: int, secrets: IntArray, beliefs: FloatArray
 ) -> ResearchSessions:
-    """Sessions `first` … at the start of one query: their secrets, the beliefs so far, and noise of the query's own.
+    """Sessions `first` … at the start of one query, with their secrets, the beliefs so far, and noise for this query.
 
-    Noise follows from seed, session and query alone, so that a run that was stopped goes on with the same numbers.
+    Noise follows from seed, session and query alone, so an interrupted run continues with the same numbers.
     """
     sequences = [np.random.SeedSequence(seed, spawn_key=(first + i, query + 1)) for i in range(len(secrets))]
     sessions = ResearchSessions(beliefs.shape[1], rule, per_token, [ResearchNoise(one) for one in sequences])
@@ -224,7 +215,7 @@ def begin(num_worlds: int, rule: Rule, per_token: float, seed: int, first: int, 
 
 
 def engine_for(lab: Lab, *adapters: str, sequences: int, context: int) -> tuple[Engine, int]:
-    """An engine for so many sequences, or for half as many until they fit; and how many it is for."""
+    """An engine for this many sequences, or for half as many until they fit; and how many it holds."""
     while True:
         try:
             return lab.engine(*adapters, sequences=sequences, context=context), sequences
@@ -232,9 +223,3 @@ def engine_for(lab: Lab, *adapters: str, sequences: int, context: int) -> tuple[
             if sequences == 1:
                 raise
             sequences = -(-sequences // 2)
-
-
-def _like(array: FloatArray, tensor: Tensor) -> Tensor:
-    import torch
-
-    return torch.from_numpy(array.astype(np.float32)).to(tensor.device)

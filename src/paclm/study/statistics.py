@@ -1,4 +1,4 @@
-"""Errors of means whose samples come in clusters. Every generator is passed in; nothing here draws on its own."""
+"""Errors of means whose samples come in clusters. Every random generator is passed in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESAMPLES = 1000
 
 
 def cluster_sums(values: npt.ArrayLike, clusters: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Sum and count of every cluster: the single source of truth for everything clustered."""
+    """Sum and count of every cluster: the one definition that all clustered statistics use."""
     samples: FloatArray = np.asarray(values, dtype=np.float64)
     if samples.shape != clusters.shape or samples.ndim != 1 or samples.size == 0:
         raise InvalidInput(f"There must be one cluster per sample, not {clusters.shape} for {samples.shape}.")
@@ -27,7 +27,7 @@ def cluster_sums(values: npt.ArrayLike, clusters: IntArray) -> tuple[FloatArray,
 def cluster_bootstrap(
     values: npt.ArrayLike, clusters: IntArray, rng: np.random.Generator, resamples: int = RESAMPLES
 ) -> FloatArray:
-    """Means of resampled clusters, (resamples,): drawn whole, because samples inside are not independent."""
+    """Means of resampled clusters, (resamples,). Clusters are drawn whole: samples inside are not independent."""
     sums, counts = cluster_sums(values, clusters)
     drawn = rng.integers(len(sums), size=(resamples, len(sums)))
     means: FloatArray = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
@@ -39,8 +39,8 @@ def clustered_mean(
 ) -> Estimate:
     """Mean and its standard error by the cluster bootstrap (NaN for a single cluster).
 
-    A few clusters may happen to agree. So the spread is corrected for their number, and the error is never below that
-    of independent samples.
+    A few clusters may agree by chance, so the spread is corrected for their number and never below the error of
+    independent samples.
     """
     sums, _ = cluster_sums(values, clusters)
     mean, independent = mean_and_stderr(values)
@@ -53,9 +53,9 @@ def clustered_mean(
 def retained_gain(
     private: npt.ArrayLike, public: npt.ArrayLike, full: npt.ArrayLike, clusters: IntArray, rng: np.random.Generator
 ) -> Estimate | None:
-    """(private − public) ÷ (full − public), each the mean of right or wrong, with the error of a ratio over clusters.
+    """(private − public) ÷ (full − public), each a mean of hits, with the error of a ratio over clusters.
 
-    None where there is no gain: a share of a loss says nothing.
+    None where full is not better than public: a share of a loss has no meaning.
     """
     start = np.asarray(public, dtype=np.float64)
     kept, gain = np.asarray(private) - start, np.asarray(full) - start

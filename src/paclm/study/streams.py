@@ -19,16 +19,16 @@ _AT_A_TIME = 64
 
 
 class RecordedStream(NamedTuple):
-    """One run of tokens: where it read, what it released, what the realized world wanted."""
+    """One run of tokens: the positions read, the tokens released, the votes of the realized world."""
 
     positions: IntArray  # (t,)
     released: IntArray  # (t,)
-    realized: IntArray  # (t,) the realized world's vote
+    realized: IntArray  # (t,)
     scales: FloatArray  # (dissenting tokens,) σ of the noise
     information: float  # Σ_t of each step's conditional information
     secrets: IntArray  # (secrets,)
-    beliefs: FloatArray  # (moved, m) the belief at the end of a secret's stream, where it can have moved
-    moved: IntArray  # (moved,) which of the secrets those are about; every other belief is uniform still
+    beliefs: FloatArray  # (moved, m) final beliefs, of the secrets whose votes dissented
+    moved: IntArray  # (moved,) the indices of those secrets; every other belief is still uniform
 
 
 def play_sessions(

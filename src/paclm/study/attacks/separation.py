@@ -12,9 +12,9 @@ import numpy as np
 from paclm.errors import InvalidInput
 from paclm.privacy.belief import BoolArray, FloatArray, IntArray
 from paclm.privacy.leak import Estimate
+from paclm.study.statistics import RESAMPLES
 
 FALSE_POSITIVES = 0.01
-RESAMPLES = 1000
 
 
 class Separation(NamedTuple):

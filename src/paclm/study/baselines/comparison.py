@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.releases import RULES, rule_named
 from paclm.study.baselines.accountants import matched_nats, success_at_half
 from paclm.study.decoding import GREEDY, GUMBEL
@@ -63,20 +64,33 @@ def _first(votes: TextVotes, positions: int) -> TextVotes:
 
 
 def _figures(lab: Lab, votes: TextVotes, release: str, per_token: float, passes: int) -> Row:
-    """How often the released token is the true one, averaged over secrets and noise; errors are over passages."""
+    """How often the released token is the true one, averaged over secrets and noise."""
     truth, rule, released = votes.truth, rule_named(release), np.zeros(votes.num_positions)
     for stream in play_fresh(votes, rule, per_token, passes, votes.num_positions, lab.seed_for("pmixed", "pac")):
         released += stream.released == truth
     released /= passes
-    noiseless = (votes.votes == truth[:, None]).mean(axis=1)  # exact: the mean over worlds
+    noiseless: FloatArray = (votes.votes == truth[:, None]).mean(axis=1)  # exact: the mean over worlds
     public = (votes.public == truth).astype(np.float64)
-    accuracy, stderr = clustered_mean(released, votes.passage, lab.rng("pmixed", "pac", "bootstrap"))
-    headroom = retained_gain(released, public, noiseless, votes.passage, lab.rng("pmixed", "pac", "headroom"))
+    rngs = [lab.rng("pmixed", "pac", name) for name in ("bootstrap", "headroom")]
+    return accuracy_row(released, public, noiseless, votes.passage, *rngs)
+
+
+def accuracy_row(
+    truth: FloatArray,
+    public: FloatArray,
+    ceiling: FloatArray,
+    passage: IntArray,
+    rng: np.random.Generator,
+    headroom_rng: np.random.Generator,
+) -> Row:
+    """Mean probability of the true token (n,), and the share of the gain up to the ceiling; errors over passages."""
+    accuracy, stderr = clustered_mean(truth, passage, rng)
+    headroom = retained_gain(truth, public, ceiling, passage, headroom_rng)
     return {
         "accuracy": accuracy,
         "stderr": stderr,
         "accuracy_public": float(public.mean()),
-        "accuracy_ceiling": float(noiseless.mean()),
+        "accuracy_ceiling": float(ceiling.mean()),
         "headroom": headroom.mean if headroom else None,
         "headroom_stderr": headroom.stderr if headroom else None,
     }

@@ -18,7 +18,7 @@ import numpy as np
 from paclm.privacy.belief import FloatArray
 from paclm.privacy.leak import mean_and_stderr
 from paclm.study.baselines.accountants import success_at_half
-from paclm.study.baselines.comparison import pac_rows
+from paclm.study.baselines.comparison import accuracy_row, pac_rows
 from paclm.study.baselines.digest import Digest, make_digest
 from paclm.study.baselines.distributions import Distributions, text_distributions
 from paclm.study.baselines.neighbours import Neighbours
@@ -29,7 +29,7 @@ from paclm.study.baselines.worst_case import worst_loss
 from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
-from paclm.study.statistics import cluster_bootstrap, clustered_mean, retained_gain
+from paclm.study.statistics import cluster_bootstrap, retained_gain
 from paclm.worlds.layout import adapters_file
 
 DELTA = 1e-5
@@ -224,17 +224,7 @@ def _near_figures(lab: Lab, digest: Digest, truth: FloatArray, private_share: fl
 def _figures(digest: Digest, truth: FloatArray, rng: np.random.Generator) -> Row:
     """How likely the true token is at the first positions, (n,), and the share of the ceiling; errors over passages."""
     n = len(truth)
-    public, ceiling, passage = digest.truth_public[:n], digest.ceiling()[:n], digest.passage[:n]
-    accuracy, stderr = clustered_mean(truth, passage, rng)
-    headroom = retained_gain(truth, public, ceiling, passage, rng)
-    return {
-        "accuracy": accuracy,
-        "stderr": stderr,
-        "accuracy_public": public.mean(),
-        "accuracy_ceiling": ceiling.mean(),
-        "headroom": headroom.mean if headroom else None,
-        "headroom_stderr": headroom.stderr if headroom else None,
-    }
+    return accuracy_row(truth, digest.truth_public[:n], digest.ceiling()[:n], digest.passage[:n], rng, rng)
 
 
 def _select(rows: list[Row]) -> None:
