@@ -1,4 +1,4 @@
-"""The regimes about attackers, from a small workspace to rows, sentences, tables and figures."""
+"""The regimes about attackers, from a small workspace to rows; tables and figures: test_rehearsal."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import pytest
 
 from paclm.study.canaries import choose_forced, imagined_canaries, planted_canaries, trigger_votes
 from paclm.study.continuations import Continuations
-from paclm.study.figures import all_figures
 from paclm.study.likelihood import score_targets
 from paclm.study.regimes import canaries, capacity, coupling, regime_named, tokens_only, universe
 from paclm.study.run import run_regime
-from paclm.study.table import to_csv, to_latex, to_markdown
 from paclm.study.tables import all_tables, table_named
 from paclm.worlds.workspace import Workspace
 from study.rehearsal import build_trainable_workspace
@@ -56,31 +54,6 @@ def result_of(lab):
 def planted(tmp_path_factory, texts, small_base):
     """A workspace whose worlds (random, not trained) hold canaries."""
     return build_study_workspace(tmp_path_factory.mktemp("planted") / "clinic", texts[:40], small_base, num_canaries=8)
-
-
-def shown(name, result):
-    """All tables and figures that this regime alone feeds, drawn; returns what the tables say."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    said = []
-    for table in (table for table in all_tables() if table.regimes == (name,)):
-        data = table.build({name: result})
-        assert all(len(row) == len(data.columns) for row in data.rows)
-        said.append(to_markdown(data) + to_csv(data) + to_latex(data, table.label))
-    for figure in (figure for figure in all_figures() if figure.regimes == (name,)):
-        plt.close(figure.draw({name: result}))
-    return said
-
-
-@pytest.mark.parametrize("name", SCALES)
-def test_a_regime_gives_rows_sentences_tables_and_figures(result_of, name):
-    regime, result = regime_named(name), result_of(name)
-    assert result.rows
-    assert shown(name, result)
-    assert set(regime.presets) == {"quick", "paper"}
 
 
 @pytest.mark.parametrize("name", ["tokens_only", "universe"])

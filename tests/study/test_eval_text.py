@@ -98,20 +98,19 @@ def test_records_are_read_as_init_reads_them(tmp_path: Path, small_tokenizer: An
     assert len(read_test_text(path, small_tokenizer)) == 3
 
 
-def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path, small_tokenizer: Any) -> None:
-    with pytest.raises(InvalidInput, match="There is no file"):
-        read_test_text(tmp_path / "missing.txt", small_tokenizer)
-    broken = tmp_path / "broken.txt"
-    broken.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InvalidInput, match="not UTF-8"):
-        read_test_text(broken, small_tokenizer)
-    for name, content in {"cut.xz": lzma.compress(b"hello")[:-9], "cut.bz2": bz2.compress(b"hello")[:-9]}.items():
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(InvalidInput, match="cannot be read"):
+def test_what_cannot_be_read_is_refused_by_its_name(tmp_path: Path, small_tokenizer: Any) -> None:
+    files = {
+        "missing.txt": None,
+        "broken.txt": b"\xff\xfe\x00",
+        "cut.xz": lzma.compress(b"hello")[:-9],
+        "cut.bz2": bz2.compress(b"hello")[:-9],
+        "empty.txt": b"\n\n\n",
+    }
+    for name, content in files.items():
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(InvalidInput, match=name):
             read_test_text(tmp_path / name, small_tokenizer)
-    (tmp_path / "empty.txt").write_text("\n\n\n")
-    with pytest.raises(InvalidInput, match="no text to score"):
-        read_test_text(tmp_path / "empty.txt", small_tokenizer)
 
 
 def test_every_token_but_the_first_is_a_target_exactly_once() -> None:
@@ -127,12 +126,9 @@ def test_windows_keep_what_is_not_to_be_scored() -> None:
     assert sum(window.num_scored for window in windows) == passage.num_scored == 6
 
 
-def test_a_rest_without_a_target_is_dropped() -> None:
+def test_a_rest_without_a_target_is_dropped_and_a_window_without_one_refused() -> None:
     assert [len(window) for window in cut_passages([Passage.of(range(8)), Passage.of([1])], 8)] == [8]
-
-
-def test_a_window_without_a_target_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="at least 2 tokens"):
+    with pytest.raises(InvalidInput, match="1"):
         cut_passages([Passage.of(range(4))], 1)
 
 

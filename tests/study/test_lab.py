@@ -52,7 +52,7 @@ def test_prompts_are_stretches_of_the_test_text_drawn_by_name(small_lab: Lab) ->
         assert any(prompt == text[i : i + 8] for text in texts for i in range(len(text)))
     assert prompts == small_lab.prompts(5, 8, "sweep")
     assert prompts != small_lab.prompts(5, 8, "sessions")
-    with pytest.raises(InvalidInput, match="No test text is 500 tokens long"):
+    with pytest.raises(InvalidInput, match="500"):
         small_lab.prompts(1, 500)
 
 
@@ -107,9 +107,9 @@ def test_the_first_worlds_alone_vote_as_they_do_among_all(study_template: Path, 
     for name in ("greedy", "gumbel"):
         assert (part[name].votes == whole[name].votes[:, :2]).all()
         assert (part[name].full == whole[name].full).all()
-    with pytest.raises(InvalidInput, match="even odds for an attacker need all of them"):
+    with pytest.raises(InvalidInput, match="first 2"):
         _ = some.membership
-    with pytest.raises(InvalidInput, match="the first 2 or more can be studied, not 1"):
+    with pytest.raises(InvalidInput, match="not 1"):
         Lab(everyone.workspace, first_worlds=1)
 
 
@@ -122,9 +122,9 @@ def test_what_is_trained_for_the_first_worlds_sees_their_records(study_template:
         whole = membership_of(lab.workspace, name)
         assert (membership_of(lab.workspace, f"{name}-first-2") == whole[:, :2]).all()
     for number in (0, 1, lab.workspace.num_worlds + 1):
-        with pytest.raises(InvalidInput, match=f"the first 2 or more can be trained alone, not {number}"):
+        with pytest.raises(InvalidInput, match=f"not {number}"):
             membership_of(lab.workspace, f"uncoupled-first-{number}")
-    with pytest.raises(InvalidInput, match="What can be trained"):  # the lab takes them from the file of all worlds
+    with pytest.raises(InvalidInput, match="worlds-first-2"):  # the lab takes them from the file of all worlds
         membership_of(lab.workspace, "worlds-first-2")
 
 
@@ -135,7 +135,7 @@ def test_an_attack_on_some_worlds_alone_is_refused_before_anything_is_played(
     lab = Lab(open_lab(study_template, tmp_path / "lab").workspace, runtime=RUNTIME, first_worlds=2)
     regime = regime_named(name)
     monkeypatch.setattr(Lab, "engine", Mock(side_effect=AssertionError("an engine was opened")))
-    with pytest.raises(InvalidInput, match="even odds for an attacker need all of them"):
+    with pytest.raises(InvalidInput, match="first 2"):
         regime.run(lab, regime.presets["quick"])
 
 

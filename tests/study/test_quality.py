@@ -15,7 +15,7 @@ def test_repetition_is_the_share_of_three_grams_already_seen():
     assert repetition([1, 2, 3, 4, 5]) == 0.0
     assert repetition([1, 2, 3, 1, 2, 3]) == 1 / 4  # 123 231 312 123
     assert repetition([7] * 10) == 7 / 8
-    with pytest.raises(InvalidInput, match="at least 3 tokens, not 2"):
+    with pytest.raises(InvalidInput, match="2"):
         repetition([1, 2])
 
 
@@ -32,7 +32,7 @@ def test_perplexity_and_its_ratio_are_exponentials_of_means():
     assert ratio.mean == pytest.approx(2.0)
     assert ratio.stderr == pytest.approx(0.0, abs=1e-12)  # paired: every sequence has the same ratio
     assert math.isnan(perplexity(surprise[:1], rng).stderr)
-    with pytest.raises(InvalidInput, match="must match"):
+    with pytest.raises(InvalidInput, match=r"\(2, 1\)"):
         perplexity_ratio(surprise, surprise[:, :1], rng)
 
 

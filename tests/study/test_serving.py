@@ -101,7 +101,7 @@ def test_other_rules_of_voting_are_played(lab, coupling):
     assert not same(found, coupled)
     if coupling == "independent":
         assert found.distinct.mean() > coupled.distinct.mean()
-    with pytest.raises(InvalidInput, match="full-corpus adapter"):
+    with pytest.raises(InvalidInput, match=coupling):
         EngineStreams(engine, decoding, coins(6), with_full=True)
 
 
@@ -134,9 +134,9 @@ def test_a_session_carried_on_in_two_goes_equals_one_go():
 
 def test_prompts_must_match_sessions_and_coins(lab):
     engine = lab.engine(sequences=6, context=32)
-    with pytest.raises(InvalidInput, match="2 prompts for 3 sessions"):
+    with pytest.raises(InvalidInput, match="3 sessions"):
         play(ScriptedStreams(8, 0.5, 0), [[1]] * 2, [sessions(3)], 1)
-    with pytest.raises(InvalidInput, match="2 prompts and 3 sources"):
+    with pytest.raises(InvalidInput, match="3 sources"):
         EngineStreams(engine, GUMBEL, coins(3)).start([[1]] * 2, 1)
 
 

@@ -37,10 +37,10 @@ def score_targets(engine: Engine, tokens: Sequence[int], first: int = 1) -> Targ
     log_probabilities, ranks = [], []
     with torch.inference_mode():
         for start, hidden in engine.hidden_states(tokens[:-1]):
-            skip = min(max(first - 1 - start, 0), hidden.shape[1])
-            wanted = targets[start + skip : start + hidden.shape[1]]
             size = max(1, limit // (4 * engine.vocabulary * len(hidden)))  # positions whose logits fit
-            for part, own in zip(torch.split(hidden[:, skip:], size, dim=1), torch.split(wanted, size), strict=True):
+            for at in range(max(first - 1 - start, 0), hidden.shape[1], size):
+                part = hidden[:, at : at + size]
+                own = targets[start + at : start + at + part.shape[1]]
                 logits = engine.whole_logits(part)  # (W, c, V)
                 chosen = logits.gather(2, own.expand(len(logits), -1).unsqueeze(2))  # (W, c, 1)
                 log_probabilities.append((chosen.squeeze(2) - logits.logsumexp(2)).double().cpu().numpy())

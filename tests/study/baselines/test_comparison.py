@@ -1,4 +1,4 @@
-"""The whole regime on a small workspace: rows, tables, figure, and what must not depend on luck."""
+"""The whole regime on a small workspace: its rows, and what must not depend on chance."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from paclm.study.regimes.pmixed import READINGS, REGIME, PMixedScale
 from paclm.study.run import run_regime
+from study.small_lab import open_lab
 
 SEARCH = {"orders": (2, 16, 64), "rates": (0.5, 0.2, 0.02)}
 SCALE = PMixedScale(40, (4, 6), False, 48, 20, horizons=(100, 10**4), draws=4, gumbel_draws=2, passes=2, **SEARCH)
@@ -16,15 +17,11 @@ SCALE = PMixedScale(40, (4, 6), False, 48, 20, horizons=(100, 10**4), draws=4, g
 
 @pytest.fixture(scope="module")
 def result(template, tmp_path_factory):
-    from study.small_lab import open_lab
-
     lab = open_lab(template, tmp_path_factory.mktemp("regime") / "clinic")
     return run_regime(lab, REGIME, "quick", scale=SCALE)
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(template, tmp_path, result):
-    from study.small_lab import open_lab
-
     small = replace(SCALE, shard_counts=(4,), horizons=(100,), epsilons=(1.0,))
     wanted = {"kind": "matched", "num_shards": 4, "queries": 100, "epsilon": 1.0, "reading": "generous"}
     names = ("accuracy", "stderr", "order", "rate", "empty", "mean_weight", "perplexity")

@@ -134,13 +134,6 @@ def test_the_ball_check_catches_a_weight_that_is_not_clipped():
     assert (renyi_divergence(mix(shards, public, np.ones(4)), public, 4) > 4 * 0.01).all()
 
 
-def test_guarantees_say_what_they_are():
-    common = {"num_shards": 8, "order": 4, "queries": 10, "epsilon": 4.0}
-    assert "worst case" in PMixedSettings(**common, ball="strict").guarantee
-    assert "gap" in PMixedSettings(**common).guarantee
-    assert "less than (ε, δ)-DP" in PMixedSettings(**common, reading="generous").guarantee
-
-
 @pytest.mark.parametrize(
     "wrong", [{"reading": "generous", "ball": "strict"}, {"ball": "round"}, {"num_shards": 1}, {"queries": 0}]
 )

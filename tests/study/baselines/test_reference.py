@@ -50,20 +50,6 @@ def test_without_sampling_the_radius_is_the_closed_form(order):
     assert settings.radii[-1] == pytest.approx(math.log(inner) / (4 * order * (order - 1)), rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("num_shards", "rate", "empty"),
-    [  # all cells of both tables: rigorous and generous at ε = 1, then at ε = 2
-        *((32, rate, f) for rate, f in ((0.02, 0.524), (0.01, 0.728), (0.005, 0.856), (0.001, 0.971), (0.0005, 0.984))),
-        *((32, rate, f) for rate, f in ((0.05, 0.190), (0.03, 0.373), (0.02, 0.525), (0.01, 0.724), (0.005, 0.850))),
-        *((32, rate, f) for rate, f in ((0.03, 0.375), (0.02, 0.527), (0.005, 0.848), (0.002, 0.939), (0.0005, 0.985))),
-        (16, 0.1, 0.185),
-        *((32, rate, f) for rate, f in ((0.03, 0.373), (0.02, 0.525), (0.01, 0.724), (0.005, 0.850))),
-    ],
-)
-def test_the_share_of_empty_samples_is_the_papers_column(num_shards, rate, empty):
-    assert (1 - rate) ** num_shards == pytest.approx(empty, abs=6e-3)  # theirs are counts of samples
-
-
 @pytest.mark.parametrize(("epsilon", "success", "nats"), [(1.0, 0.7310613, 0.1109468), (2.0, 0.8807983, 0.3278157)])
 def test_matched_guarantees_are_the_papers(epsilon, success, nats):
     assert success_at_half(epsilon, 1e-5) == pytest.approx(success, abs=5e-8)
