@@ -1,7 +1,7 @@
-"""A digest of the code behind a result: what is kept of an earlier run must not outlive the code that made it.
+"""A digest of the code behind a result: parts of an earlier run are reused only if the code is the same.
 
-The code of a module is its own source and that of every module of this package that it imports, at its head or inside
-a function, directly or through others. Comments, docstrings and layout are no code. Libraries are not in it.
+It covers a module and every module of this package that it imports, at the top or inside a function, directly or
+through others. Comments, docstrings and formatting do not count. Libraries are not covered.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _ROOT = Path(paclm.__file__).parent
 
 
 def code_digest(*modules: str) -> str:
-    """Of these modules (`paclm.study.regimes.sweep`) and all that they import."""
+    """The digest of these modules (`paclm.study.regimes.sweep`) and all that they import."""
     found: set[str] = set()
     waiting = list(modules)
     for name in modules:
         if _path(name) is None:
-            raise InvalidInput(f"There is no module {name}, so what is kept for it could not be told from old code's.")
+            raise InvalidInput(f"There is no module {name}, so the code behind its parts cannot be identified.")
     while waiting:
         name = waiting.pop()
         if name not in found:
@@ -36,7 +36,7 @@ def code_digest(*modules: str) -> str:
 
 @cache
 def _read(module: str) -> tuple[str, tuple[str, ...]]:
-    """The digest of a module's own code, and what it imports of this package."""
+    """The digest of a module's own code, and the modules of this package that it imports."""
     path = _path(module)
     tree = ast.parse(path.read_text(encoding="utf-8") if path else "")
     imported = tuple(sorted({name for name in _imported(tree) if _path(name) is not None}))
@@ -60,7 +60,7 @@ def _is_text(line: ast.stmt) -> bool:
 
 
 def _path(module: str) -> Path | None:
-    """Its file; none for the package itself, which holds names and no code, and for whatever is not ours."""
+    """Its file; None for the package itself, which has no code, and for other packages."""
     head, *rest = module.split(".")
     if head != "paclm" or not rest:
         return None

@@ -1,4 +1,4 @@
-"""Figures: what one is, and how all of them look. matplotlib is imported only when one is drawn."""
+"""What a figure is, the common style, and how one is saved. matplotlib is imported only when one is drawn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paclm.worlds.storage import write_private
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-# Okabe and Ito: told apart with every common colour vision deficiency, and in grey by their lightness.
+# Okabe and Ito: distinguishable with every common colour vision deficiency, and in grey by lightness.
 BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#6b6b6b"
 
 _LOOK: Any = {
@@ -52,7 +52,7 @@ class Figure:
 
 
 @contextmanager
-def house_style() -> Iterator[None]:
+def plot_style() -> Iterator[None]:
     """Fonts, grid and lines of all figures."""
     import matplotlib
 
@@ -61,8 +61,8 @@ def house_style() -> Iterator[None]:
 
 
 def save_figure(figure: Figure, results: Mapping[str, Result], folder: Path) -> list[Path]:
-    """Draw it and write SVG and PDF, for their owner alone: figures are made from votes."""
-    with house_style():
+    """Draw it and write SVG and PDF, readable by their owner only: figures are made from votes."""
+    with plot_style():
         canvas = figure.draw(results)
         paths = [folder / f"{figure.file_name}.{kind}" for kind in ("svg", "pdf")]
         for path, date in zip(paths, ("Date", "CreationDate"), strict=True):

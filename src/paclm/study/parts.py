@@ -1,7 +1,7 @@
-"""Finished parts of a long regime on disk, so that a run that was stopped goes on. Knows nothing of what it keeps.
+"""Finished parts of a long regime on disk, so that a stopped run resumes. Does not know what the parts contain.
 
-A part is keyed by everything it depends on (scale, seed, adapters, code): a run with other settings finds none of them.
-Parts stay until the result of the whole regime is written, whatever fails late: then the runner forgets them.
+A part is keyed by everything it depends on (scale, seed, adapters, code), so a run with other settings reuses none.
+Parts are deleted only after the result of the whole regime is written.
 """
 
 from __future__ import annotations
@@ -22,32 +22,31 @@ Array = npt.NDArray[Any]
 
 
 class Kept:
-    """Which files a run may read instead of making them: its own, and those of earlier runs unless all is made anew."""
+    """Which files a run may reuse: its own, and those of earlier runs unless `again` is set."""
 
     def __init__(self, again: bool = False) -> None:
         self._again = again
         self._made: set[Path] = set()
         self._parts: list[Parts] = []
-        self.from_before: set[Path] = set()
-        """Files of earlier runs that were read."""
+        self.from_before: set[Path] = set()  # files of earlier runs that were read
 
     def begin(self) -> None:
-        """A regime begins: nothing was read for it yet, and parts of another that failed are not its own."""
+        """Start of a regime: forget what was read for the one before, and which parts it had."""
         self.from_before.clear()
         self._parts.clear()
 
     def end(self) -> None:
-        """The result of the regime is written and holds what its parts did: forget them."""
+        """The result of the regime is written: delete its parts."""
         for parts in self._parts:
             parts.clear()
         self._parts.clear()
 
     def opened(self, parts: Parts) -> None:
-        """These parts are of the regime that runs."""
+        """These parts belong to the running regime."""
         self._parts.append(parts)
 
     def has(self, path: Path) -> bool:
-        """Whether to read this file."""
+        """Whether this file may be reused."""
         if not path.is_file() or (self._again and path not in self._made):
             return False
         if path not in self._made:
@@ -55,11 +54,11 @@ class Kept:
         return True
 
     def made(self, path: Path) -> None:
-        """This file is of this run."""
+        """This run wrote the file."""
         self._made.add(path)
 
     def arrays(self, path: Path, make: Callable[[], Mapping[str, Array]]) -> dict[str, Array]:
-        """The arrays of an .npz file: read if the run may, else made and written."""
+        """The arrays of an .npz file, read if it may be reused, else made and written."""
         if not self.has(path):
             arrays = make()
             make_private_folder(path.parent)
@@ -70,23 +69,18 @@ class Kept:
 
 
 class Parts:
-    """The finished parts of one regime under one set of circumstances."""
+    """The finished parts of one regime with one set of dependencies."""
 
-    def __init__(self, folder: Path, circumstances: Any, kept: Kept | None = None) -> None:
-        text = json.dumps(plain(circumstances), sort_keys=True)
+    def __init__(self, folder: Path, dependencies: Any, kept: Kept | None = None) -> None:
+        text = json.dumps(plain(dependencies), sort_keys=True)
         self._folder = folder
         self._kept = kept or Kept()
-        self._key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.key = hashlib.sha256(text.encode()).hexdigest()[:16]  # of the dependencies
         self._kept.opened(self)
 
-    @property
-    def key(self) -> str:
-        """Stands for the circumstances."""
-        return self._key
-
     def rows(self, name: str, make: Callable[[], list[Row]]) -> list[Row]:
-        """The rows of a part: read if it was finished before, else made and kept."""
-        path = self._folder / f"{name}-{self._key}.json"
+        """The rows of a part, read if it was finished before, else made and written."""
+        path = self._folder / f"{name}-{self.key}.json"
         if self._kept.has(path):
             found: list[Row] = json.loads(path.read_text(encoding="utf-8"))
             return found
@@ -97,10 +91,10 @@ class Parts:
         return made
 
     def arrays(self, name: str, make: Callable[[], Mapping[str, Array]]) -> dict[str, Array]:
-        """The arrays of a part, likewise."""
-        return self._kept.arrays(self._folder / f"{name}-{self._key}.npz", make)
+        """The arrays of a part, in the same way."""
+        return self._kept.arrays(self._folder / f"{name}-{self.key}.npz", make)
 
     def clear(self) -> None:
-        """Forget all parts under these circumstances."""
-        for path in self._folder.glob(f"*-{self._key}.*"):
+        """Delete all parts with these dependencies."""
+        for path in self._folder.glob(f"*-{self.key}.*"):
             path.unlink()

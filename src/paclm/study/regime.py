@@ -18,18 +18,15 @@ class Findings(NamedTuple):
     """What a regime's function returns."""
 
     rows: list[Row]
-    notes: list[str]
-    """Sentences that a reader of the rows must know: what was cut, what is not comparable."""
+    notes: list[str]  # sentences that a reader of the rows must know: what was cut, what is not comparable
 
 
 class Headline(NamedTuple):
     """A figure for the summary of a result: what it is called, which value it shows, and of which rows."""
 
-    name: str
-    """May name fields of the row, as in "unanimity, {decoder}"."""
+    name: str  # may name fields of the row, as in "unanimity, {decoder}"
     value: str
-    style: str
-    """As in `Column`."""
+    style: str  # as in `Column`
     where: Mapping[str, Value]
     largest: str
 
@@ -54,14 +51,11 @@ class Regime:
 
     name: str
     title: str
-    question: str
-    """One plain sentence."""
-    presets: Mapping[Preset, Any]
-    """The scale of each preset: a frozen dataclass of the regime's own."""
+    question: str  # one plain sentence
+    presets: Mapping[Preset, Any]  # the scale of each preset: a frozen dataclass of the regime's own
     run: Callable[[Lab, Any], Findings]
     """Lab and scale in, rows out. A row is flat; its values are text, numbers, booleans or None."""
-    headlines: tuple[Headline, ...] = ()
-    """The main figures."""
+    headlines: tuple[Headline, ...] = ()  # the main figures
     verdicts: Callable[[Result], list[str]] = lambda result: []
     """The tests of the regime, one line each; a test that failed starts with ALARM."""
     for_each_collection: bool = True

@@ -1,4 +1,4 @@
-"""The report: every table and figure that the results allow, as files, and one HTML page that opens offline.
+"""The report: every table and figure that the results allow, as files, and one HTML page that needs no network.
 
 Reads results and nothing else of the workspace. matplotlib and jinja2 are imported only here and in figures.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from paclm.config import format_duration, in_shell
 from paclm.errors import InvalidInput
 from paclm.study.figure import Figure, save_figure
 from paclm.study.figures import all_figures
-from paclm.study.regime import Regime, scale_in_words
+from paclm.study.regime import scale_in_words
 from paclm.study.regimes import NAMES, regime_named
 from paclm.study.results import Result, load_results
 from paclm.study.table import Table, TableData, to_csv, to_latex, to_markdown
@@ -27,61 +26,11 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 class Written(NamedTuple):
-    """What a report consists of."""
+    """The files of a report."""
 
     page: Path
-    tables: list[Path]
-    """The Markdown files; CSV and LaTeX lie beside them."""
-    figures: list[Path]
-    """The SVG files; PDF lies beside them."""
-
-
-@dataclass(frozen=True)
-class ShownTable:
-    """A table on the page."""
-
-    label: str
-    data: TableData
-
-
-@dataclass(frozen=True)
-class ShownFigure:
-    """A figure on the page."""
-
-    label: str
-    caption: str
-    svg: str
-
-
-@dataclass(frozen=True)
-class Section:
-    """A regime on the page."""
-
-    regime: Regime
-    result: Result
-    tables: Sequence[ShownTable]
-    figures: Sequence[ShownFigure]
-
-    @property
-    def verdicts(self) -> list[str]:
-        """The tests of the regime."""
-        return self.regime.verdicts(self.result)
-
-    @property
-    def headlines(self) -> list[str]:
-        """Its main figures."""
-        return [line for headline in self.regime.headlines for line in headline.lines(self.result)]
-
-    @property
-    def scale(self) -> str:
-        """How much was measured."""
-        return scale_in_words(self.result.scale)
-
-    @property
-    def notes(self) -> list[str]:
-        """What a reader must know and no table of the section says already."""
-        said = {note for shown in self.tables for note in shown.data.notes}
-        return [note for note in self.result.notes if note not in said]
+    tables: list[Path]  # Markdown; CSV and LaTeX are beside them
+    figures: list[Path]  # SVG; PDF is beside them
 
 
 def write_report(study_folder: Path) -> Written:
@@ -93,44 +42,28 @@ def write_report(study_folder: Path) -> Written:
             f"There are no results in {study_folder / 'results'}. Make some: paclm study run "
             f"{in_shell(study_folder.parent)} all"
         )
-    tables = _write_tables(results, make_private_folder(study_folder / "tables"))
-    figures = _write_figures(results, make_private_folder(study_folder / "figures"))
+    table_folder, figure_folder = (make_private_folder(study_folder / name) for name in ("tables", "figures"))
+    tables = {table: table.build(results) for table in all_tables() if all(name in results for name in table.regimes)}
+    for table, data in tables.items():
+        texts = {"md": to_markdown(data), "csv": to_csv(data), "tex": to_latex(data, table.label)}
+        for suffix, text in texts.items():
+            write_private(table_folder / f"{table.file_name}.{suffix}", text.encode())
+    figures: dict[Figure, str] = {}
+    for figure in all_figures():
+        if all(name in results for name in figure.regimes):
+            svg, _ = save_figure(figure, results, figure_folder)
+            figures[figure] = inline_svg(svg.read_text(encoding="utf-8"), figure.file_name, figure.caption)
     page = study_folder / "report.html"
     write_private(page, _render(results, tables, figures).encode())
     return Written(
         page,
-        [study_folder / "tables" / f"{table.file_name}.md" for table in tables],
-        [study_folder / "figures" / f"{figure.file_name}.svg" for figure in figures],
+        [table_folder / f"{table.file_name}.md" for table in tables],
+        [figure_folder / f"{figure.file_name}.svg" for figure in figures],
     )
 
 
-def _write_tables(results: Mapping[str, Result], folder: Path) -> dict[Table, TableData]:
-    written = {}
-    for table in all_tables():
-        if all(name in results for name in table.regimes):
-            data = written[table] = table.build(results)
-            for suffix, text in (
-                ("md", to_markdown(data)),
-                ("csv", to_csv(data)),
-                ("tex", to_latex(data, table.label)),
-            ):
-                write_private(folder / f"{table.file_name}.{suffix}", text.encode())
-    return written
-
-
-def _write_figures(results: Mapping[str, Result], folder: Path) -> dict[Figure, str]:
-    """Every figure that can be drawn, and its SVG for the page."""
-    written = {}
-    for figure in all_figures():
-        if all(name in results for name in figure.regimes):
-            save_figure(figure, results, folder)
-            svg = (folder / f"{figure.file_name}.svg").read_text(encoding="utf-8")
-            written[figure] = inline_svg(svg, figure.file_name, figure.caption)
-    return written
-
-
 def inline_svg(svg: str, prefix: str, description: str) -> str:
-    """An SVG file as a part of a page: no prologue, no fixed size, ids that no other figure has, and a name."""
+    """An SVG file for use inside a page: without prologue and fixed size, with unique ids and an accessible name."""
     from html import escape
 
     svg = svg[svg.index("<svg") :]
@@ -155,17 +88,30 @@ def _render(results: Mapping[str, Result], tables: Mapping[Table, TableData], fi
     import jinja2
     from markupsafe import Markup
 
-    general = [ShownTable(table.label, data) for table, data in tables.items() if not table.regimes]
-    general.sort(key=lambda shown: shown.label != "tab:setup")  # first what there is, then what was done with it
-    drawings = [ShownFigure(f.label, f.caption, Markup(svg)) for f, svg in figures.items() if not f.regimes]
+    def shown(regimes: tuple[str, ...]) -> dict[str, Any]:
+        """Tables and figures whose first regime is this one; of none at all: the general ones."""
+        return {
+            "tables": [(table.label, data) for table, data in tables.items() if table.regimes[:1] == regimes],
+            "figures": [(f.label, f.caption, Markup(svg)) for f, svg in figures.items() if f.regimes[:1] == regimes],
+        }
+
     sections = []
     for name, result in results.items():
-        regime = regime_named(name)
-        own_tables = [ShownTable(t.label, data) for t, data in tables.items() if t.regimes[:1] == (name,)]
-        own_figures = [
-            ShownFigure(f.label, f.caption, Markup(svg)) for f, svg in figures.items() if f.regimes[:1] == (name,)
-        ]
-        sections.append(Section(regime, result, own_tables, own_figures))
+        regime, own = regime_named(name), shown((name,))
+        in_tables = {note for _, data in own["tables"] for note in data.notes}
+        sections.append(
+            {
+                "regime": regime,
+                "result": result,
+                "scale": scale_in_words(result.scale),
+                "headlines": [line for headline in regime.headlines for line in headline.lines(result)],
+                "verdicts": regime.verdicts(result),
+                "notes": [note for note in result.notes if note not in in_tables],
+                **own,
+            }
+        )
+    general = shown(())
+    general["tables"].sort(key=lambda labelled: labelled[0] != "tab:setup")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -177,14 +123,13 @@ def _render(results: Mapping[str, Result], tables: Mapping[Table, TableData], fi
     return environment.get_template("report.html").render(
         sections=sections,
         general=general,
-        drawings=drawings,
         num_collections=max(int(row.get("collection", 1)) for r in results.values() for row in r.rows),
         **_origin(results),
     )
 
 
 def _origin(results: Mapping[str, Result]) -> dict[str, Any]:
-    """What all results have in common, and where they differ: a page of mixed runs says so."""
+    """What all results have in common, and whether they are of different runs."""
     every = list(results.values())
     origin = every[0].provenance
 

@@ -1,7 +1,6 @@
-"""What a regime found: rows of plain values, and where they come from. Knows no regime.
+"""The result of a regime: rows of plain values and their provenance, one JSON file per regime. Knows no regime.
 
-One JSON file per regime. Every number of a table or figure is a value of a row here, or computed from rows by the
-table's own file.
+Every number of a table or figure is a value of a row here, or computed from rows.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from paclm.worlds.workspace import Workspace
 
 Value = str | int | float | bool | None
-Row = dict[str, Any]
-"""Column names to values; flat."""
+Row = dict[str, Any]  # column names to values; flat
 
 _LIBRARIES = ("numpy", "scipy", "torch", "transformers", "tokenizers", "safetensors")
 
@@ -40,12 +38,10 @@ class Result:
     regime: str
     preset: str
     seed: int
-    scale: Mapping[str, Any]
-    """The allotment: how many positions, sessions, tokens …"""
+    scale: Mapping[str, Any]  # how many positions, sessions, tokens …
     rows: Sequence[Row]
     seconds: float
-    notes: Sequence[str] = ()
-    """Sentences a reader of the numbers must know."""
+    notes: Sequence[str] = ()  # what a reader of the numbers must know
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def select(self, **wanted: Value) -> list[Row]:
@@ -60,7 +56,7 @@ class Result:
         return found[0]
 
     def save(self, folder: Path) -> Path:
-        """Write `<regime>.json`; what is not finite becomes null."""
+        """Write `<regime>.json`; numbers that are not finite become null."""
         path = folder / f"{self.regime}.json"
         write_private_json(path, plain(asdict(self)))
         return path
@@ -81,7 +77,7 @@ def load_results(folder: Path) -> dict[str, Result]:
 
 
 def plain(value: Any) -> Any:
-    """The same in what JSON knows: numpy scalars become numbers, NaN and infinities null."""
+    """The same in JSON's types: numpy scalars become numbers, NaN and infinities null."""
     if isinstance(value, Mapping):
         return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -94,7 +90,7 @@ def plain(value: Any) -> Any:
 
 
 def provenance(workspace: Workspace, device: str) -> dict[str, Any]:
-    """Commit, hashes, versions and machine: what one needs to trace a number."""
+    """Commit, hashes, versions and machine: what a number depends on."""
     manifest = workspace.manifest
     return {
         "commit": _commit(),
@@ -113,19 +109,19 @@ def provenance(workspace: Workspace, device: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Of the source tree this runs from, with a mark where files differ from it; None outside a checkout.
+    """The commit of the source tree, marked where files differ from it; None outside a checkout.
 
-    A copy without its history (on a machine that was lent, say) is told by PACLM_COMMIT.
+    PACLM_COMMIT overrides it, for a copy of the tree without its history.
     """
-    if told := os.environ.get("PACLM_COMMIT"):
-        return told
+    if given := os.environ.get("PACLM_COMMIT"):
+        return given
 
-    def ask(*words: str) -> str:
+    def git(*words: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        ask("ls-files", "--error-unmatch", Path(__file__).name)  # installed inside somebody else's checkout: not theirs
-        return ask("describe", "--always", "--dirty", "--abbrev=12")
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # fails if installed inside another project's checkout
+        return git("describe", "--always", "--dirty", "--abbrev=12")
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -1,4 +1,4 @@
-"""Run regimes on a workspace and keep what they find. Knows no regime by name."""
+"""Run regimes on a workspace and write their results. Knows no regime by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def regimes_named(names: Sequence[str]) -> list[Regime]:
 
 
 def results_folder(lab: Lab) -> Path:
-    """Where the results of a workspace lie."""
+    """Where the results of a workspace are."""
     return make_private_folder(lab.folder / "results")
 
 
@@ -49,7 +49,7 @@ def run_regime(lab: Lab, regime: Regime, preset: Preset, collections: int = 1, s
         preset=preset,
         seed=lab.seed,
         scale=asdict(scale),
-        rows=plain(rows),  # what is read back is what was returned
+        rows=plain(rows),  # returned as it will be read back
         notes=notes,
         seconds=time.perf_counter() - started,
         provenance={
@@ -72,7 +72,7 @@ def run_regimes(
     on_result: Callable[[Regime, Result], None] = lambda _, __: None,
     on_failure: Callable[[Regime, PaclmError], None] | None = None,
 ) -> list[Result]:
-    """Run several, in order. With `on_failure` one that is refused is told to it, and the others go on."""
+    """Run several, in order. With `on_failure`, a regime that fails is reported to it and the others still run."""
     results = []
     for regime in regimes:
         try:
@@ -87,7 +87,7 @@ def run_regimes(
 
 
 def device_name(lab: Lab) -> str:
-    """What the engine runs on, in words."""
+    """The device of the engine, in words."""
     device = pick_device(lab.runtime.device)
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, {lab.runtime.dtype}"

@@ -1,4 +1,4 @@
-"""Coupling ablation (`tab:ablation`): rules of voting side by side, everything else held fixed.
+"""Coupling ablation (`tab:ablation`): rules of voting compared, everything else held fixed.
 
 Trial i has the same prompt, world, noise seed and coins under every rule and budget. Each rule is compared with the
 full-corpus model sampled at the rule's own temperature: a world's marginal is the same however worlds are coupled.

@@ -1,7 +1,7 @@
-"""Teacher-forced accuracy (`tab:accuracy`): what private records bring, and what subsampling and noise cost.
+"""Teacher-forced accuracy (`tab:accuracy`): the gain of private records, and the cost of subsampling and noise.
 
-Fresh secret, uniform belief and fresh noise at every position; the same votes at every budget, so that rows of one
-decoder differ by noise alone. Decoders are not comparable with each other.
+Fresh secret, uniform belief and fresh noise at every position; the same votes at every budget, so rows of one decoder
+differ by noise alone. Decoders are not comparable with each other.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ class AccuracyScale:
     """How much is measured."""
 
     positions: int
-    gumbel_draws: int
-    """Positions are voted on so often under Gumbel, with fresh coins."""
+    gumbel_draws: int  # votes per position under Gumbel, with fresh coins each
 
 
 def run(lab: Lab, scale: AccuracyScale) -> Findings:
@@ -73,7 +72,7 @@ def _at(lab: Lab, votes: TextVotes, per_token: float) -> Row:
 REGIME = Regime(
     name="accuracy",
     title="Teacher-forced accuracy",
-    question="How much of what private records teach survives worlds that see half of them, and the noise?",
+    question="How much of the gain of private records remains after subsampling and noise?",
     presets={"quick": AccuracyScale(4096, 2), "paper": AccuracyScale(8176, 2)},
     run=run,
     headlines=(

@@ -1,8 +1,8 @@
 """Canaries (`sec:canary-results`, `tab:canary`): what worlds memorize on their own, and memorization forced in.
 
 Organic: at a canary's trigger, worlds that were trained on it against those that were not. Forced: exactly the member
-worlds vote the payload, weights untouched, and one token is released under a uniform belief. Membership then hardly
-shows in what is emitted, yet the payload is emitted: inference protection is not content protection.
+worlds vote for the payload, weights unchanged, and one token is released under a uniform belief. Membership then hardly
+shows in the token, yet the payload is emitted: inference protection is not content protection.
 """
 
 from __future__ import annotations
@@ -41,24 +41,18 @@ if TYPE_CHECKING:
     from paclm.engine.engine import Engine
 
 BUDGETS = (math.inf, 2.0**-4, 2.0**-8, 2.0**-16)
-OTHERS = {"agree": True, "own": False}
-"""How worlds that do not hold the canary vote: all as most of them do (the even split), or each as it does."""
+OTHERS = {"agree": True, "own": False}  # worlds without the canary vote as most of them do (an even split), or freely
 
 
 @dataclass(frozen=True, slots=True)
 class CanariesScale:
     """How much is measured."""
 
-    trials: int
-    """Single-token releases per canary, decoder and budget."""
-    trials_outside: int
-    """The same for each C-OOD canary, which can never be emitted."""
-    draws: int
-    """Coin draws for the vote share at a trigger."""
-    forced: int = 2
-    """Canaries that memorization is forced for."""
-    imagined: int = 16
-    """Canaries made up where the workspace has none."""
+    trials: int  # single-token releases per canary, decoder and budget
+    trials_outside: int  # the same for each C-OOD canary, which can never be emitted
+    draws: int  # coin draws for the vote share at a trigger
+    forced: int = 2  # canaries with forced memorization
+    imagined: int = 16  # canaries made up where the workspace has none
 
 
 def run(lab: Lab, scale: CanariesScale) -> Findings:
@@ -71,9 +65,8 @@ def run(lab: Lab, scale: CanariesScale) -> Findings:
     else:
         planted = imagined_canaries(lab, scale.imagined)
         notes.append(
-            "The workspace was made without canaries, so organic memorization was not measured (make one with "
-            f"`paclm init --canaries 16`). Forced memorization used {len(planted)} made-up triggers and members drawn "
-            "by lot, which needs no training."
+            "The workspace has no canaries, so organic memorization was not measured (`paclm init --canaries 16` adds "
+            f"some). Forced memorization used {len(planted)} invented triggers and members drawn at random."
         )
     forced = choose_forced(engine, planted, scale.forced)
     if len(forced) < scale.forced:
@@ -162,7 +155,7 @@ def _forced(lab: Lab, one: Planted, at: TriggerVotes, decoding: Decoding, others
 
 
 def _out_of_support(lab: Lab, one: Planted, at: TriggerVotes, decoding: Decoding, per_token: float) -> Row:
-    """Forced as well; but a vote lies in the support, so a payload outside it cannot be cast."""
+    """Forced too, where possible: a vote lies in the support, so a payload outside it cannot be voted for."""
     payload, budget = one.canary.payload_ids[0], format_budget(per_token)
     in_support = bool(payload in at.support)
     votes = force_votes(at.votes, one.is_member, payload, others_agree=False) if in_support else at.votes
@@ -202,7 +195,7 @@ FORCED: Row = {"part": "forced", "others": "agree", "budget": "2^-16"}
 REGIME = Regime(
     name="canaries",
     title="Canaries",
-    question="Do worlds memorize planted records, and what would memorization give away?",
+    question="Do worlds memorize planted records, and how much would memorization leak?",
     presets={"quick": CanariesScale(2000, 100, 256), "paper": CanariesScale(2000, 2000, 2000)},
     run=run,
     headlines=(

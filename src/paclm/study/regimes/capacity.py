@@ -1,7 +1,7 @@
-"""Capacity pilot (`sec:canary-results`): how much repetition would it take until a canary reaches the argmax?
+"""Capacity pilot (`sec:canary-results`): how many repetitions until a canary reaches the argmax?
 
-Single canary-bearing adapters against a clean control on identical data, all from one start and in one order: an
-adapter differs from the control by its canary alone. The adapters are made for the pilot and thrown away.
+Adapters with a single canary against a clean control on identical data, all from one start and in one order: an
+adapter differs from the control by its canary alone. The adapters are not kept.
 """
 
 from __future__ import annotations
@@ -24,29 +24,23 @@ if TYPE_CHECKING:
     from paclm.config import TrainingConfig
     from paclm.engine.adapters import AdapterStack
 
-SETTINGS = ((8, 2), (32, 4))
-"""Rank and epochs; α grows with the rank, so that adapters are scaled alike."""
-BATCH = 8
-"""Blocks per step, as in the paper."""
+SETTINGS = ((8, 2), (32, 4))  # rank and epochs; α grows with the rank, so that adapters are scaled alike
+BATCH = 8  # blocks per step, as in the paper
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityScale:
     """How much is trained."""
 
-    records: int
-    """Clean records, the same for every adapter."""
-    record_tokens: int
-    """Of each record that are trained on, at most."""
-    canaries: int
-    """Half of them C-OOD, half C-COMMON."""
-    repetitions: tuple[int, ...]
-    """Visits of the canary in one epoch."""
+    records: int  # clean records, the same for every adapter
+    record_tokens: int  # of each record that are trained on, at most
+    canaries: int  # half of them C-OOD, half C-COMMON
+    repetitions: tuple[int, ...]  # visits of the canary in one epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Pilot:
-    """Adapter 0 is the clean control; the others hold one canary each, so often."""
+    """Adapter 0 is the clean control; the others hold one canary each, at one count of repetitions."""
 
     canaries: list[Canary]
     repetitions: tuple[int, ...]
@@ -83,14 +77,9 @@ def run(lab: Lab, scale: CapacityScale) -> Findings:
             return _measure(pilot, settings, _scores(lab, pilot, _train(lab, scale, pilot, settings)))
 
         rows += parts.rows(f"rank-{rank}", make)
-    learning_rate = lab.workspace.training.learning_rate
-    return Findings(
-        rows,
-        [
-            f"Trained with the workspace's own learning rate, {learning_rate:g}, which decides how soon a canary is "
-            "learnt; the paper's is 0.0002, on GPT-2."
-        ],
-    )
+    rate = lab.workspace.training.learning_rate
+    note = f"How soon a canary is learnt depends on the learning rate: {rate:g} here, 0.0002 in the paper."
+    return Findings(rows, [note])
 
 
 def _train(lab: Lab, scale: CapacityScale, pilot: Pilot, settings: TrainingConfig) -> AdapterStack:
@@ -126,7 +115,7 @@ def _train(lab: Lab, scale: CapacityScale, pilot: Pilot, settings: TrainingConfi
         base=lab.workspace.base.fingerprint,
         worlds_per_step=together,
         on_progress=lambda _: advance(1),
-        must_improve=False,  # thousands of repetitions may spoil an adapter for its other records
+        must_improve=False,  # with thousands of repetitions the loss on other records may rise
     )
     return trained.stack
 

@@ -1,4 +1,4 @@
-"""Stability census (`tab:census`): how often worlds agree, and what the public support leaves out of each of them.
+"""Stability census (`tab:census`): how often worlds agree, and how much of each the public support covers.
 
 Greedy votes on held-out text. The coupling ceiling β follows from the worlds' distributions on the renormalised
 support at τ = 1 and does not depend on the decoder.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paclm.engine.census import Census
 
 HYBRID_THRESHOLD = 0.9
-"""β from which the hybrid rule of the ablation takes the maximal coupling, and scatters with probability 1 - β."""
+"""β from which the hybrid rule of the ablation uses the maximal coupling, which scatters with probability 1 − β."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,7 @@ class CensusScale:
 
     positions: int
     support_sizes: tuple[int, ...] = (50, 200, 1000)
-    positions_at_largest: int | None = None
-    """The largest support on the first so many positions only, as in the paper; None: on all."""
+    positions_at_largest: int | None = None  # of the largest support, as in the paper; None: all
 
 
 def run(lab: Lab, scale: CensusScale) -> Findings:
@@ -49,7 +48,7 @@ def run(lab: Lab, scale: CensusScale) -> Findings:
     passages = lab.passages(scale.positions)
     keep, cluster = _scored(passages)
     if keep.sum() < scale.positions:
-        notes.append(f"The test text has {keep.sum():,} positions, fewer than the {scale.positions:,} asked for.")
+        notes.append(f"The test text has {keep.sum():,} positions of the {scale.positions:,} asked for.")
     advance = lab.start_task("census", len(keep))
     found = take_census(engine, [passage.tokens for passage in passages], sizes, advance=advance)
     rows = []
@@ -98,7 +97,7 @@ def _row(lab: Lab, size: int, census: Census, keep: BoolArray, cluster: IntArray
 REGIME = Regime(
     name="census",
     title="Stability census",
-    question="How often do worlds that saw different halves of the records want the same next token?",
+    question="How often do worlds trained on different halves of the records vote for the same token?",
     presets={
         "quick": CensusScale(2048),
         "paper": CensusScale(65_053, positions_at_largest=19_982),

@@ -1,8 +1,7 @@
-"""What a private token costs (`sec:cost`): the forward pass of all worlds, the mechanism, the ledger; and what the
-alternatives to one batched pass would cost.
+"""Cost of a private token (`sec:cost`): forward pass of all worlds, mechanism, ledger, and one model for comparison.
 
-Times are medians on this machine, as it was busy then; they are measured, not seeded. Operation counts are the paper's
-formulas: O(m·d·min(m, d) + d²) for noise over a vocabulary of d, O(m·k + a³ + m·a) on a distinct votes.
+Times are medians measured on this machine; they do not follow from the seed. Operation counts are the paper's formulas:
+O(m·d·min(m, d) + d²) for noise over a vocabulary of d, O(m·k + a³ + m·a) on a distinct votes.
 """
 
 from __future__ import annotations
@@ -43,10 +42,8 @@ class CostScale:
 
     positions: int
     gumbel_draws: int
-    steps: int
-    """Decode steps timed per engine."""
-    batches: tuple[int, ...]
-    """How many sequences run side by side."""
+    steps: int  # decode steps timed per engine
+    batches: tuple[int, ...]  # sequences in parallel
     prompt: int = 32
     commits: int = 50
 
@@ -86,7 +83,7 @@ def run(lab: Lab, scale: CostScale) -> Findings:
         advance(1)
     rows += [_operations("the paper's sizes", 128, 50_257, 200, 2), _own_operations(lab, votes)]
     advance(1)
-    note = "One model is the full-corpus adapter beside the public model: an engine always runs the public one too."
+    note = "One model: the full-corpus adapter and the public model, which an engine always runs too."
     return Findings(rows, [note])
 
 
@@ -118,7 +115,7 @@ def _own_operations(lab: Lab, votes: IntArray) -> Row:
 
 
 def _time_forward(lab: Lab, scale: CostScale, batch: int, *adapters: str) -> tuple[float, int]:
-    """Seconds of one decode step (median) and bytes in use, with so many sequences running."""
+    """Seconds of one decode step (median) and bytes in use, with `batch` sequences."""
     engine = lab.engine(*adapters, sequences=batch, context=scale.prompt + 1, support_size=SUPPORT)
     handles = [engine.add(prompt) for prompt in lab.prompts(batch, scale.prompt, "cost")]
     coins = Coins(lab.seed_for("cost", "coins"))
@@ -133,7 +130,7 @@ def _time_forward(lab: Lab, scale: CostScale, batch: int, *adapters: str) -> tup
 
 
 def _time_mechanism(lab: Lab, votes: IntArray) -> float:
-    """Mean seconds per released token, over votes as they come: collapse, calibration, noise, belief."""
+    """Mean seconds per released token on recorded votes: collapse, calibration, noise, belief."""
     noise = ResearchNoise(lab.seed_for("cost", "noise"))
     session = ResearchSession(lab.num_worlds, rule_named("gaussian"), SETTINGS.per_token, noise)
     some = votes[:2048]
@@ -144,7 +141,7 @@ def _time_mechanism(lab: Lab, votes: IntArray) -> float:
 
 
 def _time_ledger(lab: Lab, commits: int, batch: int) -> float:
-    """Seconds of one durable commit (median) of a step of so many tokens, in a ledger of its own beside the results."""
+    """Seconds of one durable commit (median) of a step of `batch` tokens, in a temporary ledger beside the results."""
     from paclm.ledger.events import Usage
     from paclm.ledger.ledger import Ledger
 
@@ -165,7 +162,7 @@ def _time_ledger(lab: Lab, commits: int, batch: int) -> float:
 
 
 def _median(work: Callable[[], object], count: int) -> float:
-    for _ in range(3):  # kernels are compiled, caches filled
+    for _ in range(3):  # warm-up: kernels are compiled, caches filled
         work()
     seconds = []
     for _ in range(count):
@@ -176,7 +173,7 @@ def _median(work: Callable[[], object], count: int) -> float:
 
 
 def _forget_peak(engine: Engine) -> None:
-    """Peaks of what ran before do not count."""
+    """Peaks of earlier work do not count."""
     import torch
 
     if engine.head.is_cuda:
@@ -197,7 +194,7 @@ def _memory(engine: Engine) -> int:
 REGIME = Regime(
     name="cost",
     title="Cost of a private token",
-    question="Where does the time go when a private token is made?",
+    question="Where does the time of a private token go?",
     presets={"quick": CostScale(4096, 2, 10, (1, 16), commits=20), "paper": CostScale(8176, 2, 200, (1, 16, 64))},
     run=run,
     headlines=(

@@ -1,8 +1,8 @@
-"""Coupled against uncoupled training: what one start and one order of records for all worlds bring.
+"""Coupled against uncoupled training: the effect of one start and one order of records for all worlds.
 
-The same worlds with the same records are trained twice. Coupled, all start from one adapter and walk one order, so
-that they differ by their records alone; uncoupled, each has its own start and order, and differs by those too. Text,
-coins, secrets and noise are the same for both.
+The same worlds with the same records are trained twice. Coupled: all start from one adapter and follow one order, so
+they differ by their records alone. Uncoupled: each has its own start and order. Text, coins, secrets and noise are the
+same for both.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from paclm.study.streams import play_fresh
 from paclm.worlds.layout import adapters_file
 
 PER_TOKEN = 2.0**-32
-PAIRED = ("unanimity", "accuracy_world", "accuracy_private")
-"""What the two ways of training are compared by at every position."""
+PAIRED = ("unanimity", "accuracy_world", "accuracy_private")  # compared position by position
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +34,8 @@ class CouplingScale:
     """How much is measured."""
 
     positions: int
-    gumbel_draws: int
-    """As in the accuracy regime, which shares the coupled votes."""
-    ceiling_positions: int
-    """For β."""
+    gumbel_draws: int  # as in the accuracy regime, which shares the coupled votes
+    ceiling_positions: int  # for β
 
 
 def run(lab: Lab, scale: CouplingScale) -> Findings:
@@ -69,7 +66,7 @@ def _votes_of(lab: Lab, uncoupled: str, scale: CouplingScale, decodings: tuple[D
 
 
 def _rows_of(lab: Lab, decoder: str, coupled: TextVotes, uncoupled: TextVotes) -> list[Row]:
-    """Both ways of training, and what coupling adds, paired position by position."""
+    """Both ways of training, and their difference, paired position by position."""
     common: Row = {"decoder": decoder, "positions": coupled.num_positions}
     tied, loose = (_at_positions(lab, votes) for votes in (coupled, uncoupled))
     rows: list[Row] = [
@@ -84,7 +81,7 @@ def _rows_of(lab: Lab, decoder: str, coupled: TextVotes, uncoupled: TextVotes) -
 
 
 def _at_positions(lab: Lab, votes: TextVotes) -> dict[str, FloatArray]:
-    """What is averaged, position by position."""
+    """The values at every position that are averaged."""
     seed = lab.seed_for("coupling", "noise")
     (stream,) = play_fresh(votes, rule_named("gaussian"), PER_TOKEN, 1, votes.num_positions, seed)
     right = {"private": stream.released, "public": votes.public, "full": votes.column("full")}
@@ -132,7 +129,7 @@ def _ceiling(lab: Lab, scale: CouplingScale, adapters: str) -> list[Row]:
 REGIME = Regime(
     name="coupling",
     title="Coupled training",
-    question="What does it bring to train all worlds from one start and in one order?",
+    question="What is the effect of training all worlds from one start and in one order?",
     presets={"quick": CouplingScale(4096, 2, 512), "paper": CouplingScale(8176, 2, 4096)},
     run=run,
     headlines=(

@@ -1,8 +1,8 @@
-"""Budget flatness (`tab:flatness`, `fig:flatness`): the budget drives the noise; how far does accuracy go?
+"""Budget flatness (`tab:flatness`, `fig:flatness`): the budget drives the noise; how far does accuracy follow?
 
 Fresh secret, uniform belief and fresh noise at every position, as for accuracy. Budgets share votes, secrets and
-normal draws, so that a flip is against the same realized vote everywhere. Under Gumbel every position is voted on
-several times with fresh coins; greedy votes do not change, so there the secrets and the noise are drawn so often.
+normal draws, so a flip is against the same realized vote at every budget. Under Gumbel every position is voted on
+several times with fresh coins; greedy votes do not change, so there secrets and noise are drawn several times.
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ class FlatnessScale:
     """How much is measured."""
 
     positions: int
-    draws: int
-    """Of coins under Gumbel; of secret and noise under greedy."""
+    draws: int  # of coins under Gumbel; of secret and noise under greedy
 
 
 @dataclass(frozen=True, slots=True)
 class _Ground:
-    """What the votes of one decoder say before any noise; everything (n,), draws one after another."""
+    """The votes of one decoder before any noise; all arrays (n,), draws one after another."""
 
     votes: IntArray  # (n, m)
     truth: IntArray
@@ -105,7 +104,7 @@ def _ground(votes: TextVotes, passes: int) -> _Ground:
 
 
 def _before_noise(lab: Lab, ground: _Ground) -> Row:
-    """What does not depend on the budget."""
+    """The columns that do not depend on the budget."""
     dissent, voted = ground.is_dissent, ground.is_dissent & ground.truth_voted
     distinct = ground.distinct[dissent].astype(np.float64)
     row: Row = {

@@ -1,8 +1,8 @@
-"""What forgetting the belief costs: noise calibrated to the belief at every step, against noise for the prior.
+"""The cost of forgetting the belief: noise calibrated to the belief at every step, against noise for the prior.
 
-Both curators face the same onlooker, whose belief is exact Bayes from the whole history. The one who forgets adds the
-noise of the uniform prior for ever; then no theorem bounds a step by b, and the sum of what steps can tell is measured
-beside what would have been charged. Sessions of one budget share secrets and votes between the two and over horizons.
+Both curators face the same observer, whose belief is exact Bayes from the whole history. The forgetting curator always
+adds the noise of the uniform prior; then no theorem bounds a step by b, so the sum of what steps can leak is measured
+beside the charge. Sessions of one budget share secrets and votes between the two curators and over horizons.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ForgettingScale:
 
 def run(lab: Lab, scale: ForgettingScale) -> Findings:
     """Both curators at every budget and horizon."""
-    decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))  # as accuracy asks: shared
+    decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))  # the votes of `accuracy`
     votes = lab.text_votes(scale.positions, decodings)[GUMBEL.name]
     cells = [(b, t, c) for b in scale.budgets for t in scale.horizons for c in CURATORS]
     advance = lab.start_task("forgetting", len(cells))
@@ -112,8 +112,8 @@ def _rows(lab: Lab, scale: ForgettingScale, votes: TextVotes, per_token: float, 
 
 REGIME = Regime(
     name="forgetting",
-    title="What forgetting the belief costs",
-    question="What if the noise were calibrated to the prior at every step, and never to what was already told?",
+    title="The cost of forgetting the belief",
+    question="What if the noise were always calibrated to the prior, whatever has already leaked?",
     presets={
         "quick": ForgettingScale(4096, 2, 24, (64, 256, 512)),
         "paper": ForgettingScale(8176, 2, 100, (256, 1024, 4096), (2.0**-4, 2.0**-8, 2.0**-12, 2.0**-16)),

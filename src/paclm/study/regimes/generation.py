@@ -110,7 +110,7 @@ def _human(texts: Continuations, scale: GenerationScale) -> tuple[list[Row], lis
 REGIME = Regime(
     name="generation",
     title="Generation quality",
-    question="Does private text degenerate, and is that the mechanism's doing?",
+    question="Does private text degenerate, and does the mechanism cause it?",
     presets={
         "quick": GenerationScale(sequences=4, prompt=16),
         "paper": GenerationScale(sequences=100),

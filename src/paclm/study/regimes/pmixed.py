@@ -43,24 +43,18 @@ class PMixedScale:
     """How much is measured."""
 
     positions: int
-    shard_counts: tuple[int, ...]
-    """N."""
-    uses_authors_training: bool
-    """Shard models are trained with PMixED's published settings, or else as the worlds were."""
-    vote_positions: int
-    """PAC's votes are taken on so many positions, as in `accuracy`, and cut to the same text."""
+    shard_counts: tuple[int, ...]  # N
+    uses_authors_training: bool  # shard models are trained with PMixED's published settings, or else as the worlds were
+    vote_positions: int  # as in `accuracy`; PAC uses those on the same text
     neighbour_queries: int
-    epochs_ratio: int = 5
-    """Epochs of a shard model over those of a world; 10 to 2 in the paper."""
+    epochs_ratio: int = 5  # epochs of a shard model over those of a world; 10 to 2 in the paper
     horizons: tuple[int, ...] = (10**2, 10**3, 10**4, 10**5, 10**6)
     epsilons: tuple[float, ...] = (1.0, 2.0)
     orders: tuple[int, ...] = ORDERS
     rates: tuple[float, ...] = RATES
-    draws: int = 16
-    """Of the shard models that take part, at every position."""
+    draws: int = 16  # of the shard models that take part, at every position
     gumbel_draws: int = 2
-    passes: int = 8
-    """Secrets and noise of PAC per vote."""
+    passes: int = 8  # secrets and noise of PAC per vote
 
 
 def run(lab: Lab, scale: PMixedScale) -> Findings:

@@ -1,7 +1,7 @@
-"""float32 against bfloat16: whether the faster arithmetic moves what the tables report.
+"""float32 against bfloat16: does the faster arithmetic change the tables?
 
-The same text, the same coins, the same adapters; only the arithmetic of the forward pass differs. Votes of the two
-need not be equal one by one: what must hold is that unanimity and accuracy stay where they are.
+The same text, coins and adapters; only the arithmetic of the forward pass differs. Single votes may differ: what must
+hold is that unanimity and accuracy do not change by more than the tolerance.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result
 from paclm.study.statistics import clustered_mean
 
-TOLERANCE = 0.005
-"""Half a point: the most by which unanimity and accuracy may differ."""
+TOLERANCE = 0.005  # half a point: the most by which unanimity and accuracy may differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def _agrees(votes: TextVotes) -> FloatArray:
 
 
 def _is_right(votes: TextVotes) -> FloatArray:
-    """How many of the worlds name the true token, at every position."""
+    """The share of worlds that vote for the true token, at every position."""
     return np.asarray((votes.votes == votes.truth[:, None]).mean(axis=1), dtype=np.float64)
 
 

@@ -1,7 +1,7 @@
-"""All releases and both charges side by side: what each keeps of the gain, what it tells, how long a budget lasts.
+"""All releases and both charges: the share of the gain that each keeps, its leak, and how long a budget lasts.
 
-Sessions on recorded coupled-Gumbel votes of the test text, a persistent secret each. A charge changes what is written
-into the books and never what is released, so that each release is played once and charged both ways.
+Sessions on recorded coupled-Gumbel votes of the test text, a persistent secret each. A charge changes the ledger and
+never what is released, so each release is played once and charged both ways.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from paclm.study.statistics import clustered_mean, retained_gain
 from paclm.study.streams import RecordedStream, play_sessions
 
 BUDGETS = tuple(2.0**-n for n in (4, 8, 12, 16, 24, 32))
-TARGET = 0.51
-"""The bound on membership inference up to which tokens are counted."""
+TARGET = 0.51  # the bound on membership inference up to which tokens are counted
 RARE = (
-    "The channel's information sits in rare, telling events. A few dozen sessions seldom see one, so that both "
-    "estimates of its leak are rough there and their errors too small; Σ I is computed and not estimated."
+    "The channel leaks in rare events. A few dozen sessions seldom contain one, so both estimates of its leak are "
+    "rough and their errors too small; Σ I is computed and not estimated."
 )
 
 
@@ -44,13 +43,12 @@ class ReleasesScale:
     positions: int
     gumbel_draws: int
     sessions: int
-    tokens: int
-    """Of each session."""
+    tokens: int  # of each session
 
 
 def run(lab: Lab, scale: ReleasesScale) -> Findings:
     """Every release at every budget; those that never read the secret have none."""
-    decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))  # as accuracy asks: shared
+    decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))  # the votes of `accuracy`
     votes = lab.text_votes(scale.positions, decodings)[GUMBEL.name]
     parts = lab.parts("releases", [asdict(scale), votes.digest])
     cells = [(rule, b) for rule in RULES.values() for b in (BUDGETS if rule.reads_secret else BUDGETS[:1])]
@@ -65,7 +63,7 @@ def run(lab: Lab, scale: ReleasesScale) -> Findings:
 
 
 def _play(lab: Lab, scale: ReleasesScale, votes: TextVotes, rule: Rule, per_token: float) -> list[RecordedStream]:
-    seed = lab.seed_for("releases")  # the same starts and secrets for all: what differs is the release
+    seed = lab.seed_for("releases")  # the same starts and secrets for all releases
     return list(play_sessions(votes, rule, per_token, scale.sessions, scale.tokens, seed))
 
 
@@ -97,7 +95,7 @@ def _rows(
     evidence = _evidence(votes, streams, rule, per_token)
     row["budget_nats"] = evidence.budget.mean()
     row["world_rate"], row["world_bound"] = evidence.world_id_rate, evidence.world_id_bound
-    runs = len(BUDGETS) if rule.reads_secret else 1  # one sentence is said about all of them
+    runs = len(BUDGETS) if rule.reads_secret else 1  # one alarm for all of them
     row["tells_more_than"] = ", ".join(broken_bounds(evidence, runs)) or None
     return [row]
 
@@ -121,7 +119,7 @@ def _evidence(votes: TextVotes, streams: list[RecordedStream], rule: Rule, per_t
 def _scores(lab: Lab, votes: TextVotes, streams: list[RecordedStream], paper: list[RecordedStream]) -> Row:
     """Accuracy, retained gain and the lead over the paper's release, with errors over passages of the text.
 
-    Sessions read the same passages again and again: their spread is that of other secrets, not of another text.
+    Sessions read the same passages repeatedly: their spread is over secrets, not over text.
     """
     positions = np.concatenate([stream.positions for stream in streams])
     truth, passage, rng = votes.truth[positions], votes.passage[positions], lab.rng("releases", "bootstrap")
@@ -192,7 +190,7 @@ def _error(row: Row) -> float:
 REGIME = Regime(
     name="releases",
     title="All releases and both charges",
-    question="What does each way of releasing a token keep of the gain, and what does it tell?",
+    question="What does each release keep of the gain, and what does it leak?",
     presets={"quick": ReleasesScale(4096, 2, 24, 512), "paper": ReleasesScale(8176, 2, 100, 4096)},
     run=run,
     headlines=(

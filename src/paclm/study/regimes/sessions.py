@@ -1,8 +1,8 @@
-"""Persistent-secret sessions (`tab:session`): what a long stream against one secret tells, measured and charged.
+"""Persistent-secret sessions (`tab:session`): the leak of a long stream against one secret, measured and charged.
 
-One secret per session, many queries with a fresh prompt each, the belief carried on throughout. The leak measured is
-that of the whole history, an upper bound on that of the tokens, beside the dissent of the very same sessions. Cells
-of one budget share sessions; budgets share nothing.
+One secret per session, many queries with a fresh prompt each, one belief throughout. The leak is that of the whole
+history, an upper bound on that of the tokens, beside the dissent of the same sessions. Cells of one budget share
+sessions; budgets share nothing.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from paclm.engine.engine import Engine
 
 NOTES = [
-    "The leak is that of the internal history, which bounds that of the released tokens from above; both estimates of "
-    "it carry sampling error.",
-    "The attacks read the curator's own belief, more than any user sees: an upper envelope.",
+    "The leak is that of the internal history, an upper bound on that of the released tokens; both estimates have "
+    "sampling error.",
+    "The attacks read the curator's belief, which no user sees: they are an upper envelope.",
     "Horizons of one budget share sessions, so only budgets are independent of each other.",
-    "Accuracy is that of the first token of each query against the text the prompt was cut from, agreement is over all "
-    "tokens; both over the tokens since the horizon before.",
+    "Accuracy: the first token of each query against the text the prompt was cut from. Agreement: all tokens. Both are "
+    "over the tokens since the previous horizon.",
 ]
 
 
@@ -45,17 +45,13 @@ NOTES = [
 class SessionScale:
     """How much is played."""
 
-    sessions: int
-    """Per budget."""
+    sessions: int  # per budget
     queries: int
-    tokens: int
-    """Released per query."""
-    horizons: tuple[int, ...]
-    """Tokens of a session after which it is looked at: whole queries."""
+    tokens: int  # released per query
+    horizons: tuple[int, ...]  # tokens after which a session is measured: whole queries
     budgets: tuple[float, ...] = (2.0**-16, 2.0**-20, 2.0**-24)
     prompt: int = 32
-    queries_per_part: int = 4
-    """A run that is stopped goes on after the last whole part."""
+    queries_per_part: int = 4  # a stopped run resumes after the last whole part
 
     def __post_init__(self) -> None:
         if any(h % self.tokens or not 0 < h <= self.queries * self.tokens for h in self.horizons):
@@ -77,12 +73,12 @@ class Sessions:
         return len(self.texts)
 
     def parts(self, together: int) -> Parts:
-        """What was finished before with the same texts, in batches of the same size."""
+        """Finished parts of the same texts, in batches of the same size."""
         digest = hashlib.sha256(self.texts.tobytes()).hexdigest()
         return self.lab.parts("sessions", [asdict(self.scale), digest, together])
 
     def play(self, engine: Engine, together: int) -> Arrays:
-        """Every query of every session, so many at a time; what was finished before is read."""
+        """Every query of every session, `together` at a time; finished parts are read."""
         parts = self.parts(together)
         advance = self.lab.start_task("sessions", len(self) * self.scale.queries * self.scale.tokens)
         batches = [range(start, min(start + together, len(self))) for start in range(0, len(self), together)]
@@ -136,7 +132,7 @@ class Sessions:
 
 
 def run(lab: Lab, scale: SessionScale) -> Findings:
-    """All budgets side by side, then every cell."""
+    """All budgets in common batches, then every cell."""
     lab.need_all_worlds()
     sessions = Sessions(lab, scale)
     context = scale.prompt + scale.tokens
@@ -171,7 +167,7 @@ def verdicts(result: Result) -> list[str]:
 REGIME = Regime(
     name="sessions",
     title="Persistent-secret sessions",
-    question="How much of what a long session is charged does it really tell about its secret?",
+    question="How much of its charge does a long session really leak about its secret?",
     presets={
         "quick": SessionScale(sessions=16, queries=4, tokens=64, horizons=(64, 128, 192, 256), prompt=16),
         "paper": SessionScale(sessions=100, queries=64, tokens=64, horizons=(64, 256, 1024, 2048, 4096)),

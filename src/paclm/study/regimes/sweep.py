@@ -160,7 +160,7 @@ def verdicts(result: Result) -> list[str]:
 REGIME = Regime(
     name="sweep",
     title="Per-sequence sweep",
-    question="Does any attack on a released sequence beat its bound?",
+    question="Does any attack on a released sequence exceed its bound?",
     presets={
         "quick": SweepScale(trials=10, long_trials=2, prompt=16, together=48),
         "paper": SweepScale(trials=1000, long_trials=100),

@@ -1,8 +1,8 @@
-"""A user's view: how much the tokens alone tell, beside the whole history that every other table charges for.
+"""A user's view: the leak of the tokens alone, beside that of the whole history, which every other table measures.
 
-Tables elsewhere estimate I(S; R-history), because the curator's belief is exact about it. A user never sees R. Here an
-attacker who knows all adapters, coins and votes, but not R, averages over what R may have been; the leak he can show
-is a lower bound on I(S; tokens), as the history leak is an upper one. For `channel` the tokens are the history: exact.
+Other tables estimate I(S; R-history), because the curator's belief is exact about it. A user never sees R. Here an
+attacker who knows all adapters, coins and votes, but not R, averages over the possible R; the leak of this attack is a
+lower bound on I(S; tokens), as the history's is an upper one. For `channel` the tokens are the history: exact.
 """
 
 from __future__ import annotations
@@ -32,13 +32,10 @@ class TokensOnlyScale:
     """How much is measured."""
 
     positions: int
-    gumbel_draws: int
-    """Of the recorded votes, as in the accuracy regime, which shares them."""
+    gumbel_draws: int  # of the recorded votes, as in the accuracy regime, which shares them
     sessions: int
-    tokens: int
-    """Per session."""
-    particles: int
-    """Histories that the attacker follows."""
+    tokens: int  # per session
+    particles: int  # histories that the attacker follows
 
 
 def run(lab: Lab, scale: TokensOnlyScale) -> Findings:
@@ -71,7 +68,7 @@ def _at(
             votes = recorded.votes[stream.positions]
             seen.append(token_belief(votes, stream.released, per_token, rng, scale.particles))
         else:
-            seen.append(stream.beliefs[0])  # its belief is about tokens and nothing else
+            seen.append(stream.beliefs[0])  # its belief is about tokens alone
         advance(1)
     return {
         "release": release,
@@ -103,7 +100,7 @@ def _figures(lab: Lab, streams: list[RecordedStream], seen: FloatArray) -> Row:
 
 
 def _ratio(beliefs: FloatArray, seen: FloatArray) -> tuple[float | None, float | None]:
-    """Tokens over history with the error of a ratio of paired means (first order)."""
+    """Tokens ÷ history, with the first-order error of a ratio of paired means."""
     history = leak_samples_by_entropy(beliefs)
     tokens = leak_samples_by_tokens(beliefs, seen)
     if not history.mean() > 0.0:
@@ -116,7 +113,7 @@ def _ratio(beliefs: FloatArray, seen: FloatArray) -> tuple[float | None, float |
 REGIME = Regime(
     name="tokens_only",
     title="A user who sees tokens only",
-    question="How much of what the history could tell do the tokens themselves tell?",
+    question="How much of the leak of the history do the tokens alone leak?",
     presets={
         "quick": TokensOnlyScale(4096, 2, sessions=60, tokens=192, particles=32),
         "paper": TokensOnlyScale(8176, 2, sessions=100, tokens=1024, particles=64),

@@ -1,8 +1,8 @@
-"""An audit of the universe itself: can anyone tell whether a record is in the corpus at all?
+"""An audit of the universe itself: can an attacker find out whether a record is in the corpus at all?
 
-The guarantee is about which world was realized, given an adversary who may know the whole universe. It promises
-nothing here: what is computed from all worlds alike is free of charge, and so is what it says about their common
-corpus. Users will ask all the same. Members are records of the corpus, others are held-out records of the same source.
+The guarantee hides which world was realized, from an adversary who may know the whole universe. It promises nothing
+here: what is computed from all worlds alike is free of charge, and so is what it leaks about their common corpus.
+Members are records of the corpus, others are held-out records of the same source.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from paclm.study.results import Row
 from paclm.worlds.layout import adapters_file
 
 if TYPE_CHECKING:
-    from paclm.worlds.records import Record
+    pass
 
 PER_TOKEN = 2.0**-16
 _ROC_POINTS = 60
@@ -39,26 +39,20 @@ _ROC_POINTS = 60
 class UniverseScale:
     """How much is measured."""
 
-    records: int
-    """At most so many on either side."""
-    tokens: int
-    """Of each record that are scored by loss."""
-    prompt: int
-    """Tokens of a record that the black-box attacker prompts with."""
-    released: int
-    """Tokens released on each prompt."""
-    sequences: int
-    """Prompts that run side by side."""
+    records: int  # at most, of members and of others
+    tokens: int  # of each record that are scored by loss
+    prompt: int  # tokens of a record that the black-box attacker prompts with
+    released: int  # tokens released on each prompt
+    sequences: int  # prompts in parallel
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Records in question."""
+    """The records that are attacked."""
 
     tokens: list[list[int]]
     is_member: BoolArray
-    clusters: IntArray
-    """Units that are resampled whole: groups of records where the corpus has them."""
+    clusters: IntArray  # units that are resampled whole: groups of records where the corpus has them
 
 
 def run(lab: Lab, scale: UniverseScale) -> Findings:
@@ -88,20 +82,20 @@ def run(lab: Lab, scale: UniverseScale) -> Findings:
 def _notes(candidates: Candidates, scale: UniverseScale) -> list[str]:
     others = int((~candidates.is_member).sum())
     notes = [
-        "The guarantee does not speak about this question: it hides which world was realized, not what the corpus is.",
-        f"Black-box: every candidate's first {scale.prompt} tokens were answered once, against a secret of their own; "
-        "the corpus is common to all secrets, so that changes nothing here.",
+        "The guarantee does not cover this question: it hides which world was realized, not what the corpus is.",
+        f"Black-box: every candidate's first {scale.prompt} tokens were answered once, each against its own secret; "
+        "the corpus is common to all secrets.",
     ]
     if others < 100:
         notes.append(
-            f"With {others} records held out, one false positive in a hundred means none at all: true positives are "
-            "those above every held-out record, and coarse."
+            f"With {others} records held out, 1 % false positives means none: true positives are those above every "
+            "held-out record, a coarse measure."
         )
     return notes
 
 
 def choose_candidates(lab: Lab, scale: UniverseScale) -> Candidates:
-    """As many records of the corpus as were held out, or fewer, each long enough to be prompted with and go on."""
+    """Members and held-out records, at most `scale.records` each, long enough for a prompt and a continuation."""
     from paclm.worlds.blocks import encode_texts
 
     rng = lab.rng("universe", "records")
@@ -118,12 +112,8 @@ def choose_candidates(lab: Lab, scale: UniverseScale) -> Candidates:
         chosen = sorted(rng.permutation(long)[: scale.records].tolist())
         kept += [encoded[i][: scale.tokens] for i in chosen]
         sides += [is_member] * len(chosen)
-        units += [_unit(part[i]) for i in chosen]
+        units += [part[i].group or part[i].id for i in chosen]
     return Candidates(kept, np.array(sides), np.unique(units, return_inverse=True)[1])
-
-
-def _unit(record: Record) -> str:
-    return record.group or record.id
 
 
 def _informed(lab: Lab, candidates: Candidates, scale: UniverseScale, parts: Parts) -> Arrays:
@@ -143,7 +133,7 @@ def _informed(lab: Lab, candidates: Candidates, scale: UniverseScale, parts: Par
 def _in_batches(
     name: str, items: list[list[int]], size: int, parts: Parts, make: Callable[[int, list[list[int]]], Arrays]
 ) -> Arrays:
-    """Arrays over all items, made from so many at a time (and the number of the first of them), each batch a part."""
+    """Arrays over all items; `make` gets the number of its first item and at most `size` items, and makes one part."""
     found = []
     for start in range(0, len(items), size):
         some = items[start : start + size]
@@ -192,7 +182,7 @@ def _texts(lab: Lab, prompts: list[list[int]], scale: UniverseScale, parts: Part
 REGIME = Regime(
     name="universe",
     title="The universe itself",
-    question="Can one tell whether a record is in the corpus at all, which the guarantee does not promise to hide?",
+    question="Is a record in the corpus at all (which the guarantee does not hide)?",
     presets={
         "quick": UniverseScale(records=24, tokens=80, prompt=24, released=32, sequences=64),
         "paper": UniverseScale(records=512, tokens=512, prompt=64, released=128, sequences=128),
