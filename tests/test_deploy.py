@@ -1,4 +1,4 @@
-"""The files in deploy/ fit the program: paths, metrics and secrets they name are there. No engine is needed."""
+"""The files in deploy/ match the program: paths, metrics and secrets they name exist. Runs no container."""
 
 from __future__ import annotations
 
@@ -119,10 +119,10 @@ def test_what_the_containerfile_copies_exists_and_enters_the_build():
     for name in copied:
         assert (ROOT / name).exists(), name
         assert any(fnmatch(name, pattern) for pattern in allowed), name
-    assert sorted(copied) == sorted(allowed)  # nothing else enters: a workspace beside the sources stays outside
+    assert sorted(copied) == sorted(allowed)  # nothing else: a workspace beside the sources must not enter the image
 
 
-def test_the_container_runs_as_nobody_in_particular_and_says_how_it_is():
+def test_the_container_is_unprivileged_and_has_a_health_check():
     assert instructions("USER") == ["10001:10001"]
     (health,) = instructions("HEALTHCHECK")
     command = json.loads(health[health.index("[") :])
@@ -167,7 +167,7 @@ def test_compose_mounts_files_that_exist_and_uses_secrets_and_volumes_it_declare
     assert (DEPLOY / build["context"] / build["dockerfile"]).is_file()
 
 
-def test_every_secret_is_a_file_and_none_stands_in_the_environment():
+def test_every_secret_is_a_file_and_none_is_in_the_environment():
     assert all(set(secret) == {"file"} for secret in COMPOSE["secrets"].values())
     for service in COMPOSE["services"].values():
         for name, value in service.get("environment", {}).items():
@@ -176,7 +176,7 @@ def test_every_secret_is_a_file_and_none_stands_in_the_environment():
                 assert value.removeprefix("/run/secrets/") in service["secrets"]
 
 
-def test_services_are_reachable_from_this_machine_only_and_may_do_little():
+def test_services_listen_on_loopback_and_drop_capabilities():
     for service in COMPOSE["services"].values():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
         assert service["read_only"] is True
@@ -184,12 +184,12 @@ def test_services_are_reachable_from_this_machine_only_and_may_do_little():
         assert service["security_opt"] == ["no-new-privileges:true"]
 
 
-def test_the_server_has_time_to_end_what_is_under_way():
+def test_the_stop_grace_period_exceeds_shutdown_seconds():
     grace = COMPOSE["services"]["server"]["stop_grace_period"]
     assert int(grace.removesuffix("s")) > ServerConfig().shutdown_seconds
 
 
-def test_prometheus_shows_an_admin_key_and_reads_the_rules_that_are_there():
+def test_prometheus_uses_an_admin_key_and_existing_rule_files():
     config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
     assert job["authorization"]["credentials_file"].removeprefix("/run/secrets/") in COMPOSE["secrets"]
@@ -198,5 +198,5 @@ def test_prometheus_shows_an_admin_key_and_reads_the_rules_that_are_there():
 
 
 @pytest.mark.parametrize("path", sorted(DEPLOY.rglob("*.y*ml")), ids=lambda path: path.name)
-def test_every_yaml_file_is_one_document_with_something_in_it(path):
+def test_every_yaml_file_is_one_non_empty_document(path):
     assert isinstance(yaml.safe_load(path.read_text()), dict)

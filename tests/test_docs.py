@@ -1,4 +1,4 @@
-"""The documentation keeps up: generated pages are current, links lead somewhere, named tests exist."""
+"""Generated pages are current, links resolve, named tests exist."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_generated_pages_are_current(name):
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
-def test_links_between_pages_lead_somewhere(page):
+def test_links_between_pages_resolve(page):
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
         if not target.startswith(("http://", "https://", "mailto:")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
@@ -48,7 +48,7 @@ def slug(heading: str) -> str:
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "deploy" / "README.md"], ids=lambda p: p.name)
-def test_links_to_sections_lead_to_a_heading(page):
+def test_links_to_sections_resolve(page):
     for target, anchor in re.findall(r"\]\(([^)#\s]*\.md|)#([^)]+)\)", page.read_text()):
         text = (page.parent / target if target else page).read_text()
         headings = {slug(heading) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
@@ -79,7 +79,7 @@ def test_every_dependency_is_pinned():
     assert {name.replace("-", "_") for name in names} <= {name.replace("-", "_") for name in pinned}
 
 
-def test_the_repository_names_no_place_of_its_makers():
+def test_no_file_names_a_path_of_the_development_machine():
     forbidden = re.compile(r"/" + r"work/|\.\./shared|\.library")
     for path in [
         *ROOT.glob("*.*"),
@@ -87,7 +87,7 @@ def test_the_repository_names_no_place_of_its_makers():
     ]:
         if (
             path.is_file()
-            and path.name != ".git"  # of a worktree: a file with a path
+            and path.name != ".git"  # in a worktree .git is a file that holds a path
             and path.suffix in {".py", ".md", ".toml", ".yml", ".txt", ".json", ""}
             and "data" not in path.parts
         ):

@@ -1,4 +1,4 @@
-"""The results page says what the committed result files say, and nothing by hand."""
+"""The results page matches the committed result files; no number in it is typed by hand."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def tool() -> ModuleType:
 
 @pytest.fixture
 def studies(tool: ModuleType, tmp_path: Path) -> Path:
-    """A copy of the results that a test may spoil."""
+    """A copy of the results that a test may change."""
     return Path(shutil.copytree(tool.RESULTS, tmp_path / "results"))
 
 
@@ -81,7 +81,7 @@ def change(studies: Path, result: str, column: str, factor: float) -> None:
 
 
 def stray_figures(source: str) -> list[str]:
-    """Digits in the words of a template, and literals that its expressions would print or reckon with."""
+    """Digits in the text of a template, and literals that its expressions would print or compute with."""
     tree = jinja2.Environment().parse(source)
     words = "".join(text.data for text in tree.find_all(nodes.TemplateData))
     return [*re.findall(r"\S*\d\S*", NAMES.sub("", words)), *_literals(tree)]
@@ -209,7 +209,7 @@ def test_the_same_results_give_the_same_page_elsewhere(tool: ModuleType, studies
         ("wiki/tokens_only", "tokens_over_history_stderr", 9.0),
     ],
 )
-def test_a_verdict_that_the_results_overturn_is_not_written(
+def test_a_claim_that_the_results_contradict_is_not_written(
     tool: ModuleType, studies: Path, result: str, column: str, factor: float
 ) -> None:
     change(studies, result, column, factor)
@@ -218,7 +218,7 @@ def test_a_verdict_that_the_results_overturn_is_not_written(
 
 
 def test_the_error_of_a_gap_leaves_out_what_leak_and_charge_have_in_common(tool: ModuleType) -> None:
-    """Sessions that tell their own charge on average: the gap in these errors spreads as a standard normal does.
+    """For sessions that leak their own charge on average, the gap in standard errors is standard normal.
 
     400 sets: their standard deviation is within 0.15 of 1 but with probability 3e-5. In errors of the leak it is not.
     """
@@ -234,5 +234,5 @@ def test_the_error_of_a_gap_leaves_out_what_leak_and_charge_have_in_common(tool:
     assert abs(spread - 1.0) < 0.15
     naive = (told.mean(axis=1) - charges.mean(axis=1)) / error_of_leak
     assert np.sqrt(np.mean(naive**2)) < 0.8
-    saturated = {**rows[0], "leaked_stderr": 0.01, "can_tell_stderr": 0.02}  # every session told all there is
+    saturated = {**rows[0], "leaked_stderr": 0.01, "can_tell_stderr": 0.02}  # every session leaked everything
     assert tool.QUESTIONS["leak_gap"](saturated) == np.inf

@@ -30,15 +30,15 @@ ENVIRONMENT = {
     "PACLM_KEY_FILE": "A file with it, mode 0600. Without either the key is `curator/key`.",
     "PACLM_WITNESS": "The ledger's [witness](../internals/ledger.md#the-witness), a file on another disk. "
     "Same as `--witness`.",
-    "PACLM_STATE_DIR": "Where notes about workspaces lie, `~/.local/state/paclm` unless set: "
+    "PACLM_STATE_DIR": "Folder of notes about workspaces, default `~/.local/state/paclm`: "
     "[two workspaces over one corpus](../guide/workspace.md#two-workspaces-over-one-corpus).",
-    "PACLM_CACHE_DIR": "Where fetched and converted base models lie, `~/.cache/paclm` unless set.",
-    "PACLM_COMMIT": "The commit that results of studies name, where the code has no checkout around it.",
+    "PACLM_CACHE_DIR": "Folder of downloaded and converted base models, default `~/.cache/paclm`.",
+    "PACLM_COMMIT": "The commit that study results name when the code is not in a checkout.",
     "HF_HOME": "The cache of Hugging Face, for base models by name.",
     "OMP_NUM_THREADS": "CPU threads, where `threads` of `[runtime]` is 0; `MKL_NUM_THREADS` counts too.",
 }
-"""What is read from the environment; a test compares the names with the code."""
-_WRITTEN = "Written by `tools/make_reference.py` from the program; do not edit by hand."
+"""Every environment variable; a test compares the names with the code."""
+_WRITTEN = "Generated from the program by `tools/make_reference.py`; do not edit by hand."
 
 
 def commands_page() -> str:
@@ -46,7 +46,7 @@ def commands_page() -> str:
     lines = [
         "# Commands",
         "",
-        "For looking up: every command with its options, as `--help` shows them. " + _WRITTEN,
+        "Every command with its options, as `--help` shows them. " + _WRITTEN,
         "",
     ]
     root = get_command(app)
@@ -64,7 +64,7 @@ def settings_page() -> str:
     lines = [
         "# Settings and errors",
         "",
-        "For looking up: every setting of `paclm.toml`, the environment, and the errors that paclm raises. " + _WRITTEN,
+        "Every setting of `paclm.toml`, every environment variable, and every error class. " + _WRITTEN,
         "",
     ]
     for name, cls in sorted(vars(config).items()):
@@ -102,7 +102,7 @@ def python_page() -> str:
     lines = [
         "# Python",
         "",
-        "For those who call paclm from Python. These names are public; everything else may change. " + _WRITTEN,
+        "These names are public; everything else may change. " + _WRITTEN,
         "",
     ]
     for name in paclm.__all__:
@@ -126,7 +126,7 @@ def _fields(cls: type) -> list[str]:
 
 
 def _written_types(cls: type) -> dict[str, str]:
-    """The types of fields as the source has them."""
+    """The types of fields as written in the source."""
     (body,) = ast.parse(inspect.getsource(cls)).body
     assert isinstance(body, ast.ClassDef)
     return {
@@ -154,7 +154,7 @@ def _entry(level: str, name: str, thing: object) -> list[str]:
 
 
 def http_page() -> str:
-    """Every path of the server, from its OpenAPI document: what it takes, and what it answers."""
+    """Every path of the server, its requests and responses, from the OpenAPI document."""
     from paclm.server.app import create_app
 
     setup = SimpleNamespace(model_id="clinic", settings=config.ServerConfig())

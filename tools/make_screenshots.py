@@ -3,7 +3,7 @@
     python tools/make_screenshots.py demo-workspace
 
 Works on copies of a trained workspace, with a fresh ledger each: one with a budget for a day, one whose budget is gone.
-A few keys ask for completions meanwhile, so that there is something to see. Needs Chromium and the dev extra.
+A few keys send requests meanwhile, so that the charts are not empty. Needs Chromium and the dev extra.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Deployment:
     keys: dict[str, str]
 
     def post(self, path: str, key: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Ask as the client of this name does."""
+        """Send a request with the key of this client."""
         headers = {"authorization": f"Bearer {self.keys[key]}", "content-type": "application/json"}
         request = urllib.request.Request(self.address + path, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=120) as response:
@@ -88,7 +88,7 @@ def serving(workspace: Path) -> Iterator[Deployment]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # A state folder of its own: the ledgers of earlier copies are nobody's past deployments.
+    # A separate state folder: ledgers of earlier copies are not past deployments.
     environment = {**os.environ, "PACLM_STATE_DIR": str(workspace.parent / "state")}
     serve = [sys.executable, "-m", "paclm", "serve", str(workspace), "--port", str(port)]
     server = subprocess.Popen(serve, env=environment)
@@ -112,7 +112,7 @@ def wait_until_healthy(address: str, server: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def clients(deployment: Deployment) -> Iterator[None]:
-    """Keys that keep asking, in waves, until the block ends."""
+    """Clients that send requests in waves until the block ends."""
     over = threading.Event()
 
     def ask(name: str, number: int) -> None:

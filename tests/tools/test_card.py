@@ -1,4 +1,4 @@
-"""The shipped `tiny`, its figures and its card belong together."""
+"""The shipped `tiny`, its figures and its card agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The counter of launches: what it counts, and the smoke test of the bench that prints it."""
+"""The launch counter, and a smoke test of the benchmark that prints it."""
 
 from __future__ import annotations
 

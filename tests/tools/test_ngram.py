@@ -1,4 +1,4 @@
-"""The Kneser–Ney yardstick: probabilities that sum to one, and figures worked out by hand."""
+"""The Kneser–Ney model: probabilities sum to one, and match figures computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stages of the full-scale run, rehearsed on a model of two layers: resumable, and one failure stays alone."""
+"""The stages of the full-scale run on a model of two layers: resumable, and one failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_regime_that_fails_or_comes_too_late_is_named_and_the_others_run(
         return genuine(lab, regime, *rest)
 
     monkeypatch.setattr(paper_run, "run_regime", fail)
-    with pytest.raises(SystemExit, match=r"^Failed: flatness\. The same command tries these again\.$"):
+    with pytest.raises(SystemExit, match=r"^Failed: flatness\. "):
         run(paper_run, monkeypatch, corpus, small_base, "--only", "flatness", "precision")
     found = corpus.parent / "out" / "notes"
     regimes = json.loads((found / "stage-1.json").read_text())["regimes"]
@@ -131,22 +131,22 @@ def test_worlds_can_be_trained_alone_and_sessions_cut_and_another_text_scored(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("--only sessions --cut session=2", "none of these regimes has a size of that name"),
-        ("--only sessions --cut sessions", "should read like sessions=50"),
-        ("--only sessions --cut sessions=few", "should read like sessions=50"),
-        ("--only sessions --cut sessions=0", "is to read like sessions=100"),
-        ("--only sessions --cut sessions=2.5", "is to read like sessions=100"),
-        ("--only sessions --cut sessions=2,3", "is to read like sessions=100"),
-        ("--only sessions --cut horizons=64,-1", "is to read like horizons=64,256,1024,2048,4096"),
-        ("--only sweep", "stage 1 has precision, census, .* and no sweep"),
-        ("--worlds 1", "from 2 to 4, not 1"),
-        ("--worlds-per-step 0", "1 or more, not 0"),
-        ("--minutes nan", "0 or more, not nan"),
-        ("--name ../elsewhere", "name a folder, not '../elsewhere'"),
-        ("--test-text nowhere.txt", "nowhere.txt: there is no such file"),
+        ("--only sessions --cut session=2", "--cut session:"),
+        ("--only sessions --cut sessions", "sessions=50"),
+        ("--only sessions --cut sessions=few", "sessions=50"),
+        ("--only sessions --cut sessions=0", "sessions=100"),
+        ("--only sessions --cut sessions=2.5", "sessions=100"),
+        ("--only sessions --cut sessions=2,3", "sessions=100"),
+        ("--only sessions --cut horizons=64,-1", "horizons=64,256,1024,2048,4096"),
+        ("--only sweep", "stage 1 .*precision, census, .*sweep"),
+        ("--worlds 1", "--worlds .* 2 .* 4, not 1"),
+        ("--worlds-per-step 0", "--worlds-per-step .* not 0"),
+        ("--minutes nan", "--minutes .* not nan"),
+        ("--name ../elsewhere", "--name .* '../elsewhere'"),
+        ("--test-text nowhere.txt", "nowhere.txt"),
     ],
 )
-def test_what_cannot_be_is_refused_before_any_time_is_spent(
+def test_bad_options_are_refused_before_any_work(
     paper_run: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     corpus: Path,
@@ -162,46 +162,46 @@ def test_what_cannot_be_is_refused_before_any_time_is_spent(
     assert not (corpus.parent / "work").exists()
 
 
-def test_what_is_missing_is_said_in_a_sentence(
+def test_a_missing_input_ends_with_an_error_line(
     paper_run: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     corpus: Path,
     small_base: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(SystemExit, match=r"^Error: There is no file or folder .*nowhere"):
+    with pytest.raises(SystemExit, match=r"^Error: .*nowhere"):
         run(paper_run, monkeypatch, corpus, small_base, "--corpus", "nowhere.jsonl")
     words = ["paper_run.py", "--stage", "1", "--corpus", str(corpus), "--base", str(small_base)]
     with monkeypatch.context() as patch:
         patch.setattr(sys, "argv", [*words, "--work", str(corpus.parent), "--out", str(corpus.parent / "out")])
         patch.setattr(paper_run, "pick_device", lambda _: torch.device("cpu"))
-        with pytest.raises(SystemExit, match=r"notes.jsonl holds 40 records; 2,560 are needed\.$"):
+        with pytest.raises(SystemExit, match=r"notes.jsonl .* 40 .* 2,560 "):
             paper_run.main()
-    assert "There is no GPU: at this size a stage takes days" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match=r"^Error: What can be trained: worlds, full, .*not 'words'"):
+    assert "no GPU" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"^Error: .*'words'"):
         run(paper_run, monkeypatch, corpus, small_base, "--train", "full", "words", "--only")
-    with pytest.raises(SystemExit, match=r"^Error: .* holds no trained worlds. Leave --train out, or name worlds"):
+    with pytest.raises(SystemExit, match=r"^Error: .* --train"):
         run(paper_run, monkeypatch, corpus, small_base, "--train", "--only", "precision")
     assert not list((corpus.parent / "work").rglob("*.safetensors"))  # before anything was trained
     run(paper_run, monkeypatch, corpus, small_base, "--train", "full", "--only")  # no regime misses the worlds
     assert [path.stem for path in (corpus.parent / "work").rglob("*.safetensors")] == ["full"]
 
 
-def test_a_full_disk_is_said_in_a_sentence_and_leaves_the_log_of_the_stage_whole(
+def test_a_full_disk_ends_with_an_error_line_and_keeps_the_stage_log(
     paper_run: ModuleType, monkeypatch: pytest.MonkeyPatch, corpus: Path, small_base: Path
 ) -> None:
     found = run(paper_run, monkeypatch, corpus, small_base, "--only")
     before = (found / "stage-1.json").read_text()
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
-    with pytest.raises(SystemExit, match=r"^Error: .*No space left on device.* the stage goes on where it was"):
+    with pytest.raises(SystemExit, match=r"^Error: .*No space left on device"):
         run(paper_run, monkeypatch, corpus, small_base, "--only")
     assert (found / "stage-1.json").read_text() == before
     monkeypatch.setattr(paper_run, "run_regime", Mock(side_effect=full))
     monkeypatch.setattr(paper_run, "write_log", Mock())
-    with pytest.raises(SystemExit, match=r"^Error: No space left on device. Mend that"):
+    with pytest.raises(SystemExit, match=r"^Error: No space left on device"):
         run(paper_run, monkeypatch, corpus, small_base, "--only", "precision", "census")
-    assert paper_run.run_regime.call_count == 1  # nothing more is computed in vain
+    assert paper_run.run_regime.call_count == 1  # the next regime is not started
     assert json.loads(before)["training"]["tokens"] > 0
 
 

@@ -2,9 +2,9 @@
 
     python3 tools/gpu/bench_gpu.py --out results [--sections correct,one,...] [--seconds 230] [--compile-ahead]
 
-Needs torch with CUDA, triton, transformers, numpy and safetensors; no model files, no network. Every section stands
-alone: a failure is written down and the next one runs; results.json is rewritten after each, and what does not fit
-into the time limit is listed as skipped. `floor` is the larger of bytes ÷ bandwidth and flops ÷ peak.
+Needs torch with CUDA, triton, transformers, numpy and safetensors; no model files, no network. Sections are
+independent: a failure is recorded and the next one runs; results.json is rewritten after each, and sections that do not
+fit into the time limit are listed as skipped. `floor` is the larger of bytes ÷ bandwidth and flops ÷ peak.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def graph_of(model: StackedModel) -> GraphStep:
     return GraphStep(FusedStep(model, SUPPORT), model, SUPPORT, reads_whole_reach=is_plain)
 
 
-# --- is it right? -----------------------------------------------------------------------------------------------------
+# --- correctness ------------------------------------------------------------------------------------------------------
 
 
 def section_correct(clock: Clock) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def vote_on(engine: Engine, text: torch.Tensor, lengths: list[int]) -> Ballot:
     return ballot
 
 
-# --- how fast is it? --------------------------------------------------------------------------------------------------
+# --- speed -----------------------------------------------------------------------------------------------------------
 
 
 def section_one(clock: Clock) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def one_sequence(dtype: torch.dtype) -> dict[str, Any]:
 
 
 def section_streams(clock: Clock) -> dict[str, Any]:
-    """Many sequences at once, bf16, m = 128, context 96, GPT-2-small's and SmolLM2-135M's shapes."""
+    """Many sequences, bf16, m = 128, context 96, GPT-2-small's and SmolLM2-135M's shapes."""
     found: dict[str, Any] = {}
     for family, n in (("gpt2", 16), ("gpt2", 100), ("llama", 100), ("llama", 300), ("llama", 1), ("gpt2", 4), ("gpt2", 64), ("llama", 16), ("gpt2", 1)):  # fmt: skip  # noqa: E501
         found[f"{family} {n}"] = "skipped: out of time" if clock.is_out(4) else attempt(many_sequences, family, n)
@@ -231,7 +231,7 @@ SECTIONS = {
 
 
 def rounded(found: Any) -> Any:
-    """Four figures are enough to read."""
+    """Round every number to four significant digits."""
     if isinstance(found, dict):
         return {key: rounded(value) for key, value in found.items()}
     return float(f"{found:.4g}") if isinstance(found, float) else found
@@ -258,7 +258,7 @@ def main() -> None:
         begun = time.monotonic()
         try:
             results[name] = "skipped: out of time" if clock.is_out() else SECTIONS[name](clock)
-        except Exception:  # the next section must run, and the reader must see why this one did not
+        except Exception:  # the next section must run; the failure is in the results
             results[name] = traceback.format_exc()
         results[f"{name}, seconds"] = round(time.monotonic() - begun, 1)
         (arguments.out / "results.json").write_text(json.dumps(results, indent=1, default=str, ensure_ascii=False))

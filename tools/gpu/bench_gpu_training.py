@@ -5,7 +5,7 @@
 
 SmolLM2-135M's shape with random weights, adapters of rank 8 on q, k, v, o and down, batches of 8 blocks of 512 tokens
 per world, bf16 base with float32 adapters. Needs torch, transformers, numpy and safetensors only; takes under three
-minutes. Each way is guarded: one that fails is reported and the others go on. `--small` is a smoke test for a CPU.
+minutes. A way that fails is reported and the others run. `--small` is a smoke test for a CPU.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ GOAL = 450_000
 
 @dataclass
 class Setup:
-    """The model, the data, and how long there is."""
+    """The model, the data and the time limit."""
 
     device: torch.device
     model: Any
@@ -94,7 +94,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def time_steps(setup: Setup, step: Callable[[], object], warm: int = 3) -> float:
-    """Median seconds of a step, after a warm-up that takes compilation with it."""
+    """Median seconds of a step, after a warm-up that includes compilation."""
     for _ in range(warm):
         step()
     seconds = []
@@ -108,7 +108,7 @@ def time_steps(setup: Setup, step: Callable[[], object], warm: int = 3) -> float
 
 
 def measure(setup: Setup, name: str, size: int, make_step: Callable[[], Callable[[], object]]) -> None:
-    """Time one way and print its line; a failure is a line too."""
+    """Time one way and print its line, also if it fails."""
     if time.monotonic() > setup.deadline:
         print(f"{name:<46} {size:>4} worlds   skipped: out of time", flush=True)
         setup.results.append({"way": name, "worlds_per_step": size, "skipped": True})
@@ -126,7 +126,7 @@ def measure(setup: Setup, name: str, size: int, make_step: Callable[[], Callable
             result["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
         said = f"{result['tokens_per_s']:>12,.0f} tokens/s  {result['step_ms']:>8.1f} ms"
         said += f"  {result.get('peak_gib', 0):>5.1f} GiB"
-    except Exception as error:  # one way that fails must not cost the others their turn
+    except Exception as error:  # the other ways must still run
         result["error"] = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
         result["traceback"] = traceback.format_exc()[-1500:]
         said = result["error"]
@@ -147,7 +147,7 @@ def product_step(setup: Setup, forward: Forward, size: int) -> Callable[[], obje
 
 
 def whole_logits_step(setup: Setup, size: int) -> Callable[[], object]:
-    """The plainest code: the model's own, all logits at once, torch's cross entropy and AdamW."""
+    """The plainest code: the model's own, whole logits, torch's cross entropy and AdamW."""
     forward, head = OwnForward(setup.model), output_layer(setup.model)
     group = setup.group(forward, size)
     leaves = {
@@ -214,7 +214,7 @@ def measure_ceilings(setup: Setup) -> dict[str, float]:
 
 
 def profile(setup: Setup, step: Callable[[], object], rows: int = 22) -> list[dict[str, Any]]:
-    """Where the time of a step goes: kernels by their own device time."""
+    """Device time of a step by kernel."""
     for _ in range(2):
         step()
     with torch.profiler.profile() as record:
@@ -240,7 +240,7 @@ def with_attention(backend: SDPBackend, step: Callable[[], object]) -> Callable[
 
 
 class EnoughError(Exception):
-    """All steps that were wanted are taken."""
+    """Raised when enough steps have been timed."""
 
 
 def take_steps(group: GroupTraining, num_steps: int) -> tuple[list[float], list[float]]:
@@ -260,7 +260,7 @@ def take_steps(group: GroupTraining, num_steps: int) -> tuple[list[float], list[
 
 
 def waits_inside(step: Callable[[], object]) -> list[str]:
-    """Lines of a step where the host waits for the GPU, as far as torch notices."""
+    """Lines of a step where the host waits for the GPU, as far as torch reports."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -299,7 +299,7 @@ def measure_overlap(setup: Setup, out: Path | None, num_steps: int = 20, warm: i
     try:
         report |= count_launches(step, setup.device)
         report["step_of_one_world_ms"] = 1e3 * time_steps(setup, product_step(setup, forward, 1), warm)
-    except RuntimeError as error:  # of the driver or the profiler: the figures before it are worth more than these
+    except RuntimeError as error:  # of the driver or the profiler: keep the figures measured before
         report["error"] = f"{type(error).__name__}: {error}"
     print(json.dumps(report, indent=2))
     if out is not None:
@@ -342,7 +342,7 @@ def run(setup: Setup, out: Path | None) -> None:
     try:
         report["gradient_distance"] = compare_gradients(setup, product, 2)
         report["profile"] = profile(setup, product_step(setup, product, middle)) if gpu else []
-    except Exception as error:  # the figures before it are worth more than this one
+    except Exception as error:  # keep the figures measured before
         report["checks_error"] = f"{type(error).__name__}: {error}"
     save()
     plain = PlainForward(setup.model, compiled=False)

@@ -1,4 +1,4 @@
-"""Other ways to cut the decode step up: what each choice costs, and where the time of a step goes, kernel by kernel."""
+"""Variants of the decode step: the cost of each choice, and the time of a step kernel by kernel."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _SPLITS = {"attention_in": (1, 2, 3), "attention_out": (2, 3, 4, 6), "mlp_in": (
 
 
 def tiles_of(dtype: torch.dtype, part: str, depth: int) -> list[Tile]:
-    """Cuts worth trying for one of the four products of a layer."""
+    """Tile sizes to try for one of the four products of a layer."""
     cuts = [cut for cut in _CUTS if (dtype == torch.bfloat16) != (cut[2] == 32 or cut[0] == 16)]
     if dtype == torch.float32:
         cuts = [(rows, columns, min(deep, 32)) for rows, columns, deep in cuts] + [(32, 32, 64), (16, 64, 64)]
@@ -66,7 +66,7 @@ def tiles_of(dtype: torch.dtype, part: str, depth: int) -> list[Tile]:
 
 
 def compile_ahead(sections: Sequence[str], workers: int = 14) -> None:
-    """Run what will be measured once on one layer, in processes of their own: Triton's folder then has it all."""
+    """Compile everything to be measured, once on one layer, in separate processes, into Triton's cache."""
     jobs: list[tuple[Any, ...]] = []
     if "variants" in sections:
         jobs += [(family, dtype, n, choices) for family, dtype, n, ways in SETS for choices in ways.values()]
@@ -145,7 +145,7 @@ def inputs(n: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def products(clock: Clock) -> dict[str, Any]:
-    """The best cuts of the four products of one sequence, and the vendor's time; microseconds a layer."""
+    """The best tiles of the four products of one sequence, and the vendor's time; microseconds a layer."""
     found: dict[str, Any] = {}
     for dtype in (torch.bfloat16, torch.float32):
         w = shaped("gpt2", dtype, 128)

@@ -1,4 +1,4 @@
-"""What the GPU benchmarks share: random models of real shapes, floors, timers, and a clock that runs out."""
+"""Shared by the GPU benchmarks: random models of real shapes, floors, timers, and a time limit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEVICE = torch.device("cuda")
 
 @dataclass(frozen=True)
 class Clock:
-    """When to stop starting things."""
+    """A time limit: no section starts after it."""
 
     deadline: float
 
@@ -39,7 +39,7 @@ class Clock:
 
 
 def shaped(family: str, dtype: torch.dtype, worlds: int, layers: int = 0, context: int = CAPACITY) -> Weights:
-    """GPT-2-small's shape (`gpt2`) or SmolLM2-135M's (`llama`), random numbers, and random adapters that matter."""
+    """GPT-2-small's shape (`gpt2`) or SmolLM2-135M's (`llama`), random weights and adapters that change votes."""
     with torch.device(DEVICE):
         if family == "gpt2":
             model: Any = GPT2LMHeadModel(GPT2Config(n_layer=layers or 12))
@@ -70,7 +70,7 @@ def random_adapters(model: Any, worlds: int) -> AdapterStack:
 
 
 def floor_ms(w: Weights, sequences: int, context: int) -> float:
-    """No step can be faster: everything moved once at full bandwidth, or every flop at the peak rate."""
+    """A lower bound on a step: every byte moved once at full bandwidth, or every flop at the peak rate."""
     rows = w.num_worlds * sequences
     products = [p for b in w.blocks for p in (b.attention_in, b.attention_out, b.mlp_in, b.mlp_out)]
     base = sum(p.weight.numel() for p in products)
@@ -135,7 +135,7 @@ def warm(model: StackedModel) -> StackedModel:
 
 
 def attempt(run: Callable[..., Any], *arguments: Any) -> Any:
-    """The figure, or in its place what went wrong: a table shows failures beside figures."""
+    """The figure, or the error in its place, so that a table shows failures too."""
     try:
         return run(*arguments)
     except Exception as error:

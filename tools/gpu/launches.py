@@ -1,7 +1,7 @@
-"""How often a step tells the device to do something: what a GPU waits for when the host is slower than it is.
+"""Count the kernel launches of a step: what a GPU waits for when the host is slower.
 
 On a GPU these are launches of kernels, copies and fills, as torch's profiler sees them. On a CPU, where nothing is
-launched, they are torch's operations other than views: not the same number, but it moves with the other one.
+launched, they are torch's operations other than views: another number, but it varies with the first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def count_launches(step: Callable[[], object], device: torch.device) -> dict[str
 
 
 def launches_among(names: Iterable[str]) -> Counter[str]:
-    """Calls of CUDA's runtime and driver that give the GPU work, out of all that a profiler noted."""
+    """Calls of CUDA's runtime and driver that give the GPU work, of all that a profiler recorded."""
     return Counter(name for name in names if _LAUNCH.match(name))
 
 
@@ -44,7 +44,7 @@ def _on_cpu(step: Callable[[], object]) -> Counter[str]:
 
 
 class _Operations(TorchDispatchMode):
-    """Notes every operation that reaches a kernel, those of a backward pass included."""
+    """Records every operation that reaches a kernel, including the backward pass."""
 
     def __init__(self) -> None:
         super().__init__()

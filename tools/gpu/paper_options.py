@@ -1,6 +1,6 @@
-"""What the command line of tools/gpu/paper_run.py asks for, and why it cannot be had; the stages and their sizes.
+"""The command line of tools/gpu/paper_run.py and its checks; the stages and their sizes.
 
-Refusals come before any of a lease is spent. Knows which regimes and sizes there are, and runs none.
+Everything is checked before GPU time is spent. Knows which regimes and sizes exist; runs none.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ SMALL = Size(48, 16, 4, 8, 96)
 
 
 def size_of(options: argparse.Namespace) -> Size:
-    """How large the worlds are made."""
+    """The size of the worlds that the options ask for."""
     return SMALL if options.small else PAPER
 
 
 def parse_arguments(description: str | None) -> argparse.Namespace:
-    """What the command line asks for."""
+    """Parse and check the command line."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", type=int, choices=sorted(STAGES), required=True)
     parser.add_argument("--corpus", required=True, help="records, as `paclm init --corpus` reads them")
-    parser.add_argument("--name", help="of the corpus in file names; else from its path")
+    parser.add_argument("--name", help="name of the corpus in file names; default: from its path")
     parser.add_argument("--base", default="smollm2", help="base model, as `paclm init --base`")
     parser.add_argument(
-        "--test-text", type=Path, help="text to score on, into a folder of its own; else held-out records"
+        "--test-text", type=Path, help="text to score on, into a separate folder; default: held-out records"
     )
     parser.add_argument("--work", type=Path, required=True, help="where workspaces are kept between stages")
     parser.add_argument("--out", type=Path, required=True, help="where results go")
@@ -64,23 +64,23 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
         "--train",
         nargs="*",
         default=["worlds"],
-        help="what to train beforehand, in this order; else the worlds; with no name nothing, if --work holds them",
+        help="what to train first, in this order; default: the worlds; with no name nothing, if --work holds them",
     )
-    parser.add_argument("--worlds-per-step", type=int, help="of what is trained so; else as many as fit and are quick")
-    parser.add_argument("--only", nargs="*", help="these regimes of the stage only; with no name: train and no more")
+    parser.add_argument("--worlds-per-step", type=int, help="worlds trained together; default: as many as fit")
+    parser.add_argument("--only", nargs="*", help="only these regimes of the stage; with no name: only train")
     parser.add_argument(
         "--cut",
         nargs="*",
         type=parse_cut,
         default=[],
         metavar="NAME=VALUE",
-        help="other sizes than the preset's, where a lease is too short: sessions=50; values may be lists: 1,16,64",
+        help="other sizes than the preset's, where time is short: sessions=50; values may be lists: 1,16,64",
     )
-    parser.add_argument("--worlds", type=int, help="study the first so many alone, into a folder of its own")
+    parser.add_argument("--worlds", type=int, help="study only the first N worlds, into a separate folder")
     parser.add_argument("--minutes", type=float, default=25.0, help="start no regime after this")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--again", action="store_true", help="run regimes anew that are done, from nothing kept")
+    parser.add_argument("--again", action="store_true", help="run finished regimes again, ignoring cached parts")
     parser.add_argument("--small", action="store_true", help="a rehearsal at the preset quick")
     options = parser.parse_args()
     options.name = options.name or Path(options.corpus).name.split(".")[0]
@@ -101,27 +101,27 @@ def parse_cut(text: str) -> tuple[str, Any]:
     try:
         numbers = [json.loads(number) for number in value.split(",")]
     except json.JSONDecodeError:
-        raise argparse.ArgumentTypeError(f"{text!r} should read like sessions=50.") from None
+        raise argparse.ArgumentTypeError(f"{text!r} must look like sessions=50.") from None
     return name, tuple(numbers) if "," in value else numbers[0]
 
 
 def chosen_regimes(options: argparse.Namespace) -> list[str]:
-    """What is run, in order."""
+    """The regimes to run, in order."""
     return list(STAGES[options.stage]) if options.only is None else list(options.only)
 
 
 def refusal(options: argparse.Namespace) -> str | None:
-    """Why this cannot be run, before any of the lease is spent; a misspelt cut, say, would be no cut."""
+    """Why these options cannot be run, or None."""
     worlds, per_step, text, own = options.worlds, options.worlds_per_step, options.test_text, STAGES[options.stage]
     strangers = [name for name in chosen_regimes(options) if name not in own]
     most = size_of(options).worlds
     rules = [
         (not strangers, f"stage {options.stage} has {', '.join(own)}, and no {', '.join(strangers)}"),
-        (re.fullmatch(r"\w[\w .+-]*", options.name), f"--name is to name a folder, not {options.name!r}"),
-        (worlds is None or 2 <= worlds <= most, f"--worlds is to be from 2 to {most}, not {worlds}"),
-        (per_step is None or per_step >= 1, f"--worlds-per-step is to be 1 or more, not {per_step}"),
-        (options.minutes >= 0.0, f"--minutes is to be 0 or more, not {options.minutes}"),
-        (text is None or text.is_file(), f"--test-text {text}: there is no such file"),
+        (re.fullmatch(r"\w[\w .+-]*", options.name), f"--name must be a folder name, not {options.name!r}"),
+        (worlds is None or 2 <= worlds <= most, f"--worlds must be from 2 to {most}, not {worlds}"),
+        (per_step is None or per_step >= 1, f"--worlds-per-step must be 1 or more, not {per_step}"),
+        (options.minutes >= 0.0, f"--minutes must be 0 or more, not {options.minutes}"),
+        (text is None or text.is_file(), f"--test-text {text}: no such file"),
     ]
     reasons = [reason for is_kept, reason in rules if not is_kept]
     if not reasons:
@@ -131,7 +131,7 @@ def refusal(options: argparse.Namespace) -> str | None:
 
 
 def refusal_of_cut(scales: Sequence[Any], field: str, value: Any) -> str | None:
-    """What is wrong with a cut of these sizes, if anything is."""
+    """Why a cut does not fit these sizes, or None."""
     usual = [getattr(scale, field) for scale in scales if hasattr(scale, field)]
     if not usual:
         return f"--cut {field}: none of these regimes has a size of that name"
@@ -142,4 +142,4 @@ def refusal_of_cut(scales: Sequence[Any], field: str, value: Any) -> str | None:
     if all(type(one) in allowed and (kind is bool or one > 0) for one in values) and (is_list or len(values) == 1):
         return None
     usually = ",".join(map(json.dumps, example if is_list else (example,)))
-    return f"--cut {field} is to read like {field}={usually}"
+    return f"--cut {field} must look like {field}={usually}"

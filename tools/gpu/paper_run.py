@@ -1,12 +1,12 @@
-"""The paper's evaluation at full scale on one GPU, in stages that fit a short lease.
+"""The paper's evaluation at full scale on one GPU, in stages of about half an hour.
 
     python tools/gpu/paper_run.py --stage 1 --corpus wikipedia.jsonl.xz --base smollm2 --work ~/paper --out results
 
-Every stage stands alone: it makes the workspace and trains the worlds unless `--work` holds them already, runs its
+Stages are independent: each makes the workspace and trains the worlds unless `--work` holds them already, runs its
 regimes at the preset `paper`, and writes small result files (JSON; no weights, no text) into a folder of `--out` that
-is named after the corpus and laid out as `paclm study report` reads it. A stage that was stopped goes on where it was,
-with the same code: type the same command again. Regimes that are done stay as they are, unless `--again`.
-A regime that does not fit into `--minutes` any more is left out, and the stage file says so. Needs torch, transformers,
+is named after the corpus and laid out as `paclm study report` reads it. A stopped stage continues with the same command
+and the same code. Finished regimes are kept, unless `--again`. A regime that would start after `--minutes` is skipped,
+and the stage file says so. Needs torch, transformers,
 numpy, scipy and safetensors only. `--small` is a rehearsal for a CPU, in minutes.
 
 | stage | corpus | what |
@@ -60,7 +60,7 @@ FIXTURE_POSITIONS = 4096
 
 
 def main() -> None:
-    """Run one stage; what cannot be done is said in a sentence."""
+    """Run one stage; report an error of paclm as one line."""
     options = parse_arguments(__doc__)
     try:
         failed = run_stage(options)
@@ -68,13 +68,13 @@ def main() -> None:
         sys.exit(f"Error: {error}")
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-        sys.exit(f"Error: {what}. Mend that and type the same command again: the stage goes on where it was.")
+        sys.exit(f"Error: {what}. Fix that and repeat the command: the stage continues where it stopped.")
     if failed:
-        sys.exit(f"Failed: {', '.join(failed)}. The same command tries these again.")
+        sys.exit(f"Failed: {', '.join(failed)}. Repeat the command to run them again.")
 
 
 def run_stage(options: argparse.Namespace) -> list[str]:
-    """Make what is missing, run what is asked for, and name the regimes that failed."""
+    """Train what is missing, run the regimes, and return the names of those that failed."""
     clock = Clock(options.minutes)
     (options.out / "results").mkdir(parents=True, exist_ok=True)
     size = size_of(options)
@@ -102,37 +102,37 @@ def run_stage(options: argparse.Namespace) -> list[str]:
 
 
 def refuse_training(workspace: Workspace, names: Sequence[str], *, runs: bool) -> None:
-    """Say at once what else shows only after hours: names that cannot be trained, and worlds that regimes miss."""
+    """Refuse, before hours of work, names that cannot be trained and regimes whose worlds would be missing."""
     for name in names:
         membership_of(workspace, name)
     if runs and "worlds" not in names and adapters_file("worlds") not in workspace.manifest.adapters:
-        raise InvalidInput(f"{workspace.path} holds no trained worlds. Leave --train out, or name worlds after it.")
+        raise InvalidInput(f"{workspace.path} holds no trained worlds. Leave out --train, or name worlds after it.")
 
 
 class Clock:
-    """Minutes since the start, and how many there are."""
+    """Minutes since the start, and the limit."""
 
     def __init__(self, minutes: float) -> None:
         self.began, self.minutes = time.monotonic(), minutes
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self.began
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more should begin."""
+        """Whether the time limit has passed."""
         return self.seconds > 60.0 * self.minutes
 
 
 def say(clock: Clock, sentence: str) -> None:
-    """One line with the time."""
+    """Print one line with the time."""
     print(f"[{clock.seconds:7.1f} s] {sentence}", flush=True)
 
 
 def make_workspace(options: argparse.Namespace, size: Size) -> Workspace:
-    """The workspace of the paper's setup: records from the front of the corpus, held-out ones among them."""
+    """The workspace of the paper's setup: records from the front of the corpus, held-out ones included."""
     corpus = read_corpus(options.corpus, ReadOptions())
     wanted = size.records + size.held_out
     if len(corpus.records) < wanted:
@@ -156,7 +156,7 @@ def make_workspace(options: argparse.Namespace, size: Size) -> Workspace:
 def train(
     workspace: Workspace, name: str, worlds_per_step: int | None, clock: Clock
 ) -> tuple[Workspace, dict[str, Any] | None]:
-    """Adapters of this name, as `paclm train --what`, unless they are there."""
+    """Train adapters of this name, as `paclm train --what`, unless they exist."""
     if adapters_file(name) in workspace.manifest.adapters:
         say(clock, f"{name}: trained already")
         return workspace, None
@@ -186,7 +186,7 @@ def train(
 
 
 def make_lab(workspace: Workspace, options: argparse.Namespace, clock: Clock) -> Lab:
-    """The lab, with the arithmetic that was asked for and test text if there is any."""
+    """The lab, with the chosen dtype and the test text, if any."""
     is_gpu = pick_device("auto").type == "cuda"
     runtime = RuntimeConfig(dtype=options.dtype if is_gpu else "float32", prefill_chunk=512 if is_gpu else 128)
 
@@ -211,7 +211,7 @@ def make_lab(workspace: Workspace, options: argparse.Namespace, clock: Clock) ->
 
 
 def attempt(lab: Lab, name: str, options: argparse.Namespace, clock: Clock) -> dict[str, Any]:
-    """Run a regime unless it is done; one that fails or has no time left is named, and the others go on."""
+    """Run a regime unless it is done; a failure or lack of time is recorded, and the others still run."""
     collections = 2 if name in TWO_COLLECTIONS.get(options.stage, ()) else 1
     regime, folder = regime_named(name), options.out / "results"
     preset: Preset = "quick" if options.small else "paper"
@@ -227,12 +227,12 @@ def attempt(lab: Lab, name: str, options: argparse.Namespace, clock: Clock) -> d
     say(clock, f"{name} ...")
     try:
         result = run_regime(lab, regime, preset, collections, scale)
-        folder.mkdir(parents=True, exist_ok=True)  # again: a machine that is lent may have emptied it meanwhile
+        folder.mkdir(parents=True, exist_ok=True)  # again: a rented machine may have emptied it meanwhile
         result.save(folder)
         summary = regime.summary(result)
     except OSError:
-        raise  # no room or no way to keep results: others would be computed in vain
-    except Exception as error:  # a lease is short: whatever failed, the rest must still run
+        raise  # results cannot be kept: computing more would be wasted
+    except Exception as error:  # GPU time is short: the other regimes must still run
         if isinstance(error, PaclmError):
             say(clock, f"{name}: failed. {error}")
         else:
@@ -244,7 +244,7 @@ def attempt(lab: Lab, name: str, options: argparse.Namespace, clock: Clock) -> d
 
 
 def is_of(path: Path, logged: Mapping[str, Any]) -> bool:
-    """Whether this is the result that was logged: another stage may have put its own in its place."""
+    """Whether this is the logged result: another stage may have replaced it."""
     try:
         return path.is_file() and Result.load(path).seconds == logged["seconds"]
     except InvalidInput:
@@ -252,7 +252,7 @@ def is_of(path: Path, logged: Mapping[str, Any]) -> bool:
 
 
 def cut_scale(scale: Any, cuts: Sequence[tuple[str, Any]]) -> Any:
-    """The sizes of a preset with those that were asked for instead; one number for a list is a list of one."""
+    """The sizes of a preset with the cuts applied; one number for a list is a list of one."""
     sizes = {field: value for field, value in cuts if hasattr(scale, field)}
     lists = {field: (value,) for field, value in sizes.items() if isinstance(getattr(scale, field), tuple)}
     return replace(scale, **{f: lists[f] if f in lists and not isinstance(v, tuple) else v for f, v in sizes.items()})
@@ -274,15 +274,15 @@ def save_fixture(lab: Lab, options: argparse.Namespace) -> None:
 
 
 def read_log(options: argparse.Namespace) -> dict[str, Any]:
-    """What goes of this stage have left."""
+    """The log of earlier runs of this stage."""
     path = options.out / f"stage-{options.stage}.json"
     found: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8") or "null") if path.is_file() else None
     return found or {"stage": options.stage, "corpus": options.name, "regimes": {}}
 
 
 def write_log(options: argparse.Namespace, facts: Mapping[str, Any] = {}, regimes: Mapping[str, Any] = {}) -> None:
-    """What ran, how long, and what did not; adds to what other goes of this stage, also at the same time, have left."""
-    with (options.out / ".stages.lock").open("a") as lock:  # the log itself is replaced whole, whatever stops this
+    """Record what ran, for how long, and what did not; merges with concurrent runs of this stage."""
+    with (options.out / ".stages.lock").open("a") as lock:  # the log is replaced atomically
         fcntl.flock(lock, fcntl.LOCK_EX)
         log = {**read_log(options), **facts}
         log["regimes"] |= regimes

@@ -1,6 +1,6 @@
 """One study of docs/research/results: its result files, notes of its stages, and the tables and figures made from them.
 
-For tools/make_results.py, whose template asks these questions of every study. Says nothing about what results mean.
+Used by the template of tools/make_results.py. Does not interpret results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paclm.study.table import Cell, TableData, file_name_of, to_markdown
 from paclm.study.tables import all_tables
 
 TIGHT = 2.0
-"""Nats: a charge far below log m, where the leak is not held down by how much there is to tell."""
+"""Nats: a charge far below log m, where the leak is not limited by the entropy of the secret."""
 
 
 @dataclass(frozen=True)
@@ -32,30 +32,30 @@ class Evaluation:
 
     @cached_property
     def results(self) -> dict[str, Result]:
-        """What was run, in the order of the study."""
+        """The results, in the order of the study."""
         found = load_results(self.folder / "results")
         return {name: found[name] for name in NAMES if name in found}
 
     @cached_property
     def stages(self) -> dict[int, Mapping[str, Any]]:
-        """What every stage wrote down about itself."""
+        """The log of every stage."""
         logs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.folder.glob("stage-*.json"))]
         return {log["stage"]: log for log in logs}
 
     @cached_property
     def training(self) -> Mapping[str, Any]:
-        """What it took, from the stage that did it."""
+        """Figures of the training, from the stage that did it."""
         (figures,) = [log["training"] for log in self.stages.values() if "training" in log]
         return dict(figures)
 
     @property
     def origin(self) -> Mapping[str, Any]:
-        """Worlds, seed, base and machine: all results of a folder have them in common."""
+        """Worlds, seed, base and machine: the same for all results of a folder."""
         return next(iter(self.results.values())).provenance
 
     @cached_property
     def tables(self) -> dict[str, TableData]:
-        """Every table that the results allow."""
+        """Every table whose regimes were run."""
         allowed = [table for table in all_tables() if all(name in self.results for name in table.regimes)]
         return {table.label: table.build(self.results) for table in allowed}
 
@@ -68,7 +68,7 @@ class Evaluation:
         return self.results[regime].select(collection=1, **wanted)
 
     def cell(self, label: str, column: str, *first: str) -> Cell:
-        """The cell of a table in a column, and in the row that begins with these words."""
+        """The cell of a table in a column, in the row that begins with these words."""
         data = self.tables[label]
         (row,) = [row for row in data.rows if tuple(_words(cell) for cell in row[: len(first)]) == first]
         found = row[list(data.columns).index(column)]
@@ -91,7 +91,7 @@ class Evaluation:
         return f"![{label}]({self.place}/figures/{file_name_of(label)}.svg)\n\n**`{label}`** {caption}"
 
     def command(self, regime: str) -> str:
-        """What was typed, as it reads in a checkout."""
+        """The command that made a result, as typed in a checkout."""
         words = str(self.results[regime].provenance["command"])
         return f"python tools/gpu/{words[words.index('paper_run.py') :]}"
 
@@ -101,25 +101,25 @@ class Evaluation:
         return f"results/{self.folder.name}"
 
     def minutes_of(self, stage: int) -> str:
-        """What a stage's regimes took together, and how many of them there were."""
+        """Minutes of a stage's regimes together, and how many there were."""
         regimes = self.stages[stage]["regimes"] if stage in self.stages else {}
         took = [regime["seconds"] for regime in regimes.values() if "seconds" in regime]
         return f"{sum(took) / 60:.1f} ({len(took)} of {len(paper_options.STAGES[stage])})" if took else "not run"
 
     def never_run(self, *others: Evaluation) -> list[str]:
-        """Regimes that a stage of the script has and that left no result here, nor in the others."""
+        """Regimes of a stage without a result here or in the others."""
         wanted = dict.fromkeys(name for stage in paper_options.STAGES.values() for name in stage)
         return [name for name in wanted if not any(name in study.results for study in (self, *others))]
 
     @cached_property
     def released(self) -> dict[str, int]:
-        """Tokens by regime that released any; budgets, rules and coin draws each release their own."""
+        """Released tokens by regime; budgets, rules and coin draws count separately."""
         counted = {name: self._count(name, result.scale) for name, result in self.results.items()}
         return {name: count for name, count in counted.items() if count}
 
     @property
     def generated(self) -> int:
-        """Tokens that worlds wrote themselves, each on what was released before it."""
+        """Tokens of text that the mechanism wrote itself."""
         return sum(self.released.get(name, 0) for name in ("sessions", "ablation", "generation", "sweep", "universe"))
 
     @property
@@ -129,29 +129,29 @@ class Evaluation:
 
     @property
     def seconds(self) -> float:
-        """Of all regimes, added up."""
+        """Seconds of all regimes, added up."""
         return sum(result.seconds for result in self.results.values())
 
     @property
     def passages(self) -> int:
-        """Of the text that accuracy is measured on: its errors are over these."""
+        """Passages that accuracy is measured on; its errors are over these."""
         return int(self.rows("accuracy")[0]["passages"])
 
     @property
     def tracked(self) -> list[Row]:
-        """Sessions of the paper's release on recorded votes, each budget with secrets of its own, charged little."""
+        """Sessions of the paper's release on recorded votes, separate secrets for each budget, small charges."""
         cells = self.rows("forgetting", curator="tracking")
         return [row for row in cells if row["charged_nats"] < TIGHT]
 
     @property
     def compared(self) -> list[Row]:
-        """Those beside the other releases, charged little; all budgets have the same secrets."""
+        """The same beside the other releases; all budgets share secrets."""
         cells = self.rows("releases", release="gaussian")
         return [row for row in cells if row["charged_every_token"] < TIGHT]
 
     @property
     def forgetful(self) -> Row:
-        """The cell where forgetting names the world most often beyond tracking."""
+        """The cell where forgetting names the world more often than tracking by the most."""
         cells = self.rows("forgetting", curator="forgetting")
         return max(cells, key=lambda row: row["world_id_rate"] - self._twin(row)["world_id_rate"])
 
@@ -191,7 +191,7 @@ class Evaluation:
         return 0
 
     def _swept(self, scale: Mapping[str, Any]) -> int:
-        """A sequence is counted at its longest: shorter cells are read off longer ones."""
+        """A sequence is counted at its longest: shorter cells are prefixes of longer ones."""
         *_, near, far = sorted(scale["lengths"])
         counts = {near: scale["trials"] - scale["long_trials"], far: scale["long_trials"]}
         rows = [row for row in self.rows("sweep") if row["length"] in counts]
@@ -199,7 +199,7 @@ class Evaluation:
 
     @cached_property
     def num_sessions(self) -> int:
-        """Of the persistent-secret sessions, all budgets together."""
+        """Number of persistent-secret sessions over all budgets."""
         scale = self.results["sessions"].scale
         return int(scale["sessions"] * len(scale["budgets"]))
 

@@ -1,6 +1,6 @@
 """What docs/research/results.md asks of the result files beyond single rows: gaps in standard errors, p-values, shares.
 
-For the template of tools/make_results.py, which gets all of `QUESTIONS`. Knows no words.
+Used by the template of tools/make_results.py, which gets all of `QUESTIONS`. Holds no text.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ SPEED_ONLY = ("together", "queries_per_part", "universe.sequences")
 
 
 def largest_gap(rows: Sequence[Row]) -> float:
-    """By how many standard errors leak ÷ charged and dissent part, at most."""
+    """By how many standard errors leak ÷ charged and dissent differ, at most."""
     return max(float(abs(row["gap"]) / row["gap_stderr"]) for row in rows)
 
 
-def largest_parting(rows: Sequence[Row]) -> float:
-    """By how many standard errors the two estimators of the leak part, at most."""
+def largest_disagreement(rows: Sequence[Row]) -> float:
+    """By how many standard errors the two estimators of the leak differ, at most."""
     return max(float(abs(row["estimators_parting"]) / row["estimators_parting_stderr"]) for row in rows)
 
 
@@ -40,11 +40,11 @@ def largest_excess(rows: Sequence[Row]) -> float:
 
 
 def leak_gap(row: Row) -> float:
-    """By how many standard errors the leak and the charge of disputed tokens part, in sessions on recorded votes.
+    """By how many standard errors the leak and the charge of dissenting tokens differ, in sessions on recorded votes.
 
-    Of the paper's release, whose steps can tell exactly what dissent is charged. If sessions tell their own charge on
-    average, the two vary together as much as the charge varies: what is left of the leak's variance is the gap's.
-    Where nothing is left they do not, and no number of errors would be right.
+    For the paper's release, whose steps can leak exactly the charge of dissent. If sessions leak their own charge on
+    average, leak and charge covary as much as the charge varies, so the gap's variance is the difference of the two.
+    Infinite where that difference is not positive.
     """
     charged = row["charged_dissent_nats"] if "charged_dissent_nats" in row else row["charged_dissent"]
     left = row["leaked_stderr"] ** 2 - row["can_tell_stderr"] ** 2
@@ -61,13 +61,13 @@ def gain_gap(row: Row, theirs: float, their_error: float = 0.0) -> float:
     return float(abs(row["retained_gain"] - theirs) / math.hypot(row["retained_gain_stderr"], their_error))
 
 
-def times_disputed(unanimity: float, theirs: float) -> float:
-    """How many times as many positions are disputed as there."""
+def times_dissent(unanimity: float, theirs: float) -> float:
+    """Ratio of two dissent rates, from the unanimities."""
     return (1.0 - unanimity) / (1.0 - theirs)
 
 
 def training_gap(study: Evaluation, other: Evaluation) -> float:
-    """By how many standard errors another training of the same worlds keeps another share of the gain, at most."""
+    """By how many standard errors another training of the same worlds keeps more or less of the gain, at most."""
     pairs = [[one.row("accuracy", decoder=d, budget="2^-32") for one in (study, other)] for d in ("greedy", "gumbel")]
     return max(gain_gap(ours, theirs["retained_gain"]) for ours, theirs in pairs)
 
@@ -78,9 +78,9 @@ def agrees_less(row: Row) -> float:
 
 
 def largest_fall(study: Evaluation) -> float:
-    """By how many standard errors fewer tokens are the realized world's own at the end of sessions than at their start.
+    """By how many standard errors agreement with the realized world falls from start to end of sessions.
 
-    At the budget where it is most; negative where there are more at all of them.
+    At the budget with the largest fall; negative where it rises at all of them.
     """
     horizons = study.results["sessions"].scale["horizons"]
     starts, ends = (study.rows("sessions", horizon=choose(horizons)) for choose in (min, max))
@@ -102,25 +102,25 @@ def forgetting_losses(study: Evaluation) -> list[float]:
 
 
 def emission_rates(study: Evaluation) -> list[float]:
-    """How often a payload forced into half of the worlds is emitted at 2^-16, whoever is realized."""
+    """How often a payload forced into half of the worlds is emitted at 2^-16, under both hypotheses."""
     rows = study.rows("canaries", part="forced", others="agree", budget="2^-16")
     return [float(row[name]) for row in rows for name in ("emitted_member", "emitted_other")]
 
 
 def canary_deviations(study: Evaluation) -> list[float]:
-    """By how many standard errors the advantage of a forced payload is above what theory says, cell by cell."""
+    """By how many standard errors the advantage of a forced payload is above theory, cell by cell."""
     rows = [row for row in study.rows("canaries", part="forced", others="agree") if row["budget"] != "inf"]
     return [float((row["advantage"] - row["advantage_even_split"]) / row["advantage_stderr"]) for row in rows]
 
 
 def canary_lean(study: Evaluation) -> float:
-    """By how many standard errors the cells lie above what theory says, all together; negative below it."""
+    """By how many standard errors all cells together lie above theory; negative below it."""
     found = canary_deviations(study)
     return sum(found) / math.sqrt(len(found))
 
 
 def canary_p(study: Evaluation) -> float:
-    """How likely deviations as large in all, or larger, are by chance."""
+    """Probability of deviations at least this large by chance."""
     found = canary_deviations(study)
     return float(chi2.sf(sum(deviation**2 for deviation in found), len(found)))
 
@@ -162,18 +162,18 @@ def cuts(study: Evaluation) -> list[str]:
 
 
 def apart(one: Row, other: Row, column: str) -> float:
-    """By how many standard errors two rows differ; what they have in common is taken for chance, too."""
+    """By how many standard errors two rows differ; shared variation counts as chance, too."""
     return float(abs(one[column] - other[column]) / math.hypot(*(row[f"{column}_stderr"] for row in (one, other))))
 
 
 def sweep_ps(study: Evaluation) -> list[float]:
-    """One-sided p-values of both attacks on single sequences; bounds of certainty are no look."""
+    """One-sided p-values of both attacks on single sequences; bounds of 1 are not tested."""
     rows, attacks = study.rows("sweep"), ("membership", "world")
     return [float(row[f"{a}_p"]) for row in rows for a in attacks if row[f"{a}_bound"] < 1.0]
 
 
 def headrooms(study: Evaluation, **method: Any) -> list[Row]:
-    """A method at matched bounds, from few queries to many; of PMixED what its reading selects."""
+    """A method at matched bounds, from few queries to many; for PMixED the points its reading selects."""
     rows = study.rows("pmixed", **method)
     chosen = [row for row in rows if row.get("is_selected", True)]
     return sorted(chosen, key=lambda row: int(row["queries"]))
@@ -196,7 +196,7 @@ def other_votes(row: Row) -> float:
 
 
 def excesses(rows: Sequence[Row]) -> list[float]:
-    """By how many standard errors attacks lie above their bounds, or below (negative); of certainty there is none."""
+    """By how many standard errors attacks lie above their bounds, or below (negative); bounds of 1 are left out."""
     attacks = ("membership", "world")
     return [excess_in_errors(row, attack) for row in rows for attack in attacks if row[f"{attack}_bound"] < 1.0]
 
@@ -208,7 +208,7 @@ def broken_promises(study: Evaluation) -> list[float]:
 
 
 def above_chance(row: Row) -> float:
-    """By how many standard errors an attack tells members from others better than chance."""
+    """By how many standard errors an attack separates members from others better than chance."""
     return float((row["auc"] - 0.5) / row["auc_stderr"])
 
 
@@ -219,25 +219,25 @@ def first_argmax(study: Evaluation, kind: str, rank: int) -> float:
 
 
 def leads(study: Evaluation) -> bool:
-    """Whether plurality and mixture tell nothing and are ahead of the paper's release at 2^-32 on the text."""
+    """Whether plurality and mixture leak nothing and are ahead of the paper's release at 2^-32 on the text."""
     both = [study.row("releases", release=name) for name in ("plurality", "mixture")]
     return all(abs(row["leaked_nats"]) < 1e-9 and row["lead_points"] > 2.0 * row["lead_stderr"] for row in both)
 
 
 def noiseless_share(study: Evaluation) -> float:
-    """What the realized world itself keeps of the gain, in the sessions of the releases."""
+    """The share of the gain that the realized world itself keeps, in the sessions of the releases."""
     row = study.row("releases", release="plurality")
     return float((row["accuracy_noiseless"] - row["accuracy_public"]) / (row["accuracy_full"] - row["accuracy_public"]))
 
 
 def tokens_over_charged(study: Evaluation) -> float:
-    """What the tokens alone show of the charge, at 2^-16."""
+    """The tokens' leak as a share of the charge, at 2^-16."""
     row = study.row("tokens_only", release="gaussian", budget="2^-16")
     return float(row["leaked_tokens_nats"] / row["charged_nats"])
 
 
 def tokens_share_low(study: Evaluation) -> float:
-    """What the tokens show of the history's leak at the least, two standard errors below the estimate."""
+    """The smallest share of the history's leak that the tokens carry, two standard errors below the estimate."""
     rows = study.rows("tokens_only", release="gaussian")
     return min(float(row["tokens_over_history"] - 2.0 * row["tokens_over_history_stderr"]) for row in rows)
 
@@ -245,7 +245,7 @@ def tokens_share_low(study: Evaluation) -> float:
 def attack_ps(study: Evaluation) -> list[float]:
     """One-sided p-values of the attacks on the sessions of `tokens_only` against their bounds.
 
-    Left out are looks that could find nothing: bounds of certainty, and the channel's tokens, which are its history.
+    Left out are tests that could find nothing: bounds of 1, and the channel's tokens, which are its history.
     """
     found = []
     for row in study.rows("tokens_only"):
@@ -266,12 +266,12 @@ def by_guessing(num_worlds: int) -> float:
 
 
 def half(records: int) -> int:
-    """Of the records, which is what a world sees."""
+    """Half of the records: what a world sees."""
     return records // 2
 
 
 def per_token_ms(serving: Row) -> float:
-    """One stream, the ledger included."""
+    """Milliseconds per token of one stream, with the ledger."""
     return 1e3 / float(serving["tokens_per_second"])
 
 
@@ -279,12 +279,12 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     question.__name__: question
     for question in (
         largest_gap,
-        largest_parting,
+        largest_disagreement,
         largest_excess,
         leak_gap,
         share_leaked,
         gain_gap,
-        times_disputed,
+        times_dissent,
         training_gap,
         agrees_less,
         largest_fall,

@@ -1,4 +1,4 @@
-"""Make the embedded base model `tiny`, one command a step.
+"""Make the embedded base model `tiny`, one command per step.
 
     python tools/tiny tokenizer --corpora DIR --out TOKENIZER     # a minute on a CPU
     python tools/tiny train --corpora DIR --tokenizer TOKENIZER --out MODEL --minutes 11     # one GPU

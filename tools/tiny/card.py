@@ -1,4 +1,4 @@
-"""The model card of `tiny`: every figure on it comes from a file some command wrote; this only sets them in text.
+"""The model card of `tiny`: every figure comes from a file that a command wrote.
 
 `docs/research/tiny.json` keeps the figures, `docs/research/tiny-curve.json` the loss curve. Pages and picture are made
 from them, so they can be made again when the notes, and with them one figure, change. `tests/tools/test_card.py` checks
@@ -61,7 +61,7 @@ def read_facts(docs: Path) -> Facts:
 
 
 def measure_notes(facts: Facts, model_folder: Path) -> Facts:
-    """The facts with the figures on synthetic notes measured anew, on the weights as they are now."""
+    """The facts with the figures on synthetic notes measured again on the current weights."""
     reader = Reader.load(model_folder)
     ours = facts["figures"]["tiny"] | {
         "notes": measure(reader.score, note_sets()),
@@ -157,5 +157,5 @@ def _sample(sample: dict[str, str]) -> str:
 
 def _read(path: Path) -> Any:
     if not path.is_file():
-        raise SystemExit(f"{path} is not there: see docs/research/tiny.md for the command that writes it.")
+        raise SystemExit(f"{path} does not exist: see docs/research/tiny.md for the command that writes it.")
     return json.loads(path.read_text())

@@ -1,9 +1,9 @@
-"""The texts a base model is measured on, cut to what a CPU scores in a minute; no model is known here.
+"""The texts a base model is measured on, cut to what a CPU scores in a minute; knows no model.
 
 Two sets. *Passages* come from the held-out books and articles: each held-out document is cut into passages of 2,000
 characters, and of each corpus 50 are taken at even distances, in order; each is read as a document of its own, so that
 every model sees the same text with the same history, whatever its tokenizer and its context. *Notes* come from the
-generator of synthetic clinic notes inside the package and need no file: their figure can be had from a bare clone.
+generator of synthetic clinic notes inside the package and need no file: their figure can be measured from a bare clone.
 """
 
 from __future__ import annotations

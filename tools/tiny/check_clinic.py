@@ -1,4 +1,4 @@
-"""What the synthetic notes do to `tiny`: gain of a full-corpus adapter and dissent of worlds, on held-out notes.
+"""Measure what the synthetic notes teach `tiny`: gain of a full-corpus adapter and dissent, on held-out notes.
 
     python tools/tiny/check_clinic.py --notes 800 --held-out 200 --worlds 32  # a minute on a GPU, half an hour on a CPU
 

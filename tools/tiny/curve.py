@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"  # Okabe and Ito: told apart by every kind of eye
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"  # Okabe and Ito: distinguishable with every kind of colour vision
 
 
 def draw_curve(curve: list[dict[str, Any]], figures: dict[str, Any], path: Path) -> None:
-    """Training and held-out loss over the tokens seen; the 5-gram model's loss as a line to beat."""
+    """Training and held-out loss over the tokens seen; the 5-gram model's loss for comparison."""
     import matplotlib as mpl
 
     mpl.use("svg")

@@ -94,7 +94,7 @@ def count_bytes(texts: list[str]) -> int:
 
 
 def measure(score: Callable[[list[str]], Score], sets: dict[str, list[str]]) -> dict[str, Any]:
-    """Figures of each set of texts and of all together, with a hash that tells which text it was."""
+    """Figures of each set of texts and of all together, with a hash of the text."""
     found = figures_of({name: score(texts) for name, texts in sets.items()})
     return {"text_sha256": hash_texts([text for texts in sets.values() for text in texts]), **found}
 

@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """11,993,216 parameters as it stands: just under 12 M, 24 MB in half precision."""
+    """11,993,216 parameters by default: just under 12 M, 24 MB in half precision."""
 
     vocab_size: int = 8192
     context: int = 512

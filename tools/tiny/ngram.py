@@ -1,6 +1,6 @@
-"""The yardstick: a 5-gram model with interpolated modified Kneser–Ney smoothing, over the tokens of `tiny`.
+"""A 5-gram model for comparison, with interpolated modified Kneser–Ney smoothing, over the tokens of `tiny`.
 
-Knows token ids only. One end-of-text token stands before each document; contexts reach back to it and no further. It
+Knows token ids only. One end-of-text token precedes each document; contexts reach back to it and no further. It
 is never predicted here, whereas `tiny` keeps some probability for it at every position: the comparison favours the
 n-grams.
 
@@ -123,7 +123,7 @@ def next_token(model: KneserNey, context: list[int]) -> FloatArray:
             break
         row = _find(model, context[len(context) - n :])
         if row is None:
-            break  # a longer context is not there either
+            break  # nor is any longer context
         first, last = np.searchsorted(table.keys, [row * model.vocab_size, (row + 1) * model.vocab_size])
         chance = table.left_over[row] * chance
         chance[table.keys[first:last] % model.vocab_size] += table.share[first:last]

@@ -1,4 +1,4 @@
-"""Ten continuations of fixed prompts, as they come: prompts, seed and temperature were fixed before any was seen."""
+"""Ten continuations of fixed prompts, not selected: prompts, seed and temperature were fixed before any was seen."""
 
 from __future__ import annotations
 

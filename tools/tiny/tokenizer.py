@@ -1,7 +1,7 @@
 """The byte-level BPE tokenizer of `tiny`: trained on a sample of the training split, saved in Hugging Face format.
 
 Words are cut as GPT-2 cuts them, with one difference: a number is cut from its left into groups of at most two digits,
-so that 142/88, 500 and 2019 always fall apart in the same way, however rare they are in the training text.
+so that 142/88, 500 and 2019 are always split in the same way, however rare they are in the training text.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
-    """Write the two files from which `AutoTokenizer.from_pretrained` rebuilds this very tokenizer."""
+    """Write the two files from which `AutoTokenizer.from_pretrained` rebuilds this tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     # The generic class, because GPT2Tokenizer would bring its own rule for cutting words.
@@ -71,12 +71,12 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
 def load_tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise SystemExit(f"{path} is not there: make it first with `python tools/tiny tokenizer`.")
+        raise SystemExit(f"{path} does not exist: make it first with `python tools/tiny tokenizer`.")
     return Tokenizer.from_file(str(path))
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int:
-    """The token that stands before each document."""
+    """The token that precedes each document."""
     found = tokenizer.token_to_id(END_OF_TEXT)
     if found is None:
         raise SystemExit(f"The tokenizer has no {END_OF_TEXT} token, which must stand before each document.")

@@ -123,7 +123,7 @@ def measure(model: TinyGPT2, held_out: list[HeldOut], end_of_text: int, device: 
 def save_and_load(model: TinyGPT2, end_of_text: int, out: Path) -> GPT2LMHeadModel:
     """Write the half-precision Hugging Face folder; return what a user would load from it, in single precision."""
     to_hugging_face(model, end_of_text).half().save_pretrained(out)
-    (out / "model.safetensors").chmod(0o644)  # written for the owner alone, which a package must not be
+    (out / "model.safetensors").chmod(0o644)  # safetensors writes 0600; files of a package must be readable by all
     loaded: GPT2LMHeadModel = GPT2LMHeadModel.from_pretrained(out, dtype=torch.float32)
     return loaded.eval()
 
@@ -171,7 +171,7 @@ def train_tiny(
     optimizers = make_optimizers(model, plan.lr, plan.weight_decay)
     source = batches(documents, end_of_text, shape.context, plan.batch, device, plan.seed)
     _, example = next(source)
-    save_and_load(model, end_of_text, out)  # the end rehearsed: what breaks there should break now
+    save_and_load(model, end_of_text, out)  # rehearse the end now, so that it fails early if it fails
     loss_of = compiled_or_plain(model, example, plan.is_compiled and device.type == "cuda", say)
     say(f"{num_parameters:,} parameters, ready to train")
 
