@@ -1,29 +1,14 @@
-"""SIGKILL at random instants, then a restart: never fewer charged than left, at most one step more, belief exact.
+"""SIGKILL at random instants, then a restart: never fewer charged than released, at most one step more, belief exact.
 
-Killing a process loses nothing that the kernel has: whether commits reach the disk is what `test_syncs.py` looks at.
+A kill loses nothing that the kernel has: `test_syncs.py` checks that commits reach the disk.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
+from ledger import kills
 from paclm.ledger.verify import verify
-
-
-def load(name):
-    """A module beside this file; test files are not a package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-kills = load("kills")
 
 
 def check(folder, num_kills, seed, with_witness):
@@ -36,11 +21,11 @@ def check(folder, num_kills, seed, with_witness):
 
 
 @pytest.mark.parametrize("with_witness", [False, True], ids=["alone", "with witness"])
-def test_kills_never_leave_fewer_tokens_charged_than_left(setup, with_witness):
+def test_kills_never_leave_fewer_tokens_charged_than_released(setup, with_witness):
     check(setup.folder, 6, 1, with_witness)
 
 
-def test_the_driver_reports_undercounts_when_tokens_leave_first(setup):
+def test_the_driver_reports_undercounts_when_tokens_are_released_first(setup):
     """A worker spends most of its time between release and commit there: eight kills hit it, or a few more."""
 
     def undercounts(seed):

@@ -178,12 +178,12 @@ class Ledger:
     def by_key(self) -> dict[str, Usage]:
         """What each key spent. A key's own spend bounds nothing: all share one belief."""
         with self._one_at_a_time:
-            return self._current_sums().by_key()
+            return dict(sorted(self._current_sums().by_key.items()))
 
     def by_hour(self) -> dict[str, Usage]:
         """What was spent in each hour (UTC) with tokens, oldest first."""
         with self._one_at_a_time:
-            return self._current_sums().by_hour()
+            return dict(sorted(self._current_sums().by_hour.items()))
 
     def _current_sums(self) -> Sums:
         self._refuse_if_stopped()

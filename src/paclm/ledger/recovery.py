@@ -14,7 +14,7 @@ from pathlib import Path
 from paclm.errors import LedgerError, LedgerRolledBack
 from paclm.ledger import sqlite_file
 from paclm.ledger.events import KeyRotated, LedgerKeys, Restored, WitnessChanged
-from paclm.ledger.ledger import Clock, Ledger, hash_belief, utc_now
+from paclm.ledger.ledger import Ledger, hash_belief
 from paclm.ledger.reading import read_row
 from paclm.ledger.state import parse_row
 from paclm.ledger.store import Store, translated
@@ -53,7 +53,6 @@ def adopt_restored(
     old_keys: Sequence[bytes] = (),
     witness: str | Path | None = None,
     largest_total: float | None = None,
-    clock: Clock = utc_now,
 ) -> Restored:
     """Declare that this file was restored from a backup, and charge all that can have been spent since.
 
@@ -63,20 +62,17 @@ def adopt_restored(
     under `mac_key`, if the key that signed it is among `old_keys`.
     """
     keys = LedgerKeys(mac_key, old_keys)
-    ledger = Ledger(Path(path), keys, in_full=True, accept_copy=True, clock=clock)
-    try:
+    with Ledger(Path(path), keys, in_full=True, accept_copy=True) as ledger:
         if witness is None:
             total = ledger.state.total_units if largest_total is None else units_down(largest_total)
             _rotate_to(ledger, keys)
-            event = _restored(ledger, "none", confirmed_by, total_units=total)
+            event = Restored("none", ledger.head.seq, ledger.head.seq, total, None, None, None, confirmed_by)
             ledger.append(event)
         else:
             event = _adopt_with_witness(ledger, Witness(Path(witness).absolute(), keys), confirmed_by)
         ledger.store.mark(sqlite_file.LIVE)
         ledger.settle()
         return event
-    finally:
-        ledger.close()
 
 
 def _adopt_with_witness(ledger: Ledger, witness: Witness, confirmed_by: str) -> Restored:
@@ -98,12 +94,14 @@ def _adopt_with_witness(ledger: Ledger, witness: Witness, confirmed_by: str) -> 
     if done is not None:
         witness.write(ledger.testimony(testimony.witness))
         return done
+    last, total = ledger.head.seq, ledger.state.total_units
     if is_current:
-        event = _restored(ledger, "current", confirmed_by)
+        event = Restored("current", last, last, total, None, None, None, confirmed_by)
         ledger.append(event)
-    else:
-        event = _restored(ledger, "witness", confirmed_by, testimony=testimony)
-        ledger.append(event, testimony.sealed_belief, seq=event.lost_until + 1)
+        return event
+    belief, lost_until = hash_belief(testimony.sealed_belief), max(last, testimony.head.seq)
+    event = Restored("witness", last, lost_until, total, testimony.state, testimony.settings, belief, confirmed_by)
+    ledger.append(event, testimony.sealed_belief, seq=lost_until + 1)
     return event
 
 
@@ -151,26 +149,6 @@ def _rotate_to(ledger: Ledger, keys: LedgerKeys) -> None:
         ledger.rotate_to(keys)
 
 
-def _restored(
-    ledger: Ledger,
-    proof: str,
-    confirmed_by: str,
-    *,
-    total_units: int | None = None,
-    testimony: Testimony | None = None,
-) -> Restored:
-    return Restored(
-        proof=proof,
-        last_seq=ledger.head.seq,
-        lost_until=ledger.head.seq if testimony is None else max(ledger.head.seq, testimony.head.seq),
-        total_units=ledger.state.total_units if total_units is None else total_units,
-        state=None if testimony is None else testimony.state,
-        settings=None if testimony is None else testimony.settings,
-        belief=None if testimony is None else hash_belief(testimony.sealed_belief),
-        confirmed_by=confirmed_by,
-    )
-
-
 def replace_witness(
     path: str | Path,
     mac_key: bytes,
@@ -178,14 +156,12 @@ def replace_witness(
     confirmed_by: str,
     old_keys: Sequence[bytes] = (),
     witness: str | Path | None,
-    clock: Clock = utc_now,
 ) -> None:
     """Declare that the witness on record is lost and that this file is the newest; name a new witness, or None.
 
     The declaration is recorded with its author, and nothing can check it: a file from a backup must be adopted instead.
     """
-    ledger = Ledger(Path(path), LedgerKeys(mac_key, old_keys), in_full=True, clock=clock)
-    try:
+    with Ledger(Path(path), LedgerKeys(mac_key, old_keys), in_full=True) as ledger:
         place = None if witness is None else Path(witness).absolute()
         if place is not None and place.exists():
             raise LedgerRolledBack(
@@ -196,5 +172,3 @@ def replace_witness(
             ledger.append(WitnessChanged(ledger.state.witness, None, confirmed_by))
         else:
             attach_witness(ledger, place, confirmed_by)
-    finally:
-        ledger.close()

@@ -308,18 +308,10 @@ class Sums:
     """Sums by key and by hour of an open ledger: taken once from the table, then updated with every row."""
 
     def __init__(self, table: UsageTable) -> None:
-        self._by_key, self._by_hour = by_key(table), by_hour(table)
+        self.by_key, self.by_hour = by_key(table), by_hour(table)
 
     def add(self, at: str, entries: Iterable[Usage]) -> None:
         """Add the entries of an event at that time."""
         for entry in entries:
-            _add(self._by_key, entry.key, entry)
-            _add(self._by_hour, hour_of(at), entry)
-
-    def by_key(self) -> dict[str, Usage]:
-        """As the function of that name."""
-        return dict(sorted(self._by_key.items()))
-
-    def by_hour(self) -> dict[str, Usage]:
-        """As the function of that name."""
-        return dict(sorted(self._by_hour.items()))
+            _add(self.by_key, entry.key, entry)
+            _add(self.by_hour, hour_of(at), entry)

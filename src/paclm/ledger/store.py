@@ -243,13 +243,8 @@ def _translation(path: Path, error: sqlite3.Error, is_reading: bool) -> LedgerEr
     name = getattr(error, "sqlite_errorname", None) or "SQLITE_ERROR"
     said = f"SQLite: {error} ({name})."
     again = "repeat." if is_reading else "restart: nothing was released."
-    if name.startswith("SQLITE_FULL"):
-        return LedgerFull(f"There is no room left for {path}. {said} Make room, then {again}")
-    if name == "SQLITE_IOERR_SHMSIZE":
-        return LedgerFull(
-            f"There is no room on the disk for {path.name}-shm, which SQLite needs beside {path} also for reading. "
-            f"{said} Make room, then {again}"
-        )
+    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE")):  # also for reading: SQLite makes a -shm file
+        return LedgerFull(f"There is no room left for {path} and its side files. {said} Make room, then {again}")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return LedgerBusy(f"Another program holds {path}. {said} Close it, then {again}")
     if name == "SQLITE_CONSTRAINT_PRIMARYKEY":
