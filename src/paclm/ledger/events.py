@@ -15,6 +15,7 @@ import hmac
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import add, attrgetter
 from typing import Any, ClassVar, NamedTuple, NoReturn, final
 
 from paclm.errors import InvalidInput, LedgerWrongKey, UnsoundState
@@ -31,6 +32,7 @@ class BadRow(Exception):
 
 
 COUNTS = ("tokens", "dissent_tokens", "charged_tokens", "units", "public_tokens")
+_counts_of = attrgetter(*COUNTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,15 @@ class Usage:
     """Tokens of the public model alone: they leak nothing and cost nothing."""
 
     def __post_init__(self) -> None:
-        for name in COUNTS:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        for name, value in zip(COUNTS, _counts_of(self), strict=True):
+            if type(value) is not int or value < 0:
                 raise InvalidInput(f"{name} of a ledger entry must be an integer ≥ 0, not {value!r}.")
         if not isinstance(self.key, str) or len(self.key) > 200:
             raise InvalidInput(f"The key of a ledger entry must be a text of at most 200 characters, not {self.key!r}.")
+
+    def plus(self, more: Usage) -> Usage:
+        """The sum of both, under this key."""
+        return Usage(self.key, *map(add, _counts_of(self), _counts_of(more)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 from paclm.config import MechanismConfig
 from paclm.errors import BudgetExceeded, InvalidInput, UnsoundState
 from paclm.ledger.events import (
-    COUNTS,
     BadRow,
     Event,
     Extended,
@@ -32,7 +31,7 @@ from paclm.privacy.bounds import success_bound
 from paclm.privacy.releases import rule_named
 
 LOST = "(lost before a restore)"
-"""The key under which a restore books the charges it has to assume."""
+"""The key to which a restore attributes the charges it has to assume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +85,7 @@ def bounds_at(units: int, num_worlds: int) -> Bounds:
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(State))
+_TOKENS = ("tokens", "dissent_tokens", "charged_tokens", "public_tokens")
 
 
 def to_state_fields(state: State) -> dict[str, Any]:
@@ -170,17 +170,10 @@ def _step(state: State, seq: int, event: Stepped) -> State:
             f"This step costs {nats_up(units):.6g} nats; {nats_up(state.total_units - state.spent_units):.6g} of "
             f"{nats_up(state.total_units):.6g} are left. Nothing was charged and nothing may be released."
         )
-    moved = event.belief is not None
-    return replace(
-        state,
-        belief_row=seq if moved else state.belief_row,
-        belief_seq=seq if moved else state.belief_seq,
-        spent_units=state.spent_units + units,
-        tokens=state.tokens + sum(entry.tokens for entry in event.entries),
-        dissent_tokens=state.dissent_tokens + sum(entry.dissent_tokens for entry in event.entries),
-        charged_tokens=state.charged_tokens + sum(entry.charged_tokens for entry in event.entries),
-        public_tokens=state.public_tokens + sum(entry.public_tokens for entry in event.entries),
-    )
+    totals = {name: getattr(state, name) + sum(getattr(entry, name) for entry in event.entries) for name in _TOKENS}
+    if event.belief is not None:
+        totals |= {"belief_row": seq, "belief_seq": seq}
+    return replace(state, spent_units=state.spent_units + units, **totals)
 
 
 def _with_total(state: State, total_units: int) -> State:
@@ -211,8 +204,7 @@ def usages(before: State | None, after: State, event: Event) -> tuple[Usage, ...
     if isinstance(event, Stepped):
         return event.entries
     if isinstance(event, Restored) and before is not None and after != before:
-        names = ("tokens", "dissent_tokens", "charged_tokens", "public_tokens")
-        counts = {name: getattr(after, name) - getattr(before, name) for name in names}
+        counts = {name: getattr(after, name) - getattr(before, name) for name in _TOKENS}
         lost = Usage(LOST, units=after.spent_units - before.spent_units, **counts)
         return (lost,) if lost != Usage(LOST) else ()
     return ()
@@ -260,48 +252,37 @@ def new_settings(event: Event) -> Settings | None:
             return None
 
 
-UsageTable = dict[tuple[str, str], tuple[int, ...]]
-"""(hour, key) → counts, in the order of `COUNTS`."""
+UsageTable = dict[tuple[str, str], Usage]
+"""(hour, key) → sum. Hours are in UTC: 2026-11-20T14."""
 
 
 def add_usages(table: UsageTable, at: str, entries: Iterable[Usage]) -> None:
     """Add the entries of an event at that time to the sums by hour and key."""
     for entry in entries:
-        place = hour_of(at), entry.key
-        old = table.get(place, (0,) * len(COUNTS))
-        table[place] = tuple(count + getattr(entry, name) for count, name in zip(old, COUNTS, strict=True))
-
-
-def hour_of(at: str) -> str:
-    """The hour of a timestamp, in UTC: 2026-11-20T14."""
-    return at[:13]
+        place = at[:13], entry.key
+        table[place] = table[place].plus(entry) if place in table else entry
 
 
 def by_day(table: UsageTable) -> dict[str, Usage]:
     """Sums by day (UTC), oldest first; `key` of an entry is the day."""
-    return _grouped(table, lambda hour, key: hour[:10])
+    return _grouped((hour[:10], usage) for (hour, _), usage in table.items())
 
 
 def by_key(table: UsageTable) -> dict[str, Usage]:
     """Sums by key, sorted."""
-    return _grouped(table, lambda hour, key: key)
+    return _grouped((key, usage) for (_, key), usage in table.items())
 
 
 def by_hour(table: UsageTable) -> dict[str, Usage]:
     """Sums by hour (UTC), oldest first; `key` of an entry is the hour."""
-    return _grouped(table, lambda hour, key: hour)
+    return _grouped((hour, usage) for (hour, _), usage in table.items())
 
 
-def _grouped(table: UsageTable, name_of: Callable[[str, str], str]) -> dict[str, Usage]:
+def _grouped(named: Iterable[tuple[str, Usage]]) -> dict[str, Usage]:
     sums: dict[str, Usage] = {}
-    for (hour, key), counts in table.items():
-        _add(sums, name_of(hour, key), Usage(key, **dict(zip(COUNTS, counts, strict=True))))
+    for name, usage in named:
+        sums[name] = sums.get(name, Usage(name)).plus(usage)
     return dict(sorted(sums.items()))
-
-
-def _add(sums: dict[str, Usage], name: str, more: Usage) -> None:
-    old = sums.get(name, Usage(name))
-    sums[name] = Usage(name, **{count: getattr(old, count) + getattr(more, count) for count in COUNTS})
 
 
 class Sums:
@@ -312,6 +293,7 @@ class Sums:
 
     def add(self, at: str, entries: Iterable[Usage]) -> None:
         """Add the entries of an event at that time."""
+        hour = at[:13]
         for entry in entries:
-            _add(self.by_key, entry.key, entry)
-            _add(self.by_hour, hour_of(at), entry)
+            self.by_key[entry.key] = self.by_key[entry.key].plus(entry) if entry.key in self.by_key else entry
+            self.by_hour[hour] = (self.by_hour.get(hour) or Usage(hour)).plus(entry)

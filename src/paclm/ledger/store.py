@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paclm.errors import LedgerBusy, LedgerDamaged, LedgerError, LedgerFull, LedgerTampered, LedgerUnwritable
+from paclm.errors import (
+    InvalidInput,
+    LedgerBusy,
+    LedgerDamaged,
+    LedgerError,
+    LedgerFull,
+    LedgerTampered,
+    LedgerUnwritable,
+)
 from paclm.ledger import sqlite_file
 from paclm.ledger.events import COUNTS, Head, Row, Usage
 from paclm.ledger.lock import HOLDER_BYTES, WriterLock
@@ -53,7 +61,7 @@ class Store:
                 leftover.unlink(missing_ok=True)
             sqlite_file.create_file(part)
             _write_first_row(part, row, sealed_belief)
-            HeadNotes(lock.path, lock.descriptor).clear()  # a note left here is about a ledger that was removed
+            os.ftruncate(lock.descriptor, HOLDER_BYTES)  # notes left here are about a ledger that was removed
             os.replace(part, path)
             sqlite_file.sync_folder(path.parent)
         finally:
@@ -176,8 +184,8 @@ class Store:
         try:
             with self._translated():
                 rows = self.db.execute(f"SELECT hour, key, {', '.join(COUNTS)} FROM usage ORDER BY hour, key")
-                return {(hour, key): tuple(int(count) for count in counts) for hour, key, *counts in rows}
-        except (TypeError, ValueError):
+                return {(hour, key): Usage(key, *map(int, counts)) for hour, key, *counts in rows}
+        except (TypeError, ValueError, InvalidInput):
             raise LedgerTampered("The sums by hour and key hold something that is not a number.") from None
 
     def _one(self, statement: str, *arguments: object) -> Any:
@@ -206,12 +214,12 @@ def add_sums(db: sqlite3.Connection, at: str, entries: Iterable[Usage]) -> None:
     """Add an event's entries to the stored sums by hour and key."""
     added: UsageTable = {}
     add_usages(added, at, entries)
-    for place, counts in added.items():
+    for place, usage in added.items():
         found = db.execute(_FIND_SUMS, place).fetchone()
         if found is not None:
-            counts = tuple(int(old) + new for old, new in zip(found, counts, strict=True))
-        stored = (str(n) if name == "units" else n for name, n in zip(COUNTS, counts, strict=True))
-        db.execute(_SET_SUMS, (*place, *stored))
+            usage = usage.plus(Usage(usage.key, *map(int, found)))
+        counts = {name: getattr(usage, name) for name in COUNTS}
+        db.execute(_SET_SUMS, (*place, *(counts | {"units": str(usage.units)}).values()))
 
 
 @contextmanager
@@ -241,28 +249,28 @@ def translated(path: Path, *, is_reading: bool = False) -> Iterator[None]:
 
 def _translation(path: Path, error: sqlite3.Error, is_reading: bool) -> LedgerError:
     name = getattr(error, "sqlite_errorname", None) or "SQLITE_ERROR"
-    said = f"SQLite: {error} ({name})."
+    cause = f"SQLite: {error} ({name})."
     again = "repeat." if is_reading else "restart: nothing was released."
     if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE")):  # also for reading: SQLite makes a -shm file
-        return LedgerFull(f"There is no room left for {path} and its side files. {said} Make room, then {again}")
+        return LedgerFull(f"There is no room left for {path} and its side files. {cause} Make room, then {again}")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return LedgerBusy(f"Another program holds {path}. {said} Close it, then {again}")
+        return LedgerBusy(f"Another program holds {path}. {cause} Close it, then {again}")
     if name == "SQLITE_CONSTRAINT_PRIMARYKEY":
         return LedgerBusy(
             f"Another process has written the next row of {path}: it could open the ledger because the lock was "
-            f"removed while this one served. {said} Stop one of the two, then restart: nothing was released."
+            f"removed while this one served. {cause} Stop one of the two, then restart: nothing was released."
         )
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_CORRUPTFS", "SQLITE_IOERR_DATA")):
         return LedgerDamaged(
-            f"{path} is not a whole database: it was cut off or overwritten. {said} Restore a backup and adopt it."
+            f"{path} is not a whole database: it was cut off or overwritten. {cause} Restore a backup and adopt it."
         )
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR", "SQLITE_AUTH")):
         what = "read" if is_reading else "written"
         return LedgerUnwritable(
-            f"{path} cannot be {what}. {said} Check the disk, its permissions, and whether a side file (-wal, -shm) "
+            f"{path} cannot be {what}. {cause} Check the disk, its permissions, and whether a side file (-wal, -shm) "
             f"was replaced; then {again}"
         )
-    return LedgerDamaged(f"{path} cannot be used as a ledger. {said}")
+    return LedgerDamaged(f"{path} cannot be used as a ledger. {cause}")
 
 
 class TwoSlots:
@@ -317,15 +325,9 @@ class HeadNotes:
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        self._descriptor = descriptor
         self._slots = TwoSlots(path, descriptor, HOLDER_BYTES, _NOTE_BYTES, is_synced=False)
-        self.newest = self._read()
-
-    def _read(self) -> HeadNote | None:
-        slots = self._slots.read()
-        newest, slot, turn = _newest_note(slots)
+        self.newest, slot, turn = _newest_note(self._slots.read())
         self._slots.next_slot, self._slots.next_turn = 1 - slot, turn + 1
-        return newest
 
     def write(self, head: Head) -> None:
         """Note a row that is on the disk. A row is noted once: a torn note is always about a row after the other's."""
@@ -334,11 +336,6 @@ class HeadNotes:
         text = f"note {self._slots.next_turn:>20} {head.seq:>20} {head.digest.hex()}"
         self._slots.write(f"{text} {hashlib.sha256(text.encode()).hexdigest()}\n".encode())
         self.newest = HeadNote(head)
-
-    def clear(self) -> None:
-        """Remove the notes, because another ledger begins here."""
-        os.ftruncate(self._descriptor, HOLDER_BYTES)
-        self.newest = self._read()
 
 
 def read_note(path: Path) -> HeadNote | None:

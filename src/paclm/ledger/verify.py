@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paclm.errors import (
@@ -23,25 +23,25 @@ from paclm.ledger.state import UsageTable
 from paclm.ledger.store import HeadNote, Store, lock_path, read_note
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Report:
     """The figures of a ledger, and whether it passed every check."""
 
-    intact: bool
-    problem: str | None
-    """The first check that failed, as a sentence."""
-    bad_seq: int | None
-    """The first bad row, where one row can be named."""
     macs_checked: bool
     """False: hashes and sums were checked, which anyone with write access could have recomputed."""
-    is_copy: bool
+    intact: bool = True
+    problem: str | None = None
+    """The first check that failed, as a sentence."""
+    bad_seq: int | None = None
+    """The first bad row, where one row can be named."""
+    is_copy: bool = False
     """Made by `backup`; must be adopted before anything is released from it."""
-    num_events: int
-    signers: tuple[str, ...]
+    num_events: int = 0
+    signers: tuple[str, ...] = ()
     """Names of the keys that the rows name as theirs, oldest first."""
-    contents: Contents | None
+    contents: Contents | None = None
     """The ledger as of its newest row; None where that row cannot be read."""
-    usage: UsageTable
+    usage: UsageTable = field(default_factory=dict)
 
 
 def signing_key(path: str | Path) -> str | None:
@@ -83,39 +83,27 @@ def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
     path = Path(path)
     note = read_note(lock_path(path))  # before any row is read: a row is noted after it is on the disk
     known = LedgerKeys(keys[0], keys[1:]) if keys else None
-    contents: Contents | None = None
-    num_events, is_copy = 0, False
-    signers: tuple[str, ...] = ()
-    usage: UsageTable = {}
-    error: LedgerError | None = None
+    report = Report(macs_checked=known is not None)
     try:
         with closing(Store.open_reader(path)) as store:
             store.freeze_view()
-            is_copy = store.kind == sqlite_file.COPY
-            num_events, signers = store.count_rows(), store.signers()
-            contents, usage = read_contents(store, None), store.usage()
+            report.is_copy = store.kind == sqlite_file.COPY
+            report.num_events, report.signers = store.count_rows(), store.signers()
+            report.contents = contents = read_contents(store, None)
+            report.usage = store.usage()
             store.check_pages()
             read_all(store, known)
-            if not is_copy:
+            if not report.is_copy:
                 check_note(store, contents.head.seq, note)
                 _check_in_force(path, contents.key, known)
     except LedgerMissing:
         raise
-    except (LedgerBusy, LedgerFull, LedgerUnwritable) as problem:
-        raise type(problem)(f"The ledger could not be read, so it was not checked. {problem}") from None
-    except LedgerError as problem:
-        error = problem
-    return Report(
-        intact=error is None,
-        problem=None if error is None else str(error),
-        bad_seq=error.seq if isinstance(error, LedgerTampered) else None,
-        macs_checked=known is not None,
-        is_copy=is_copy,
-        num_events=num_events,
-        signers=signers,
-        contents=contents,
-        usage=usage,
-    )
+    except (LedgerBusy, LedgerFull, LedgerUnwritable) as error:
+        raise type(error)(f"The ledger could not be read, so it was not checked. {error}") from None
+    except LedgerError as error:
+        report.intact, report.problem = False, str(error)
+        report.bad_seq = error.seq if isinstance(error, LedgerTampered) else None
+    return report
 
 
 def _check_in_force(path: Path, signer: str, keys: LedgerKeys | None) -> None:
