@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
+READMES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "deploy/README.md", "tools/README.md")]
 
 
 def load_reference():
@@ -27,7 +28,7 @@ def test_generated_pages_are_current(name):
     assert (ROOT / "docs" / "reference" / name).read_text() == expected, "run: python tools/make_reference.py"
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize("page", [*PAGES, *READMES], ids=lambda path: path.name)
 def test_links_between_pages_resolve(page):
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
         if not target.startswith(("http://", "https://", "mailto:")):
@@ -47,7 +48,7 @@ def slug(heading: str) -> str:
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "deploy" / "README.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [*PAGES, *READMES], ids=lambda path: path.name)
 def test_links_to_sections_resolve(page):
     for target, anchor in re.findall(r"\]\(([^)#\s]*\.md|)#([^)]+)\)", page.read_text()):
         text = (page.parent / target if target else page).read_text()
