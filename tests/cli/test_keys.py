@@ -18,8 +18,7 @@ from paclm.errors import InvalidInput, LedgerDamaged, LedgerError, LedgerRolledB
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
 from paclm.server.address import noted
-from paclm.server.api_keys import KeyStore
-from paclm.server.database import service_path
+from paclm.server.api_keys import KeyStore, service_path
 
 run = partial(invoke, "keys")
 

@@ -14,7 +14,7 @@ import pytest
 from curator.conftest import make, no_keys_around, no_notes, template
 from curator.deployments import ScriptedEngine, set_mechanism
 from paclm import Workspace
-from paclm.server.database import service_path
+from paclm.server.api_keys import service_path
 from server.live import CHAT_TEMPLATE, Live, serve
 from server.stepped import SteppedEngine
 

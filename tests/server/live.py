@@ -16,9 +16,8 @@ from curator.deployments import without_notes
 from paclm import Curator, Workspace
 from paclm.config import ServerConfig
 from paclm.server.address import listen
-from paclm.server.api_keys import KeyStore
+from paclm.server.api_keys import Database, KeyStore, service_path
 from paclm.server.app import create_app
-from paclm.server.database import Database, service_path
 from paclm.server.idempotency import Replies
 from paclm.server.service import Service, Setup
 from paclm.server.web_server import web_server

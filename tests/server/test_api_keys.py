@@ -13,9 +13,8 @@ import threading
 import pytest
 
 from paclm.errors import InvalidInput, KeyRefused, QuotaExceeded, ServiceError, WorkspaceError
-from paclm.server import api_keys, database
-from paclm.server.api_keys import KEY_BYTES, KEY_PREFIX, KeyInfo, KeyStore
-from paclm.server.database import Database
+from paclm.server import api_keys
+from paclm.server.api_keys import KEY_BYTES, KEY_PREFIX, Database, KeyInfo, KeyStore
 
 
 @pytest.fixture
@@ -302,7 +301,7 @@ def test_a_file_that_is_no_database_is_refused_with_a_sentence(path):
 
 
 def test_a_writer_that_holds_the_file_for_too_long_is_named_as_the_reason(path, monkeypatch):
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(api_keys, "BUSY_SECONDS", 0.05)
     with (
         Database.open(path) as db,
         Database.open(path) as other,

@@ -11,8 +11,7 @@ import threading
 import pytest
 
 from paclm.errors import InvalidInput, RepliesFull, ReplyConflict
-from paclm.server.api_keys import KeyStore
-from paclm.server.database import Database
+from paclm.server.api_keys import Database, KeyStore
 from paclm.server.idempotency import Fresh, InProgress, Keep, Lost, Replies, Stored, body_digest
 
 BODY = body_digest("/v1/completions", b'{"prompt": "the patient"}')
@@ -135,7 +134,7 @@ def test_what_a_killed_server_had_under_way_is_lost_and_what_it_had_stored_is_no
     program = f"""
 import os
 from pathlib import Path
-from paclm.server.database import Database
+from paclm.server.api_keys import Database
 from paclm.server.idempotency import Replies
 replies = Replies(Database.open(Path({str(path)!r})))
 ticket = replies.begin("alice", "done", {BODY!r}).ticket

@@ -14,8 +14,7 @@ import httpx
 from curator.deployments import ScriptedEngine
 from paclm import Curator
 from paclm.config import ServerConfig
-from paclm.server.api_keys import KeyStore
-from paclm.server.database import Database, service_path
+from paclm.server.api_keys import Database, KeyStore, service_path
 from paclm.server.idempotency import Replies
 from paclm.server.service import Service, Setup
 from server.live import Live, bearer, ledger_rows, serve

@@ -134,8 +134,7 @@ def revoke(workspace: WorkspaceArgument, name: NameArgument, as_json: JsonFlag =
 
 def _open(workspace: Path) -> KeyStore:
     from paclm.server.address import identity, running_server
-    from paclm.server.api_keys import KeyStore
-    from paclm.server.database import service_path
+    from paclm.server.api_keys import KeyStore, service_path
     from paclm.worlds.layout import CURATOR_FOLDER
     from paclm.worlds.manifest import load_manifest
 

@@ -27,7 +27,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from paclm.errors import InvalidInput, RepliesFull, ReplyConflict
-from paclm.server.database import Database
+from paclm.server.api_keys import Database
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _NONCE = bytes(12)

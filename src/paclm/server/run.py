@@ -18,9 +18,8 @@ from paclm.curator.preflight import budgets_of
 from paclm.curator.redacted import disable_core_dumps
 from paclm.errors import ServiceError
 from paclm.server import address, logs
-from paclm.server.api_keys import KeyStore
+from paclm.server.api_keys import Database, KeyStore, service_path
 from paclm.server.app import create_app
-from paclm.server.database import Database, service_path
 from paclm.server.idempotency import Keep, Replies
 from paclm.server.service import Service, Setup
 from paclm.server.web_server import allow_files, web_server
