@@ -46,7 +46,7 @@ def measured(
     secrets = draw_secrets(M, seed=5, count=SESSIONS)
     played = play_queries(
         ScriptedStreams(M, dissent, seed=2),
-        [Lane(noise_for or charged, 5, 0, secrets)],
+        Lane(noise_for or charged, 5, 0, secrets),
         [[[1]] * SESSIONS] * QUERIES,
         np.tile(uniform_belief(M), (SESSIONS, 1)),
         0,

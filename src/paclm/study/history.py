@@ -26,7 +26,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 class Lane(NamedTuple):
-    """Sessions `first` … of one budget, in a batch with others."""
+    """Sessions `first` … of one budget."""
 
     per_token: float
     noise_seed: int
@@ -36,25 +36,21 @@ class Lane(NamedTuple):
 
 def play_queries(
     streams: EngineStreams,
-    lanes: Sequence[Lane],
+    lane: Lane,
     prompts: Sequence[Prompts],
     beliefs: FloatArray,
     first_query: int,
     length: int,
     rule: Rule,
 ) -> Arrays:
-    """Several queries of all lanes, from the beliefs (n, m) before the first: prompts by query, then by session.
+    """Several queries of the sessions, from the beliefs (n, m) before the first: prompts by query, then by session.
 
     The columns of `Played` over all queries, (n, queries · length), and `beliefs` (queries, n, m).
     """
-    ends = np.cumsum([len(lane.secrets) for lane in lanes])[:-1]
     played: list[Arrays] = []
     for query, some in enumerate(prompts, start=first_query):
-        sessions = [
-            carry_on(rule, lane.per_token, lane.noise_seed, query, lane.first, lane.secrets, own)
-            for lane, own in zip(lanes, np.split(beliefs, ends), strict=True)
-        ]
-        played.append(play(streams, some, sessions, length).arrays())
+        sessions = carry_on(rule, lane.per_token, lane.noise_seed, query, lane.first, lane.secrets, beliefs)
+        played.append(play(streams, some, [sessions], length).arrays())
         beliefs = played[-1]["beliefs"][-1]
     return join_queries(played)
 

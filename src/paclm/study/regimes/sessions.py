@@ -8,7 +8,6 @@ sessions; budgets share nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,7 +22,6 @@ from paclm.study.decoding import GUMBEL
 from paclm.study.history import Arrays, Lane, follow_up, join_queries, join_sessions, measure, play_queries
 from paclm.study.lab import Advance, Lab
 from paclm.study.leak_tests import describe_excess
-from paclm.study.parts import Parts
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
 from paclm.study.serving import EngineStreams, Played, draw_secrets, engine_for
@@ -59,89 +57,57 @@ class SessionScale:
 
 
 class Sessions:
-    """All sessions of all budgets: row b·sessions + i is session i of budget b. Rows share batches, nothing else."""
+    """The sessions of one budget. A session's prompts, secret, noise and coins do not depend on its batch."""
 
-    def __init__(self, lab: Lab, scale: SessionScale) -> None:
-        self.lab, self.scale = lab, scale
-        count = scale.sessions * scale.queries
-        drawn = [lab.prompts(count, scale.prompt + 1, "sessions", per_token) for per_token in scale.budgets]
-        self.texts: IntArray = np.array(drawn, dtype=np.int64).reshape(-1, scale.queries, scale.prompt + 1)
-        """(rows, queries, prompt and the token after it)"""
-        self.secrets = [draw_secrets(lab.num_worlds, self._noise_seed(b), scale.sessions) for b in scale.budgets]
+    def __init__(self, lab: Lab, scale: SessionScale, per_token: float) -> None:
+        self.lab, self.scale, self.per_token = lab, scale, per_token
+        drawn = lab.prompts(scale.sessions * scale.queries, scale.prompt + 1, "sessions", per_token)
+        shape = (scale.sessions, scale.queries, scale.prompt + 1)  # the token after the prompt is its truth
+        self.texts: IntArray = np.array(drawn, dtype=np.int64).reshape(shape)
+        self._seed = lab.seed_for("sessions", "noise", per_token)
+        self.secrets = draw_secrets(lab.num_worlds, self._seed, scale.sessions)
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def parts(self, together: int) -> Parts:
-        """Finished parts of the same texts, in batches of the same size."""
-        digest = hashlib.sha256(self.texts.tobytes()).hexdigest()
-        return self.lab.parts("sessions", [asdict(self.scale), digest, together])
-
-    def play(self, engine: Engine, together: int) -> Arrays:
+    def play(self, engine: Engine, together: int, advance: Advance = lambda _: None) -> Played:
         """Every query of every session, `together` at a time; finished parts are read."""
-        parts = self.parts(together)
-        advance = self.lab.start_task("sessions", len(self) * self.scale.queries * self.scale.tokens)
-        batches = [range(start, min(start + together, len(self))) for start in range(0, len(self), together)]
-        return join_sessions([self._play_rows(engine, rows, parts, advance) for rows in batches])
-
-    def split(self, played: Arrays) -> Iterator[tuple[float, Played, IntArray, IntArray]]:
-        """Per budget: the sessions, their secrets, and the tokens that follow the prompts (sessions, queries)."""
-        for i, per_token in enumerate(self.scale.budgets):
-            own = slice(i * self.scale.sessions, (i + 1) * self.scale.sessions)
-            columns = {name: array[:, own] if name == "beliefs" else array[own] for name, array in played.items()}
-            yield per_token, Played(**columns), self.secrets[i], self.texts[own, :, -1]
-
-    def _play_rows(self, engine: Engine, rows: range, parts: Parts, advance: Advance) -> Arrays:
-        scale = self.scale
-        beliefs: FloatArray = np.tile(uniform_belief(self.lab.num_worlds), (len(rows), 1))
-        found: list[Arrays] = []
-        for first in range(0, scale.queries, scale.queries_per_part):
-            queries = range(first, min(first + scale.queries_per_part, scale.queries))
-            make = partial(self._play_queries, engine, rows, queries, beliefs)
-            done = parts.arrays(f"sessions-{rows.start}-{first}", make)
-            advance(len(rows) * len(queries) * scale.tokens)
-            beliefs = done["beliefs"][-1]
-            found.append(done)
-        return join_queries(found)
+        scale, digest = self.scale, hashlib.sha256(self.texts.tobytes()).hexdigest()
+        parts = self.lab.parts("sessions", [asdict(scale), self.per_token, digest, together])
+        batches: list[Arrays] = []
+        for start in range(0, scale.sessions, together):
+            rows = range(start, min(start + together, scale.sessions))
+            beliefs: FloatArray = np.tile(uniform_belief(self.lab.num_worlds), (len(rows), 1))
+            found: list[Arrays] = []
+            for first in range(0, scale.queries, scale.queries_per_part):
+                queries = range(first, min(first + scale.queries_per_part, scale.queries))
+                make = partial(self._play_queries, engine, rows, queries, beliefs)
+                found.append(parts.arrays(f"sessions-{start}-{first}", make))
+                beliefs = found[-1]["beliefs"][-1]
+                advance(len(rows) * len(queries) * scale.tokens)
+            batches.append(join_queries(found))
+        return Played(**join_sessions(batches))
 
     def _play_queries(self, engine: Engine, rows: range, queries: range, beliefs: FloatArray) -> Arrays:
-        scale = self.scale
-        seeds = [self.lab.seed_for("sessions", "coins", *self._place(row)) for row in rows]
-        coins = [Coins(seed, step=queries.start * scale.tokens) for seed in seeds]
+        length = self.scale.tokens
+        seeds = [self.lab.seed_for("sessions", "coins", self.per_token, row) for row in rows]
+        coins = [Coins(seed, step=queries.start * length) for seed in seeds]
         streams = EngineStreams(engine, GUMBEL, coins, with_full=True)
         prompts = [self.texts[rows.start : rows.stop, query, :-1].tolist() for query in queries]
-        rule = rule_named("gaussian")
-        return play_queries(streams, self._lanes(rows), prompts, beliefs, queries.start, scale.tokens, rule)
-
-    def _lanes(self, rows: range) -> list[Lane]:
-        lanes = []
-        for i, per_token in enumerate(self.scale.budgets):
-            first = i * self.scale.sessions
-            own = range(max(rows.start - first, 0), min(rows.stop - first, self.scale.sessions))
-            if own:
-                secrets = self.secrets[i][own.start : own.stop]
-                lanes.append(Lane(per_token, self._noise_seed(per_token), own.start, secrets))
-        return lanes
-
-    def _place(self, row: int) -> tuple[float, int]:
-        budget, session = divmod(row, self.scale.sessions)
-        return self.scale.budgets[budget], session
-
-    def _noise_seed(self, per_token: float) -> int:
-        return self.lab.seed_for("sessions", "noise", per_token)
+        lane = Lane(self.per_token, self._seed, rows.start, self.secrets[rows.start : rows.stop])
+        return play_queries(streams, lane, prompts, beliefs, queries.start, length, rule_named("gaussian"))
 
 
 def run(lab: Lab, scale: SessionScale) -> Findings:
-    """All budgets in common batches, then every cell."""
+    """Every budget and horizon."""
     lab.need_all_worlds()
-    sessions = Sessions(lab, scale)
-    context = scale.prompt + scale.tokens
-    engine, together = engine_for(lab, lab.worlds_name, "full", sequences=len(sessions), context=context)
+    context, count = scale.prompt + scale.tokens, scale.sessions * scale.queries * scale.tokens
+    engine, together = engine_for(lab, lab.worlds_name, "full", sequences=scale.sessions, context=context)
+    advance = lab.start_task("sessions", len(scale.budgets) * count)
     rows: list[Row] = []
-    for per_token, played, secrets, truth in sessions.split(sessions.play(engine, together)):
+    for per_token in scale.budgets:
+        sessions = Sessions(lab, scale, per_token)
+        played = sessions.play(engine, together, advance)
         for before, horizon in zip((0, *scale.horizons), scale.horizons, strict=False):
-            leak = measure(played, per_token, secrets, horizon, lab.membership)
-            rows.append(leak | follow_up(played, truth, before, horizon))
+            leak = measure(played, per_token, sessions.secrets, horizon, lab.membership)
+            rows.append(leak | follow_up(played, sessions.texts[:, :, -1], before, horizon))
     return Findings(rows, NOTES)
 
 
