@@ -1,8 +1,8 @@
-"""Microseconds per released token, one stream, from a raw vote vector, on recorded votes in order.
+"""Microseconds per released token at m = 128 on recorded votes. Targets: served gaussian 20, replay 6.
 
-The alternative is the release written over all 200 candidates, dense covariance and one eigendecomposition a token
-(tests/reference/ambient.py), in the same run and on one thread too. Nothing is precomputed across tokens; the noise
-comes from the operating system.
+The releases are served one token after another against one secret, with noise from the operating system. `replay` is
+the study's session protocol, as `paclm replay` runs it, figures included. For comparison, the dense twin
+(tests/reference/ambient.py) works on all 200 candidates with one eigendecomposition per token. One thread.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from harness import median, print_table, race, spread  # noqa: E402
 from paclm.privacy.belief import uniform_belief  # noqa: E402
 from paclm.privacy.randomness import Noise  # noqa: E402
 from paclm.privacy.releases import RULES  # noqa: E402
+from paclm.study.recorded_votes import RecordedVotes  # noqa: E402
+from paclm.study.replay import ReplaySettings, planned_tokens, replay  # noqa: E402
 from reference import ambient  # noqa: E402
 
 PER_TOKEN = 2.0**-16
-VOTES = np.load(ROOT / "tests/fixtures/votes/wikipedia-gumbel.npz")["votes"]
+RECORDED = RecordedVotes.load(ROOT / "tests/fixtures/votes/wikipedia-gumbel.npz")
+REPLAY = ReplaySettings(per_token=PER_TOKEN, sessions=64, tokens=2048)
 
 
 def stream(votes: np.ndarray, release) -> None:
@@ -36,7 +39,7 @@ def stream(votes: np.ndarray, release) -> None:
 
 
 def ambient_stream(votes: np.ndarray) -> None:
-    """The same by the twin; unanimous tokens are as free there as here."""
+    """The same by the dense twin; unanimous tokens are skipped."""
     belief, rng = np.full(votes.shape[1], 1 / votes.shape[1]), np.random.default_rng(0)
     for row in votes:
         if (row != row[0]).any():
@@ -44,22 +47,24 @@ def ambient_stream(votes: np.ndarray) -> None:
 
 
 def split_votes(num_tokens: int, num_worlds: int, num_distinct: int) -> np.ndarray:
-    """Every token disputed, among so many distinct votes."""
+    """Votes that dissent at every token, with the given number of distinct votes."""
     rng = np.random.default_rng(1)
     return np.array([rng.permutation(np.arange(num_worlds) % num_distinct) for _ in range(num_tokens)])
 
 
 def main() -> None:
-    """Three tables: the releases on real votes, cost against worlds, cost against distinct votes."""
-    real = np.ascontiguousarray(VOTES[:4096]).astype(np.int64)
+    """Three tables: the releases on real votes, cost by number of worlds, cost by number of distinct votes."""
+    real = np.ascontiguousarray(RECORDED.votes[:4096]).astype(np.int64)
     few = real[:128]
     contenders = {name: (lambda release=rule.release: stream(real, release)) for name, rule in RULES.items()}
-    seconds = race({**contenders, "ambient twin, 200 candidates": lambda: ambient_stream(few)})
-    per_token = {name: median(s) / (len(few) if "twin" in name else len(real)) * 1e6 for name, s in seconds.items()}
-    twin = per_token["ambient twin, 200 candidates"]
+    replayed, dense = "replay, gaussian", "dense twin, 200 candidates"
+    seconds = race({**contenders, replayed: lambda: replay(RECORDED, REPLAY), dense: lambda: ambient_stream(few)})
+    tokens = {replayed: planned_tokens(RECORDED, REPLAY), dense: len(few)}
+    per_token = {name: median(s) / tokens.get(name, len(real)) * 1e6 for name, s in seconds.items()}
+    twin = per_token[dense]
     dissent = (real != real[:, :1]).any(axis=1).mean()
     print_table(
-        f"Released tokens on real votes in order, m = 128, {dissent:.1%} dissent, b = 2^-16",
+        f"Released tokens on real votes, m = 128, {dissent:.1%} dissent, b = 2^-16",
         ["release", "µs/token", "twin ÷ release", "spread"],
         [
             [n, f"{per_token[n]:.2f}", f"{twin / per_token[n]:.0f}×", spread(seconds[n])]
@@ -74,7 +79,7 @@ def main() -> None:
         votes = {a: split_votes(256, num_worlds, a) for a in (1, 2, 3)}
         seconds = race({str(a): (lambda v=v: stream(v, RULES["gaussian"].release)) for a, v in votes.items()}, rounds=5)
         rows.append([str(num_worlds), *[f"{median(seconds[str(a)]) / 256 * 1e6:.1f}" for a in votes]])
-    print_table("gaussian: µs/token against worlds", ["worlds", "unanimous", "2 distinct", "3 distinct"], rows)
+    print_table("gaussian: µs/token by number of worlds", ["worlds", "unanimous", "2 distinct", "3 distinct"], rows)
 
     rows = []
     for num_distinct in (2, 3, 5, 9, 17, 33, 65, 128):
@@ -83,7 +88,7 @@ def main() -> None:
             {name: (lambda v=votes, r=RULES[name].release: stream(v, r)) for name in ("gaussian", "channel")}, 5
         )
         rows.append([str(num_distinct), *[f"{median(seconds[n]) / 64 * 1e6:.1f}" for n in ("gaussian", "channel")]])
-    print_table("µs/token against distinct votes, m = 128", ["distinct", "gaussian", "channel"], rows)
+    print_table("µs/token by number of distinct votes, m = 128", ["distinct", "gaussian", "channel"], rows)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ from paclm.privacy import gaussian
 from paclm.privacy.belief import normalise
 from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import RULES, Rule, rule_named
+from paclm.study import streams
 from paclm.study.batched_sessions import ResearchSessions, release_pairs
+from paclm.study.recorded_votes import RecordedVotes
 
 
 def noises(count: int, seed: int) -> list[ResearchNoise]:
@@ -137,3 +139,24 @@ def test_votes_of_another_shape_or_kind_are_refused(make: Callable[[np.ndarray],
 def test_everything_is_stamped() -> None:
     assert ResearchSession.stamp == ResearchSessions.stamp == STAMP
     assert "NOT PRIVATE" in STAMP
+
+
+@pytest.mark.parametrize("release", sorted(RULES))
+def test_streams_played_in_batches_equal_single_sessions_bit_for_bit(
+    release: str, vote_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session protocol of `paclm replay`; five sessions in batches of three."""
+    monkeypatch.setattr(streams, "_BATCH", 3)
+    recorded = RecordedVotes.load(vote_files["gumbel"])
+    played = list(streams.play_sessions(recorded, rule_named(release), 2.0**-8, 5, 300, seed=7))
+    assert len(played) == 5
+    for stream, noise in zip(played, noises(5, 7), strict=True):
+        start = noise.below(recorded.num_positions)
+        session = ResearchSession(recorded.num_worlds, rule_named(release), 2.0**-8, noise)
+        rows = recorded.votes[(start + np.arange(300)) % recorded.num_positions]
+        done = [session.release(row) for row in rows]
+        assert stream.secrets.tolist() == [session.secret]
+        assert stream.released.tolist() == [one.token for one in done]
+        assert stream.scales.tolist() == [one.noise_scale for one in done if one.is_dissent]
+        assert stream.information == sum(one.information for one in done)
+        assert stream.beliefs.tobytes() == session.belief.tobytes()

@@ -1,4 +1,4 @@
-"""Streams of releases on recorded votes: the one place where studies without a model play sessions."""
+"""Streams of releases on recorded votes, for `paclm replay` and every study that needs no model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 from paclm.curator.research import ResearchSession
+from paclm.privacy import gaussian
 from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import Rule
 from paclm.study.batched_sessions import ResearchSessions
 from paclm.study.recorded_votes import RecordedVotes
 
-_AT_A_TIME = 64
-"""Sessions in one batch. Sources of noise are independent, so that batches of any size give the same figures."""
+_BATCH = 128
+"""Sessions in one batch. Their noise is independent, so batches of any size give the same figures."""
 
 
 class RecordedStream(NamedTuple):
@@ -25,7 +26,7 @@ class RecordedStream(NamedTuple):
     released: IntArray  # (t,)
     realized: IntArray  # (t,)
     scales: FloatArray  # (dissenting tokens,) σ of the noise
-    information: float  # Σ_t of each step's conditional information
+    information: float  # Σ of the conditional information of the tokens
     secrets: IntArray  # (secrets,)
     beliefs: FloatArray  # (moved, m) final beliefs, of the secrets whose votes dissented
     moved: IntArray  # (moved,) the indices of those secrets; every other belief is still uniform
@@ -36,17 +37,18 @@ def play_sessions(
 ) -> Iterator[RecordedStream]:
     """Consecutive positions from a random start, wrapping round, against one secret each."""
     children = np.random.SeedSequence(seed).spawn(sessions)
-    for first in range(0, sessions, _AT_A_TIME):
-        noises = [ResearchNoise(child) for child in children[first : first + _AT_A_TIME]]
+    size = _BATCH if rule.release is gaussian.release else 1  # nothing else is vectorised
+    for first in range(0, sessions, size):
+        noises = [ResearchNoise(child) for child in children[first : first + size]]
         starts = np.array([noise.below(recorded.num_positions) for noise in noises])
         positions = (starts[:, None] + np.arange(tokens)) % recorded.num_positions  # (n, t)
         yield from _play_batch(recorded, ResearchSessions(recorded.num_worlds, rule, per_token, noises), positions)
 
 
 def _play_batch(recorded: RecordedVotes, sessions: ResearchSessions, positions: IntArray) -> Iterator[RecordedStream]:
-    """Step j releases the j-th dissenting token of every session that has so many."""
+    """Step j releases the j-th dissenting token of every session that has one."""
     dissenting = [np.flatnonzero(row) for row in recorded.is_dissent[positions]]
-    released = recorded.votes[positions, 0]  # (n, t), right wherever the worlds agree
+    released = recorded.votes[positions, 0]  # (n, t), correct where the worlds agree
     scales = [np.zeros(at.size) for at in dissenting]
     information = np.zeros(len(sessions))
     for step in range(max(at.size for at in dissenting)):
@@ -81,7 +83,7 @@ def play_fresh(
         released = recorded.votes[:length, 0].copy()
         realized = released.copy()
         beliefs = np.empty((dissenting.size, recorded.num_worlds))
-        secrets = np.zeros(length, dtype=np.int64)  # where worlds agree any secret gives the same figures
+        secrets = np.zeros(length, dtype=np.int64)  # where worlds agree, any secret gives the same figures
         scales, information = [], 0.0
         for row, t in enumerate(dissenting):
             session = ResearchSession(recorded.num_worlds, rule, per_token, noise)
