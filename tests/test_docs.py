@@ -42,6 +42,17 @@ def test_tests_named_in_the_documentation_exist():
             assert f"def {name}(" in code, f"{page.name} names {name}"
 
 
+@pytest.mark.parametrize("page", [*PAGES, *READMES], ids=lambda path: path.name)
+def test_files_named_in_the_documentation_exist(page):
+    text = page.read_text()
+    for name in re.findall(r"`((?:src|tests|tools|bench|deploy|docs|examples)/[\w./-]+)`", text):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
+    if page.name == "engine.md":
+        files = text.split("## Files")[1].split("\n## ")[0]
+        for name in re.findall(r"`([\w*]+\.py)`", files):
+            assert any((ROOT / "src" / "paclm" / "engine").glob(name)), f"{page.name} names {name}"
+
+
 def slug(heading: str) -> str:
     """The anchor that the site gives a heading."""
     plain = unicodedata.normalize("NFKD", re.sub(r"[`*]", "", heading)).encode("ascii", "ignore").decode()
