@@ -122,7 +122,7 @@ def test_the_guarantee_is_the_bound_at_the_committed_total_rounded_up(visit, dep
     sentence = re.sub(r"\s+", " ", page.locator("#sentence").inner_text())
     assert sentence == (
         "No attack on whether a record was in the half of the corpus that was used succeeds more than "
-        f"{per_cent:.1f} % of the time, whatever is asked until the budget is gone."
+        f"{per_cent:.1f} % of the time, whatever is asked until the budget is spent."
     )
     assert visited.refused == []
 
@@ -244,7 +244,7 @@ def test_a_budget_that_is_gone_is_said_and_the_playground_says_what_happens(visi
     page = visit(gone).open_panel(gone.admin)
     promised = page.locator("#mia").inner_text()
     gone.complete(max_tokens=8)
-    page.locator("#budget-title", has_text="The budget is gone").wait_for()
+    page.locator("#budget-title", has_text="The budget is spent").wait_for()
     assert number(page, "#left") == 0
     assert page.locator("#mia").inner_text() == promised
     page.locator("#max-tokens").fill("6")

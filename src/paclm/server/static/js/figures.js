@@ -3,7 +3,7 @@
 import { bound, count, nats, plural, rate, share, span } from "./format.js";
 import { byId, inCode, make, say, saySentence, setPart } from "./page.js";
 
-const NOT_A_BOUND = "What was spent so far is an account, not a bound: the guarantee is stated at the total only.";
+const NOT_A_BOUND = "What is spent so far is not a bound: the guarantee is at the committed total.";
 
 export function showFigures(overview, pace) {
   const { budget } = overview;
@@ -63,7 +63,7 @@ function paceSentence(budget, tokens, charge, pace) {
 
 /** Why nothing more can be charged: a price that was raised can leave most of a budget. */
 export function why(budget) {
-  return budget.spent_nats < budget.total_nats ? "One token costs more than is left" : "The budget is gone";
+  return budget.spent_nats < budget.total_nats ? "One token costs more than is left" : "The budget is spent";
 }
 
 function goneSentence(budget) {

@@ -28,7 +28,7 @@ function showPlan(plan, budget) {
   byId("plan-answer").replaceChildren(
     make("p", "", make("strong", plan.fits ? "" : "does-not-fit", verdictOf(plan, perDay))),
     make("p", "", `One costs at most ${nats(plan.max_nats)} nats, ${part} of the budget.`),
-    make("p", "hint", `${count(plan.remaining_tokens)} tokens are left. Asking costs nothing and changes nothing.`),
+    make("p", "hint", `${count(plan.remaining_tokens)} tokens are left. Planning costs nothing.`),
   );
 }
 
