@@ -5,6 +5,8 @@ Every test is seeded; with a fresh seed each would raise a false alarm less than
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -13,9 +15,9 @@ from paclm.privacy import gaussian
 from paclm.privacy.belief import uniform_belief
 from paclm.privacy.randomness import NoiseSource
 from paclm.privacy.releases import Rule, rule_named
-from paclm.study.history import Lane, follow_up, measure, play_queries
+from paclm.study.history import follow_up, measure, play_queries
 from paclm.study.results import Row
-from paclm.study.serving import Played, draw_secrets
+from paclm.study.serving import Played, carry_on, draw_secrets
 from paclm.worlds.assignment import assign_worlds
 from study.small_lab import ScriptedStreams
 
@@ -46,12 +48,11 @@ def measured(
     secrets = draw_secrets(M, seed=5, count=SESSIONS)
     played = play_queries(
         ScriptedStreams(M, dissent, seed=2),
-        Lane(noise_for or charged, 5, 0, secrets),
+        partial(carry_on, rule or rule_named("gaussian"), noise_for or charged, 5, 0, secrets),
         [[[1]] * SESSIONS] * QUERIES,
         np.tile(uniform_belief(M), (SESSIONS, 1)),
         0,
         LENGTH,
-        rule or rule_named("gaussian"),
     )
     return measure(Played(**played), charged, secrets, horizon, MEMBERSHIP)
 

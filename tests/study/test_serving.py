@@ -45,12 +45,12 @@ def same(one, other):
 def test_a_sequence_is_the_same_alone_and_beside_others(lab):
     engine = lab.engine("worlds", "full", sequences=6, context=32)
     prompts = lab.prompts(6, 8, "test")
-    together = play(EngineStreams(engine, GUMBEL, coins(6), with_full=True), prompts, [sessions(6)], LENGTH)
+    together = play(EngineStreams(engine, GUMBEL, coins(6), with_full=True), prompts, sessions(6), LENGTH)
     assert 0.02 < (together.distinct > 1).mean() < 0.98  # otherwise this shows nothing
     for i in range(6):
         seeds = np.random.SeedSequence(3).spawn(6)[i]
         own = ResearchSessions(8, GAUSSIAN, 2.0**-8, [ResearchNoise(seeds)])
-        alone = play(EngineStreams(engine, GUMBEL, coins(1, i), with_full=True), prompts[i : i + 1], [own], LENGTH)
+        alone = play(EngineStreams(engine, GUMBEL, coins(1, i), with_full=True), prompts[i : i + 1], own, LENGTH)
         assert alone.tokens[0].tolist() == together.tokens[i].tolist()
         assert alone.full is not None
         assert together.full is not None
@@ -58,22 +58,11 @@ def test_a_sequence_is_the_same_alone_and_beside_others(lab):
         assert alone.distinct[0].tolist() == together.distinct[i].tolist()
 
 
-def test_budgets_that_share_a_batch_do_not_touch_each_other(lab):
-    engine = lab.engine(sequences=6, context=32)
-    prompts = lab.prompts(6, 8, "test")
-    few, many = sessions(2, 1.0, seed=1), sessions(4, 2.0**-20, seed=2)
-    together = play(EngineStreams(engine, GUMBEL, coins(6)), prompts, [few, many], LENGTH)
-    lone = sessions(4, 2.0**-20, seed=2)
-    alone = play(EngineStreams(engine, GUMBEL, coins(4, 2)), prompts[2:], [lone], LENGTH)
-    assert np.array_equal(together.tokens[2:], alone.tokens)
-    assert np.array_equal(many.beliefs, lone.beliefs)
-
-
 def test_without_noise_the_realized_world_is_followed(lab):
     engine = lab.engine(sequences=6, context=32)
-    found = play(EngineStreams(engine, GREEDY, coins(6)), lab.prompts(6, 8), [sessions(6, np.inf)], LENGTH)
+    found = play(EngineStreams(engine, GREEDY, coins(6)), lab.prompts(6, 8), sessions(6, np.inf), LENGTH)
     assert np.array_equal(found.tokens, found.realized)
-    noisy = play(EngineStreams(engine, GREEDY, coins(6)), lab.prompts(6, 8), [sessions(6, 2.0**-30)], LENGTH)
+    noisy = play(EngineStreams(engine, GREEDY, coins(6)), lab.prompts(6, 8), sessions(6, 2.0**-30), LENGTH)
     assert not np.array_equal(noisy.tokens, noisy.realized)
     assert np.array_equal(noisy.tokens[noisy.distinct == 1], noisy.realized[noisy.distinct == 1])
     assert np.array_equal(noisy.information > 0, noisy.distinct > 1)
@@ -94,9 +83,9 @@ def test_other_rules_of_voting_are_played(lab, coupling):
     engine = lab.engine(sequences=6, context=32)
     prompts = lab.prompts(6, 8)
     decoding = Decoding(coupling, 1.0, coupling=coupling, threshold=0.0)
-    found = play(EngineStreams(engine, decoding, coins(6)), prompts, [sessions(6)], LENGTH)
-    again = play(EngineStreams(engine, decoding, coins(6)), prompts, [sessions(6)], LENGTH)
-    coupled = play(EngineStreams(engine, GUMBEL, coins(6)), prompts, [sessions(6)], LENGTH)
+    found = play(EngineStreams(engine, decoding, coins(6)), prompts, sessions(6), LENGTH)
+    again = play(EngineStreams(engine, decoding, coins(6)), prompts, sessions(6), LENGTH)
+    coupled = play(EngineStreams(engine, GUMBEL, coins(6)), prompts, sessions(6), LENGTH)
     assert same(found, again)
     assert not same(found, coupled)
     if coupling == "independent":
@@ -109,8 +98,8 @@ def test_the_hybrid_rule_with_a_threshold_never_reached_is_the_coupled_rule(lab)
     engine = lab.engine(sequences=6, context=32)
     prompts = lab.prompts(6, 8)
     never = Decoding("never", 1.0, coupling="hybrid", threshold=1.1)
-    hybrid = play(EngineStreams(engine, never, coins(6)), prompts, [sessions(6)], LENGTH)
-    coupled = play(EngineStreams(engine, GUMBEL, coins(6)), prompts, [sessions(6)], LENGTH)
+    hybrid = play(EngineStreams(engine, never, coins(6)), prompts, sessions(6), LENGTH)
+    coupled = play(EngineStreams(engine, GUMBEL, coins(6)), prompts, sessions(6), LENGTH)
     assert same(hybrid, coupled)
 
 
@@ -120,8 +109,8 @@ def test_a_session_carried_on_in_two_goes_equals_one_go():
 
     def queries(numbers, beliefs, streams):
         for query in numbers:
-            some = carry_on(GAUSSIAN, 2.0**-6, 1, query, 0, secrets, beliefs)
-            play(streams, [[1]] * 4, [some], 20)
+            some = carry_on(GAUSSIAN, 2.0**-6, 1, 0, secrets, query, beliefs)
+            play(streams, [[1]] * 4, some, 20)
             beliefs = some.beliefs
         return beliefs
 
@@ -135,7 +124,7 @@ def test_a_session_carried_on_in_two_goes_equals_one_go():
 def test_prompts_must_match_sessions_and_coins(lab):
     engine = lab.engine(sequences=6, context=32)
     with pytest.raises(InvalidInput, match="3 sessions"):
-        play(ScriptedStreams(8, 0.5, 0), [[1]] * 2, [sessions(3)], 1)
+        play(ScriptedStreams(8, 0.5, 0), [[1]] * 2, sessions(3), 1)
     with pytest.raises(InvalidInput, match="3 sources"):
         EngineStreams(engine, GUMBEL, coins(3)).start([[1]] * 2, 1)
 

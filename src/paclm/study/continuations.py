@@ -48,7 +48,7 @@ class Continuations:
         for batch in self._batches(len(prompts), self.together):
             sessions = begin(lab.num_worlds, rule, per_token, seed, first + batch.start, secrets[batch])
             streams = EngineStreams(engine, decoding, self._coins(first, batch))
-            done.append(play(streams, prompts[batch], [sessions], length, horizons, advance).arrays())
+            done.append(play(streams, prompts[batch], sessions, length, horizons, advance).arrays())
         return join_sessions(done)
 
     def alone(self, prompts: Prompts, source: str, decoding: Decoding, length: int, *, first: int = 0) -> IntArray:

@@ -5,8 +5,8 @@ Every number about a session is over the history up to a horizon.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,40 +17,30 @@ from paclm.privacy.accounting import UNITS_PER_NAT, units_up
 from paclm.privacy.belief import BoolArray, FloatArray, IntArray
 from paclm.privacy.bounds import success_bound
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth, leak_samples_by_entropy, mean_and_stderr
-from paclm.privacy.releases import Rule
 from paclm.study.attacks.belief import attack_beliefs
+from paclm.study.batched_sessions import ResearchSessions
 from paclm.study.results import Row
-from paclm.study.serving import EngineStreams, Played, Prompts, carry_on, play
+from paclm.study.serving import EngineStreams, Played, Prompts, play
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-class Lane(NamedTuple):
-    """Sessions `first` … of one budget."""
-
-    per_token: float
-    noise_seed: int
-    first: int
-    secrets: IntArray  # (n,)
-
-
 def play_queries(
     streams: EngineStreams,
-    lane: Lane,
+    sessions_at: Callable[[int, FloatArray], ResearchSessions],
     prompts: Sequence[Prompts],
     beliefs: FloatArray,
     first_query: int,
     length: int,
-    rule: Rule,
 ) -> Arrays:
-    """Several queries of the sessions, from the beliefs (n, m) before the first: prompts by query, then by session.
+    """Several queries of n sessions, from the beliefs (n, m) before the first: prompts by query, then by session.
 
-    The columns of `Played` over all queries, (n, queries · length), and `beliefs` (queries, n, m).
+    `sessions_at` gives the sessions of a query from the beliefs before it (see `carry_on`). Returns the columns of
+    `Played` over all queries, (n, queries · length), and `beliefs` (queries, n, m).
     """
     played: list[Arrays] = []
     for query, some in enumerate(prompts, start=first_query):
-        sessions = carry_on(rule, lane.per_token, lane.noise_seed, query, lane.first, lane.secrets, beliefs)
-        played.append(play(streams, some, [sessions], length).arrays())
+        played.append(play(streams, some, sessions_at(query, beliefs), length).arrays())
         beliefs = played[-1]["beliefs"][-1]
     return join_queries(played)
 

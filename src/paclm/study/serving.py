@@ -119,43 +119,38 @@ class Played:
 def play(
     streams: EngineStreams,
     prompts: Prompts,
-    sessions: Sequence[ResearchSessions],
+    sessions: ResearchSessions,
     length: int,
     horizons: Sequence[int] | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Played:
-    """Release `length` tokens on every prompt; prompts belong to the sessions in order, whose beliefs are carried on.
+    """Release `length` tokens on every prompt, one session each, whose beliefs are carried on.
 
-    Several `ResearchSessions` (for example one per budget) share a batch: their sizes add up to the number of prompts.
     Beliefs are kept at the horizons (1 … length, ascending), or at the end.
     """
-    ends = np.cumsum([len(some) for some in sessions])
-    if ends[-1] != len(prompts):
-        raise InvalidInput(f"There are {len(prompts)} prompts for {ends[-1]} sessions.")
-    secrets = np.concatenate([some.secrets for some in sessions])
+    if len(sessions) != len(prompts):
+        raise InvalidInput(f"There are {len(prompts)} prompts for {len(sessions)} sessions.")
     rows, at = np.arange(len(prompts)), horizons or (length,)
     found: dict[str, list[npt.NDArray[Any]]] = {}
     beliefs: list[FloatArray] = []
 
     def release(panel: Panel) -> IntArray:
-        parts = np.split(panel.worlds, ends[:-1])
-        steps = [some.release(votes) for some, votes in zip(sessions, parts, strict=True)]
+        step = sessions.release(panel.worlds)
         distinct = np.ones(len(prompts), dtype=np.int16)
-        dissenting = np.flatnonzero(np.concatenate([step.is_dissent for step in steps]))
-        distinct[dissenting] = count_distinct(panel.worlds[dissenting])
-        columns = {
-            "realized": panel.worlds[rows, secrets].astype(np.int32),
+        distinct[step.is_dissent] = count_distinct(panel.worlds[step.is_dissent])
+        columns: dict[str, npt.NDArray[Any]] = {
+            "realized": panel.worlds[rows, sessions.secrets].astype(np.int32),
             "public": panel.public.astype(np.int32),
             "distinct": distinct,
-            "information": np.concatenate([step.information for step in steps]),
+            "information": step.information,
         }
         if panel.full is not None:
             columns["full"] = panel.full.astype(np.int32)
         for name, column in columns.items():
             found.setdefault(name, []).append(column)
         if len(found["realized"]) in at:
-            beliefs.append(np.concatenate([some.beliefs for some in sessions]))
-        return np.concatenate([step.tokens for step in steps])
+            beliefs.append(sessions.beliefs.copy())
+        return step.tokens
 
     tokens = continue_by(streams, prompts, length, release, advance)
     columns = {name: np.stack(values, axis=1) for name, values in found.items()}
@@ -196,7 +191,7 @@ def draw_secrets(num_worlds: int, seed: int, count: int) -> IntArray:
 
 
 def carry_on(
-    rule: Rule, per_token: float, seed: int, query: int, first: int, secrets: IntArray, beliefs: FloatArray
+    rule: Rule, per_token: float, seed: int, first: int, secrets: IntArray, query: int, beliefs: FloatArray
 ) -> ResearchSessions:
     """Sessions `first` … at the start of one query, with their secrets, the beliefs so far, and noise for this query.
 
@@ -211,7 +206,7 @@ def carry_on(
 def begin(num_worlds: int, rule: Rule, per_token: float, seed: int, first: int, secrets: IntArray) -> ResearchSessions:
     """Sessions `first` … at their start, from a uniform belief."""
     uniform = np.tile(uniform_belief(num_worlds), (len(secrets), 1))
-    return carry_on(rule, per_token, seed, 0, first, secrets, uniform)
+    return carry_on(rule, per_token, seed, first, secrets, 0, uniform)
 
 
 def engine_for(lab: Lab, *adapters: str, sequences: int, context: int) -> tuple[Engine, int]:

@@ -19,12 +19,12 @@ from paclm.privacy.belief import FloatArray, IntArray, uniform_belief
 from paclm.privacy.randomness import Coins
 from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GUMBEL
-from paclm.study.history import Arrays, Lane, follow_up, join_queries, join_sessions, measure, play_queries
+from paclm.study.history import Arrays, follow_up, join_queries, join_sessions, measure, play_queries
 from paclm.study.lab import Advance, Lab
 from paclm.study.leak_tests import describe_excess
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
-from paclm.study.serving import EngineStreams, Played, draw_secrets, engine_for
+from paclm.study.serving import EngineStreams, Played, carry_on, draw_secrets, engine_for
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Engine
@@ -91,8 +91,9 @@ class Sessions:
         coins = [Coins(seed, step=queries.start * length) for seed in seeds]
         streams = EngineStreams(engine, GUMBEL, coins, with_full=True)
         prompts = [self.texts[rows.start : rows.stop, query, :-1].tolist() for query in queries]
-        lane = Lane(self.per_token, self._seed, rows.start, self.secrets[rows.start : rows.stop])
-        return play_queries(streams, lane, prompts, beliefs, queries.start, length, rule_named("gaussian"))
+        rule, secrets = rule_named("gaussian"), self.secrets[rows.start : rows.stop]
+        sessions_at = partial(carry_on, rule, self.per_token, self._seed, rows.start, secrets)
+        return play_queries(streams, sessions_at, prompts, beliefs, queries.start, length)
 
 
 def run(lab: Lab, scale: SessionScale) -> Findings:
