@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from paclm.config import MechanismConfig
-from paclm.ledger.events import Usage
+from paclm.ledger.events import Restored, Usage
 from paclm.ledger.ledger import Ledger
-from paclm.ledger.recovery import backup
+from paclm.ledger.recovery import adopt_restored, backup
 from paclm.privacy.accounting import Account, units_up
 
 KEY = bytes(range(32))
@@ -33,6 +33,7 @@ class Setup:
         self.lock = self.folder / "ledger.lock"
         self.witness = folder / "elsewhere.witness"
         self.backup = folder / "copy.sqlite"
+        self.new_keys = {"mac_key": NEW_KEY, "old_keys": [KEY]}
         self.now = datetime(2026, 11, 20, 8, 30, tzinfo=UTC)
 
     def create(self, **changes) -> Ledger:
@@ -67,6 +68,14 @@ class Setup:
         """Steps whose sealed beliefs have these numbers."""
         for n in numbers:
             ledger.commit(self.step(), b"sealed %d" % n)
+
+    def resume(self, *numbers: int, **options) -> None:
+        """Open, commit these steps and close."""
+        with self.open(**options) as ledger:
+            self.commit(ledger, *numbers)
+
+    def adopt(self, **options) -> Restored:
+        return adopt_restored(self.path, options.pop("mac_key", KEY), confirmed_by="ada", **options)
 
     def copy(self, name: str = "before.sqlite") -> Path:
         """A copy of the closed ledger made by hand, without the mark of a backup."""

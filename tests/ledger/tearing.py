@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -16,7 +18,8 @@ class Crash(BaseException):
     pass
 
 
-def tear(monkeypatch, begin, keep, count=1):
+@contextmanager
+def torn(begin: bytes, keep: int, count: int = 1) -> Iterator[None]:
     """The count-th write that begins like this keeps so many bytes of the new content, and then the process dies."""
     real, left = os.pwrite, count
 
@@ -29,16 +32,16 @@ def tear(monkeypatch, begin, keep, count=1):
                 raise Crash
         return real(descriptor, content, at)
 
-    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwrite", pwrite)
+        with pytest.raises(Crash):
+            yield
 
 
-def torn_commit(setup, monkeypatch, begin, keep, **options):
+def torn_commit(setup, begin, keep, **options):
     """Two steps, and a third whose note or testimony is torn; returns a copy by hand from before the third."""
     setup.with_steps(2, **options).close()
     copy = setup.copy()
-    with setup.open(**options) as ledger:
-        tear(monkeypatch, begin, keep)
-        with pytest.raises(Crash):
-            setup.commit(ledger, 3)
-        monkeypatch.undo()
+    with torn(begin, keep):
+        setup.resume(3, **options)
     return copy

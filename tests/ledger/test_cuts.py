@@ -9,7 +9,6 @@ import pytest
 
 from paclm.errors import LedgerDamaged, LedgerTampered
 from paclm.ledger.events import BadRow, Row, check_row
-from paclm.ledger.recovery import adopt_restored
 from paclm.ledger.store import Store
 from paclm.ledger.verify import remaining_tokens, signing_key, verify, witness_on_record
 
@@ -44,7 +43,7 @@ def test_a_ledger_cut_off_anywhere_in_its_last_pages_is_refused(setup, whole):
         lambda: remaining_tokens(setup.path),
         lambda: witness_on_record(setup.path),
         setup.open,
-        lambda: adopt_restored(setup.path, setup.key, confirmed_by="ada"),
+        lambda: setup.adopt(),
     )
     for size in sizes(whole):
         for keys in (None, [setup.key]):

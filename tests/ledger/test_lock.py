@@ -15,7 +15,7 @@ import pytest
 from paclm.errors import LedgerBusy, LedgerRolledBack, LedgerStopped, LedgerUnwritable
 from paclm.ledger import lock as locking
 from paclm.ledger.lock import WriterLock
-from paclm.ledger.recovery import adopt_restored, backup, replace_witness
+from paclm.ledger.recovery import backup, replace_witness
 from paclm.ledger.verify import verify
 
 WORKER = """
@@ -104,7 +104,7 @@ def test_removing_the_log_after_a_kill_restores_no_budget(without_log):
     with pytest.raises(LedgerRolledBack, match="row 9"):
         setup.open(witness=setup.witness)
     assert not setup.witness.exists()
-    adopt_restored(setup.path, setup.key, confirmed_by="ada")
+    setup.adopt()
     assert verify(setup.path, [setup.key]).intact
     for _ in range(2):
         with setup.open() as ledger:
@@ -134,8 +134,7 @@ def test_verifying_while_rows_are_written_misses_none(setup):
 def test_another_history_is_refused(setup, tmp_path):
     setup.with_steps(2).close()
     shutil.copytree(setup.folder, tmp_path / "second")
-    with setup.open() as ledger:
-        setup.commit(ledger, 3)
+    setup.resume(3)
     ours, setup.path = setup.path, tmp_path / "second" / "ledger.sqlite"
     with setup.open() as ledger:
         ledger.commit(setup.step(2), b"other 3")
@@ -160,8 +159,7 @@ def test_the_note_may_be_behind_the_ledger(setup):
     """As after a power failure: the log is synced, and the note is not."""
     setup.with_steps(3).close()
     behind = setup.lock.read_bytes()
-    with setup.open() as ledger:
-        setup.commit(ledger, 4)
+    setup.resume(4)
     setup.lock.write_bytes(behind)
     setup.open().close()
     assert setup.lock.read_bytes() != behind
@@ -177,13 +175,12 @@ def test_a_new_ledger_is_not_compared_with_the_note_of_the_one_before(setup):
 def test_adopting_with_a_witness_that_was_rolled_back_too_is_refused(setup, tmp_path):
     setup.with_steps(2, witness=setup.witness).close()
     ledger_copy, witness_copy = setup.copy(), shutil.copy(setup.witness, tmp_path / "old.witness")
-    with setup.open(witness=setup.witness) as ledger:
-        setup.commit(ledger, 3)
+    setup.resume(3, witness=setup.witness)
     setup.roll_back_to(ledger_copy)
     shutil.copy(witness_copy, setup.witness)
     with pytest.raises(LedgerRolledBack, match=r"row 4.*row 5"):
-        adopt_restored(setup.path, setup.key, confirmed_by="ada", witness=setup.witness)
-    adopt_restored(setup.path, setup.key, confirmed_by="ada")
+        setup.adopt(witness=setup.witness)
+    setup.adopt()
     setup.open().close()
 
 

@@ -18,7 +18,7 @@ from paclm.errors import (
 )
 from paclm.ledger import witness as witness_file
 from paclm.ledger.events import Usage
-from paclm.ledger.recovery import adopt_restored, backup, replace_witness
+from paclm.ledger.recovery import backup, replace_witness
 from paclm.ledger.state import LOST
 from paclm.ledger.verify import verify
 
@@ -33,10 +33,6 @@ def rolled_back(setup):
         setup.account_before = ledger.account
     setup.roll_back_to(copy)
     return setup
-
-
-def adopt(setup, **options):
-    return adopt_restored(setup.path, setup.key, confirmed_by="ada", **options)
 
 
 def test_a_rolled_back_ledger_is_refused_by_its_witness(rolled_back):
@@ -55,8 +51,7 @@ def test_a_ledger_with_a_witness_never_opens_without(rolled_back):
 def test_a_rollback_to_before_the_witness_is_refused_too(setup):
     setup.with_steps(2).close()
     copy = setup.copy()
-    with setup.open(witness=setup.witness) as ledger:
-        setup.commit(ledger, 3)
+    setup.resume(3, witness=setup.witness)
     setup.roll_back_to(copy)
     with pytest.raises(LedgerRolledBack):
         setup.open(witness=setup.witness)
@@ -64,7 +59,7 @@ def test_a_rollback_to_before_the_witness_is_refused_too(setup):
 
 def test_adopting_with_the_witness_loses_neither_charge_nor_belief(rolled_back):
     setup = rolled_back
-    event = adopt(setup, witness=setup.witness)
+    event = setup.adopt(witness=setup.witness)
     assert (event.proof, event.last_seq, event.lost_until) == ("witness", 5, 8)
     with setup.open(witness=setup.witness) as ledger:
         assert ledger.account == setup.account_before
@@ -82,7 +77,7 @@ def test_adopting_a_backup_that_lacks_nothing_charges_nothing(setup):
     setup.roll_back_to(setup.backup)
     with pytest.raises(LedgerRolledBack, match="paclm ledger adopt"):
         setup.open(witness=setup.witness)
-    assert adopt(setup, witness=setup.witness).proof == "current"
+    assert setup.adopt(witness=setup.witness).proof == "current"
     with setup.open(witness=setup.witness) as ledger:
         assert ledger.account.tokens == 12
         setup.commit(ledger, 4)
@@ -95,7 +90,7 @@ def test_settings_changed_in_lost_rows_are_restored_from_the_witness(setup):
         ledger.extend(2.0**-8, confirmed_by="ada")
         ledger.change_settings(replace(ledger.settings, charge="dissent"))
     setup.roll_back_to(copy)
-    adopt(setup, witness=setup.witness)
+    setup.adopt(witness=setup.witness)
     with setup.open(witness=setup.witness) as ledger:
         assert (ledger.settings.charge, ledger.account.total_nats) == ("dissent", 2.0**-8)
 
@@ -108,7 +103,7 @@ def test_adopting_without_a_witness_charges_everything_for_good(setup):
     assert verify(setup.path, [setup.key]).is_copy
     with pytest.raises(LedgerRolledBack, match="paclm ledger adopt"):
         setup.open()
-    assert adopt(setup).proof == "none"
+    assert setup.adopt().proof == "none"
     with setup.open() as ledger:
         assert ledger.account.remaining_units == 0
         assert ledger.by_key()[LOST].units == ledger.account.total_units - 12 * setup.price
@@ -126,7 +121,7 @@ def test_adopting_without_a_witness_counts_a_total_that_the_copy_lacks(setup):
     with setup.open() as ledger:
         ledger.extend(2.0**-6, confirmed_by="ada")
     setup.roll_back_to(setup.backup)
-    adopt(setup, largest_total=2.0**-6)
+    setup.adopt(largest_total=2.0**-6)
     with setup.open() as ledger:
         assert ledger.account.spent_nats == ledger.account.total_nats == 2.0**-6
         assert ledger.bounds == ledger.bounds_for(2.0**-6)
@@ -135,7 +130,7 @@ def test_adopting_without_a_witness_counts_a_total_that_the_copy_lacks(setup):
 def test_a_restore_never_lowers_the_spend(rolled_back):
     spent = []
     for witness in (rolled_back.witness, rolled_back.witness, None):
-        adopt(rolled_back, witness=witness)
+        rolled_back.adopt(witness=witness)
         with rolled_back.open(witness=witness) as ledger:
             spent.append(ledger.account.spent_units)
     assert rolled_back.account_before.spent_units == spent[0] == spent[1] < spent[2]
@@ -151,15 +146,14 @@ def test_a_testimony_with_a_lower_spend_is_refused(rolled_back, monkeypatch):
 
     monkeypatch.setattr(witness_file.Witness, "read", generous)
     with pytest.raises(LedgerTampered, match="spend"):
-        adopt(rolled_back, witness=rolled_back.witness)
+        rolled_back.adopt(witness=rolled_back.witness)
 
 
 def test_two_histories_of_one_secret_are_refused(setup, tmp_path):
     setup.with_steps(2, witness=setup.witness).close()
     copy, old_witness = setup.copy(), tmp_path / "old.witness"
     shutil.copy(setup.witness, old_witness)
-    with setup.open(witness=setup.witness) as ledger:
-        setup.commit(ledger, 3, 4)
+    setup.resume(3, 4, witness=setup.witness)
     setup.roll_back_to(copy)
     setup.lock.unlink()
     with setup.open(witness=old_witness) as ledger:  # everything was rolled back: this cannot be noticed
@@ -190,8 +184,7 @@ def test_a_crash_between_commit_and_witness_leaves_the_ledger_one_ahead(setup, m
 def test_a_witness_that_was_rolled_back_is_refused(setup, tmp_path):
     setup.with_steps(1, witness=setup.witness).close()
     shutil.copy(setup.witness, tmp_path / "old.witness")
-    with setup.open(witness=setup.witness) as ledger:
-        setup.commit(ledger, 2, 3)
+    setup.resume(2, 3, witness=setup.witness)
     with pytest.raises(LedgerRolledBack, match="2 rows"):
         setup.open(witness=tmp_path / "old.witness")
 
@@ -207,7 +200,7 @@ def test_the_witness_of_another_ledger_is_refused(setup, tmp_path, has_other_key
     with pytest.raises(WitnessMissing, match="PACLM_WITNESS=PATH or --witness"):
         setup.open(witness=other.witness)
     with pytest.raises(WitnessMissing):
-        adopt(setup, witness=other.witness)
+        setup.adopt(witness=other.witness)
 
 
 def test_a_belief_that_outgrows_the_witness_stops_the_ledger(setup):
@@ -227,8 +220,7 @@ def test_a_witness_is_replaced_on_the_operators_word(setup, tmp_path, is_lost):
     replace_witness(setup.path, setup.key, confirmed_by="ada", witness=new)
     with pytest.raises(WitnessMissing):
         setup.open(witness=setup.witness)
-    with setup.open(witness=new) as ledger:
-        setup.commit(ledger, 3)
+    setup.resume(3, witness=new)
     replace_witness(setup.path, setup.key, confirmed_by="ada", witness=None)
     setup.open().close()
     assert verify(setup.path, [setup.key]).intact

@@ -84,15 +84,15 @@ def rotated(setup, request):
 @pytest.mark.parametrize("steps", [0, 1, 5])
 def test_a_backup_from_before_a_rotation_is_adopted_with_the_witness(setup, rotated, steps):
     keys = rotated(with_witness=True, steps=steps)
-    assert adopt_restored(setup.path, confirmed_by="ada", **keys).proof == "witness"
+    assert setup.adopt(**keys).proof == "witness"
     assert_nothing_is_lost(setup, keys, steps)
 
 
 def test_a_backup_from_before_a_rotation_is_adopted_without_a_witness(setup, rotated):
     keys = rotated(with_witness=False)
     with pytest.raises(LedgerWrongKey):  # without the key that signed it
-        adopt_restored(setup.path, keys["mac_key"], confirmed_by="ada")
-    assert adopt_restored(setup.path, confirmed_by="ada", **keys).proof == "none"
+        setup.adopt(mac_key=keys["mac_key"])
+    assert setup.adopt(**keys).proof == "none"
     with setup.open(**keys) as ledger:
         assert ledger.account.remaining_units == 0
     report = verify(setup.path, setup.keys)
@@ -115,11 +115,11 @@ def test_a_crash_in_the_middle_of_adopting_leaves_a_copy(setup, rotated, monkeyp
     keys = rotated(with_witness=False, by_hand=by_hand)
     crash_before_restoring(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
-        adopt_restored(setup.path, confirmed_by="ada", **keys)
+        setup.adopt(**keys)
     monkeypatch.undo()
     with pytest.raises(LedgerRolledBack, match="paclm ledger adopt"):
         setup.open(**keys)
-    adopt_restored(setup.path, confirmed_by="ada", **keys)
+    setup.adopt(**keys)
     with setup.open(**keys) as ledger:
         assert ledger.account.remaining_units == 0
 
@@ -131,9 +131,9 @@ def test_adopting_with_the_witness_is_repeated_after_a_crash_and_loses_nothing(s
     crash_before_restoring(monkeypatch)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            adopt_restored(setup.path, confirmed_by="ada", **keys)
+            setup.adopt(**keys)
     monkeypatch.undo()
-    assert adopt_restored(setup.path, confirmed_by="ada", **keys).proof == "witness"
+    assert setup.adopt(**keys).proof == "witness"
     assert_nothing_is_lost(setup, keys, steps)
 
 
@@ -143,7 +143,7 @@ def test_a_backup_that_ends_with_the_rotation_lacks_nothing(setup):
     backup(setup.path, setup.backup)
     setup.roll_back_to(setup.backup)
     keys = {"mac_key": setup.new_key, "old_keys": [setup.key], "witness": setup.witness}
-    assert adopt_restored(setup.path, confirmed_by="ada", **keys).proof == "current"
+    assert setup.adopt(**keys).proof == "current"
 
 
 def test_a_crash_between_the_restore_and_its_witness_is_repaired_by_adopting_again(setup, monkeypatch):
@@ -182,6 +182,5 @@ def test_an_interrupt_after_the_rotation_was_written_stops_the_ledger(setup, mon
         monkeypatch.undo()
         with pytest.raises(LedgerStopped):
             setup.commit(ledger, 2)
-    with setup.open(mac_key=setup.new_key, old_keys=[setup.key]) as ledger:
-        setup.commit(ledger, 2)
+    setup.resume(2, **setup.new_keys)
     assert verify(setup.path, [setup.new_key, setup.key]).intact

@@ -6,9 +6,8 @@ import os
 
 import pytest
 
-from ledger.tearing import NOTE, Crash, tear, torn_commit
+from ledger.tearing import NOTE, torn, torn_commit
 from paclm.errors import LedgerFull, LedgerRolledBack
-from paclm.ledger.recovery import adopt_restored
 from paclm.ledger.store import HeadNote, read_note
 from paclm.ledger.verify import verify
 
@@ -16,8 +15,8 @@ NOTE_LENGTH = 177
 
 
 @pytest.mark.parametrize("keep", [*range(0, NOTE_LENGTH, 13), NOTE_LENGTH - 1, NOTE_LENGTH])
-def test_a_torn_note_does_not_refuse_a_whole_ledger(setup, monkeypatch, keep):
-    torn_commit(setup, monkeypatch, NOTE, keep)
+def test_a_torn_note_does_not_refuse_a_whole_ledger(setup, keep):
+    torn_commit(setup, NOTE, keep)
     assert verify(setup.path, [setup.key]).intact
     for n in (3, 4, 5):
         with setup.open() as ledger:
@@ -26,34 +25,33 @@ def test_a_torn_note_does_not_refuse_a_whole_ledger(setup, monkeypatch, keep):
 
 
 @pytest.mark.parametrize("keep", [30, 60, 100, NOTE_LENGTH - 1, NOTE_LENGTH])
-def test_a_torn_note_still_finds_a_rolled_back_ledger(setup, monkeypatch, keep):
+def test_a_torn_note_still_finds_a_rolled_back_ledger(setup, keep):
     """Even by a single row. (The first bytes of both notes are the same: fewer leave the old note whole.)"""
-    setup.roll_back_to(torn_commit(setup, monkeypatch, NOTE, keep))
+    setup.roll_back_to(torn_commit(setup, NOTE, keep))
     for _ in range(2):
         with pytest.raises(LedgerRolledBack, match=r"ledger\.lock.*adopt" if keep < NOTE_LENGTH - 1 else "row"):
             setup.open()
         assert not verify(setup.path, [setup.key]).intact
-    adopt_restored(setup.path, setup.key, confirmed_by="ada")
+    setup.adopt()
     with setup.open() as ledger:
         assert ledger.account.remaining_units == 0
 
 
-def test_one_note_stays_whole_however_often_a_process_dies_at_the_other(setup, monkeypatch):
-    torn_commit(setup, monkeypatch, NOTE, 50)
+def test_one_note_stays_whole_however_often_a_process_dies_at_the_other(setup):
+    torn_commit(setup, NOTE, 50)
     for keep in (3, 90, 170):
-        tear(monkeypatch, NOTE, keep)
-        with pytest.raises(Crash):
+        with torn(NOTE, keep):
             setup.open()
-        monkeypatch.undo()
     with setup.open() as ledger:
         assert ledger.sealed_belief == b"sealed 3"
     assert read_note(setup.lock) == HeadNote(ledger.head)
 
 
-def test_the_same_row_is_not_noted_twice(setup, monkeypatch):
+def test_the_same_row_is_not_noted_twice(setup):
     setup.with_steps(2).close()
-    tear(monkeypatch, NOTE, 40)
+    before = setup.lock.read_bytes()
     setup.open().close()
+    assert setup.lock.read_bytes() == before
 
 
 def test_a_short_write_of_a_note_stops_the_ledger_and_costs_nothing(setup, monkeypatch):
@@ -67,19 +65,17 @@ def test_a_short_write_of_a_note_stops_the_ledger_and_costs_nothing(setup, monke
         assert ledger.sealed_belief == b"sealed 3"
 
 
-def test_an_adoption_whose_note_was_torn_is_repeated(setup, monkeypatch):
+def test_an_adoption_whose_note_was_torn_is_repeated(setup):
     setup.with_steps(2).close()
     copy = setup.copy()
     with setup.open() as ledger:
         setup.commit(ledger, 3)
         setup.commit(ledger, 4)
     setup.roll_back_to(copy)
-    tear(monkeypatch, NOTE, 100)
-    with pytest.raises(Crash):
-        adopt_restored(setup.path, setup.key, confirmed_by="ada")
-    monkeypatch.undo()
+    with torn(NOTE, 100):
+        setup.adopt()
     with pytest.raises(LedgerRolledBack, match=r"ledger\.lock.*adopt"):
         setup.open()
-    adopt_restored(setup.path, setup.key, confirmed_by="ada")
+    setup.adopt()
     with setup.open() as ledger:
         assert ledger.account.remaining_units == 0

@@ -7,18 +7,18 @@ import shutil
 
 import pytest
 
-from ledger.tearing import SLOT, Crash, tear, torn_commit
+from ledger.tearing import SLOT, Crash, torn, torn_commit
 from paclm.errors import LedgerError, LedgerRolledBack, LedgerTampered
 from paclm.ledger import witness as witness_file
-from paclm.ledger.recovery import adopt_restored, replace_witness
+from paclm.ledger.recovery import replace_witness
 from paclm.ledger.witness import Witness
 
 LENGTHS = [0, 1, 16, 20, 100, 600, 5000]
 
 
 @pytest.mark.parametrize("keep", LENGTHS)
-def test_a_torn_testimony_is_repaired(setup, monkeypatch, keep):
-    torn_commit(setup, monkeypatch, SLOT, keep, witness=setup.witness)
+def test_a_torn_testimony_is_repaired(setup, keep):
+    torn_commit(setup, SLOT, keep, witness=setup.witness)
     for n in (3, 4, 5):
         with setup.open(witness=setup.witness) as ledger:
             assert ledger.sealed_belief == b"sealed %d" % n
@@ -27,23 +27,23 @@ def test_a_torn_testimony_is_repaired(setup, monkeypatch, keep):
 
 @pytest.mark.parametrize("keep", [60, 100, 600])
 @pytest.mark.parametrize("has_lock", [True, False], ids=["with the lock", "without the lock"])
-def test_a_torn_testimony_does_not_pass_a_ledger_without_its_row(setup, monkeypatch, keep, has_lock):
+def test_a_torn_testimony_does_not_pass_a_ledger_without_its_row(setup, keep, has_lock):
     """One slot is whole, and the ledger was rolled back to its row: the row of the torn slot is missing."""
-    setup.roll_back_to(torn_commit(setup, monkeypatch, SLOT, keep, witness=setup.witness))
+    setup.roll_back_to(torn_commit(setup, SLOT, keep, witness=setup.witness))
     if not has_lock:
         setup.lock.unlink()
     with pytest.raises(LedgerRolledBack):
         setup.open(witness=setup.witness)
     with pytest.raises(LedgerRolledBack):
-        adopt_restored(setup.path, setup.key, confirmed_by="ada", witness=setup.witness)
-    adopt_restored(setup.path, setup.key, confirmed_by="ada")
+        setup.adopt(witness=setup.witness)
+    setup.adopt()
     with setup.open() as ledger:
         assert ledger.account.remaining_units == 0
 
 
-def test_a_ledger_one_row_ahead_of_a_torn_testimony_is_adopted_as_current(setup, monkeypatch):
-    torn_commit(setup, monkeypatch, SLOT, 300, witness=setup.witness)
-    assert adopt_restored(setup.path, setup.key, confirmed_by="ada", witness=setup.witness).proof == "current"
+def test_a_ledger_one_row_ahead_of_a_torn_testimony_is_adopted_as_current(setup):
+    torn_commit(setup, SLOT, 300, witness=setup.witness)
+    assert setup.adopt(witness=setup.witness).proof == "current"
     with setup.open(witness=setup.witness) as ledger:
         assert ledger.sealed_belief == b"sealed 3"
 
@@ -81,35 +81,30 @@ def test_a_backup_is_not_adopted_by_a_witness_whose_newest_slot_is_damaged(setup
     setup.lock.unlink()
     damage(setup, newest_slot(setup))
     with pytest.raises(LedgerRolledBack, match="slots"):
-        adopt_restored(setup.path, setup.key, confirmed_by="ada", witness=setup.witness)
+        setup.adopt(witness=setup.witness)
 
 
 @pytest.mark.parametrize("keep", LENGTHS)
-def test_an_adoption_whose_testimony_was_torn_is_finished_by_another(setup, monkeypatch, keep):
+def test_an_adoption_whose_testimony_was_torn_is_finished_by_another(setup, keep):
     account = setup.lose_steps(2)
     for _ in range(2):
-        tear(monkeypatch, SLOT, keep)
-        with pytest.raises(Crash):
-            adopt_restored(setup.path, setup.key, confirmed_by="ada", witness=setup.witness)
-        monkeypatch.undo()
-    adopt_restored(setup.path, setup.key, confirmed_by="ada", witness=setup.witness)
+        with torn(SLOT, keep):
+            setup.adopt(witness=setup.witness)
+    setup.adopt(witness=setup.witness)
     with setup.open(witness=setup.witness) as ledger:
         assert (ledger.account, ledger.sealed_belief) == (account, b"sealed 4")
 
 
-def test_half_an_adoption_is_not_finished_with_a_witness_that_has_seen_more(setup, monkeypatch):
+def test_half_an_adoption_is_not_finished_with_a_witness_that_has_seen_more(setup):
     setup.lose_steps(1)
-    tear(monkeypatch, SLOT, 0)
-    with pytest.raises(Crash):
-        adopt_restored(setup.path, setup.key, confirmed_by="ada", witness=setup.witness)
-    monkeypatch.undo()
+    with torn(SLOT, 0):
+        setup.adopt(witness=setup.witness)
     half = setup.copy("half.sqlite")
     setup.roll_back_to(setup.newest)
-    with setup.open(witness=setup.witness) as ledger:
-        setup.commit(ledger, 4)
+    setup.resume(4, witness=setup.witness)
     setup.roll_back_to(half)
     with pytest.raises(LedgerRolledBack):
-        adopt_restored(setup.path, setup.key, confirmed_by="ada", witness=setup.witness)
+        setup.adopt(witness=setup.witness)
 
 
 @pytest.mark.parametrize("how", ["twice", "older", "made up"])
@@ -117,9 +112,7 @@ def test_slots_that_do_not_follow_one_another_are_refused(setup, how):
     setup.with_steps(2, witness=setup.witness).close()
     old = setup.witness.read_bytes()
     with setup.open(witness=setup.witness) as ledger:
-        setup.commit(ledger, 3)
-        setup.commit(ledger, 4)
-        setup.commit(ledger, 5)
+        setup.commit(ledger, 3, 4, 5)
     content, newest = bytearray(setup.witness.read_bytes()), newest_slot(setup)
     size = len(content) // 2
     other = slice((1 - newest) * size, (2 - newest) * size)
@@ -144,35 +137,31 @@ RESEALING = {
 @pytest.mark.parametrize("keep", [0, 100, 600])
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("what", RESEALING)
-def test_a_new_seal_reaches_both_slots_wherever_a_crash_came(setup, monkeypatch, what, count, keep):
+def test_a_new_seal_reaches_both_slots_wherever_a_crash_came(setup, what, count, keep):
     ledger = setup.with_steps(2, witness=setup.witness)
-    tear(monkeypatch, SLOT, keep, count)
-    with pytest.raises(Crash):
+    with torn(SLOT, keep, count):
         RESEALING[what](ledger, setup.new_key)
     ledger.close()
-    monkeypatch.undo()
-    keys = {"mac_key": setup.new_key, "old_keys": [setup.key]} if what == "a rotation" else {}
-    tear(monkeypatch, SLOT, keep)  # and again while the next opening repairs it
-    with pytest.raises(Crash):
+    keys = setup.new_keys if what == "a rotation" else {}
+    with torn(SLOT, keep):  # and again while the next opening repairs it
         setup.open(witness=setup.witness, **keys)
-    monkeypatch.undo()
     with setup.open(witness=setup.witness, **keys) as ledger:
         assert ledger.sealed_belief == b"new seal"
-    assert setup.witness.read_bytes().count(b"new seal".hex().encode()) == 2
-    before = setup.witness.read_bytes()
+    held = setup.witness.read_bytes()
+    assert held.count(b"new seal".hex().encode()) == 2
+    assert not any((b"sealed %d" % n).hex().encode() in held for n in (1, 2))
     setup.open(witness=setup.witness, **keys).close()
-    assert setup.witness.read_bytes() == before
+    assert setup.witness.read_bytes() == held
+    for n in (3, 4):
+        setup.resume(n, witness=setup.witness, **keys)
 
 
-def test_after_a_reseal_a_torn_slot_hides_no_row_either(setup, monkeypatch):
+def test_after_a_reseal_a_torn_slot_hides_no_row_either(setup):
     with setup.with_steps(2, witness=setup.witness) as ledger:
         ledger.reseal(b"new seal")
     copy = setup.copy()
-    with setup.open(witness=setup.witness) as ledger:
-        tear(monkeypatch, SLOT, 300)
-        with pytest.raises(Crash):
-            setup.commit(ledger, 3)
-    monkeypatch.undo()
+    with setup.open(witness=setup.witness) as ledger, torn(SLOT, 300):
+        setup.commit(ledger, 3)
     setup.roll_back_to(copy)
     setup.lock.unlink()
     with pytest.raises(LedgerRolledBack, match="slots"):
@@ -182,7 +171,13 @@ def test_after_a_reseal_a_torn_slot_hides_no_row_either(setup, monkeypatch):
 def test_a_witness_with_one_write_of_a_new_ledger_is_no_torn_one(setup, monkeypatch):
     """Killed right after the witness was made, before it was on record."""
     setup.create().close()
-    monkeypatch.setattr(Witness, "create", classmethod(made_and_killed(Witness.create)))
+    create = Witness.create
+
+    def create_and_die(*arguments):
+        create(*arguments).close()
+        raise Crash
+
+    monkeypatch.setattr(Witness, "create", create_and_die)
     with pytest.raises(Crash):
         setup.open(witness=setup.witness)
     monkeypatch.undo()
@@ -191,19 +186,10 @@ def test_a_witness_with_one_write_of_a_new_ledger_is_no_torn_one(setup, monkeypa
             assert ledger.state.witness is not None
 
 
-def made_and_killed(create):
-    def make(_, *arguments):
-        create(*arguments).close()
-        raise Crash
-
-    return make
-
-
 def test_a_witness_that_was_cut_off_by_a_byte_hides_no_row(setup, tmp_path):
     setup.with_steps(2, witness=setup.witness).close()
     copy = shutil.copy(setup.path, tmp_path / "before.sqlite")
-    with setup.open(witness=setup.witness) as ledger:
-        setup.commit(ledger, 3)
+    setup.resume(3, witness=setup.witness)
     size = setup.witness.stat().st_size
     setup.roll_back_to(copy)
     setup.lock.unlink()

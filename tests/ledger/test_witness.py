@@ -39,8 +39,7 @@ def test_a_new_witness_is_locked_from_the_start(setup):
 
 
 def test_a_refused_opening_releases_the_witness(setup, second):
-    with setup.open(witness=setup.witness) as ledger:
-        setup.commit(ledger, 3)
+    setup.resume(3, witness=setup.witness)
     for _ in range(2):
         with pytest.raises(LedgerRolledBack):
             Ledger.open(second, setup.key, witness=setup.witness)
@@ -90,50 +89,7 @@ def test_a_rotated_key_forges_no_witness(setup, steps):
     with pytest.raises(LedgerTampered, match="key"):
         setup.open(mac_key=setup.new_key, **keys)
     with pytest.raises(LedgerTampered, match="key"):
-        adopt_restored(setup.path, setup.new_key, confirmed_by="ada", **keys)
-
-
-def test_a_crash_between_a_rotation_and_its_witness_is_repaired(setup, monkeypatch):
-    def crash(*_):
-        raise KeyboardInterrupt
-
-    ledger = setup.with_steps(2, witness=setup.witness)
-    monkeypatch.setattr(Witness, "write", crash)
-    with pytest.raises(KeyboardInterrupt):
-        ledger.rotate_key(setup.new_key)
-    ledger.close()
-    monkeypatch.undo()
-    for n in (3, 4):  # the second time the witness is signed with the new key
-        with setup.open(mac_key=setup.new_key, old_keys=[setup.key], witness=setup.witness) as ledger:
-            assert ledger.sealed_belief == b"sealed %d" % (n - 1)
-            setup.commit(ledger, n)
-
-
-@pytest.mark.parametrize("failing", [1, 2])
-def test_a_rotation_cut_short_at_either_slot_leaves_no_old_belief_once_the_ledger_was_opened(
-    setup, monkeypatch, failing
-):
-    write, count = Witness.write, 0
-
-    def fail(self, testimony):
-        nonlocal count
-        count += 1
-        if count == failing:
-            raise LedgerUnwritable("The witness's disk is gone.")
-        write(self, testimony)
-
-    ledger = setup.with_steps(2, witness=setup.witness)
-    monkeypatch.setattr(Witness, "write", fail)
-    with pytest.raises(LedgerUnwritable):
-        ledger.rotate_key(setup.new_key, b"new seal")
-    ledger.close()
-    monkeypatch.undo()
-    assert b"sealed 2".hex().encode() in setup.witness.read_bytes()
-    with setup.open(mac_key=setup.new_key, old_keys=[setup.key], witness=setup.witness) as ledger:
-        held = setup.witness.read_bytes()
-        setup.commit(ledger, 3)
-    assert held.count(b"new seal".hex().encode()) == 2
-    assert not any((b"sealed %d" % n).hex().encode() in held for n in (1, 2))
+        setup.adopt(mac_key=setup.new_key, **keys)
 
 
 def test_opening_does_not_write_a_witness_that_is_current(setup):
