@@ -71,16 +71,16 @@ def test_an_engine_is_kept_until_another_is_asked_for(small_lab: Lab) -> None:
 
 def test_what_a_study_needs_is_trained_once_and_kept(tmp_path: Path, texts: list[str], small_base: Path) -> None:
     workspace = build_workspace(tmp_path / "clinic", texts[:12], small_base)
-    told: list[str] = []
+    started: list[str] = []
 
     def start(what: str, _: int) -> object:
-        told.append(what)
+        started.append(what)
         return lambda _: None
 
     lab = Lab(workspace, runtime=RUNTIME, start_task=start)  # type: ignore[arg-type]
     lab.ensure("full")
     lab.ensure("full")
-    assert told == ["train full"]
+    assert started == ["train full"]
     assert "full.safetensors" in Workspace.open(tmp_path / "clinic").manifest.adapters
     assert lab.stack("full").num_worlds == 1
     with pytest.raises(EngineError, match="different settings"):  # the worlds of this test have another rank

@@ -8,7 +8,6 @@ import torch
 
 from paclm.errors import InvalidInput
 from paclm.study.quality import diversity, measure_text, perplexity, perplexity_ratio, public_surprise, repetition
-from study.small_lab import build_study_workspace, open_lab
 
 
 def test_repetition_is_the_share_of_three_grams_already_seen():
@@ -50,13 +49,12 @@ def test_a_row_has_no_ratio_without_a_reference():
     assert row["perplexity"] == pytest.approx(math.e)
 
 
-def test_surprise_is_that_of_the_public_model(tmp_path, texts, small_base):
+def test_surprise_is_that_of_the_public_model(small_lab, small_base):
     from transformers import AutoModelForCausalLM
 
-    lab = open_lab(build_study_workspace(tmp_path / "template", texts[:60], small_base), tmp_path / "lab")
-    prompts = lab.prompts(2, 8)
+    prompts = small_lab.prompts(2, 8)
     tokens = np.array([[5, 9, 11], [40, 3, 3]])
-    found = public_surprise(lab.engine("full", sequences=2, context=32), prompts, tokens)
+    found = public_surprise(small_lab.engine("full", sequences=2, context=32), prompts, tokens)
     model = AutoModelForCausalLM.from_pretrained(small_base)
     text = torch.tensor([[*prompt, *own] for prompt, own in zip(prompts, tokens.tolist(), strict=True)])
     with torch.no_grad():

@@ -114,21 +114,11 @@ def wikitext_documents(text: str) -> Iterator[str]:
 
 def detokenise(line: str) -> str:
     """A line of WikiText in its original spelling, as far as possible: spaces around punctuation are removed."""
-    line = _close_quotes(re.sub(r" @([-,.])@ ", r"\1", line.strip()))
+    line = re.sub(r" @([-,.])@ ", r"\1", line.strip())
+    line = re.sub(r'(?<!\S)"\s+(.*?)\s*(?<=\s)"(?!\S)', r'"\1"', line)  # in pairs; an unpaired one stays
     line = re.sub(r" ([,.;:!?%)\]}])(?=[\s\"]|$)", r"\1", line)
     line = re.sub(r"(?:(?<=\s)|(?<=^)|(?<=\"))([(\[{$£€]) ", r"\1", line)
     return re.sub(r" ('(?:s|t|re|ve|ll|d|m))(?=[\s,.;:!?)]|$)", r"\1", line)
-
-
-def _close_quotes(line: str) -> str:
-    """Remove the spaces inside each pair of quotation marks; an unpaired one is left unchanged."""
-    parts = re.split(r'(?:(?<=\s)|(?<=^))"(?=\s|$)', line)
-    num_paired = (len(parts) - 1) // 2 * 2
-    text = parts[0]
-    for number, part in enumerate(parts[1:]):
-        is_inside = number < num_paired and number % 2 == 0
-        text += '"' + (part.strip() if is_inside else part)
-    return text
 
 
 def _read(path: Path) -> str:
@@ -152,10 +142,5 @@ def _encode(document: str, tokenizer: Any) -> Passage:
     encoded = tokenizer(document, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     tokens: list[int] = encoded["input_ids"]
     offsets: list[tuple[int, int]] = encoded["offset_mapping"]
-    scored, next_unknown = [], 0
-    for start, end in offsets:
-        while next_unknown < len(unknown) and unknown[next_unknown][1] <= start:
-            next_unknown += 1
-        overlaps = next_unknown < len(unknown) and unknown[next_unknown][0] < end
-        scored.append(not overlaps)
+    scored = [not any(first < end and start < last for first, last in unknown) for start, end in offsets]
     return Passage(tuple(tokens), tuple(scored))

@@ -67,20 +67,20 @@ def test_two_tokens_agree_with_integration_over_the_hidden_r():
 
 def test_at_small_budgets_two_votes_let_tokens_tell_two_over_pi_of_the_history():
     beliefs, _, seen = play(2.0**-10, 24, 200, 2)
-    told = leak_by_tokens(beliefs, filtered(seen, 2.0**-10, 48))
+    leaked = leak_by_tokens(beliefs, filtered(seen, 2.0**-10, 48))
     history = leak_by_entropy(beliefs)
-    error = math.hypot(told.stderr, 2 / math.pi * history.stderr)
-    assert abs(told.mean - 2 / math.pi * history.mean) < 4 * error  # false alarm under 1e-4
-    assert abs(told.mean - history.mean) > 4 * error  # and the two leaks are told apart
+    error = math.hypot(leaked.stderr, 2 / math.pi * history.stderr)
+    assert abs(leaked.mean - 2 / math.pi * history.mean) < 4 * error  # false alarm under 1e-4
+    assert abs(leaked.mean - history.mean) > 4 * error  # and the two leaks differ
 
 
 def test_with_more_votes_the_bound_lies_between_nothing_and_the_history():
     beliefs, secrets, seen = play(2.0**-4, 20, 60, 4)
     q = filtered(seen, 2.0**-4, 48)
-    told, history = leak_by_tokens(beliefs, q), leak_by_entropy(beliefs)
-    assert 4 * told.stderr < told.mean < history.mean
+    leaked, history = leak_by_tokens(beliefs, q), leak_by_entropy(beliefs)
+    assert 4 * leaked.stderr < leaked.mean < history.mean
     by_truth = leak_by_truth(q, secrets)
-    assert abs(by_truth.mean - told.mean) < 4 * by_truth.stderr  # two estimates of the same expectation
+    assert abs(by_truth.mean - leaked.mean) < 4 * by_truth.stderr  # two estimates of the same expectation
 
 
 def test_an_attacker_with_the_wrong_votes_shows_no_leak():

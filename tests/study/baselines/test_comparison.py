@@ -62,12 +62,6 @@ def test_both_sides_read_the_same_text(result):
     assert all(row["guarantee"] for row in neighbours)
 
 
-def test_strict_rows_keep_their_delta_on_the_example(result):
-    for row in result.select(kind="matched", reading="strict", is_selected=True):
-        assert row["delta_of_example"] <= row["delta"]
-        assert row["order"] is None
-
-
 def test_no_probability_sits_at_a_floor_and_the_interval_holds_the_gain(result):
     for row in result.select(kind="validation"):
         assert not row["is_at_floor"]

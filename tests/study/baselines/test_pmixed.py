@@ -31,8 +31,8 @@ def ensemble(seed, spread, shards=4, vocabulary=40):
     return logs - np.log(np.exp(logs).sum(-1, keepdims=True)), public - np.log(np.exp(public).sum())
 
 
-@given(made=ensembles, order=orders, radius=st.floats(1e-9, 2.0))
-def test_the_weight_stays_inside_the_ball_and_is_the_largest_that_does(made, order, radius):
+@given(made=ensembles, order=orders, radius=st.floats(1e-9, 2.0), factor=st.floats(1.0, 10.0))
+def test_the_weight_stays_inside_the_ball_and_is_the_largest_that_does(made, order, radius, factor):
     shards, public = ensemble(*made)
     weights = mixing_weight(shards, public, order, radius)
     distance = symmetric_divergence(mix(shards, public, weights), public, order)
@@ -40,14 +40,7 @@ def test_the_weight_stays_inside_the_ball_and_is_the_largest_that_does(made, ord
     more = np.minimum(1.0, weights * (1 + 1e-6) + 1e-12)
     beyond = symmetric_divergence(mix(shards, public, more), public, order)
     assert ((weights == 1.0) | (beyond > order * radius * (1 - 1e-7) - 1e-13)).all()
-
-
-@given(made=ensembles, order=orders, radius=st.floats(1e-9, 1.0), factor=st.floats(1.0, 10.0))
-def test_the_weight_grows_with_the_radius(made, order, radius, factor):
-    shards, public = ensemble(*made)
-    assert (
-        mixing_weight(shards, public, order, radius) <= mixing_weight(shards, public, order, radius * factor) + 1e-12
-    ).all()
+    assert (weights <= mixing_weight(shards, public, order, radius * factor) + 1e-12).all()  # grows with the radius
 
 
 @given(
@@ -78,7 +71,7 @@ def test_all_queries_together_stay_within_epsilon(order, rate, queries, epsilon,
     for members in sizes:
         spent = queries * query_loss(settings.radii[members], members, rate, order)
         assert float(epsilon_of(spent, order, settings.delta)) <= epsilon * (1 + 1e-12)
-    assert bool(sizes) == settings.is_feasible == (settings.rdp > 0.0)
+    assert bool(sizes) == (settings.rdp > 0.0)
 
 
 @given(

@@ -9,7 +9,7 @@ and it suffices to average the curator's belief over the histories that could ha
 one such history, stored as its belief: its weight is the probability it gives to each released token, and its next R
 is drawn given that token (sequential Monte Carlo, with S summed out exactly).
 
-With finitely many particles the result q is not the exact posterior. An attacker can compute it all the same, and
+With finitely many particles the result q is not the exact posterior. But an attacker can compute it, and
 for every q, log m + E[log q(S | tokens)] ≤ I(S; tokens): a lower bound on the token leak, up to sampling error.
 """
 
@@ -128,5 +128,5 @@ def leak_samples_by_tokens(beliefs: FloatArray, token_beliefs: FloatArray) -> Fl
     """The terms of that mean, (sessions,). Worlds that the history rules out do not count, whatever q says."""
     p = np.exp(beliefs)
     terms = p * np.where(p > 0.0, token_beliefs, 0.0)
-    told: FloatArray = math.log(beliefs.shape[1]) + terms.sum(axis=1)
-    return told
+    leaked: FloatArray = math.log(beliefs.shape[1]) + terms.sum(axis=1)
+    return leaked

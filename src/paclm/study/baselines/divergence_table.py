@@ -31,7 +31,7 @@ _LARGEST_LOG_RATIO = 64.0
 _SMALLEST_LOG_PUBLIC = -180.0
 _CAP = 1e300  # larger powers are clipped: with p0 ≥ e^-180 they still exceed every target (see _LARGEST_TARGET)
 _LARGEST_TARGET = 400.0  # of (a−1)·aβ, so that S stays far below the cap; a larger one is lowered: the safe side
-_LARGEST_ROOT = 80.0  # of (a−1)β likewise, so that S^(1/a) stays inside float32
+_LARGEST_ROOT = 80.0  # of (a−1)β, for the same reason: so that S^(1/a) stays inside float32
 _ROUNDING = 4e-15
 _ROWS_AT_ONCE = 2**12  # rows whose λ are computed together for many radii: few megabytes
 
@@ -99,7 +99,7 @@ class DivergenceTable:
         return self._weights(values, np.array([radius]))[..., 0].numpy()
 
     def mean_gains(self, radii: FloatArray, gains: FloatArray) -> FloatArray:
-        """The mean over rows of λ(β)·gain for many radii at once: (R,) from gains of the shape of the rows."""
+        """The mean over rows of λ(β)·gain for many radii: (R,) from gains of the shape of the rows."""
         values, each = self.values.reshape(-1, len(WEIGHTS)), torch.from_numpy(gains.reshape(-1))
         total = torch.zeros(len(radii), dtype=torch.float64)
         for start in range(0, len(values), _ROWS_AT_ONCE):

@@ -80,11 +80,6 @@ class PMixedSettings:
         return rdp_for(self.epsilon, self.delta, self.order, self.reading)
 
     @property
-    def is_feasible(self) -> bool:
-        """Whether any query may be answered with more than the public model."""
-        return bool(self.radii.any())
-
-    @property
     def guarantee(self) -> str:
         """What is promised, in words."""
         budget = f"ε = {self.epsilon:g}, δ = {self.delta:g} over {self.queries:,} queries, per shard of records"
