@@ -102,6 +102,26 @@ def test_removing_the_newest_row_leaves_a_belief_that_does_not_fit(closed):
     refused(closed, LedgerTampered, "belief .* row 10")
 
 
+def test_a_signed_row_of_another_history_breaks_the_link_of_the_next(setup):
+    """It has the same charge and belief and a MAC of the same key; only the row after it does not follow from it."""
+    setup.with_steps(3).close()
+    before = setup.copy()
+    with setup.open() as ledger:
+        setup.commit(ledger, 4, 5)
+    newest = setup.copy("newest.sqlite")
+    setup.roll_back_to(before)
+    setup.lock.unlink()
+    setup.wait(seconds=1)
+    with setup.open() as ledger:
+        setup.commit(ledger, 4)
+    with closing(sqlite3.connect(setup.path)) as db:
+        other = db.execute("SELECT at, digest, mac FROM events WHERE seq = 5").fetchone()
+    setup.roll_back_to(newest)
+    setup.lock.unlink()
+    edit(setup.path, ("UPDATE events SET at = ?, digest = ?, mac = ? WHERE seq = 5", other))
+    assert refused(setup, LedgerTampered).bad_seq == 6
+
+
 def test_a_belief_of_another_type_is_refused(closed):
     """One bit of a record's header makes text of a blob; STRICT tables do not check types when reading."""
     with closing(sqlite3.connect(closed.path)) as db:

@@ -239,6 +239,7 @@ def test_an_exhausted_budget_is_told_once_and_not_retried(start: Start) -> None:
     assert refused.value.response.headers["x-should-retry"] == "false"
     assert live.spent_tokens <= 10
     assert live.curator.reserved_units == 0
+    assert not any(key.reserved_tokens for key in live.keys.list())
 
 
 def test_the_public_model_answers_when_the_budget_is_gone_and_is_marked(start: Start) -> None:

@@ -49,6 +49,13 @@ def retained(accuracy, exact):
     return (accuracy - exact["public"]) / (exact["full"] - exact["public"])
 
 
+def test_the_error_of_an_accuracy_is_over_sessions_since_their_tokens_share_a_text():
+    votes = np.zeros((4096, 4), dtype=np.int64)
+    recorded = RecordedVotes(votes, truth=(np.arange(4096) >= 2048).astype(np.int64))  # right in the first half alone
+    figures = replay(recorded, ReplaySettings(release="plurality", sessions=100, tokens=64))
+    assert figures["accuracy_stderr"] == pytest.approx(0.5 / math.sqrt(100), rel=0.1)
+
+
 def test_exact_figures_of_the_recorded_votes_are_the_published_ones(recorded, request):
     exact, is_greedy = expected_hits(recorded), "greedy" in request.node.name
     assert 1 - float((~recorded.is_dissent).mean()) == pytest.approx(0.2384 if is_greedy else 0.2440, abs=5e-5)

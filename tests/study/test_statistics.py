@@ -53,6 +53,12 @@ def test_four_clusters_that_happen_to_agree_do_not_make_a_small_error() -> None:
     assert misses(bootstrap_alone, 4, 0.0) > MOST_MISSES
 
 
+def test_two_clusters_have_the_error_of_two_samples() -> None:
+    values, clusters = np.repeat([1.0, -1.0], SIZE), np.repeat([0, 1], SIZE)
+    stderr = clustered_mean(values, clusters, np.random.default_rng(0), 4000).stderr
+    assert stderr == pytest.approx(mean_and_stderr([1.0, -1.0]).stderr, rel=0.05)
+
+
 def test_the_mean_weighs_samples_and_not_clusters() -> None:
     values, clusters = np.array([1.0, 1.0, 1.0, 0.0]), np.array([7, 7, 7, 2])
     assert clustered_mean(values, clusters, np.random.default_rng(0)).mean == 0.75
