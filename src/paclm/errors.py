@@ -147,7 +147,7 @@ class LedgerWrongKey(LedgerError):
 
 
 class LedgerRolledBack(LedgerError):
-    """Older than its witness or its lock know, or a copy that nobody has adopted."""
+    """Older than its witness or the note in its lock, or a copy that was not adopted."""
 
 
 class WitnessMissing(LedgerError):
