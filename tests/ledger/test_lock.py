@@ -172,12 +172,14 @@ def test_a_new_ledger_is_not_compared_with_the_note_of_the_one_before(setup):
     setup.open().close()
 
 
-def test_adopting_with_a_witness_that_was_rolled_back_too_is_refused(setup, tmp_path):
+def test_a_witness_that_was_rolled_back_with_its_ledger_is_refused(setup, tmp_path):
     setup.with_steps(2, witness=setup.witness).close()
     ledger_copy, witness_copy = setup.copy(), shutil.copy(setup.witness, tmp_path / "old.witness")
     setup.resume(3, witness=setup.witness)
     setup.roll_back_to(ledger_copy)
     shutil.copy(witness_copy, setup.witness)
+    with pytest.raises(LedgerRolledBack, match=r"row 4.*row 5"):
+        setup.open(witness=setup.witness)
     with pytest.raises(LedgerRolledBack, match=r"row 4.*row 5"):
         setup.adopt(witness=setup.witness)
     setup.adopt()
