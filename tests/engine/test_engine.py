@@ -13,7 +13,7 @@ from paclm.engine.adapters import AdapterSpec, AdapterStack
 from paclm.engine.engine import Engine
 from paclm.engine.generic import GenericModel
 from paclm.engine.loading import build_engine
-from paclm.errors import EngineError, InvalidInput
+from paclm.errors import ContextExceeded, EngineError, InvalidInput
 
 Build = Callable[[str], PreTrainedModel]
 MakeStack = Callable[..., AdapterStack]
@@ -146,35 +146,37 @@ def test_each_sequence_has_its_own_temperature(engine: Engine) -> None:
 
 
 def test_a_prompt_past_the_context_is_refused_with_both_numbers(engine: Engine) -> None:
-    with pytest.raises(InvalidInput, match=r"prompt has 40 tokens and 9 more.*49 together.*context holds 48"):
+    with pytest.raises(ContextExceeded) as caught:
         engine.add(text(40), max_new_tokens=9)
+    assert (caught.value.prompt_tokens, caught.value.max_new_tokens, caught.value.context) == (40, 9, 48)
     handle = engine.add(text(40), max_new_tokens=8)
     for _ in range(8):
         engine.append(handle, 1)
-    with pytest.raises(EngineError, match="all 48 tokens"):
+    with pytest.raises(EngineError, match="48 tokens"):
         engine.append(handle, 1)
 
 
 def test_misuse_is_refused(engine: Engine) -> None:
-    with pytest.raises(EngineError, match="No sequence is running"):
+    with pytest.raises(EngineError):
         engine.step()
-    with pytest.raises(InvalidInput, match="at least one token"):
-        engine.add([])
-    with pytest.raises(InvalidInput, match="between 0 and 96"):
-        engine.add([97])
+    for tokens in ([], [97], [-1]):
+        with pytest.raises(InvalidInput):
+            engine.add(tokens)
     handle = engine.add([1, 2])
-    with pytest.raises(InvalidInput, match="shape"):
-        engine.step([handle], np.zeros((1, SUPPORT + 1)))
-    with pytest.raises(InvalidInput, match="finite"):
-        engine.step([handle], np.full((1, SUPPORT), np.nan))
-    with pytest.raises(InvalidInput, match="temperature"):
-        engine.step([handle], np.zeros((1, SUPPORT)), -1.0)
+    for coins, tau in (
+        (np.zeros((1, SUPPORT + 1)), 1.0),
+        (np.full((1, SUPPORT), np.nan), 1.0),
+        (np.zeros((1, SUPPORT)), -1.0),
+        (np.zeros((1, SUPPORT)), np.inf),
+    ):
+        with pytest.raises(InvalidInput):
+            engine.step([handle], coins, tau)
     engine.add([1])
     engine.add([1])
-    with pytest.raises(EngineError, match="All 3 sequences"):
+    with pytest.raises(EngineError, match="0 of 3"):
         engine.add([1])
     engine.remove(handle)
-    with pytest.raises(EngineError, match="No sequence 0 is running"):
+    with pytest.raises(EngineError, match="sequence 0"):
         engine.append(handle, 1)
 
 
@@ -205,9 +207,9 @@ def test_running_out_of_memory_names_the_setting_to_lower(build_model: Build, ma
 
     engine._model.decode = exhausted  # type: ignore[method-assign]
     engine._model.prefill = exhausted  # type: ignore[method-assign]
-    with pytest.raises(EngineError, match=r"step of 1 sequences\. Lower max_sequences or context"):
+    with pytest.raises(EngineError, match="max_sequences"):
         engine.step()
-    with pytest.raises(EngineError, match=r"chunks of 7 tokens\. Lower prefill_chunk"):
+    with pytest.raises(EngineError, match="prefill_chunk"):
         engine.add(text(4))
     assert engine.num_free == 2
 
@@ -216,9 +218,9 @@ def test_a_step_in_the_middle_of_a_text_is_refused(engine: Engine) -> None:
     handle = engine.add(text(4))
     reading = engine.teacher_forced(text(30), 20)
     next(reading)
-    with pytest.raises(EngineError, match="middle of a text"):
+    with pytest.raises(EngineError):
         engine.step([handle])
-    with pytest.raises(EngineError, match="middle of a text"):
+    with pytest.raises(EngineError):
         engine.add(text(3))
     reading.close()
     assert engine.step([handle]).votes.shape == (1, WORLDS)
@@ -255,12 +257,12 @@ def test_prompts_too_long_or_too_short_for_one_pass_are_read_one_by_one(engine: 
 
 
 def test_prompts_that_cannot_be_read_together_are_refused_and_none_is_added(engine: Engine) -> None:
-    with pytest.raises(InvalidInput, match="equally long"):
+    with pytest.raises(InvalidInput):
         engine.add_many([[1, 2], [1, 2, 3]])
-    with pytest.raises(InvalidInput, match="49 together"):
+    with pytest.raises(ContextExceeded):
         engine.add_many([text(40)] * 2, 9)
     engine.add([1])
-    with pytest.raises(EngineError, match="3 sequences were asked for and 2 of 3 are free"):
+    with pytest.raises(EngineError, match="2 of 3"):
         engine.add_many([[1, 2]] * 3)
     assert engine.num_free == 2
 
@@ -269,7 +271,7 @@ def test_clearing_ends_all_sequences_and_forgets_their_handles(engine: Engine) -
     handles = engine.add_many([text(5, 1), text(5, 2)])
     engine.clear()
     assert engine.num_free == 3
-    with pytest.raises(EngineError, match="No sequence 1 is running"):
+    with pytest.raises(EngineError, match="sequence 1"):
         engine.tokens(handles[1])
     assert engine.step([engine.add(text(9))]).votes[0].tolist() == engine.votes(text(9)).tolist()
 
@@ -286,5 +288,5 @@ def test_scores_are_what_votes_are_taken_from_and_stay_when_the_engine_goes_on(e
     engine.step()
     assert torch.equal(logits, kept)
     engine.clear()
-    with pytest.raises(EngineError, match="No sequence is running"):
+    with pytest.raises(EngineError):
         engine.scores()

@@ -1,4 +1,4 @@
-"""Torch gets no more threads than there are idle cores, unless somebody has said how many."""
+"""Torch gets no more threads than idle cores unless a number is set; far too many are refused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from paclm.engine import threads
+from paclm.engine import cores, threads
+from paclm.engine.cores import MOST_PER_CORE, check_threads, crowding, read_limit, usable_cores
 from paclm.engine.threads import ThreadChoice, choose_threads, idle_cores, set_threads
+from paclm.errors import InvalidInput
 
 
 def stat(*cpus: tuple[int, int], steal: int = 0) -> str:
@@ -42,17 +44,17 @@ def test_idle_cores_are_counted_between_two_readings() -> None:
     assert idle_cores(before, after, {1}) == 1  # only those this process may run on
 
 
-def test_waiting_for_a_disk_is_idle_and_stolen_time_is_not() -> None:
-    assert idle_cores("cpu0 0 0 0 0 0 0 0 0 0 0", "cpu0 0 0 0 10 20 0 0 0 0 0", {0}) == 1
-    assert idle_cores(stat((0, 0)), stat((0, 10), steal=30), {0}) == pytest.approx(0.25)
-
-
-def test_time_at_a_disk_that_the_kernel_takes_back_is_no_less_than_none() -> None:
-    assert idle_cores("cpu0 0 0 0 0 9 0 0 0 0 0", "cpu0 30 0 0 0 4 0 0 0 0 0", {0}) == 0
-
-
-def test_guests_are_part_of_user_time_and_not_counted_twice() -> None:
-    assert idle_cores("cpu0 0 0 0 0 0 0 0 0 0 0", "cpu0 10 0 0 10 0 0 0 0 10 0", {0}) == pytest.approx(0.5)
+@pytest.mark.parametrize(
+    ("before", "after", "idle"),
+    [
+        ("cpu0 0 0 0 0 0 0 0 0 0 0", "cpu0 0 0 0 10 20 0 0 0 0 0", 1.0),  # waiting for a disk is idle
+        (stat((0, 0)), stat((0, 10), steal=30), 0.25),  # stolen time is not
+        ("cpu0 0 0 0 0 9 0 0 0 0 0", "cpu0 30 0 0 0 4 0 0 0 0 0", 0.0),  # the kernel reduced its count of disk waits
+        ("cpu0 0 0 0 0 0 0 0 0 0 0", "cpu0 10 0 0 10 0 0 0 0 10 0", 0.5),  # guests are part of user time
+    ],
+)
+def test_ticks_are_counted_as_idle_or_busy(before: str, after: str, idle: float) -> None:
+    assert idle_cores(before, after, {0}) == pytest.approx(idle)
 
 
 @pytest.mark.parametrize(("idle", "chosen"), [(0.0, 1), (0.4, 1), (1.4, 1), (1.6, 2), (3.9, 4), (9.0, 4)])
@@ -111,3 +113,53 @@ def test_without_such_figures_torch_keeps_its_own_number(monkeypatch: pytest.Mon
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="only Linux says how busy its cores are")
 def test_this_machine_can_be_looked_at() -> None:
     assert 0 <= threads._look(range(os.cpu_count() or 1)) <= (os.cpu_count() or 1) + 1
+
+
+# --- cores -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "usable_cores", lambda: 2)
+
+
+@pytest.mark.parametrize(
+    ("written", "limit"), [("200000 100000\n", 2.0), ("max 100000\n", float("inf")), (None, float("inf"))]
+)
+def test_the_limit_of_a_container_is_read(tmp_path: Path, written: str | None, limit: float) -> None:
+    path = tmp_path / "cpu.max"
+    if written is not None:
+        path.write_text(written)
+    assert read_limit(path) == limit
+
+
+@pytest.mark.parametrize(("limit", "usable"), [(float("inf"), 8), (2.5, 3), (0.25, 1), (64.0, 8)])
+def test_cores_are_those_of_the_process_and_of_its_container(
+    monkeypatch: pytest.MonkeyPatch, limit: float, usable: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(cores, "read_limit", lambda: limit)
+    assert usable_cores() == usable
+
+
+def test_where_a_process_is_not_told_its_cores_all_of_the_machine_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(cores, "read_limit", lambda: float("inf"))
+    assert usable_cores() == 6
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_thousands_of_threads_are_refused_before_torch_has_them() -> None:
+    before = torch.get_num_threads()
+    with pytest.raises(InvalidInput, match="threads = 5000"):
+        set_threads(5000)
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.usefixtures("two_cores")
+@pytest.mark.parametrize(("number", "is_cautioned"), [(0, False), (2, False), (3, True), (2 * MOST_PER_CORE, True)])
+def test_somewhat_more_threads_than_cores_bring_a_caution_and_work(number: int, is_cautioned: bool) -> None:
+    check_threads(number)
+    assert bool(crowding(number)) is is_cautioned
+    assert crowding(2 * MOST_PER_CORE + 1) == ""  # refused instead

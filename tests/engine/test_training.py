@@ -16,7 +16,7 @@ from paclm.config import TrainingConfig
 from paclm.engine import training
 from paclm.engine.adapters import AdapterStack, find_targets
 from paclm.engine.checkpoint import Checkpoints
-from paclm.engine.layers import attached_layers
+from paclm.engine.generic import attached_layers
 from paclm.engine.loss import Batch, world_means
 from paclm.engine.peft_io import export_peft
 from paclm.engine.schedule import NOTHING, Schedule
@@ -209,7 +209,7 @@ def test_a_broken_step_is_named_and_never_kept(
     monkeypatch.setattr(training, "world_means", break_one)
     monkeypatch.setattr(training, "measure_improvement", measure)
     world = int(plan().groups(WORLDS)[0][0])
-    with pytest.raises(EngineError, match=rf"loss of world {world} is not a finite number in step {broken}\."):
+    with pytest.raises(EngineError, match=rf"world {world} .* step {broken}\."):
         train(
             build_model("gpt2"),
             folder=tmp_path / "run",
@@ -224,22 +224,14 @@ def test_a_broken_step_is_named_and_never_kept(
 
 
 def test_worlds_that_do_not_move_are_named(build_model: Build) -> None:
-    with pytest.raises(EngineError, match=r"Worlds .*0.* did not move"):
+    with pytest.raises(EngineError, match=r"Worlds .*0.* learning_rate"):
         train(build_model("gpt2"), replace(SETTINGS, learning_rate=1e-30, weight_decay=0.0))
 
 
 def test_worlds_that_get_worse_are_named(build_model: Build) -> None:
     """One step far too long; many of them would end wherever rounding sends them."""
-    with pytest.raises(EngineError, match=r"did not improve on their own records \(world \d: .* before"):
+    with pytest.raises(EngineError, match=r"\(world \d: .*nats"):
         train(build_model("gpt2"), replace(SETTINGS, learning_rate=1.0, batch_size=64, epochs=1))
-
-
-def test_a_loss_that_is_not_finite_stops_training_and_names_the_world(build_model: Build) -> None:
-    model = build_model("gpt2")
-    with torch.no_grad():
-        model.lm_head.weight[3] = torch.inf
-    with pytest.raises(EngineError, match=r"loss of world .* not a finite number in step 1\."):
-        train(model)
 
 
 def test_running_out_of_memory_says_what_to_lower(build_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +239,7 @@ def test_running_out_of_memory_says_what_to_lower(build_model: Build, monkeypatc
         raise torch.OutOfMemoryError("no more")
 
     monkeypatch.setattr(training, "batch_loss", fail)
-    with pytest.raises(EngineError, match="Lower --worlds-per-step"):
+    with pytest.raises(EngineError, match="--worlds-per-step"):
         train(build_model("gpt2"))
 
 

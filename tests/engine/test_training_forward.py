@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack
-from paclm.engine.layers import attach, attached_layers
+from paclm.engine.generic import attach, attached_layers
 from paclm.engine.lora_product import FrozenProduct, block_diagonal, prepare_adapters
 from paclm.engine.training_forward import OwnForward, PlainForward, make_forward
 

@@ -60,7 +60,7 @@ def test_as_many_worlds_train_together_as_memory_allows(build_model: Build, monk
     monkeypatch.setattr(training_plan, "_free_bytes", lambda _: 1000 * one)
     assert plan_training(model, schedule(), SETTINGS).worlds_per_step == WORLDS
     monkeypatch.setattr(training_plan, "_free_bytes", lambda _: one // 2)
-    with pytest.raises(EngineError, match="Lower batch_size or block_tokens"):
+    with pytest.raises(EngineError, match="batch_size"):
         plan_training(model, schedule(), SETTINGS)
 
 
@@ -71,7 +71,7 @@ def test_time_is_that_of_a_real_step_and_a_broken_one_is_refused(build_model: Bu
     assert plan.seconds > 0
     with torch.no_grad():
         model.lm_head.weight[3] = torch.inf
-    with pytest.raises(EngineError, match=r"not a finite number in step 1\."):
+    with pytest.raises(EngineError, match=r"step 1\."):
         plan_training(model, schedule(), SETTINGS, estimate_time=True)
 
 

@@ -1,26 +1,27 @@
-"""Every world's adapter, stacked: which layers are adapted, the tensors (m, …), and the one file they live in.
+"""Every world's adapter, stacked: which layers are adapted, the tensors (m, …), and the file that holds them.
 
     y = W x + (α / r) · B_w A_w x          A_w (r, in), B_w (out, r), one pair per world w and target layer
 
-Knows nothing of who is in which world, nor which world is realized: all worlds are alike here.
+Knows neither memberships nor the realized world: all worlds are alike here.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from paclm.engine.tensor_files import save_tensors
 from paclm.errors import EngineError, InvalidInput
 
 FORMAT = "paclm-adapters-1"
@@ -30,7 +31,7 @@ LLAMA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterSpec:
-    """What an adapter is made of. `targets` empty: the family's default layers."""
+    """Shape of an adapter and the layers it adapts; empty `targets`: the default layers of the model's family."""
 
     rank: int = 8
     """r, the inner size of each adapter."""
@@ -67,7 +68,7 @@ class Target:
 
 
 def linear_layers(model: nn.Module) -> dict[str, Target]:
-    """Every layer of the model that could carry an adapter, by full name; the output head is not among them."""
+    """Every layer that can carry an adapter, by full name; not the output head."""
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     layers: dict[str, Target] = {}
     for name, module in model.named_modules():
@@ -82,7 +83,7 @@ def linear_layers(model: nn.Module) -> dict[str, Target]:
 
 
 def find_targets(model: nn.Module, spec: AdapterSpec) -> tuple[Target, ...]:
-    """The layers that `spec` adapts, in model order; a name that matches nothing is refused with what exists."""
+    """The layers that `spec` adapts, in model order; raises if a name matches no layer."""
     layers = linear_layers(model)
     leaves = sorted({name.rsplit(".", 1)[-1] for name in layers})
     wanted = spec.targets or _family_targets(model, leaves)
@@ -103,7 +104,7 @@ def find_targets(model: nn.Module, spec: AdapterSpec) -> tuple[Target, ...]:
 
 
 def num_parameters(targets: tuple[Target, ...], spec: AdapterSpec) -> int:
-    """Trained numbers in one world's adapter."""
+    """Parameters of one world's adapter."""
     return sum(spec.rank * (target.num_in + target.num_out) for target in targets)
 
 
@@ -167,14 +168,14 @@ class AdapterStack:
 
     @property
     def num_parameters(self) -> int:
-        """Numbers in one world's adapter."""
+        """Parameters of one world's adapter."""
         return sum(a[0].numel() + self.B[layer][0].numel() for layer, a in self.A.items())
 
     @classmethod
     def initial(
         cls, targets: tuple[Target, ...], spec: AdapterSpec, num_worlds: int, seed: int, base: str, coupled: bool = True
     ) -> AdapterStack:
-        """Adapters as they are before training: A uniform in ±1/√in, B zero. Coupled: the same A in every world."""
+        """Adapters before training: A uniform in ±1/√in, B zero. Coupled: the same A in every world."""
         if num_worlds < 1:
             raise InvalidInput(f"A stack needs at least 1 world, not {num_worlds!r}.")
         generator = torch.Generator().manual_seed(seed)
@@ -186,34 +187,24 @@ class AdapterStack:
             B[target.name] = torch.zeros(num_worlds, target.num_out, spec.rank)  # (m, out, r)
         return cls(spec, base, A, B)
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> AdapterStack:
+        """The stack with `change` applied to every tensor."""
+        A = {layer: change(a) for layer, a in self.A.items()}
+        return AdapterStack(self.spec, self.base, A, {layer: change(b) for layer, b in self.B.items()})
+
     def worlds(self, which: slice | list[int]) -> AdapterStack:
-        """The stack of some of the worlds, in the order given."""
-        return AdapterStack(
-            self.spec,
-            self.base,
-            {layer: a[which] for layer, a in self.A.items()},
-            {layer: b[which] for layer, b in self.B.items()},
-        )
+        """Some of the worlds, in the order given."""
+        return self.map(lambda tensor: tensor[which])
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> AdapterStack:
-        return AdapterStack(
-            self.spec,
-            self.base,
-            {layer: a.to(device=device, dtype=dtype) for layer, a in self.A.items()},
-            {layer: b.to(device=device, dtype=dtype) for layer, b in self.B.items()},
-        )
+        return self.map(lambda tensor: tensor.to(device=device, dtype=dtype))
 
     def with_public(self) -> AdapterStack:
-        """One more world at the end, whose adapter is zero: the public model, riding along."""
-        return AdapterStack(
-            self.spec,
-            self.base,
-            {layer: torch.cat([a, a.new_zeros(1, *a.shape[1:])]) for layer, a in self.A.items()},
-            {layer: torch.cat([b, b.new_zeros(1, *b.shape[1:])]) for layer, b in self.B.items()},
-        )
+        """One more world at the end, with a zero adapter: the public model."""
+        return self.map(lambda tensor: torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])]))
 
     def check_fits(self, targets: Mapping[str, Target], fingerprint: str | None = None) -> None:
-        """Refuse a base model that these adapters do not belong to."""
+        """Raise unless these adapters fit the base model with these layers and this fingerprint."""
         if fingerprint is not None and fingerprint != self.base:
             raise EngineError(
                 f"These adapters were trained on the base model {self.base}, but this one is {fingerprint}. "
@@ -233,7 +224,7 @@ class AdapterStack:
                 )
 
     def save(self, path: Path) -> None:
-        """Write one safetensors file; it appears whole or not at all."""
+        """Write one safetensors file, atomically."""
         tensors = {f"{layer}.A": a for layer, a in self.A.items()} | {f"{layer}.B": b for layer, b in self.B.items()}
         metadata = {"format": FORMAT, "base": self.base, "spec": json.dumps(asdict(self.spec))}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -255,7 +246,7 @@ class AdapterStack:
                     (A if kind == "A" else B)[layer] = tensor
         except SafetensorError as error:
             raise EngineError(
-                f"{path} cannot be read as adapters ({error}). Train again or restore the file."
+                f"{path} cannot be read as adapters ({error}). Train again, or restore the file."
             ) from error
         order = sorted(A, key=_natural)
         return cls(spec, base, {layer: A[layer] for layer in order}, {layer: B[layer] for layer in order if layer in B})
@@ -264,7 +255,7 @@ class AdapterStack:
 def _read_metadata(path: Path, metadata: dict[str, str] | None) -> tuple[AdapterSpec, str]:
     found = (metadata or {}).get("format")
     if metadata is None or found != FORMAT:
-        raise EngineError(f"{path} is not a stack of adapters: its format is {found!r}, this version reads {FORMAT!r}.")
+        raise EngineError(f"{path} is not a stack of adapters: its format is {found!r}, not {FORMAT!r}. Train again.")
     fields: dict[str, Any] = json.loads(metadata["spec"])
     return AdapterSpec(**fields), metadata["base"]
 
@@ -272,3 +263,18 @@ def _read_metadata(path: Path, metadata: dict[str, str] | None) -> tuple[Adapter
 def _natural(name: str) -> list[tuple[int, int, str]]:
     """Sort key that puts h.2 before h.10."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
+    """Write a private safetensors file with notes, atomically; on a full disk the old file stays."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, partial, dict(notes))
+        partial.chmod(0o600)
+        os.replace(partial, path)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise EngineError(
+            f"{path} cannot be written ({error}). Free disk space or correct its permissions, then resume: "
+            "finished work is kept."
+        ) from None

@@ -1,7 +1,7 @@
-"""Base models: from what a user writes after --base to a folder of public weights, its tokenizer and its model.
+"""Base models: find the folder that --base names, check it, and load its tokenizer and model.
 
-A base model is public; this file knows nothing of records, adapters or worlds. Torch and Transformers are imported
-when something is loaded, so that naming a model stays quick.
+A base model is public; knows nothing of records, adapters or worlds. Torch and Transformers are imported only when
+something is loaded, so that finding a model is quick.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ __all__ = ["Base", "base_of", "check_base", "load_model", "load_tokenizer", "loc
 TINY_FOLDER = Path(__file__).resolve().parents[1] / "data" / "tiny"
 
 WAYS_OUT = (
-    "Ways to a base model: --base tiny (embedded); `paclm models get smollm2`, then --base smollm2; --base FOLDER with "
+    "Base models: --base tiny (embedded); `paclm models get smollm2`, then --base smollm2; --base FOLDER with "
     "config.json, tokenizer.json and *.safetensors; --base FILE.gguf; or a Hugging Face name on a machine with "
     "network, whose cache (HF_HOME) can be copied here."
 )
@@ -46,7 +47,7 @@ def resolve_base(spec: str) -> Base:
 
 
 def base_of(workspace: Workspace) -> Base:
-    """The base model of a workspace, found again by its name if it no longer lies where it lay at init."""
+    """The base model of a workspace, found again by its name if its folder is gone."""
     recorded = workspace.base
     if recorded.folder.is_dir():
         return recorded  # checked when the workspace was opened
@@ -56,44 +57,44 @@ def base_of(workspace: Workspace) -> Base:
 
 
 def check_base(base: Base) -> None:
-    """Refuse, before anything is made from it, a base model that could not be trained or served later."""
+    """Raise if a base model could not be trained or served, before anything is made from it."""
     config = _config_of(base)
     architectures = list(getattr(config, "architectures", None) or [])
     if config.is_encoder_decoder or (architectures and not any(map(_DECODER.search, architectures))):
         raise ModelError(
-            f"The base model {base.name} is a {', '.join(architectures) or config.model_type}, and worlds need a model "
-            f"that writes on, token by token (…ForCausalLM). {WAYS_OUT}"
+            f"The base model {base.name} is a {', '.join(architectures) or config.model_type}, and worlds need a "
+            f"decoder that continues text (…ForCausalLM). {WAYS_OUT}"
         )
     context_of(base)
     unfit = changed_logits(config)
     for path in sorted(base.folder.glob("*.safetensors")):
         try:
-            with _safetensors().safe_open(path, framework="numpy") as weights:
+            with _import("safetensors").safe_open(path, framework="numpy") as weights:
                 unfit = unfit or ("lm_head.bias" if "lm_head.bias" in weights.keys() else None)  # noqa: SIM118
-        except _safetensors().SafetensorError as error:
+        except _import("safetensors").SafetensorError as error:
             raise ModelError(f"{path} is damaged ({error}). Fetch the base model again.") from None
     if unfit is not None:
         raise ModelError(
-            f"The base model {base.name} does more to its logits than a product ({unfit}), and worlds could not vote "
-            f"with it. {WAYS_OUT}"
+            f"The base model {base.name} changes its logits after the output layer ({unfit}), which paclm does "
+            f"not support. {WAYS_OUT}"
         )
 
 
 def changed_logits(config: Any) -> str | None:
-    """The setting by which a model bends its logits; None where it has none."""
+    """The setting by which a model changes its logits; None if it does not."""
     return next((name for name in _CHANGED_LOGITS if getattr(config, name, None) not in (None, 1.0)), None)
 
 
 def load_tokenizer(base: Base) -> Any:
     """The base model's tokenizer."""
-    transformers = _transformers()
+    transformers = _import("transformers")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(base.folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ModelError(
             f"The tokenizer of {base.name} in {base.folder} cannot be loaded: {_shortly(error)} Fetch it again."
         ) from error
-    if len(tokenizer) < 2:  # without files, Transformers makes an empty one and says nothing
+    if len(tokenizer) < 2:  # without files, Transformers makes an empty one silently
         raise ModelError(
             f"The base model {base.name} has no tokenizer. Put its tokenizer.json beside config.json in {base.folder}."
         )
@@ -101,52 +102,52 @@ def load_tokenizer(base: Base) -> Any:
 
 
 def context_of(base: Base) -> int:
-    """Positions the base model can hold, read from its configuration alone."""
+    """The context length of the base model, from its configuration."""
     config = _config_of(base)
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None:
         raise ModelError(
-            f"The base model {base.name} ({config.model_type}) does not say how many positions it holds: only models "
-            f"with attention and a context (max_position_embeddings) can run here. {WAYS_OUT}"
+            f"The base model {base.name} ({config.model_type}) has no context length (max_position_embeddings); only "
+            f"models with one are supported. {WAYS_OUT}"
         )
     return int(positions)
 
 
 def _config_of(base: Base) -> Any:
     try:
-        return _transformers().AutoConfig.from_pretrained(base.folder, local_files_only=True)
+        return _import("transformers").AutoConfig.from_pretrained(base.folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"The base model {base.name} in {base.folder} is not one this version of Transformers knows: "
+            f"The base model {base.name} in {base.folder} is not known to this version of Transformers: "
             f"{_shortly(error)} {WAYS_OUT}"
         ) from error
 
 
 def load_model(base: Base, dtype: torch.dtype) -> torch.nn.Module:
     """The base model on the CPU, frozen and in evaluation mode."""
-    transformers = _transformers()
+    transformers = _import("transformers")
     try:
         with _no_progress_bars(transformers):
             model: torch.nn.Module
             model, found = transformers.AutoModelForCausalLM.from_pretrained(
                 base.folder, dtype=dtype, local_files_only=True, output_loading_info=True
             )
-    except (OSError, ValueError, RuntimeError, _safetensors().SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, _import("safetensors").SafetensorError) as error:
         raise ModelError(
             f"The base model {base.name} in {base.folder} cannot be loaded: {_shortly(error)} Fetch it again."
         ) from error
-    if lacking := sorted(found["missing_keys"]):  # Transformers would draw them at random, anew in every process
+    if lacking := sorted(found["missing_keys"]):  # Transformers would draw them at random in every process
         raise ModelError(
-            f"The weights of {base.name} in {base.folder} lack {len(lacking):,} of the tensors its config.json asks "
-            f"for, such as {lacking[0]}. Fetch the base model again."
+            f"The weights of {base.name} in {base.folder} lack {len(lacking):,} of the tensors its config.json needs, "
+            f"such as {lacking[0]}. Fetch the base model again."
         )
     return model.eval().requires_grad_(False)
 
 
 def locate_base(spec: str) -> Path:
-    """The folder of a base model; fetches from the hub or converts a .gguf file if that was asked for."""
+    """The folder of a base model; downloads it from the hub or converts a .gguf file if needed."""
     if not spec.strip():
-        raise ModelError(f"--base names nothing. {WAYS_OUT}")
+        raise ModelError(f"--base is empty. {WAYS_OUT}")
     path = Path(spec).expanduser().absolute()
     if spec == "tiny":
         if not (TINY_FOLDER / "config.json").is_file():
@@ -159,18 +160,15 @@ def locate_base(spec: str) -> Path:
     if path.is_dir():
         return path
     if path.is_file():
-        raise ModelError(f"{spec} is a file, and a base model is a folder, or a file that ends in .gguf. {WAYS_OUT}")
+        raise ModelError(f"{spec} is a file; a base model is a folder or a .gguf file. {WAYS_OUT}")
     if _HUB_NAME.fullmatch(spec):
         return _from_hub(spec)
     raise ModelError(f"{spec!r} is neither a folder, a .gguf file nor a Hugging Face name. {WAYS_OUT}")
 
 
 def _from_hub(name: str) -> Path:
-    """The hub's files in the user's Hugging Face cache, fetched if they are not there."""
-    try:
-        from huggingface_hub import snapshot_download
-    except ModuleNotFoundError:
-        raise MissingExtra("transformers") from None
+    """The files of a hub model in the user's Hugging Face cache, downloaded if missing."""
+    snapshot_download = _import("huggingface_hub").snapshot_download
 
     def fetch(weights: str, *, offline: bool) -> Path:
         wanted = [*_HUB_FILES, weights]
@@ -185,32 +183,23 @@ def _from_hub(name: str) -> Path:
                     continue
                 reason = str(error).splitlines()[0]
                 raise ModelError(
-                    f"The base model {name!r} is no folder, not in the Hugging Face cache, and cannot be fetched "
-                    f"({reason}). {WAYS_OUT}"
+                    f"The base model {name!r} is not a folder, not in the Hugging Face cache, and cannot be "
+                    f"downloaded ({reason}). {WAYS_OUT}"
                 ) from None
             if any(folder.glob(weights)):
                 return folder
     raise ModelError(f"The Hugging Face repository {name!r} holds no weights (*.safetensors). {WAYS_OUT}")
 
 
-def _transformers() -> Any:
+def _import(package: str) -> Any:
     try:
-        import transformers
+        return import_module(package)
     except ModuleNotFoundError:
-        raise MissingExtra("transformers") from None
-    return transformers
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors
-    except ModuleNotFoundError:
-        raise MissingExtra("safetensors") from None
-    return safetensors
+        raise MissingExtra("safetensors" if package == "safetensors" else "transformers") from None
 
 
 def _shortly(error: BaseException) -> str:
-    """The first line of what a library said, cut where it begins to list everything it knows."""
+    """The first line of a library's message, cut if it is long."""
     line = str(error).strip().partition("\n")[0]
     return line if len(line) <= _LONGEST_REASON else line[:_LONGEST_REASON].rpartition(" ")[0] + " …"
 

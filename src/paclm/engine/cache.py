@@ -1,7 +1,7 @@
 """Keys and values of every world for every running sequence, allocated once.
 
-Slot-major: the first n slots are one block of memory, whatever the capacity, so that a step over n sequences reads
-views and never copies. Adapters touch keys and values, so no two worlds can share them, not even for the prompt.
+Slot-major: the first n slots are contiguous, so that a step over n sequences reads views and never copies. Adapters
+change keys and values, so no two worlds can share them, not even for the prompt.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KVCache:
         return int(self.keys[0].shape[3])
 
     def write_block(self, layer: int, slot: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put keys and values (W, heads, c, size) at positions start … start+c; everything of the slot so far."""
+        """Write keys and values (W, heads, c, size) at positions start … start+c; returns all of the slot so far."""
         end = start + keys.shape[2]
         all_keys, all_values = self.keys[layer][slot, :, :, :end], self.values[layer][slot, :, :, :end]
         all_keys[:, :, start:] = keys
@@ -42,7 +42,7 @@ class KVCache:
     def write_step(
         self, layer: int, positions: Tensor, reach: int, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Put keys and values (n, W, heads, size) of the first n slots, each at its own position.
+        """Write keys and values (n, W, heads, size) of the first n slots, each at its own position.
 
         Returns views of the first `reach` positions, one row per slot, world and head: (n·W·heads, reach, size).
         """
@@ -61,7 +61,7 @@ class KVCache:
 
 @contextmanager
 def _distinct_writes() -> Iterator[None]:
-    """Around scattered writes whose places are all different: their order cannot matter, so no sorting is needed."""
+    """For scattered writes to distinct places: order does not matter, so torch need not sort them."""
     was = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("default")
     try:

@@ -1,7 +1,7 @@
-"""How stable worlds are on a text, and what the support leaves out of each: greedy votes, coverage, coupling ceiling.
+"""Stability of the worlds on a text, and coverage of the support: greedy votes, coverage, coupling ceiling.
 
-Needs every world's logits over the whole vocabulary, which voting never does. They are formed once for all support
-sizes, a few positions at a time; figures stay on the device until the text has ended.
+Needs every world's logits over the whole vocabulary, unlike voting. They are computed once for all support sizes, a few
+positions at a time; figures stay on the device until the end of the text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paclm.engine.determinism import FloatArray, IntArray
 from paclm.engine.engine import Engine
 
 _LOGITS_AT_ONCE = {"cuda": 2**28, "cpu": 2**24}
-"""How many logits are held: 1 GiB on a GPU; on a CPU what stays near its caches is also faster."""
+"""Most logits in memory: 1 GiB on a GPU; on a CPU few, to stay near its caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Census:
     ceiling: FloatArray
     """(n,) β = Σ_v min_s p_s(v) over the renormalised support: no coupling agrees more often"""
     argmax_coverage: FloatArray
-    """(n,) fraction of worlds whose favourite token of all lies in the support"""
+    """(n,) fraction of worlds whose most likely token is in the support"""
     mass_coverage: FloatArray
-    """(n,) mean probability that worlds give to the support"""
+    """(n,) mean probability of the support"""
 
 
 def take_census(
@@ -43,7 +43,7 @@ def take_census(
     temperature: float = 1.0,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[int, Census]:
-    """Walk texts, each within the engine's context; position i is about tokens[i + 1], texts one after another."""
+    """Census of texts, each within the engine's context; position i is about tokens[i + 1], texts in order."""
     figures: dict[int, list[Tensor]] = {size: [] for size in support_sizes}
     for tokens in texts:
         for hidden in engine.windows(tokens, max(2, len(tokens))):  # (W, c, d)
@@ -59,7 +59,7 @@ def take_census(
 def census_of(logits: Tensor, support_sizes: Sequence[int], temperature: float = 1.0) -> dict[int, Tensor]:
     """From all logits (W, n, V), the public model's last: per support size (n, 4), the columns of a `Census`.
 
-    Supports are nested, so that the largest holds all others, in order.
+    Supports are nested: each is the beginning of the largest.
     """
     worlds, public = logits[:-1], logits[-1]
     support = top_tokens(public, max(support_sizes))  # (n, K)
@@ -86,5 +86,5 @@ def _few_positions(engine: Engine, hidden: Tensor) -> Iterable[Tensor]:
 
 
 def _gathered(pieces: list[Tensor]) -> Census:
-    columns = torch.cat(pieces).T.cpu().numpy()  # the only wait for the device
+    columns = torch.cat(pieces).T.cpu().numpy()  # the only synchronization with the device
     return Census(columns[0].astype(np.int64), *columns[1:])

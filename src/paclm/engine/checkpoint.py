@@ -1,10 +1,10 @@
-"""What training keeps on disk while it runs: finished groups, and the middle of the group under way.
+"""What training keeps on disk while it runs, and how Ctrl-C waits until it can be kept.
 
-    run.json                  what is being trained, by hash; a resumed run must be the same
+    run.json                  a hash of what is trained; a resumed run must have the same
     group-0003.safetensors    the adapters of a finished group
-    current.safetensors       rows, moments and position of the group under way
+    current.safetensors       parameters, moments and position of the group under way
 
-Files appear whole or not at all. A run that was killed goes on at the last of them, and ends with the same adapters.
+Files are written atomically. A run that was killed continues at the last of them and ends with the same adapters.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import signal
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from paclm.engine.adapters import save_tensors
 from paclm.engine.schedule import Schedule
-from paclm.engine.tensor_files import save_tensors
 from paclm.errors import EngineError
 from paclm.worlds.storage import make_private_folder, write_private_json
 
@@ -33,7 +36,7 @@ CURRENT_FILE = "current.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where the group under way stands."""
+    """State of the group under way."""
 
     group: int
     num_steps: int
@@ -60,7 +63,7 @@ class Checkpoints:
         self.folder = folder
 
     def begin(self, run: str, worlds_per_step: int) -> None:
-        """Start afresh: what an earlier run left is deleted."""
+        """Start a new run; files of an earlier one are deleted."""
         if self.folder.exists():
             shutil.rmtree(self.folder)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +71,7 @@ class Checkpoints:
         write_private_json(self.folder / RUN_FILE, {"run": run, "worlds_per_step": worlds_per_step})
 
     def worlds_per_step(self, run: str) -> int | None:
-        """How the run that is to be resumed shares out its worlds; None when there is nothing to resume."""
+        """Worlds per step of the run to resume; None if there is nothing to resume."""
         path = self.folder / RUN_FILE
         if not path.is_file():
             return None
@@ -76,12 +79,12 @@ class Checkpoints:
         if found["run"] != run:
             raise EngineError(
                 f"The training run in {self.folder} cannot be resumed: records, worlds, settings, seed or base model "
-                "are not what they were. Start afresh with --again."
+                "have changed. Start a new run with --again."
             )
         return int(found["worlds_per_step"])
 
     def save_group(self, group: int, tensors: Mapping[str, Tensor]) -> None:
-        """Keep a finished group; the position inside it is no longer needed."""
+        """Save a finished group and delete the position inside it."""
         save_tensors(self._group_file(group), tensors, {})
         (self.folder / CURRENT_FILE).unlink(missing_ok=True)
 
@@ -95,7 +98,7 @@ class Checkpoints:
         save_tensors(self.folder / CURRENT_FILE, tensors, notes)
 
     def load_position(self, group: int) -> Position | None:
-        """Where `group` was left, if it was."""
+        """The saved position inside `group`, if there is one."""
         path = self.folder / CURRENT_FILE
         if not path.is_file():
             return None
@@ -105,7 +108,7 @@ class Checkpoints:
         return Position(group, int(notes["num_steps"]), **tensors)
 
     def remove(self) -> None:
-        """Everything is in its final place."""
+        """Delete the folder, once the adapters are saved."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _group_file(self, group: int) -> Path:
@@ -122,4 +125,40 @@ def _read(path: Path, reader: Any) -> Any:
     try:
         return reader(path)
     except SafetensorError as error:
-        raise EngineError(f"{path} is damaged ({error}). Start afresh with --again.") from error
+        raise EngineError(f"{path} is damaged ({error}). Start a new run with --again.") from error
+
+
+class HeldInterrupt:
+    """Defers the first Ctrl-C to `release`, so that a training step is never cut in the middle; the second one raises.
+
+    Works only in the main thread, which receives signals, and only if the program has no handler of its own.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        self._holds = False
+
+    def __enter__(self) -> Self:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._holds = True
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._holds:
+            self._holds = False
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if error is None:
+            self.release()
+
+    def release(self) -> None:
+        """Raise the deferred Ctrl-C, if there was one."""
+        if self.came:
+            self.came = False
+            raise KeyboardInterrupt
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.came:
+            raise KeyboardInterrupt
+        self.came = True

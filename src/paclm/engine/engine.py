@@ -1,11 +1,11 @@
-"""Running sequences, and every world's vote on each. This is all the curator sees of the models.
+"""The engine: running sequences, and every world's vote on the next token of each.
 
-    handle = engine.add(tokens, max_new_tokens=64)              add_many: equally long prompts in few passes
+    handle = engine.add(tokens, max_new_tokens=64)              add_many: several prompts of equal length
     ballot = engine.step([handle], coins, temperature=1.0)      one batched pass: all worlds, all sequences
-    engine.append(handle, token)                                the token that was released
+    engine.append(handle, token)                                the released token
     engine.remove(handle)
 
-The engine is never told which world is realized, holds no budget and draws no randomness.
+All that the curator sees of the models. Knows neither secret nor budget, and draws no randomness.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from paclm.engine.decode_step import (
     top_tokens,
 )
 from paclm.engine.determinism import FloatArray, IntArray
-from paclm.errors import EngineError, InvalidInput
+from paclm.errors import ContextExceeded, EngineError, InvalidInput
 
 _PROMPTS_TOGETHER = 64
-"""Attention kernels count sequences times worlds in 16 bits."""
+"""Prompts per pass: attention kernels count sequences times worlds in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,16 @@ class Ballot:
     """Every world's vote on n contexts."""
 
     support: IntArray
-    """(n, k) token ids, the public model's favourite first"""
+    """(n, k) token ids, by the public model's logits, largest first"""
     votes: IntArray
     """(n, m) token ids, each in the support of its row"""
     public: IntArray
-    """(n,) what the public model would have voted, same rule and coins"""
+    """(n,) the public model's vote, by the same rule and coins"""
 
 
 @dataclass(slots=True)
 class Running:
-    """One sequence: all but its last token are in the cache."""
+    """One sequence; all but its last token are in the cache."""
 
     handle: int
     tokens: list[int] = field(repr=False)
@@ -57,11 +57,11 @@ class Running:
 
 def check_support_size(support_size: int, vocabulary: int) -> None:
     if not 1 <= support_size <= vocabulary:
-        raise InvalidInput(f"support_size must lie between 1 and the vocabulary's {vocabulary}, not {support_size}.")
+        raise InvalidInput(f"support_size must be between 1 and the vocabulary's {vocabulary}, not {support_size}.")
 
 
 class Engine:
-    """All worlds in one batched forward pass, for several sequences at once."""
+    """Runs all worlds and sequences in one batched forward pass."""
 
     def __init__(
         self, model: WorldsModel, support_size: int = 200, prefill_chunk: int = 128, step: DecodeStep | None = None
@@ -71,10 +71,10 @@ class Engine:
         self._step = step or PlainStep(model, support_size)
         self._support_size = support_size
         self._chunk = prefill_chunk
-        self._running: list[Running] = []  # index = slot; always without gaps
+        self._running: list[Running] = []  # by slot, without gaps
         self._slots: dict[int, int] = {}  # by handle
         self._next_handle = 0
-        self._is_reading = False  # a text passes through the first free slot
+        self._is_reading = False  # `hidden_states` is using the first free slot
 
     @property
     def num_worlds(self) -> int:
@@ -96,7 +96,7 @@ class Engine:
 
     @property
     def context(self) -> int:
-        """Positions one sequence may use."""
+        """Most tokens of one sequence."""
         return self._model.context
 
     @property
@@ -105,23 +105,23 @@ class Engine:
         return self._model.num_slots - len(self._running)
 
     def add(self, tokens: Sequence[int], max_new_tokens: int = 0) -> int:
-        """Start a sequence: prefill all but its last token, and return its handle."""
+        """Start a sequence: prefill all but its last token; returns its handle."""
         self._check_room(tokens, max_new_tokens)
         for _, _ in self._prefill(tokens[:-1], len(self._running)):
             pass
         return self._start(tokens, max_new_tokens)
 
     def add_many(self, prompts: Sequence[Sequence[int]], max_new_tokens: int = 0) -> list[int]:
-        """Start sequences whose prompts are equally long; as `add` for each, with many prompts in one forward pass."""
+        """As `add` for each of several prompts of equal length, with many prompts in one forward pass."""
         if len({len(tokens) for tokens in prompts}) > 1:
-            raise InvalidInput("Prompts that are read together must be equally long. Add the others one by one.")
+            raise InvalidInput("add_many needs prompts of equal length. Add the others one by one.")
         for tokens in prompts:
             self._check_room(tokens, max_new_tokens, len(prompts))
         length = len(prompts[0]) - 1 if prompts else 0
-        if not 0 < length <= self._chunk:  # nothing to read, or more than one pass may take
+        if not 0 < length <= self._chunk:  # nothing to prefill, or more than one pass
             return [self.add(tokens, max_new_tokens) for tokens in prompts]
         ids = torch.tensor([list(tokens[:-1]) for tokens in prompts], device=self._model.head.device)
-        planned = max(self._chunk, self._model.num_slots) // length  # as many rows as memory was planned for
+        planned = max(self._chunk, self._model.num_slots) // length  # rows that the memory plan allows
         together = min(max(1, planned), _PROMPTS_TOGETHER)
         handles: list[int] = []
         for start in range(0, len(prompts), together):
@@ -137,19 +137,16 @@ class Engine:
         coins: FloatArray | None = None,
         temperature: float | Sequence[float] = 1.0,
     ) -> Ballot:
-        """Every world's vote on the next token of each sequence (all running ones by default), in the order given.
+        """Every world's vote on the next token of these sequences (default: all), in the order given.
 
-        coins: (n, k) Gumbel, one row per sequence, or None for greedy votes. Repeating a step changes nothing.
+        coins: (n, k) Gumbel, one row per sequence, or None for greedy votes. Repeating a step gives the same votes.
         """
         slots = self._slots_of(handles)
         output = self._vote(slots, coins, temperature)
         return Ballot(output.support[slots], output.votes[slots, :-1], output.votes[slots, -1])
 
     def scores(self, handles: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        """Support (n, k) and every world's logits inside it (n, W, k), the public model last, on the next token.
-
-        For rules of voting other than `step`'s (`couplings`): studies compare them.
-        """
+        """Support (n, k) and every world's logits in it (n, W, k), the public model last: for other voting rules."""
         slots = self._slots_of(handles)
         output = self._vote(slots, None, 1.0)
         return torch.from_numpy(output.support[slots]).to(output.logits.device), output.logits[slots]  # a copy
@@ -159,11 +156,11 @@ class Engine:
         sequence = self._running[self._slot(handle)]
         self._check_tokens([token])
         if len(sequence.tokens) >= sequence.limit:
-            raise EngineError(f"The sequence already has all {sequence.limit} tokens it was started for.")
+            raise EngineError(f"The sequence already has the {sequence.limit} tokens it was started for. Remove it.")
         sequence.tokens.append(int(token))
 
     def remove(self, handle: int) -> None:
-        """End a sequence; the last slot moves into the gap, so that a step never computes an empty one."""
+        """End a sequence; the last one moves into its slot, so that a step computes no empty slot."""
         slot = self._slot(handle)
         last = self._running.pop()
         del self._slots[handle]
@@ -195,7 +192,7 @@ class Engine:
             self.remove(handle)
 
     def probe(self, context: Sequence[int], coins: FloatArray | None) -> tuple[IntArray, FloatArray]:
-        """Votes (m,) on one context and all logits they came from (W, k): for self-tests."""
+        """Votes (m,) on one context and the logits (W, k) behind them: for self-tests."""
         handle = self.add(context)
         try:
             slot = self._slot(handle)
@@ -205,12 +202,12 @@ class Engine:
             self.remove(handle)
 
     def hidden_states(self, tokens: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """Last hidden states of all worlds along a text, in chunks: (first position, (W, c, d)). Uses a free slot."""
+        """Last hidden states of all worlds along a text, in chunks: (first position, (W, c, d)). Needs a free slot."""
         self._check_tokens(tokens)
         if len(tokens) > self.context:
-            raise InvalidInput(f"A text of {len(tokens)} tokens does not fit the context of {self.context}.")
+            raise InvalidInput(f"A text of {len(tokens)} tokens is longer than the context of {self.context}.")
         if not self.num_free:
-            raise EngineError("All sequences of the engine are running; a text needs one free. Remove one first.")
+            raise EngineError("Reading a text needs one free sequence, and all are running. Remove one first.")
         self._is_reading = True
         try:
             yield from self._prefill(tokens, len(self._running))
@@ -238,8 +235,7 @@ class Engine:
     ) -> Iterator[Ballot]:
         """Votes on every position of a text given the true tokens before it; position i votes on tokens[i + 1].
 
-        The text is cut into windows that overlap by one token, so that every token but the first is voted on once.
-        `coins(n)` returns the coins of the next n positions, (n, k).
+        Every token but the first is voted on once. `coins(n)` returns the coins of the next n positions, (n, k).
         """
         for hidden in self.windows(tokens, window):
             support, logits = self.restricted(hidden)
@@ -251,9 +247,9 @@ class Engine:
             yield Ballot(support.cpu().numpy(), votes[:, :-1], votes[:, -1])
 
     def windows(self, tokens: Sequence[int], window: int) -> Iterator[Tensor]:
-        """Hidden states (W, c, d) that predict tokens[1:], chunk by chunk, in windows that overlap by one token."""
+        """Hidden states (W, c, d) that predict tokens[1:], in chunks; windows of the text overlap by one token."""
         if not 2 <= window <= self.context:
-            raise InvalidInput(f"A window must hold between 2 tokens and the context's {self.context}, not {window}.")
+            raise InvalidInput(f"A window must have between 2 tokens and the context's {self.context}, not {window}.")
         if len(tokens) < 2:
             raise InvalidInput(f"A text of {len(tokens)} tokens has no position to vote on; it needs at least 2.")
         for start in range(0, len(tokens) - 1, window - 1):
@@ -261,7 +257,7 @@ class Engine:
                 yield hidden
 
     def _vote(self, slots: list[int], coins: FloatArray | None, temperature: float | Sequence[float]) -> StepOutput:
-        """One step of everything that runs; coins and temperature belong to `slots`, the others vote greedily."""
+        """One step of all running sequences; those in `slots` use coins and temperature, the others vote greedily."""
         n = len(self._running)
         all_coins = np.zeros((n, self._support_size), dtype=np.float32)
         tau = np.zeros(n, dtype=np.float32)
@@ -290,12 +286,12 @@ class Engine:
             yield
         except torch.OutOfMemoryError as error:
             raise EngineError(
-                f"Out of GPU memory while reading a prompt in chunks of {self._chunk} tokens. "
-                "Lower prefill_chunk in [runtime]."
+                f"Out of GPU memory while reading a prompt in chunks of {self._chunk} tokens. Lower prefill_chunk in "
+                "[runtime]."
             ) from error
 
     def _start(self, tokens: Sequence[int], max_new_tokens: int) -> int:
-        """Enter a prompt that has been read into the first free slot."""
+        """Register a prompt that was prefilled into the first free slot."""
         limit = len(tokens) + max_new_tokens if max_new_tokens else self.context
         handle = self._next_handle
         self._slots[handle] = len(self._running)
@@ -305,27 +301,18 @@ class Engine:
 
     def _check_room(self, tokens: Sequence[int], max_new_tokens: int, num_sequences: int = 1) -> None:
         self._check_tokens(tokens)
-        asked = len(tokens) + max_new_tokens
-        if asked > self.context:
-            raise InvalidInput(
-                f"The prompt has {len(tokens)} tokens and {max_new_tokens} more were asked for, {asked} together; "
-                f"the context holds {self.context}. Shorten the prompt or ask for fewer tokens."
-            )
+        if len(tokens) + max_new_tokens > self.context:
+            raise ContextExceeded(prompt_tokens=len(tokens), max_new_tokens=max_new_tokens, context=self.context)
         self._check_idle()
-        if not self.num_free:
-            raise EngineError(
-                f"All {self._model.num_slots} sequences of the engine are running. Wait for one to end, "
-                "or raise max_sequences in [runtime]."
-            )
         if self.num_free < num_sequences:
             raise EngineError(
-                f"{num_sequences} sequences were asked for and {self.num_free} of {self._model.num_slots} are free. "
-                "Add fewer at once, or raise max_sequences in [runtime]."
+                f"{num_sequences} sequences were asked for, and {self.num_free} of {self._model.num_slots} are free. "
+                "Wait for one to end, add fewer, or raise max_sequences in [runtime]."
             )
 
     def _check_idle(self) -> None:
         if self._is_reading:
-            raise EngineError("The engine is in the middle of a text. Read it to its end, or close it, first.")
+            raise EngineError("The engine is reading a text. Read it to its end, or close the iterator, first.")
 
     def _slot(self, handle: int) -> int:
         if handle not in self._slots:
@@ -333,7 +320,7 @@ class Engine:
         return self._slots[handle]
 
     def _slots_of(self, handles: Sequence[int] | None) -> list[int]:
-        """The slots of these sequences, or of all that run, when a step may be taken."""
+        """The slots of these sequences (default: all); raises if no step can be taken."""
         if not self._running:
             raise EngineError("No sequence is running. Add one before asking for votes.")
         self._check_idle()
@@ -341,9 +328,9 @@ class Engine:
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if len(tokens) == 0:
-            raise InvalidInput("A sequence needs at least one token; start it with the tokenizer's start token.")
+            raise InvalidInput("A sequence needs at least one token. Start it with the tokenizer's start token.")
         if min(tokens) < 0 or max(tokens) >= self.vocabulary:
-            raise InvalidInput(f"Token ids must lie between 0 and {self.vocabulary - 1}; one of those given does not.")
+            raise InvalidInput(f"Token ids must be between 0 and {self.vocabulary - 1}; one of those given is not.")
 
 
 def _checked_coins(coins: FloatArray, shape: tuple[int, int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

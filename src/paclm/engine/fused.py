@@ -3,8 +3,7 @@
     rows: add, norm, A ─► q,k,v product ─► attention: bias, B, rotation, cache, A ─► output product
     ─► rows: bias, B, add, norm ─► MLP product ─► rows: bias, activation, A ─► MLP output product ─► rows: …
 
-Choices say whose products those are. CUDA only. Prefill, and models the kernels do not cover, run the plain twin this
-class inherits from.
+`Choices` selects the implementation of each product. CUDA only. Prefill uses the plain code that this class inherits.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ _ACTIVATIONS = {("gelu_new", False): GELU_TANH, ("gelu_pytorch_tanh", False): GE
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """How the step is cut up; speed only."""
+    """Tiles and launch settings; speed only."""
 
     wide: Tile | None
-    """Products of a few rows with more columns than inputs; None: the vendor's"""
+    """Products of a few rows with more columns than inputs; None: cuBLAS"""
     square: Tile | None
     """Products of a few rows with as many columns as inputs"""
     deep: Tile | None
@@ -52,7 +51,7 @@ class Choices:
     many_row_warps: int = 4
     chunk: int = 512
     inner_from: int = 8
-    """From this many sequences on the inner products of adapters are launches of their own"""
+    """From this many sequences on, the inner products of adapters are separate launches"""
 
 
 FLOAT32 = Choices(
@@ -68,10 +67,10 @@ DEFAULTS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 
 
 def uncovered(weights: Weights) -> str | None:
-    """Why the kernels cannot run this model; None when they can."""
+    """Why the kernels do not cover this model; None if they do."""
     size = weights.head_size
     if size & (size - 1) or size < 16:
-        return f"a head of {size} numbers is no power of two"
+        return f"its head size {size} is not a power of two of at least 16"
     if weights.num_heads // weights.num_kv_heads > 16:
         return "more than 16 heads share their keys"
     if (weights.activation_name, weights.is_gated) not in _ACTIVATIONS:
@@ -82,7 +81,7 @@ def uncovered(weights: Weights) -> str | None:
 
 
 def fit(tile: Tile, depth: int) -> Tile | None:
-    """The tile with as many splits as the inputs divide into; None where they do not even divide into its depth."""
+    """The tile with at most its splits, so that they divide the inputs; None if its depth does not."""
     if depth % tile.depth:
         return None
     splits = tile.splits
@@ -101,7 +100,7 @@ class FusedModel(StackedModel):
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor, positions: Tensor, reach: int) -> Tensor:
-        """One token for each of the first n slots; hidden states (W, n, d). Reads what is there, whatever `reach`."""
+        """One token for each of the first n slots; hidden states (W, n, d). Ignores `reach`."""
         w, o, n = self.weights, self.choices, tokens.shape[0]
         stream = embed_rows(w, tokens, positions)  # (rows, d)
         normed = torch.empty_like(stream)
@@ -163,7 +162,7 @@ class FusedModel(StackedModel):
         return active, inner
 
     def _product(self, x: Tensor, product: Product) -> Tensor:
-        """The base product without its bias, as parts (splits, rows, out) still to be added up."""
+        """The base product without its bias, as parts (splits, rows, out) that are still to be summed."""
         o, (depth, width) = self.choices, product.weight.shape
         few = o.wide if width > depth else o.square if width == depth else o.deep
         chosen = o.many if x.shape[0] > o.few_rows else few
@@ -172,7 +171,7 @@ class FusedModel(StackedModel):
 
 
 def _inner(stream: Tensor, product: Product, *sums: int) -> Tensor | None:
-    """Room for the inner products of a product's adapters: (rows, parts·r), or (rows, r, sums)."""
+    """An empty tensor for the inner products of a product's adapters: (rows, parts·r), or (rows, r, sums)."""
     if product.A is None:
         return None
     return torch.empty(stream.shape[0], product.A.shape[1], *sums, device=stream.device)

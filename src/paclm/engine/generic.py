@@ -1,6 +1,11 @@
-"""The forward pass of all worlds by the model's own code, with adapted layers put in: works for any decoder.
+"""Any Hugging Face decoder by its own code, with adapted layers: one base product, one small product per world.
 
-Slower than `stacked` (its cache grows by copying, and sequences run one after another), and the same to rounding.
+    batch, world-major:  | world 0: rows … | world 1: rows … | … | world G-1: rows … |
+    y = base(x)                                   once, flattened
+    y[w] += scale · (x[w] A_wᵀ) B_wᵀ              G products at once (bmm, baddbmm)
+
+Adapted layers are differentiable in A and B, so training uses them too. Inference is slower than `stacked` (its cache
+grows by copying, and sequences run one after another), and equal up to rounding.
 """
 
 from __future__ import annotations
@@ -8,12 +13,84 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 
-from paclm.engine.adapters import AdapterStack
-from paclm.engine.layers import attach
+from paclm.engine.adapters import AdapterSpec, AdapterStack, linear_layers
 from paclm.engine.weights import output_layer
+from paclm.errors import EngineError
+
+
+class StackedLinear(nn.Module):
+    """A frozen linear layer (or Conv1D) with one adapter per world."""
+
+    A: Tensor
+    B: Tensor
+
+    def __init__(self, base: nn.Module, A: Tensor, B: Tensor, spec: AdapterSpec) -> None:
+        super().__init__()
+        self.base = base
+        self.scale = spec.scale
+        self.dropout = spec.dropout
+        self.register_buffer("A", A, persistent=False)  # (G, r, in)
+        self.register_buffer("B", B, persistent=False)  # (G, out, r)
+
+    @property
+    def num_worlds(self) -> int:
+        return int(self.A.shape[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        worlds = self.num_worlds
+        if x.shape[0] % worlds:
+            raise EngineError(
+                f"A batch of {x.shape[0]} rows cannot be divided evenly among {worlds} worlds. Give each world as many "
+                "rows."
+            )
+        y = self.base(x)
+        grouped = x.reshape(worlds, -1, x.shape[-1])  # (G, rows, in)
+        if self.dropout and self.training:
+            grouped = functional.dropout(grouped, self.dropout)
+        inner = torch.bmm(grouped, self.A.to(x.dtype).transpose(1, 2))  # (G, rows, r)
+        wide = y.reshape(worlds, -1, y.shape[-1])  # (G, rows, out)
+        adapted = torch.baddbmm(wide, inner, self.B.to(x.dtype).transpose(1, 2), alpha=self.scale)
+        return adapted.reshape(y.shape)
+
+
+def attach(model: nn.Module, stack: AdapterStack) -> dict[str, StackedLinear]:
+    """Replace the stack's layers inside `model` by adapted ones and freeze everything else; returns them by name.
+
+    The stack's tensors are not copied if device and type match. Every later batch must be laid out world by world.
+    """
+    stack.check_fits(linear_layers(model))
+    model.requires_grad_(False)
+    attached = {}
+    for layer, A in stack.A.items():
+        parent, leaf = _parent(model, layer)
+        base = getattr(parent, leaf)
+        device = next(base.parameters()).device
+        adapted = StackedLinear(base, A.to(device), stack.B[layer].to(device), stack.spec)
+        adapted.train(base.training)
+        setattr(parent, leaf, adapted)
+        attached[layer] = adapted
+    return attached
+
+
+def detach(model: nn.Module) -> None:
+    """Restore the base layers."""
+    for name, adapted in attached_layers(model).items():
+        parent, leaf = _parent(model, name)
+        setattr(parent, leaf, adapted.base)
+
+
+def attached_layers(model: nn.Module) -> dict[str, StackedLinear]:
+    """The adapted layers of `model`, by the name of the layer they replaced."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, StackedLinear)}
+
+
+def _parent(model: nn.Module, layer: str) -> tuple[nn.Module, str]:
+    path, _, leaf = layer.rpartition(".")
+    return model.get_submodule(path), leaf
 
 
 class GenericModel:

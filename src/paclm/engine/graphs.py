@@ -1,7 +1,7 @@
 """The decode step as CUDA graphs: recorded once per batch size, then replayed with a single launch.
 
-A graph has fixed shapes. Sequences are padded to the next recorded number; the padding runs in free slots and is
-thrown away. Inputs go up in two copies, support and votes come down in one.
+A graph has fixed shapes, so sequences are padded to the next recorded number; the padding runs in free slots and is
+ignored. Inputs are two copies to the device, support and votes one copy back.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ class GraphStep:
         recording.graph.replay()
         recording.staged_outcome.copy_(recording.outcome, non_blocking=True)
         torch.cuda.current_stream().synchronize()
-        outcome = recording.staged_outcome[:n].numpy().astype(np.int64)  # a copy: the staging area is used again
+        outcome = recording.staged_outcome[:n].numpy().astype(np.int64)  # a copy: the staging area is reused
         return StepOutput(outcome[:, :k], outcome[:, k:], recording.logits[:n])
 
     def recording(self, n: int, reach: int) -> Recording:
-        """The graph for n sequences (padded) whose positions lie below reach (padded)."""
+        """The graph for n sequences with positions below reach, both padded."""
         size = min(padded(n), self._model.num_slots)
         if self._reads_whole_reach:
             reach = min(-(-reach // _REACH_STEP) * _REACH_STEP, self._model.context)
@@ -103,11 +103,11 @@ class GraphStep:
         integers = torch.zeros(2, n, dtype=torch.long, device=device)
         numbers = torch.zeros(n, k + 1, device=device)
 
-        kept = self._protect(n)  # the rehearsal writes at position 0 of slots that may be in use
+        kept = self._protect(n)  # the warm-up writes at position 0 of slots that may be in use
         beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
-            # Compiles kernels and lets the libraries allocate, which recording must not do.
+            # Warm-up: compiles kernels and lets libraries allocate, which must not happen while recording.
             self._step.outcome(integers, numbers, reach)
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()

@@ -1,4 +1,4 @@
-"""The check after training: every world has moved, and is better on its own records than the public model."""
+"""The check after training: every adapter has changed, and is better on its own records than the public model."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from paclm.errors import EngineError
 FloatArray = NDArray[np.float64]
 
 _SAMPLE = 16  # blocks per world
-_STREAM = 4  # keeps these draws apart from those of other files under the same seed
+_STREAM = 4  # keeps these draws apart from others under the same seed
 _LEAST_MOVE = 1e-6  # relative to the adapter's size: below it is rounding
 
 
 @dataclass(frozen=True, slots=True)
 class Improvement:
-    """Mean loss of each world on a sample of its own blocks (nats per token), and how far its adapter has moved."""
+    """Mean loss of each world on a sample of its own blocks (nats per token), and how far its adapter moved."""
 
     public: FloatArray
     """(m,): by the public model."""
@@ -54,7 +54,7 @@ def measure_improvement(
         A, B, scale = ({}, {}, 1.0) if stack is None else (stack.A, stack.B, stack.spec.scale)
         with torch.no_grad():
             _, each = batch_loss(forward(batch.ids, A, B, scale), head, batch)
-        return world_means(each, batch).double()  # stays on the device: reading each would make a GPU wait for the host
+        return world_means(each, batch).double()  # on the device: reading each would stall a GPU
 
     known, places = np.unique(picks[has_block], return_inverse=True)
     by_length = np.argsort(schedule.blocks.lengths[known], kind="stable")
@@ -71,12 +71,11 @@ def measure_improvement(
 
 
 def refuse_unimproved(improvement: Improvement, worlds: Sequence[int]) -> None:
-    """Raise if a world has not moved, or is not better on its own records than the public model."""
+    """Raise if an adapter has not changed, or is not better on its own records than the public model."""
     still = [int(world) for world, moved in zip(worlds, improvement.moved, strict=True) if not moved > _LEAST_MOVE]
     if still:
         raise EngineError(
-            f"{_names(still)} did not move in training: the adapters are as they were. "
-            "Raise learning_rate or epochs in [training], and train again."
+            f"{_names(still)} did not change in training. Raise learning_rate or epochs in [training], and train again."
         )
     figures = zip(worlds, improvement.public, improvement.trained, strict=True)
     worse = [(int(world), public, trained) for world, public, trained in figures if not trained < public]

@@ -1,4 +1,4 @@
-"""From a workspace, or from a model and its adapters, to a running engine."""
+"""Build an engine from a workspace, or from a model and its adapters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paclm.engine.decode_step import DecodeStep, PlainStep, WorldsModel
 from paclm.engine.determinism import set_deterministic
 from paclm.engine.engine import Engine, check_support_size
 from paclm.engine.generic import GenericModel
-from paclm.engine.memory import MemoryPlan, available_memory, plan_memory, shape_of
+from paclm.engine.memory import MemoryPlan, available_memory, plan_memory
 from paclm.engine.stacked import StackedModel
 from paclm.engine.threads import set_threads
 from paclm.engine.weights import take_apart, unsupported
@@ -32,21 +32,23 @@ def pick_device(setting: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if setting == "cuda" and not torch.cuda.is_available():
         raise EngineError(
-            'device = "cuda" in [runtime] of paclm.toml, and torch sees no CUDA device here. Set "cpu" or "auto", or '
-            "look whether nvidia-smi shows one."
+            'device = "cuda" in [runtime] of paclm.toml, but torch finds no CUDA device. Set "cpu" or "auto", or check '
+            "nvidia-smi."
         )
     return torch.device(setting)
 
 
 def model_context(model: Any) -> int:
-    """Positions the base model can hold."""
+    """The context length of the base model."""
     return int(model.config.max_position_embeddings)
 
 
 def plan_engine(model: Any, stack: AdapterStack, runtime: RuntimeConfig, support_size: int) -> MemoryPlan:
-    """What `build_engine` will take; the model may be on the meta device."""
+    """Memory that `build_engine` will take; the model may be on the meta device."""
     return plan_memory(
-        shape_of(model, stack.num_parameters, stack.num_worlds),
+        model,
+        stack.num_parameters,
+        stack.num_worlds,
         getattr(torch, runtime.dtype),
         max_sequences=runtime.max_sequences,
         context=min(runtime.context, model_context(model)),
@@ -62,14 +64,14 @@ def build_engine(
     support_size: int = 200,
     fingerprint: str | None = None,
 ) -> Engine:
-    """An engine over a loaded Hugging Face model, which it takes over. Sets torch's switches for the process."""
+    """An engine that takes over a loaded Hugging Face model. Sets torch's global numerical switches."""
     runtime = runtime or RuntimeConfig()
     set_deterministic()
     stack.check_fits(linear_layers(model), fingerprint)
     device = pick_device(runtime.device)
     if device.type == "cpu":
         set_threads(runtime.threads)
-    check_support_size(support_size, int(model.config.vocab_size))  # before the memory of one that cannot be
+    check_support_size(support_size, int(model.config.vocab_size))
     plan = plan_engine(model, stack, runtime, support_size)
     plan.check(available_memory(device))
     context = min(runtime.context, model_context(model))
@@ -86,7 +88,7 @@ def build_engine(
 def _assemble(
     model: Any, stack: AdapterStack, num_slots: int, context: int, support_size: int
 ) -> tuple[WorldsModel, DecodeStep]:
-    """The fastest forward pass and step that this model and device allow."""
+    """The fastest forward pass and decode step for this model and device."""
     if unsupported(model) is not None:
         patched = GenericModel(model, stack, num_slots, context)
         return patched, PlainStep(patched, support_size)
@@ -118,7 +120,7 @@ def join_stacks(stacks: Sequence[AdapterStack]) -> AdapterStack:
     for other in stacks[1:]:
         is_alike = other.layers == first.layers and other.base == first.base
         if not is_alike or (other.spec.rank, other.spec.scale) != (first.spec.rank, first.spec.scale):
-            raise EngineError("These adapters were trained with different settings and cannot run side by side.")
+            raise EngineError("These adapters have different layers, base, rank or scale and cannot run together.")
     return AdapterStack(
         first.spec,
         first.base,
@@ -133,7 +135,7 @@ def open_engine(
     runtime: RuntimeConfig | None = None,
     stack: AdapterStack | None = None,
 ) -> Engine:
-    """The engine of a workspace: its base model, checked against its adapters, and all its worlds."""
+    """The engine of a workspace: its base model and all its worlds."""
     from paclm.engine.base import base_of, load_model
 
     runtime = runtime or workspace.runtime
@@ -144,6 +146,6 @@ def open_engine(
 
 
 def has_conv1d(base: Base) -> bool:
-    """Whether the base model keeps its weights transposed, as GPT-2 does; PEFT wants to be told."""
+    """Whether the base model stores its weights transposed, as GPT-2 does; PEFT needs this flag."""
     config = json.loads((base.folder / "config.json").read_text(encoding="utf-8"))
     return bool(config.get("model_type") == "gpt2")

@@ -9,8 +9,8 @@ that read the same input (q, k, v) are one product: A one below the other, B blo
     A =  │ A_k │        B  =  │    B_k    │        more zeros to multiply, fewer and wider passes over memory
          │ A_v │              └       B_v ┘
 
-Whatever happens to adapters before they are multiplied happens to those of all decoder blocks at once
-(`prepare_adapters`): a GPU idles while its host asks for casts and copies block by block.
+`prepare_adapters` casts and joins the adapters of all decoder blocks together: block by block, launches from the host
+would leave a GPU idle.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class ProductAdapter:
-    """What a step adds to one product, ready to be multiplied."""
+    """The adapters of one product, ready to be multiplied."""
 
     A: Tensor
     """(G, parts · r, in)"""
@@ -38,7 +38,7 @@ class ProductAdapter:
 
 @dataclass(frozen=True, slots=True)
 class FrozenProduct:
-    """Base layers side by side, with the name of each."""
+    """Base layers with the same input as one product."""
 
     names: tuple[str, ...]
     weight: Tensor

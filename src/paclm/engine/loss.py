@@ -1,7 +1,7 @@
-"""Next-token loss of every world at once, without ever holding the logits of a whole batch.
+"""Next-token loss of every world, without holding the logits of a whole batch.
 
 The output layer is frozen, so the gradient of the hidden states is computed together with the loss, a chunk of
-positions at a time; padded positions cost nothing. Knows tokens and weights of positions, nothing of records.
+positions at a time; padding costs nothing. Knows tokens and weights of positions, not records.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def make_batch(blocks: Blocks, picks: IntArray, device: torch.device | str = "cp
         tensor = torch.from_numpy(array)
         if torch.device(device).type != "cuda":
             return tensor.to(device)
-        # From ordinary memory the host would wait for all earlier kernels. torch keeps the pinned buffer until the copy
-        # is done, though no name holds it any longer.
+        # A copy from pageable memory would make the host wait for all earlier kernels. torch keeps the pinned buffer
+        # until the copy is done.
         return tensor.pin_memory().to(device, non_blocking=True)
 
     weights = (1.0 / counts[worlds]).astype(np.float32)
@@ -72,8 +72,8 @@ def make_batch(blocks: Blocks, picks: IntArray, device: torch.device | str = "cp
 
 
 def batch_loss(hidden: Tensor, head: nn.Linear, batch: Batch) -> tuple[Tensor, Tensor]:
-    """From hidden states (places, d): the sum over worlds of each one's mean loss, to be differentiated; and the loss
-    of each position (N,)."""
+    """From hidden states (places, d): the sum of all worlds' mean losses, differentiable, and the loss of each position
+    (N,)."""
     total, each = _HeadLoss.apply(  # type: ignore[no-untyped-call]
         hidden, head.weight, head.bias, batch.where, batch.targets, batch.weights
     )
@@ -147,7 +147,7 @@ def _nll_and_slope(logits: Tensor, targets: Tensor, weights: Tensor, needs_slope
 def _nll_and_slope_in_place(
     logits: Tensor, targets: Tensor, weights: Tensor, needs_slope: bool
 ) -> tuple[Tensor, Tensor]:
-    """The same without a compiler."""
+    """As `_nll_and_slope`, in place, where nothing is compiled."""
     log_probabilities = functional.log_softmax(logits, -1, dtype=torch.float32)  # (chunk, V)
     places = targets.unsqueeze(1)
     loss = -log_probabilities.gather(1, places).squeeze(1)

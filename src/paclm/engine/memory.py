@@ -1,4 +1,4 @@
-"""How much memory an engine will take, worked out before anything is loaded."""
+"""Memory of an engine, planned before anything is loaded."""
 
 from __future__ import annotations
 
@@ -8,30 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from paclm.errors import EngineError
 
 GIB = 2**30
 MEMINFO = Path("/proc/meminfo")
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The sizes that memory depends on."""
-
-    num_base_parameters: int
-    num_adapter_parameters: int
-    """Of one world."""
-    num_worlds: int
-    """m, without the public model."""
-    num_layers: int
-    num_kv_heads: int
-    head_size: int
-    hidden_size: int
-    widest: int
-    """Outputs of the widest product of a layer."""
-    vocabulary: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +34,7 @@ class MemoryPlan:
         return f"{self.total / GIB:.2f} GiB ({listed})"
 
     def check(self, available: int) -> None:
-        """Refuse before loading what cannot fit, and say which setting helps most."""
+        """Raise if the plan does not fit, naming the setting that helps most."""
         if self.total <= available:
             return
         advice = {
@@ -69,58 +50,51 @@ class MemoryPlan:
         )
 
 
-def shape_of(model: Any, num_adapter_parameters: int, num_worlds: int) -> Shape:
-    """Sizes of a Hugging Face decoder; a model on the meta device is enough."""
-    config = model.config
-    heads = config.num_attention_heads
-    widths = [p.numel() // min(p.shape) for module in model.modules() for p in _kernels(module)]
-    return Shape(
-        num_base_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        num_adapter_parameters=num_adapter_parameters,
-        num_worlds=num_worlds,
-        num_layers=config.num_hidden_layers,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        hidden_size=config.hidden_size,
-        widest=max(width for width in widths if width != config.vocab_size),
-        vocabulary=config.vocab_size,
-    )
-
-
 def plan_memory(
-    shape: Shape, dtype: torch.dtype, *, max_sequences: int, context: int, prefill_chunk: int, support_size: int
+    model: Any,
+    num_adapter_parameters: int,
+    num_worlds: int,
+    dtype: torch.dtype,
+    *,
+    max_sequences: int,
+    context: int,
+    prefill_chunk: int,
+    support_size: int,
 ) -> MemoryPlan:
-    """Bytes for one engine. Activations are those of the larger of a prefill pass and a decode step."""
-    size = dtype.itemsize
-    rows = shape.num_worlds + 1  # the public model rides along
-    chunk = max(prefill_chunk, max_sequences)
-    per_row = size * (4 * shape.hidden_size + 3 * shape.widest)
-    per_position = 4 * support_size * (shape.hidden_size + 2 * rows) + 28 * shape.vocabulary  # logits, keys, head rows
+    """Bytes of an engine over a Hugging Face decoder, which may be on the meta device; m worlds of so many parameters.
+
+    Activations are those of the larger of a prefill pass and a decode step.
+    """
+    config, size = model.config, dtype.itemsize
+    rows = num_worlds + 1  # with the public model
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    widths = [p.numel() // min(p.shape) for p in model.parameters() if p.ndim == 2]
+    widest = max(width for width in widths if width != config.vocab_size)  # outputs of the widest product of a layer
+    per_row = size * (4 * config.hidden_size + 3 * widest)
+    # head rows of the support, its logits, and keys of the whole vocabulary
+    per_position = 4 * support_size * (config.hidden_size + 2 * rows) + 28 * config.vocab_size
     return MemoryPlan(
-        base=shape.num_base_parameters * size,
-        adapters=rows * shape.num_adapter_parameters * size,
-        cache=2 * shape.num_layers * rows * shape.num_kv_heads * shape.head_size * context * max_sequences * size,
-        activations=chunk * (rows * per_row + per_position),
+        base=sum(parameter.numel() for parameter in model.parameters()) * size,
+        adapters=rows * num_adapter_parameters * size,
+        cache=2 * config.num_hidden_layers * rows * kv_heads * head_size * context * max_sequences * size,
+        activations=max(prefill_chunk, max_sequences) * (rows * per_row + per_position),
     )
 
 
 def available_memory(device: torch.device) -> int:
-    """Free bytes on the device."""
+    """Free bytes on the device; practically unlimited on a system that does not report them."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
     for line in MEMINFO.read_text().splitlines() if MEMINFO.is_file() else ():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    return 2**63  # a system that does not say
+    return 2**63
 
 
 def release_memory() -> None:
-    """Give memory of engines that are gone back to the device: what torch keeps for itself counts as taken."""
+    """Return memory of deleted engines, which torch caches, to the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _kernels(module: nn.Module) -> list[torch.Tensor]:
-    return [parameter for parameter in module.parameters(recurse=False) if parameter.ndim == 2]

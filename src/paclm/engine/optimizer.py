@@ -1,4 +1,4 @@
-"""AdamW for many worlds at once: one row per world, every operation elementwise, so worlds cannot touch each other."""
+"""AdamW for many worlds: one row per world, every operation elementwise, so worlds do not affect each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A stack as one row of numbers per world: the same memory, seen twice."""
+    """A stack as one row per world, and as tensors in the same memory."""
 
     rows: Tensor
     """(G, p)"""
@@ -32,7 +32,7 @@ def flatten(stack: AdapterStack) -> Flat:
 
 
 def unflatten(rows: Tensor, like: AdapterStack) -> AdapterStack:
-    """Rows (G, p) seen as a stack of G worlds with the layers of `like`; no copy."""
+    """A stack of G worlds with the layers of `like`, as views of rows (G, p)."""
     A: dict[str, Tensor] = {}
     B: dict[str, Tensor] = {}
     start = 0
@@ -48,7 +48,7 @@ class StackedAdamW:
     """AdamW with decoupled weight decay, as `torch.optim.AdamW` computes it, on the first k worlds of a group.
 
     All worlds start together and finish from the end, so the unfinished ones are the first k and have taken the same
-    number of steps. The parameters and moments of a finished world are never touched again.
+    number of steps. The parameters and moments of a finished world never change again.
     """
 
     def __init__(self, rows: Tensor, learning_rate: float, weight_decay: float) -> None:
@@ -64,7 +64,7 @@ class StackedAdamW:
         """Update as many worlds as `gradient` (k, p) has rows."""
         k = len(gradient)
         rows, first, second = self.rows[:k], self.first[:k], self.second[:k]
-        self.num_steps += 1  # first: whoever is interrupted below can tell
+        self.num_steps += 1  # first, so that an interruption below can be detected
         first_bias = 1.0 - BETA_FIRST**self.num_steps
         second_bias = 1.0 - BETA_SECOND**self.num_steps
         rows.mul_(1.0 - self.learning_rate * self.weight_decay)

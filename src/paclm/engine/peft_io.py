@@ -1,7 +1,7 @@
-"""PEFT folders in and out: one folder per world, as `peft` itself writes them. Needs no `peft` installed.
+"""Export and import PEFT folders, one per world, as `peft` writes them. Does not need `peft`.
 
-A folder holds `adapter_config.json` and `adapter_model.safetensors`. Released adapters carry everything that training
-put into them; no guarantee of paclm covers them.
+A folder holds `adapter_config.json` and `adapter_model.safetensors`. Published adapters expose their training data; no
+guarantee of paclm covers them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _PLAIN = {"use_dora": False, "bias": "none", "rank_pattern": {}, "alpha_pattern"
 def export_peft(stack: AdapterStack, folder: Path, base_name: str, conv1d: bool) -> list[Path]:
     """Write one PEFT folder per world under `folder` (world-000, world-001, …) and return them.
 
-    All of them or none: what was written is removed where a full disk or Ctrl-C ends it early.
-    `conv1d`: the adapted layers are GPT-2's transposed Conv1D, which PEFT wants told (`fan_in_fan_out`).
+    All or none: on a full disk or Ctrl-C the written folders are removed.
+    `conv1d`: the adapted layers are GPT-2's transposed Conv1D, PEFT's `fan_in_fan_out`.
     """
     if folder.exists() and any(folder.iterdir()):
         raise EngineError(f"{folder} is not empty. Name a folder that does not exist yet.")
@@ -45,11 +45,11 @@ def export_peft(stack: AdapterStack, folder: Path, base_name: str, conv1d: bool)
             make_private_folder(place)
             write_private_json(place / CONFIG, _peft_config(stack, base_name, conv1d))
             write_private(place / WEIGHTS, save(_peft_tensors(stack, world), metadata={"format": "pt"}))
-    except BaseException:  # some worlds of many would pass for all of them
+    except BaseException:  # an incomplete export could be taken for a complete one
         for place in places:
             shutil.rmtree(place, ignore_errors=True)
         if is_new:
-            with suppress(OSError):  # what stopped the export is the error to tell
+            with suppress(OSError):  # the first error is the one to report
                 folder.rmdir()
         raise
     return places
@@ -107,7 +107,7 @@ def _read_spec(folder: Path) -> AdapterSpec:
     for setting, plain in _PLAIN.items():
         if config.get(setting, plain) != plain:
             raise EngineError(
-                f"{folder} sets {setting} to {config[setting]!r}, which paclm does not stack; only {plain!r}."
+                f"{folder} sets {setting} to {config[setting]!r}, which paclm does not support; only {plain!r}."
             )
     targets = config["target_modules"]
     if not isinstance(targets, list):
@@ -127,5 +127,5 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     tensors = load_file(path)
     strange = [key for key in tensors if not key.endswith((".lora_A.weight", ".lora_B.weight"))]
     if strange:
-        raise EngineError(f"{path} holds {strange[0]}, which is no plain LoRA tensor.")
+        raise EngineError(f"{path} holds {strange[0]}, which is not a plain LoRA tensor.")
     return {key.removeprefix(_PREFIX): tensor for key, tensor in tensors.items()}

@@ -1,11 +1,11 @@
-"""Which blocks each world trains on, and when: one order of all blocks, of which every world walks its own.
+"""Which blocks each world trains on, and when: all worlds follow one order of all blocks.
 
     order of all blocks    b7  b2  b9  b4  b0  b5 …      the same for every world (coupled training)
     world 0 holds          b7      b9      b0            its batches: (b7, b9), (b0, …)
     world 1 holds              b2  b9  b4                its batches: (b2, b9), (b4, …)
 
 A world sees each of its blocks exactly once per epoch, in batches of `batch_size`; its last batch of an epoch may be
-short. This file is plain numpy: it knows neither texts nor models, and no world is special.
+short. Plain numpy; knows neither texts nor models.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 NOTHING = -1
-_STREAM = 3  # keeps these draws apart from those of other files under the same seed
+_STREAM = 3  # keeps these draws apart from others under the same seed
 _WINDOW = 8  # in units of √n
 _LIKE_LENGTHS = 16  # tokens; blocks that differ by less keep their random order
 
@@ -41,7 +41,7 @@ class Blocks:
     records: IntArray
     """(k,): the record each block belongs to."""
     repetitions: IntArray
-    """(k,): how often a world that holds the record sees the block in one epoch; 1 but for canaries."""
+    """(k,): how often a world with the record sees the block in one epoch; 1 except for canaries."""
 
     @property
     def lengths(self) -> IntArray:
@@ -55,7 +55,7 @@ class Blocks:
 
 
 def expected_steps(training: TrainingConfig, records_per_world: float, tokens_per_record: float, context: int) -> int:
-    """Steps a world will take, from averages alone: its records in blocks, in batches, once per epoch."""
+    """Steps of a world, estimated from averages."""
     blocks = records_per_world * max(1.0, tokens_per_record / (block_length(training, context) - 1))
     return training.epochs * math.ceil(blocks / training.batch_size)
 
@@ -63,7 +63,7 @@ def expected_steps(training: TrainingConfig, records_per_world: float, tokens_pe
 def make_blocks(
     records: Sequence[Sequence[int]], block_tokens: int, max_record_tokens: int, repetitions: Sequence[int] = ()
 ) -> Blocks:
-    """Cut the token ids of records into blocks; a block of a single token has nothing to predict and is left out."""
+    """Cut the token ids of records into blocks; blocks of one token, with nothing to predict, are left out."""
     pieces: list[list[int]] = []
     owners: list[int] = []
     for record, token_ids in enumerate(records):
@@ -71,7 +71,7 @@ def make_blocks(
         pieces += found
         owners += [record] * len(found)
     if not pieces:
-        raise EngineError("No record has two tokens, so there is nothing to train on.")
+        raise EngineError("No record has two tokens, so there is nothing to train on. Bring longer records.")
     owner_of = np.array(owners, dtype=np.int64)
     per_record = np.array(repetitions if len(repetitions) else [1] * len(records), dtype=np.int64)
     starts = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
@@ -116,9 +116,9 @@ class Schedule:
         return int(self.membership.shape[1])
 
     def groups(self, worlds_per_step: int) -> list[IntArray]:
-        """Share the worlds out into groups that train together: worlds with as many steps, the longest first.
+        """Divide the worlds into groups that train together, by number of steps, most first.
 
-        So worlds finish one after another from the end of their group, and the unfinished ones are always the first k.
+        Worlds then finish from the end of their group, and the unfinished ones are always the first k.
         """
         if worlds_per_step < 1:
             raise InvalidInput(f"worlds_per_step must be at least 1, not {worlds_per_step}.")
@@ -126,7 +126,7 @@ class Schedule:
         return np.array_split(by_steps, -(-self.num_worlds // worlds_per_step))
 
     def batches(self, worlds: Sequence[int] | IntArray) -> IntArray:
-        """Block numbers (G, steps, batch_size) of some worlds; NOTHING where a batch is short or a world is done."""
+        """Block numbers (G, steps, batch_size) of some worlds; NOTHING in short batches and after a world's end."""
         picks = np.full((len(worlds), int(self.num_steps[worlds].max()), self.batch_size), NOTHING, dtype=np.int64)
         for epoch in range(self.epochs):
             shared = self._order(epoch, None) if self.coupled else None
@@ -140,12 +140,12 @@ class Schedule:
         return picks
 
     def _order(self, epoch: int, world: int | None) -> IntArray:
-        """Every visit of an epoch in random order, then by length within windows, so that batches need little padding.
+        """All blocks of an epoch in random order, sorted by length within windows, so that batches need little padding.
 
-        Lengths rise in one window and fall in the next, and worlds that walk the same order drift about √n blocks
-        apart, so windows some √n long let them meet blocks of like length in the same step. Repeated records (canaries)
-        stay where chance put them: they are short, and sorted they would fill whole batches, each of which moves an
-        adapter as far as a batch of text does.
+        Lengths rise in one window and fall in the next. Worlds that follow the same order drift about √n blocks apart,
+        so windows of some √n blocks give them blocks of similar length in the same step. Repeated records (canaries)
+        keep their random place: they are short, and sorted they would fill whole batches, each of which would move an
+        adapter as far as a batch of text.
         """
         draws = np.random.default_rng([self.seed, _STREAM, epoch] + ([] if world is None else [world]))
         order = draws.permutation(np.repeat(np.arange(len(self.blocks)), self.blocks.repetitions))

@@ -2,7 +2,7 @@
 
     x (W, rows, d) ── norm ── one base product for W·rows rows ── + B_w (A_w x) per world ── attention ── …
 
-Rows are world-major, sequences inside a world in slot order. Knows tokens and positions, not what they are for.
+Rows are world-major, sequences inside a world in slot order. Knows tokens and positions only.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class StackedModel:
         return q, k, v
 
     def _finish(self, x: Tensor, attended: Tensor, block: Block) -> Tensor:
-        """Attention output (W, rows, heads·size) and the MLP, each added to the stream."""
+        """Add the attention output (W, rows, heads·size) and the MLP to the residual stream."""
         x = x + apply_product(attended, block.attention_out)
         inner = apply_product(normalise(x, block.norm_mlp), block.mlp_in)
         if self.weights.is_gated:

@@ -1,8 +1,7 @@
-"""How many threads torch computes with on a CPU: no more than there are idle cores.
+"""Number of torch threads on a CPU: at most as many as there are idle cores.
 
-Threads of one product wait for each other, so two of them on a core and a half are slower than one: a program beside
-us can cost tenfold. The number of threads decides the order in which sums are taken, and nothing else. This file knows
-neither models nor workspaces.
+Threads of one product wait for each other, so a busy core slows down all of them, up to tenfold. The number of threads
+changes only the order of sums. Knows neither models nor workspaces.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ _STAT = Path("/proc/stat")
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _AT_IMPORT = torch.get_num_threads()
 _SECONDS = 0.1
-_LOOKS = 3  # a core that was idle in one of them is taken as idle: starting a program makes a short noise
+_LOOKS = 3  # a core that was idle in one of them counts as idle: starting a program makes short load
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadChoice:
-    """How many threads torch has, of how many cores it could have had."""
+    """Threads given to torch, and the cores it could have used."""
 
     threads: int
     cores: int
 
     @property
     def busy(self) -> int:
-        """Cores that are left to other programs."""
+        """Cores left to other programs."""
         return max(0, self.cores - self.threads)
 
 
 def set_threads(setting: int = 0) -> ThreadChoice | None:
-    """Give torch `threads` of [runtime]; for 0 as many as cores are idle, looked at once per process.
+    """Set torch's threads to `threads` of [runtime]; for 0 to the number of idle cores, measured once per process.
 
-    None: nothing was measured. So it is where a number is set, in paclm.toml, by OMP_NUM_THREADS or in this process,
-    and where the system does not say how busy its cores are.
+    Returns None if nothing was measured: a number is set in paclm.toml, by OMP_NUM_THREADS or in this process, or the
+    system does not report how busy its cores are.
     """
     if setting > 0:
         check_threads(setting)
@@ -64,7 +63,7 @@ def idle_cores(before: str, after: str, cpus: Collection[int]) -> float:
     for cpu in cpus:
         if cpu in start and cpu in end:
             waited, passed = end[cpu][0] - start[cpu][0], end[cpu][1] - start[cpu][1]
-            idle += max(0, waited) / passed if passed > 0 else 1.0  # the kernel may take waiting for a disk back
+            idle += max(0, waited) / passed if passed > 0 else 1.0  # the kernel may reduce its count of disk waits
     return idle
 
 
@@ -74,19 +73,19 @@ def choose_threads(idle: float, cores: int) -> int:
 
 
 def _cpu_times(stat: str) -> dict[int, tuple[int, int]]:
-    """(idle, all) ticks of each CPU; waiting for a disk is idle, ticks that another machine took are not."""
+    """(idle, all) ticks of each CPU; disk waits are idle, steal time is not."""
     times = {}
     for line in stat.splitlines():
         name, *ticks = line.split() or [""]
         if name.startswith("cpu") and name[3:].isdecimal() and len(ticks) >= 5:
-            user, nice, system, idle, waiting, *rest = map(int, ticks[:8])  # what follows is contained in user and nice
+            user, nice, system, idle, waiting, *rest = map(int, ticks[:8])  # the rest is part of user and nice
             times[int(name[3:])] = (idle + waiting, user + nice + system + idle + waiting + sum(rest))
     return times
 
 
 @cache
 def _measured_choice() -> ThreadChoice | None:
-    """Look at the cores for up to 0.3 s; torch's own number, which knows of cores with two lanes, is the most."""
+    """Measure the cores for up to 0.3 s; at most torch's own number, which counts physical cores."""
     try:
         cpus = os.sched_getaffinity(0)
         cores = choose_threads(min(_AT_IMPORT, read_limit()), len(cpus))
@@ -101,7 +100,7 @@ def _measured_choice() -> ThreadChoice | None:
 
 
 def _look(cpus: Collection[int]) -> float:
-    """Idle cores in the next tenth of a second; what this process computes meanwhile is not another program's."""
+    """Idle cores in the next tenth of a second, with this process's own load counted as idle."""
     before, own, began = _STAT.read_text(), time.process_time(), time.perf_counter()
     time.sleep(_SECONDS)
     ours = (time.process_time() - own) / (time.perf_counter() - began)

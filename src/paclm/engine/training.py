@@ -1,16 +1,14 @@
-"""Training all worlds, a group at a time: one forward and backward pass moves every world of the group.
+"""Train all worlds, a group at a time: one forward and backward pass updates every world of the group.
 
     schedule   which blocks each world sees in each step          checkpoint    what survives a kill
     loss       each world's mean over its own tokens              optimizer     AdamW, one row per world
                                                                   improvement   the check at the end
 
-The loss of a step is read once the next step is launched, so that a GPU never waits for the host; but no position and
-no group is saved before all of its losses are read and finite. Ctrl-C lets the step under way end, and its position is
-saved.
+The loss of a step is read after the next step is launched, so that a GPU never waits for the host; but a position or
+group is saved only when all of its losses are read and finite. Ctrl-C finishes the current step and saves the position.
 
-A world's adapter is what training it alone would give: the base is frozen, each world's rows meet only its own
-adapter, its loss is its own mean, and AdamW is elementwise. Prints nothing, knows no workspace, and is never told
-which world is the realized one.
+A world's adapter equals that of training it alone: the base is frozen, each world's rows use only its own adapter, its
+loss is its own mean, and AdamW is elementwise. Knows no workspace and not which world is realized.
 """
 
 from __future__ import annotations
@@ -27,9 +25,8 @@ from transformers import PreTrainedModel
 
 from paclm.config import TrainingConfig
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
-from paclm.engine.checkpoint import Checkpoints, Position, identify_run
+from paclm.engine.checkpoint import Checkpoints, HeldInterrupt, Position, identify_run
 from paclm.engine.improvement import Improvement, measure_improvement, refuse_unimproved
-from paclm.engine.interrupts import HeldInterrupt
 from paclm.engine.loss import batch_loss, make_batch, world_means
 from paclm.engine.optimizer import StackedAdamW, flatten, unflatten
 from paclm.engine.schedule import Blocks, BoolArray, IntArray, Schedule
@@ -40,7 +37,7 @@ from paclm.errors import EngineError
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where training stands after a step."""
+    """State of training after a step."""
 
     group: int
     num_groups: int
@@ -48,26 +45,26 @@ class Progress:
     """Steps done, over all groups."""
     num_steps: int
     num_tokens: int
-    """Tokens predicted in this step, over the worlds of the group."""
+    """Tokens predicted in this step by all worlds of the group."""
     loss: float
     """Mean over the worlds of the group in this step."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLoss:
-    """What a step came to; on a GPU perhaps still on its way."""
+    """Losses of a step; on a GPU the copy to the host may still be running."""
 
     step: int
     """Of the group, from 1."""
     num_tokens: int
     means: Tensor
-    """(k,) on the CPU: the loss of each world. Holds nothing yet before `arrived`."""
+    """(k,) on the CPU: the loss of each world, valid after `arrived`."""
     arrived: torch.cuda.Event | None
 
     @classmethod
     def send(cls, means: Tensor, step: int, num_tokens: int) -> StepLoss:
-        """Start the copy to the CPU, and wait for nothing."""
-        copy = means.to("cpu", non_blocking=True)  # on a GPU into pinned memory, on a CPU no copy at all
+        """Start the copy to the CPU without waiting for it."""
+        copy = means.to("cpu", non_blocking=True)  # pinned memory on a GPU, no copy on a CPU
         arrived = None
         if means.is_cuda:
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -75,7 +72,7 @@ class StepLoss:
         return cls(step, num_tokens, copy, arrived)
 
     def wait(self) -> Tensor:
-        """The means (k,), once they are there."""
+        """The means (k,), after the copy has finished."""
         if self.arrived is not None:
             self.arrived.synchronize()
         return self.means
@@ -89,14 +86,14 @@ class Trained:
     improvement: Improvement
     worlds_per_step: int
     seconds: float
-    """Spent in this call; a resumed run has spent more."""
+    """Of this call; earlier parts of a resumed run are not counted."""
 
 
 OnProgress = Callable[[Progress], None]
 
 
 def adapter_spec(settings: TrainingConfig) -> AdapterSpec:
-    """The adapters that [training] asks for."""
+    """The adapters that [training] sets."""
     if settings.targets == "attention":
         return AdapterSpec(rank=settings.rank, alpha=settings.alpha, attention_only=True)
     if settings.targets == "auto":
@@ -106,7 +103,7 @@ def adapter_spec(settings: TrainingConfig) -> AdapterSpec:
 
 
 def make_schedule(blocks: Blocks, membership: BoolArray, settings: TrainingConfig, seed: int) -> Schedule:
-    """The order in which [training] lets worlds see blocks."""
+    """The schedule that [training] sets."""
     return Schedule(blocks, membership, settings.batch_size, settings.epochs, seed, settings.coupled)
 
 
@@ -125,8 +122,8 @@ def train_worlds(
 ) -> Trained:
     """Train every world of the schedule on a frozen base model (fingerprint `base`), from the seed of the schedule.
 
-    With a `folder`, what is done is kept there, and `resume` goes on from it; remove it once the stack is saved.
-    A world that is no better on its own records is refused, unless a study that means to spoil worlds says otherwise.
+    With a `folder`, checkpoints are kept there and `resume` continues from them; remove it once the stack is saved.
+    Raises if a world is no better on its own records than the public model; studies can turn this off.
     """
     began = time.monotonic()
     spec = adapter_spec(settings)
@@ -151,7 +148,7 @@ def train_worlds(
             if done is None:
                 own = start.worlds(worlds.tolist())
                 group = GroupTraining(forward, head, own, schedule, worlds, settings)
-                if checkpoints is not None:  # Ctrl-C in here must not save a group that has not gone back to its place
+                if checkpoints is not None:  # outside of `try`: Ctrl-C here must not save a position
                     group.restore(checkpoints.load_position(number))
                 try:
                     group.run(number, group_steps, checkpoints, on_progress, checkpoint_seconds)
@@ -189,7 +186,7 @@ class GroupTraining:
         self.forward = forward
         self.head = head
         self.stack = flat.stack
-        self._trained = _leaves(flat.stack, len(worlds))  # made anew only when worlds finish: there are hundreds
+        self._trained = trainable(flat.stack, len(worlds))  # rebuilt only when worlds finish: hundreds of tensors
         self.optimizer = StackedAdamW(flat.rows, settings.learning_rate, settings.weight_decay)
         self.schedule = schedule
         self.worlds = worlds
@@ -204,7 +201,7 @@ class GroupTraining:
         on_progress: OnProgress | None,
         checkpoint_seconds: float,
     ) -> None:
-        """Take all steps that are left, and report each of them, in order."""
+        """Take all remaining steps, reporting each in order."""
         picks = self.schedule.batches(self.worlds)  # (G, steps, batch)
 
         def report(taken: StepLoss) -> None:
@@ -238,11 +235,11 @@ class GroupTraining:
             ) from error
 
     def step(self, picks: IntArray) -> StepLoss:
-        """One step of the worlds that are not done yet: the first k. On a GPU it is launched only."""
+        """One step of the first k worlds, which are unfinished; on a GPU it is only launched."""
         k = int((self.num_steps > self.optimizer.num_steps).sum())
         batch = make_batch(self.schedule.blocks, picks[:k], self.head.weight.device)
         if k != self._trained.num_worlds:
-            self._trained = _leaves(self.stack, k)
+            self._trained = trainable(self.stack, k)
         A, B = self._trained.A, self._trained.B
         hidden = self.forward(batch.ids, A, B, self.stack.spec.scale)  # (places, d)
         total, each = batch_loss(hidden, self.head, batch)
@@ -253,7 +250,7 @@ class GroupTraining:
         return taken
 
     def read(self, taken: StepLoss) -> float:
-        """The mean loss of a step over its worlds; one that is not finite is refused."""
+        """The mean loss of a step over its worlds; raises if one is not finite."""
         means = taken.wait()  # (k,)
         broken = self.worlds[: len(means)][~torch.isfinite(means).numpy()]
         if broken.size:
@@ -267,16 +264,16 @@ class GroupTraining:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the group stands between two steps, all of whose losses are read and finite."""
-        return self.num_read == self.optimizer.num_steps  # a step counts itself before it moves a number
+        """Whether the group is between two steps and all losses so far were read and finite."""
+        return self.num_read == self.optimizer.num_steps  # a step is counted before it changes a parameter
 
     def position(self, number: int) -> Position:
-        """Where the group stands; to be kept only where it is whole."""
+        """The state to save; valid only if `is_whole`."""
         held = self.optimizer
         return Position(number, held.num_steps, held.rows, held.first, held.second)
 
     def restore(self, position: Position | None) -> None:
-        """Go on from where the group was left, if it was."""
+        """Continue from a saved position, if there is one."""
         if position is None:
             return
         self.optimizer.num_steps = position.num_steps
@@ -285,8 +282,6 @@ class GroupTraining:
         self.num_read = position.num_steps
 
 
-def _leaves(stack: AdapterStack, num_worlds: int) -> AdapterStack:
-    """The first worlds of a stack, the same memory, to be differentiated."""
-    A = {layer: a[:num_worlds].detach().requires_grad_() for layer, a in stack.A.items()}
-    B = {layer: b[:num_worlds].detach().requires_grad_() for layer, b in stack.B.items()}
-    return AdapterStack(stack.spec, stack.base, A, B)
+def trainable(stack: AdapterStack, num_worlds: int) -> AdapterStack:
+    """The first worlds of a stack as leaves of autograd, in the same memory."""
+    return stack.map(lambda tensor: tensor[:num_worlds].detach().requires_grad_())

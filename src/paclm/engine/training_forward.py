@@ -1,11 +1,11 @@
 """The forward pass of training in plain tensors, for the GPT-2 and Llama families.
 
     embed ── norm ─┬─ q k v ── attention ── out ─ + norm ── mlp in ── activation ── mlp out ─ + norm ── … ── hidden
-                   └ one product; adapters inside (`product`); everything between products is elementwise
+                   └ one product; adapters inside (`lora_product`); everything between products is elementwise
 
-The same function as the model's own code, with what training many worlds wants: layers that share an input are one
-product, adapters have a hand-written gradient, and on a GPU each elementwise stretch is compiled into one kernel.
-Other models are trained by their own code with adapted layers put in.
+Computes what the model's own code does, faster for many worlds: layers that share an input are one product, adapters
+have a hand-written gradient, and on a GPU elementwise operations are compiled into one kernel. Other models are trained
+by their own code with adapted layers (`generic`).
 """
 
 from __future__ import annotations
@@ -22,19 +22,10 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
-from paclm.engine.layers import StackedLinear, attach, detach
+from paclm.engine.generic import StackedLinear, attach, detach
 from paclm.engine.lora_product import FrozenProduct, prepare_adapters
 from paclm.engine.stacked import rotate
-from paclm.engine.weights import Norm, Product, take_apart, unsupported
-
-_GPT2_NAMES = (("attn.c_attn",), ("attn.c_proj",), ("mlp.c_fc",), ("mlp.c_proj",))
-_LLAMA_NAMES = (
-    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    ("self_attn.o_proj",),
-    ("mlp.gate_proj", "mlp.up_proj"),
-    ("mlp.down_proj",),
-)
-
+from paclm.engine.weights import Norm, take_apart, unsupported
 
 Rotary = tuple[Tensor, Tensor]
 NormParts = tuple[Tensor, Tensor | None, float]
@@ -42,7 +33,7 @@ NormParts = tuple[Tensor, Tensor | None, float]
 
 @dataclass(frozen=True, slots=True)
 class _Between:
-    """What lies between products."""
+    """The operations between products."""
 
     split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]]
     add_and_norm: Callable[..., tuple[Tensor, Tensor]]
@@ -62,18 +53,18 @@ class Forward(Protocol):
         """
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """Restore the model."""
 
 
 def make_forward(model: PreTrainedModel) -> Forward:
-    """The fastest forward pass there is for this model."""
+    """The fastest forward pass for this model."""
     if unsupported(model) is None:
         return PlainForward(model, compiled=model.device.type == "cuda" and _has_compiler())
     return OwnForward(model)
 
 
 class OwnForward:
-    """The model's own code with adapted layers put in: any decoder."""
+    """The model's own code with adapted layers: any decoder."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -100,19 +91,15 @@ class PlainForward:
     """Plain tensors of the model's weights: the GPT-2 and Llama families."""
 
     def __init__(self, model: PreTrainedModel, compiled: bool) -> None:
-        spec = AdapterSpec(rank=1)  # only the base tensors are wanted here; adapters come with each call
+        spec = AdapterSpec(rank=1)  # only the base tensors are used; adapters are passed to each call
         stack = AdapterStack.initial(find_targets(model, spec), spec, 1, 0, "")
         self.weights = take_apart(model, stack, model.config.max_position_embeddings)
-        is_gpt2 = model.config.model_type == "gpt2"
-        path, names = ("transformer.h", _GPT2_NAMES) if is_gpt2 else ("model.layers", _LLAMA_NAMES)
         self._products = [
             tuple(
-                _frozen(product, tuple(f"{path}.{layer}.{name}" for name in group))
-                for product, group in zip(
-                    (block.attention_in, block.attention_out, block.mlp_in, block.mlp_out), names, strict=True
-                )
+                FrozenProduct(product.names, product.weight, product.bias, product.parts)
+                for product in (block.attention_in, block.attention_out, block.mlp_in, block.mlp_out)
             )
-            for layer, block in enumerate(self.weights.blocks)
+            for block in self.weights.blocks
         ]
         activation = _gated(self.weights.activation) if self.weights.is_gated else self.weights.activation
         self._plain = _Between(_heads, _add_and_norm, activation)
@@ -152,11 +139,7 @@ class PlainForward:
         return hidden
 
     def close(self) -> None:
-        """Nothing was changed."""
-
-
-def _frozen(product: Product, names: tuple[str, ...]) -> FrozenProduct:
-    return FrozenProduct(names, product.weight, product.bias, product.parts)
+        """The model was not changed."""
 
 
 def _upto(length: int, rotary: Rotary) -> Rotary:
@@ -206,5 +189,5 @@ def _gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
 
 
 def _has_compiler() -> bool:
-    """Triton builds a small C program for each kernel."""
+    """Whether there is a C compiler, which Triton needs for each kernel."""
     return any(shutil.which(name) for name in (os.environ.get("CC") or "cc", "gcc", "clang"))

@@ -1,13 +1,13 @@
-"""Training for a workspace: from its records to adapters in its folder, entered in its manifest.
+"""Train the adapters of a workspace, save them in its folder and enter them in its manifest.
 
     worlds      every world of the workspace        adapters/worlds.safetensors
     full        one adapter on all records          adapters/full.safetensors
     shards:N    N disjoint parts of the records     adapters/shards-N.safetensors, who is where in shards-N.npz
-    collection:N   as many worlds, drawn anew (N ≥ 2)   adapters/collection-N.safetensors
-    uncoupled   the same worlds, each from its own start and in its own order: what coupling is compared with
-    …-first-N   of a collection or of uncoupled the first N alone
+    collection:N   as many worlds, from another draw (N ≥ 2)   adapters/collection-N.safetensors
+    uncoupled   the same worlds, each from its own start and in its own order, to compare with coupled training
+    …-first-N   only the first N worlds of a collection or of uncoupled
 
-Neither the secret nor the ledger is looked at.
+Reads neither the secret nor the ledger.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ _FIRST = re.compile(r"(uncoupled|collection[:-][0-9]+)-first-([0-9]+)")
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """Everything training needs, loaded."""
+    """A training run, ready to start."""
 
     workspace: Workspace
     name: str
-    """Of the adapters, as their file has it: worlds, full, shards-N, collection-N …"""
+    """Name of the adapters in file names: worlds, full, shards-N, collection-N …"""
     model: PreTrainedModel
     schedule: Schedule
     settings: TrainingConfig
     threads: ThreadChoice | None = None
-    """What the look at the cores came to, where there was one."""
+    """Number of threads, if it was measured."""
 
     @property
     def file_name(self) -> str:
@@ -63,7 +63,7 @@ class TrainingJob:
 
     @property
     def folder(self) -> Path:
-        """Where a run keeps what it has done so far."""
+        """Checkpoints of an unfinished run."""
         return self.workspace.adapters_path / f".training-{self.name}"
 
     @property
@@ -73,12 +73,12 @@ class TrainingJob:
 
     @property
     def has_kept_work(self) -> bool:
-        """Whether a run that was stopped has left more than its beginning."""
+        """Whether a stopped run has saved any progress."""
         return self.is_unfinished and any(self.folder.glob("*.safetensors"))
 
     def plan(self, worlds_per_step: int | None = None, estimate_time: bool = False) -> TrainingPlan:
-        """What training will take."""
-        with _fitting_memory("A training step of two worlds, tried out,", _smaller_steps(self.settings)):
+        """Memory, disk and time of training."""
+        with _fitting_memory("A test step of two worlds", _smaller_steps(self.settings)):
             return plan_training(
                 self.model, self.schedule, self.settings, worlds_per_step=worlds_per_step, estimate_time=estimate_time
             )
@@ -86,12 +86,12 @@ class TrainingJob:
     def run(
         self, worlds_per_step: int | None = None, *, resume: bool = False, on_progress: OnProgress | None = None
     ) -> tuple[Workspace, Trained]:
-        """Train, save and enter into the manifest; returns the workspace as it is from now on."""
+        """Train, save and enter into the manifest; returns the changed workspace."""
         with self._alone():
             return self._run(worlds_per_step, resume, on_progress)
 
     def refuse_if_running(self) -> None:
-        """Say at once that another process trains here: what it did so far is no run that was stopped."""
+        """Raise if another process is training here: its checkpoints are not of a stopped run."""
         with self._alone():
             pass
 
@@ -140,7 +140,7 @@ class TrainingJob:
 
 
 def prepare_training(workspace: Workspace, what: str = "worlds", *, dtype: Dtype = "auto") -> TrainingJob:
-    """Load the base model and cut the records into blocks; for `what` see the head of this file."""
+    """Load the base model and cut the records into blocks; `what` as in the docstring of this module."""
     records = workspace.members()
     settings = replace(workspace.training, coupled=False) if what.startswith("uncoupled") else workspace.training
     seed = int(workspace.manifest.arguments["seed"])
@@ -162,34 +162,32 @@ def prepare_training(workspace: Workspace, what: str = "worlds", *, dtype: Dtype
 
 @contextmanager
 def _fitting_memory(what: str, remedy: str) -> Iterator[None]:
-    """Say what to do where memory runs out."""
+    """Turn running out of memory into an EngineError with a remedy."""
     try:
         yield
     except RuntimeError as error:
         if not _is_out_of_memory(error):
             raise
-        raise EngineError(
-            f"{what} does not fit into memory. Stop other programs that take memory there, or {remedy}."
-        ) from error
+        raise EngineError(f"{what} does not fit into memory. Stop other programs that use it, or {remedy}.") from error
 
 
 def _smaller_steps(settings: TrainingConfig) -> str:
     return (
-        "lower --worlds-per-step (with --again: a run that is resumed keeps its number), then batch_size (now "
+        "lower --worlds-per-step (with --again, as a resumed run keeps its number), then batch_size (now "
         f"{settings.batch_size}) or block_tokens (now {settings.block_tokens or 'the whole context'}) in [training]"
     )
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Allocations fail as `OutOfMemoryError` on a GPU, and with these words elsewhere: on the CPU, inside libraries."""
+    """Allocations fail as `OutOfMemoryError` on a GPU, and with these words on a CPU and inside libraries."""
     words = ("out of memory", "can't allocate memory", "_ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
 def pick_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:
-    """Arithmetic of the base model while training; adapters and moments are always float32.
+    """Type of the base model while training; adapters and moments are always float32.
 
-    `auto` is bfloat16 where the hardware multiplies it natively: faster, and the votes stay (docs/guide/training.md).
+    `auto` is bfloat16 where the hardware supports it: faster, with the same votes (docs/guide/training.md).
     """
     if dtype == "auto":
         dtype = "bfloat16" if device.type == "cuda" or _multiplies_bfloat16() else "float32"
@@ -197,7 +195,7 @@ def pick_dtype(dtype: Dtype, device: torch.device) -> torch.dtype:
 
 
 def _multiplies_bfloat16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this CPU has bfloat16 products; elsewhere than on Linux the answer is no, which is only slower."""
+    """Whether this CPU has bfloat16 products; always false outside of Linux, which is only slower."""
     try:
         words = set(cpu_info.read_text().split())
     except OSError:
@@ -206,12 +204,10 @@ def _multiplies_bfloat16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def membership_of(workspace: Workspace, what: str) -> BoolArray:
-    """Which records each of the adapters called `what` sees, (records, adapters)."""
+    """Which records each of the adapters `what` is trained on, (records, adapters)."""
     if cut := _FIRST.fullmatch(what):
         if not 2 <= int(cut[2]) <= workspace.num_worlds:
-            raise InvalidInput(
-                f"Of {workspace.num_worlds} worlds the first 2 or more can be trained alone, not {cut[2]}."
-            )
+            raise InvalidInput(f"first-N needs N between 2 and {workspace.num_worlds}, not {cut[2]}.")
         return membership_of(workspace, cut[1])[:, : int(cut[2])]
     if what in ("worlds", "uncoupled"):
         return workspace.membership
@@ -225,8 +221,8 @@ def membership_of(workspace: Workspace, what: str) -> BoolArray:
         if number >= 2:
             return assign_groups(units_of(records), workspace.num_worlds, seed + number - 1)
     raise InvalidInput(
-        f"What can be trained: worlds, full, shards:N such as shards:16, collection:N from collection:2 on, or "
-        f"uncoupled; not {what!r}."
+        f"{what!r} cannot be trained. Choose worlds, full, shards:N such as shards:16, collection:N with N from 2 on, "
+        "or uncoupled."
     )
 
 

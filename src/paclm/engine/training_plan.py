@@ -1,12 +1,11 @@
-"""What training will take, before it starts: how many worlds fit into one step, memory, disk and time.
+"""Plan training before it starts: how many worlds fit into one step, memory, disk and time.
 
-Memory is measured, not guessed: what the backward pass keeps for one more world is the difference between a pass of
-two worlds and a pass of one. Time is that of one real step.
+Memory is measured: what the backward pass keeps for one more world is the difference between a pass of two worlds and
+a pass of one. Time is that of one real step.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,23 +20,24 @@ from transformers import PreTrainedModel
 from paclm.config import TrainingConfig
 from paclm.engine.adapters import AdapterStack, find_targets, num_parameters
 from paclm.engine.loss import batch_loss, make_batch
+from paclm.engine.memory import available_memory
 from paclm.engine.schedule import NOTHING, IntArray, Schedule
-from paclm.engine.training import GroupTraining, adapter_spec
+from paclm.engine.training import GroupTraining, adapter_spec, trainable
 from paclm.engine.training_forward import Forward, make_forward
 from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
 
 _BYTES_PER_NUMBER = 4 * 6  # float32: the adapter, its gradient twice, two moments, one temporary
-_HEADROOM = 1.4  # beside what is kept for the backward pass there are temporaries
+_HEADROOM = 1.4  # for temporaries besides what is kept for the backward pass
 _SHARE_OF_FREE = 0.7
-_ENOUGH_POSITIONS = {"cpu": 2048, "cuda": 131072}  # on a CPU a larger step leaves the cache; on a GPU it hides launches
+_ENOUGH_POSITIONS = {"cpu": 2048, "cuda": 131072}  # a CPU's cache is limited; a GPU needs enough work per launch
 _TIMED_WORLDS = {"cpu": 2, "cuda": 64}
 _CGROUP_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingPlan:
-    """What training will take."""
+    """Sizes, memory, disk and time of training."""
 
     num_worlds: int
     parameters_per_world: int
@@ -49,11 +49,11 @@ class TrainingPlan:
     num_positions: int
     """Computed, padding included."""
     memory_bytes: int
-    """Beside the base model."""
+    """Without the base model."""
     disk_bytes: int
     """While training; about half of it stays."""
     seconds: float | None = None
-    """Estimated from one step; None when not asked for."""
+    """Estimated from one step; None if not asked for."""
 
 
 def plan_training(
@@ -64,7 +64,7 @@ def plan_training(
     worlds_per_step: int | None = None,
     estimate_time: bool = False,
 ) -> TrainingPlan:
-    """Measure one more world's memory, choose how many train together (unless told), and count steps and tokens."""
+    """Measure the memory of a world, choose how many train together (unless given), and count steps and tokens."""
     spec = adapter_spec(settings)
     targets = find_targets(model, spec)
     size = num_parameters(targets, spec)
@@ -103,14 +103,14 @@ def _choose(schedule: Schedule, per_world: int, free: int, device: str) -> int:
     if fitting < 1:
         raise EngineError(
             f"Training one world takes about {per_world / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free. "
-            "Lower batch_size or block_tokens in [training], or set worlds per step yourself: --worlds-per-step 1"
+            "Lower batch_size or block_tokens in [training], or try --worlds-per-step 1"
         )
     positions = schedule.batch_size * int(schedule.blocks.lengths.max())
     return max(1, min(fitting, _ENOUGH_POSITIONS.get(device, 2048) // positions, schedule.num_worlds))
 
 
 def _longest(schedule: Schedule, num_worlds: int) -> IntArray:
-    """The heaviest batch there could be, once for each world."""
+    """The batch of the longest blocks, for each world."""
     longest = np.argsort(-schedule.blocks.lengths, kind="stable")[: schedule.batch_size]
     return np.tile(longest, (num_worlds, 1))
 
@@ -119,10 +119,9 @@ def _kept_bytes_per_world(forward: Forward, head: nn.Linear, two: AdapterStack, 
     kept = []
     for worlds in (1, 2):
         batch = make_batch(schedule.blocks, _longest(schedule, worlds), head.weight.device)
-        A = {layer: a[:worlds].detach().requires_grad_() for layer, a in two.A.items()}
-        B = {layer: b[:worlds].detach().requires_grad_() for layer, b in two.B.items()}
+        own = trainable(two, worlds)
         with _counting_kept_bytes() as storages:
-            total, _ = batch_loss(forward(batch.ids, A, B, two.spec.scale), head, batch)
+            total, _ = batch_loss(forward(batch.ids, own.A, own.B, two.spec.scale), head, batch)
             kept.append(sum(storages.values()))
             del total
     return max(1, kept[1] - kept[0])
@@ -161,27 +160,17 @@ def _seconds_per_position(group: GroupTraining) -> float:
         began = time.perf_counter()
         group.read(group.step(batch[:, 0]))
         if group.head.weight.is_cuda:
-            torch.cuda.synchronize(group.head.weight.device)  # the loss is there before the step is over
+            torch.cuda.synchronize(group.head.weight.device)  # the loss arrives before the step ends
         seconds = time.perf_counter() - began
     return seconds / _positions(group.schedule, batch)
 
 
 def _free_bytes(device: torch.device) -> int:
+    free = available_memory(device)
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    free = _available_memory()
+        return free
     try:
         limit, used = (int(path.read_text()) for path in _CGROUP_FILES)
     except (OSError, ValueError):  # no such limit, or none set ("max")
         return free
     return min(free, limit - used)
-
-
-def _available_memory() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,7 +1,7 @@
-"""A base model taken apart into plain tensors, with every world's adapter packed beside the product it corrects.
+"""The tensors of a base model, with every world's adapter packed beside the product it corrects.
 
-Covers the GPT-2 and Llama families; `unsupported` says why a model is not among them, and the engine then runs the
-model's own code with adapted layers instead. Layers that share an input (q, k, v; gate, up) become one product.
+Covers the GPT-2 and Llama families; other models (`unsupported`) run by their own code (`generic`). Layers that share
+an input (q, k, v; gate, up) become one product.
 """
 
 from __future__ import annotations
@@ -24,6 +24,15 @@ from paclm.errors import ModelError
 
 LLAMA_FAMILY = ("llama", "qwen2", "qwen3", "mistral")
 
+_GPT2_PRODUCTS = (("attn.c_attn",), ("attn.c_proj",), ("mlp.c_fc",), ("mlp.c_proj",))
+_LLAMA_PRODUCTS = (
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("self_attn.o_proj",),
+    ("mlp.gate_proj", "mlp.up_proj"),
+    ("mlp.down_proj",),
+)
+"""Layers of each product of a decoder layer: attention in and out, MLP in and out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Product:
@@ -39,6 +48,8 @@ class Product:
     """(W, r, out), already scaled by α / r"""
     parts: tuple[int, ...]
     """Output sizes of the parts, in order."""
+    names: tuple[str, ...]
+    """Full names of the layers that are the parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +113,9 @@ class Weights:
 
 
 def output_layer(model: PreTrainedModel) -> nn.Linear:
-    """The layer that turns hidden states into logits by a product alone: training and voting know no other kind.
+    """The layer that turns hidden states into logits; refuses models whose logits are not a plain product.
 
-    Both refuse the same models, so that nothing is trained for hours that could not vote.
+    Training and voting both call it, so that no model is trained for hours that could not vote.
     """
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or getattr(head, "bias", None) is not None:
@@ -115,7 +126,7 @@ def output_layer(model: PreTrainedModel) -> nn.Linear:
 
 
 def unsupported(model: PreTrainedModel) -> str | None:
-    """Why this model cannot be taken apart here; None when it can."""
+    """Why this model is not covered here; None if it is."""
     config = model.config
     kind = config.model_type
     if kind == "gpt2":
@@ -125,7 +136,7 @@ def unsupported(model: PreTrainedModel) -> str | None:
     if kind not in LLAMA_FAMILY:
         return f"its type {kind!r} is neither gpt2 nor one of {', '.join(LLAMA_FAMILY)}"
     if getattr(config, "use_sliding_window", kind == "mistral") and getattr(config, "sliding_window", None):
-        return "its attention slides over a window"
+        return "its attention uses a sliding window"
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") in ("dynamic", "longrope"):
         return "its rotary table changes with the length of the text"
@@ -134,89 +145,48 @@ def unsupported(model: PreTrainedModel) -> str | None:
 
 def take_apart(model: PreTrainedModel, stack: AdapterStack, context: int) -> Weights:
     """Plain tensors of `model` with the worlds of `stack` and the public model; shares the model's memory."""
-    build = _gpt2 if model.config.model_type == "gpt2" else _llama
     model.requires_grad_(False)
-    return build(model, stack, context)
-
-
-def _gpt2(model: Any, stack: AdapterStack, context: int) -> Weights:
-    config = model.config
-    blocks = []
-    for i, block in enumerate(model.transformer.h):
-        path = f"transformer.h.{i}."
-        blocks.append(
-            Block(
-                norm_attention=_norm(block.ln_1),
-                attention_in=_product([(path + "attn.c_attn", block.attn.c_attn)], stack),
-                attention_out=_product([(path + "attn.c_proj", block.attn.c_proj)], stack),
-                norm_mlp=_norm(block.ln_2),
-                mlp_in=_product([(path + "mlp.c_fc", block.mlp.c_fc)], stack),
-                mlp_out=_product([(path + "mlp.c_proj", block.mlp.c_proj)], stack),
-            )
-        )
+    config, is_gpt2 = model.config, model.config.model_type == "gpt2"
+    decoder: Any = model.transformer if is_gpt2 else model.model
+    path, layers = ("transformer.h", decoder.h) if is_gpt2 else ("model.layers", decoder.layers)
+    embed, heads = model.get_input_embeddings().weight, config.num_attention_heads
+    rotary = None
+    if not is_gpt2:
+        places = torch.arange(context, device=model.device).unsqueeze(0)
+        cos, sin = decoder.rotary_emb(embed[:1].unsqueeze(0), places)
+        rotary = (cos[0].contiguous(), sin[0].contiguous())
+    activation = config.activation_function if is_gpt2 else config.hidden_act
     return Weights(
         num_worlds=stack.num_worlds + 1,
-        num_heads=config.n_head,
-        num_kv_heads=config.n_head,
-        head_size=config.n_embd // config.n_head,
+        num_heads=heads,
+        num_kv_heads=heads if is_gpt2 else config.num_key_value_heads,
+        head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
         context=context,
-        embed=model.transformer.wte.weight,
-        position=model.transformer.wpe.weight[:context],
-        rotary=None,
-        blocks=tuple(blocks),
-        norm=_norm(model.transformer.ln_f),
-        head=model.lm_head.weight,
-        activation=_activation(config.activation_function),
-        activation_name=config.activation_function,
-        is_gated=False,
+        embed=embed,
+        position=decoder.wpe.weight[:context] if is_gpt2 else None,
+        rotary=rotary,
+        blocks=tuple(_block(layer, f"{path}.{i}.", is_gpt2, stack) for i, layer in enumerate(layers)),
+        norm=_norm(decoder.ln_f if is_gpt2 else decoder.norm),
+        head=model.get_output_embeddings().weight,
+        activation=_activation(activation),
+        activation_name=activation,
+        is_gated=not is_gpt2,
     )
 
 
-def _llama(model: Any, stack: AdapterStack, context: int) -> Weights:
-    config = model.config
-    blocks = []
-    for i, layer in enumerate(model.model.layers):
-        path = f"model.layers.{i}."
-        attention, mlp = layer.self_attn, layer.mlp
-        blocks.append(
-            Block(
-                norm_attention=_norm(layer.input_layernorm),
-                attention_in=_product(
-                    [(f"{path}self_attn.{name}", getattr(attention, name)) for name in ("q_proj", "k_proj", "v_proj")],
-                    stack,
-                ),
-                attention_out=_product([(path + "self_attn.o_proj", attention.o_proj)], stack),
-                norm_mlp=_norm(layer.post_attention_layernorm),
-                mlp_in=_product(
-                    [(f"{path}mlp.{name}", getattr(mlp, name)) for name in ("gate_proj", "up_proj")], stack
-                ),
-                mlp_out=_product([(path + "mlp.down_proj", mlp.down_proj)], stack),
-                norm_query=_norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
-                norm_key=_norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
-            )
-        )
-    places = torch.arange(context, device=model.device).unsqueeze(0)
-    cos, sin = model.model.rotary_emb(model.model.embed_tokens.weight[:1].unsqueeze(0), places)
-    return Weights(
-        num_worlds=stack.num_worlds + 1,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_size=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        context=context,
-        embed=model.model.embed_tokens.weight,
-        position=None,
-        rotary=(cos[0].contiguous(), sin[0].contiguous()),
-        blocks=tuple(blocks),
-        norm=_norm(model.model.norm),
-        head=model.lm_head.weight,
-        activation=_activation(config.hidden_act),
-        activation_name=config.hidden_act,
-        is_gated=True,
-    )
+def _block(layer: Any, path: str, is_gpt2: bool, stack: AdapterStack) -> Block:
+    names = _GPT2_PRODUCTS if is_gpt2 else _LLAMA_PRODUCTS
+    products = [_product([(path + name, layer.get_submodule(name)) for name in group], stack) for group in names]
+    attention_in, attention_out, mlp_in, mlp_out = products
+    if is_gpt2:
+        return Block(_norm(layer.ln_1), attention_in, attention_out, _norm(layer.ln_2), mlp_in, mlp_out)
+    before, after, own = layer.input_layernorm, layer.post_attention_layernorm, layer.self_attn
+    norms = [_norm(getattr(own, name)) if hasattr(own, name) else None for name in ("q_norm", "k_norm")]
+    return Block(_norm(before), attention_in, attention_out, _norm(after), mlp_in, mlp_out, *norms)
 
 
 def _activation(name: str) -> Callable[[Tensor], Tensor]:
-    """By its name in Transformers, which spells GELU's tanh form out in eight passes; here it is one."""
+    """An activation by its name in Transformers; GELU's tanh form in one pass instead of eight."""
     if name in ("gelu_new", "gelu_pytorch_tanh"):
         return partial(functional.gelu, approximate="tanh")
     function: Callable[[Tensor], Tensor] = ACT2FN[name]
@@ -241,9 +211,9 @@ def _product(layers: list[tuple[str, Any]], stack: AdapterStack) -> Product:
         empty = [weight.new_zeros(kernel.shape[1]) for kernel in kernels]
         bias = torch.cat([b if isinstance(b, Tensor) else none for b, none in zip(biases, empty, strict=True)])
     sizes = tuple(int(kernel.shape[1]) for kernel in kernels)
-    names = [name for name, _ in layers]
+    names = tuple(name for name, _ in layers)
     if not any(name in stack.A for name in names):
-        return Product(weight, bias, None, None, sizes)
+        return Product(weight, bias, None, None, sizes, names)
     worlds, rank, num_in = stack.num_worlds, stack.spec.rank, int(weight.shape[0])
     zeros = next(iter(stack.A.values())).new_zeros
     A = [stack.A[name] if name in stack.A else zeros(worlds, rank, num_in) for name in names]
@@ -251,7 +221,7 @@ def _product(layers: list[tuple[str, Any]], stack: AdapterStack) -> Product:
         stack.B[name].transpose(1, 2) if name in stack.B else zeros(worlds, rank, size)
         for name, size in zip(names, sizes, strict=True)
     ]
-    return Product(weight, bias, _pack(A, 1, 1.0, weight), _pack(B, 2, stack.spec.scale, weight), sizes)
+    return Product(weight, bias, _pack(A, 1, 1.0, weight), _pack(B, 2, stack.spec.scale, weight), sizes, names)
 
 
 def _pack(parts: list[Tensor], dim: int, scale: float, like: Tensor) -> Tensor:

@@ -7,12 +7,13 @@ import peft
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import Gemma2Config, Gemma2ForCausalLM, PhiConfig, PhiForCausalLM, PreTrainedModel
 
-from paclm.engine.adapters import AdapterSpec, AdapterStack
-from paclm.engine.layers import attach, attached_layers, detach
+from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
+from paclm.engine.generic import GenericModel, attach, attached_layers, detach
 from paclm.engine.peft_io import export_peft
-from paclm.errors import EngineError
+from paclm.engine.weights import output_layer
+from paclm.errors import EngineError, ModelError
 
 Build = Callable[[str], PreTrainedModel]
 MakeStack = Callable[..., AdapterStack]
@@ -32,7 +33,7 @@ def test_every_world_in_one_batch_equals_peft_one_by_one(
     stack = make_stack(build_model(family), WORLDS)
     expected = peft_logits(family, stack, text)
     model = build_model(family)
-    attach(model, stack, fingerprint="test")
+    attach(model, stack)
     with torch.no_grad():
         together = model(input_ids=text.repeat(WORLDS, 1)).logits.reshape(expected.shape)
     assert (together - expected).abs().max() < 1e-4
@@ -57,7 +58,11 @@ def test_gradients_equal_those_of_each_world_trained_alone_with_peft(
     text = tokens(WORLDS * 2, 8)
     stack = make_stack(build_model(family), WORLDS)
     model = build_model(family)
-    layers = attach(model, stack, trainable=True)
+    layers = attach(model, stack)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    for layer in layers.values():
+        layer.A.requires_grad_()
+        layer.B.requires_grad_()
     logits = model(input_ids=text).logits
     losses = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), text[:, 1:].flatten(), reduction="sum")
     losses.backward()
@@ -75,18 +80,10 @@ def test_gradients_equal_those_of_each_world_trained_alone_with_peft(
                 assert (parameter.grad[world] - reference.grad).abs().max() < 1e-3 * (1 + reference.grad.abs().max())
 
 
-def test_only_adapters_are_trainable(build_model: Build, make_stack: MakeStack) -> None:
-    model = build_model("llama")
-    attach(model, make_stack(model, 2), trainable=True)
-    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    assert trainable
-    assert all(name.endswith((".A", ".B")) for name in trainable)
-
-
 def test_a_batch_that_worlds_cannot_share_is_refused(build_model: Build, make_stack: MakeStack) -> None:
     model = build_model("gpt2")
     attach(model, make_stack(model, 3))
-    with pytest.raises(EngineError, match="batch of 4 rows cannot be shared evenly by 3 worlds"):
+    with pytest.raises(EngineError, match=r"4 rows .* 3 worlds"):
         model(input_ids=tokens(4, 5))
 
 
@@ -103,16 +100,6 @@ def test_detaching_gives_the_base_model_back(build_model: Build, make_stack: Mak
     assert not attached_layers(model)
 
 
-def test_the_adapters_in_the_model_are_those_attached(build_model: Build, make_stack: MakeStack) -> None:
-    model = build_model("llama")
-    stack = make_stack(model, 2)
-    attach(model, stack, trainable=True)
-    layers = attached_layers(model)
-    assert set(layers) == set(stack.layers)
-    assert all(torch.equal(layers[name].A, stack.A[name]) for name in stack.layers)
-    assert all(torch.equal(layers[name].B, stack.B[name]) for name in stack.layers)
-
-
 def test_dropout_acts_only_while_training(build_model: Build, make_stack: MakeStack) -> None:
     model = build_model("gpt2")
     attach(model, make_stack(model, 1, AdapterSpec(rank=2, dropout=0.5)))
@@ -122,3 +109,25 @@ def test_dropout_acts_only_while_training(build_model: Build, make_stack: MakeSt
         for layer in attached_layers(model).values():
             layer.train()
         assert not torch.equal(model(input_ids=text).logits, model(input_ids=text).logits)
+
+
+SHAPE = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("build", "target"),
+    [
+        (lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, num_key_value_heads=1, head_dim=8)), "down_proj"),
+        (lambda: PhiForCausalLM(PhiConfig(**SHAPE)), "fc1"),
+    ],
+    ids=["changes its logits", "bias in the output layer"],
+)
+def test_a_model_whose_logits_are_no_plain_product_is_neither_trained_nor_served(
+    build: Callable[[], PreTrainedModel], target: str
+) -> None:
+    model, spec = build(), AdapterSpec(targets=(target,))
+    with pytest.raises(ModelError):
+        output_layer(model)
+    stack = AdapterStack.initial(find_targets(model, spec), spec, 2, 0, "base")
+    with pytest.raises(ModelError):
+        GenericModel(model, stack, 1, 8)
