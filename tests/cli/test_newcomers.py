@@ -93,7 +93,7 @@ WORKSPACE_MISTAKES: dict[str, tuple[Callable[[Desk], object], str, str]] = {
     "unknown regime": (nothing, "study run clinic censsus", "no regime 'censsus'. There are: census.*or all"),
     "no collections": (nothing, "study run clinic census --collections 0", "--collections must be at least 1, not 0"),
     "report before results": (nothing, "study report clinic", "no results yet.*paclm study run clinic all"),
-    "unknown training": (nothing, "train clinic --what frob", "What can be trained: worlds, .*not 'frob'"),
+    "unknown training": (nothing, "train clinic --what frob", "'frob' cannot be trained.*shards:N"),
     "no votes": (nothing, "replay gone.npz --per-token 1", r"no file gone\.npz.*paclm votes"),
     "bad votes": (write("v.npz", "x"), "replay v.npz --per-token 1", r"v\.npz is not an \.npz file.*paclm votes"),
     "half a plan": (nothing, "plan --mia 51%", "needs exactly two of.*paclm plan --mia 51% --tokens"),

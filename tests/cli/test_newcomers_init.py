@@ -48,10 +48,10 @@ INIT_MISTAKES: dict[str, tuple[Callable[[Desk], None], str, str]] = {
 
 
 BASE_MISTAKES: dict[str, tuple[Callable[[Desk], object], str]] = {
-    "no name": (lambda desk: "", "--base names nothing.*--base tiny"),
+    "no name": (lambda desk: "", "--base is empty.*--base tiny"),
     "no such folder": (lambda desk: "./gone", "'./gone' is neither a folder.*--base tiny"),
     "smollm2 is not here yet": (lambda desk: "smollm2", "paclm models get smollm2"),
-    "a file": (lambda desk: "notes.jsonl", r"notes\.jsonl is a file, and a base model is a folder"),
+    "a file": (lambda desk: "notes.jsonl", r"notes\.jsonl is a file.*--base tiny"),
     "no such gguf": (lambda desk: "gone.gguf", r"There is no file .*gone\.gguf"),
     "a folder of something else": (lambda desk: "clinic", "holds no base model.*config.json.*--base tiny"),
     "no tokenizer": (lambda desk: _without_tokenizer(desk), "has no tokenizer.*tokenizer.json beside config.json"),

@@ -45,7 +45,10 @@ def test_hidden_states_and_gradients_equal_those_of_the_models_own_code(
     hidden = plain(ids, A, B, spec.scale)
     found = torch.autograd.grad((hidden * weights).sum(), [*A.values(), *B.values()])
 
-    layers = attach(model, stack, trainable=True)
+    layers = attach(model, stack)
+    for layer in layers.values():
+        layer.A.requires_grad_()
+        layer.B.requires_grad_()
     reference = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state.reshape(hidden.shape)
     expected = torch.autograd.grad(
         (reference * weights).sum(), [layer.A for layer in layers.values()] + [layer.B for layer in layers.values()]

@@ -142,7 +142,7 @@ def test_the_support_orders_extreme_and_negative_logits() -> None:
 
 
 def test_a_support_larger_than_the_vocabulary_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="65 tokens cannot be taken from a vocabulary of 64"):
+    with pytest.raises(InvalidInput, match=r"65 .* 64"):
         top_tokens(torch.zeros(1, 64), 65)
 
 

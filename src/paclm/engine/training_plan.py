@@ -103,7 +103,7 @@ def _choose(schedule: Schedule, per_world: int, free: int, device: str) -> int:
     if fitting < 1:
         raise EngineError(
             f"Training one world takes about {per_world / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free. "
-            "Lower batch_size or block_tokens in [training], or try --worlds-per-step 1"
+            "Lower batch_size or block_tokens in [training], or try: --worlds-per-step 1"
         )
     positions = schedule.batch_size * int(schedule.blocks.lengths.max())
     return max(1, min(fitting, _ENOUGH_POSITIONS.get(device, 2048) // positions, schedule.num_worlds))
