@@ -1,4 +1,4 @@
-"""Known answers on synthetic votes; and mechanisms broken on purpose, each caught by the check that can see it.
+"""Known answers on synthetic votes, and deliberately broken mechanisms, each caught by the check that can see it.
 
 Every check has a twin: the sound mechanism passes it, the broken one fails it. All draws are seeded; false-alarm rates
 are those of a fresh seed.
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from paclm.privacy import gaussian
-from paclm.privacy.belief import Release, is_unanimous, tally, update_belief
+from paclm.privacy.belief import Release, tally, update_belief
 from paclm.privacy.calibration import calibrate_noise
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
 from paclm.privacy.randomness import Coins
@@ -25,15 +25,15 @@ WORLDS, TOKENS = 16, 64
 
 
 def generous(votes, belief, secret, per_token, noise):
-    """Noise for four times the budget, and a belief that knows it."""
+    """Noise for four times the budget, and a belief that accounts for it."""
     return gaussian.release(votes, belief, secret, 4.0 * per_token, noise)
 
 
 def unaware(votes, belief, secret, per_token, noise):
-    """Noise for four times the budget, and a belief that takes it for noise at the budget."""
-    if is_unanimous(votes):
-        return Release(votes.item(0), belief, False)
+    """Noise for four times the budget, and a belief that assumes noise at the budget."""
     candidates, choice, mass = tally(votes, belief)
+    if candidates.size == 1:
+        return Release(candidates.item(), belief, False)
     axes, variances = calibrate_noise(mass, per_token)
     R = axes[choice[secret]] + 0.5 * np.sqrt(variances) * noise.standard_normal(variances.size)
     after = update_belief(belief, choice, ((R - axes) ** 2) @ (-0.5 / variances), mass)
@@ -72,16 +72,19 @@ def play(rule, per_token, dissent, sessions=400, distinct=2):
 def leak_against_dissent(rule, per_token, dissent, **options):
     """Mean and error of leaked ÷ charged − dissent, session by session, and the mean dissent."""
     played, differs = play(rule, per_token, dissent, **options)
-    told = np.array([leak_by_entropy(belief[None]).mean for belief in played.beliefs])
-    return mean_and_stderr(told / (TOKENS * per_token) - differs), float(differs.mean())
+    leaks = np.array([leak_by_entropy(belief[None]).mean for belief in played.beliefs])
+    return mean_and_stderr(leaks / (TOKENS * per_token) - differs), float(differs.mean())
 
 
-def estimators_parting(rule, per_token):
+def estimator_difference(rule, per_token):
     """Mean and error of the difference between the two estimators, session by session."""
     played, _ = play(rule, per_token, 0.5)
-    told = np.array([leak_by_entropy(belief[None]).mean for belief in played.beliefs])
+    leaks = np.array([leak_by_entropy(belief[None]).mean for belief in played.beliefs])
     return mean_and_stderr(
-        [leak_by_truth(b[None], s[None]).mean - t for b, s, t in zip(played.beliefs, played.secrets, told, strict=True)]
+        [
+            leak_by_truth(b[None], s[None]).mean - t
+            for b, s, t in zip(played.beliefs, played.secrets, leaks, strict=True)
+        ]
     )
 
 
@@ -91,7 +94,7 @@ def test_leaked_over_charged_equals_dissent_on_a_source_with_chosen_dissent(diss
     gap, seen = leak_against_dissent("sound", 2.0**-14, dissent, distinct=distinct)
     assert abs(seen - dissent) < 4 * math.sqrt(dissent * (1 - dissent) / (400 * TOKENS)) + 1e-12
     assert abs(gap.mean) < 4 * gap.stderr  # false alarm under 1e-4
-    assert 4 * gap.stderr < 0.3 * dissent  # sharp enough to see a third
+    assert 4 * gap.stderr < 0.3 * dissent  # precise enough to see a third
 
 
 def test_noise_for_four_times_the_budget_shows_in_leaked_over_charged():
@@ -100,23 +103,23 @@ def test_noise_for_four_times_the_budget_shows_in_leaked_over_charged():
     assert gap.mean == pytest.approx(3 * seen, abs=4 * gap.stderr)  # four times what was charged leaks
 
 
-def test_noise_for_four_times_the_budget_with_a_belief_that_knows_it_is_not_seen_by_the_two_estimators():
-    parting = estimators_parting("generous", 2.0**-8)
-    assert abs(parting.mean) < 4 * parting.stderr  # each check sees its own break: this one is blind here
+def test_noise_for_four_times_the_budget_with_a_matching_belief_is_not_seen_by_the_two_estimators():
+    difference = estimator_difference("generous", 2.0**-8)
+    assert abs(difference.mean) < 4 * difference.stderr  # this check cannot see it
 
 
 @pytest.mark.parametrize("rule", ["sound", "unaware"])
-def test_the_two_estimators_part_when_the_belief_does_not_know_the_noise(rule):
-    parting = estimators_parting(rule, 2.0**-8)
+def test_the_two_estimators_differ_when_the_belief_assumes_other_noise(rule):
+    difference = estimator_difference(rule, 2.0**-8)
     if rule == "sound":
-        assert abs(parting.mean) < 4 * parting.stderr  # false alarm under 1e-4
+        assert abs(difference.mean) < 4 * difference.stderr  # false alarm under 1e-4
     else:
-        assert abs(parting.mean) > 8 * parting.stderr
+        assert abs(difference.mean) > 8 * difference.stderr
 
 
-def test_a_belief_that_does_not_know_the_noise_hides_the_leak_from_the_first_estimator():
+def test_a_belief_that_assumes_other_noise_hides_the_leak_from_the_first_estimator():
     gap, _ = leak_against_dissent("unaware", 2.0**-14, 0.25)
-    assert gap.mean < -4 * gap.stderr  # it claims a quarter of the charge while four times the charge leaks
+    assert gap.mean < -4 * gap.stderr  # estimates a quarter of the charge while four times the charge leaks
 
 
 # --- coins ---------------------------------------------------------------------------------------------------------
@@ -136,7 +139,7 @@ def seeded_by_the_secret(session, step, secret):
 
 
 def drawn_until_the_realized_world_agrees(session, step, secret):
-    """A curator who is annoyed by flips, and draws coins again until the realized world votes with the plurality."""
+    """Coins drawn again until the realized world votes with the plurality."""
     coins = Coins(session, 1000 * step)
     while True:
         drawn = coins.gumbel(SUPPORT)
@@ -146,7 +149,7 @@ def drawn_until_the_realized_world_agrees(session, step, secret):
 
 
 def watch(draw):
-    """What an attacker who knows the adapters computes from the coins of each session, and the secrets."""
+    """What an attacker with the adapters computes from the coins of each session, and the secrets."""
     secrets = np.random.default_rng(5).integers(WORLDS, size=SESSIONS)
     first, agreeing = [], []
     for session, secret in enumerate(secrets.tolist()):
@@ -159,7 +162,7 @@ def watch(draw):
 
 
 @pytest.mark.parametrize("feature", ["coins", "agreement"])
-def test_sound_coins_tell_the_attacker_nothing(feature):
+def test_sound_coins_leak_nothing_to_the_attacker(feature):
     seen, secrets = watch(sound_coins)
     found = attack_coins(seen[feature], secrets, WORLDS)
     assert found.chance > 1e-4  # false alarm 1e-4
@@ -179,7 +182,7 @@ def test_coins_that_depend_on_the_secret_are_caught_by_reading_them(draw, featur
 
 
 def test_leaky_coins_are_not_seen_by_the_belief():
-    """Why the attack is needed: with coins that give the secret away, both estimators of the leak look sound."""
+    """Why the attack is needed: with coins that reveal the secret, both estimators of the leak look sound."""
     secrets = np.random.default_rng(5).integers(WORLDS, size=SESSIONS)
     played = ResearchSessions.seeded(WORLDS, RULES["sound"], 2.0**-10, seed=2, num_sessions=SESSIONS)
     played.secrets = secrets

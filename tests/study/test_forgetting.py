@@ -1,4 +1,4 @@
-"""The release that forgets: the same mechanism under another calibration, exact about what it tells, never served."""
+"""The release from the prior at every step: an exact bound on its leak, an exact belief, and never served."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOURCE = Path(gaussian.__file__).parent.parent
 
 
 @pytest.mark.parametrize("num_candidates", [2, 3, 6])
-def test_from_the_prior_forgetting_is_the_papers_release(num_candidates):
+def test_at_the_prior_forgetting_equals_algorithm_1(num_candidates):
     votes = np.arange(32) % num_candidates
     for seed in range(20):
         steps = [
@@ -32,7 +32,7 @@ def test_from_the_prior_forgetting_is_the_papers_release(num_candidates):
         assert steps[0].noise_scale == pytest.approx(steps[1].noise_scale)
 
 
-def test_forgetting_keeps_the_noise_of_the_prior_whatever_is_believed():
+def test_forgetting_keeps_the_noise_of_the_prior_at_any_belief():
     votes = np.arange(8) % 2
     sure = np.log(np.array([0.93, *[0.01] * 7]))
     forgetful = release_forgetting(votes, sure, 0, 2.0**-6, ResearchNoise(1))
@@ -43,25 +43,25 @@ def test_forgetting_keeps_the_noise_of_the_prior_whatever_is_believed():
 
 @pytest.mark.parametrize("exponent", [-2, -8, -20])
 @pytest.mark.parametrize("mass", [[0.5, 0.5], [0.9, 0.06, 0.04]])
-def test_the_bound_on_what_a_step_tells_lies_between_what_it_tells_and_its_budget(mass, exponent):
+def test_the_bound_on_the_leak_of_a_token_lies_between_its_leak_and_its_budget(mass, exponent):
     weights = np.array(mass)
     for other in (weights, weights[::-1]):  # noise for these masses, and for others
         calibration = calibrate_noise(other, 2.0**exponent)
-        told = information_bound(weights, calibration)
-        assert gaussian_information(weights, *calibration) <= told * (1 + 1e-6)
-        assert told <= float(gaussian_bound(weights, *calibration)) * (1 + 1e-9)
+        bound = information_bound(weights, calibration)
+        assert gaussian_information(weights, *calibration) <= bound * (1 + 1e-6)
+        assert bound <= float(gaussian_bound(weights, *calibration)) * (1 + 1e-9)
     assert information_bound(weights, calibrate_noise(weights, 2.0**exponent)) <= 2.0**exponent * (1 + 1e-9)
 
 
-def test_noise_for_the_prior_tells_more_than_the_budget_once_two_rival_worlds_are_left():
-    votes = np.array([1, 2, *[3] * 30])  # each rival alone with its vote
+def test_noise_for_the_prior_leaks_more_than_the_budget_once_two_worlds_are_left():
+    votes = np.array([1, 2, *[3] * 30])  # each of the two is alone with its vote
     rivals = np.log(np.array([0.4999, 0.4999, *[0.0002 / 30] * 30]))
     step = release_forgetting(votes, rivals, 0, 2.0**-10, ResearchNoise(0))
     assert step.information > 4 * 2.0**-10
     assert gaussian.release(votes, rivals, 0, 2.0**-10, ResearchNoise(0)).information == 2.0**-10
 
 
-def test_both_leak_estimates_agree_since_the_onlookers_belief_is_exact():
+def test_both_leak_estimates_agree_because_the_belief_is_exact():
     beliefs, secrets = [], []
     votes = np.array([np.random.default_rng(1).integers(0, 3, 16) for _ in range(40)])
     for seed in range(300):
@@ -78,7 +78,7 @@ def test_both_leak_estimates_agree_since_the_onlookers_belief_is_exact():
     assert abs(first.mean - unaware.mean) > 4 * np.hypot(first.stderr, unaware.stderr)
 
 
-def test_no_release_by_name_forgets_and_no_room_that_serves_knows_of_it():
+def test_forgetting_is_not_registered_and_no_serving_room_mentions_it():
     assert release_forgetting not in [rule.release for rule in RULES.values()]
     serving = [path for room in ("curator", "server", "ledger", "cli") for path in (SOURCE / room).rglob("*.py")]
     assert serving

@@ -106,6 +106,8 @@ def is_unanimous(votes: IntArray) -> bool:
 
 def tally(votes: IntArray, belief: FloatArray) -> Tally:
     """Collapse the votes of all worlds onto the distinct ones."""
+    if is_unanimous(votes):
+        return Tally(votes[:1], np.zeros(votes.size, np.intp), np.ones(1))
     candidates = np.array(sorted(set(votes.tolist())), dtype=votes.dtype)  # another type would compare as floats
     choice = candidates.searchsorted(votes)
     if votes.size > IN_ONE_SUM:
