@@ -72,9 +72,7 @@ def branch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     text = releases.read_text()
     line = re.search(r"`(Rule\(.*?\),)`", PAGE.read_text())
     assert line is not None
-    text = text.replace(
-        "import channel, gaussian, mixture, plurality", "import channel, gaussian, mixture, plurality, response"
-    )
+    text = text.replace("import channel, gaussian\n", "import channel, gaussian, response\n")
     text = text.replace("    for rule in (\n", f"    for rule in (\n        {line[1]}\n")
     releases.write_text(text)
     return {**os.environ, "PYTHONPATH": str(package.parent)}
