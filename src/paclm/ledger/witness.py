@@ -153,8 +153,8 @@ class Witness:
                     f"The two slots of the witness {self.path} do not belong together: one of them was copied, rolled "
                     f"back or forged. Restore the newest witness; {_IF_LOST}"
                 )
-        is_blank, is_first = not slots[other].strip(b"\0"), testimony.state.get("witness") != testimony.witness
-        self.has_torn_slot = len(whole) < 2 and not (is_blank and is_first)
+        is_first = newest.turn == 0 and not slots[other].strip(b"\0")
+        self.has_torn_slot = len(whole) < 2 and not is_first
         self._slots.next_slot, self._slots.next_turn = other, newest.turn + 1
         return testimony
 
