@@ -1,4 +1,4 @@
-"""paclm: text of a language model adapted to private records, with a proof of how little it says of which were used."""
+"""paclm: private text generation from a language model adapted to private records, with a proven leakage bound."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from paclm.worlds.assignment import assign_worlds
     from paclm.worlds.workspace import Workspace
 
-# Names are loaded on first use, so that `paclm --help` and `import paclm` cost nothing.
+# Loaded on first use, so that `paclm --help` and `import paclm` are fast.
 _HOMES = {
     "Curator": "paclm.curator.curator",
     "success_bound": "paclm.privacy.bounds",

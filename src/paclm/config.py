@@ -1,8 +1,8 @@
-"""Settings, and the way budgets, times and commands are written. Imports nothing of ours; open to every room.
+"""Settings, and how budgets, times and commands are parsed and printed. Imports only `errors`; open to every room.
 
-Each kind of settings has its type: what the guarantee depends on (`MechanismConfig`), what only speed and memory depend
-on (`RuntimeConfig`), how worlds are trained, how they are served. An unknown key is an error: a misspelt budget must
-not vanish.
+One class per kind of settings: what the guarantee depends on (`MechanismConfig`), what only speed and memory depend on
+(`RuntimeConfig`), how worlds are trained, how they are served. An unknown key is an error, so that a misspelt budget is
+not ignored.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from paclm.errors import InvalidInput
 
 RELEASES = ("gaussian", "plurality", "mixture", "channel")
-"""What may be deployed: releases whose leak is proven. A rule that is only registered in `paclm.privacy.releases` runs
-in studies, and is refused here."""
+"""Releases with a proven bound, which may be deployed. Other rules in `paclm.privacy.releases` run in studies only."""
 CHARGES = ("every-token", "dissent")
 
 ReleaseName = Literal["gaussian", "plurality", "mixture", "channel"]
 ChargeName = Literal["every-token", "dissent"]
 
 SMALLEST_PER_TOKEN = 2.0**-60
-"""One unit of account; below it the integers that a channel is sampled with would be too coarse."""
+"""One unit of account; below it the integers that `channel` samples with would be too coarse."""
 
 _POWER = re.compile(r"(?P<base>[0-9]+(?:\.[0-9]*)?)\s*\^\s*\(?\s*(?P<exponent>[+-]?[0-9]+)\s*\)?")
 _COUNT = re.compile(r"(?P<number>[0-9][0-9,_]*(?:\.[0-9]+)?(?:[eE][+]?[0-9]{1,2})?)\s*(?P<unit>[kKmMgG]?)")
@@ -37,56 +36,54 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 
 def parse_budget(text: str | float) -> float:
-    """Read a budget in nats: `2^-32`, `1e-9`, a number, or `inf` (no noise at all; studies only)."""
+    """Parse a budget in nats: `2^-32`, `1e-9`, a number, or `inf` (no noise; studies only)."""
     if isinstance(text, str):
         power = _POWER.fullmatch(text.strip())
         try:
             value = float(power["base"]) ** int(power["exponent"]) if power else float(text)
         except (ValueError, OverflowError, ZeroDivisionError):
             raise InvalidInput(
-                f"The budget {text!r} is not one of: a power such as 2^-32, a number such as 1e-9, inf."
+                f"Cannot read the budget {text!r}. Write a power such as 2^-32, a number such as 1e-9, or inf."
             ) from None
-    elif isinstance(text, bool):
-        raise InvalidInput(f"A budget is a positive number of nats or inf, not {text!r}.")
     else:
         try:
-            value = float(text)
+            value = math.nan if isinstance(text, bool) else float(text)
         except TypeError:
-            raise InvalidInput(f"A budget is a positive number of nats or inf, not {text!r}.") from None
+            value = math.nan
     if math.isnan(value) or value <= 0.0:
-        raise InvalidInput(f"A budget is a positive number of nats or inf, not {text!r}.")
+        raise InvalidInput(f"A budget must be a positive number of nats or inf, not {text!r}.")
     return value
 
 
 def parse_share(text: str | float) -> float:
-    """Read a share, whatever its size: `1/2`, `0.51`, `51%`."""
+    """Parse a share of any size: `1/2`, `0.51`, `51%`."""
     try:
         if isinstance(text, str) and text.strip().endswith("%"):
             return float(Fraction(text.strip()[:-1].strip()) / 100)
         return float(Fraction(text.strip()) if isinstance(text, str) else text)
     except (ValueError, ZeroDivisionError, OverflowError):
-        raise InvalidInput(f"{text!r} is none of: a fraction 1/2, a number 0.5, a percentage 50%.") from None
+        raise InvalidInput(f"Cannot read {text!r}. Write a fraction 1/2, a number 0.5 or a percentage 50%.") from None
 
 
 def parse_probability(text: str | float) -> float:
-    """Read a probability strictly between 0 and 1: `1/2`, `0.51`, `51%`."""
+    """Parse a probability strictly between 0 and 1: `1/2`, `0.51`, `51%`."""
     value = parse_share(text)
     if not 0.0 < value < 1.0:
-        meant = f" Is {value:g}% meant? Write {value:g}% or {value / 100:g}." if 1.0 < value < 100.0 else ""
-        raise InvalidInput(f"A probability must lie strictly between 0 and 1, not {text!r}.{meant}")
+        hint = f" For {value:g} per cent write {value:g}% or {value / 100:g}." if 1.0 < value < 100.0 else ""
+        raise InvalidInput(f"A probability must lie strictly between 0 and 1, not {text!r}.{hint}")
     return value
 
 
 def parse_count(text: str) -> Fraction:
-    """Read a number of tokens, exactly: `1000000`, `1,000,000`, `100k`, `2M`, `1e6`."""
+    """Parse a number of tokens, exactly: `1000000`, `1,000,000`, `100k`, `2M`, `1e6`."""
     found = _COUNT.fullmatch(text.strip())
     if found is None:
-        raise InvalidInput(f"The number {text!r} is none of: 1000000, 100k, 2M, 1e6.")
+        raise InvalidInput(f"Cannot read the number {text!r}. Write it like 1000000, 100k, 2M or 1e6.")
     return Fraction(re.sub("[,_]", "", found["number"])) * _UNITS[found["unit"].lower()]
 
 
 def format_budget(nats: float) -> str:
-    """Write a budget the way people say it: exact powers of two as `2^-32`, everything else as a number."""
+    """Format a budget: exact powers of two as `2^-32`, other values as a number."""
     if nats > 0 and math.isfinite(nats):
         mantissa, exponent = math.frexp(nats)
         if mantissa == 0.5 and not -1 <= exponent - 1 <= 10:
@@ -95,7 +92,7 @@ def format_budget(nats: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A time as people say it: `40 s`, `12 min`, `3.5 h`, `12 days`, `3 years`."""
+    """Format a time in one unit: `40 s`, `12 min`, `3.5 h`, `12 days`, `3 years`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:
@@ -107,20 +104,20 @@ def format_duration(seconds: float) -> str:
 
 
 def in_shell(path: Path | str) -> str:
-    """A path as it stands in a command to paste: quoted where it has spaces or the like."""
+    """A path for a command to paste: quoted if it has spaces or the like."""
     return shlex.quote(str(path))
 
 
 def in_toml(value: object) -> str:
-    """A value as in paclm.toml: JSON writes texts, numbers, truth values and lists as TOML does."""
+    """A value for paclm.toml: JSON writes strings, numbers, booleans and lists as TOML does."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
 Config = TypeVar("Config")
 
 
-def read_settings(cls: type[Config], table: Mapping[str, Any], where: str, way_out: str = "Write it there.") -> Config:
-    """Build a settings dataclass from a TOML table; an unknown or missing key is an error that lists what exists."""
+def read_settings(cls: type[Config], table: Mapping[str, Any], where: str, remedy: str = "Write it there.") -> Config:
+    """Build a settings dataclass from a TOML table; an unknown or missing key is an error that lists the known ones."""
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(set(table) - set(fields))
     if unknown:
@@ -131,7 +128,7 @@ def read_settings(cls: type[Config], table: Mapping[str, Any], where: str, way_o
         if name not in table and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise InvalidInput(f"{where} needs {', '.join(missing)}: there is no default on purpose. {way_out}")
+        raise InvalidInput(f"{where} needs {', '.join(missing)}, which have no default on purpose. {remedy}")
     hints = get_type_hints(cls)
     for name, value in table.items():
         default = fields[name].default
@@ -147,7 +144,7 @@ def _same_kind(value: object, default: object, hint: Any) -> bool:
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(default, bool) and isinstance(value, bool)
     if isinstance(value, (list, tuple)):
-        takes_lists = tuple in (get_origin(part) for part in (hint, *get_args(hint)))  # also beside a single text
+        takes_lists = tuple in (get_origin(part) for part in (hint, *get_args(hint)))  # alone or in a union
         return takes_lists and all(isinstance(entry, str) for entry in value)
     if isinstance(default, float):
         return isinstance(value, (int, float))
@@ -156,7 +153,7 @@ def _same_kind(value: object, default: object, hint: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MechanismConfig:
-    """Everything the guarantee depends on. Budgets have no default: nobody spends privacy by accident."""
+    """Everything the guarantee depends on. Budgets have no default: privacy is never spent by accident."""
 
     per_token: float
     """b, nats charged per token."""
@@ -173,18 +170,18 @@ class MechanismConfig:
     support_size: int = 200
     """k, how many public candidates a world may vote for."""
     on_exhausted: Literal["public", "refuse"] = "public"
-    """What happens when the budget is gone."""
+    """What happens when the budget is exhausted: tokens of the public model, or an error."""
 
     def __post_init__(self) -> None:
         for name in ("per_token", "total"):
             try:
                 object.__setattr__(self, name, parse_budget(getattr(self, name)))
             except InvalidInput as error:
-                raise InvalidInput(f"{name}: {error} `paclm plan` finds values.") from None
+                raise InvalidInput(f"{name}: {error} To find values: paclm plan") from None
         if self.release not in RELEASES:
             raise InvalidInput(
-                f"release must be one of {', '.join(RELEASES)}, not {self.release!r}: a deployment takes releases "
-                "whose leak is proven, and no others. One of your own runs in studies: paclm replay, paclm study."
+                f"release must be one of {', '.join(RELEASES)}, not {self.release!r}: only releases with proven bounds "
+                "may be deployed. Your own run in studies: paclm replay, paclm study."
             )
         _one_of("charge", self.charge, CHARGES)
         _one_of("decoder", self.decoder, ("gumbel", "greedy"))
@@ -199,7 +196,7 @@ class MechanismConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeConfig:
-    """Speed and memory only: changing a field must not change which guarantee holds."""
+    """Speed and memory only: no field changes the guarantee."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the engine runs."""
@@ -208,24 +205,18 @@ class RuntimeConfig:
     max_sequences: int = 16
     """How many sequences share one engine step."""
     context: int = 512
-    """Prompt and answer together, in tokens, per sequence; at most what the base model can hold."""
+    """Tokens of prompt and answer together, per sequence; at most the base model's context."""
     prefill_chunk: int = 128
     """How many prompt positions one prefill pass takes."""
     threads: int = 0
-    """CPU threads; 0: as many as cores are idle at the start, or what OMP_NUM_THREADS says."""
+    """CPU threads; 0: the number of idle cores at the start, or OMP_NUM_THREADS."""
 
     def __post_init__(self) -> None:
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
         _one_of("dtype", self.dtype, ("float32", "bfloat16"))
-        for name, least in (
-            ("max_sequences", 1),
-            ("context", 4),
-            ("prefill_chunk", 1),
-        ):  # 4: what the engine's self-test reads
-            if getattr(self, name) < least:
-                raise InvalidInput(f"{name} must be at least {least}, not {getattr(self, name)!r}.")
-        if self.threads < 0:
-            raise InvalidInput(f"threads must be at least 1, or 0 for as many as cores are idle, not {self.threads!r}.")
+        _at_least(self, 1, "max_sequences", "prefill_chunk")
+        _at_least(self, 4, "context")  # what the engine's self-test reads
+        _at_least(self, 0, "threads")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,25 +238,18 @@ class TrainingConfig:
     epochs: int = 2
     """How often a world sees each of its records."""
     coupled: bool = True
-    """All worlds start from the same adapter and walk the same order of records: they then agree more often."""
+    """All worlds start from the same adapter and see records in the same order, so that they agree more often."""
     block_tokens: int = 0
-    """Length of a training block; 0 is the context of the base model."""
+    """Tokens of a training block; 0: the base model's context."""
     max_record_tokens: int = 2048
-    """What a record has beyond this many tokens is not trained on."""
+    """Tokens of a record beyond this many are not trained on."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.targets, str):
             object.__setattr__(self, "targets", tuple(self.targets))
-        for name in ("rank", "batch_size", "epochs"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)!r}.")
-        if self.max_record_tokens < 2:
-            raise InvalidInput(
-                f"max_record_tokens must be at least 2, not {self.max_record_tokens!r}: one token to see, one to learn."
-            )
-        for name in ("alpha", "learning_rate"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise InvalidInput(f"{name} must be a positive number, not {getattr(self, name)!r}.")
+        _at_least(self, 1, "rank", "batch_size", "epochs")
+        _at_least(self, 2, "max_record_tokens")  # one token of context, one to learn
+        _positive(self, "alpha", "learning_rate")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise InvalidInput(f"weight_decay must be a number of at least 0, not {self.weight_decay!r}.")
         if self.block_tokens != 0 and self.block_tokens < 2:
@@ -276,62 +260,68 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerConfig:
-    """How the workspace is served over HTTP. Nothing here changes which guarantee holds."""
+    """How the workspace is served over HTTP. No field changes the guarantee."""
 
     host: str = "127.0.0.1"
-    """The address to listen on; any other than this machine's own needs API keys."""
+    """Address to listen on; any other than loopback needs API keys."""
     port: int = 8000
-    """The port to listen on; 0 takes a free one."""
+    """Port to listen on; 0 takes a free one."""
     model_id: str = ""
-    """What clients call the model; empty is the name of the workspace's folder."""
+    """Name of the model for clients; empty: the name of the workspace's folder."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names in the Host header to answer to, beside this machine's own on loopback; empty elsewhere: any."""
+    """Accepted Host headers, besides this machine's own names on loopback; empty: any, if not on loopback."""
     cors_origins: tuple[str, ...] = ()
-    """Web pages of other origins that may ask, such as https://notes.example; none by default."""
+    """Other origins whose web pages may send requests, such as https://notes.example."""
     max_body_bytes: int = 1_048_576
-    """The longest body of a request."""
+    """Longest request body."""
     read_seconds: float = 30.0
-    """How long a client may take to send the head of a request, to send its body, and to read what waits for it."""
+    """Time limit for a client to send its headers, to send its body, and to read pending output."""
     max_answers: int = 64
-    """Prompts times n of one request."""
+    """Most answers of one request: prompts times n."""
     max_connections: int = 512
-    """Connections at a time; more are refused with status 503."""
+    """Most open connections; more are refused with status 503."""
     max_waiting: int = 256
-    """Answers that may wait for a place in the batch; more are refused with status 503, but a key that has none waiting
-    is let in up to twice as many."""
+    """Most answers waiting for a place in the batch; more are refused with status 503. A key that has none waiting is
+    accepted up to twice this number."""
     default_max_tokens: int = 64
-    """Tokens of an answer where a request names no limit; less where the context is full."""
+    """Tokens of an answer if the request sets no limit; fewer if the context is full."""
     max_temperature: float = 2.0
-    """The largest temperature a request may ask for."""
+    """Largest temperature of a request."""
     shutdown_seconds: float = 30.0
-    """How long answers under way may go on after the server was told to stop."""
+    """How long running answers may continue after the server was asked to stop."""
     keep_replies_seconds: float = 86_400.0
-    """How long a reply can be repeated by its Idempotency-Key; then its text is forgotten."""
+    """How long a reply can be repeated by its Idempotency-Key; then its text is deleted."""
 
     def __post_init__(self) -> None:
         for name in ("allowed_hosts", "cors_origins"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if not 0 <= self.port <= 65535:
             raise InvalidInput(f"port must lie between 0 and 65535, not {self.port!r}.")
-        for name in ("max_body_bytes", "max_answers", "max_connections", "max_waiting", "default_max_tokens"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)!r}.")
+        _at_least(self, 1, "max_body_bytes", "max_answers", "max_connections", "max_waiting", "default_max_tokens")
         if self.max_answers > self.max_waiting:
             raise InvalidInput(
-                f"max_answers = {self.max_answers} is more than max_waiting = {self.max_waiting}: such a request would "
-                "always be refused. Raise max_waiting or lower max_answers in [server]."
+                f"max_answers = {self.max_answers} is more than max_waiting = {self.max_waiting}: such a request could "
+                "never be accepted. Raise max_waiting or lower max_answers in [server]."
             )
-        for name in ("read_seconds", "max_temperature", "shutdown_seconds", "keep_replies_seconds"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise InvalidInput(f"{name} must be a positive number, not {getattr(self, name)!r}.")
-        if any(origin == "*" for origin in self.cors_origins):
-            raise InvalidInput("cors_origins must name each origin: with * any web page could spend the budget.")
+        _positive(self, "read_seconds", "max_temperature", "shutdown_seconds", "keep_replies_seconds")
         for origin in self.cors_origins:
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#*\s]+", origin):
                 raise InvalidInput(
-                    f"An origin in cors_origins begins with https:// or the like and has no path or *, as browsers "
-                    f"send it; not {origin!r}."
+                    f"cors_origins: {origin!r} is not an origin as browsers send it, such as https://notes.example, "
+                    "without a path. * is not allowed: any web page could spend the budget."
                 )
+
+
+def _at_least(settings: object, least: int, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) < least:
+            raise InvalidInput(f"{name} must be at least {least}, not {getattr(settings, name)!r}.")
+
+
+def _positive(settings: object, *names: str) -> None:
+    for name in names:
+        if not (math.isfinite(getattr(settings, name)) and getattr(settings, name) > 0):
+            raise InvalidInput(f"{name} must be a positive number, not {getattr(settings, name)!r}.")
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -1,34 +1,34 @@
-"""Every error paclm raises on purpose. Each message says what happened, with the value, and what to do next.
+"""Every error paclm raises on purpose. Each message states what failed, with the value, and what to do next.
 
 PaclmError
-├── InvalidInput          a value outside its rule; also a ValueError
+├── InvalidInput          a value that is not allowed; also a ValueError
 │   └── ContextExceeded   prompt and answer together are longer than the context
 ├── BudgetExceeded        the next charge would pass the committed total
 ├── RandomnessMisuse      coins where noise belongs, a seed where none may be; also a TypeError
-├── UnsoundState          a belief that does not sum to one, a second copy of a secret: stop, release nothing
-├── MissingExtra          a part of paclm that is not installed
-├── CorpusError           records that cannot be read as they stand
-├── WorkspaceError        a workspace that is missing, broken, changed or already there
-├── ModelError            a base model that cannot be had or is not supported
-├── EngineError           adapters, memory, determinism: the engine cannot do what was asked
+├── UnsoundState          a broken invariant, such as a belief that does not sum to one: release nothing
+├── MissingExtra          a package of an extra is not installed; also an ImportError
+├── CorpusError           records that cannot be read
+├── WorkspaceError        a workspace that is missing, broken, changed or exists already
+├── ModelError            a base model that is missing or not supported
+├── EngineError           the engine cannot run: adapters, memory, determinism
 ├── LedgerError           the ledger cannot be trusted or written: nothing is released
-│   ├── LedgerMissing     there is none
+│   ├── LedgerMissing     there is no ledger
 │   ├── LedgerBusy        another process holds it
-│   ├── LedgerFull        no room to write the charge
-│   ├── LedgerUnwritable  read-only, or the disk fails
+│   ├── LedgerFull        no space to write the charge
+│   ├── LedgerUnwritable  read-only, or a disk error
 │   ├── LedgerNotDurable  commits would not reach the disk
-│   ├── LedgerDamaged     cut off or overwritten: not a whole database
-│   ├── LedgerTampered    a row was edited, removed, swapped or forged
+│   ├── LedgerDamaged     truncated or overwritten
+│   ├── LedgerTampered    a row was edited, removed, reordered or forged
 │   ├── LedgerWrongKey    signed with another key
-│   ├── LedgerRolledBack  older than its witness, or a copy
-│   ├── WitnessMissing    the witness on record is not there
-│   └── LedgerStopped     an earlier failure; only a restart goes on
-├── CuratorError          the secret, its keys and its state: something does not fit, so nothing is served
-└── ServiceError          the service's own books (API keys, quotas, replies) cannot do what was asked
+│   ├── LedgerRolledBack  older than its witness or lock, or a copy that was not adopted
+│   ├── WitnessMissing    the recorded witness is missing
+│   └── LedgerStopped     an earlier failure; restart to continue
+├── CuratorError          secret, keys or state do not match: nothing is served
+└── ServiceError          API keys, quotas, stored replies or the address of the server
     ├── KeyRefused        an API key that is unknown or was revoked
-    ├── QuotaExceeded     a key's slice of the budget does not cover the request
+    ├── QuotaExceeded     the request is larger than what the key's quota has left
     ├── ReplyConflict     an idempotency key that was used for another request
-    └── RepliesFull       no room to remember one more request
+    └── RepliesFull       no space to store one more reply
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PaclmError(Exception):
 
 
 class InvalidInput(PaclmError, ValueError):
-    """A value outside its rule."""
+    """A value that is not allowed."""
 
 
 class ContextExceeded(InvalidInput):
@@ -64,7 +64,7 @@ class RandomnessMisuse(PaclmError, TypeError):
 
 
 class UnsoundState(PaclmError):
-    """A state from which nothing may be released, or a copy of what one process alone may hold."""
+    """A broken invariant, such as a second copy of a secret: nothing may be released."""
 
 
 EXTRAS = {
@@ -72,11 +72,11 @@ EXTRAS = {
     **dict.fromkeys(("fastapi", "uvicorn", "pydantic", "prometheus_client"), "serve"),
     **dict.fromkeys(("matplotlib", "jinja2"), "report"),
 }
-"""Which extra of paclm brings a package: the bare package can plan and replay, and no more."""
+"""The extra of paclm that installs each package; without extras only `plan` and `replay` work."""
 
 
 class MissingExtra(PaclmError, ImportError):
-    """A part of paclm that is not installed."""
+    """A package of an extra is not installed."""
 
     def __init__(self, package: str) -> None:
         super().__init__(f"This needs the package {package!r}. Install it with: pip install 'paclm[{EXTRAS[package]}]'")
@@ -87,23 +87,23 @@ class MissingExtra(PaclmError, ImportError):
 
 
 class CorpusError(PaclmError):
-    """Records that cannot be read as they stand."""
+    """Records that cannot be read."""
 
 
 class WorkspaceError(PaclmError):
-    """A workspace that is missing, broken, changed or already there."""
+    """A workspace that is missing, broken, changed or exists already."""
 
 
 class ModelError(PaclmError):
-    """A base model that cannot be had or is not supported."""
+    """A base model that is missing or not supported."""
 
 
 class EngineError(PaclmError):
-    """Adapters, memory, determinism: the engine cannot do what was asked."""
+    """The engine cannot run: adapters, memory, determinism."""
 
 
 class CuratorError(PaclmError):
-    """The secret, its keys and its state: something does not fit, so nothing is served."""
+    """Secret, keys or state do not match: nothing is served."""
 
 
 class LedgerError(PaclmError):
@@ -119,11 +119,11 @@ class LedgerBusy(LedgerError):
 
 
 class LedgerFull(LedgerError):
-    """There is no room to write the charge."""
+    """No space to write the charge."""
 
 
 class LedgerUnwritable(LedgerError):
-    """Read-only, or the disk fails."""
+    """Read-only, or a disk error."""
 
 
 class LedgerNotDurable(LedgerError):
@@ -131,11 +131,11 @@ class LedgerNotDurable(LedgerError):
 
 
 class LedgerDamaged(LedgerError):
-    """Cut off or overwritten: not a whole database."""
+    """Truncated or overwritten."""
 
 
 class LedgerTampered(LedgerError):
-    """A row was edited, removed, swapped or forged."""
+    """A row was edited, removed, reordered or forged."""
 
     def __init__(self, message: str, seq: int | None = None) -> None:
         super().__init__(message)
@@ -151,15 +151,15 @@ class LedgerRolledBack(LedgerError):
 
 
 class WitnessMissing(LedgerError):
-    """The witness on record is not there."""
+    """The recorded witness is missing."""
 
 
 class LedgerStopped(LedgerError):
-    """An earlier failure stopped this ledger; only a restart goes on."""
+    """An earlier failure stopped this ledger; restart to continue."""
 
 
 class ServiceError(PaclmError):
-    """The service's own books (API keys, quotas, replies) cannot do what was asked."""
+    """API keys, quotas, stored replies or the address of the server: the request cannot be served."""
 
 
 class KeyRefused(ServiceError):
@@ -167,7 +167,7 @@ class KeyRefused(ServiceError):
 
 
 class QuotaExceeded(ServiceError):
-    """A key's slice of the budget does not cover the request."""
+    """The request is larger than what the key's quota has left."""
 
     def __init__(self, *, name: str, quota_tokens: int, used_tokens: int, reserved_tokens: int, requested: int) -> None:
         self.quota_tokens = quota_tokens
@@ -177,8 +177,8 @@ class QuotaExceeded(ServiceError):
         self.remaining_tokens = max(0, quota_tokens - used_tokens - reserved_tokens)
         super().__init__(
             f"The request may take {requested:,} tokens, and the key {name!r} has {self.remaining_tokens:,} left: of "
-            f"{quota_tokens:,}, {used_tokens:,} are used and {reserved_tokens:,} held for its other requests. Ask for "
-            "fewer, wait for those to end, or ask the operator for a key with a larger quota."
+            f"{quota_tokens:,}, {used_tokens:,} are used and {reserved_tokens:,} are held for its other requests. Ask "
+            "for fewer, wait for those to end, or ask the operator for a larger quota."
         )
 
 
@@ -187,4 +187,4 @@ class ReplyConflict(ServiceError):
 
 
 class RepliesFull(ServiceError):
-    """There is no room to remember one more request."""
+    """No space to store one more reply."""

@@ -1,7 +1,12 @@
-"""Commands as a shell runs them, in this process."""
+"""Run commands in this process, and a folder of files for the mistakes that a user makes."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from click.testing import Result
@@ -9,10 +14,70 @@ from typer.testing import CliRunner
 
 from paclm.cli.main import app
 
+SECRET_WORDS = "zinnober quetzal"
+"""Stands for private text: no error may repeat it."""
+INIT = "init w --base model --worlds 4 --corpus"
+
 
 def invoke(*arguments: object, **options: Any) -> Result:
-    """Run a command. An error that the program would say as a sentence is raised, for the test to look at."""
+    """Run a command. An error that the entry point would print is raised instead."""
     done = CliRunner().invoke(app, [str(argument) for argument in arguments], **options)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done
+
+
+def figures_of(*arguments: object) -> dict[str, Any]:
+    """The JSON object that a command prints."""
+    done = invoke(*arguments, "--json")
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left: exit status, standard output, standard error."""
+
+    status: int
+    out: str
+    err: str
+
+
+Paclm = Callable[..., Outcome]
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A folder with a corpus, a base model and a trained workspace with a budget."""
+
+    folder: Path
+    base: Path
+
+    def write(self, name: str, content: str | bytes) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        self.write(name, (self.folder / name).read_text().replace(old, new))
+
+    def other_base(self, name: str, **changes: object) -> Path:
+        """A copy of the base model with other entries in its config.json."""
+        folder = self.folder / name
+        shutil.copytree(self.base, folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+        return folder
+
+
+def split(command: str) -> list[str]:
+    return [word if word != "''" else "" for word in command.split(" ")]
+
+
+def check(outcome: Outcome, *words: str) -> None:
+    """Exactly one error with these words, no traceback, nothing private and nothing on standard output."""
+    assert (outcome.status, outcome.out) == (2, ""), outcome
+    assert [word for word in words if word not in outcome.err] == [], outcome.err
+    assert outcome.err.count("Error: ") == 1
+    for unwanted in ("Traceback", "[transformers]", SECRET_WORDS.split()[0]):
+        assert unwanted not in outcome.err

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cli.newcomers import SECRET_WORDS, Desk, Said
+from cli.commands import SECRET_WORDS, Desk, Outcome, Paclm
 from curator.deployments import build_workspace, set_mechanism
 from paclm.cli import main as entry
+
+
+@pytest.fixture(autouse=True)
+def no_keys_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_WITNESS"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +27,7 @@ def template(tmp_path_factory: pytest.TempPathFactory, texts: list[str], small_b
 
 
 @pytest.fixture
-def clinic(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_WITNESS"):
-        monkeypatch.delenv(name, raising=False)
+def clinic(tmp_path: Path, template: Path) -> Path:
     path = tmp_path / "clinic"
     shutil.copytree(template, path)
     set_mechanism(path, per_token="2^-16", total="2^-4", support_size=40)
@@ -41,14 +44,15 @@ def desk(tmp_path: Path, clinic: Path, small_base: Path, texts: list[str], monke
 
 
 @pytest.fixture
-def paclm(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+def paclm(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Paclm:
+    """Run a command through the real entry point, in this process."""
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")  # main sets it; this keeps it from staying set
 
-    def run(*arguments: str) -> Said:
+    def run(*arguments: str) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["paclm", *arguments])
         capfd.readouterr()
         with pytest.raises(SystemExit) as left:
             entry.main()
-        return Said(int(left.value.code or 0), *capfd.readouterr())
+        return Outcome(int(left.value.code or 0), *capfd.readouterr())
 
     return run

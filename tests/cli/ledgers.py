@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cli.commands import invoke
+from cli.commands import figures_of, invoke
 from paclm.config import MechanismConfig
 from paclm.curator.master_key import load_keys
 from paclm.ledger.events import Usage
@@ -16,6 +16,7 @@ from paclm.ledger.ledger import Ledger
 PRICE = 2**28
 
 run = partial(invoke, "ledger")
+figures = partial(figures_of, "ledger")
 
 
 def make_used_workspace(folder: Path) -> Path:

@@ -1,23 +1,84 @@
-"""What every command shares on the console."""
+"""JSON without infinities; sentences on a terminal of 80 columns, and in a pipe."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
 
-from paclm.cli.console import print_json
+import pytest
+
+from paclm.cli.console import print_json, print_wrapped, wrap
+
+SENTENCE = "No attack on whether a record was in the secretly drawn half succeeds more than 51.00% of the time."
 
 
-def test_infinities_become_null_wherever_they_are(capsys):
+def test_infinities_become_null_at_any_depth(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"a": math.inf, "b": {"c": [1.5, math.nan], "d": (-math.inf, "inf")}, "e": [{"f": math.inf}], "g": None})
-    printed = capsys.readouterr().out
+    expected = {"a": None, "b": {"c": [1.5, None], "d": [None, "inf"]}, "e": [{"f": None}], "g": None}
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == expected
 
-    def refuse(word):
-        raise AssertionError(f"{word} is not JSON")
 
-    assert json.loads(printed, parse_constant=refuse) == {
-        "a": None,
-        "b": {"c": [1.5, None], "d": [None, "inf"]},
-        "e": [{"f": None}],
-        "g": None,
-    }
+def on_a_terminal(*arguments: str, columns: int = 80) -> list[str]:
+    """The lines that a command writes to a terminal of this width."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "dumb"}
+    command = [sys.executable, "-m", "paclm", *arguments]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment):
+        os.close(theirs)
+        written = b""
+        try:
+            while some := os.read(ours, 65536):
+                written += some
+        except OSError:  # all writers have closed the terminal
+            pass
+    os.close(ours)
+    return written.decode().split("\r\n")
+
+
+def test_a_plan_fits_a_terminal_of_80_columns_and_breaks_at_words() -> None:
+    lines = on_a_terminal("plan", "--mia", "51%", "--tokens", "1M", "--prior", "1/2", "--rate", "20k")
+    assert max(map(len, lines)) <= 80
+    assert SENTENCE[3:60] in " ".join(lines)
+    assert [line for line in lines if line.startswith(("per_token = ", "total = "))] == lines[-3:-1]
+
+
+def test_lines_break_at_words_below_where_they_began() -> None:
+    wrapped = wrap(f"  guarantee  {SENTENCE}", 60, column=13).splitlines()
+    assert wrapped[0].startswith("  guarantee  No attack on")
+    assert all(line.startswith(" " * 13) and line[13] != " " for line in wrapped[1:])
+    assert max(map(len, wrapped)) <= 60 < len(SENTENCE)
+    assert " ".join(line[13:] for line in wrapped) == SENTENCE
+
+
+def test_line_breaks_in_the_text_are_not_kept_on_a_terminal() -> None:
+    assert wrap("   one two\n   three\n   four", 80, column=3) == "   one two three four"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "paclm train '/home/my  two  spaces/ws'",
+        "paclm train '/home/ada/clinic: notes of the year before last/ws'",
+        "paclm train '/home/a\ttab and: paclm twice/ws'",
+    ],
+)
+@pytest.mark.parametrize("between", [": ", ":\n       "])
+def test_a_command_to_paste_keeps_every_character(command: str, between: str) -> None:
+    wrapped = wrap(f"  more  {SENTENCE}  Train\n them{between}{command}", 45, column=8)
+    assert wrapped.endswith(command)
+    before = wrapped.removesuffix(command)
+    assert " ".join(before.split()) == f"more {SENTENCE} Train them:"
+    assert max(map(len, before.splitlines())) <= 45
+
+
+def test_in_a_pipe_nothing_is_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_wrapped(f"  {SENTENCE}\n  {SENTENCE}", column=2)
+    assert capsys.readouterr().out == f"  {SENTENCE}\n  {SENTENCE}\n"

@@ -1,4 +1,4 @@
-"""`paclm init` and `paclm models` as a user meets them: output, exit status, one sentence per mistake."""
+"""`paclm init` and `paclm models` as a user types them: files, figures, exit status, errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import gzip
 import json
 import lzma
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,9 +15,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
 
-from paclm.cli.main import app
+from cli.commands import figures_of, invoke
 from paclm.config import in_shell
 from paclm.engine import base as base_module
 from paclm.engine import download
@@ -42,8 +41,8 @@ def rows(texts: list[str]) -> list[dict[str, str]]:
 @pytest.fixture
 def init(tmp_path: Path, small_base: Path) -> Init:
     def init(corpus: str | Path, *options: str, name: str = "clinic", base: str | None = None) -> Result:
-        arguments = ["init", str(tmp_path / name), "--corpus", str(corpus), "--base", base or str(small_base)]
-        return CliRunner().invoke(app, [*arguments, "--worlds", "8", *options])
+        arguments = ["init", tmp_path / name, "--corpus", corpus, "--base", base or small_base]
+        return invoke(*arguments, "--worlds", "8", *options)
 
     return init
 
@@ -89,7 +88,7 @@ def test_init_works_on_every_reader(init: Init, rows: list[dict[str, str]], tmp_
     assert (figures["records"], figures["groups"], figures["held_out"], figures["train"]) == (200, 100, 40, 160)
     assert figures["is_new"]
     (note,) = figures["notes"]
-    assert note.startswith("The records are few: at the settings in [training] each world takes about 20 steps")
+    assert "about 20 steps" in note
     workspace = Workspace.open(tmp_path / "clinic")
     assert {record.text for record in workspace.members()} < {row["text"] for row in rows}
     assert workspace.membership.shape == (160, 8)
@@ -119,98 +118,79 @@ def test_init_makes_the_synthetic_clinic_without_any_file(init: Init, tmp_path: 
     assert len(Workspace.open(tmp_path / "clinic").records("train")) >= 150
 
 
-def test_the_summary_says_what_was_made_and_what_comes_next(
+def test_the_summary_shows_the_counts_and_the_next_command(
     init: Init, rows: list[dict[str, str]], tmp_path: Path, small_base: Path
 ) -> None:
     path = write_jsonl(tmp_path / "notes.jsonl", [*rows, {**rows[0], "patient": "p99"}])
     result = init(path, "--canaries", "2", "--max-record-tokens", "20", "--group-by", "patient", "--holdout", "10")
     assert result.exit_code == 0, result.output
-    said = result.stdout
-    assert f"Made the workspace {tmp_path / 'clinic'}" in said
-    assert "191 for the worlds, 10 held out, 2 canaries planted" in said
-    assert "all records with the same patient (100 groups, 95 of them for the worlds)" in said
-    assert re.search(r"\d+ cut \(\d+ of them held out\), [\d,]+ tokens not used", said)
-    assert "8, each record in 4" in said
-    assert str(small_base) in said
-    assert f"Next: paclm train {in_shell(tmp_path / 'clinic')}" in said
-    assert "Note: Records with the same text as an earlier one: 1 " in result.stderr
+    for words in (
+        f"Made the workspace {tmp_path / 'clinic'}",
+        "191 for the worlds, 10 held out, 2 canaries planted",
+        "same patient (100 groups, 95 of them for the worlds)",
+        "tokens not used",
+        "8, each record in 4",
+        str(small_base),
+        f"Next: paclm train {in_shell(tmp_path / 'clinic')}",
+    ):
+        assert words in result.stdout
+    assert "Note: " in result.stderr  # the same text twice
 
 
-def test_repeating_init_says_that_it_is_there_and_other_arguments_are_refused(
+def test_repeating_init_changes_nothing_and_other_arguments_are_refused(
     init: Init, rows: list[dict[str, str]], tmp_path: Path
 ) -> None:
     path = write_jsonl(tmp_path / "notes.jsonl", rows)
     assert init(path).exit_code == 0
-    again = init(path)
-    assert again.exit_code == 0
-    assert "Already there and made from the same things; nothing done:" in again.stdout
-    refused = init(path, "--seed", "7")
-    assert isinstance(refused.exception, WorkspaceError)
-    assert "--seed (was 101, now 7)" in str(refused.exception)
+    before = (tmp_path / "clinic" / "manifest.json").read_bytes()
+    assert json.loads(init(path, "--json").stdout)["is_new"] is False
+    with pytest.raises(WorkspaceError, match=r"--seed .*101.* 7"):
+        init(path, "--seed", "7")
+    assert (tmp_path / "clinic" / "manifest.json").read_bytes() == before
 
 
-def test_a_second_workspace_on_the_corpus_is_warned_on_standard_error_and_in_json(
-    init: Init, rows: list[dict[str, str]], tmp_path: Path
-) -> None:
+def test_a_second_workspace_on_the_corpus_is_warned_of(init: Init, rows: list[dict[str, str]], tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "notes.jsonl", rows)
     init(path)
     (tmp_path / "clinic" / "curator" / "ledger.sqlite").touch()
-    assert "Plan as if all totals added up" in init(path, name="two").stderr
-    assert "Plan as if all totals added up" in json.loads(init(path, "--json", name="three").stdout)["notes"][0]
+    (caution, *_) = json.loads(init(path, "--json", name="three").stdout)["notes"]
+    assert str(tmp_path / "clinic") in caution
+    assert str(tmp_path / "clinic") in init(path, name="two").stderr
 
 
 @pytest.mark.parametrize(
-    ("content", "options", "error", "message"),
+    ("content", "options", "error", "words"),
     [
-        ('{"text": ""}\n', [], CorpusError, "notes.jsonl:1: is empty"),
-        ('{"text": "x"\n', [], CorpusError, "notes.jsonl:1: is not JSON"),
-        ('{"text": "x"}\n' * 9, ["--holdout", "2"], InvalidInput, "leave 7 for the worlds"),
-        ('{"text": "x"}\n' * 99, ["--worlds", "9"], InvalidInput, "The number of worlds must be even"),
-        ('{"text": "x"}\n' * 99, ["--group-by", "who"], CorpusError, "has no field 'who' (fields: text)"),
-        ('{"text": "x"}\n' * 99, ["--text-field", "body"], CorpusError, "has no field 'body' (fields: text)"),
-        ('{"text": "x"}\n' * 99, ["--max-record-tokens", "1"], InvalidInput, "number of at least 2, not 1"),
+        ('{"text": ""}\n', [], CorpusError, "notes.jsonl:1: "),
+        ('{"text": "x"\n', [], CorpusError, "notes.jsonl:1: .*JSON"),
+        ('{"text": "x"}\n' * 9, ["--holdout", "2"], InvalidInput, " 7 "),
+        ('{"text": "x"}\n' * 99, ["--worlds", "9"], InvalidInput, "not 9"),
+        ('{"text": "x"}\n' * 99, ["--group-by", "who"], CorpusError, "'who' .*text"),
+        ('{"text": "x"}\n' * 99, ["--text-field", "body"], CorpusError, "'body' .*text"),
+        ('{"text": "x"}\n' * 99, ["--max-record-tokens", "1"], InvalidInput, "at least 2, not 1"),
+        ('{"text": "x"}\n' * 99, ["--base", "/no/such/model"], ModelError, "paclm models get smollm2"),
     ],
 )
-def test_each_broken_input_gets_its_sentence_and_leaves_nothing(
-    init: Init, tmp_path: Path, content: str, options: list[str], error: type[PaclmError], message: str
+def test_broken_input_is_refused_and_leaves_nothing(
+    init: Init, tmp_path: Path, content: str, options: list[str], error: type[PaclmError], words: str
 ) -> None:
     (tmp_path / "notes.jsonl").write_text(content)
-    result = init(tmp_path / "notes.jsonl", *options)
-    assert isinstance(result.exception, error)
-    assert message in str(result.exception)
+    with pytest.raises(error, match=words):
+        init(tmp_path / "notes.jsonl", *options)
     assert not list(tmp_path.glob("*clinic*"))
 
 
-def test_an_unknown_base_is_refused_with_the_ways_out(init: Init, rows: list[dict[str, str]], tmp_path: Path) -> None:
-    result = init(write_jsonl(tmp_path / "notes.jsonl", rows), base="/no/such/model")
-    assert isinstance(result.exception, ModelError)
-    assert "paclm models get smollm2" in str(result.exception)
-
-
-def test_skipping_bad_records_names_them(init: Init, rows: list[dict[str, str]], tmp_path: Path) -> None:
+def test_bad_records_are_named_when_they_are_skipped(init: Init, rows: list[dict[str, str]], tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "notes.jsonl", [*rows, {"id": "x", "text": " "}])
-    result = init(path, "--skip-bad")
-    assert result.exit_code == 0
-    assert "Rows left out as asked: 1" in result.stderr
-    assert "notes.jsonl:201: is empty" in result.stderr
-
-
-def test_the_real_command_ends_with_status_2_and_one_sentence(tmp_path: Path) -> None:
-    script = "from paclm.cli.main import main; main()"
-    command = [sys.executable, "-c", script, "init", str(tmp_path / "w"), "--corpus", "missing.jsonl", "--base", "tiny"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"})
-    assert done.returncode == 2
-    assert done.stderr.startswith("Error: There is no file or folder missing.jsonl")
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+    assert "notes.jsonl:201: " in init(path, "--skip-bad").stderr
+    assert len(Workspace.open(tmp_path / "clinic").records("train")) == 160
 
 
 def test_models_can_be_listed_and_fetched(tmp_path: Path, small_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base_module, "TINY_FOLDER", small_base)
-    listed = CliRunner().invoke(app, ["models", "list"]).stdout
-    assert f"tiny     GPT-2 architecture, embedded; for demos and tests\n         in {small_base}" in listed
-    assert "not fetched; 93 MB with: paclm models get smollm2" in listed
-
+    listed = invoke("models", "list").stdout
+    assert str(small_base) in listed
+    assert "paclm models get smollm2" in listed
     folder = tmp_path / "cache" / "models" / "smollm2"
 
     def fetch() -> tuple[Path, bool]:
@@ -223,13 +203,13 @@ def test_models_can_be_listed_and_fetched(tmp_path: Path, small_base: Path, monk
 
     monkeypatch.setattr(download, "fetch_smollm2", fetch)
     monkeypatch.setenv("TQDM_DISABLE", "1")
-    result = CliRunner().invoke(app, ["models", "get", "smollm2"])
-    assert result.exit_code == 0, result.output
-    assert "Fetched smollm2" in result.stdout
-    assert not json.loads(CliRunner().invoke(app, ["models", "get", "smollm2", "--json"]).stdout)["is_new"]
-    assert json.loads(CliRunner().invoke(app, ["models", "list", "--json"]).stdout)["smollm2"]["folder"] == str(folder)
-    assert f"fetched, in {folder}" in CliRunner().invoke(app, ["models", "list"]).stdout
-    (small_base / "source.json").unlink()
+    try:
+        assert "Fetched smollm2" in invoke("models", "get", "smollm2").stdout
+        assert not figures_of("models", "get", "smollm2")["is_new"]
+        assert figures_of("models", "list")["smollm2"]["folder"] == str(folder)
+        assert str(folder) in invoke("models", "list").stdout
+    finally:
+        (small_base / "source.json").unlink()
 
 
 def test_fetching_shows_no_bars_of_other_packages() -> None:
@@ -249,12 +229,11 @@ def test_fetching_shows_no_bars_of_other_packages() -> None:
     here = {name: value for name, value in os.environ.items() if name != "TQDM_DISABLE"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=here)
     assert done.returncode == 7, done.stderr
-    assert "a minute or two" in done.stderr
+    assert "93 MB" in done.stderr
     assert "a bar" not in done.stderr
 
 
-@pytest.mark.parametrize(("name", "message"), [("tiny", "tiny is embedded"), ("gpt5", "There is no model 'gpt5'")])
-def test_models_that_cannot_be_fetched_are_refused(name: str, message: str) -> None:
-    result = CliRunner().invoke(app, ["models", "get", name])
-    assert isinstance(result.exception, InvalidInput)
-    assert message in str(result.exception)
+@pytest.mark.parametrize("name", ["tiny", "gpt5"])
+def test_models_that_cannot_be_fetched_are_refused(name: str) -> None:
+    with pytest.raises(InvalidInput, match=f"'{name}'"):
+        invoke("models", "get", name)

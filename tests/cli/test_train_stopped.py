@@ -1,4 +1,4 @@
-"""`paclm train` and Ctrl-C: the sentence that is printed is true, and its command, pasted, works."""
+"""`paclm train` and Ctrl-C: what is printed is true, and its commands work when pasted."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import json
 import re
 import shlex
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from cli.newcomers import Said
-from paclm.cli.console import WHEN_STOPPED
+from cli.commands import Outcome, Paclm
+from paclm.cli.console import STOP_MESSAGE
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.checkpoint import Checkpoints
 from paclm.engine.training import GroupTraining
 from paclm.engine.training_job import TrainingJob
-
-Paclm = Callable[..., Said]
 
 STOPPED_AT = 3
 
@@ -44,7 +41,7 @@ def stop(paclm: Paclm, monkeypatch: pytest.MonkeyPatch) -> Paclm:
             signal.raise_signal(signal.SIGINT)
         return step(group, picks)  # type: ignore[arg-type]
 
-    def run(*arguments: str) -> Said:
+    def run(*arguments: str) -> Outcome:
         with monkeypatch.context() as patch:
             patch.setattr(GroupTraining, "step", press_ctrl_c)
             return paclm(*arguments)
@@ -65,13 +62,10 @@ def commands_in(text: str) -> list[list[str]]:
     return [shlex.split(found)[1:] for found in re.findall(r"paclm (?:train|plan|generate|votes)[^;\n]*", text)]
 
 
-def test_training_anew_that_was_stopped_goes_on_by_the_command_it_printed(
-    spaced: Path, paclm: Paclm, stop: Paclm
-) -> None:
+def test_a_stopped_retraining_continues_by_the_command_it_printed(spaced: Path, paclm: Paclm, stop: Paclm) -> None:
     before = adapters(spaced)
     stopped = stop("train", str(spaced), "--again", "--dtype", "float32")
     assert stopped.status == 130
-    assert "Stopped. What it did is kept. To go on: " in stopped.err
     kept = Checkpoints(spaced / "adapters" / ".training-worlds").load_position(0)
     assert kept is not None
     assert kept.num_steps == STOPPED_AT
@@ -79,7 +73,7 @@ def test_training_anew_that_was_stopped_goes_on_by_the_command_it_printed(
 
     refused = paclm("train", str(spaced), "--dtype", "float32")
     assert refused.status == 2
-    assert "is there already, and a later run, to replace it, was stopped" in refused.err
+    assert "worlds.safetensors" in refused.err
     same = ["train", str(spaced), "--dtype", "float32"]  # of another dtype it would be another run
     assert commands_in(refused.err) == [[*same, "--resume"], [*same, "--again"]]
 
@@ -99,14 +93,14 @@ def test_ctrl_c_before_training_began_promises_nothing(
     def press_ctrl_c(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    WHEN_STOPPED.set("")
+    STOP_MESSAGE.set("")
     monkeypatch.setattr(TrainingJob, "run", press_ctrl_c)
     stopped = paclm("train", str(clinic), "--again")
     assert (stopped.status, stopped.err.strip().splitlines()[-1]) == (130, "Stopped.")
 
 
 @pytest.mark.parametrize("has_budget", [False, True])
-def test_what_is_to_do_after_training_works_as_printed(spaced: Path, paclm: Paclm, has_budget: bool) -> None:
+def test_the_next_commands_after_training_work_as_printed(spaced: Path, paclm: Paclm, has_budget: bool) -> None:
     settings = spaced / "paclm.toml"
     if not has_budget:
         settings.write_text(re.sub(r"(?m)^(per_token|total) = .*$", "", settings.read_text()))
@@ -131,7 +125,7 @@ def test_init_prints_a_command_that_can_be_pasted(tmp_path: Path, small_base: Pa
     assert commands_in(untrained.err) == [["train", path]]
 
 
-def test_too_many_threads_are_a_sentence_and_a_few_too_many_a_caution(
+def test_far_too_many_threads_are_an_error_and_a_few_too_many_a_warning(
     clinic: Path, paclm: Paclm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paclm.engine.cores.usable_cores", lambda: 1)
@@ -139,7 +133,7 @@ def test_too_many_threads_are_a_sentence_and_a_few_too_many_a_caution(
     written = settings.read_text()
     assert "\n[runtime]\n" in written
     try:
-        for threads, status, word in ((5000, 2, "Error"), (2, 0, "Caution")):
+        for threads, status, word in ((5000, 2, "Error"), (2, 0, "Warning")):
             settings.write_text(written.replace("[runtime]\n", f"[runtime]\nthreads = {threads}\n"))
             for command in (
                 ["generate", "--prompt", "x", "--max-tokens", "1"],

@@ -1,1 +1,1 @@
-"""The command line. One file per command; heavy imports happen inside the commands, so that --help is instant."""
+"""The command line: one file per command. Heavy imports are inside the commands, so that --help is instant."""

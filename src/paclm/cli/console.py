@@ -1,14 +1,18 @@
-"""What every command shares: JSON on request, progress on a terminal, workspaces opened before anything slow."""
+"""Shared by all commands: their arguments, text and JSON output, questions, opening a trained workspace."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import math
-from collections.abc import Callable
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -16,25 +20,39 @@ from paclm.config import in_shell, parse_count
 from paclm.errors import InvalidInput, MissingExtra, WorkspaceError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from paclm.worlds.workspace import Workspace
 
+WorkspaceArgument = Annotated[Path, typer.Argument(help="Folder made by paclm init.")]
+TrainedArgument = Annotated[Path, typer.Argument(help="Folder made by paclm init, with trained worlds.")]
+WitnessOption = Annotated[
+    Path | None, typer.Option(envvar="PACLM_WITNESS", help="The ledger's witness: a file on another disk.")
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")]
+YesFlag = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
-WHEN_STOPPED: ContextVar[str] = ContextVar("WHEN_STOPPED", default="")
-"""What a command says after Ctrl-C, beside that it stopped: what is kept, and how to go on."""
+NO_WITNESS = (
+    "a folder rolled back or copied by hand would not be detected, and adopting a backup charges the whole budget. "
+    "Name a file on another disk: PACLM_WITNESS=/mnt/other-disk/NAME.witness"
+)
+
+STOP_MESSAGE: ContextVar[str] = ContextVar("STOP_MESSAGE", default="")
+"""Printed after Ctrl-C: what is kept, and how to continue."""
+
+_DEFAULT_WIDTH = 80
+_LAST_COMMAND = re.compile(r":\s+(paclm .*)$")
+_PLACEHOLDER = "\0"
+"""Stands for each character of a command while text is wrapped: no line may break inside a command."""
 
 
-def need(*packages: str) -> None:
-    """Refuse at once, before anything is done, where a package is missing that will be needed."""
+def require_packages(*packages: str) -> None:
+    """Raise `MissingExtra` before any work is done if a package is not installed."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise MissingExtra(package)
 
 
 def open_trained(path: Path) -> Workspace:
-    """Open a workspace whose worlds are trained. Quick: torch is imported only after it is clear that there is one."""
+    """Open a workspace whose worlds are trained. Quick: does not import torch."""
     from paclm.worlds.layout import WORLDS_FILE
     from paclm.worlds.workspace import Workspace
 
@@ -42,35 +60,35 @@ def open_trained(path: Path) -> Workspace:
     if WORLDS_FILE not in workspace.manifest.adapters:
         raise WorkspaceError(f"{path} has no trained worlds yet. Train them: paclm train {in_shell(path)}")
     if workspace.runtime.device != "cuda":
-        say_crowding(workspace)
+        warn_of_threads(workspace)
     return workspace
 
 
-def say_crowding(workspace: Workspace) -> None:
-    """Caution before the slow work where [runtime] sets more threads than there are cores; refuse far too many."""
+def warn_of_threads(workspace: Workspace) -> None:
+    """Warn if [runtime] sets more threads than there are cores; raise if far more."""
     from paclm.engine.cores import check_threads, crowding
 
     check_threads(workspace.runtime.threads)
-    if caution := crowding(workspace.runtime.threads):
-        typer.echo(f"Caution: {caution}", err=True)
+    if warning := crowding(workspace.runtime.threads):
+        typer.echo(f"Warning: {warning}", err=True)
 
 
 def confirm(question: str) -> None:
-    """Go on after a yes, and leave after a no; where nobody can answer, say how to do without the question."""
+    """Ask on standard error; exit with status 1 after a no."""
     try:
         typer.confirm(question, abort=True, err=True)
-    except typer.Abort as left:
-        if not isinstance(left.__context__, EOFError):  # a no, or Ctrl-C
+    except typer.Abort as aborted:
+        if not isinstance(aborted.__context__, EOFError):  # a no, or Ctrl-C
             raise
         typer.echo(err=True)  # the question ends without a line break
         raise InvalidInput(
-            "Nobody answered: standard input is not a terminal, or has ended. Nothing was done. To go on without being "
-            "asked, add --yes."
+            "No answer: standard input is not a terminal, or has ended. Nothing was done. To skip the question, add "
+            "--yes."
         ) from None
 
 
 def whole_number(option: str, text: str) -> int:
-    """A number of tokens as people write it: `100000`, `100k`, `2M`."""
+    """Parse a number of tokens: `100000`, `100k`, `2M`."""
     count = parse_count(text)
     if count.denominator != 1 or count < 1:
         raise InvalidInput(f"{option} must be a whole number of at least 1, not {text!r}.")
@@ -78,7 +96,7 @@ def whole_number(option: str, text: str) -> int:
 
 
 def print_json(figures: dict[str, Any]) -> None:
-    """Print one JSON object; infinities and NaN, which JSON lacks, become null wherever they are."""
+    """Print one JSON object; infinities and NaN, which JSON lacks, become null at any depth."""
     typer.echo(json.dumps(_finite(figures), indent=2, allow_nan=False))
 
 
@@ -90,38 +108,50 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def progress(quiet: bool = False, transient: bool = False) -> Progress:
-    """Progress on standard error, so that standard output stays clean for figures: a bar on a terminal, else lines."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def print_fields(fields: Mapping[str, str], *, indent: int = 2, err: bool = False) -> None:
+    """Print one line `name  text` per field, the texts aligned."""
+    column = indent + max(map(len, fields)) + 2
+    for name, text in fields.items():
+        print_wrapped(f"{' ' * indent + name:<{column}}{text}", err=err, column=column)
 
-    console = Console(stderr=True)
-    if not (quiet or console.is_terminal):
-        from paclm.cli.plain_progress import PlainProgress
 
-        return PlainProgress(console=Console(stderr=True, soft_wrap=True))  # a file has no width to wrap at
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=quiet,
-        transient=transient,
+def format_guarantee(mia: float, world_id: float, num_worlds: int, unit: str, *, prior: str = "1/2") -> str:
+    """Both bounds in one clause; the last digits are rounded up."""
+    from paclm.privacy.bounds import format_bound
+
+    return (
+        f"no attack on whether {unit} in the secretly drawn half succeeds more than {format_bound(mia)} of the time "
+        f"(a guess: {prior}), and none names the realized world more than {format_bound(world_id)} of the time "
+        f"(a guess: 1/{num_worlds})"
     )
 
 
-def tasks(bar: Progress, indent: int = 0) -> Callable[[str, int], Callable[[int], None]]:
-    """A lab's progress on one bar: what is counted, how many there are; the last task goes when the next begins."""
-    from rich.progress import TaskID
+def print_wrapped(text: str, *, err: bool = False, column: int = 0) -> None:
+    """Print sentences that start in this column. On a terminal they wrap at words; in a pipe they stay as written.
 
-    shown: list[TaskID] = []
+    For lines that a program reads, or that are pasted as a whole, use `typer.echo`.
+    """
+    width = _width(sys.stderr if err else sys.stdout)
+    typer.echo(text if width is None else wrap(text, width, column), err=err)
 
-    def start(what: str, total: int) -> Callable[[int], None]:
-        while shown:
-            bar.remove_task(shown.pop())
-        task = bar.add_task(" " * indent + what, total=total or None)
-        shown.append(task)
-        return lambda count: bar.advance(task, count)
 
-    return start
+def wrap(text: str, width: int, column: int = 0) -> str:
+    """Wrap the text from `column` on, replacing its own line breaks; a command at its end is left unbroken."""
+    label, sentences, command = text[:column], text[column:].rstrip(), ""
+    if found := _LAST_COMMAND.search(sentences):
+        sentences, command = sentences[: found.start(1)], found[1]
+    place = _PLACEHOLDER * len(command)
+    words = " ".join([*sentences.split(), place])
+    lines = textwrap.wrap(words, max(width - column, 20), break_long_words=False, break_on_hyphens=False)
+    wrapped = f"\n{' ' * column}".join(lines)
+    return label + (wrapped.replace(place, command) if command else wrapped)
+
+
+def _width(stream: TextIO) -> int | None:
+    """Columns of the terminal; None if the stream is not one."""
+    if not stream.isatty():
+        return None
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _DEFAULT_WIDTH
+    except OSError:
+        return _DEFAULT_WIDTH

@@ -1,6 +1,6 @@
 """`paclm demo`: the whole product on the embedded corpus and base model, offline, in a few minutes.
 
-Every number it prints is measured in that run. Done steps are kept in the workspace, so a second run resumes.
+Every number it prints is measured in that run. Finished steps are kept in the workspace, so a second run resumes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paclm.cli.console import WHEN_STOPPED, need, progress, tasks
+from paclm.cli.console import STOP_MESSAGE, format_guarantee, print_wrapped, require_packages
+from paclm.cli.train import run_job, warn_of_load
 from paclm.cli.training_advice import SMALL_CORPUS
-from paclm.cli.wrap import say
 from paclm.config import in_shell, parse_budget
 
 if TYPE_CHECKING:
@@ -31,25 +31,25 @@ DRAWS = 2
 """Of coins, where votes are sampled."""
 NEW_TOKENS = 60
 TEMPERATURE = 0.3
-"""A small model reads better when it is not adventurous."""
+"""Low: at τ = 1 a model this small writes poor text."""
 COLOURS = {"agreed": "", "disputed": "\x1b[33m", "public": "\x1b[34m"}
 BRACKETS = {"agreed": "", "disputed": "⟨", "public": "⟨public: "}
 """Marks of tokens where there are no colours."""
 PER_TOKEN, TOTAL = "2^-16", "2^-6"
 PROMPT = "[synthetic note]\nThe patient"
 TRAINING = {**SMALL_CORPUS, "epochs": 1}
-"""Small corpus, small model: larger steps than the paper's, so that two minutes of training show something."""
+"""Larger steps than the paper's: corpus and model are small, and training should take two minutes."""
 
 
 def demo(
-    workspace: Annotated[Path, typer.Argument(help="Folder to make or to go on with.")] = Path("paclm-demo"),
+    workspace: Annotated[Path, typer.Argument(help="Folder to make, or to continue.")] = Path("paclm-demo"),
 ) -> None:
     """
     Run everything on the embedded corpus and base model
 
-    Synthetic clinic notes, worlds trained on them, a budget, a private completion, its accuracy beside the public and
-    the non-private model, an attack that fails against the private stream and succeeds without noise, and a report.
-    No network. A second run goes on where the first one was.
+    Makes synthetic clinic notes, trains worlds on them, plans a budget, generates a private completion, compares its
+    accuracy with the public and the non-private model, attacks it with and without noise, and writes a report. Needs
+    no network. A second run continues where the first one stopped.
 
     Example usage:
 
@@ -57,30 +57,35 @@ def demo(
         paclm demo
         paclm demo /tmp/paclm-demo
     """
-    need("matplotlib", "jinja2", "torch", "transformers", "safetensors", "cryptography")  # report brings all of them
-    WHEN_STOPPED.set("The same command goes on where it was.")
-    _head(1, f"A corpus of {NOTES} synthetic clinic notes and {WORLDS} worlds")
+    # The packages of all extras that the steps below use.
+    require_packages("matplotlib", "jinja2", "torch", "transformers", "safetensors", "cryptography")
+    STOP_MESSAGE.set("Run the same command to continue.")
+    _head(1, f"Make a corpus of {NOTES} synthetic clinic notes and {WORLDS} worlds")
     opened = _prepare(workspace)
-    _head(2, "Train every world, and one adapter on everything for comparison")
+    _head(2, "Train every world, and one adapter on all notes for comparison")
     opened = _train(opened, "worlds")
     opened = _train(opened, "full")
     _head(3, "Plan a budget")
     _plan()
-    disputed = "\x1b[33mdisputed\x1b[0m" if sys.stdout.isatty() else "⟨disputed⟩"
-    _head(4, f"A private completion, temperature {TEMPERATURE} ({disputed}: tokens on which the worlds differ)")
+    dissent = "\x1b[33mdissent\x1b[0m" if sys.stdout.isatty() else "⟨dissent⟩"
+    _head(4, f"Generate a private completion at temperature {TEMPERATURE} ({dissent}: tokens on which worlds differ)")
     _generate(opened)
-    _head(5, "Accuracy on held-out notes, next token, greedy")
+    _head(5, "Measure accuracy on held-out notes (next token, greedy)")
     recorded = _votes(opened)
     _accuracy(recorded)
-    _head(6, "Attack: who was in the realized world?")
+    _head(6, "Attack: which records were in the realized world?")
     _attack(opened, recorded)
-    _head(7, "Report: the paper's accuracy, flatness and releases on these worlds")
-    _say_what_next(workspace, _report(opened))
+    _head(7, "Write a report: the paper's accuracy, flatness and releases on these worlds")
+    _print_next_steps(workspace, _report(opened))
 
 
 def _head(number: int, title: str) -> None:
     typer.echo()
-    say(f"{number}. {title}", column=3)
+    print_wrapped(f"{number}. {title}", column=3)
+
+
+def _print(text: str) -> None:
+    print_wrapped(f"   {text}", column=3)
 
 
 def _prepare(path: Path) -> Workspace:
@@ -97,22 +102,19 @@ def _prepare(path: Path) -> Workspace:
         path, corpus=corpus, base=base, tokenizer=load_tokenizer(base), num_worlds=WORLDS, group_by="patient"
     )
     settings = created.workspace.settings
-    if settings.config is None:  # new, or stopped just here; what its owner wrote since stays
+    if settings.config is None:  # new, or stopped just here; later changes by its owner stay
         write_settings(settings.path, "training", TRAINING)
         write_settings(settings.path, "mechanism", {"per_token": PER_TOKEN, "total": TOTAL})
     counts = created.workspace.manifest.summary
     patients = len({record.group for record in created.workspace.records("train")})
-    say(
-        f"   {counts['train']} notes of {patients} patients for the worlds, {counts['held_out']} held out; "
-        f"all notes of a patient go together. {'Made' if created.is_new else 'Found'} {created.workspace.path}.",
-        column=3,
+    _print(
+        f"{counts['train']} notes of {patients} patients for the worlds, {counts['held_out']} held out; all notes of a "
+        f"patient go together. {'Made' if created.is_new else 'Found'} {created.workspace.path}."
     )
     return Workspace.open(path)
 
 
 def _train(workspace: Workspace, what: str) -> Workspace:
-    from paclm.cli.train import say_threads
-    from paclm.engine.training import Progress
     from paclm.engine.training_job import prepare_training
     from paclm.worlds.layout import adapters_file
 
@@ -120,35 +122,23 @@ def _train(workspace: Workspace, what: str) -> Workspace:
         typer.echo(f"   {what}: trained already.")
         return workspace
     job = prepare_training(workspace, what)
-    say_threads(job)
-    with progress() as bar:
-        task = bar.add_task(f"   {what}", total=None)
-
-        def show(now: Progress) -> None:
-            bar.update(task, completed=now.step, total=now.num_steps, description=f"   {what}, loss {now.loss:.3f}")
-
-        workspace, trained = job.run(resume=job.is_unfinished, on_progress=show)
-    gain = trained.improvement
-    say(
-        f"   {what}: loss on own records {gain.public.mean():.3f} → {gain.trained.mean():.3f} nats per token, "
-        f"{trained.seconds:.0f} s.",
-        column=3,
+    warn_of_load(job)
+    workspace, trained = run_job(job, f"   {what}", resume=job.is_unfinished)
+    loss = trained.improvement
+    _print(
+        f"{what}: loss on own records {loss.public.mean():.3f} → {loss.trained.mean():.3f} nats per token, "
+        f"{trained.seconds:.0f} s."
     )
     return workspace
 
 
 def _plan() -> None:
-    from paclm.privacy.bounds import format_bound, success_bound
+    from paclm.privacy.bounds import success_bound
 
     per_token, total = parse_budget(PER_TOKEN), parse_budget(TOTAL)
-    record, world = (format_bound(success_bound(total, guess)) for guess in (1 / 2, 1 / WORLDS))
-    typer.echo(f"   {PER_TOKEN} nats a token, {TOTAL} in total: {math.floor(total / per_token):,} tokens.")
-    say(
-        "   Until they are gone no attack on whether a patient was in the secretly drawn half succeeds more than\n"
-        f"   {record} of the time (a guess: 50%), and none names the realized world more than {world} "
-        f"(a guess: {1 / WORLDS:.1%}).",
-        column=3,
-    )
+    bounds = success_bound(total, 1 / 2), success_bound(total, 1 / WORLDS)
+    typer.echo(f"   {PER_TOKEN} nats per token, {TOTAL} in total: {math.floor(total / per_token):,} tokens.")
+    _print(f"Until they are spent, {format_guarantee(*bounds, WORLDS, 'a patient was')}.")
 
 
 def _generate(workspace: Workspace) -> None:
@@ -164,32 +154,30 @@ def _generate(workspace: Workspace) -> None:
                 shown, begin = piece.text.replace("\n", "\n   "), begins[piece.mark]
                 typer.echo(f"{begin}{shown}{end}" if begin and shown else shown, nl=False)
         done = curator.result(stream)
-    disputed = done.marks.count("disputed")
     typer.echo()
     if done.public_tokens:
-        say(
-            f"   The budget of this workspace is gone: {done.public_tokens} of these tokens are the public model's. "
-            f"To start over, delete {workspace.path}.",
-            column=3,
+        _print(
+            f"The budget of this workspace is exhausted: {done.public_tokens} of these tokens come from the public "
+            f"model. To start over, delete {workspace.path}."
         )
-    say(
-        f"   {len(done.tokens)} tokens, {disputed} disputed; charged {done.charged_nats:.3g} nats, spent so far "
-        f"{done.spent_nats:.3g} of {done.total_nats:.3g}, {done.remaining_tokens:,} tokens left.",
-        column=3,
+    _print(
+        f"{len(done.tokens)} tokens, dissent on {done.marks.count('disputed')}; charged {done.charged_nats:.3g} nats, "
+        f"spent so far {done.spent_nats:.3g} of {done.total_nats:.3g}, {done.remaining_tokens:,} tokens left."
     )
 
 
 @contextmanager
 def _lab(workspace: Workspace) -> Iterator[Lab]:
-    """A lab with a progress bar that is gone when the work is done."""
+    """A lab with a progress bar that is removed at the end."""
+    from paclm.cli.progress import progress, task_starter
     from paclm.study.lab import Lab
 
     with progress(transient=True) as bar:
-        yield Lab(workspace, start_task=tasks(bar, indent=3))
+        yield Lab(workspace, start_task=task_starter(bar, indent=3))
 
 
 def _votes(workspace: Workspace) -> RecordedVotes:
-    """Greedy votes along held-out notes; the report's regimes ask for the same and find them."""
+    """Greedy votes along held-out notes; the report's regimes reuse them."""
     from paclm.study.decoding import GREEDY, GUMBEL
 
     with _lab(workspace) as lab:
@@ -200,15 +188,15 @@ def _votes(workspace: Workspace) -> RecordedVotes:
 def _accuracy(recorded: RecordedVotes) -> None:
     from paclm.study.replay import ReplaySettings, replay
 
-    def run(release: str, per_token: float) -> dict[str, float]:
-        settings = ReplaySettings(release=release, per_token=per_token, protocol="fresh", sessions=8)
-        return replay(recorded, settings)
+    def run(release: str) -> dict[str, float]:
+        price = parse_budget(PER_TOKEN)
+        return replay(recorded, ReplaySettings(release=release, per_token=price, protocol="fresh", sessions=8))
 
-    private, plurality = run("gaussian", parse_budget(PER_TOKEN)), run("plurality", parse_budget(PER_TOKEN))
+    private, plurality = run("gaussian"), run("plurality")
     rows = {
         "public model": private["accuracy_public"],
         f"private, gaussian at {PER_TOKEN}": private["accuracy"],
-        "plurality (tells nothing about which half)": plurality["accuracy"],
+        "plurality (leaks nothing about the half)": plurality["accuracy"],
         "realized world, no noise": private["accuracy_noiseless"],
         "adapter on the whole corpus": private["accuracy_full"],
     }
@@ -218,16 +206,13 @@ def _accuracy(recorded: RecordedVotes) -> None:
     kept = (
         "the whole corpus gains nothing over the public model here."
         if share is None
-        else f"of the gain over the public model {share:.0%} is kept (other decoders and samples keep other shares)."
+        else f"{share:.0%} of the gain over the public model is retained (other decoders and samples differ)."
     )
-    say(
-        f"   Greedy, {recorded.num_positions:,} positions; the worlds agree on {private['unanimity']:.1%}; {kept}",
-        column=3,
-    )
+    _print(f"{recorded.num_positions:,} positions; the worlds agree on {private['unanimity']:.1%}; {kept}")
 
 
 def _report(workspace: Workspace) -> Path:
-    """Three regimes at the demo's scale; what an earlier run found is kept."""
+    """Run three regimes at the demo's scale, or reuse their results, and write the report."""
     from paclm.study.regimes import regime_named
     from paclm.study.regimes.accuracy import AccuracyScale
     from paclm.study.regimes.flatness import FlatnessScale
@@ -247,20 +232,20 @@ def _report(workspace: Workspace) -> Path:
     return write_report(workspace.study_path).page
 
 
-def _say_what_next(workspace: Path, page: Path) -> None:
+def _print_next_steps(workspace: Path, page: Path) -> None:
     quoted = in_shell(workspace)
-    ways = {
+    commands = {
         f"paclm serve {quoted}": "an OpenAI-compatible endpoint, and a dashboard at its address",
-        f'paclm generate {quoted} --prompt "The patient" --max-tokens 40': "another completion, and what it cost",
+        f'paclm generate {quoted} --prompt "The patient" --max-tokens 40': "another completion and its cost",
         f"paclm ledger show {quoted}": "spent so far, what is left, and the bounds",
-        f"paclm study run {quoted} all": "every table and figure of the paper, in a quarter of an hour",
+        f"paclm study run {quoted} all": "every table and figure of the paper, in about 15 minutes",
     }
     typer.echo(f"   {page}\n\nOpen that page in a browser. Then, with the same workspace:")
-    for command, what in ways.items():
+    for command, what in commands.items():
         typer.echo(f"  {command}\n      {what}")
-    say(
-        "First `source .venv/bin/activate` if paclm is not on your path. `tiny` is a toy: better text needs a better "
-        "base."
+    print_wrapped(
+        "If paclm is not on your path, first run `source .venv/bin/activate`. `tiny` is a toy model: use a larger base "
+        "for better text."
     )
 
 
@@ -268,7 +253,7 @@ def _attack(workspace: Workspace, recorded: RecordedVotes) -> None:
     from paclm.privacy.bounds import format_bound, success_bound
     from paclm.study.attacks.belief import attack_sessions
 
-    for name, per_token in ((f"at {PER_TOKEN} nats a token", parse_budget(PER_TOKEN)), ("without noise", math.inf)):
+    for name, per_token in ((f"at {PER_TOKEN} nats per token", parse_budget(PER_TOKEN)), ("without noise", math.inf)):
         found = attack_sessions(
             recorded, workspace.membership, release="gaussian", per_token=per_token, sessions=40, tokens=600, seed=1
         )
@@ -277,9 +262,7 @@ def _attack(workspace: Workspace, recorded: RecordedVotes) -> None:
             f"world: named in {found.world.mean:.1%}"
         )
     bound = format_bound(success_bound(600 * parse_budget(PER_TOKEN), 0.5))
-    say(
-        f"   A guess is right 50% of the time; at {PER_TOKEN} the proof allows {bound} after these 600 tokens. "
-        "Mean ± standard\n"
-        "   error over 40 secrets; the attack reads the curator's own belief, which no user ever sees.",
-        column=3,
+    _print(
+        f"A guess is right 50% of the time; at {PER_TOKEN} the bound after these 600 tokens is {bound}. Mean ± "
+        "standard error over 40 secrets; the attack reads the curator's belief, which no user ever sees."
     )

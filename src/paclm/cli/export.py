@@ -7,21 +7,18 @@ from typing import Annotated
 
 import typer
 
-from paclm.cli.console import JsonFlag, open_trained, print_json
-
-WARNING = (
-    "Never publish these folders. An adapter carries what it was trained on, and no guarantee of paclm covers "
-    "released weights: the guarantee is about served tokens only."
-)
+from paclm.cli.console import JsonFlag, TrainedArgument, open_trained, print_json
 
 
 def export(
-    workspace: Annotated[Path, typer.Argument(help="Folder made by paclm init, with trained worlds.")],
+    workspace: TrainedArgument,
     peft: Annotated[Path, typer.Option(help="New folder for one PEFT folder per world.")],
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Write every world's adapter as a PEFT folder, for your own inspection
+    Write every world's adapter as a PEFT folder
+
+    For your own inspection only: never publish them.
 
     Example usage:
 
@@ -33,11 +30,14 @@ def export(
     from paclm.engine.loading import has_conv1d, load_stack
     from paclm.engine.peft_io import export_peft
 
-    stack = load_stack(opened)
-    base = base_of(opened)
+    stack, base = load_stack(opened), base_of(opened)
     folders = export_peft(stack, peft, str(base.folder), has_conv1d(base))
     if as_json:
         print_json({"worlds": len(folders), "folder": str(peft), "parameters": stack.num_parameters})
     else:
         typer.echo(f"{len(folders)} PEFT folders of {stack.num_parameters:,} parameters each: {peft}")
-    typer.echo(f"Warning: {WARNING}", err=True)
+    typer.echo(
+        "Warning: Never publish these folders. An adapter contains what it was trained on, and the guarantee covers "
+        "served tokens only, not weights.",
+        err=True,
+    )

@@ -1,4 +1,4 @@
-"""`paclm init`: from a pile of private text to a workspace that is ready for training."""
+"""`paclm init`: a workspace, ready for training, from private text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paclm.cli.console import WHEN_STOPPED, JsonFlag, print_json
+from paclm.cli.console import STOP_MESSAGE, JsonFlag, print_fields, print_json
 from paclm.config import TrainingConfig, in_shell
 
 if TYPE_CHECKING:
@@ -24,29 +24,29 @@ def init(
         ),
     ],
     base: Annotated[str, typer.Option(help="tiny, smollm2, a folder, a .gguf file or a Hugging Face name.")],
-    worlds: Annotated[int, typer.Option(help="How many worlds; even.")] = 128,
+    worlds: Annotated[int, typer.Option(help="Number of worlds; even.")] = 128,
     seed: Annotated[
-        int, typer.Option(help="Decides who is in which world, the held-out records and the canaries.")
+        int, typer.Option(help="Decides which records are in which world, held out, and planted as canaries.")
     ] = 101,
     holdout: Annotated[
-        int | None, typer.Option(help="Records no world ever sees.", show_default="min(512, 20 %)")
+        int | None, typer.Option(help="Records that no world sees.", show_default="min(512, 20 %)")
     ] = None,
-    canaries: Annotated[int, typer.Option(help="Planted records, for measuring memorization; the paper has 16.")] = 0,
+    canaries: Annotated[int, typer.Option(help="Planted records, to measure memorization; the paper has 16.")] = 0,
     group_by: Annotated[
-        str | None, typer.Option(help="Field that says whose record it is: all records of one person go together.")
+        str | None, typer.Option(help="Field with the owner of a record: all records of one owner go together.")
     ] = None,
     text_field: Annotated[str, typer.Option(help="Field or column with the text.")] = "text",
     id_field: Annotated[
         str | None, typer.Option(help="Field or column with the id.", show_default="id, else made from the text")
     ] = None,
-    max_record_tokens: Annotated[int, typer.Option(help="What a record has beyond this is not trained on.")] = 2048,
+    max_record_tokens: Annotated[int, typer.Option(help="Tokens beyond this many are not trained on.")] = 2048,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out records that cannot be read.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """
     Make a workspace from private records and a base model
 
-    Repeating the command is safe: a workspace made from the same things is left as it is.
+    Safe to repeat: an existing workspace made from the same inputs is left unchanged.
 
     Example usage:
 
@@ -66,7 +66,7 @@ def init(
     check_whole("--holdout", holdout or 0, at_least=0)
     check_whole("--canaries", canaries, at_least=0)
     check_whole("--max-record-tokens", max_record_tokens, at_least=2)
-    WHEN_STOPPED.set("Nothing was made; repeat the command when you like.")
+    STOP_MESSAGE.set("Nothing was made. Repeat the command to start again.")
     options = ReadOptions(text_field=text_field, id_field=id_field, group_by=group_by, skip_bad=skip_bad)
     read = read_corpus(corpus, options)
     model = resolve_base(base)
@@ -83,28 +83,24 @@ def init(
         group_by=group_by,
         max_record_tokens=max_record_tokens,
     )
-    notes = [*read.report.sentences(), *created.cautions, *_few_steps(created, workspace)]
+    notes = [*read.report.sentences(), *created.cautions, *_advice(created, workspace)]
     if as_json:
         print_json(_figures(created, notes))
         return
-    for sentence in notes:
-        typer.echo(f"Note: {sentence}", err=True)
-    typer.echo(_summary(created, workspace))
+    for note in notes:
+        typer.echo(f"Note: {note}", err=True)
+    _print_summary(created, workspace)
 
 
-def _few_steps(created: Created, named: Path) -> list[str]:
-    """Say before anybody waits for it that training will teach little."""
+def _advice(created: Created, named: Path) -> list[str]:
+    """A warning before training if the worlds will learn little."""
     from paclm.cli.training_advice import FEW_STEPS, before_training
     from paclm.engine.base import base_of, context_of
     from paclm.engine.schedule import expected_steps
 
     opened, counts = created.workspace, created.workspace.manifest.summary
-    steps = expected_steps(
-        opened.training,
-        counts["records_per_world"],
-        counts["num_tokens"] / counts["train"],
-        context_of(base_of(opened)),
-    )
+    tokens_per_record = counts["num_tokens"] / counts["train"]
+    steps = expected_steps(opened.training, counts["records_per_world"], tokens_per_record, context_of(base_of(opened)))
     is_default = opened.training.learning_rate == TrainingConfig().learning_rate
     return [before_training(steps, named)] if steps < FEW_STEPS and is_default and not opened.manifest.adapters else []
 
@@ -122,29 +118,29 @@ def _figures(created: Created, notes: list[str]) -> dict[str, Any]:
     }
 
 
-def _summary(created: Created, named: Path) -> str:
-    """What a person wants to see: counts, the unit of privacy, what was cut, what comes next."""
+def _print_summary(created: Created, named: Path) -> None:
+    """Print the counts, the unit of privacy, what was cut, and the next command."""
     workspace = created.workspace
-    counts = workspace.manifest.summary
+    counts, arguments = workspace.manifest.summary, workspace.manifest.arguments
     unit = "each record by itself"
-    if workspace.manifest.arguments["group_by"]:
+    if arguments["group_by"]:
         drawn = f", {counts['groups_in_worlds']:,} of them for the worlds" if "groups_in_worlds" in counts else ""
-        group_by = workspace.manifest.arguments["group_by"]
-        unit = f"all records with the same {group_by} ({counts['groups']:,} groups{drawn})"
+        unit = f"all records with the same {arguments['group_by']} ({counts['groups']:,} groups{drawn})"
     cut = "none cut"
     if counts["num_records_cut"]:
         held_out = f" ({counts['held_out_cut']:,} of them held out)" if counts.get("held_out_cut") else ""
         cut = f"{counts['num_records_cut']:,} cut{held_out}, {counts['num_tokens_dropped']:,} tokens not used"
     planted = f", {counts['canaries']} canaries planted" if counts["canaries"] else ""
-    lines = {
-        "records": f"{counts['train']:,} for the worlds, {counts['held_out']:,} held out{planted}",
-        "unit": unit,
-        "tokens": f"{counts['num_tokens']:,}; median {counts['median_per_record']:,.0f} per record, {cut}",
-        "worlds": f"{counts['worlds']}, each record in {counts['worlds'] // 2}, about "
-        f"{counts['records_per_world']:,.0f} records per world (seed {workspace.manifest.arguments['seed']})",
-        "base": f"{workspace.base.name} ({workspace.base.fingerprint[:12]})",
-    }
-    head = "Made the workspace" if created.is_new else "Already there and made from the same things; nothing done:"
-    body = "\n".join(f"  {name:<8} {said}" for name, said in lines.items())
-    next_step = f"Next: paclm train {in_shell(named)}" if not workspace.manifest.adapters else "Its worlds are trained."
-    return f"{head} {workspace.path}\n{body}\n{next_step}"
+    head = "Made the workspace" if created.is_new else "Unchanged, already made from the same inputs:"
+    typer.echo(f"{head} {workspace.path}")
+    print_fields(
+        {
+            "records": f"{counts['train']:,} for the worlds, {counts['held_out']:,} held out{planted}",
+            "unit": unit,
+            "tokens": f"{counts['num_tokens']:,}; median {counts['median_per_record']:,.0f} per record, {cut}",
+            "worlds": f"{counts['worlds']}, each record in {counts['worlds'] // 2}, about "
+            f"{counts['records_per_world']:,.0f} records per world (seed {arguments['seed']})",
+            "base": f"{workspace.base.name} ({workspace.base.fingerprint[:12]})",
+        }
+    )
+    typer.echo(f"Next: paclm train {in_shell(named)}" if not workspace.manifest.adapters else "Its worlds are trained.")

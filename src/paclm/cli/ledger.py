@@ -1,24 +1,27 @@
-"""`paclm ledger`: what was spent, whether the books can be believed, and a larger total when someone wants one."""
+"""`paclm ledger show|verify|extend`: show spending, verify integrity, commit to a larger total."""
 
 from __future__ import annotations
 
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paclm.cli.console import JsonFlag, confirm, print_json
-from paclm.cli.ledger_keys import (
+from paclm.cli.console import (
     NO_WITNESS,
-    KeyFilesOption,
+    JsonFlag,
     WitnessOption,
-    find_ledger,
-    ledger_path,
-    mac_keys,
-    unplaced_keys,
+    WorkspaceArgument,
+    YesFlag,
+    confirm,
+    format_guarantee,
+    print_fields,
+    print_json,
+    print_wrapped,
 )
-from paclm.cli.wrap import say
+from paclm.cli.ledger_keys import KeyFilesOption, find_ledger, ledger_path, mac_keys, unplaced_keys
 from paclm.config import format_budget
 from paclm.errors import InvalidInput, LedgerError, WorkspaceError
 
@@ -26,21 +29,17 @@ if TYPE_CHECKING:
     from paclm.ledger.reading import Contents
     from paclm.ledger.state import UsageTable
 
-ledger = typer.Typer(help="What was spent, and whether the books can be believed.", no_args_is_help=True)
+ledger = typer.Typer(help="Show spending; verify integrity.", no_args_is_help=True)
 
-WorkspaceArgument = Annotated[Path, typer.Argument(help="Folder made by paclm init.")]
 PlaceArgument = Annotated[
-    Path, typer.Argument(metavar="WORKSPACE", help="Folder made by paclm init; or the file of a ledger, as a backup.")
+    Path, typer.Argument(metavar="WORKSPACE", help="Folder made by paclm init, or a ledger file such as a backup.")
 ]
-YesFlag = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
-NOT_HIDDEN = "Whether a record is in the corpus at all is not hidden."
-
-_COPY = "This is a backup copy: paclm ledger adopt is needed before it can serve."
+_COPY = "This is a backup copy: run paclm ledger adopt before it can serve."
 _UNPLACED = (
-    "Caution: the key {0} signed no row here, and nothing beside the file says whether it came before {1}, which "
-    "signed the newest, or after it. If it replaced {1}, this file is from before that exchange, or was made by "
-    "someone who knows the old key: verify the workspace instead, or put its secret.json beside the file."
+    "Warning: the key {0} signed no row, and without secret.json beside the file it is unknown whether it is older or "
+    "newer than {1}, which signed the newest row. If it is newer, this file dates from before that rotation or was "
+    "forged with the old key. Verify the workspace instead, or put its secret.json beside the file."
 )
 _BARS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 60
@@ -49,7 +48,7 @@ _UNNAMED = "(no name)"
 
 
 def operator() -> str:
-    """Who is recorded as having confirmed."""
+    """The user recorded as having confirmed."""
     return os.environ.get("USER") or f"user {os.getuid()}"
 
 
@@ -78,29 +77,27 @@ def show(workspace: PlaceArgument, as_json: JsonFlag = False) -> None:
     if report.intact:
         typer.echo(f"{report.num_events:,} rows, intact (hashes and sums; with the key: paclm ledger verify).\n")
     else:
-        say(f"NOT INTACT: {report.problem}")
-        typer.echo("What follows is what the newest row says.\n")
+        print_wrapped(f"NOT INTACT: {report.problem}")
+        typer.echo("The figures below are those of the newest row.\n")
     if report.is_copy:
         typer.echo(f"{_COPY}\n")
     _print_figures(report.contents, _unit(workspace))
     _print_history(report.usage)
-    typer.echo(f"\n{NOT_HIDDEN}")
+    typer.echo("\nWhether a record is in the corpus at all is not hidden.")
 
 
 @ledger.command("verify")
 def verify(
     workspace: PlaceArgument,
     key_file: KeyFilesOption = None,
-    without_key: Annotated[
-        bool, typer.Option("--without-key", help="Check hashes and sums only: no MAC, no key needed.")
-    ] = False,
+    without_key: Annotated[bool, typer.Option("--without-key", help="Check hashes and sums only, not MACs.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """
     Check every row of the ledger
 
-    Hashes, links, sums, figures and, with the key, MACs. Works without the secret and while the workspace serves.
-    Exit status 1 when something is wrong, 2 when it could not be checked.
+    Checks hashes, links, sums, figures and, with the key, MACs. Needs no secret and works while the workspace serves.
+    Exit status 1 if something is wrong, 2 if it could not be checked.
 
     Example usage:
 
@@ -112,32 +109,31 @@ def verify(
     from paclm.ledger.verify import verify as verify_ledger
 
     report = verify_ledger(find_ledger(workspace), None if without_key else mac_keys(workspace, key_file))
-    lost = report.contents.head.seq - report.num_events if report.contents else 0
+    head = report.contents.head if report.contents else None
     several = key_file if key_file and len(key_file) > 1 and not (without_key or report.is_copy) else None
-    unplaced = unplaced_keys(workspace, several, report.signers) if several and report.intact else []
     figures: dict[str, Any] = {
         "intact": report.intact,
         "problem": report.problem,
         "bad_row": report.bad_seq,
         "rows": report.num_events,
-        "lost_rows": lost,
+        "lost_rows": head.seq - report.num_events if head else 0,
         "macs_checked": report.macs_checked,
         "is_copy": report.is_copy,
-        "unplaced_keys": unplaced,
-        "head_row": report.contents.head.seq if report.contents else None,
-        "head_digest": report.contents.head.digest.hex() if report.contents else None,
+        "unplaced_keys": unplaced_keys(workspace, several, report.signers) if several and report.intact else [],
+        "head_row": head.seq if head else None,
+        "head_digest": head.digest.hex() if head else None,
     }
     if as_json:
         print_json(figures)
     elif report.intact:
         checked = "hashes, sums and MACs" if report.macs_checked else "hashes and sums; without the key no MACs"
         typer.echo(f"Intact: {report.num_events:,} rows ({checked}).")
-        missing = f" ({lost:,} lost before a restore)" if lost else ""
-        typer.echo(f"Head: row {figures['head_row']}{missing}, {figures['head_digest']}")
+        lost = f" ({figures['lost_rows']:,} lost before a restore)" if figures["lost_rows"] else ""
+        typer.echo(f"Head: row {figures['head_row']}{lost}, {figures['head_digest']}")
         if report.is_copy:
             typer.echo(_COPY)
-        if unplaced:
-            typer.echo(_UNPLACED.format(", ".join(unplaced), report.signers[-1]))
+        if figures["unplaced_keys"]:
+            typer.echo(_UNPLACED.format(", ".join(figures["unplaced_keys"]), report.signers[-1]))
     else:
         typer.echo(f"NOT INTACT: {report.problem}", err=True)
     if not report.intact:
@@ -151,8 +147,8 @@ def extend(
     """
     Commit to a larger total, and a weaker guarantee
 
-    Write the new total into [mechanism] of paclm.toml first. The old and the new bound are shown before anything is
-    done; the weaker one then holds for everything, also for what was released before.
+    First write the new total into [mechanism] of paclm.toml. The old and the new bound are shown before anything is
+    done; the new one then holds for everything, including what was released before.
 
     Example usage:
 
@@ -169,46 +165,42 @@ def extend(
     if config is None:
         raise InvalidInput("[mechanism] of paclm.toml sets no total. Write the new total there, then repeat.")
     key, *old_keys = mac_keys(workspace)
-    with Ledger.open(ledger_path(workspace), key, old_keys=old_keys, witness=witness) as books:
-        if config.total <= books.settings.total:
+    with Ledger.open(ledger_path(workspace), key, old_keys=old_keys, witness=witness) as opened:
+        total = opened.settings.total
+        if config.total <= total:
             raise InvalidInput(
-                f"paclm.toml has a total of {format_budget(config.total)} nats, and "
-                f"{format_budget(books.settings.total)} are committed. Write the larger total into [mechanism] of "
-                "paclm.toml, then repeat."
+                f"The total in paclm.toml, {format_budget(config.total)} nats, is not larger than the committed "
+                f"{format_budget(total)}. Write the larger total into [mechanism], then repeat."
             )
-        check_budgets(config, books.num_worlds)
-        old, new = books.bounds, books.bounds_for(config.total)
+        check_budgets(config, opened.num_worlds)
+        old, new = opened.bounds, opened.bounds_for(config.total)
         figures = {
-            "old_total_nats": books.settings.total,
-            "new_total_nats": config.total,
-            "old_mia_bound": old.mia,
-            "new_mia_bound": new.mia,
-            "old_world_id_bound": old.world_id,
-            "new_world_id_bound": new.world_id,
+            "total_nats": (total, config.total),
+            "mia_bound": (old.mia, new.mia),
+            "world_id_bound": (old.world_id, new.world_id),
         }
-        unit = _unit(workspace)
-        records, worlds = (
-            f"{format_bound(before, decimals=4)} → {format_bound(after, decimals=4)}"
-            for before, after in ((old.mia, new.mia), (old.world_id, new.world_id))
-        )
-        question = (
-            f"Total: {format_budget(books.settings.total)} → {format_budget(config.total)} nats.\n"
-            f"Bound on attacks on whether {unit} in the secretly drawn half: {records}.\n"
-            f"Bound on naming the realized world: {worlds}.\n"
-            "The new bounds hold for everything, also for what has left already. Extend?"
+        nats = " → ".join(map(format_budget, figures["total_nats"]))
+        record, world = (
+            " → ".join(format_bound(bound, decimals=4) for bound in figures[name])
+            for name in ("mia_bound", "world_id_bound")
         )
         if not yes:
-            confirm(question)
-        books.extend(config.total, confirmed_by=operator())
+            confirm(
+                f"Total: {nats} nats.\n"
+                f"Bound on attacks on whether {_unit(workspace)} in the secretly drawn half: {record}.\n"
+                f"Bound on naming the realized world: {world}.\n"
+                "The new bounds hold for everything, including what was released before. Extend?"
+            )
+        opened.extend(config.total, confirmed_by=operator())
     if as_json:
-        print_json(figures)
+        ages = ("old", "new")
+        print_json({f"{age}_{name}": pair[i] for name, pair in figures.items() for i, age in enumerate(ages)})
     else:
-        bound = format_bound(new.mia, decimals=4)
-        typer.echo(f"Committed: {format_budget(config.total)} nats, {bound} on whether {unit} in the drawn half.")
+        typer.echo(f"Committed: {nats} nats, bound {record}.")
 
 
 def _unit(place: Path) -> str:
-    """Whom the guarantee is about; the file of a ledger, or a copy without its manifest, knows of records only."""
+    """Whom the guarantee is about; a ledger file without its manifest knows no groups."""
     from paclm.worlds.manifest import load_manifest, unit_of
 
     try:
@@ -236,65 +228,46 @@ def _figures(contents: Contents) -> dict[str, Any]:
 
 def _print_figures(contents: Contents, unit: str) -> None:
     from paclm.privacy.accounting import nats_up
-    from paclm.privacy.bounds import format_bound
 
-    figures, worlds = _figures(contents), contents.opened.num_worlds
-    share = figures["spent_nats"] / figures["total_nats"] if figures["total_nats"] else 1.0
-    committed = format_budget(nats_up(contents.state.committed_units))
-    price = format_budget(contents.settings.per_token)
-    record, world = (format_bound(figures[name]) for name in ("mia_bound", "world_id_bound"))
-    for name, text in (
-        ("Spent so far", f"{figures['spent_nats']:.6g} of {figures['total_nats']:.6g} nats ({share:.3%})"),
-        (
-            "Private tokens",
-            f"{figures['private_tokens']:,}, of which {figures['dissent_tokens']:,} disputed, "
+    figures, state = _figures(contents), contents.state
+    spent, total, bounds = figures["spent_nats"], figures["total_nats"], state.bounds(contents.opened.num_worlds)
+    place = os.environ.get("PACLM_WITNESS") or "the path to set in PACLM_WITNESS"
+    print_fields(
+        {
+            "Spent so far": f"{spent:.6g} of {total:.6g} nats ({spent / total if total else 1.0:.3%})",
+            "Private tokens": f"{figures['private_tokens']:,}, of which {figures['dissent_tokens']:,} with dissent, "
             f"{figures['charged_tokens']:,} charged",
-        ),
-        ("Public tokens", f"{figures['public_tokens']:,}"),
-        ("Remaining", f"{figures['remaining_tokens']:,} charged tokens at {price} nats"),
-        (
-            "Guarantee",
-            f"at the committed total of {committed} nats, whatever was spent so far:\n"
-            f"{'':<16}no attack on whether {unit} in the secretly drawn half succeeds\n"
-            f"{'':<16}more than {record} of the time (a guess: 50%),\n"
-            f"{'':<16}none names the realized world more than {world} (a guess: 1/{worlds}).",
-        ),
-        ("Witness", _witness(contents.state.witness)),
-    ):
-        say(f"{name:<16}{text}", column=16)
-    if contents.state.belief_is_lost:
-        say("This ledger was restored without a witness: nothing can be charged to it any more.")
-
-
-def _witness(name: str | None) -> str:
-    if name is None:
-        return f"none: {NO_WITNESS}"
-    place = os.environ.get("PACLM_WITNESS")
-    return f"{name}, at {place} (PACLM_WITNESS)" if place else f"{name}; where it is, PACLM_WITNESS must say"
+            "Public tokens": f"{figures['public_tokens']:,}",
+            "Remaining": f"{figures['remaining_tokens']:,} charged tokens at "
+            f"{format_budget(contents.settings.per_token)} nats",
+            "Guarantee": f"at the committed total of {format_budget(nats_up(state.committed_units))} nats, "
+            f"{format_guarantee(bounds.mia, bounds.world_id, contents.opened.num_worlds, unit)}",
+            "Witness": f"none: {NO_WITNESS}" if state.witness is None else f"{state.witness}, at {place}",
+        },
+        indent=0,
+    )
+    if state.belief_is_lost:
+        print_wrapped("This ledger was restored without a witness: no more tokens can be charged to it.")
 
 
 def _print_history(usage: UsageTable) -> None:
     from paclm.ledger.state import by_day, by_hour, by_key
     from paclm.privacy.accounting import nats_up
 
-    hours = [(hour, had.units) for hour, had in by_hour(usage).items()]
+    hours = [(hour, used.units) for hour, used in by_hour(usage).items()]
     if not hours:
         return
-    typer.echo(f"\nSpending over time (UTC), {hours[0][0]}h to {hours[-1][0]}h\n  {picture(hours)}")
+    typer.echo(f"\nSpending over time (UTC), {hours[0][0]}h to {hours[-1][0]}h\n  {draw_bars(hours)}")
     for title, groups in (("day (UTC)", by_day(usage)), ("key", by_key(usage))):
         width = max(len(title), *(len(name or _UNNAMED) for name in groups))
         typer.echo(f"\n{title:<{width}}  {'private':>12}  {'charged':>12}  {'public':>12}  {'nats so far':>12}")
-        for name, had in groups.items():
-            typer.echo(
-                f"{name or _UNNAMED:<{width}}  {had.tokens:>12,}  {had.charged_tokens:>12,}  {had.public_tokens:>12,}  "
-                f"{nats_up(had.units):>12.6g}"
-            )
+        for name, used in groups.items():
+            counts = (f"{count:>12,}" for count in (used.tokens, used.charged_tokens, used.public_tokens))
+            typer.echo("  ".join([f"{name or _UNNAMED:<{width}}", *counts, f"{nats_up(used.units):>12.6g}"]))
 
 
-def picture(hours: list[tuple[str, int]]) -> str:
+def draw_bars(hours: list[tuple[str, int]]) -> str:
     """Bars of equal spans of time, from the first hour to the last; a span without spending is a space."""
-    from datetime import datetime
-
     first = datetime.fromisoformat(f"{hours[0][0]}:00")
     offsets = [int((datetime.fromisoformat(f"{hour}:00") - first).total_seconds()) // 3600 for hour, _ in hours]
     columns = min(_COLUMNS, offsets[-1] + 1)

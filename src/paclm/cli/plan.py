@@ -1,4 +1,4 @@
-"""`paclm plan`: a budget before the first token, on paper or into a workspace's settings."""
+"""`paclm plan`: plan a budget before the first token, and optionally write it into a workspace's settings."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paclm.cli.console import JsonFlag, print_json, whole_number
-from paclm.cli.wrap import say
+from paclm.cli.console import JsonFlag, format_guarantee, print_json, print_wrapped, whole_number
 from paclm.config import ChargeName, format_budget, in_shell, parse_budget, parse_count, parse_probability, parse_share
 from paclm.errors import InvalidInput, LedgerError
 from paclm.worlds.layout import SETTINGS_FILE
@@ -23,10 +22,8 @@ _WORLDS = 128
 
 
 def plan(
-    mia: Annotated[
-        str | None, typer.Option(help="Target: no attack on which half was used succeeds more often (0.51, 51%).")
-    ] = None,
-    tokens: Annotated[str | None, typer.Option(help="How many tokens to release (1000000, 100k, 2M).")] = None,
+    mia: Annotated[str | None, typer.Option(help="Target: success of any attack on membership (0.51, 51%).")] = None,
+    tokens: Annotated[str | None, typer.Option(help="Tokens to release (1000000, 100k, 2M).")] = None,
     per_token: Annotated[str | None, typer.Option(help="Nats charged per token (2^-32, 1e-9).")] = None,
     prior: Annotated[str, typer.Option(help="Success of a guess before anything is released.")] = "1/2",
     worlds: Annotated[
@@ -38,23 +35,22 @@ def plan(
     ] = None,
     dissent_rate: Annotated[
         str | None,
-        typer.Option(help="Share of tokens on which worlds differ (0.24, 24%); worst case 1 when not given."),
+        typer.Option(help="Share of tokens on which worlds differ (0.24, 24%).", show_default="1, the worst"),
     ] = None,
-    rate: Annotated[
-        str | None, typer.Option(help="Tokens per day, to tell how long the budget lasts (20000, 20k).")
-    ] = None,
+    rate: Annotated[str | None, typer.Option(help="Tokens per day, to show how long it lasts (20000, 20k).")] = None,
     write: Annotated[
-        Path | None,
-        typer.Option(metavar="WORKSPACE", help="Write the settings into [mechanism] of this workspace's paclm.toml."),
+        Path | None, typer.Option(metavar="WORKSPACE", help="Write the settings into this workspace's paclm.toml.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Plan a budget: give two of --mia, --tokens and --per-token, and the third follows.
+    """
+    Plan a budget from two of --mia, --tokens, --per-token
 
-    Rounds to the safe side. The bounds hold at the total, committed before the first token.
+    Finds the third. Rounds to the safe side. The bounds hold at the total, which is committed before the first token.
+
+    Example usage:
 
     \b
-    Example usage:
         paclm plan --mia 51% --tokens 1M --write clinic
         paclm plan --mia 51% --per-token 2^-32
         paclm plan --mia 0.51 --tokens 1000000 --charge dissent --dissent-rate 0.24
@@ -81,28 +77,28 @@ def plan(
         for name in charges
     }
     settings = _settings(plans[chosen], found.get("charge", "every-token"))
-    stated, committed, said = plans[chosen], 0.0, ""
+    stated, committed, note = plans[chosen], 0.0, ""
     if write is not None:
-        committed, said = _write(write, settings, num_worlds)
+        committed, note = _write(write, settings, num_worlds)
         stated = _at_least(stated, committed, parse_probability(prior), num_worlds)
     if as_json:
         figures = dataclasses.asdict(stated)
         print_json(figures if write is None else {**figures, "workspace": str(write)})
         return
     _print_table(list(plans.values()), share)
-    _print_words(stated, num_worlds, prior, max(stated.total_nats, committed), found.get("unit", "a record was"))
+    _print_guarantee(stated, num_worlds, prior, max(stated.total_nats, committed), found.get("unit", "a record was"))
     if write is None:
         typer.echo("For [mechanism] of paclm.toml (or add --write WORKSPACE):")
     else:
-        say(f"Written into [mechanism] of {write / SETTINGS_FILE}, for the {num_worlds} worlds it has:")
+        print_wrapped(f"Written into [mechanism] of {write / SETTINGS_FILE}, for its {num_worlds} worlds:")
     for name, value in settings.items():
         typer.echo(f"{name} = {json.dumps(value)}")
-    if said:
-        say(said)
+    if note:
+        print_wrapped(note)
 
 
 def _settings(plan: Plan, charge_now: str) -> dict[str, Any]:
-    """What paclm.toml must say, as it is written there: exact powers of two as people say them, else every digit."""
+    """The values for paclm.toml: exact powers of two as `2^-32`, other numbers with every digit."""
     budgets = {"per_token": plan.per_token_nats, "total": plan.total_nats}
     settings: dict[str, Any] = {
         name: format_budget(nats) if "^" in format_budget(nats) else nats for name, nats in budgets.items()
@@ -111,22 +107,22 @@ def _settings(plan: Plan, charge_now: str) -> dict[str, Any]:
 
 
 def _read_workspace(path: Path, worlds: int | None) -> dict[str, Any]:
-    """How many worlds there are, what is charged, and whom the guarantee is about."""
+    """The number of worlds, the charge rule and the unit of the guarantee."""
     from paclm.worlds.manifest import load_manifest
     from paclm.worlds.settings import load_settings
 
     manifest = load_manifest(path)
     found = int(manifest.arguments["worlds"])
     if worlds not in (None, found):
-        raise InvalidInput(f"{path} has {found} worlds, not {worlds}. Leave --worlds out: --write takes its own.")
+        raise InvalidInput(f"{path} has {found} worlds, not {worlds}. Leave out --worlds with --write.")
     mechanism = load_settings(path / SETTINGS_FILE).mechanism
     return {"worlds": found, "charge": mechanism.get("charge", "every-token"), "unit": manifest.unit}
 
 
 def _write(path: Path, settings: dict[str, Any], num_worlds: int) -> tuple[float, str]:
-    """Write into paclm.toml what can come into force there.
+    """Write the settings into paclm.toml if the ledger accepts them.
 
-    Returns the nats that the guarantee is already stated at, and what else is to be said or done, if anything.
+    Returns the nats that the guarantee is already stated at, and a note for the user, if any.
     """
     from paclm.cli.ledger_keys import ledger_path
     from paclm.curator.preflight import check_budgets
@@ -136,51 +132,51 @@ def _write(path: Path, settings: dict[str, Any], num_worlds: int) -> tuple[float
     file = path / SETTINGS_FILE
     config = load_settings(file).mechanism_with(**settings)
     check_budgets(config, num_worlds)
-    committed, said = 0.0, ""
+    committed, note = 0.0, ""
     if ledger_path(path).exists():
         report = verify(ledger_path(path))
         if report.contents is None or not report.intact or report.is_copy:
-            # What was ever committed is not known then, and paclm.toml may be the last to know: see `ledger adopt`.
-            problem = report.problem or f"The ledger of {path} is a backup copy: paclm ledger adopt is needed first."
+            # What was ever committed is then unknown, and paclm.toml may hold the only copy: see `ledger adopt`.
+            problem = report.problem or f"The ledger of {path} is a backup copy: run paclm ledger adopt first."
             raise LedgerError(f"{problem} Nothing was written into {file}.")
-        committed, said = _judge(path, config.total, report.contents)
+        committed, note = _check_total(path, config.total, report.contents)
     write_settings(file, "mechanism", settings)
-    return committed, said
+    return committed, note
 
 
-def _judge(path: Path, total: float, books: Contents) -> tuple[float, str]:
-    """Refuse a total that a ledger in use does not take; say what comes next where it asks first."""
+def _check_total(path: Path, total: float, contents: Contents) -> tuple[float, str]:
+    """Refuse a total that a ledger in use does not accept; returns as `_write` does."""
     from paclm.privacy.accounting import nats_up, units_down
 
-    account, committed = books.state.account, books.state.committed_units
-    numbers = f"{format_budget(total)} nats, and {format_budget(account.total_nats)} are committed"
+    account, committed = contents.state.account, contents.state.committed_units
     if units_down(total) < account.spent_units:
         raise InvalidInput(
-            f"The plan has a total of {format_budget(total)} nats, and {format_budget(account.spent_nats)} are spent: "
-            "what has left cannot be called back. Nothing was written. Plan for more."
+            f"The plan's total, {format_budget(total)} nats, is less than the {format_budget(account.spent_nats)} "
+            "already spent. Nothing was written. Plan for more."
         )
     if units_down(total) <= account.total_units:
         if not account.spent_units or units_down(total) >= committed:
             return 0.0, ""
         nats = nats_up(committed)
         return nats, (
-            f"Tokens were charged under a total of {format_budget(nats)} nats, and the guarantee stays at that one: "
-            "the smaller total ends the spending earlier and strengthens nothing."
+            f"Tokens were charged under a total of {format_budget(nats)} nats, and the guarantee stays at that total: "
+            "the smaller one ends spending earlier but does not strengthen it."
         )
     if account.spent_units:
         raise InvalidInput(
-            f"The plan has a total of {numbers} with {account.charged_tokens:,} tokens charged: a larger one weakens "
-            "the guarantee for everything that has left. Nothing was written. If you mean it, write total = "
-            f"{total!r} into [mechanism] of {path / SETTINGS_FILE} yourself, then: paclm ledger extend {in_shell(path)}"
+            f"The plan's total, {format_budget(total)} nats, is more than the {format_budget(account.total_nats)} "
+            f"committed, with {account.charged_tokens:,} tokens charged: it would weaken the guarantee for everything "
+            f"released. Nothing was written. To accept that, write total = {total!r} into [mechanism] of "
+            f"{path / SETTINGS_FILE}, then: paclm ledger extend {in_shell(path)}"
         )
     return 0.0, (
-        f"The total is {numbers} in the ledger. Nothing was charged yet; before you serve: "
+        f"The ledger has {format_budget(account.total_nats)} nats committed and nothing charged. Before you serve: "
         f"paclm ledger extend {in_shell(path)}"
     )
 
 
 def _at_least(plan: Plan, committed: float, prior: float, num_worlds: int) -> Plan:
-    """The plan with its bounds at what is committed already, where that is more."""
+    """The plan with its bounds at what is already committed, if that is more."""
     from paclm.privacy.bounds import success_bound
 
     if committed <= plan.total_nats:
@@ -216,23 +212,19 @@ def _print_table(plans: list[Plan], dissent_rate: float | None) -> None:
     Console(width=max(Console().width, 100)).print(table)
 
 
-def _print_words(plan: Plan, worlds: int, prior: str, nats: float, unit: str) -> None:
+def _print_guarantee(plan: Plan, worlds: int, prior: str, nats: float, unit: str) -> None:
     from paclm.privacy.bounds import format_bound, success_bound
 
     expected = " expected (the dissent rate is an estimate)" if plan.charge == "dissent" else ""
     typer.echo()
-    say(
-        f"Commit a total of {plan.total_nats:.6g} nats before the first token. Until it is gone, "
-        f"{plan.tokens:,} tokens{expected},\n"
-        f"no attack on whether {unit} in the secretly drawn half succeeds more than "
-        f"{format_bound(plan.mia_bound)} of the time (a guess: {prior}),\n"
-        f"and none names the realized world more than {format_bound(plan.world_id_bound)} of the time "
-        f"(a guess: 1/{worlds})."
+    print_wrapped(
+        f"Commit a total of {plan.total_nats:.6g} nats before the first token. Until it is spent ({plan.tokens:,} "
+        f"tokens{expected}),\n{format_guarantee(plan.mia_bound, plan.world_id_bound, worlds, unit, prior=prior)}."
     )
     if parse_probability(prior) != 0.5:
-        say(
-            "Every record is in the drawn half with probability 1/2. From that guess, where paclm states its bound, it "
-            f"is {format_bound(success_bound(nats, 1 / 2))}."
+        print_wrapped(
+            "Every record is in the drawn half with probability 1/2. For that prior, at which paclm states its "
+            f"guarantee, the bound is {format_bound(success_bound(nats, 1 / 2))}."
         )
     if plan.mia_bound >= 1.0:
-        say("That bound says nothing: ln 2 nats and more allow certainty about a record. Lower a number.")
+        print_wrapped("This bound is void: ln 2 nats or more allow certainty about a record. Lower a number.")

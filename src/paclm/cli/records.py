@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paclm.cli.console import JsonFlag, print_json
+from paclm.cli.console import JsonFlag, WorkspaceArgument, print_json
 
 records = typer.Typer(help="Look up records of a workspace.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@records.callback()
-def _group() -> None:
-    pass
-
-
 @records.command()
 def find(
-    workspace: Annotated[Path, typer.Argument(help="Folder made by paclm init.")],
-    identifier: Annotated[str, typer.Argument(metavar="ID", help="Of the record.")],
+    workspace: WorkspaceArgument,
+    identifier: Annotated[str, typer.Argument(metavar="ID", help="Id of the record.")],
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Say where a record is: held out, or in which worlds
+    Show where a record is: held out, or in which worlds
 
-    For requests to delete: these worlds were trained on it. Who is in which world is no secret of the guarantee; which
-    world was realized is, and is not looked at.
+    For deletion requests: the worlds listed were trained on it. Which record is in which world is not secret; which
+    world was realized is, and is not read here.
 
     Example usage:
 
@@ -45,13 +39,13 @@ def find(
         return
     lines = [f"{found.id}, read from {found.source}" if found.source else found.id]
     if found.part == "heldout":
-        lines.append("  held out: no world has seen it")
+        lines.append("  held out: in no world")
     else:
-        kind = "planted; in" if found.part == "canaries" else "in"
+        kind = "a canary, in" if found.part == "canaries" else "in"
         listed = ", ".join(map(str, found.in_worlds))
         lines.append(f"  {kind} {len(found.in_worlds)} of {found.worlds} worlds: {listed}")
     if found.group is not None:
         lines.append(f"  group {found.group}, all in the same worlds: {name_some(found.group_members)}")
     if found.same_text:
-        lines.append(f"  the same text again: {name_some(found.same_text)}")
+        lines.append(f"  other records with the same text: {name_some(found.same_text)}")
     typer.echo("\n".join(lines))

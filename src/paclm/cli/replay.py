@@ -1,4 +1,4 @@
-"""`paclm replay`: a release on recorded votes, no model needed."""
+"""`paclm replay`: run a release on recorded votes. Needs no model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from paclm.cli.console import JsonFlag, print_json, progress
+from paclm.cli.console import JsonFlag, print_fields, print_json
 from paclm.config import RELEASES, ChargeName, format_budget, parse_budget
 
 Protocol = Literal["session", "fresh"]
@@ -28,34 +28,38 @@ def replay(
     release: Annotated[
         str,
         typer.Option(
-            help="How votes become a token: gaussian, plurality, mixture, channel, or a rule you added.",
+            help="How votes become a token: gaussian, plurality, mixture, channel, or a rule you registered.",
             autocompletion=_releases,
         ),
     ] = "gaussian",
     charge: Annotated[ChargeName, typer.Option(help="Which tokens are charged.")] = "every-token",
     protocol: Annotated[
         Protocol,
-        typer.Option(help="session: one secret a stream. fresh: new secret, uniform belief at every position."),
+        typer.Option(help="session: one secret per stream. fresh: new secret and uniform belief at every position."),
     ] = "session",
     sessions: Annotated[
-        int | None, typer.Option(help="Streams (default 100), or passes when fresh (default 1).")
+        int | None, typer.Option(help="Streams (default 100), or passes with fresh (default 1).")
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option(help="Tokens per stream (default 4096), or positions when fresh (default all).")
+        int | None, typer.Option(help="Tokens per stream (default 4096), or positions with fresh (default all).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of secrets, starts and noise.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run a release on recorded votes and report accuracy, noise, charge and leak.
+    """
+    Run a release on recorded votes
 
-    Research only: secret and noise follow from the seed, so nothing it makes is private.
+    Reports accuracy, noise, charge and leak. Research only: secret and noise follow from the
+    seed, so its output is not private.
+
+    Example usage:
 
     \b
-    Example usage:
         paclm replay votes.npz --per-token 2^-16
         paclm replay votes.npz --release plurality
         paclm replay votes.npz --release channel --per-token 2^-8 --protocol fresh --json | jq .retained_gain
     """
+    from paclm.cli.progress import progress
     from paclm.study.recorded_votes import RecordedVotes
     from paclm.study.replay import ReplaySettings, planned_tokens
     from paclm.study.replay import replay as run
@@ -87,43 +91,42 @@ def _print_figures(figures: dict[str, Any]) -> None:
     def show(name: str, spec: str) -> str:
         return "–" if figures[name] is None else format(figures[name], spec)
 
-    unit = _unit(figures)
-    per_token = figures["per_token_nats"]
-    price = "no budget" if per_token is None else f"{figures['charge']}, {format_budget(per_token)} a token"
-    lines = {
-        "votes": f"{show('positions', ',')} positions, {figures['worlds']} worlds, "
-        f"unanimity {show('unanimity', '.4f')}",
-        "replayed": f"{show('tokens', ',')} tokens, dissent {show('dissent', '.4f')}, "
-        f"{show('mean_distinct_given_dissent', '.2f')} distinct votes given dissent",
-        "accuracy": f"{show('accuracy', '.4f')} ± {show('accuracy_stderr', '.4f')}  "
-        f"(public {show('accuracy_public', '.4f')}, full corpus {show('accuracy_full', '.4f')}, "
-        f"no noise {show('accuracy_noiseless', '.4f')})",
-        "retained gain": show("retained_gain", ".3f") + _why_no_share(figures),
-        "flips given dissent": show("flip_given_dissent", ".4f"),
-        "noise σ": f"median {show('sigma_median', '.4g')}, max {show('sigma_max', '.4g')}",
-        f"charged {unit}": f"{show('charged_nats', '.4g')} nats ({price})",
-        f"leaked {unit}": f"{show('leaked_nats', '.4g')} ± {show('leaked_stderr', '.2g')} nats, "
-        f"÷ charged {show('leaked_over_charged', '.4f')}",
-        f"information {unit}": f"{show('conditional_information_nats', '.4g')} nats that the steps "
-        f"{'can tell' if figures['release'] in RELEASES else 'declare'}"
-        f"{' (exact: trust it over the leak)' if figures['release'] == 'channel' else ''}",
-        "bounds at the total": f"record {format_bound(figures['mia_bound'])}, "
-        f"world {format_bound(figures['world_id_bound'])} (named in {show('world_id_rate', '.4f')} by belief, "
-        f"{show('world_id_rate_by_agreement', '.4f')} by agreement)",
-        "time": f"{show('seconds', '.1f')} s",
-    }
-    width = max(map(len, lines))
-    for name, line in lines.items():
-        typer.echo(f"{name:<{width}}  {line}")
+    unit, per_token = _unit(figures), figures["per_token_nats"]
+    price = "no budget" if per_token is None else f"{figures['charge']}, {format_budget(per_token)} per token"
+    can = "can leak" if figures["release"] in RELEASES else "declare"
+    print_fields(
+        {
+            "votes": f"{show('positions', ',')} positions, {figures['worlds']} worlds, "
+            f"unanimity {show('unanimity', '.4f')}",
+            "replayed": f"{show('tokens', ',')} tokens, dissent {show('dissent', '.4f')}, "
+            f"{show('mean_distinct_given_dissent', '.2f')} distinct votes given dissent",
+            "accuracy": f"{show('accuracy', '.4f')} ± {show('accuracy_stderr', '.4f')}  "
+            f"(public {show('accuracy_public', '.4f')}, full corpus {show('accuracy_full', '.4f')}, "
+            f"no noise {show('accuracy_noiseless', '.4f')})",
+            "retained gain": show("retained_gain", ".3f") + _why_no_share(figures),
+            "flips given dissent": show("flip_given_dissent", ".4f"),
+            "noise σ": f"median {show('sigma_median', '.4g')}, max {show('sigma_max', '.4g')}",
+            f"charged {unit}": f"{show('charged_nats', '.4g')} nats ({price})",
+            f"leaked {unit}": f"{show('leaked_nats', '.4g')} ± {show('leaked_stderr', '.2g')} nats, "
+            f"÷ charged {show('leaked_over_charged', '.4f')}",
+            f"information {unit}": f"{show('conditional_information_nats', '.4g')} nats that the steps {can}"
+            f"{' (exact: trust it over the leak)' if figures['release'] == 'channel' else ''}",
+            "bounds at the total": f"record {format_bound(figures['mia_bound'])}, "
+            f"world {format_bound(figures['world_id_bound'])} (named in {show('world_id_rate', '.4f')} by belief, "
+            f"{show('world_id_rate_by_agreement', '.4f')} by agreement)",
+            "time": f"{show('seconds', '.1f')} s",
+        },
+        indent=0,
+    )
     if figures["protocol"] == "session" and figures["tokens_per_secret"] > figures["positions"]:
         typer.echo(
-            f"Note: sessions of {figures['tokens_per_secret']:,} tokens run round the {figures['positions']:,} "
-            "recorded positions more than once, and errors are then too small. Record more votes or lower --tokens."
+            f"Note: sessions of {figures['tokens_per_secret']:,} tokens use the {figures['positions']:,} recorded "
+            "positions more than once, so standard errors are too small. Record more votes or lower --tokens."
         )
     if _is_far_below(figures) and not figures["tells_more_than"]:
         typer.echo(
             f"Note: the estimated leak is far below the {show('conditional_information_nats', '.4g')} nats that the "
-            f"steps declare. Either the release declares more than it tells, or it tells it in rare events that "
+            "steps declare. Either the release declares more than it leaks, or it leaks in rare events that "
             f"{show('secrets', ',')} secrets seldom show. Trust the larger number."
         )
     typer.echo(figures["stamp"])
@@ -151,13 +154,13 @@ def _broken_bounds(figures: dict[str, Any]) -> str:
 
 
 def _why_no_share(figures: dict[str, Any]) -> str:
-    """Why there is no retained gain although both accuracies are known."""
+    """The reason for a missing retained gain if both accuracies are known."""
     known = None not in (figures["accuracy_public"], figures["accuracy_full"])
     return " (the full corpus gains nothing here)" if known and figures["retained_gain"] is None else ""
 
 
 def _is_far_below(figures: dict[str, Any]) -> bool:
-    """Less than half of what could be told (at most log m, the world's name), and by more than the estimate's error."""
+    """Whether the leak is under half of what could leak (at most log m), beyond the error of the estimate."""
     most = min(float(figures["conditional_information_nats"]), math.log(figures["worlds"]))
     gap = most - float(figures["leaked_nats"])
     return gap > 0.5 * most and gap > 3.0 * float(figures["leaked_stderr"] or 0.0)

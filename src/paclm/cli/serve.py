@@ -1,31 +1,37 @@
-"""`paclm serve`: the workspace over HTTP, in the shapes of the OpenAI API, and a dashboard."""
+"""`paclm serve`: the workspace over HTTP, in the format of the OpenAI API, and a dashboard."""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paclm.cli.console import WHEN_STOPPED, need, open_trained
-from paclm.cli.ledger_keys import NO_WITNESS, WitnessOption
-from paclm.cli.wrap import say
+from paclm.cli.console import (
+    NO_WITNESS,
+    STOP_MESSAGE,
+    TrainedArgument,
+    WitnessOption,
+    open_trained,
+    print_fields,
+    print_wrapped,
+    require_packages,
+)
 
 if TYPE_CHECKING:
     from paclm.server.run import Started
 
 OWN_KEY = (
-    "inside the workspace (curator/key): whoever copies the folder can read the secret. Keep it elsewhere: move the "
-    "file, then PACLM_KEY_FILE=/safe/NAME.key"
+    "inside the workspace (curator/key): a copy of the folder reveals the secret. To keep the key elsewhere, move the "
+    "file and set PACLM_KEY_FILE=/safe/NAME.key"
 )
 
 
 def serve(
-    workspace: Annotated[Path, typer.Argument(help="Folder made by paclm init, with trained worlds.")],
+    workspace: TrainedArgument,
     host: Annotated[
         str | None,
-        typer.Option(help="Address to listen on; another than loopback needs keys.", show_default="[server]"),
+        typer.Option(help="Address to listen on; other than loopback needs API keys.", show_default="[server]"),
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.", show_default="[server]")] = None,
     witness: WitnessOption = None,
@@ -33,9 +39,9 @@ def serve(
     """
     Serve an OpenAI-compatible API and a dashboard
 
-    One process per secret: it takes the ledger's lock. Every charge is on the disk before its token is sent. Log lines
-    go to standard error, as JSON with counts only. Ctrl-C, SIGTERM or a terminal that is closed: answers under way are
-    finished first.
+    One process per secret: it takes the ledger's lock. Every charge is on disk before its token is sent. Log lines go
+    to standard error, as JSON with counts only. On Ctrl-C, SIGTERM or a closed terminal, running answers are finished
+    first.
 
     Example usage:
 
@@ -45,19 +51,18 @@ def serve(
         curl localhost:8000/v1/completions -H 'content-type: application/json' \\
             -d '{"model": "clinic", "prompt": "The patient", "max_tokens": 16}'
     """
-    need("fastapi", "uvicorn", "pydantic", "prometheus_client", "cryptography", "torch")
+    require_packages("fastapi", "uvicorn", "pydantic", "prometheus_client", "cryptography", "torch")
     from paclm.curator.preflight import budgets_of
     from paclm.server.address import check_free
 
     opened = open_trained(workspace)
-    budgets_of(opened)  # the quick refusals, also of a taken port, come before the slow imports
-    settings = opened.settings.server
-    settings = dataclasses.replace(
-        settings, host=settings.host if host is None else host, port=settings.port if port is None else port
-    )
+    budgets_of(opened)  # quick checks, also of the port, come before the slow imports
+    changes: dict[str, Any] = {"host": host, "port": port}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    settings = dataclasses.replace(opened.settings.server, **changes)
     check_free(settings.host, settings.port)
     typer.echo(f"Opening {workspace} ...", err=True)
-    WHEN_STOPPED.set("Nothing was served.")
+    STOP_MESSAGE.set("Nothing was served.")
     from paclm.server.run import serve as run
 
     run(workspace, settings, _announce, witness)
@@ -69,19 +74,18 @@ def _announce(started: Started) -> None:
 
     service = started.service
     figures = service.curator.figures()
-    for sentence in service.curator.cautions:
-        say(f"Caution: {sentence}", err=True)
-    lines = {
+    for caution in service.curator.cautions:
+        print_wrapped(f"Warning: {caution}", err=True)
+    fields = {
         "API": f"{started.url}/v1  (model {service.setup.model_id})",
         "dashboard": f"{started.url}/  (admin key)",
         "left": left(figures, service.curator.config.on_exhausted),
         "guarantee": guarantee(figures, service.setup.unit),
     }
     if not service.curator.has_witness:
-        lines["no witness"] = NO_WITNESS
+        fields["no witness"] = NO_WITNESS
     if keeps_own_key():
-        lines["key"] = OWN_KEY
-    for name, line in lines.items():
-        say(f"  {name:<10} {line}", err=True, column=13)
+        fields["key"] = OWN_KEY
     if started.new_admin_key is not None:
-        typer.echo(f"  admin key  {started.new_admin_key}  (shown this once)", err=True)
+        fields["admin key"] = f"{started.new_admin_key}  (shown only once)"
+    print_fields(fields, err=True)

@@ -1,4 +1,4 @@
-"""`paclm study`: the paper's tables and figures, and what goes past them. Research: nothing here is private."""
+"""`paclm study`: the tables and figures of the paper and more. Research: nothing here is private."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from paclm.cli.console import WHEN_STOPPED, JsonFlag, need, open_trained, print_json, progress, tasks
+from paclm.cli.console import (
+    STOP_MESSAGE,
+    JsonFlag,
+    TrainedArgument,
+    WorkspaceArgument,
+    open_trained,
+    print_json,
+    require_packages,
+)
 from paclm.config import in_shell
 from paclm.errors import InvalidInput, PaclmError, WorkspaceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from paclm.study.figure import Figure
     from paclm.study.regime import Regime
     from paclm.study.results import Result
@@ -25,11 +31,9 @@ study = typer.Typer(
     help="Rerun the paper's tables and figures on a workspace.", no_args_is_help=True, rich_markup_mode=None
 )
 
-WorkspaceArgument = Annotated[Path, typer.Argument(help="Folder made by paclm init, with trained worlds.")]
-
 
 class _ListsRegimes(TyperCommand):
-    """Ends its help with every regime and its tables; the study is imported only then."""
+    """Lists every regime with its tables at the end of --help; imports the study only then."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         from paclm.study.figures import all_figures
@@ -38,38 +42,31 @@ class _ListsRegimes(TyperCommand):
 
         shown: list[Table | Figure] = [*all_tables(), *all_figures()]
         with formatter.section("Regimes, and the tables and figures made from them"):
-            formatter.write_dl([(name, _labels(shown, name)) for name in NAMES])
-
-
-def _labels(shown: Sequence[Table | Figure], regime: str) -> str:
-    return ", ".join(one.label for one in shown if regime in one.regimes)
+            labels = {name: ", ".join(one.label for one in shown if name in one.regimes) for name in NAMES}
+            formatter.write_dl(list(labels.items()))
 
 
 @study.command(cls=_ListsRegimes)
 def run(
-    workspace: WorkspaceArgument,
-    regimes: Annotated[list[str], typer.Argument(help="Names, listed below; all for every one.")],
-    preset: Annotated[
-        Literal["quick", "paper"], typer.Option(help="Scale: minutes on two cores, or that of the paper.")
-    ] = "quick",
+    workspace: TrainedArgument,
+    regimes: Annotated[list[str], typer.Argument(help="Names, listed below; or all.")],
+    preset: Annotated[Literal["quick", "paper"], typer.Option(help="Scale: minutes, or the paper's.")] = "quick",
     collections: Annotated[
-        int, typer.Option(help="Collections of worlds to run on; from the second on they are drawn and trained anew.")
+        int, typer.Option(help="Collections of worlds to run on; all but the first are drawn and trained here.")
     ] = 1,
     test_text: Annotated[
         Path | None, typer.Option(help="Text to score on instead of the held-out records.", show_default="held-out")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
-    again: Annotated[
-        bool, typer.Option("--again", help="Use no votes and finished parts of an earlier run; make all of them anew.")
-    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
+    again: Annotated[bool, typer.Option("--again", help="Reuse no votes or finished parts of an earlier run.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """
     Run regimes and keep their results in the workspace
 
-    What a regime needs beside the worlds (the full-corpus adapter, shards, another collection) is trained and kept.
-    A run that was stopped goes on where it was, unless the code it depends on was changed since. The realized world
-    of the deployment is not involved: studies draw their own secrets, from a seed.
+    What a regime needs besides the worlds (the full-corpus adapter, shards, another collection) is trained and kept. A
+    stopped run continues where it was, unless the code it depends on has changed. The deployment's secret is not read:
+    studies draw their own secrets, from a seed.
 
     Example usage:
 
@@ -85,7 +82,8 @@ def run(
         raise InvalidInput(f"--collections must be at least 1, not {collections}.")
     opened = open_trained(workspace)
     _refuse_other_settings(opened, workspace)
-    WHEN_STOPPED.set("Results of finished regimes are kept, and so is what was trained; the same command goes on.")
+    STOP_MESSAGE.set("Finished regimes and trained adapters are kept. Run the same command to continue.")
+    from paclm.cli.progress import progress, task_starter
     from paclm.study.eval_text import read_test_text
     from paclm.study.lab import Lab
     from paclm.study.parts import Kept
@@ -99,23 +97,25 @@ def run(
     finished: dict[str, float] = {}
     failed: dict[str, str] = {}
     with progress(quiet=as_json) as bar:
-        lab.start_task = tasks(bar)
+        lab.start_task = task_starter(bar)
+
+        def write(line: str) -> None:
+            bar.console.print(line, highlight=False, markup=False)
 
         def show(regime: Regime, result: Result) -> None:
             finished[regime.name] = result.seconds
-            if not as_json:
-                allotment = scale_in_words(result.scale)
-                line = f"{regime.name}: {len(result.rows)} rows in {result.seconds:.0f} s ({allotment})"
-                bar.console.print(line, highlight=False, markup=False)
-                if used := result.provenance["kept_from_before"]:
-                    told = f"  Files of an earlier run that were used (votes, finished parts): {used}. Anew: --again"
-                    bar.console.print(told, highlight=False, markup=False)
-                for figure in regime.summary(result):
-                    bar.console.print(f"  {figure}", highlight=False, markup=False)
+            if as_json:
+                return
+            scale = scale_in_words(result.scale)
+            write(f"{regime.name}: {len(result.rows)} rows in {result.seconds:.0f} s ({scale})")
+            if used := result.provenance["kept_from_before"]:
+                write(f"  Files of an earlier run that were reused (votes, finished parts): {used}. To redo: --again")
+            for figure in regime.summary(result):
+                write(f"  {figure}")
 
         def note(regime: Regime, error: PaclmError) -> None:
             failed[regime.name] = str(error)
-            bar.console.print(f"{regime.name}: not run. {error}", highlight=False, markup=False)
+            write(f"{regime.name}: not run. {error}")
 
         run_regimes(lab, chosen, preset, collections, show, note if len(chosen) > 1 else None)
     if as_json:
@@ -123,47 +123,42 @@ def run(
     elif finished:
         typer.echo(f"Results are in {lab.folder / 'results'}. Next: paclm study report {in_shell(workspace)}")
     if failed:
-        raise InvalidInput(f"Not all regimes were run. What they said stands above: {', '.join(failed)}.")
+        raise InvalidInput(f"Regimes that failed, with their errors above: {', '.join(failed)}.")
 
 
 def _refuse_other_settings(opened: Workspace, named: Path) -> None:
-    """What a study trains beside the worlds must be trained as they were, or its comparisons mean nothing."""
+    """Adapters that a study trains are comparable only if they are trained like the worlds."""
     if changes := opened.training_changes():
         has_served = opened.ledger_path.exists()
-        again = "" if has_served else f", or train the worlds again: paclm train {in_shell(named)} --again"
+        again = "." if has_served else f", or train the worlds again: paclm train {in_shell(named)} --again"
         raise WorkspaceError(
-            f"[training] was changed after the worlds were trained: {changes}. What a study trains beside them would "
-            f"not compare. Change it back{again or '.'}"
+            f"[training] was changed after the worlds were trained: {changes}. Adapters that a study trains would not "
+            f"be comparable. Change it back{again}"
         )
 
 
 @study.command()
-def report(
-    workspace: WorkspaceArgument,
-    as_json: JsonFlag = False,
-) -> None:
+def report(workspace: WorkspaceArgument, as_json: JsonFlag = False) -> None:
     """
     Write tables, figures and report.html from the results
 
-    Tables come as Markdown, CSV and LaTeX, figures as SVG and PDF, beside one HTML file that opens offline.
+    Tables as Markdown, CSV and LaTeX, figures as SVG and PDF, and one HTML file that opens offline.
 
     Example usage:
 
     \b
         paclm study report clinic
     """
-    need("matplotlib", "jinja2")
+    require_packages("matplotlib", "jinja2")
     from paclm.worlds.workspace import Workspace
 
     folder = Workspace.open(workspace).study_path
     if not any((folder / "results").glob("*.json")):
-        raise InvalidInput(f"{workspace} has no results yet. Make some: paclm study run {in_shell(workspace)} all")
+        raise InvalidInput(f"{workspace} has no results yet. Run: paclm study run {in_shell(workspace)} all")
     from paclm.study.report import write_report
 
     written = write_report(folder)
     if as_json:
         print_json({"report": str(written.page), "tables": len(written.tables), "figures": len(written.figures)})
     else:
-        counts = {"table": len(written.tables), "figure": len(written.figures)}
-        made = " and ".join(f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
-        typer.echo(f"{made}. Open {written.page}")
+        typer.echo(f"Tables: {len(written.tables)}, figures: {len(written.figures)}. Open {written.page}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from paclm.cli.console import WHEN_STOPPED, JsonFlag, print_json, progress, say_crowding
+from paclm.cli.console import STOP_MESSAGE, JsonFlag, WorkspaceArgument, print_fields, print_json, warn_of_threads
 from paclm.cli.training_advice import after_training, learned_little
 from paclm.config import format_duration, in_shell
 from paclm.errors import InvalidInput, WorkspaceError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    workspace: Annotated[Path, typer.Argument(help="Folder made by paclm init.")],
+    workspace: WorkspaceArgument,
     what: Annotated[
         str,
         typer.Option(
@@ -29,9 +29,9 @@ def train(
             "also collection:N and uncoupled."
         ),
     ] = "worlds",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what training will take, and stop.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Start afresh, replacing what is there.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what training will take, and exit.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Start over and replace existing adapters.")] = False,
     worlds_per_step: Annotated[
         str, typer.Option(help="How many worlds train together: a number, or auto by measured memory.")
     ] = "auto",
@@ -44,8 +44,8 @@ def train(
     """
     Train the adapter of every world
 
-    All worlds are trained alike, with the settings in [training] of paclm.toml. A run that was stopped can be resumed,
-    and ends with the same adapters.
+    All worlds are trained alike, with the settings in [training] of paclm.toml. A run that was stopped can be resumed
+    and gives the same adapters.
 
     Example usage:
 
@@ -59,45 +59,66 @@ def train(
     from paclm.worlds.workspace import Workspace
 
     if resume and again:
-        raise InvalidInput("--resume goes on with a run that was stopped, --again starts afresh: choose one of them.")
+        raise InvalidInput("--resume continues a stopped run and --again starts over: use one of them.")
     opened = Workspace.open(workspace)
     if what != "worlds" and (changes := opened.training_changes()):
-        typer.echo(f"Caution: the worlds were trained with other settings ({changes}).", err=True)
+        typer.echo(f"Warning: the worlds were trained with other settings ({changes}).", err=True)
     from paclm.engine.training_job import prepare_training
 
     job = prepare_training(opened, what, dtype=dtype)
     is_trained = job.file_name in job.workspace.manifest.adapters
     if is_trained and resume and not (job.is_unfinished or again or dry_run):
-        typer.echo(f"{job.workspace.adapters_path / job.file_name} is trained already; there is nothing to resume.")
+        typer.echo(f"{job.workspace.adapters_path / job.file_name} is trained already: nothing to resume.")
         return
-    say_threads(job)
+    warn_of_load(job)
     options = {"--what": (what, "worlds"), "--dtype": (dtype, "auto")}  # without them it would be another run
     named = [f"{name} {value}" for name, (value, default) in options.items() if value != default]
     command = " ".join(["paclm train", in_shell(workspace), *named])
-    if what == "worlds" and not dry_run:
-        _refuse_to_orphan_the_ledger(job, workspace)
-    if not dry_run:
-        job.refuse_if_running()
-    if not (again or dry_run):
-        _refuse_to_lose(job, resume, command)
-    plan = job.plan(group_size, estimate_time=dry_run)
     if dry_run:
-        _show_plan(job, plan, as_json)
+        _show_plan(job, job.plan(group_size, estimate_time=True), as_json)
         return
-    trained = _run(job, plan, resume, command)
+    if what == "worlds":
+        _refuse_if_served(job, workspace)
+    job.refuse_if_running()
+    if not again:
+        _refuse_to_overwrite(job, is_trained, resume, command)
+    plan = job.plan(group_size)
+    try:
+        _, trained = run_job(job, f"training {job.name}", plan.worlds_per_step, resume=resume)
+    except KeyboardInterrupt:
+        if job.has_kept_work:
+            STOP_MESSAGE.set(f"Work so far is kept. To continue: {command} --resume")
+        raise
     _show_result(job, plan, trained, workspace, command, as_json)
 
 
-def say_threads(job: TrainingJob) -> None:
-    """Say why training is slower than the machine."""
+def warn_of_load(job: TrainingJob) -> None:
+    """Warn if training will be slower than the machine allows, because of its settings or other programs."""
     if job.model.device.type == "cpu":
-        say_crowding(job.workspace)
+        warn_of_threads(job.workspace)
     if job.threads is not None and job.threads.busy:
         typer.echo(
             f"Another program keeps {job.threads.busy} of {job.threads.cores} cores busy: training on "
             f"{job.threads.threads}. To set another number: threads in [runtime].",
             err=True,
         )
+
+
+def run_job(
+    job: TrainingJob, label: str, worlds_per_step: int | None = None, *, resume: bool
+) -> tuple[Workspace, Trained]:
+    """Train with a progress bar; returns the workspace with its new adapters."""
+    from paclm.cli.progress import progress
+    from paclm.engine.training import Progress
+
+    with progress() as bar:
+        task = bar.add_task(label, total=None)
+
+        def show(now: Progress) -> None:
+            description = f"{label}, group {now.group + 1}/{now.num_groups}, loss {now.loss:.3f}"
+            bar.update(task, completed=now.step, total=now.num_steps, description=description)
+
+        return job.run(worlds_per_step, resume=resume, on_progress=show)
 
 
 def _threads() -> int:
@@ -110,52 +131,29 @@ def _group_size(text: str) -> int | None:
     if text == "auto":
         return None
     if not text.isdecimal() or int(text) < 1:
-        raise InvalidInput(f"--worlds-per-step is auto or a number of at least 1, not {text!r}.")
+        raise InvalidInput(f"--worlds-per-step must be auto or a number of at least 1, not {text!r}.")
     return int(text)
 
 
-def _refuse_to_orphan_the_ledger(job: TrainingJob, named: Path) -> None:
-    """Secret and ledger belong to the adapters that served: with others they could never be opened again."""
+def _refuse_if_served(job: TrainingJob, named: Path) -> None:
+    """Secret and ledger are bound to the adapters that served: with others they could never be opened again."""
     if job.workspace.ledger_path.exists():
         raise WorkspaceError(
-            f"{named} has served with its worlds, and its secret and ledger belong to them: other adapters would end "
-            "it for good. To train anew, make another workspace; budgets over the same records add up."
+            f"{named} has served tokens, and its secret and ledger are bound to its worlds: new adapters would make "
+            "them unusable. To retrain, make another workspace; budgets over the same records add up."
         )
 
 
-def _refuse_to_lose(job: TrainingJob, resume: bool, command: str) -> None:
+def _refuse_to_overwrite(job: TrainingJob, is_trained: bool, resume: bool, command: str) -> None:
     path = job.workspace.adapters_path / job.file_name
-    is_trained = job.file_name in job.workspace.manifest.adapters
     if job.is_unfinished and not resume:
-        stopped = (
-            f"{path} is there already, and a later run, to replace it, was stopped."
-            if is_trained
-            else "An earlier run of this training was stopped."
-        )
+        stopped = f"{path} exists, and a later run to replace it" if is_trained else "An earlier run of this training"
         raise WorkspaceError(
-            f"{stopped} To go on with it: {command} --resume; to start afresh and lose what it did: {command} --again"
+            f"{stopped} was stopped. To continue it: {command} --resume; to start over and lose its work: "
+            f"{command} --again"
         )
     if is_trained and not job.is_unfinished:
-        raise WorkspaceError(f"{path} is there already. To replace it: {command} --again")
-
-
-def _run(job: TrainingJob, plan: TrainingPlan, resume: bool, command: str) -> Trained:
-    from paclm.engine.training import Progress
-
-    with progress() as bar:
-        task = bar.add_task(f"training {job.name}", total=plan.num_steps)
-
-        def show(now: Progress) -> None:
-            said = f"training {job.name}, group {now.group + 1}/{now.num_groups}, loss {now.loss:.3f}"
-            bar.update(task, completed=now.step, total=now.num_steps, description=said)
-
-        try:
-            _, trained = job.run(plan.worlds_per_step, resume=resume, on_progress=show)
-        except KeyboardInterrupt:
-            if job.has_kept_work:
-                WHEN_STOPPED.set(f"What it did is kept. To go on: {command} --resume")
-            raise
-    return trained
+        raise WorkspaceError(f"{path} exists already. To replace it: {command} --again")
 
 
 def _show_plan(job: TrainingJob, plan: TrainingPlan, as_json: bool) -> None:
@@ -164,8 +162,8 @@ def _show_plan(job: TrainingJob, plan: TrainingPlan, as_json: bool) -> None:
         print_json({"what": job.name, "threads": _threads(), "worlds": figures.pop("num_worlds"), **figures})
         return
     seconds = plan.seconds or 0.0
-    _print_lines(
-        f"Training {job.name} will take",
+    typer.echo(f"Training {job.name} will take")
+    print_fields(
         {
             "adapters": f"{plan.num_worlds:,} of {plan.parameters_per_world:,} parameters, "
             f"{plan.worlds_per_step} trained together",
@@ -174,7 +172,7 @@ def _show_plan(job: TrainingJob, plan: TrainingPlan, as_json: bool) -> None:
             "memory": f"{_size(plan.memory_bytes)} beside the base model",
             "disk": f"{_size(plan.disk_bytes)} while it runs, about half of that afterwards",
             "time": f"about {format_duration(seconds)} ({plan.num_tokens / max(seconds, 1e-9):,.0f} tokens per second)",
-        },
+        }
     )
 
 
@@ -182,6 +180,7 @@ def _show_result(
     job: TrainingJob, plan: TrainingPlan, trained: Trained, named: Path, command: str, as_json: bool
 ) -> None:
     improvement, steps = trained.improvement, round(float(job.schedule.num_steps.mean()))
+    losses = float(improvement.public.mean()), float(improvement.trained.mean())
     figures: dict[str, Any] = {
         "what": job.name,
         "file": str(job.workspace.adapters_path / job.file_name),
@@ -193,31 +192,30 @@ def _show_result(
         "steps_per_world": steps,
         "num_tokens": plan.num_tokens,
         "seconds": trained.seconds,
-        "loss_public": float(improvement.public.mean()),
-        "loss_trained": float(improvement.trained.mean()),
+        "loss_public": losses[0],
+        "loss_trained": losses[1],
         "least_improvement": float((improvement.public - improvement.trained).min()),
     }
     if as_json:
         print_json(figures)
         return
-    _print_lines(
-        f"Trained {figures['file']}",
+    least = f"; smallest gain of a world {figures['least_improvement']:.3f}" if plan.num_worlds > 1 else ""
+    typer.echo(f"Trained {figures['file']}")
+    print_fields(
         {
             "adapters": f"{plan.num_worlds:,} of {plan.parameters_per_world:,} parameters",
-            "loss": f"{figures['loss_public']:.3f} → {figures['loss_trained']:.3f} nats per token on own records"
-            + (f"; least gain of a world {figures['least_improvement']:.3f}" if plan.num_worlds > 1 else ""),
+            "loss": f"{losses[0]:.3f} → {losses[1]:.3f} nats per token on own records{least}",
             "time": format_duration(trained.seconds),
-        },
+        }
     )
-    losses = figures["loss_public"], figures["loss_trained"]
-    if job.name == "worlds" and learned_little(*losses, steps):
-        typer.echo(after_training(*losses, steps, job.settings, f"{command} --again"))
     if job.name == "worlds":
+        if learned_little(*losses, steps):
+            typer.echo(after_training(*losses, steps, job.settings, f"{command} --again"))
         typer.echo(_next_step(job.workspace, in_shell(named)))
 
 
 def _next_step(workspace: Workspace, quoted: str) -> str:
-    """Commands that will work: without a budget nothing is generated."""
+    """The next commands, which work as printed: without a budget nothing is generated."""
     generate = f"paclm generate {quoted} --prompt TEXT --max-tokens 40"
     votes = f"paclm votes {quoted} --prompt TEXT"
     if {"per_token", "total"} <= workspace.settings.mechanism.keys():
@@ -226,10 +224,6 @@ def _next_step(workspace: Workspace, quoted: str) -> str:
         f"Next, a budget: paclm plan --mia 51% --tokens 1M --write {quoted}; then {generate}. For research, without a "
         f"budget: {votes}"
     )
-
-
-def _print_lines(head: str, lines: dict[str, str]) -> None:
-    typer.echo("\n".join([head, *(f"  {name:<9} {said}" for name, said in lines.items())]))
 
 
 def _size(num_bytes: int) -> str:

@@ -1,7 +1,7 @@
-"""What to say where records are few: at the paper's settings a world then takes a handful of steps and learns little.
+"""Advice for small corpora: at the paper's settings a world then takes few training steps and learns little.
 
-Nothing is changed for anybody: larger steps also mean more memorized text and more dissent, and that is the owner's
-choice (docs/guide/training.md).
+Settings are never changed automatically: larger steps also mean more memorized text and more dissent, which is the
+owner's choice (docs/guide/training.md).
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from paclm.config import TrainingConfig
 from paclm.worlds.layout import SETTINGS_FILE
 
 FEW_STEPS = 60
-"""Of AdamW per world; with fewer, the paper's learning rate hardly moves an adapter."""
-LITTLE = 0.15
-"""Part of the public model's loss that a world must have lost after few steps to have learned more than little."""
-NOTHING = 0.02
-"""Nats per token; a smaller gain is little, however many steps it took."""
+"""AdamW steps per world; with fewer, the paper's learning rate hardly changes an adapter."""
+SMALL_SHARE = 0.15
+"""A gain below this share of the public model's loss, after few steps, is small."""
+SMALL_GAIN = 0.02
+"""Nats per token; a gain below this is small, however many steps it took."""
 
 SMALL_CORPUS: dict[str, float] = {"learning_rate": 0.002, "batch_size": 2}
-"""What suits a few hundred records."""
+"""Settings for a few hundred records."""
 
 
 def learned_little(public_loss: float, trained_loss: float, steps: int) -> bool:
     """Whether answers will read like the public model's; both losses are on a world's own records."""
     gain = public_loss - trained_loss
-    return gain < NOTHING or (steps < FEW_STEPS and gain < LITTLE * public_loss)
+    return gain < SMALL_GAIN or (steps < FEW_STEPS and gain < SMALL_SHARE * public_loss)
 
 
 def before_training(steps: int, path: Path) -> str:
-    """For a workspace that is not trained yet."""
+    """Advice for a workspace that is not trained yet."""
     return (
-        f"The records are few: at the settings in [training] each world takes about {steps} steps and will learn "
-        f"little. For answers that read like your records write {_as_settings(SMALL_CORPUS)} into [training] of "
-        f"{path / SETTINGS_FILE} before you train. Worlds then also memorize and dispute more."
+        f"Few records: with the settings in [training] each world takes about {steps} steps and will learn little. For "
+        f"answers that read like your records, set {_as_settings(SMALL_CORPUS)} in [training] of "
+        f"{path / SETTINGS_FILE} before you train. Worlds then also memorize and dissent more."
     )
 
 
 def after_training(public_loss: float, trained_loss: float, steps: int, training: TrainingConfig, again: str) -> str:
-    """For worlds that have learned little; `again` is the command that trains them anew."""
+    """Advice for worlds that learned little; `again` is the command that retrains them."""
     changes: dict[str, float] = {}
     if training.learning_rate < SMALL_CORPUS["learning_rate"]:
         changes["learning_rate"] = SMALL_CORPUS["learning_rate"]
@@ -46,9 +46,8 @@ def after_training(public_loss: float, trained_loss: float, steps: int, training
         changes["batch_size"] = SMALL_CORPUS["batch_size"]
     return (
         f"The worlds learned little (loss {public_loss:.3f} → {trained_loss:.3f} in {steps} steps each): answers will "
-        "read like the public model's. More and larger steps teach more: "
-        f"{_as_settings(changes or {'epochs': 2 * training.epochs})} in [training], then {again}. Do it before the "
-        "first token is served; afterwards these worlds stay."
+        f"read like the public model's. To train more, set {_as_settings(changes or {'epochs': 2 * training.epochs})} "
+        f"in [training], then: {again}. Do so before the first token is served: after that the worlds are fixed."
     )
 
 

@@ -1,4 +1,4 @@
-"""`paclm votes`: every world's vote on one context, or along a text. For research: no secret is involved."""
+"""`paclm votes`: every world's vote on one context, or along a text. For research: reads no secret."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from paclm.cli.console import JsonFlag, open_trained, print_json, progress
+from paclm.cli.console import JsonFlag, TrainedArgument, open_trained, print_json
 from paclm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -20,14 +20,10 @@ _WINDOW = 512
 
 
 def votes(
-    workspace: Annotated[Path, typer.Argument(help="Folder made by paclm init, with trained worlds.")],
+    workspace: TrainedArgument,
     prompt: Annotated[str | None, typer.Option(help="The context to vote on.")] = None,
-    text: Annotated[
-        Path | None, typer.Option(help="A text file: votes on each of its tokens, given the true ones.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="New file for the votes on the text (.npz), for paclm replay.")
-    ] = None,
+    text: Annotated[Path | None, typer.Option(help="Text file: votes on each token, given the true ones.")] = None,
+    out: Annotated[Path | None, typer.Option(help="New .npz file for votes on the text, for paclm replay.")] = None,
     decoder: Annotated[
         Literal["greedy", "gumbel"] | None,
         typer.Option(help="How a world votes.", show_default="as in paclm.toml, else gumbel"),
@@ -35,15 +31,16 @@ def votes(
     temperature: Annotated[
         float | None, typer.Option(help="τ of the Gumbel votes.", show_default="as in paclm.toml, else 1")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the coins.", show_default="a fresh one")] = None,
-    window: Annotated[int, typer.Option(help="Tokens per window of the text; each window starts afresh.")] = _WINDOW,
-    limit: Annotated[int | None, typer.Option(help="Use only so many tokens of the text.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the coins.", show_default="random")] = None,
+    window: Annotated[int, typer.Option(help="Tokens per window; each window is a new context.")] = _WINDOW,
+    limit: Annotated[int | None, typer.Option(help="Use only this many tokens of the text.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Show every world's vote on one context, or record votes along a text
+    Show or record every world's votes
 
-    Nothing is released and nothing is charged: these are the votes of all worlds, realized or not. Keep them private.
+    On one context, or along a text. Releases nothing and charges nothing. Keep the output private: it shows the
+    votes of all worlds.
 
     Example usage:
 
@@ -53,21 +50,21 @@ def votes(
         paclm replay votes.npz --per-token 2^-16
     """
     if (prompt is None) == (text is None):
-        raise InvalidInput("Give either --prompt TEXT, or --text FILE with --out VOTES.npz.")
+        raise InvalidInput("Pass either --prompt TEXT, or --text FILE with --out VOTES.npz.")
     if (text is None) != (out is None):
-        raise InvalidInput("--text FILE and --out VOTES.npz belong together.")
+        raise InvalidInput("--text FILE and --out VOTES.npz go together: pass both.")
     if text is None and (limit is not None or window != _WINDOW):
-        raise InvalidInput("--limit and --window are for --text FILE; a prompt is one context.")
+        raise InvalidInput("--limit and --window apply to --text FILE only: a prompt is one context.")
     if limit is not None and limit < 2:
-        raise InvalidInput(f"--limit must be at least 2, one token to see and one to vote on, not {limit}.")
+        raise InvalidInput(f"--limit must be at least 2, one token of context and one to vote on, not {limit}.")
     if out is not None and out.exists():
-        raise InvalidInput(f"{out} is there already. Votes never overwrite a file: choose a new name after --out.")
+        raise InvalidInput(f"{out} exists already, and votes never overwrite a file. Pass a new name to --out.")
     from paclm.privacy.randomness import Coins
 
     opened = open_trained(workspace)
-    written = opened.settings.voting
-    tau = temperature if temperature is not None else written.temperature
-    coins = None if (decoder or written.decoder) == "greedy" else Coins(seed)
+    voting = opened.settings.voting
+    tau = temperature if temperature is not None else voting.temperature
+    coins = None if (decoder or voting.decoder) == "greedy" else Coins(seed)
     if prompt is not None:
         _vote_on_prompt(opened, prompt, coins, tau, as_json)
     elif text is not None and out is not None:
@@ -83,8 +80,8 @@ def _vote_on_prompt(opened: Workspace, prompt: str, coins: Coins | None, tempera
     engine = _open_engine(opened, with_full=False, context=len(tokens))
     if len(tokens) > engine.context:
         raise InvalidInput(
-            f"The prompt has {len(tokens):,} tokens, and the context of this base model holds {engine.context:,}. "
-            "Shorten the prompt, or vote along it in windows: put it into a file and give --text FILE --out VOTES.npz."
+            f"The prompt has {len(tokens):,} tokens, more than the base model's context of {engine.context:,}. Shorten "
+            "it, or put it into a file and vote along it in windows: --text FILE --out VOTES.npz."
         )
     ballot = engine.ballot(tokens, None if coins is None else coins.gumbel(engine.support_size), temperature)
     support, chosen = ballot.support[0].tolist(), ballot.votes[0].tolist()
@@ -109,6 +106,7 @@ def _vote_along_text(
     limit: int | None,
     as_json: bool,
 ) -> None:
+    from paclm.cli.progress import progress
     from paclm.engine.base import base_of, load_tokenizer
     from paclm.study.decoding import GREEDY, Decoding
     from paclm.study.eval_text import Passage, cut_passages
@@ -119,12 +117,12 @@ def _vote_along_text(
     try:
         content = text.read_text(encoding="utf-8")
     except OSError as error:
-        raise InvalidInput(f"{text} cannot be read: {error.strerror}. Check the path after --text.") from None
+        raise InvalidInput(f"Cannot read {text}: {error.strerror}. Check the path after --text.") from None
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{text} is not valid UTF-8, from byte {error.start:,} on. Convert it first.") from None
     tokens = encode_texts(load_tokenizer(base_of(opened)), [content])[0][:limit]
     if len(tokens) < 2:
-        raise InvalidInput(f"{text} has {len(tokens)} tokens, and votes need at least 2: one to see, one to vote on.")
+        raise InvalidInput(f"{text} has {len(tokens)} tokens. Votes need at least 2: one of context, one to vote on.")
     with_full = (opened.adapters_path / FULL_FILE).is_file()
     engine = _open_engine(opened, with_full, window)
     passages = cut_passages([Passage.of(tokens)], min(window, engine.context))
@@ -141,9 +139,7 @@ def _vote_along_text(
         return
     typer.echo(f"{positions:,} positions, {worlds} worlds, unanimous at {unanimity:.1%}: {out}")
     if not with_full:
-        typer.echo(
-            "No full-corpus adapter was trained (paclm train --what full): the file has no ceiling to compare with."
-        )
+        typer.echo("No full-corpus adapter to compare with. To train one: paclm train --what full")
 
 
 def _open_engine(opened: Workspace, with_full: bool, context: int) -> Engine:

@@ -1,0 +1,232 @@
+"""`paclm ledger backup|adopt|replace-witness|rotate-key`: after a lost disk or key. Each is recorded in the ledger."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paclm.cli.console import NO_WITNESS, WitnessOption, WorkspaceArgument, YesFlag, confirm
+from paclm.cli.ledger import operator
+from paclm.cli.ledger_keys import ledger_path, mac_keys
+from paclm.config import in_shell, parse_budget
+from paclm.errors import InvalidInput, LedgerMissing, PaclmError
+
+if TYPE_CHECKING:
+    from paclm.curator.redacted import Redacted
+
+_NAME_THE_TOTAL = (
+    "Without a witness the bound is stated at the largest total ever committed, and this copy may be older than the "
+    "last extension: pass that total with --largest-total."
+)
+
+
+def backup(workspace: WorkspaceArgument, to: Annotated[Path, typer.Argument(help="File to write.")]) -> None:
+    """
+    Copy the ledger, even while it is in use
+
+    The copy is a consistent snapshot; copying the file by hand misses what its side files hold. The copy is marked and
+    does not serve before it is adopted.
+
+    Example usage:
+
+    \b
+        paclm ledger backup clinic /backup/ledger-monday.sqlite
+    """
+    from paclm.ledger.recovery import backup as copy_ledger
+    from paclm.ledger.verify import witness_on_record
+
+    path = ledger_path(workspace)
+    copy_ledger(path, to)
+    typer.echo(
+        f"Copied to {to}. To restore it: stop the server, move {path} with any -wal and -shm files to another "
+        f"folder and keep them, copy the backup to {path}, then: paclm ledger adopt {in_shell(workspace)}"
+    )
+    if not witness_on_record(path):
+        typer.echo(f"No witness: {NO_WITNESS}", err=True)
+
+
+def adopt(
+    workspace: WorkspaceArgument,
+    witness: WitnessOption = None,
+    largest_total: Annotated[
+        str | None, typer.Option(help="Without a witness: the largest total ever committed, if paclm.toml has less.")
+    ] = None,
+    put_back: Annotated[
+        bool, typer.Option("--put-back", help="With --yes: adopt even if nothing shows that it was rolled back.")
+    ] = False,
+    yes: YesFlag = False,
+) -> None:
+    """
+    Use a ledger that was restored from a backup
+
+    Charges what may have been spent since. With the witness, account and belief are read from it and nothing is lost.
+    Without one the whole budget counts as spent, permanently, because the charges since are unknown. Not needed after
+    a crash or a kill.
+
+    Example usage:
+
+    \b
+        paclm ledger adopt clinic --witness /mnt/other/clinic.witness
+    """
+    from paclm.ledger.recovery import adopt_restored
+
+    path = _existing_ledger(workspace)
+    total = None if witness is not None else _largest_total(workspace, largest_total)
+    keys = mac_keys(workspace)
+    if witness is None:
+        _confirm_charge(path, _serves_as_is(path, keys), yes=yes, put_back=put_back)
+    event = adopt_restored(
+        path, keys[0], confirmed_by=operator(), old_keys=keys[1:], witness=witness, largest_total=total
+    )
+    messages = {
+        "current": "the witness shows that nothing is missing.",
+        "witness": f"rows {event.last_seq + 1} to {event.lost_until} are lost; account and belief were taken from the "
+        "witness.",
+        "none": "the whole budget counts as spent. For more private tokens make a new workspace.",
+    }
+    typer.echo(f"Adopted: {messages[event.proof]}")
+
+
+def _serves_as_is(path: Path, keys: list[bytes]) -> bool:
+    """Whether it is no marked copy, has the newest row that its lock remembers, and has no witness to ask."""
+    from paclm.ledger.store import lock_path, read_note
+    from paclm.ledger.verify import verify
+
+    report = verify(path, keys)
+    if report.contents is None or not report.intact or report.is_copy or read_note(lock_path(path)) is None:
+        return False
+    state = report.contents.state
+    return state.witness is None and not state.belief_is_lost
+
+
+def _confirm_charge(path: Path, serves: bool, *, yes: bool, put_back: bool) -> None:
+    """Ask before the whole budget is charged; a script must not do that to a ledger that needs no adoption."""
+    warning = (
+        f"{path} is not a backup copy and has the newest row that its lock remembers: it can serve as it is. Adopt it "
+        "only if you know that the folder was rolled back as a whole, lock included."
+    )
+    if serves and yes and not put_back:
+        raise InvalidInput(f"{warning} Nothing was charged. To adopt it anyway: --put-back --yes")
+    if serves:
+        typer.echo(warning, err=True)
+    if not yes:
+        confirm("Without a witness the whole remaining budget is charged, permanently. Adopt?")
+
+
+def _existing_ledger(workspace: Path) -> Path:
+    path = ledger_path(workspace)
+    if not path.exists():
+        raise LedgerMissing(f"There is no ledger at {path}. It is made when the workspace first generates a token.")
+    return path
+
+
+def _largest_total(workspace: Path, given: str | None) -> float:
+    """The larger of the option and the settings: the bound must be at what was ever committed, or above."""
+    from paclm.worlds.layout import SETTINGS_FILE
+    from paclm.worlds.settings import load_settings
+
+    known = [] if given is None else [parse_budget(given)]
+    try:
+        config = load_settings(workspace / SETTINGS_FILE).config
+    except PaclmError as problem:
+        if not known:
+            raise InvalidInput(f"{problem} {_NAME_THE_TOTAL}") from None
+        config = None
+    if config is not None:
+        known.append(config.total)
+    if not known:
+        raise InvalidInput(f"[mechanism] of paclm.toml sets no total. {_NAME_THE_TOTAL}")
+    return max(known)
+
+
+def replace_witness(
+    workspace: WorkspaceArgument,
+    new: Annotated[Path | None, typer.Argument(help="The new witness; none if left out.")] = None,
+    yes: YesFlag = False,
+) -> None:
+    """
+    Declare the witness lost, and name another
+
+    Records your statement that the ledger's file is the newest one.
+
+    Example usage:
+
+    \b
+        paclm ledger replace-witness clinic /mnt/other/clinic.witness
+    """
+    from paclm.ledger.recovery import replace_witness as replace
+
+    path = _existing_ledger(workspace)
+    if not yes:
+        confirm(
+            "This records your statement that the ledger's file was not restored from a copy. If it was, the guarantee "
+            "is void: adopt it instead. Continue?"
+        )
+    key, *old_keys = mac_keys(workspace)
+    replace(path, key, confirmed_by=operator(), old_keys=old_keys, witness=new)
+    typer.echo(f"Recorded. The witness is now: {new or 'none'}.")
+
+
+def rotate_key(
+    workspace: WorkspaceArgument,
+    new_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="If PACLM_KEY or PACLM_KEY_FILE is set: file of the new key; made if it is missing."
+        ),
+    ] = None,
+    witness: WitnessOption = None,
+) -> None:
+    """
+    Replace the master key
+
+    Stop the server first. A key in curator/key is replaced there. Secret and belief are sealed under the new key, which
+    signs the ledger from then on. A crash leaves one of the two keys in force and loses nothing. The old key still
+    opens old copies of the workspace.
+
+    Example usage:
+
+    \b
+        paclm ledger rotate-key clinic
+        PACLM_KEY_FILE=/safe/old.key paclm ledger rotate-key clinic --new-key-file /safe/new.key
+    """
+    from paclm.curator.master_key import KEY_FILE, KEY_FILE_VARIABLE, KEY_VARIABLE, keeps_own_key
+    from paclm.curator.redacted import disable_core_dumps
+    from paclm.curator.rotation import rotate_key as rotate
+    from paclm.worlds.workspace import Workspace
+
+    disable_core_dumps()
+    opened = Workspace.open(workspace)
+    if not ledger_path(workspace).exists():
+        raise LedgerMissing(
+            f"{workspace} has served nothing yet, so it has no key. The first token makes one; to keep it elsewhere "
+            f"from the start, set {KEY_FILE_VARIABLE}."
+        )
+    own_file = opened.curator_path / KEY_FILE
+    variable = KEY_VARIABLE if os.environ.get(KEY_VARIABLE) else KEY_FILE_VARIABLE
+    if keeps_own_key():
+        if new_key_file is not None:
+            raise InvalidInput(
+                f"The key is in {own_file}, where the new one is written: leave out --new-key-file. To keep it "
+                f"elsewhere, first move that file and set {KEY_FILE_VARIABLE}."
+            )
+        done = f"The key {rotate(opened, witness=witness)} is in force, in {own_file}."
+    elif new_key_file is None:
+        raise InvalidInput(f"The key comes from {variable}. Name a file for the new one: --new-key-file FILE")
+    else:
+        name = rotate(opened, _new_key(new_key_file.expanduser()), witness)
+        content = "the content of " if variable == KEY_VARIABLE else ""
+        done = f"The key {name} is in force. From now on set {variable} to {content}{new_key_file}."
+    typer.echo(f"{done} Back it up apart from the workspace.")
+
+
+def _new_key(path: Path) -> Redacted[bytes]:
+    """The key in a file, on disk before anything is sealed with it."""
+    from paclm.curator.master_key import new_key, read_key, write_key
+
+    if not path.exists():
+        write_key(path, new_key())
+    return read_key(path)

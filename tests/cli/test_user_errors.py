@@ -1,0 +1,279 @@
+"""Mistakes of users: one error with the value and the next step, exit status 2, nothing half-made, no traceback.
+
+Each command runs through the real entry point in this process; a few, which are about the process, in one of their own.
+The wording is in the snapshot of all messages; here each error must name the value it is about, or what to type next.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from cli.commands import INIT, SECRET_WORDS, Desk, Outcome, Paclm, check, split
+from paclm.worlds.storage import only_one
+
+GENERATE = "generate clinic --prompt x --max-tokens"
+BUDGETS = 'per_token = "2^-16"\ntotal = "2^-4"'
+Prepare = Callable[[Desk], object] | None
+
+
+def write(name: str, content: str | bytes) -> Callable[[Desk], None]:
+    return lambda desk: desk.write(name, content)
+
+
+def settings(text: str) -> Callable[[Desk], None]:
+    return write("clinic/paclm.toml", f"[mechanism]\n{text}\n[runtime]\ncontext = 64\n")
+
+
+MISTAKES: dict[str, tuple[Prepare, str, list[str]]] = {
+    "no workspace": (None, "generate gone --prompt x --max-tokens 2", ["gone"]),
+    "a file for a workspace": (None, "train notes.jsonl", ["notes.jsonl"]),
+    "serve elsewhere": (None, "serve model", ["model", "paclm init"]),
+    "ledger elsewhere": (None, "ledger show model", ["model"]),
+    "keys elsewhere": (None, "keys list model", ["model"]),
+    "another format": (
+        lambda desk: desk.edit("clinic/manifest.json", '"format": 1', '"format": 9'),
+        f"{GENERATE} 2",
+        ["format 9", "format 1"],
+    ),
+    "broken settings": (write("clinic/paclm.toml", "[mechanism\n"), f"{GENERATE} 2", ["TOML", "line 1"]),
+    "loose settings": (write("clinic/paclm.toml", "total = 1"), f"{GENERATE} 2", ["total in ", "paclm.toml"]),
+    "unknown setting": (settings("totl = 1"), f"{GENERATE} 2", ["totl", "[mechanism]", "total"]),
+    "wrong kind": (settings(f"{BUDGETS}\nsupport_size = 'x'"), f"{GENERATE} 2", ["support_size", "200", '"x"']),
+    "no budget": (settings(""), f"{GENERATE} 2", ["paclm plan", "--write", "per_token ="]),
+    "half a budget": (settings('per_token = "2^-9"'), f"{GENERATE} 2", ["total", "paclm plan"]),
+    "budget zero": (settings('per_token = "2^-9"\ntotal = 0'), f"{GENERATE} 2", ["total: ", "not 0", "paclm plan"]),
+    "budget negative": (settings("per_token = -1\ntotal = 1"), f"{GENERATE} 2", ["per_token: ", "not -1"]),
+    "budget nan": (settings("per_token = nan\ntotal = 1"), f"{GENERATE} 2", ["per_token: ", "not nan"]),
+    "budget a list": (settings("per_token = [1]\ntotal = 1"), f"{GENERATE} 2", ["per_token: ", "not [1]"]),
+    "budget true": (settings("per_token = true\ntotal = 1"), f"{GENERATE} 2", ["per_token: ", "not True"]),
+    "budget inf": (settings("per_token = 1\ntotal = inf"), f"{GENERATE} 2", ["inf", "[mechanism]"]),
+    "no tokens": (None, f"{GENERATE} 0", ["--max-tokens", "not 0"]),
+    "adapters are gone": (
+        lambda desk: (desk.folder / "clinic/adapters/worlds.safetensors").unlink(),
+        f"{GENERATE} 2",
+        ["worlds.safetensors"],
+    ),
+    "port out of range": (None, "serve clinic --port 99999", ["port", "65535", "99999"]),
+    "no such host": (None, "serve clinic --host gone.invalid --port 0", ["gone.invalid", "127.0.0.1"]),
+    "open without keys": (None, "serve clinic --host 0.0.0.0 --port 0", ["paclm keys add clinic NAME"]),
+    "unknown regime": (None, "study run clinic censsus", ["'censsus'", "census"]),
+    "no collections": (None, "study run clinic census --collections 0", ["--collections", "not 0"]),
+    "report before results": (None, "study report clinic", ["paclm study run clinic all"]),
+    "unknown training": (None, "train clinic --what frob", ["worlds", "'frob'"]),
+    "no votes": (None, "replay gone.npz --per-token 1", ["gone.npz", "paclm votes"]),
+    "bad votes": (write("v.npz", "x"), "replay v.npz --per-token 1", ["v.npz", "paclm votes"]),
+    "half a plan": (None, "plan --mia 51%", ["paclm plan --mia 51% --tokens"]),
+    "no text": (None, "votes clinic --text gone.txt --out v.npz", ["gone.txt", "No such file"]),
+    # corpora
+    "no such file": (None, f"{INIT} gone.jsonl", ["gone.jsonl", "clinic:2000"]),
+    "no corpus": (None, f"{INIT} ''", ["--corpus"]),
+    "an address": (None, f"{INIT} https://x.example/n.jsonl", ["https://x.example/n.jsonl"]),
+    "clinic without a number": (None, f"{INIT} clinic:many", ["clinic:many", "clinic:2000"]),
+    "an empty folder": (lambda desk: (desk.folder / "texts").mkdir(), f"{INIT} texts", ["texts"]),
+    "a folder of other files": (write("pile/a.pdf", ""), f"{INIT} pile", ["a.pdf", ".txt"]),
+    "a folder with a table": (write("pile/a.csv", ""), f"{INIT} pile", ["--corpus pile/a.csv"]),
+    "an empty file": (write("n.jsonl", ""), f"{INIT} n.jsonl", ["n.jsonl"]),
+    "a JSON file": (write("n.json", "[]"), f"{INIT} n.json", [".jsonl", "jq -c"]),
+    "a text file": (write("n.txt", "x"), f"{INIT} n.txt", ["n.txt"]),
+    "not UTF-8": (write("n.jsonl", b'{"text": "\xff"}\n' * 9), f"{INIT} n.jsonl", [" 9 ", "UTF-8", "iconv"]),
+    "wrong field": (None, f"{INIT} notes.jsonl --text-field note", [" 200 ", "'note'", "text, patient"]),
+    "wrong column": (write("n.csv", "id,body\n1,x\n"), f"{INIT} n.csv", ["'text'", "id, body", "--text-field"]),
+    "a table without header": (write("n.csv", f"1,{SECRET_WORDS}\n"), f"{INIT} n.csv", ["'text'"]),
+    "private field names": (write("n.jsonl", f'{{"{SECRET_WORDS}": 1}}\n'), f"{INIT} n.jsonl", ["'text'"]),
+    "no gzip": (write("n.jsonl.gz", SECRET_WORDS), f"{INIT} n.jsonl.gz", ["n.jsonl.gz", "gzip"]),
+    "too few records": (write("n.jsonl", '{"text": "a"}\n'), f"{INIT} n.jsonl", [" 1 ", " 8 "]),
+    "everything held out": (None, f"{INIT} notes.jsonl --holdout 199", ["--holdout", " 1 "]),
+    "odd worlds": (None, f"{INIT} notes.jsonl --worlds 3", ["worlds", "not 3"]),
+    "no worlds": (None, f"{INIT} notes.jsonl --worlds 0", ["worlds", "not 0"]),
+    "too many worlds": (None, f"{INIT} notes.jsonl --worlds 1000000", ["65,536", "not 1,000,000"]),
+    "negative holdout": (None, f"{INIT} notes.jsonl --holdout -1", ["--holdout", "not -1"]),
+    "negative canaries": (None, f"{INIT} notes.jsonl --canaries -1", ["--canaries", "not -1"]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_error_that_names_it_and_makes_nothing(desk: Desk, paclm: Paclm, mistake: str) -> None:
+    prepare, command, words = MISTAKES[mistake]
+    if prepare is not None:
+        prepare(desk)
+    check(paclm(*split(command)), *words)
+    assert not (desk.folder / "w").exists()
+
+
+def without_tokenizer(desk: Desk) -> Path:
+    folder = desk.other_base("b")
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    return folder
+
+
+def with_bias(desk: Desk) -> Path:
+    folder = desk.other_base("b")
+    save_file({"lm_head.bias": np.zeros(4, dtype=np.float32)}, folder / "model-2.safetensors")
+    return folder
+
+
+def cut_weights(desk: Desk) -> Path:
+    folder = desk.other_base("b")
+    os.truncate(folder / "model.safetensors", 3000)
+    return folder
+
+
+def of_type(model_type: str, architecture: str) -> Callable[[Desk], Path]:
+    return lambda desk: desk.other_base("b", model_type=model_type, architectures=[architecture])
+
+
+BASES: dict[str, tuple[Callable[[Desk], object], list[str]]] = {
+    "no name": (lambda desk: "", ["--base tiny"]),
+    "no such folder": (lambda desk: "./gone", ["'./gone'", "--base tiny"]),
+    "smollm2 is not fetched": (lambda desk: "smollm2", ["paclm models get smollm2"]),
+    "a file": (lambda desk: "notes.jsonl", ["notes.jsonl"]),
+    "no such gguf": (lambda desk: "gone.gguf", ["gone.gguf"]),
+    "a folder of something else": (lambda desk: "clinic", ["config.json", "--base tiny"]),
+    "no tokenizer": (without_tokenizer, ["tokenizer.json", "config.json"]),
+    "unknown architecture": (lambda desk: desk.other_base("b", model_type="frob"), ["Transformers", "frob"]),
+    "an encoder": (of_type("bert", "BertForMaskedLM"), ["BertForMaskedLM", "ForCausalLM"]),
+    "a model without positions": (of_type("mamba", "MambaForCausalLM"), ["mamba"]),
+    "capped logits": (of_type("gemma2", "Gemma2ForCausalLM"), ["final_logit_softcapping", "--base tiny"]),
+    "a bias of the logits": (with_bias, ["lm_head.bias", "--base tiny"]),
+    "truncated weights": (cut_weights, ["model.safetensors"]),
+}
+
+
+@pytest.mark.parametrize("mistake", BASES)
+def test_init_refuses_a_base_that_could_not_be_trained(desk: Desk, paclm: Paclm, mistake: str) -> None:
+    prepare, words = BASES[mistake]
+    check(paclm("init", "w", "--corpus", "notes.jsonl", "--worlds", "4", "--base", str(prepare(desk))), *words)
+    assert not (desk.folder / "w").exists()
+
+
+def test_weights_that_the_base_lacks_are_never_drawn_at_random(desk: Desk, paclm: Paclm) -> None:
+    base = desk.other_base("b", n_layer=3)
+    assert paclm("init", "w", "--corpus", "notes.jsonl", "--worlds", "4", "--base", str(base)).status == 0
+    check(paclm("train", "w", "--dry-run"), " 12 ", "transformer.h.2")
+
+
+def test_every_command_that_needs_worlds_names_the_command_that_trains_them(desk: Desk, paclm: Paclm) -> None:
+    assert paclm(*split(f"{INIT} notes.jsonl")).status == 0
+    untrained = ("generate w --prompt x --max-tokens 2", "serve w", "votes w --prompt x", "export w --peft p")
+    for command in (*untrained, "study run w all"):
+        check(paclm(*split(command)), "paclm train w")
+
+
+def test_a_training_that_runs_is_not_taken_for_one_that_was_stopped(desk: Desk, paclm: Paclm) -> None:
+    paclm(*split(f"{INIT} notes.jsonl"))
+    desk.write("w/adapters/.training-worlds/run.json", "{}")
+    check(paclm("train", "w"), "paclm train w --resume")
+    with only_one(desk.folder / "w" / ".training.lock", "The other training"):
+        check(paclm("train", "w"), f"process {os.getpid()}")
+
+
+def test_settings_changed_after_training_stop_the_first_token_and_studies(desk: Desk, paclm: Paclm) -> None:
+    paclm(*split(f"{INIT} notes.jsonl"))
+    desk.write("w/paclm.toml", f"[mechanism]\n{BUDGETS}\n[training]\nlearning_rate = 0.005\n[runtime]\ncontext = 64\n")
+    assert paclm("train", "w").status == 0
+    generate = split("generate w --prompt x --max-tokens 2")
+    desk.edit("w/paclm.toml", "0.005", "0.004")
+    change = "learning_rate was 0.005, now 0.004"
+    check(paclm(*generate), "[training]", change, "paclm train ", " --again")
+    check(paclm("study", "run", "w", "census"), "[training]", change, "paclm train w --again")
+    desk.edit("w/paclm.toml", "0.004", "0.005")
+    outcome = paclm(*generate)
+    assert (outcome.status, "Warning" in outcome.err) == (0, False)
+    desk.edit("w/paclm.toml", "0.005", "0.004")  # the ledger is bound to these worlds by now: a warning only
+    outcome = paclm(*generate)
+    assert (outcome.status, "Warning: [training]" in outcome.err) == (0, True)
+    assert "--again" not in paclm("study", "run", "w", "census").err
+
+
+def test_errors_of_the_system_are_printed_as_errors(desk: Desk, paclm: Paclm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", "/disk/votes.npz")
+
+    load = "paclm.study.recorded_votes.RecordedVotes.load"
+    monkeypatch.setattr(load, full)
+    check(paclm("replay", "v.npz", "--per-token", "1"), "/disk/votes.npz: No space left on device")
+    monkeypatch.setattr(load, lambda _: bytearray(2**62))
+    check(paclm("replay", "v.npz", "--per-token", "1"), "memory")
+
+
+WITHOUT = """
+import sys
+
+class Without:
+    def __init__(self, finder): self.finder = finder
+    def find_spec(self, name, *more):
+        return None if name.partition(".")[0] == package else self.finder.find_spec(name, *more)
+    def __getattr__(self, name): return getattr(self.finder, name)
+
+package = sys.argv.pop(1)
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+from paclm.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "command"),
+    [
+        ("torch", "core", f"{GENERATE} 2"),
+        ("torch", "core", "train clinic"),
+        ("torch", "core", "demo d"),
+        ("cryptography", "core", f"{GENERATE} 2"),
+        ("fastapi", "serve", "serve clinic"),
+        ("matplotlib", "report", "study report clinic"),
+    ],
+)
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(
+    desk: Desk, package: str, extra: str, command: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, package, *command.split()], capture_output=True, text=True, check=False
+    )
+    check(Outcome(done.returncode, done.stdout, done.stderr), f"'{package}'", f"pip install 'paclm[{extra}]'")
+
+
+def test_no_warning_of_a_library_precedes_the_error(desk: Desk) -> None:
+    desk.other_base("odd", bos_token_id=50256)  # Transformers would warn of it
+    desk.write("few.jsonl", '{"text": "a"}\n')
+    command = [sys.executable, "-m", "paclm", "init", "w", "--corpus", "few.jsonl", "--base", "odd", "--worlds", "4"]
+    environment = {name: value for name, value in os.environ.items() if name != "TRANSFORMERS_VERBOSITY"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("Error: ")
+
+
+def test_ctrl_c_ends_with_status_130_and_what_is_kept(
+    desk: Desk, paclm: Paclm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("paclm.worlds.creation.create_workspace", stop)
+        outcome = paclm(*split(f"{INIT} notes.jsonl"))
+    assert (outcome.status, outcome.out, outcome.err.split()[0]) == (130, "", "Stopped.")
+    assert not (desk.folder / "w").exists()
+    assert paclm(*split(f"{INIT} notes.jsonl")).status == 0
+    monkeypatch.setattr("paclm.engine.training.GroupTraining.step", stop)
+    outcome = paclm("train", "w")
+    assert (outcome.status, "paclm train w --resume" in outcome.err) == (130, True)
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback(desk: Desk) -> None:
+    command = [sys.executable, "-m", "paclm", "plan", "--mia", "51%", "--tokens", "1000"]
+    reading, writing = os.pipe()
+    os.close(reading)  # closed before anything is written
+    try:
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
