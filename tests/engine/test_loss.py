@@ -7,14 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from paclm.engine import loss as loss_module
-from paclm.engine.loss import (
-    Batch,
-    _nll_and_slope,
-    _nll_and_slope_in_place,
-    batch_loss,
-    make_batch,
-    world_means,
-)
+from paclm.engine.loss import Batch, _nll_and_slope, _nll_and_slope_in_place, batch_loss, make_batch, world_means
 from paclm.engine.schedule import NOTHING, make_blocks
 
 BLOCKS = make_blocks([[1, 2, 3, 4], [5, 6], [7, 8, 9], [10, 11, 12, 13, 14], [15, 16]], 8, 8)
@@ -32,7 +25,6 @@ def test_a_batch_holds_each_worlds_blocks_and_predicts_nothing_in_the_padding() 
 
 def test_columns_that_no_world_uses_are_not_computed() -> None:
     assert make_batch(BLOCKS, np.array([[0, NOTHING], [2, NOTHING]])).ids.shape == (2, 4)
-    assert make_batch(BLOCKS, np.array([[0], [3]]), multiple=8).ids.shape == (2, 8)
 
 
 def plain_loss(hidden: torch.Tensor, head: nn.Linear, batch: Batch) -> torch.Tensor:

@@ -43,17 +43,17 @@ def test_a_folder_saved_by_peft_itself_can_be_imported(tmp_path: Path, build_mod
 
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path, build_model: Build, make_stack: MakeStack) -> None:
     (tmp_path / "note.txt").write_text("mine")
-    with pytest.raises(EngineError, match="not empty"):
+    with pytest.raises(EngineError, match=str(tmp_path)):
         export_peft(make_stack(build_model("gpt2"), 1), tmp_path, "x", conv1d=True)
 
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"peft_type": "IA3"}, "LORA adapters only"),
+        ({"peft_type": "IA3"}, "IA3"),
         ({"use_dora": True}, "use_dora"),
-        ({"target_modules": ".*attn"}, "a list is needed"),
-        ({"r": 5}, "other adapter settings"),
+        ({"target_modules": ".*attn"}, r"\.\*attn"),
+        ({"r": 5}, "rank=5"),
     ],
 )
 def test_what_cannot_be_stacked_is_refused(
@@ -66,10 +66,10 @@ def test_what_cannot_be_stacked_is_refused(
         import_peft(folders, base="test")
 
 
-def test_missing_parts_are_named(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"adapter_config\.json cannot be read"):
+def test_missing_parts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"adapter_config\.json"):
         import_peft([tmp_path], base="test")
-    with pytest.raises(EngineError, match="No PEFT folder"):
+    with pytest.raises(EngineError):
         import_peft([], base="test")
 
 

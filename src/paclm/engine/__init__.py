@@ -1,1 +1,1 @@
-"""All worlds in one forward pass. This room is never told the secret and knows nothing of budgets or beliefs."""
+"""All worlds in one forward pass. Knows neither secret, budgets nor beliefs."""

@@ -51,7 +51,7 @@ class AdapterSpec:
         if not (math.isfinite(self.alpha) and self.alpha > 0):
             raise InvalidInput(f"An adapter's alpha must be a positive number, not {self.alpha!r}.")
         if not 0.0 <= self.dropout < 1.0:
-            raise InvalidInput(f"An adapter's dropout must lie in [0, 1), not {self.dropout!r}.")
+            raise InvalidInput(f"An adapter's dropout must be in [0, 1), not {self.dropout!r}.")
 
     @property
     def scale(self) -> float:
@@ -97,7 +97,7 @@ def find_targets(model: nn.Module, spec: AdapterSpec) -> tuple[Target, ...]:
         found = [target for target in found if _in_attention(target.name)]
         if not found:
             raise EngineError(
-                f"None of the layers {', '.join(wanted)} lies inside an attention block of this model. "
+                f"None of the layers {', '.join(wanted)} is inside an attention block of this model. "
                 "Name other targets, or turn attention_only off."
             )
     return tuple(found)

@@ -65,14 +65,13 @@ def census_of(logits: Tensor, support_sizes: Sequence[int], temperature: float =
     support = top_tokens(public, max(support_sizes))  # (n, K)
     inside = worlds.gather(2, support.expand(len(worlds), -1, -1))  # (m, n, K)
     log_total = torch.logsumexp(worlds, -1)  # (m, n)
-    favourite = worlds.argmax(-1, keepdim=True)  # (m, n, 1), ties to the smaller token
-    is_favourite = favourite == support  # (m, n, K)
+    is_argmax = worlds.argmax(-1, keepdim=True) == support  # (m, n, K), ties to the smaller token
     found = {}
     for size in support_sizes:
         own = inside[..., :size].transpose(0, 1)  # (n, m, k)
         votes = pick(own, support[:, :size]).sort(1).values  # (n, m)
         distinct = 1 + (votes[:, 1:] != votes[:, :-1]).sum(1)
-        covered = is_favourite[..., :size].any(-1).double().mean(0)
+        covered = is_argmax[..., :size].any(-1).double().mean(0)
         mass = (torch.logsumexp(own, -1).T - log_total).double().exp().mean(0)
         found[size] = torch.stack([distinct.double(), coupling_ceiling(own, temperature), covered, mass], 1)
     return found

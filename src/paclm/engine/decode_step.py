@@ -103,7 +103,7 @@ class PlainStep:
     def run(
         self, tokens: Tensor, positions: Tensor, coins: Tensor, temperature: Tensor, reach: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Support, votes and logits from device tensors; every position lies below `reach`."""
+        """Support, votes and logits from device tensors; all positions are below `reach`."""
         hidden = self._model.decode(tokens, positions, reach)  # (W, n, d)
         support = top_tokens(self.public_logits(hidden[-1]), self._support_size)  # (n, k)
         logits = support_logits(hidden, self._model.head, support)  # (n, W, k)

@@ -43,13 +43,13 @@ class Batch:
         return len(self.targets)
 
 
-def make_batch(blocks: Blocks, picks: IntArray, device: torch.device | str = "cpu", multiple: int = 1) -> Batch:
-    """Lay out the blocks `picks` (k, batch) of k worlds; the length is rounded up to a multiple."""
+def make_batch(blocks: Blocks, picks: IntArray, device: torch.device | str = "cpu") -> Batch:
+    """Lay out the blocks `picks` (k, batch) of k worlds."""
     picks = picks[:, (picks != NOTHING).any(axis=0)]  # (k, rows): short batches are short at the end
     num_worlds, rows = picks.shape
     chosen = picks.ravel()
     lengths = np.where(chosen == NOTHING, 0, blocks.lengths[chosen])  # (k · rows,)
-    length = -(-int(lengths.max()) // multiple) * multiple
+    length = int(lengths.max())
     places = np.arange(length)
     is_token = places < lengths[:, None]  # (k · rows, length)
     ids = np.zeros((len(chosen), length), dtype=np.int64)

@@ -202,7 +202,7 @@ def _building_site(target: Path) -> Iterator[Path]:
         raise WorkspaceError(f"{target} cannot be made: {error.strerror}: {error.filename}.") from None
     site.chmod(0o700)
     try:
-        with try_lock(site):  # tells `_clear_abandoned` of other processes that this one is in use
+        with try_lock(site):  # so that `_clear_abandoned` of another process leaves it
             yield site
     except OSError as error:
         raise WorkspaceError(f"{target} cannot be made: {error.strerror or error}.") from None

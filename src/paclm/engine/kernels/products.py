@@ -1,8 +1,8 @@
 """float32 products on tensor cores; the plain twin is `torch.mm`.
 
-The vendor's float32 product of 129 rows leaves most of an H200 idle. Here every factor is split into two TF32 numbers
+cuBLAS's float32 product of 129 rows leaves most of an H200 idle. Here every factor is split into two TF32 numbers
 and three products are added (`tf32x3`): float32's accuracy to within its own rounding, on tensor cores. The inputs are
-split too (`splits`), so that every multiprocessor has work; whoever reads the result adds the parts, in order: no
+split too (`splits`), so that every multiprocessor has work; the next kernel adds the parts, in order: no
 atomics, the same bits every time. Tiles are fixed by shape, never tuned at run time, for the same reason.
 """
 
