@@ -111,15 +111,8 @@ def test_what_a_study_writes_is_for_its_owner_alone_under_every_umask(written: W
     assert [path for path in files if path.stat().st_mode & 0o077] == []
 
 
-def test_the_caveats_are_said(text: str) -> None:
-    for words in ("upper envelope", "never a guarantee", "share their sessions", "not comparable", "One collection"):
-        assert words in text
-    for words in ("does not protect content", "released weights", "in the universe at all"):
-        assert words in re.sub(r"\s+", " ", text)
-    assert "NOT PRIVATE" in text
-
-
 def test_the_page_says_what_was_run(text: str) -> None:
+    assert "NOT PRIVATE" in text
     assert "quick" in text
     assert "positions 40" in text
     assert "k = 1,000 is left out" in text

@@ -183,9 +183,9 @@ def test_the_tracking_curator_tells_what_it_charges_and_the_forgetting_one_somet
 
 
 def test_operation_counts_are_the_papers() -> None:
-    dense, collapsed = cost.operations(128, 50_257, 200, 2)
-    assert f"{dense:.2e}" == "3.35e+09"
-    assert f"{collapsed:.2e}" == "2.59e+04"
+    row = cost.operations("the paper's sizes", 128, 50_257, 200, 2)
+    assert f"{row['dense']:.2e}" == "3.35e+09"
+    assert f"{row['collapsed']:.2e}" == "2.59e+04"
 
 
 def test_costs_are_positive_and_add_up(results: dict[object, Result]) -> None:

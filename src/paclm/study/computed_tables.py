@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 from paclm.privacy.bounds import round_up
 from paclm.study import paper_numbers
@@ -13,7 +12,7 @@ from paclm.study.cell import Cell, Column
 from paclm.study.paper_numbers import PAPER
 from paclm.study.regime import scale_in_words
 from paclm.study.regimes import NAMES, regime_named
-from paclm.study.results import Result, Row
+from paclm.study.results import Result
 from paclm.study.table import Table, TableData
 
 
@@ -97,20 +96,10 @@ def _canary(results: Mapping[str, Result]) -> TableData:
     )
 
 
-_PAC = (
+_MATCHED = (
     Column("T", "{queries:,}"),
-    Column("b (nats)", "{per_token_nats:.2e}"),
-    Column("method", "PAC, {release}"),
-    Column("accuracy", "accuracy ± stderr", ".4f"),
-    Column("headroom", "headroom ±", ".1%"),
-    *(Column(heading, "{nothing}") for heading in ("N", "order", "q", "f∅", "mean λ")),
-    Column("accuracy in the top 200", "accuracy_inside", ".4f"),
-    Column("δ of an example", "{nothing}"),
-)
-_PMIXED = (
-    Column("T", "{queries:,}"),
-    Column("b (nats)", "{nothing}"),
-    Column("method", "PMixED, {reading}"),
+    Column("b (nats)", "{b}"),
+    Column("method", "{method}, {variant}"),
     Column("accuracy", "accuracy ± stderr", ".5f"),
     Column("headroom", "headroom ±", ".1%"),
     Column("N", "num_shards"),
@@ -130,11 +119,15 @@ def _pmixed_full(epsilon: float, results: Mapping[str, Result]) -> TableData:
     rows: list[list[Cell | str]] = []
     for queries in sorted({row["queries"] for row in pac}):
         for row in result.select(kind="pac", epsilon=epsilon, queries=queries):
-            shown = {**row, "nothing": "", "accuracy_inside": row["accuracy"]}  # PAC draws in the top 200
-            rows.append([column.cell(shown, PAPER["tab:pmixed-full, PAC"].beside(row)) for column in _PAC])
+            shown = {**row, **dict.fromkeys(("num_shards", "order", "rate", "empty", "mean_weight"), "")}
+            shown |= {"b": f"{row['per_token_nats']:.2e}", "method": "PAC", "variant": row["release"]}
+            shown |= {"accuracy_inside": row["accuracy"], "delta_of_example": ""}  # PAC draws in the top 200
+            theirs = PAPER["tab:pmixed-full, PAC"].beside(row)
+            rows.append([c._replace(style=c.style.replace("5", "4")).cell(shown, theirs) for c in _MATCHED])
         for row in result.select(kind="matched", epsilon=epsilon, queries=queries, is_selected=True):
-            shown = {**row, "nothing": "", "is_broken": _is_broken(row)}
-            rows.append([column.cell(shown, PAPER["tab:pmixed-full, PMixED"].beside(row)) for column in _PMIXED])
+            is_broken = row["reading"] != "generous" and row["delta_of_example"] > row["delta"]
+            shown = {**row, "b": "", "method": "PMixED", "variant": row["reading"], "is_broken": is_broken}
+            rows.append([column.cell(shown, PAPER["tab:pmixed-full, PMixED"].beside(row)) for column in _MATCHED])
     ensembles = result.select(kind="ensemble")
     first, bound = ensembles[0], pac[0]
     ceilings = ", ".join(f"{row['accuracy_ceiling']:.4f} (N = {row['num_shards']})" for row in ensembles)
@@ -142,7 +135,7 @@ def _pmixed_full(epsilon: float, results: Mapping[str, Result]) -> TableData:
         f"Matched at a bound of {round_up(bound['mia_bound'], 4)} on membership inference from even odds "
         f"(ε = {epsilon:g}, δ = 1e-5; {bound['per_token_nats'] * bound['queries']:.3f} nats). Headroom: of the "
         "selected configuration's own ceiling. Errors are over passages of the text. In brackets: the paper.",
-        [column.heading for column in _PAC],
+        [column.heading for column in _MATCHED],
         rows,
         [
             f"Public model: {first['accuracy_public']:.4f} over the vocabulary, {first['accuracy_public_inside']:.4f} "
@@ -152,12 +145,6 @@ def _pmixed_full(epsilon: float, results: Mapping[str, Result]) -> TableData:
             "more than the δ that is promised. The generous reading promises none.",
         ],
     )
-
-
-def _is_broken(row: Row) -> bool:
-    """Whether an example exceeds the δ that a row promises."""
-    promised: Any = row["delta"]
-    return row["reading"] != "generous" and bool(row["delta_of_example"] > promised)
 
 
 SETUP = Table("tab:setup", (), _setup)

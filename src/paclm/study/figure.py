@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,18 +50,11 @@ class Figure:
         return file_name_of(self.label)
 
 
-@contextmanager
-def plot_style() -> Iterator[None]:
-    """Fonts, grid and lines of all figures."""
+def save_figure(figure: Figure, results: Mapping[str, Result], folder: Path) -> list[Path]:
+    """Draw it and write SVG and PDF, readable by their owner only: figures are made from votes."""
     import matplotlib
 
     with matplotlib.rc_context(_LOOK):
-        yield
-
-
-def save_figure(figure: Figure, results: Mapping[str, Result], folder: Path) -> list[Path]:
-    """Draw it and write SVG and PDF, readable by their owner only: figures are made from votes."""
-    with plot_style():
         canvas = figure.draw(results)
         paths = [folder / f"{figure.file_name}.{kind}" for kind in ("svg", "pdf")]
         for path, date in zip(paths, ("Date", "CreationDate"), strict=True):

@@ -15,6 +15,7 @@ import numpy as np
 from scipy.special import chdtrc
 
 from paclm.config import format_budget
+from paclm.privacy.belief import BoolArray, IntArray
 from paclm.privacy.bounds import success_bound
 from paclm.privacy.releases import rule_named
 from paclm.study.batched_sessions import ResearchSessions
@@ -126,23 +127,26 @@ def _organic(lab: Lab, engine: Engine, one: Planted, draws: int) -> Row:
     return row
 
 
-def _forced(lab: Lab, one: Planted, at: TriggerVotes, decoding: Decoding, others: str, per_token: float) -> Row:
-    payload = one.canary.payload_ids[0]
-    votes = force_votes(at.votes, one.is_member, payload, others_agree=OTHERS[others])
-    budget = format_budget(per_token)
-    seed = lab.seed_for("canaries", "noise", one.canary.id, decoding.name, others, budget)
+def _emit(lab: Lab, one: Planted, votes: IntArray, per_token: float, *names: str) -> tuple[BoolArray, BoolArray]:
+    """One token per row of votes: whether it is the payload, and whether the realized world holds the canary."""
+    seed = lab.seed_for("canaries", "noise", one.canary.id, *names, format_budget(per_token))
     sessions = ResearchSessions.seeded(votes.shape[1], rule_named("gaussian"), per_token, seed, len(votes))
-    emitted = sessions.release(votes).tokens == payload
-    realized = one.is_member[sessions.secrets]
+    emitted: BoolArray = sessions.release(votes).tokens == one.canary.payload_ids[0]
+    return emitted, one.is_member[sessions.secrets]
+
+
+def _key(part: str, one: Planted, decoding: Decoding, per_token: float, trials: int) -> Row:
+    row: Row = {"part": part, "canary": one.canary.id, "decoder": decoding.name, "trials": trials}
+    return row | {"per_token_nats": per_token, "budget": format_budget(per_token)}
+
+
+def _forced(lab: Lab, one: Planted, at: TriggerVotes, decoding: Decoding, others: str, per_token: float) -> Row:
+    votes = force_votes(at.votes, one.is_member, one.canary.payload_ids[0], others_agree=OTHERS[others])
+    emitted, realized = _emit(lab, one, votes, per_token, decoding.name, others)
     mean, stderr = advantage(emitted, realized)
     return {
-        "part": "forced",
-        "canary": one.canary.id,
-        "decoder": decoding.name,
+        **_key("forced", one, decoding, per_token, len(votes)),
         "others": others,
-        "per_token_nats": per_token,
-        "budget": budget,
-        "trials": len(votes),
         "advantage": mean,
         "advantage_stderr": stderr,
         "advantage_even_split": even_split_advantage(per_token),
@@ -156,21 +160,12 @@ def _forced(lab: Lab, one: Planted, at: TriggerVotes, decoding: Decoding, others
 
 def _out_of_support(lab: Lab, one: Planted, at: TriggerVotes, decoding: Decoding, per_token: float) -> Row:
     """Forced too, where possible: a vote lies in the support, so a payload outside it cannot be voted for."""
-    payload, budget = one.canary.payload_ids[0], format_budget(per_token)
+    payload = one.canary.payload_ids[0]
     in_support = bool(payload in at.support)
     votes = force_votes(at.votes, one.is_member, payload, others_agree=False) if in_support else at.votes
-    seed = lab.seed_for("canaries", "noise", one.canary.id, decoding.name, budget)
-    sessions = ResearchSessions.seeded(votes.shape[1], rule_named("gaussian"), per_token, seed, len(votes))
-    return {
-        "part": "out-of-support",
-        "canary": one.canary.id,
-        "decoder": decoding.name,
-        "per_token_nats": per_token,
-        "budget": budget,
-        "trials": len(votes),
-        "in_support": in_support,
-        "emitted": int((sessions.release(votes).tokens == payload).sum()),
-    }
+    emitted, _ = _emit(lab, one, votes, per_token, decoding.name)
+    row = _key("out-of-support", one, decoding, per_token, len(votes))
+    return row | {"in_support": in_support, "emitted": int(emitted.sum())}
 
 
 def verdicts(result: Result) -> list[str]:

@@ -139,12 +139,9 @@ def _measure(pilot: Pilot, settings: TrainingConfig, scores: list[TargetScores])
     for kind in ("C-COMMON", "C-OOD"):
         chosen = [i for i, canary in enumerate(pilot.canaries) if canary.kind == kind]
         for count in pilot.repetitions:
-            adapters = [pilot.adapter(i, count) for i in chosen]
-            own = np.stack(
-                [scores[i].log_probability[a] for i, a in zip(chosen, adapters, strict=True)]
-            )  # (c, payload)
+            own = np.stack([scores[i].log_probability[pilot.adapter(i, count)] for i in chosen])  # (c, payload)
             clean = np.stack([scores[i].log_probability[0] for i in chosen])
-            rank = np.stack([scores[i].rank[a] for i, a in zip(chosen, adapters, strict=True)])
+            rank = np.stack([scores[i].rank[pilot.adapter(i, count)] for i in chosen])
             row: Row = {"rank": settings.rank, "epochs": settings.epochs, "kind": kind, "repetitions": count}
             row |= {"canaries": len(chosen), "payload_positions": int(rank.size)}
             row["gap_nats"], row["gap_stderr"] = mean_and_stderr((own - clean).mean(axis=1))

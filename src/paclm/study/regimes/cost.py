@@ -81,37 +81,22 @@ def run(lab: Lab, scale: CostScale) -> Findings:
             }
         )
         advance(1)
-    rows += [_operations("the paper's sizes", 128, 50_257, 200, 2), _own_operations(lab, votes)]
+    distinct = count_distinct(votes)
+    typical = int(np.median(distinct[distinct > 1])) if (distinct > 1).any() else 1
+    rows.append(operations("the paper's sizes", 128, 50_257, 200, 2))
+    rows.append(operations("this workspace", lab.num_worlds, len(lab.tokenizer), SUPPORT, typical))
     advance(1)
     note = "One model: the full-corpus adapter and the public model, which an engine always runs too."
     return Findings(rows, [note])
 
 
-def operations(worlds: int, vocabulary: int, support_size: int, distinct: int) -> tuple[int, int]:
+def operations(sizes: str, worlds: int, vocabulary: int, support_size: int, distinct: int) -> Row:
     """Operations per release over the whole vocabulary, and on the distinct votes."""
     dense = worlds * vocabulary * min(worlds, vocabulary) + vocabulary**2
-    return dense, worlds * support_size + distinct**3 + worlds * distinct
-
-
-def _operations(name: str, worlds: int, vocabulary: int, support_size: int, distinct: int) -> Row:
-    dense, collapsed = operations(worlds, vocabulary, support_size, distinct)
-    return {
-        "what": "operations",
-        "sizes": name,
-        "worlds": worlds,
-        "vocabulary": vocabulary,
-        "support_size": support_size,
-        "distinct": distinct,
-        "dense": dense,
-        "collapsed": collapsed,
-        "factor": dense / collapsed,
-    }
-
-
-def _own_operations(lab: Lab, votes: IntArray) -> Row:
-    distinct = count_distinct(votes)
-    typical = int(np.median(distinct[distinct > 1])) if (distinct > 1).any() else 1
-    return _operations("this workspace", lab.num_worlds, len(lab.tokenizer), SUPPORT, typical)
+    collapsed = worlds * support_size + distinct**3 + worlds * distinct
+    row: Row = {"what": "operations", "sizes": sizes, "worlds": worlds, "vocabulary": vocabulary}
+    row |= {"support_size": support_size, "distinct": distinct}
+    return row | {"dense": dense, "collapsed": collapsed, "factor": dense / collapsed}
 
 
 def _time_forward(lab: Lab, scale: CostScale, batch: int, *adapters: str) -> tuple[float, int]:

@@ -161,6 +161,7 @@ def _matched(lab: Lab, scale: PMixedScale, digest: Digest, target: DpTarget, cho
     played = [play(digest, settings, lab.rng(*names, draw)) for draw in range(draws)]
     insides = np.array([one.inside.mean() for one in played])
     public_inside = digest.public_inside().mean()
+    ceiling_inside = digest.ceiling_inside().mean() - public_inside
     weights = [one.mean_weight for one in played if np.isfinite(one.mean_weight)]
     return {
         "kind": "matched",
@@ -179,7 +180,7 @@ def _matched(lab: Lab, scale: PMixedScale, digest: Digest, target: DpTarget, cho
         **_figures(digest, np.mean([one.truth for one in played], axis=0), lab.rng(*names, "bootstrap")),
         "stderr_of_draws": mean_and_stderr([one.truth.mean() for one in played]).stderr if draws > 1 else 0.0,
         "accuracy_inside": insides.mean(),
-        "headroom_inside": _share(insides.mean() - public_inside, digest.ceiling_inside().mean() - public_inside),
+        "headroom_inside": float((insides.mean() - public_inside) / ceiling_inside) if ceiling_inside > 0.0 else None,
         "perplexity": _perplexity(np.concatenate([one.truth for one in played])),
         "expected_gain": choice.gain,
         "guarantee": settings.guarantee,
@@ -191,11 +192,8 @@ def _worst(row: Row) -> Row:
     """The largest δ of the two-token examples at a row's operating point: what an accountant must not exceed."""
     target = DpTarget(row["queries"], row["epsilon"], row["delta"], row["reading"])
     worst = worst_loss(target.settings(row["num_shards"], row["order"] or 2, row["rate"]))
-    return {
-        "delta_of_example": worst.delta,
-        "example_public_mass": worst.public_mass,
-        "example_shard_mass": worst.shard_mass,
-    }
+    masses = {"example_public_mass": worst.public_mass, "example_shard_mass": worst.shard_mass}
+    return {"delta_of_example": worst.delta, **masses}
 
 
 def _near(lab: Lab, digest: Digest, target: DpTarget, choice: Choice) -> Row:
@@ -250,10 +248,6 @@ def _pac(lab: Lab, scale: PMixedScale) -> list[Row]:
 
 def _perplexity(truth: FloatArray) -> float:
     return float(np.exp(-np.log(truth).mean()))
-
-
-def _share(part: float, whole: float) -> float | None:
-    return float(part / whole) if whole > 0.0 else None
 
 
 def _notes(scale: PMixedScale) -> list[str]:

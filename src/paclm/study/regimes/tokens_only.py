@@ -8,6 +8,7 @@ lower bound on I(S; tokens), as the history's is an upper one. For `channel` the
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 
@@ -48,17 +49,14 @@ def run(lab: Lab, scale: TokensOnlyScale) -> Findings:
     for release in ("gaussian", "channel"):
         for per_token in BUDGETS:
             advance = lab.start_task(f"tokens only, {release} {format_budget(per_token)}", scale.sessions)
-
-            def make(release: str = release, per_token: float = per_token, advance: Advance = advance) -> list[Row]:
-                return [_at(lab, recorded, scale, release, per_token, advance)]
-
+            make = partial(_rows, lab, recorded, scale, release, per_token, advance)
             rows += parts.rows(f"{release}-{format_budget(per_token)}", make)
     return Findings(rows, [])
 
 
-def _at(
+def _rows(
     lab: Lab, recorded: RecordedVotes, scale: TokensOnlyScale, release: str, per_token: float, advance: Advance
-) -> Row:
+) -> list[Row]:
     seed = lab.seed_for("tokens_only", "sessions", release, per_token)
     rng = lab.rng("tokens_only", "particles", release, per_token)
     streams, seen = [], []
@@ -70,7 +68,7 @@ def _at(
         else:
             seen.append(stream.beliefs[0])  # its belief is about tokens alone
         advance(1)
-    return {
+    row: Row = {
         "release": release,
         "per_token_nats": per_token,
         "budget": format_budget(per_token),
@@ -79,8 +77,8 @@ def _at(
         "charged_nats": scale.tokens * per_token,
         "dissent": float(recorded.is_dissent[np.concatenate([s.positions for s in streams])].mean()),
         "is_exact": release == "channel",
-        **_figures(lab, streams, np.stack(seen)),
     }
+    return [row | _figures(lab, streams, np.stack(seen))]
 
 
 def _figures(lab: Lab, streams: list[RecordedStream], seen: FloatArray) -> Row:
