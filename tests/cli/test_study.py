@@ -25,6 +25,7 @@ def test_a_regime_is_run_its_rows_are_kept_and_a_report_is_written(workspace: Pa
     before = sorted((workspace / "curator").iterdir())
     done = invoke("study", "run", workspace, "census")
     assert "census: 2 rows" in done.output
+    assert "unanimity, k = 200" in done.output
     assert str(workspace / "study" / "results") in done.stdout
     result: dict[str, Any] = json.loads((workspace / "study" / "results" / "census.json").read_text())
     assert result["preset"] == "quick"

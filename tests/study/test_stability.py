@@ -95,7 +95,7 @@ def scripted_votes(num_worlds: int = 32, positions: int = 3000) -> TextVotes:
 
 
 def test_flatness_finds_what_was_put_into_scripted_votes(lab: Lab) -> None:
-    rows = flatness._decoder_rows(lab, scripted_votes(), 2, lambda _: None)
+    rows = flatness.decoder_rows(lab, scripted_votes(), 2, lambda _: None)
     tight = next(row for row in rows if row["budget"] == "2^-32")
     assert tight["flip_unanimous"] == 0.0
     assert tight["dissent_fraction"] == pytest.approx(2 / 3)
@@ -137,9 +137,9 @@ def test_a_release_that_was_added_is_drawn_and_described(
     monkeypatch.setitem(RULES, "first", Rule("first", first, reads_secret=False))
     monkeypatch.setitem(RULES, "other", RULES["gaussian"]._replace(name="other"))
     result = run_regime(lab, releases.REGIME, "quick", scale=SCALES[releases])
-    for name in ("first", "other"):
-        assert any(f"retained gain, {name}" in line for line in releases.REGIME.summary(result))
     drawn = replace(result, rows=[{**row, "retained_gain": 0.5} for row in result.rows])  # these worlds gain nothing
+    for name in ("first", "other"):
+        assert any(f"retained gain, {name}" in line for line in releases.REGIME.summary(drawn))
     svg = save_figure(figure_named("fig:releases"), {"releases": drawn}, tmp_path)[0].read_text()
     assert "first (leaks nothing)" in svg
     assert ">other<" in svg

@@ -17,7 +17,7 @@ from paclm.privacy.belief import BoolArray, FloatArray, IntArray
 from paclm.privacy.leak import Estimate
 from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GREEDY, GUMBEL
-from paclm.study.lab import Lab
+from paclm.study.lab import Advance, Lab
 from paclm.study.recorded_votes import TextVotes
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Row
@@ -118,17 +118,24 @@ def run(lab: Lab, scale: FlatnessScale) -> Findings:
     rows: list[Row] = []
     decodings = (GREEDY, GUMBEL.times(scale.draws))
     for name, votes in lab.text_votes(scale.positions, decodings, with_full=False).items():
-        before = VotesBeforeNoise(lab, votes, scale.draws if name == GREEDY.name else 1)
         advance = lab.start_task(f"flatness, {name}", len(BUDGETS))
-        found: list[Row] = []
-        for per_token in BUDGETS:
-            released, realized, scales = before.play(per_token)
-            if not found:
-                found.append(before.row(math.inf, realized, realized, np.zeros(1)))
-            found.append(before.row(per_token, released, realized, scales))
-            advance(1)
-        rows += [{"decoder": name, **row, **before.common()} for row in found]
+        passes = scale.draws if name == GREEDY.name else 1
+        rows += [{"decoder": name, **row} for row in decoder_rows(lab, votes, passes, advance)]
     return Findings(rows, [])
+
+
+def decoder_rows(lab: Lab, votes: TextVotes, passes: int, advance: Advance) -> list[Row]:
+    """One row without noise, then one per budget."""
+    before = VotesBeforeNoise(lab, votes, passes)
+    rows: list[Row] = []
+    for per_token in BUDGETS:
+        released, realized, scales = before.play(per_token)
+        if not rows:
+            rows.append(before.row(math.inf, realized, realized, np.zeros(1)))
+        rows.append(before.row(per_token, released, realized, scales))
+        advance(1)
+    common = before.common()
+    return [{**row, **common} for row in rows]
 
 
 REGIME = Regime(
