@@ -135,8 +135,10 @@ def test_a_belief_of_another_type_is_refused(closed):
     refused(closed, LedgerError, "belief")
 
 
-def test_a_changed_belief_is_refused(closed):
-    edit(closed.path, ("UPDATE belief SET sealed = ?", (b"sealed 9",)))
+@pytest.mark.parametrize("change", [("sealed = ?", b"sealed 9"), ("seq = ?", 10)])
+def test_a_changed_belief_is_refused(closed, change):
+    column, value = change
+    edit(closed.path, (f"UPDATE belief SET {column}", (value,)))
     refused(closed, LedgerTampered, "belief")
 
 
