@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paclm.engine.engine import Engine
 
 
-class Answer(NamedTuple):
+class PMixedAnswer(NamedTuple):
     """One query."""
 
     token: int
@@ -41,7 +41,7 @@ class PMixedSession:
         self._rng = np.random.default_rng(seed)
         self._on_exhausted = on_exhausted
 
-    def answer(self, log_shards: FloatArray, log_public: FloatArray) -> Answer:
+    def answer(self, log_shards: FloatArray, log_public: FloatArray) -> PMixedAnswer:
         """Sample one token: (N, V), (V,). The query is counted before anything is drawn."""
         if self.remaining <= 0:
             if self._on_exhausted == "refuse":
@@ -49,21 +49,21 @@ class PMixedSession:
                     f"All {self.settings.queries:,} queries that the guarantee covers have been answered. "
                     "Make a session with a larger T, or let the public model answer."
                 )
-            return Answer(self._draw(log_public), 0, is_charged=False)
+            return PMixedAnswer(self._draw(log_public), 0, is_charged=False)
         self.remaining -= 1
         chosen = self._rng.random(self.settings.num_shards) < self.settings.rate
         released, weights = release_distribution(log_shards, log_public, chosen, self.settings)
-        return Answer(self._draw(released), len(weights), is_charged=True)
+        return PMixedAnswer(self._draw(released), len(weights), is_charged=True)
 
     def _draw(self, log_release: FloatArray) -> int:
         steps = np.cumsum(np.exp(log_release))
         return int(min(np.searchsorted(steps, self._rng.random() * steps[-1], side="right"), len(steps) - 1))
 
 
-def generate(engine: Engine, prompt: Sequence[int], max_new_tokens: int, session: PMixedSession) -> list[Answer]:
+def generate(engine: Engine, prompt: Sequence[int], max_new_tokens: int, session: PMixedSession) -> list[PMixedAnswer]:
     """Continue a prompt; the engine's worlds are the shard models. Stops early where the context is full."""
     tokens = list(prompt)
-    answers: list[Answer] = []
+    answers: list[PMixedAnswer] = []
     while len(answers) < max_new_tokens and len(tokens) < engine.context:
         log_shards, log_public = next_distributions(engine, tokens)
         answers.append(session.answer(log_shards.cpu().numpy(), log_public.cpu().numpy()))
