@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,16 @@ def test_every_folder_with_code_is_a_room_of_the_design():
     folders = {path.parent.relative_to(SOURCE).parts[0] for path in SOURCE.glob("*/*.py")}
     assert folders <= set(DOORS)
     assert not {"utils", "helpers", "common"} & {path.stem for path in SOURCE.rglob("*")}
+
+
+def test_no_class_name_stands_twice_and_no_file_name_in_three_rooms():
+    classes: Counter[str] = Counter()
+    rooms: dict[str, set[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        classes.update(node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef))
+        rooms.setdefault(path.name, set()).add(path.relative_to(SOURCE).parts[0])
+    assert [name for name, count in classes.items() if count > 1] == []
+    assert [name for name, found in rooms.items() if len(found) > 2 and name != "__init__.py"] == []
 
 
 @pytest.mark.parametrize("name", sorted(OPEN_TO_ALL))
