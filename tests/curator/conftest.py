@@ -1,41 +1,34 @@
 """Small workspaces with random adapters: real engine, real ledger, real files."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from curator.deployments import ScriptedEngine, build_workspace, set_mechanism, without_notes
 from paclm import Curator
-from paclm.engine.engine import Engine
 from paclm.worlds.workspace import Workspace
-
-MakeWorkspace = Callable[..., Workspace]
 
 
 @pytest.fixture(autouse=True)
-def no_keys_around(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_keys_around(monkeypatch):
     for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_WITNESS"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)
-def no_notes(own_state: None) -> Iterator[None]:
+def no_notes(own_state):
     with without_notes():
         yield
 
 
 @pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory, texts: list[str], small_base: Path) -> Path:
+def template(tmp_path_factory, texts, small_base):
     return build_workspace(tmp_path_factory.mktemp("template") / "clinic", texts[:60], small_base).path
 
 
 @pytest.fixture(scope="session")
-def engine(template: Path) -> Engine:
+def engine(template):
     """One engine for all tests: it keeps nothing between sequences."""
     from paclm.engine.loading import open_engine
 
@@ -43,12 +36,12 @@ def engine(template: Path) -> Engine:
 
 
 @pytest.fixture
-def scripted() -> ScriptedEngine:
+def scripted():
     return ScriptedEngine()
 
 
 @pytest.fixture
-def open_curator(scripted: ScriptedEngine, small_tokenizer: Any) -> Callable[..., Curator]:
+def open_curator(scripted, small_tokenizer):
     """A curator over the scripted engine, unless the options name another."""
 
     def open_curator(workspace: Workspace, **options: Any) -> Curator:
@@ -58,7 +51,7 @@ def open_curator(scripted: ScriptedEngine, small_tokenizer: Any) -> Callable[...
 
 
 @pytest.fixture
-def make(tmp_path: Path, template: Path) -> MakeWorkspace:
+def make(tmp_path, template):
     """A fresh copy of the workspace with these settings in [mechanism]."""
 
     def make(name: str = "clinic", **mechanism: Any) -> Workspace:
@@ -73,7 +66,7 @@ def make(tmp_path: Path, template: Path) -> MakeWorkspace:
 
 
 @pytest.fixture
-def used(make: MakeWorkspace, open_curator: Callable[..., Curator]) -> Workspace:
+def used(make, open_curator):
     """A workspace from which a few private tokens have left."""
     workspace = make()
     with open_curator(workspace) as curator:

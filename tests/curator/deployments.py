@@ -1,7 +1,5 @@
 """What tests and their worker processes share: a small workspace with random adapters, and its settings."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Sequence

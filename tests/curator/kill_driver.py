@@ -7,8 +7,6 @@ and tells the driver over a pipe, in this order: what it is about to commit (row
 after it has left. After every kill the driver opens the workspace itself and notes what the ledger says. Prints JSON.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Run the kill driver in a process of its own, and what its report must say."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

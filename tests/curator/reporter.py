@@ -1,7 +1,5 @@
 """An error as a thorough error reporter would write it down."""
 
-from __future__ import annotations
-
 import traceback
 
 

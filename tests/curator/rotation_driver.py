@@ -9,8 +9,6 @@ A touch is a statement of SQLite or a call that writes, syncs, links, renames or
 each one, over a fresh copy of workspace and witness, until an exchange comes to its end. Prints a JSON list.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The plain twin of the curator's bookkeeping: the same votes and noise, one release after another."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

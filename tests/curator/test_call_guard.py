@@ -1,7 +1,5 @@
 """Calls from inside a step, as signal handlers and finalizers make them: refused or put off, and never harmful."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import sys
@@ -15,13 +13,10 @@ import pytest
 
 from curator.deployments import WORLDS, ScriptedEngine
 from curator.sequential import Reference, belief_of, recorded_noise, world_of
-from paclm import Curator, Workspace
+from paclm import Curator
 from paclm.curator.custody import CallGuard
 from paclm.curator.secret import Secret
 from paclm.errors import CuratorError, UnsoundState
-
-Make = Callable[..., Workspace]
-OpenCurator = Callable[..., Curator]
 
 
 class Interrupted(ScriptedEngine):
@@ -40,9 +35,7 @@ class Interrupted(ScriptedEngine):
 
 
 @pytest.mark.parametrize("what", ["step", "submit", "generate"])
-def test_a_call_from_inside_a_step_is_refused_and_the_step_goes_on(
-    make: Make, open_curator: OpenCurator, what: str
-) -> None:
+def test_a_call_from_inside_a_step_is_refused_and_the_step_goes_on(make, open_curator, what):
     engine = Interrupted()
     with open_curator(make(), engine=engine) as curator:
         stream = curator.submit(curator.request("the", 4))
@@ -63,9 +56,7 @@ def test_a_call_from_inside_a_step_is_refused_and_the_step_goes_on(
         assert (len(stream.tokens), curator.account.tokens) == (4, 7)
 
 
-def test_no_belief_is_lost_to_a_step_between_release_and_commit(
-    make: Make, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_belief_is_lost_to_a_step_between_release_and_commit(make, open_curator, monkeypatch):
     engine = ScriptedEngine(dissent=1.0)
     with recorded_noise() as draws, open_curator(make(per_token="2^-10"), engine=engine) as curator:
         draws.clear()
@@ -91,7 +82,7 @@ def test_no_belief_is_lost_to_a_step_between_release_and_commit(
         assert np.ptp(belief_of(curator)) > 0
 
 
-def test_a_commit_that_would_undo_another_is_refused(make: Make, open_curator: OpenCurator) -> None:
+def test_a_commit_that_would_undo_another_is_refused(make, open_curator):
     """The second line: were a step let in nevertheless, its belief would not be overwritten."""
     engine = Interrupted()
     with open_curator(make(), engine=engine) as curator:
@@ -111,7 +102,7 @@ def test_a_commit_that_would_undo_another_is_refused(make: Make, open_curator: O
         assert curator.account.tokens == 1
 
 
-def test_a_stream_cancelled_inside_a_step_ends_with_it(make: Make, open_curator: OpenCurator) -> None:
+def test_a_stream_cancelled_inside_a_step_ends_with_it(make, open_curator):
     engine = Interrupted()
     with open_curator(make(on_exhausted="refuse"), engine=engine) as curator:
         first, second = (curator.submit(curator.request("the", 5)) for _ in range(2))
@@ -123,7 +114,7 @@ def test_a_stream_cancelled_inside_a_step_ends_with_it(make: Make, open_curator:
         assert len(curator.step()) == 1
 
 
-def test_a_lost_iterator_that_is_collected_inside_a_step_harms_nobody(make: Make, open_curator: OpenCurator) -> None:
+def test_a_lost_iterator_that_is_collected_inside_a_step_harms_nobody(make, open_curator):
     engine = Interrupted()
     with open_curator(make(), engine=engine) as curator:
         kept = curator.submit(curator.request("the", 5))
@@ -142,7 +133,7 @@ def test_a_lost_iterator_that_is_collected_inside_a_step_harms_nobody(make: Make
         assert len(kept.tokens) == 3
 
 
-def test_a_signal_that_closes_the_curator_lets_the_step_end_first(make: Make, open_curator: OpenCurator) -> None:
+def test_a_signal_that_closes_the_curator_lets_the_step_end_first(make, open_curator):
     engine = Interrupted()
     workspace = make()
     curator = open_curator(workspace, engine=engine)
@@ -160,7 +151,7 @@ def test_a_signal_that_closes_the_curator_lets_the_step_end_first(make: Make, op
         assert restarted.account.tokens == 1
 
 
-def test_many_clients_that_read_slowly_get_every_token_they_paid_for(make: Make, open_curator: OpenCurator) -> None:
+def test_many_clients_that_read_slowly_get_every_token_they_paid_for(make, open_curator):
     got: dict[int, int] = {}
 
     def read(curator: Curator, number: int) -> None:
@@ -185,7 +176,7 @@ def test_many_clients_that_read_slowly_get_every_token_they_paid_for(make: Make,
         sys.setswitchinterval(interval)
 
 
-def test_a_finalizer_never_waits_for_another_thread_and_its_work_is_done_after_the_turn() -> None:
+def test_a_finalizer_never_waits_for_another_thread_and_its_work_is_done_after_the_turn():
     turns, done = CallGuard(), []
     is_inside, may_leave = threading.Event(), threading.Event()
 
@@ -205,7 +196,7 @@ def test_a_finalizer_never_waits_for_another_thread_and_its_work_is_done_after_t
     assert done == ["later", "waited"]
 
 
-def test_work_that_fails_is_not_done_again_and_stops_nobody() -> None:
+def test_work_that_fails_is_not_done_again_and_stops_nobody():
     turns, done = CallGuard(), []
     with pytest.raises(ZeroDivisionError):
         turns.when_free(lambda: done.append(1 / 0))

@@ -1,12 +1,9 @@
 """Many clients, one secret: whatever the order of arrival, charges add up and the belief is the sequential one."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +22,17 @@ from hypothesis.stateful import (
 
 from curator.deployments import WORLDS, ScriptedEngine, set_mechanism
 from curator.sequential import Reference, belief_of, recorded_noise, world_of
-from paclm import Curator, Workspace
+from paclm import Curator
 from paclm.curator.streams import Stream
 from paclm.errors import BudgetExceeded, InvalidInput, LedgerRolledBack
 from paclm.ledger.ledger import Ledger
 from paclm.privacy.accounting import units_up
 
-Make = Callable[..., Workspace]
-OpenCurator = Callable[..., Curator]
 B = 2.0**-10
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_64_clients_in_random_order_leave_the_sequential_belief_and_the_exact_sum(
-    make: Make, open_curator: OpenCurator, seed: int
-) -> None:
+def test_64_clients_in_random_order_leave_the_sequential_belief_and_the_exact_sum(make, open_curator, seed):
     chance = random.Random(seed)
     engine = ScriptedEngine(num_slots=16)
     workspace = make(per_token="2^-10", total="0.6", charge="dissent", on_exhausted="public")
@@ -73,7 +66,7 @@ def test_64_clients_in_random_order_leave_the_sequential_belief_and_the_exact_su
         assert sum(stream.charged_units for stream in streams) == ledger.account.spent_units
 
 
-def test_threads_that_all_generate_at_once_are_served_one_after_another(make: Make, open_curator: OpenCurator) -> None:
+def test_threads_that_all_generate_at_once_are_served_one_after_another(make, open_curator):
     engine = ScriptedEngine()
     with recorded_noise() as draws, open_curator(make(per_token="2^-10", total="0.6"), engine=engine) as curator:
         draws.clear()
@@ -292,20 +285,18 @@ class Lifetime(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def machine(template: Path, small_tokenizer: Any) -> type[Lifetime]:
+def machine(template, small_tokenizer):
     return type("Lifetime", (Lifetime,), {"template": template, "tokenizer": small_tokenizer})
 
 
-def test_any_life_of_a_workspace_keeps_the_books(machine: type[Lifetime]) -> None:
+def test_any_life_of_a_workspace_keeps_the_books(machine):
     # Shrinking a failure takes minutes of file handling, and the failing steps are printed anyway.
     run_state_machine_as_test(
         machine, settings=settings(max_examples=20, stateful_step_count=25, deadline=None, phases=[Phase.generate])
     )
 
 
-def test_the_invariants_notice_a_ledger_that_forgets_the_belief_or_the_charge(
-    machine: type[Lifetime], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_invariants_notice_a_ledger_that_forgets_the_belief_or_the_charge(machine, monkeypatch):
     original = Ledger.commit
     for forgetful in (
         lambda self, entries, sealed: original(self, entries, None),
@@ -325,9 +316,7 @@ def test_the_invariants_notice_a_ledger_that_forgets_the_belief_or_the_charge(
         monkeypatch.undo()
 
 
-def test_an_old_folder_is_refused_with_a_witness_and_the_invariants_notice_it_without(
-    machine: type[Lifetime], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_folder_is_refused_with_a_witness_and_the_invariants_notice_it_without(machine, monkeypatch):
     for has_witness in (True, False):
         monkeypatch.setattr(machine, "has_witness", has_witness)
         life = machine()

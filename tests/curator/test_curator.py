@@ -1,26 +1,20 @@
 """Tokens leave after their charge is durable, in order, as many as the budget affords, and marked for what they are."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from curator.deployments import ScriptedEngine, Talkative
-from paclm import Curator, Noise, Workspace
+from paclm import Noise
 from paclm.curator.streams import encode_prompt
-from paclm.engine.engine import Engine
 from paclm.errors import CuratorError, InvalidInput, LedgerError, UnsoundState
 from paclm.ledger.verify import verify
 from paclm.privacy.accounting import units_up
 
-Make = Callable[..., Workspace]
-OpenCurator = Callable[..., Curator]
 B = 2.0**-16
 
 
-def test_an_answer_says_what_left_what_it_cost_and_what_is_promised(make: Make, open_curator: OpenCurator) -> None:
+def test_an_answer_says_what_left_what_it_cost_and_what_is_promised(make, open_curator):
     with open_curator(make()) as curator:
         out = curator.generate("the patient", 50)
         again = curator.generate("the patient", 3)
@@ -36,13 +30,13 @@ def test_an_answer_says_what_left_what_it_cost_and_what_is_promised(make: Make, 
     assert 1 / 8 < out.world_id_bound < 1
 
 
-def test_text_is_that_of_the_tokens(make: Make, open_curator: OpenCurator, small_tokenizer: Any) -> None:
+def test_text_is_that_of_the_tokens(make, open_curator, small_tokenizer):
     with open_curator(make()) as curator:
         out = curator.generate(small_tokenizer.encode("the patient"), 20)
     assert out.text == small_tokenizer.decode(list(out.tokens), clean_up_tokenization_spaces=False)
 
 
-def test_a_stream_gives_the_same_pieces_one_by_one(make: Make, open_curator: OpenCurator) -> None:
+def test_a_stream_gives_the_same_pieces_one_by_one(make, open_curator):
     with open_curator(make(release="plurality")) as curator:  # no noise: the same coins give the same tokens
         whole = curator.generate("the patient", 15, coins_seed=9)
         pieces = list(curator.stream("the patient", 15, coins_seed=9))
@@ -51,7 +45,7 @@ def test_a_stream_gives_the_same_pieces_one_by_one(make: Make, open_curator: Ope
     assert "".join(piece.text for piece in pieces) == whole.text
 
 
-def test_coins_can_be_set_and_noise_cannot(make: Make, open_curator: OpenCurator) -> None:
+def test_coins_can_be_set_and_noise_cannot(make, open_curator):
     with open_curator(make(release="plurality")) as curator:
         first, second = (curator.generate("the", 20, coins_seed=1).tokens for _ in range(2))
         third = curator.generate("the", 20, coins_seed=2).tokens
@@ -63,9 +57,7 @@ def test_coins_can_be_set_and_noise_cannot(make: Make, open_curator: OpenCurator
     assert len(fresh) == 2
 
 
-def test_greedy_and_temperature_come_from_the_request_or_else_from_the_settings(
-    make: Make, open_curator: OpenCurator
-) -> None:
+def test_greedy_and_temperature_come_from_the_request_or_else_from_the_settings(make, open_curator):
     with open_curator(make(temperature=0.7)) as curator:
         assert curator.request("the", 1).temperature == 0.7
         assert curator.request("the", 1, temperature=1.3).temperature == 1.3
@@ -77,7 +69,7 @@ def test_greedy_and_temperature_come_from_the_request_or_else_from_the_settings(
         assert curator.request("the", 1, greedy=False).temperature == 0.7
 
 
-def test_a_prompt_is_encoded_as_records_are(make: Make, open_curator: OpenCurator, small_tokenizer: Any) -> None:
+def test_a_prompt_is_encoded_as_records_are(make, open_curator, small_tokenizer):
     """Tokenizers that put a start token before every text did not do so in training."""
 
     class Starting:
@@ -96,29 +88,27 @@ def test_a_prompt_is_encoded_as_records_are(make: Make, open_curator: OpenCurato
 
 
 @pytest.mark.parametrize("prompt", [b"x", bytearray(b"x"), memoryview(b"x")])
-def test_bytes_are_no_token_ids_and_cost_nothing(make: Make, open_curator: OpenCurator, prompt: Any) -> None:
+def test_bytes_are_no_token_ids_and_cost_nothing(make, open_curator, prompt):
     with open_curator(make()) as curator:
         with pytest.raises(InvalidInput, match=type(prompt).__name__):
             curator.generate(prompt, 2)
         assert (curator.account.spent_units, curator.num_active) == (0, 0)
 
 
-def test_a_prompt_that_cannot_be_written_as_utf_8_is_refused(make: Make, open_curator: OpenCurator) -> None:
+def test_a_prompt_that_cannot_be_written_as_utf_8_is_refused(make, open_curator):
     with open_curator(make()) as curator:
         with pytest.raises(InvalidInput, match="4"):
             curator.generate("caf\udce9", 2)
         assert curator.account.spent_units == 0
 
 
-def test_an_empty_prompt_is_the_start_token(make: Make, open_curator: OpenCurator, small_tokenizer: Any) -> None:
+def test_an_empty_prompt_is_the_start_token(make, open_curator, small_tokenizer):
     with open_curator(make()) as curator:
         (start,) = encode_prompt(small_tokenizer, "")
         assert curator.request("", 1).prompt == (start,)
 
 
-def test_the_end_token_is_charged_and_ends_the_answer(
-    make: Make, open_curator: OpenCurator, small_tokenizer: Any
-) -> None:
+def test_the_end_token_is_charged_and_ends_the_answer(make, open_curator, small_tokenizer):
     words = small_tokenizer.encode(" fever cough")
     with open_curator(make(), engine=Talkative([*words, small_tokenizer.eos_token_id])) as curator:
         out = curator.generate([1], 40)
@@ -127,9 +117,7 @@ def test_the_end_token_is_charged_and_ends_the_answer(
     assert out.charged_nats == len(out.tokens) * B
 
 
-def test_a_stop_string_ends_the_answer_and_is_neither_shown_nor_streamed(
-    make: Make, open_curator: OpenCurator, small_tokenizer: Any
-) -> None:
+def test_a_stop_string_ends_the_answer_and_is_neither_shown_nor_streamed(make, open_curator, small_tokenizer):
     words = small_tokenizer.encode(" fever\n\nNext patient")
     with open_curator(make(), engine=Talkative(words)) as curator:
         out = curator.generate([1], 40, stop="\n\nN")
@@ -141,7 +129,7 @@ def test_a_stop_string_ends_the_answer_and_is_neither_shown_nor_streamed(
 
 @pytest.mark.parametrize("charge", ["every-token", "dissent"])
 @pytest.mark.parametrize("release", ["gaussian", "channel", "plurality", "mixture"])
-def test_the_charge_follows_release_and_rule(make: Make, open_curator: OpenCurator, release: str, charge: str) -> None:
+def test_the_charge_follows_release_and_rule(make, open_curator, release, charge):
     with open_curator(make(release=release, charge=charge)) as curator:
         out = curator.generate("the patient", 30)
         charged = {"every-token": 30, "dissent": out.marks.count("disputed")}[charge]
@@ -151,9 +139,7 @@ def test_the_charge_follows_release_and_rule(make: Make, open_curator: OpenCurat
         assert (state.tokens, state.dissent_tokens) == (30, out.marks.count("disputed"))
 
 
-def test_nothing_is_seen_before_the_commit_returned(
-    make: Make, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_seen_before_the_commit_returned(make, open_curator, monkeypatch):
     with open_curator(make()) as curator:
         streams = [curator.submit(curator.request("the", 3, tag=f"client {i % 2}")) for i in range(5)]
         seen_at_commit = []
@@ -171,9 +157,7 @@ def test_nothing_is_seen_before_the_commit_returned(
     assert [(entry.key, entry.tokens) for entry in seen_at_commit[0][1]] == [("client 0", 3), ("client 1", 2)]
 
 
-def test_exactly_the_affordable_tokens_are_private_and_the_rest_is_marked_public(
-    make: Make, open_curator: OpenCurator
-) -> None:
+def test_exactly_the_affordable_tokens_are_private_and_the_rest_is_marked_public(make, open_curator):
     engine = ScriptedEngine()
     with open_curator(make(per_token="2^-16", total=str(7.9 * B)), engine=engine) as curator:
         out = curator.generate("the", 12)
@@ -188,7 +172,7 @@ def test_exactly_the_affordable_tokens_are_private_and_the_rest_is_marked_public
         assert curator._custody.ledger.state.public_tokens == 9
 
 
-def test_where_worlds_agree_the_dissent_rule_goes_on_for_free(make: Make, open_curator: OpenCurator) -> None:
+def test_where_worlds_agree_the_dissent_rule_goes_on_for_free(make, open_curator):
     with open_curator(make(total=str(2 * B), charge="dissent")) as curator:
         out = curator.generate("the", 40)
     assert out.marks.count("disputed") == 2
@@ -207,8 +191,8 @@ class Stumbling(ScriptedEngine):
 
 @pytest.mark.parametrize("where", ["engine", "release", "ledger", "delivery"])
 def test_after_any_failure_in_a_step_nothing_more_leaves_and_a_restart_knows_what_was_committed(
-    make: Make, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+    make, open_curator, monkeypatch, where
+):
     workspace = make()
     curator = open_curator(workspace, engine=Stumbling() if where == "engine" else ScriptedEngine(dissent=1.0))
     stream = curator.submit(curator.request("the", 9))
@@ -238,9 +222,7 @@ def test_after_any_failure_in_a_step_nothing_more_leaves_and_a_restart_knows_wha
 
 
 @pytest.mark.parametrize("place", ["text of the second", "engine of the second"])
-def test_a_step_that_fails_after_its_commit_delivers_to_nobody(
-    make: Make, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_a_step_that_fails_after_its_commit_delivers_to_nobody(make, open_curator, monkeypatch, place):
     with open_curator(make()) as curator:
         first, second = (curator.submit(curator.request("the", 5)) for _ in range(2))
         if place.startswith("text"):
@@ -259,7 +241,7 @@ def test_a_step_that_fails_after_its_commit_delivers_to_nobody(
             curator.step()
 
 
-def test_votes_of_another_shape_release_nothing(make: Make, open_curator: OpenCurator) -> None:
+def test_votes_of_another_shape_release_nothing(make, open_curator):
     class Short(ScriptedEngine):
         def step(self, *args: Any) -> Any:
             ballot = super().step(*args)
@@ -271,7 +253,7 @@ def test_votes_of_another_shape_release_nothing(make: Make, open_curator: OpenCu
         assert curator.account.tokens == 0
 
 
-def test_a_closed_curator_says_so(make: Make, open_curator: OpenCurator) -> None:
+def test_a_closed_curator_says_so(make, open_curator):
     engine = ScriptedEngine()
     curator = open_curator(make(), engine=engine)
     waiting = curator.submit(curator.request("the", 3))
@@ -283,9 +265,7 @@ def test_a_closed_curator_says_so(make: Make, open_curator: OpenCurator) -> None
         curator.step()
 
 
-def test_a_real_engine_runs_many_streams_and_the_ledger_is_intact(
-    make: Make, engine: Engine, open_curator: OpenCurator
-) -> None:
+def test_a_real_engine_runs_many_streams_and_the_ledger_is_intact(make, engine, open_curator):
     workspace = make(charge="dissent")
     with open_curator(workspace, engine=engine) as curator:
         options: list[dict[str, Any]] = [{"greedy": True}, {"temperature": 0.5}, {}]

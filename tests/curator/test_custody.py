@@ -1,13 +1,10 @@
 """Opening a workspace: what is made, what is restored, and what is refused, each for its own reason."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +30,6 @@ from paclm.worlds.layout import LEDGER_FILE
 from paclm.worlds.registry import remember_workspace
 from paclm.worlds.user_dirs import state_folder
 
-Make = Callable[..., Workspace]
-OpenCurator = Callable[..., Curator]
-
 
 def belief_of(curator: Curator) -> bytes:
     return curator._custody.belief.reveal().tobytes()
@@ -45,7 +39,7 @@ def secret_of(curator: Curator) -> int:
     return curator._custody.secret._Secret__world.reveal()  # type: ignore[attr-defined, no-any-return]
 
 
-def test_a_first_opening_makes_key_ledger_and_secret_for_the_owner_only(make: Make, open_curator: OpenCurator) -> None:
+def test_a_first_opening_makes_key_ledger_and_secret_for_the_owner_only(make, open_curator):
     workspace = make()
     with open_curator(workspace) as curator:
         assert curator.account.spent_units == 0
@@ -54,7 +48,7 @@ def test_a_first_opening_makes_key_ledger_and_secret_for_the_owner_only(make: Ma
         assert (workspace.curator_path / name).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_later_opening_restores_secret_belief_and_account_exactly(make: Make, open_curator: OpenCurator) -> None:
+def test_a_later_opening_restores_secret_belief_and_account_exactly(make, open_curator):
     workspace = make(per_token="2^-6", total="1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -66,7 +60,7 @@ def test_a_later_opening_restores_secret_belief_and_account_exactly(make: Make, 
             assert (secret_of(second), belief_of(second), second.account) == state
 
 
-def test_secrets_of_different_workspaces_are_drawn_apart(make: Make, open_curator: OpenCurator) -> None:
+def test_secrets_of_different_workspaces_are_drawn_apart(make, open_curator):
     secrets = set()
     for number in range(12):
         with open_curator(make(f"clinic-{number}")) as curator:
@@ -74,7 +68,7 @@ def test_secrets_of_different_workspaces_are_drawn_apart(make: Make, open_curato
     assert len(secrets) > 1  # all twelve equal: once in 8^11
 
 
-def test_a_ledger_from_which_nothing_left_may_get_its_secret_later(used: Workspace, make: Make) -> None:
+def test_a_ledger_from_which_nothing_left_may_get_its_secret_later(used, make):
     """A crash between making the ledger and drawing the secret."""
     workspace = make("crashed")
     open_custody(workspace).ledger.close()
@@ -83,14 +77,14 @@ def test_a_ledger_from_which_nothing_left_may_get_its_secret_later(used: Workspa
     assert (workspace.curator_path / SECRET_FILE).exists()
 
 
-def test_a_ledger_with_tokens_whose_secret_is_gone_is_refused(used: Workspace) -> None:
+def test_a_ledger_with_tokens_whose_secret_is_gone_is_refused(used):
     (used.curator_path / SECRET_FILE).unlink()
     with pytest.raises(CuratorError, match="6 private tokens"):
         open_custody(used)
     assert not (used.curator_path / SECRET_FILE).exists()
 
 
-def test_a_deleted_ledger_does_not_give_the_budget_back(used: Workspace) -> None:
+def test_a_deleted_ledger_does_not_give_the_budget_back(used):
     for path in used.curator_path.glob(f"{LEDGER_FILE}*"):
         path.unlink()
     with pytest.raises(CuratorError, match=LEDGER_FILE):
@@ -103,9 +97,7 @@ def empty_curator(workspace: Workspace) -> None:
             path.unlink()
 
 
-def test_a_ledger_made_anew_after_another_is_told_so_until_it_has_served(
-    make: Make, open_curator: OpenCurator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ledger_made_anew_after_another_is_told_so_until_it_has_served(make, open_curator, tmp_path, monkeypatch):
     monkeypatch.setenv("PACLM_STATE_DIR", str(tmp_path / "state"))
     workspace = make()
     with open_curator(workspace) as curator:
@@ -124,8 +116,8 @@ def test_a_ledger_made_anew_after_another_is_told_so_until_it_has_served(
 
 @pytest.mark.parametrize("kind", ["missing", "read-only", "a file"])
 def test_where_no_note_can_be_kept_the_workspace_is_served_all_the_same(
-    make: Make, open_curator: OpenCurator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+    make, open_curator, tmp_path, monkeypatch, kind
+):
     places = {"missing": "/proc/nowhere/state", "read-only": "/proc/state", "a file": str(tmp_path / "file")}
     (tmp_path / "file").touch()
     monkeypatch.setenv("PACLM_STATE_DIR", places[kind])
@@ -136,9 +128,7 @@ def test_where_no_note_can_be_kept_the_workspace_is_served_all_the_same(
         empty_curator(workspace)
 
 
-def test_a_workspace_that_was_moved_is_noted_at_its_new_place(
-    used: Workspace, open_curator: OpenCurator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workspace_that_was_moved_is_noted_at_its_new_place(used, open_curator, tmp_path, monkeypatch):
     monkeypatch.setenv("PACLM_STATE_DIR", str(tmp_path / "state"))
     remember_workspace(used.manifest.id, used.path, [])
     moved = used.path.rename(used.path.with_name("moved"))
@@ -147,7 +137,7 @@ def test_a_workspace_that_was_moved_is_noted_at_its_new_place(
     assert json.loads(note.read_text())["path"] == str(moved)
 
 
-def test_another_key_is_refused_and_the_right_one_still_opens(used: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_key_is_refused_and_the_right_one_still_opens(used, monkeypatch):
     monkeypatch.setenv("PACLM_KEY", "11" * 32)
     with pytest.raises(LedgerWrongKey):
         open_custody(used)
@@ -155,14 +145,14 @@ def test_another_key_is_refused_and_the_right_one_still_opens(used: Workspace, m
     open_custody(used).ledger.close()
 
 
-def test_a_lost_key_is_not_replaced(used: Workspace) -> None:
+def test_a_lost_key_is_not_replaced(used):
     (used.curator_path / KEY_FILE).unlink()
     with pytest.raises(CuratorError):
         open_custody(used)
     assert not (used.curator_path / KEY_FILE).exists()
 
 
-def test_a_secret_of_another_workspace_is_refused(used: Workspace, make: Make, open_curator: OpenCurator) -> None:
+def test_a_secret_of_another_workspace_is_refused(used, make, open_curator):
     other = make("other")
     open_custody(other).ledger.close()
     (used.curator_path / SECRET_FILE).write_bytes((other.curator_path / SECRET_FILE).read_bytes())
@@ -170,9 +160,7 @@ def test_a_secret_of_another_workspace_is_refused(used: Workspace, make: Make, o
         open_custody(used)
 
 
-def test_a_secret_of_another_ledger_over_the_same_worlds_is_refused(
-    used: Workspace, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_of_another_ledger_over_the_same_worlds_is_refused(used, open_curator, monkeypatch):
     """Same key, same worlds, ledger made anew: an old secret under a new belief would not be the one it is about."""
     file = used.curator_path / SECRET_FILE
     old = file.read_text()
@@ -194,7 +182,7 @@ def test_a_secret_of_another_ledger_over_the_same_worlds_is_refused(
     open_custody(used).ledger.close()
 
 
-def test_a_second_process_is_refused(make: Make, open_curator: OpenCurator) -> None:
+def test_a_second_process_is_refused(make, open_curator):
     workspace = make()
     program = (
         "import sys\nfrom paclm.worlds.workspace import Workspace\nfrom paclm.curator.custody import open_custody\n"
@@ -213,7 +201,7 @@ def test_a_second_process_is_refused(make: Make, open_curator: OpenCurator) -> N
     assert subprocess.run([sys.executable, "-c", program, str(workspace.path)], check=False).returncode == 0
 
 
-def test_an_engine_that_does_not_repeat_is_refused_and_the_lock_given_back(make: Make, small_tokenizer: Any) -> None:
+def test_an_engine_that_does_not_repeat_is_refused_and_the_lock_given_back(make, small_tokenizer):
     class Moody(ScriptedEngine):
         def probe(self, context: Any, coins: Any) -> tuple[np.ndarray, np.ndarray]:
             return super().probe(context, coins)[0], np.frombuffer(os.urandom(8))
@@ -224,14 +212,12 @@ def test_an_engine_that_does_not_repeat_is_refused_and_the_lock_given_back(make:
     open_custody(workspace).ledger.close()
 
 
-def test_an_engine_with_other_worlds_or_support_is_refused(make: Make, open_curator: OpenCurator) -> None:
+def test_an_engine_with_other_worlds_or_support_is_refused(make, open_curator):
     with pytest.raises(EngineError, match=r"40.*30"):
         open_curator(make(support_size=30))
 
 
-def test_a_rolled_back_ledger_is_refused_where_a_witness_knows_better(
-    make: Make, open_curator: OpenCurator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rolled_back_ledger_is_refused_where_a_witness_knows_better(make, open_curator, tmp_path, monkeypatch):
     workspace, witness = make(), tmp_path / "witness"
     with open_curator(workspace, witness=witness) as curator:
         curator.generate("the", 3)
@@ -259,9 +245,7 @@ def restore(workspace: Workspace, copy: Path) -> None:
 
 
 @pytest.mark.parametrize("has_witness", [True, False], ids=["with a witness", "without"])
-def test_a_restored_backup_never_gives_budget_or_belief_back(
-    make: Make, open_curator: OpenCurator, tmp_path: Path, has_witness: bool
-) -> None:
+def test_a_restored_backup_never_gives_budget_or_belief_back(make, open_curator, tmp_path, has_witness):
     workspace, witness = make(), tmp_path / "witness" if has_witness else None
     with open_curator(workspace, witness=witness, engine=ScriptedEngine(dissent=1.0)) as curator:
         curator.generate("the", 3)
@@ -282,7 +266,7 @@ def test_a_restored_backup_never_gives_budget_or_belief_back(
             assert curator.generate("the", 2).marks == ("public", "public")
 
 
-def test_a_real_engine_is_loaded_from_the_workspace(make: Make) -> None:
+def test_a_real_engine_is_loaded_from_the_workspace(make):
     with Curator.open(make().path) as curator:
         out = curator.generate("the patient reports", 5)
     assert len(out.tokens) == len(out.marks) <= 5

@@ -1,22 +1,17 @@
 """Real kills: a process that dies by SIGKILL has never let more leave than it paid for."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 
 from curator.killing import check_report, drive
-from paclm import Workspace
 
 
 def test_kills_at_random_instants_overcharge_one_step_at_most_and_never_undercharge(
-    make: Callable[..., Workspace],
-) -> None:
+    make,
+):
     check_report(drive(make(per_token="2^-24"), kills=6, order="right", seed=1), kills=6)
 
 
-def test_the_driver_reports_undercounts_where_tokens_leave_before_the_commit(make: Callable[..., Workspace]) -> None:
+def test_the_driver_reports_undercounts_where_tokens_leave_before_the_commit(make):
     report = drive(make(per_token="2^-24"), kills=6, order="release-first", seed=2)
     assert report["undercounts"] > 0
     with pytest.raises(AssertionError):

@@ -1,7 +1,5 @@
 """Keys: where they come from, what derives from them, and that they never show."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import errno
@@ -19,27 +17,25 @@ MASTER = bytes(range(32))
 
 
 @pytest.fixture(autouse=True)
-def no_keys_around(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_keys_around(monkeypatch):
     monkeypatch.delenv("PACLM_KEY", raising=False)
     monkeypatch.delenv("PACLM_KEY_FILE", raising=False)
 
 
-def test_a_first_opening_makes_a_key_that_only_its_owner_can_read_and_finds_it_again(tmp_path: Path) -> None:
+def test_a_first_opening_makes_a_key_that_only_its_owner_can_read_and_finds_it_again(tmp_path):
     made = load_keys(tmp_path, may_create=True)
     assert (tmp_path / KEY_FILE).stat().st_mode & 0o777 == 0o600
     assert load_keys(tmp_path, may_create=False).id == made.id
     assert load_keys(tmp_path, may_create=True).id == made.id
 
 
-def test_a_missing_key_is_not_replaced_by_a_new_one(tmp_path: Path) -> None:
+def test_a_missing_key_is_not_replaced_by_a_new_one(tmp_path):
     with pytest.raises(CuratorError):
         load_keys(tmp_path, may_create=False)
     assert not (tmp_path / KEY_FILE).exists()
 
 
-def test_the_environment_goes_before_a_named_file_and_that_before_the_workspace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_goes_before_a_named_file_and_that_before_the_workspace(tmp_path, monkeypatch):
     own = load_keys(tmp_path, may_create=True)
     named = tmp_path / "elsewhere"
     write_key(named, Redacted(bytes(32)))
@@ -50,25 +46,25 @@ def test_the_environment_goes_before_a_named_file_and_that_before_the_workspace(
 
 
 @pytest.mark.parametrize("text", [MASTER.hex(), MASTER.hex().upper() + "\n", base64.b64encode(MASTER).decode()])
-def test_a_key_is_written_in_hexadecimal_or_base64(text: str) -> None:
+def test_a_key_is_written_in_hexadecimal_or_base64(text):
     assert parse_key(Redacted(text), "it").reveal() == MASTER
 
 
 @pytest.mark.parametrize("text", ["", "sesame", MASTER.hex()[:-2], base64.b64encode(MASTER[:-1]).decode()])
-def test_anything_else_is_refused_without_repeating_it(text: str) -> None:
+def test_anything_else_is_refused_without_repeating_it(text):
     with pytest.raises(CuratorError, match="32 bytes") as caught:
         parse_key(Redacted(text), "PACLM_KEY")
     assert not text or text not in str(caught.value)
 
 
-def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+def test_a_key_file_that_others_can_read_is_refused(tmp_path):
     write_key(tmp_path / "key", Redacted(MASTER))
     (tmp_path / "key").chmod(0o640)
     with pytest.raises(CuratorError, match="chmod 600"):
         read_key(tmp_path / "key")
 
 
-def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
+def test_a_key_file_is_never_overwritten(tmp_path):
     write_key(tmp_path / "key", Redacted(MASTER))
     with pytest.raises(CuratorError):
         write_key(tmp_path / "key", Redacted(bytes(32)))
@@ -77,9 +73,7 @@ def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "link"])
-def test_a_key_that_cannot_be_written_leaves_nothing_behind_and_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_a_key_that_cannot_be_written_leaves_nothing_behind_and_says_what_to_do(tmp_path, monkeypatch, call):
     def refuse(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -89,9 +83,7 @@ def test_a_key_that_cannot_be_written_leaves_nothing_behind_and_says_what_to_do(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_key_of_which_only_half_was_written_is_refused_and_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_of_which_only_half_was_written_is_refused_and_leaves_nothing_behind(tmp_path, monkeypatch):
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:32]))
     with pytest.raises(CuratorError, match="32 of 65"):
@@ -99,9 +91,7 @@ def test_a_key_of_which_only_half_was_written_is_refused_and_leaves_nothing_behi
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interruption_while_a_key_is_written_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_while_a_key_is_written_leaves_nothing_behind(tmp_path, monkeypatch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -112,8 +102,8 @@ def test_an_interruption_while_a_key_is_written_leaves_nothing_behind(
 
 
 def test_settling_removes_every_key_in_clear_that_a_kill_left_behind_and_stumbles_over_nothing_else(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     keys = load_keys(tmp_path, may_create=True)
     for name in (".key.0badcafe.part", ".key.new.0badcafe.part"):
         write_key(tmp_path / name, Redacted(bytes(32)))
@@ -124,7 +114,7 @@ def test_settling_removes_every_key_in_clear_that_a_kill_left_behind_and_stumble
     assert load_keys(tmp_path, may_create=False).id == keys.id
 
 
-def test_a_first_opening_that_another_one_overtook_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_opening_that_another_one_overtook_says_so(tmp_path, monkeypatch):
     link = os.link
 
     def overtake(part: Path, path: Path) -> None:
@@ -139,7 +129,7 @@ def test_a_first_opening_that_another_one_overtook_says_so(tmp_path: Path, monke
     assert read_key(tmp_path / KEY_FILE).reveal() != MASTER
 
 
-def test_what_is_sealed_opens_with_the_same_key_and_subject_only() -> None:
+def test_what_is_sealed_opens_with_the_same_key_and_subject_only():
     keys, other = MasterKeys.derived(Redacted(MASTER)), MasterKeys.derived(Redacted(bytes(32)))
     sealed = keys.seal(b"content", b"subject")
     assert b"content" not in sealed
@@ -153,7 +143,7 @@ def test_what_is_sealed_opens_with_the_same_key_and_subject_only() -> None:
     assert keys.unseal(b"", b"subject") is None
 
 
-def test_every_purpose_has_its_own_key_and_none_shows() -> None:
+def test_every_purpose_has_its_own_key_and_none_shows():
     keys = MasterKeys.derived(Redacted(MASTER))
     assert keys.mac.reveal() != MASTER
     assert len(keys.mac.reveal()) == 32

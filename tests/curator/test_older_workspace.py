@@ -1,7 +1,5 @@
 """A workspace that commit adfd882 made and charged still opens, verifies and serves."""
 
-from __future__ import annotations
-
 import tarfile
 from pathlib import Path
 
@@ -16,7 +14,7 @@ TOKENS, UNITS, HEAD = 15, 11 * 2**44 + 4 * 2**43, 20
 
 
 @pytest.fixture
-def older(tmp_path: Path) -> Path:
+def older(tmp_path):
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(tmp_path, filter="tar")
     return tmp_path / "workspace"

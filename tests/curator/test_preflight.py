@@ -1,10 +1,7 @@
 """What a workspace must agree with before it is opened: its worlds, its budgets, the settings its ledger knows."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,9 +23,6 @@ from paclm.ledger.verify import verify
 from paclm.privacy.releases import RULES
 from paclm.worlds.layout import LEDGER_FILE
 
-Make = Callable[..., Workspace]
-OpenCurator = Callable[..., Curator]
-
 
 def change_adapters(workspace: Workspace) -> None:
     path = workspace.adapters_path / WORLDS_FILE
@@ -37,13 +31,13 @@ def change_adapters(workspace: Workspace) -> None:
     path.write_bytes(content)
 
 
-def test_adapters_that_changed_behind_an_open_workspace_are_refused(used: Workspace, open_curator: OpenCurator) -> None:
+def test_adapters_that_changed_behind_an_open_workspace_are_refused(used, open_curator):
     change_adapters(used)
     with pytest.raises(WorkspaceError):
         open_curator(used)
 
 
-def test_adapters_that_changed_and_kept_size_and_time_are_refused(used: Workspace, open_curator: OpenCurator) -> None:
+def test_adapters_that_changed_and_kept_size_and_time_are_refused(used, open_curator):
     path = used.adapters_path / WORLDS_FILE
     before = path.stat()
     change_adapters(used)
@@ -53,9 +47,7 @@ def test_adapters_that_changed_and_kept_size_and_time_are_refused(used: Workspac
         open_curator(used.path)
 
 
-def test_files_are_hashed_under_the_lock_and_before_they_are_loaded(
-    used: Workspace, small_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_hashed_under_the_lock_and_before_they_are_loaded(used, small_tokenizer, monkeypatch):
     """Adapters that change between the first look and the loading: here, when the lock is taken."""
     original = custody.open_ledger
 
@@ -69,9 +61,7 @@ def test_files_are_hashed_under_the_lock_and_before_they_are_loaded(
         Curator.open(used, tokenizer=small_tokenizer)
 
 
-def test_adapters_trained_while_the_workspace_is_being_opened_are_refused(
-    used: Workspace, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapters_trained_while_the_workspace_is_being_opened_are_refused(used, open_curator, monkeypatch):
     original = custody.open_ledger
 
     def train_then_open(*args: Any) -> Any:
@@ -84,20 +74,20 @@ def test_adapters_trained_while_the_workspace_is_being_opened_are_refused(
         open_curator(used)
 
 
-def test_worlds_that_were_trained_again_are_refused(used: Workspace) -> None:
+def test_worlds_that_were_trained_again_are_refused(used):
     path = used.adapters_path / WORLDS_FILE
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(CuratorError, match="adapters"):
         open_custody(used.with_adapters(WORLDS_FILE))
 
 
-def test_other_records_are_refused(used: Workspace) -> None:
+def test_other_records_are_refused(used):
     manifest = dataclasses.replace(used.manifest, files={**used.manifest.files, "membership.npz": "0" * 64})
     with pytest.raises(CuratorError, match="records"):
         open_custody(dataclasses.replace(used, manifest=manifest))
 
 
-def test_as_long_as_nothing_left_the_refusal_says_how_to_start_anew(make: Make) -> None:
+def test_as_long_as_nothing_left_the_refusal_says_how_to_start_anew(make):
     workspace = make()
     open_custody(workspace).ledger.close()
     manifest = dataclasses.replace(workspace.manifest, files={**workspace.manifest.files, "membership.npz": "0" * 64})
@@ -105,7 +95,7 @@ def test_as_long_as_nothing_left_the_refusal_says_how_to_start_anew(make: Make) 
         open_custody(dataclasses.replace(workspace, manifest=manifest))
 
 
-def test_worlds_must_be_trained_first(make: Make) -> None:
+def test_worlds_must_be_trained_first(make):
     workspace = make()
     untrained = dataclasses.replace(workspace, manifest=dataclasses.replace(workspace.manifest, adapters={}))
     with pytest.raises(WorkspaceError, match="paclm train"):
@@ -124,16 +114,14 @@ def test_worlds_must_be_trained_first(make: Make) -> None:
         ({"per_token": "2^-61", "total": "2^-50"}, "per_token"),
     ],
 )
-def test_budgets_that_promise_nothing_are_refused(make: Make, mechanism: dict[str, str], reason: str) -> None:
+def test_budgets_that_promise_nothing_are_refused(make, mechanism, reason):
     workspace = make(**mechanism)
     with pytest.raises(InvalidInput, match=reason):
         open_custody(workspace)
     assert not list(workspace.curator_path.iterdir())
 
 
-def test_a_ledger_of_an_older_version_with_a_smaller_charge_is_no_forgery(
-    make: Make, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ledger_of_an_older_version_with_a_smaller_charge_is_no_forgery(make, open_curator, monkeypatch):
     """Versions before took any per_token, and charged it as one unit."""
     workspace = make(per_token="2^-70", total="2^-50")
     with monkeypatch.context() as older:
@@ -148,14 +136,12 @@ def test_a_ledger_of_an_older_version_with_a_smaller_charge_is_no_forgery(
     assert verify(workspace.curator_path / LEDGER_FILE).intact
 
 
-def test_a_total_of_ln_2_is_served_with_a_warning(make: Make, open_curator: OpenCurator) -> None:
+def test_a_total_of_ln_2_is_served_with_a_warning(make, open_curator):
     with pytest.warns(UserWarning, match="100.00%"):
         open_curator(make(total="0.7")).close()
 
 
-def test_lowering_the_total_after_the_first_charge_does_not_silence_the_warning(
-    make: Make, open_curator: OpenCurator
-) -> None:
+def test_lowering_the_total_after_the_first_charge_does_not_silence_the_warning(make, open_curator):
     with pytest.warns(UserWarning, match="1 nats"), open_curator(make(total="1")) as curator:
         curator.generate("the", 2)
     with pytest.warns(UserWarning, match="1 nats"):
@@ -165,13 +151,13 @@ def test_lowering_the_total_after_the_first_charge_does_not_silence_the_warning(
         assert curator.account.total_nats == 0.5
 
 
-def test_a_total_lowered_before_the_first_charge_needs_no_warning(make: Make, open_curator: OpenCurator) -> None:
+def test_a_total_lowered_before_the_first_charge_needs_no_warning(make, open_curator):
     with pytest.warns(UserWarning, match="1 nats"):
         open_curator(make(total="1")).close()
     open_curator(make(total="0.5")).close()  # warnings are errors
 
 
-def test_a_missing_budget_says_what_to_write(make: Make) -> None:
+def test_a_missing_budget_says_what_to_write(make):
     workspace = make()
     set_mechanism(workspace.path)
     with pytest.raises(InvalidInput, match=r'per_token = "2\^-32" and total = "2\^-10"'):
@@ -190,9 +176,7 @@ def test_a_missing_budget_says_what_to_write(make: Make) -> None:
         {"on_exhausted": "refuse"},
     ],
 )
-def test_other_settings_hold_from_now_on_and_are_recorded(
-    used: Workspace, make: Make, open_curator: OpenCurator, change: dict[str, Any]
-) -> None:
+def test_other_settings_hold_from_now_on_and_are_recorded(used, make, open_curator, change):
     with open_curator(make(**change)) as curator:
         assert curator.config == make(**change).config
         rows = curator._custody.ledger.head.seq
@@ -201,14 +185,14 @@ def test_other_settings_hold_from_now_on_and_are_recorded(
         assert curator._custody.ledger.head.seq == rows + 2
 
 
-def test_a_larger_support_is_a_setting_too(used: Workspace, make: Make, small_tokenizer: Any) -> None:
+def test_a_larger_support_is_a_setting_too(used, make, small_tokenizer):
     engine = ScriptedEngine()
     engine.support_size = 50
     with Curator.open(make(support_size=50), engine=engine, tokenizer=small_tokenizer) as curator:
         curator.generate("the", 2)
 
 
-def test_a_larger_total_needs_the_command_that_asks(used: Workspace, make: Make) -> None:
+def test_a_larger_total_needs_the_command_that_asks(used, make):
     with pytest.raises(InvalidInput, match="paclm ledger extend"):
         open_custody(make(total="2^-3"))
     custody = open_custody(make())
@@ -219,14 +203,12 @@ def test_a_larger_total_needs_the_command_that_asks(used: Workspace, make: Make)
     custody.ledger.close()
 
 
-def test_a_total_below_what_is_spent_is_refused(used: Workspace, make: Make) -> None:
+def test_a_total_below_what_is_spent_is_refused(used, make):
     with pytest.raises(InvalidInput, match="already"):
         open_custody(make(per_token="2^-24", total="2^-20"))
 
 
-def test_a_release_that_is_registered_for_studies_only_is_refused_with_the_reason(
-    make: Make, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_that_is_registered_for_studies_only_is_refused_with_the_reason(make, open_curator, monkeypatch):
     assert set(RELEASES) <= set(RULES), "what may be deployed is registered"
     monkeypatch.setitem(RULES, "response", RULES["channel"]._replace(name="response"))
     workspace = make()

@@ -1,7 +1,5 @@
 """What is hidden stays hidden: print, format, pickle, copy, comparison, tracebacks with all their local variables."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import json
@@ -16,7 +14,7 @@ from paclm.errors import CuratorError, UnsoundState
 TELLTALE = 982451653
 
 
-def test_a_hidden_value_shows_in_no_way_that_programs_print() -> None:
+def test_a_hidden_value_shows_in_no_way_that_programs_print():
     box = Redacted(TELLTALE)
     for said in (repr(box), str(box), f"{box}", f"{box!r:>20}", format(box, ""), f"{[box]} { ({'a': box}) }"):
         assert str(TELLTALE) not in said
@@ -27,7 +25,7 @@ def test_a_hidden_value_shows_in_no_way_that_programs_print() -> None:
         json.dumps(box)
 
 
-def test_a_hidden_value_is_neither_pickled_nor_copied_nor_compared() -> None:
+def test_a_hidden_value_is_neither_pickled_nor_copied_nor_compared():
     box = Redacted(TELLTALE)
     for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(UnsoundState):
@@ -50,7 +48,7 @@ def fails(box: Redacted[int], kind: type[BaseException]) -> None:
 
 
 @pytest.mark.parametrize("kind", [ValueError, Oddity, MemoryError, AssertionError])
-def test_a_failure_tells_its_kind_and_nothing_else(kind: type[Exception]) -> None:
+def test_a_failure_tells_its_kind_and_nothing_else(kind):
     with pytest.raises(UnsoundState, match=kind.__name__) as caught:
         fails(Redacted(TELLTALE), kind)
     assert caught.value.__context__ is None
@@ -60,7 +58,7 @@ def test_a_failure_tells_its_kind_and_nothing_else(kind: type[Exception]) -> Non
     assert str(TELLTALE) not in said
 
 
-def test_an_interruption_is_passed_on_without_the_frames_it_met() -> None:
+def test_an_interruption_is_passed_on_without_the_frames_it_met():
     with pytest.raises(KeyboardInterrupt) as caught:
         fails(Redacted(TELLTALE), KeyboardInterrupt)
     said = everything_in(caught.value)  # apart: pytest keeps the parts of an assertion in local variables
@@ -68,7 +66,7 @@ def test_an_interruption_is_passed_on_without_the_frames_it_met() -> None:
 
 
 @pytest.mark.parametrize(("code", "kept"), [(3, 3), (0, 0), (None, None), (f"the value is {TELLTALE}", 1), (True, 1)])
-def test_an_exit_keeps_its_status_and_nothing_else(code: object, kept: int | None) -> None:
+def test_an_exit_keeps_its_status_and_nothing_else(code, kept):
     @redact_errors
     def leaves(box: Redacted[object]) -> None:
         raise SystemExit(box.reveal())
@@ -80,7 +78,7 @@ def test_an_exit_keeps_its_status_and_nothing_else(code: object, kept: int | Non
     assert str(TELLTALE) not in said.replace(repr(code), "")  # the test's own frame
 
 
-def test_our_own_errors_can_keep_their_message_and_lose_their_frames() -> None:
+def test_our_own_errors_can_keep_their_message_and_lose_their_frames():
     @redact_traceback
     def opens(box: Redacted[int]) -> None:
         key = box.reveal()
@@ -95,7 +93,7 @@ def test_our_own_errors_can_keep_their_message_and_lose_their_frames() -> None:
     assert str(TELLTALE) not in said
 
 
-def test_the_reporter_would_see_a_value_that_is_not_hidden() -> None:
+def test_the_reporter_would_see_a_value_that_is_not_hidden():
     def careless(value: int) -> None:
         raise ValueError("no")
 
@@ -104,7 +102,7 @@ def test_the_reporter_would_see_a_value_that_is_not_hidden() -> None:
     assert str(TELLTALE) in everything_in(caught.value)
 
 
-def test_raising_from_none_would_not_have_been_enough() -> None:
+def test_raising_from_none_would_not_have_been_enough():
     def half_careful(box: Redacted[int]) -> None:
         try:
             inside = box.reveal()
@@ -117,7 +115,7 @@ def test_raising_from_none_would_not_have_been_enough() -> None:
     assert str(TELLTALE) in everything_in(caught.value)
 
 
-def test_a_failed_step_leaves_no_error_behind_in_memory() -> None:
+def test_a_failed_step_leaves_no_error_behind_in_memory():
     with pytest.raises(UnsoundState):
         fails(Redacted(TELLTALE), Oddity)
     gc.collect()

@@ -1,7 +1,5 @@
 """What a token costs is decided on the very votes that are released."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -32,14 +30,14 @@ def released(
     return charges, tokens.reveal(), after
 
 
-def test_disputed_tokens_are_charged_and_agreed_ones_are_not() -> None:
+def test_disputed_tokens_are_charged_and_agreed_ones_are_not():
     own, account = releaser()
     charges, tokens, _ = released(own, np.stack([DISPUTED, np.full(WORLDS, 4)]), account, prior_belief(WORLDS))
     assert [charge.units for charge in charges] == [own.price(is_dissent=True), 0]
     assert tokens[1] == 4
 
 
-def test_votes_that_only_look_alike_are_charged_as_what_they_are() -> None:
+def test_votes_that_only_look_alike_are_charged_as_what_they_are():
     """Masked numbers have the same bytes, and are all there once the mask is off."""
     own, account = releaser()
     masked = np.ma.masked_array(DISPUTED[None], mask=True)
@@ -50,7 +48,7 @@ def test_votes_that_only_look_alike_are_charged_as_what_they_are() -> None:
     assert not np.array_equal(after.reveal(), belief.reveal())  # something leaked, and it was charged
 
 
-def test_an_engine_that_writes_into_its_votes_meanwhile_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_writes_into_its_votes_meanwhile_changes_nothing(monkeypatch):
     own, account = releaser()
     votes = np.full((1, WORLDS), 4)
     price = Releaser.price
@@ -64,14 +62,14 @@ def test_an_engine_that_writes_into_its_votes_meanwhile_changes_nothing(monkeypa
     assert (tokens, charge.units) == ([4], 0)
 
 
-def test_votes_that_are_no_integers_are_refused_before_anything_is_charged() -> None:
+def test_votes_that_are_no_integers_are_refused_before_anything_is_charged():
     own, _ = releaser()
     for votes in (DISPUTED[None] + 0.5, DISPUTED[None, :-2], DISPUTED[None].astype(bool)):
         with pytest.raises(UnsoundState):
             own.checked(votes, 1)
 
 
-def test_dissent_of_a_world_that_is_all_but_ruled_out_is_charged_too() -> None:
+def test_dissent_of_a_world_that_is_all_but_ruled_out_is_charged_too():
     own, account = releaser()
     belief = np.full(WORLDS, -800.0)
     belief[1] = 0.0
@@ -81,7 +79,7 @@ def test_dissent_of_a_world_that_is_all_but_ruled_out_is_charged_too() -> None:
     assert charge == ("disputed", own.price(is_dissent=True))
 
 
-def test_each_release_of_a_step_starts_from_the_belief_that_the_last_one_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_release_of_a_step_starts_from_the_belief_that_the_last_one_left(monkeypatch):
     own, account = releaser()
     ready = iter(2 * [bytes(range(start, start + 8)) for start in (0, 80, 160)])
     monkeypatch.setattr("os.urandom", lambda _: next(ready))

@@ -1,25 +1,16 @@
 """Promised answers: held before they run, all or none, and never forgotten."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from curator.deployments import ScriptedEngine, Talkative
-from paclm import Curator, Workspace
 from paclm.errors import BudgetExceeded, CuratorError, InvalidInput
 from paclm.privacy.accounting import units_up
-
-Make = Callable[..., Workspace]
-OpenCurator = Callable[..., Curator]
 
 B = 2.0**-16
 SIXTEEN = {"per_token": "2^-8", "total": "2^-4", "on_exhausted": "refuse"}
 
 
-def test_what_is_held_is_not_promised_twice(make: Make, open_curator: OpenCurator) -> None:
+def test_what_is_held_is_not_promised_twice(make, open_curator):
     with open_curator(make(**SIXTEEN)) as curator:
         first = curator.hold([curator.request("the", 6), curator.request("a", 6)])
         assert curator.reserved_units == 12 * 2**52
@@ -36,7 +27,7 @@ def test_what_is_held_is_not_promised_twice(make: Make, open_curator: OpenCurato
         assert len(curator.hold([curator.request("the", 10)])) == 1
 
 
-def test_a_held_stream_runs_when_it_is_started_and_only_once(make: Make, open_curator: OpenCurator) -> None:
+def test_a_held_stream_runs_when_it_is_started_and_only_once(make, open_curator):
     with open_curator(make(**SIXTEEN), engine=ScriptedEngine(num_slots=2)) as curator:
         streams = curator.hold([curator.request("the", 3) for _ in range(3)])
         assert curator.num_free == 2
@@ -58,14 +49,14 @@ def test_a_held_stream_runs_when_it_is_started_and_only_once(make: Make, open_cu
             curator.start(streams[2])
 
 
-def test_a_stream_of_another_curator_cannot_be_started(make: Make, open_curator: OpenCurator) -> None:
+def test_a_stream_of_another_curator_cannot_be_started(make, open_curator):
     with open_curator(make("one")) as one, open_curator(make("two"), engine=ScriptedEngine()) as two:
         (stream,) = one.hold([one.request("the", 3)])
         with pytest.raises(InvalidInput):
             two.start(stream)
 
 
-def test_a_cancelled_stream_cannot_be_started(make: Make, open_curator: OpenCurator) -> None:
+def test_a_cancelled_stream_cannot_be_started(make, open_curator):
     with open_curator(make()) as curator:
         (stream,) = curator.hold([curator.request("the", 3)])
         curator.cancel(stream)
@@ -73,7 +64,7 @@ def test_a_cancelled_stream_cannot_be_started(make: Make, open_curator: OpenCura
             curator.start(stream)
 
 
-def test_closing_ends_what_is_held(make: Make, open_curator: OpenCurator) -> None:
+def test_closing_ends_what_is_held(make, open_curator):
     with open_curator(make()) as curator:
         (stream,) = curator.hold([curator.request("the", 3)])
     assert stream.finish_reason == "cancelled"
@@ -81,7 +72,7 @@ def test_closing_ends_what_is_held(make: Make, open_curator: OpenCurator) -> Non
         curator.hold([stream.request])
 
 
-def test_the_leak_estimate_has_three_digits_and_moves_with_the_belief(make: Make, open_curator: OpenCurator) -> None:
+def test_the_leak_estimate_has_three_digits_and_moves_with_the_belief(make, open_curator):
     with open_curator(make(per_token="2^-8", total="2^-1"), engine=ScriptedEngine(dissent=1.0)) as curator:
         assert curator.leak_estimate() == 0.0
         curator.generate("the", 30)
@@ -90,7 +81,7 @@ def test_the_leak_estimate_has_three_digits_and_moves_with_the_belief(make: Make
         assert leak == float(f"{leak:.3g}")
 
 
-def test_usage_is_told_by_tag_and_by_hour(make: Make, open_curator: OpenCurator) -> None:
+def test_usage_is_told_by_tag_and_by_hour(make, open_curator):
     with open_curator(make()) as curator:
         curator.generate("the", 3, tag="ward")
         curator.generate("the", 2, tag="desk")
@@ -100,7 +91,7 @@ def test_usage_is_told_by_tag_and_by_hour(make: Make, open_curator: OpenCurator)
         assert all(len(hour) == len("2026-11-20T14") for hour in usage.by_hour)
 
 
-def test_a_request_that_might_not_fit_is_refused_at_once_with_numbers(make: Make, open_curator: OpenCurator) -> None:
+def test_a_request_that_might_not_fit_is_refused_at_once_with_numbers(make, open_curator):
     with open_curator(make(total=str(10 * B), on_exhausted="refuse")) as curator:
         running = curator.submit(curator.request("the", 6))
         with pytest.raises(BudgetExceeded, match=r"5 tokens.* 4 tokens") as caught:
@@ -115,9 +106,7 @@ def test_a_request_that_might_not_fit_is_refused_at_once_with_numbers(make: Make
             curator.generate("the", 1)
 
 
-def test_what_was_held_free_and_not_used_is_given_back(
-    make: Make, open_curator: OpenCurator, small_tokenizer: Any
-) -> None:
+def test_what_was_held_free_and_not_used_is_given_back(make, open_curator, small_tokenizer):
     ends = Talkative([5, 6, small_tokenizer.eos_token_id])
     with open_curator(make(total=str(10 * B), on_exhausted="refuse"), engine=ends) as curator:
         assert curator.generate([1], 10).private_tokens == 3
@@ -133,9 +122,7 @@ def test_what_was_held_free_and_not_used_is_given_back(
 
 
 @pytest.mark.parametrize(("release", "charge"), [("plurality", "every-token"), ("gaussian", "dissent")])
-def test_the_worst_case_is_what_the_rule_can_charge(
-    make: Make, open_curator: OpenCurator, release: str, charge: str
-) -> None:
+def test_the_worst_case_is_what_the_rule_can_charge(make, open_curator, release, charge):
     with open_curator(make(total=str(3 * B), on_exhausted="refuse", release=release, charge=charge)) as curator:
         if release == "plurality":
             assert curator.generate("the", 30).charged_nats == 0

@@ -1,7 +1,5 @@
 """Exchanging the key: everything is readable at every instant, by the key in force and by no other."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -26,7 +24,6 @@ from paclm.errors import CuratorError, LedgerBusy, LedgerWrongKey
 from paclm.ledger.verify import verify
 from paclm.worlds.layout import LEDGER_FILE
 
-Make = Callable[..., Workspace]
 OpenCurator = Callable[..., Curator]
 
 
@@ -37,14 +34,14 @@ def state_of(curator: Curator) -> tuple[Any, ...]:
 
 
 @pytest.fixture
-def used(make: Make, open_curator: OpenCurator) -> Workspace:
+def used(make, open_curator):
     workspace = make()
     with open_curator(workspace) as curator:
         curator.generate("the", 8)
     return workspace
 
 
-def test_a_new_key_keeps_secret_belief_and_account(used: Workspace, open_curator: OpenCurator) -> None:
+def test_a_new_key_keeps_secret_belief_and_account(used, open_curator):
     with open_curator(used) as curator:
         before = state_of(curator)
     old = (used.curator_path / KEY_FILE).read_bytes()
@@ -68,7 +65,7 @@ def test_a_new_key_keeps_secret_belief_and_account(used: Workspace, open_curator
         assert sealing.ledger == curator._custody.ledger.ledger_id
 
 
-def test_the_old_key_opens_nothing_any_more(used: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_old_key_opens_nothing_any_more(used, monkeypatch):
     old = (used.curator_path / KEY_FILE).read_text()
     rotate_key(used)
     monkeypatch.setenv("PACLM_KEY", old)
@@ -78,9 +75,7 @@ def test_the_old_key_opens_nothing_any_more(used: Workspace, monkeypatch: pytest
     assert MasterKeys.derived(Redacted(bytes.fromhex(old))).unseal(sealing.secret, b"") is None
 
 
-def test_a_key_that_the_operator_keeps_is_the_operators_to_change(
-    used: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_the_operator_keeps_is_the_operators_to_change(used, tmp_path, monkeypatch):
     own = (used.curator_path / KEY_FILE).read_text()
     monkeypatch.setenv("PACLM_KEY", own)
     (used.curator_path / KEY_FILE).unlink()
@@ -100,7 +95,7 @@ def test_a_key_that_the_operator_keeps_is_the_operators_to_change(
     custody.ledger.close()
 
 
-def test_nothing_is_exchanged_while_the_workspace_serves(used: Workspace, open_curator: OpenCurator) -> None:
+def test_nothing_is_exchanged_while_the_workspace_serves(used, open_curator):
     with open_curator(used), pytest.raises(LedgerBusy):
         rotate_key(used)
 
@@ -114,9 +109,7 @@ STEPS = ["write_key", "SealedFile.write 1", "seal_belief", "_sign_with", "Sealed
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_crash_at_any_step_leaves_one_key_in_force_and_nothing_lost(
-    used: Workspace, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch, step: str, after: bool
-) -> None:
+def test_a_crash_at_any_step_leaves_one_key_in_force_and_nothing_lost(used, open_curator, monkeypatch, step, after):
     with open_curator(used) as curator:
         before = state_of(curator)
     name, _, number = step.partition(" ")
@@ -151,9 +144,7 @@ def test_a_crash_at_any_step_leaves_one_key_in_force_and_nothing_lost(
         curator.generate("the", 2)
 
 
-def test_an_exchange_is_one_row_and_leaves_no_belief_that_the_old_key_opens(
-    make: Make, open_curator: OpenCurator, tmp_path: Path
-) -> None:
+def test_an_exchange_is_one_row_and_leaves_no_belief_that_the_old_key_opens(make, open_curator, tmp_path):
     workspace, witness = make(), tmp_path / "witness"
     with open_curator(workspace, witness=witness) as curator:
         curator.generate("the", 8)
@@ -171,9 +162,7 @@ def test_an_exchange_is_one_row_and_leaves_no_belief_that_the_old_key_opens(
 
 
 @pytest.mark.parametrize("kept", [b"5a" * 16, b"5a" * 32 + b"\n"], ids=["half a key", "another key"])
-def test_a_new_key_that_the_disk_did_not_keep_never_comes_into_force(
-    used: Workspace, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch, kept: bytes
-) -> None:
+def test_a_new_key_that_the_disk_did_not_keep_never_comes_into_force(used, open_curator, monkeypatch, kept):
     def lose(path: Path, master: Redacted[bytes]) -> None:
         write_key(path, master)
         path.write_bytes(kept)
@@ -225,8 +214,8 @@ def check_found(found: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("where", ["kept-here", "kept-elsewhere"])
 def test_a_kill_at_any_touch_of_the_disk_leaves_one_key_in_force_and_the_belief_sealed_with_it(
-    make: Make, open_curator: OpenCurator, where: str
-) -> None:
+    make, open_curator, where
+):
     found = killed_at_every_touch(make(), open_curator, "one-commit", where)
     touches = [one["touch"] for one in found]
     assert {"BEGIN IMMEDIATE", "INSERT INTO events", "INSERT OR REPLACE", "COMMIT", "pwrite", "replace"} <= set(touches)
@@ -234,9 +223,7 @@ def test_a_kill_at_any_touch_of_the_disk_leaves_one_key_in_force_and_the_belief_
     check_found(found)
 
 
-def test_an_exchange_by_two_commits_that_was_cut_short_between_them_is_found_and_mended(
-    make: Make, open_curator: OpenCurator
-) -> None:
+def test_an_exchange_by_two_commits_that_was_cut_short_between_them_is_found_and_mended(make, open_curator):
     """As earlier versions did it. Nothing is lost, and the check above would have seen it."""
     found = killed_at_every_touch(make(), open_curator, "two-commits", "kept-here")
     assert all(one["state"] == found[0]["state"] for one in found)
@@ -245,9 +232,7 @@ def test_an_exchange_by_two_commits_that_was_cut_short_between_them_is_found_and
         check_found(found)
 
 
-def test_a_belief_sealed_anew_on_opening_reaches_both_slots_wherever_the_opening_is_killed(
-    make: Make, open_curator: OpenCurator
-) -> None:
+def test_a_belief_sealed_anew_on_opening_reaches_both_slots_wherever_the_opening_is_killed(make, open_curator):
     found = killed_at_every_touch(make(), open_curator, "on-opening", "kept-here")
     touches = [one["touch"] for one in found]
     assert {"INSERT INTO events", "INSERT OR REPLACE", "COMMIT", "fdatasync"} <= set(touches)

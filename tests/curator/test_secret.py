@@ -1,11 +1,8 @@
 """The secret and the belief: uniform, sealed, bound to their workspace, and told to nobody."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,13 +27,13 @@ def realized(secret: Secret) -> int:
     return tokens.reveal()[0]
 
 
-def test_secrets_are_drawn_from_all_worlds_alike() -> None:
+def test_secrets_are_drawn_from_all_worlds_alike():
     counts = np.bincount([realized(Secret.draw(WORLDS)) for _ in range(4000)], minlength=WORLDS)
     assert counts.min() > 350  # expected 500, standard deviation 21: false alarm below 1e-11
     assert counts.max() < 650
 
 
-def test_a_sealed_secret_is_the_same_secret_again() -> None:
+def test_a_sealed_secret_is_the_same_secret_again():
     for world in range(WORLDS):
         secret = Secret(Redacted(world), WORLDS)
         assert (
@@ -45,7 +42,7 @@ def test_a_sealed_secret_is_the_same_secret_again() -> None:
         )
 
 
-def test_a_sealed_secret_opens_with_its_own_key_workspace_ledger_and_number_of_worlds_only() -> None:
+def test_a_sealed_secret_opens_with_its_own_key_workspace_ledger_and_number_of_worlds_only():
     sealed = Secret.draw(WORLDS).sealed(KEYS, "digest", "ledger")
     for keys, digest, ledger, worlds in (
         (OTHER, "digest", "ledger", WORLDS),
@@ -58,7 +55,7 @@ def test_a_sealed_secret_opens_with_its_own_key_workspace_ledger_and_number_of_w
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_a_release_is_that_of_the_rule(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_is_that_of_the_rule(name, monkeypatch):
     words = bytes(range(64))
     monkeypatch.setattr("os.urandom", lambda size: words[:size])
     tokens, belief = Secret(Redacted(3), WORLDS).release(rule_named(name), [VOTES], prior_belief(WORLDS), 0.1, Noise())
@@ -67,7 +64,7 @@ def test_a_release_is_that_of_the_rule(name: str, monkeypatch: pytest.MonkeyPatc
     assert belief.reveal().tobytes() == expected.belief.tobytes()
 
 
-def test_seeded_noise_is_refused() -> None:
+def test_seeded_noise_is_refused():
     with pytest.raises(UnsoundState, match="RandomnessMisuse"):
         Secret.draw(WORLDS).release(rule_named("gaussian"), [VOTES], prior_belief(WORLDS), 0.1, ResearchNoise(0))
 
@@ -77,12 +74,12 @@ def test_seeded_noise_is_refused() -> None:
     [np.full(WORLDS, -1.0), np.full(WORLDS, np.nan), uniform_belief(WORLDS + 2)],
     ids=["not summing to one", "not a number", "of other worlds"],
 )
-def test_nothing_is_released_from_an_unsound_belief(belief: np.ndarray) -> None:
+def test_nothing_is_released_from_an_unsound_belief(belief):
     with pytest.raises(UnsoundState):
         Secret.draw(WORLDS).release(rule_named("gaussian"), [VOTES], Redacted(belief), 0.1, Noise())
 
 
-def test_a_release_that_leaves_an_unsound_belief_is_refused() -> None:
+def test_a_release_that_leaves_an_unsound_belief_is_refused():
     good = rule_named("gaussian")
 
     def broken(votes, belief, secret, per_token, noise):  # type: ignore[no-untyped-def]
@@ -92,7 +89,7 @@ def test_a_release_that_leaves_an_unsound_belief_is_refused() -> None:
         Secret.draw(WORLDS).release(Rule("broken", broken, True), [VOTES], prior_belief(WORLDS), 0.1, Noise())
 
 
-def test_a_belief_is_restored_bit_for_bit_with_its_own_key_and_workspace_only() -> None:
+def test_a_belief_is_restored_bit_for_bit_with_its_own_key_and_workspace_only():
     belief = np.log(np.random.default_rng(0).dirichlet(np.ones(WORLDS)))
     sealed = seal_belief(Redacted(belief), KEYS, "digest")
     restored = unseal_belief(sealed, KEYS, "digest", WORLDS)
@@ -103,14 +100,14 @@ def test_a_belief_is_restored_bit_for_bit_with_its_own_key_and_workspace_only() 
         assert unseal_belief(sealed, keys, digest, worlds) is None
 
 
-def test_a_world_that_was_ruled_out_survives_sealing() -> None:
+def test_a_world_that_was_ruled_out_survives_sealing():
     belief = np.array([0.0] + [-np.inf] * (WORLDS - 1))
     restored = unseal_belief(seal_belief(Redacted(belief), KEYS, ""), KEYS, "", WORLDS)
     assert restored is not None
     assert restored.reveal().tolist() == belief.tolist()
 
 
-def test_a_belief_that_did_not_move_stays_in_the_same_box() -> None:
+def test_a_belief_that_did_not_move_stays_in_the_same_box():
     secret, belief = Secret.draw(WORLDS), prior_belief(WORLDS)
     same, other = np.full(WORLDS, 7), VOTES
     assert secret.release(rule_named("gaussian"), [same], belief, 0.1, Noise())[1] is belief
@@ -118,7 +115,7 @@ def test_a_belief_that_did_not_move_stays_in_the_same_box() -> None:
     assert secret.release(rule_named("gaussian"), [other, same], belief, 0.1, Noise())[1] is not belief
 
 
-def test_the_file_is_private_and_keeps_retired_keys_sealed(tmp_path: Path) -> None:
+def test_the_file_is_private_and_keeps_retired_keys_sealed(tmp_path):
     file, secret = SealedFile(tmp_path), Secret(Redacted(5), WORLDS)
     assert not file.exists()
     assert file.read() == {}
@@ -138,14 +135,14 @@ def test_the_file_is_private_and_keeps_retired_keys_sealed(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"{}", b'{"format": 2, "sealings": {}}', b'{"format": 1, "sealings": 3}']
 )
-def test_a_damaged_file_is_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_refused_in_one_sentence(tmp_path, content):
     file = SealedFile(tmp_path)
     file.path.write_bytes(content)
     with pytest.raises(CuratorError):
         file.read()
 
 
-def test_a_secret_does_not_show() -> None:
+def test_a_secret_does_not_show():
     shown = {repr(s) + str(s) + f"{s}" for s in (Secret(Redacted(w), 4096) for w in (0, 4001))}
     assert len(shown) == 1
     secret = Secret(Redacted(4001), 4096)
@@ -158,7 +155,7 @@ def test_a_secret_does_not_show() -> None:
         json.dumps(secret)
 
 
-def test_a_rule_that_says_it_never_reads_the_secret_cannot_and_releases_nothing() -> None:
+def test_a_rule_that_says_it_never_reads_the_secret_cannot_and_releases_nothing():
     def cheat(votes: np.ndarray, belief: np.ndarray, secret: int, *_: object) -> Release:
         return Release(int(votes[secret]), belief, True)
 

@@ -3,8 +3,6 @@
 The secret is planted as a world number that occurs nowhere else, and the belief as numbers that can be searched for.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import json
@@ -15,7 +13,7 @@ import sys
 import traceback
 import tracemalloc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +22,11 @@ import pytest
 
 from curator.deployments import WORLDS, ScriptedEngine
 from curator.reporter import everything_in
-from paclm import Curator, Noise, Workspace
+from paclm import Curator, Noise
 from paclm.curator.redacted import Redacted
 from paclm.curator.secret import Secret, prior_belief
 from paclm.errors import PaclmError
 from paclm.privacy.releases import rule_named
-
-Make = Callable[..., Workspace]
-OpenCurator = Callable[..., Curator]
 
 
 class PlantedIndex(int):
@@ -44,7 +39,7 @@ class PlantedIndex(int):
 
 
 @pytest.fixture
-def curator(make: Make, open_curator: OpenCurator) -> Iterator[Curator]:
+def curator(make, open_curator):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         curator = open_curator(make(per_token="2^-5", total="1"), engine=ScriptedEngine(dissent=1.0, distinct=3))
@@ -67,7 +62,7 @@ def assert_silent(said: str, curator: Curator) -> None:
     assert not found, f"{len(found)} telltales were said"
 
 
-def test_the_search_finds_what_is_not_hidden(curator: Curator) -> None:
+def test_the_search_finds_what_is_not_hidden(curator):
     belief = curator._custody.belief.reveal()
     with np.printoptions(precision=12, suppress=True):
         for said in (repr(belief), repr(np.exp(belief)), repr(belief.tolist()), repr(PlantedIndex(5))):
@@ -75,7 +70,7 @@ def test_the_search_finds_what_is_not_hidden(curator: Curator) -> None:
                 assert_silent(said, curator)
 
 
-def test_nothing_that_prints_objects_tells(curator: Curator) -> None:
+def test_nothing_that_prints_objects_tells(curator):
     custody = curator._custody
     things: list[Any] = [curator, custody, custody.secret, custody.belief, custody.keys, custody.ledger]
     things += [vars(curator), custody.ledger.state, curator.figures(), curator.account, curator.config]
@@ -83,7 +78,7 @@ def test_nothing_that_prints_objects_tells(curator: Curator) -> None:
         assert_silent(f"{thing!r} {thing} {[thing]}", curator)
 
 
-def test_nothing_can_be_pickled_or_copied(curator: Curator) -> None:
+def test_nothing_can_be_pickled_or_copied(curator):
     for thing in (curator, curator._custody.secret, curator._custody.belief, curator._custody.keys, curator._custody):
         for attempt in (pickle.dumps, copy.deepcopy):
             with pytest.raises((PaclmError, TypeError)):
@@ -92,7 +87,7 @@ def test_nothing_can_be_pickled_or_copied(curator: Curator) -> None:
             json.dumps(thing)
 
 
-def test_an_answer_as_json_tells_nothing(curator: Curator) -> None:
+def test_an_answer_as_json_tells_nothing(curator):
     import dataclasses
 
     out = curator.generate("the", 5)
@@ -111,9 +106,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("place", FAILURES)
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, MemoryError])
-def test_no_traceback_tells_wherever_a_step_fails(
-    curator: Curator, monkeypatch: pytest.MonkeyPatch, place: str, kind: type[BaseException]
-) -> None:
+def test_no_traceback_tells_wherever_a_step_fails(curator, monkeypatch, place, kind):
     def fail(*values: Any, **more: Any) -> Any:
         raise kind(f"failed on {values} {more}")
 
@@ -134,7 +127,7 @@ def test_no_traceback_tells_wherever_a_step_fails(
     assert curator._custody.belief is belief
 
 
-def test_a_token_that_was_not_committed_is_in_no_traceback(curator: Curator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_was_not_committed_is_in_no_traceback(curator, monkeypatch):
     """A token in a crash report has left, and nobody paid for it. All votes may be seen: which was released may not."""
     votes = np.array([654321] * 4 + [765432] * 4)
     monkeypatch.setattr(curator._engine, "_vote", lambda *_: (np.arange(40), votes, 0))
@@ -153,9 +146,7 @@ def test_a_token_that_was_not_committed_is_in_no_traceback(curator: Curator, mon
     assert any("'tokens': <redacted>" in repr(frame.f_locals) for frame in frames)
 
 
-def test_nothing_is_logged_and_no_warning_given(
-    make: Make, open_curator: OpenCurator, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_logged_and_no_warning_given(make, open_curator, caplog, capfd):
     caplog.set_level(logging.DEBUG)
     with open_curator(make(), engine=ScriptedEngine(dissent=1.0)) as curator:
         curator.generate("a very private prompt", 20, tag="someone")
@@ -164,7 +155,7 @@ def test_nothing_is_logged_and_no_warning_given(
         assert "private prompt" not in said
 
 
-def test_no_file_of_the_workspace_holds_them_in_clear(make: Make, open_curator: OpenCurator) -> None:
+def test_no_file_of_the_workspace_holds_them_in_clear(make, open_curator):
     workspace = make()
     with open_curator(workspace, engine=ScriptedEngine(dissent=1.0)) as curator:
         curator.generate("the", 20)
@@ -214,7 +205,7 @@ def peak_memory(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("release", ["gaussian", "channel", "plurality", "mixture"])
-def test_the_work_of_a_release_does_not_depend_on_the_secret(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_work_of_a_release_does_not_depend_on_the_secret(release, monkeypatch):
     """The same belief, votes and noise, every world as the secret: the same calls in order, the same memory."""
     monkeypatch.setattr("os.urandom", lambda size: bytes(range(160, 160 + size)))
     belief, noise, rule = prior_belief(WORLDS), Noise(), rule_named(release)
@@ -234,9 +225,7 @@ def test_the_work_of_a_release_does_not_depend_on_the_secret(release: str, monke
     assert len(set(memory)) == 1
 
 
-def test_whole_steps_do_the_same_work_for_every_secret(
-    make: Make, open_curator: OpenCurator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_steps_do_the_same_work_for_every_secret(make, open_curator, monkeypatch):
     """Engine, releases, sealing, commit, delivery. Noise so large, and the same, that all secrets have one history."""
     traces, histories = [], set()
     for run, world in enumerate((0, *range(WORLDS))):
@@ -257,7 +246,7 @@ def test_whole_steps_do_the_same_work_for_every_secret(
     assert all(trace == traces[1] for trace in traces[1:])  # the first run filled caches
 
 
-def test_the_trace_notices_work_that_depends_on_the_secret(make: Make, open_curator: OpenCurator) -> None:
+def test_the_trace_notices_work_that_depends_on_the_secret(make, open_curator):
     from paclm.privacy.releases import Rule
 
     good = rule_named("gaussian")
@@ -276,7 +265,7 @@ def test_the_trace_notices_work_that_depends_on_the_secret(make: Make, open_cura
     assert traces[0] != traces[1]
 
 
-def test_error_reporters_that_print_variables_were_simulated_faithfully() -> None:
+def test_error_reporters_that_print_variables_were_simulated_faithfully():
     """What `everything_in` relies on."""
     try:
         visible = Path("seen")

@@ -1,19 +1,10 @@
 """Requests are checked before they wait, and streams end when their reader has gone."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from curator.deployments import CONTEXT, ScriptedEngine
-from paclm import Curator, Workspace
 from paclm.curator.streams import Limits, Request
 from paclm.errors import InvalidInput
-
-Make = Callable[..., Workspace]
-OpenCurator = Callable[..., Curator]
 
 
 @pytest.mark.parametrize(
@@ -38,9 +29,7 @@ OpenCurator = Callable[..., Curator]
         ({"coins_seed": -1}, "seed"),
     ],
 )
-def test_what_cannot_be_served_is_refused_before_anything_is_charged(
-    make: Make, open_curator: OpenCurator, options: dict[str, Any], named: str
-) -> None:
+def test_what_cannot_be_served_is_refused_before_anything_is_charged(make, open_curator, options, named):
     with open_curator(make()) as curator:
         with pytest.raises(InvalidInput, match=named) as caught:
             curator.generate(**{"prompt": "patient zero", "max_new_tokens": 3, **options})
@@ -51,13 +40,13 @@ def test_what_cannot_be_served_is_refused_before_anything_is_charged(
 
 
 @pytest.mark.parametrize("tag", ["\x00", "naïve 🩺", "x" * 200, "'; drop table events; --"])
-def test_any_text_can_be_a_tag(make: Make, open_curator: OpenCurator, tag: str) -> None:
+def test_any_text_can_be_a_tag(make, open_curator, tag):
     with open_curator(make()) as curator:
         curator.generate("the", 2, tag=tag)
         assert curator._custody.ledger.by_key()[tag].tokens == 2
 
 
-def test_a_request_that_would_fail_in_a_step_cannot_be_made(make: Make, open_curator: OpenCurator) -> None:
+def test_a_request_that_would_fail_in_a_step_cannot_be_made(make, open_curator):
     with open_curator(make()) as curator:
         for prompt in ((), (700,), (1,) * CONTEXT):
             with pytest.raises(InvalidInput):
@@ -66,7 +55,7 @@ def test_a_request_that_would_fail_in_a_step_cannot_be_made(make: Make, open_cur
         curator.generate("the", 1)
 
 
-def test_requests_beyond_the_engines_places_wait_their_turn(make: Make, open_curator: OpenCurator) -> None:
+def test_requests_beyond_the_engines_places_wait_their_turn(make, open_curator):
     with open_curator(make(), engine=ScriptedEngine(num_slots=2)) as curator:
         streams = [curator.submit(curator.request("the", 3)) for _ in range(5)]
         sizes = []
@@ -77,7 +66,7 @@ def test_requests_beyond_the_engines_places_wait_their_turn(make: Make, open_cur
         assert curator.step() == []
 
 
-def test_closing_a_stream_early_ends_it(make: Make, open_curator: OpenCurator) -> None:
+def test_closing_a_stream_early_ends_it(make, open_curator):
     engine = ScriptedEngine()
     with open_curator(make(), engine=engine) as curator:
         pieces = curator.stream("the", 30)
@@ -90,7 +79,7 @@ def test_closing_a_stream_early_ends_it(make: Make, open_curator: OpenCurator) -
 
 
 @pytest.mark.parametrize("how", ["closed", "lost"])
-def test_a_stream_that_was_never_asked_for_a_piece_ends_too(make: Make, open_curator: OpenCurator, how: str) -> None:
+def test_a_stream_that_was_never_asked_for_a_piece_ends_too(make, open_curator, how):
     with open_curator(make(on_exhausted="refuse")) as curator:
         pieces = curator.stream("the", 10)
         assert curator.num_active == 1
@@ -102,7 +91,7 @@ def test_a_stream_that_was_never_asked_for_a_piece_ends_too(make: Make, open_cur
         assert curator.account.tokens == 5
 
 
-def test_pieces_that_came_while_others_were_served_are_not_lost(make: Make, open_curator: OpenCurator) -> None:
+def test_pieces_that_came_while_others_were_served_are_not_lost(make, open_curator):
     with open_curator(make()) as curator:
         pieces = curator.stream("the", 5)
         first = next(pieces)

@@ -1,7 +1,5 @@
 """Text as it comes: whole characters only, nothing of a stop string, and in the end the very text of the tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -22,19 +20,19 @@ def pieces(tokenizer: Any, text: str, stop: tuple[str, ...] = (), prompt: str = 
 
 
 @given(st.text(max_size=40))
-def test_the_pieces_add_up_to_the_text_and_hold_whole_characters(small_tokenizer: Any, text: str) -> None:
+def test_the_pieces_add_up_to_the_text_and_hold_whole_characters(small_tokenizer, text):
     parts, _ = pieces(small_tokenizer, text)
     assert "".join(parts) == text
     assert all("\ufffd" not in part for part in parts) or "\ufffd" in text
 
 
-def test_a_character_of_several_tokens_comes_out_at_once(small_tokenizer: Any) -> None:
+def test_a_character_of_several_tokens_comes_out_at_once(small_tokenizer):
     assert len(small_tokenizer.encode("🩺")) == 4
     parts, _ = pieces(small_tokenizer, "a🩺b")
     assert parts == ["a", "", "", "", "🩺", "b", ""]
 
 
-def test_bytes_that_never_become_a_character_come_out_as_one_that_says_so(small_tokenizer: Any) -> None:
+def test_bytes_that_never_become_a_character_come_out_as_one_that_says_so(small_tokenizer):
     half = small_tokenizer.encode("é")[:1]
     stream = TextStream(small_tokenizer, small_tokenizer.encode("the"))
     assert stream.push(half[0]) == ""
@@ -44,16 +42,14 @@ def test_bytes_that_never_become_a_character_come_out_as_one_that_says_so(small_
     assert said == "\ufffd" * 10 + "x"
 
 
-def test_a_prompt_that_ends_inside_a_character_is_continued(small_tokenizer: Any) -> None:
+def test_a_prompt_that_ends_inside_a_character_is_continued(small_tokenizer):
     first, second = small_tokenizer.encode("é")
     stream = TextStream(small_tokenizer, [first])
     assert stream.push(second) + stream.finish() == "é"
 
 
 @given(st.text(alphabet="abE \n", max_size=30), st.lists(st.text(alphabet="abE\n", min_size=1, max_size=4), max_size=3))
-def test_the_text_ends_before_the_first_stop_string_and_nothing_of_it_was_shown(
-    small_tokenizer: Any, text: str, stop: list[str]
-) -> None:
+def test_the_text_ends_before_the_first_stop_string_and_nothing_of_it_was_shown(small_tokenizer, text, stop):
     parts, stream = pieces(small_tokenizer, text, tuple(stop))
     places = [text.find(s) for s in stop if s in text]
     assert stream.is_stopped == bool(places)
@@ -69,7 +65,7 @@ def test_the_text_ends_before_the_first_stop_string_and_nothing_of_it_was_shown(
         assert not any(s in shown for s in stop)
 
 
-def test_what_could_begin_a_stop_string_is_held_back_until_it_is_certain(small_tokenizer: Any) -> None:
+def test_what_could_begin_a_stop_string_is_held_back_until_it_is_certain(small_tokenizer):
     stream = TextStream(small_tokenizer, [], ("###",))
     shown = [stream.push(token) for character in "a#b##" for token in small_tokenizer.encode(character)]
     assert shown == ["a", "", "#b", "", ""]
@@ -80,12 +76,12 @@ def test_what_could_begin_a_stop_string_is_held_back_until_it_is_certain(small_t
     assert stopped.finish() == ""
 
 
-def test_end_tokens_leave_no_text(small_tokenizer: Any) -> None:
+def test_end_tokens_leave_no_text(small_tokenizer):
     stream = TextStream(small_tokenizer, small_tokenizer.encode("the"))
     assert stream.push(small_tokenizer.eos_token_id) + stream.finish() == ""
 
 
 @pytest.mark.parametrize("prompt", ["", "the patient"])
-def test_a_prompt_contributes_nothing_to_the_text(small_tokenizer: Any, prompt: str) -> None:
+def test_a_prompt_contributes_nothing_to_the_text(small_tokenizer, prompt):
     parts, _ = pieces(small_tokenizer, " reports fever", prompt=prompt)
     assert "".join(parts) == " reports fever"

@@ -1,12 +1,9 @@
 """Servers over the curator's small workspaces."""
 
-from __future__ import annotations
-
 import copy
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +21,7 @@ Start = Callable[..., Live]
 
 
 @pytest.fixture
-def start(make: Callable[..., Workspace], small_tokenizer: Any) -> Iterator[Start]:
+def start(make, small_tokenizer):
     """Start a server with these settings in [mechanism]; `engine`, `tokenizer` and what `serve` takes can be given."""
     with ExitStack() as servers:
 
@@ -39,14 +36,14 @@ def start(make: Callable[..., Workspace], small_tokenizer: Any) -> Iterator[Star
 
 
 @pytest.fixture
-def engine() -> Iterator[SteppedEngine]:
+def engine():
     engine = SteppedEngine(num_slots=2, dissent=0.0)
     yield engine
     engine.run_free()
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     """Where the service's books would be, in a folder that is closed to others."""
     place = service_path(tmp_path)
     place.parent.mkdir(mode=0o700)
@@ -54,12 +51,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def live(start: Start) -> Live:
+def live(start):
     return start()
 
 
 @pytest.fixture(scope="session")
-def shared(template: Path, tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Any) -> Iterator[Live]:
+def shared(template, tmp_path_factory, small_tokenizer):
     """One server for tests with many cases that leave it as they found it: starting and ending one takes a while."""
     folder = tmp_path_factory.mktemp("shared") / "clinic"
     shutil.copytree(template, folder)
@@ -75,7 +72,7 @@ def shared(template: Path, tmp_path_factory: pytest.TempPathFactory, small_token
 
 
 @pytest.fixture(scope="session")
-def chat_tokenizer(small_tokenizer: Any) -> Any:
+def chat_tokenizer(small_tokenizer):
     tokenizer = copy.deepcopy(small_tokenizer)
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer

@@ -1,7 +1,5 @@
 """A server in a process of its own, as an operator starts it, that is killed under its clients."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

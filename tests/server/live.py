@@ -1,7 +1,5 @@
 """A real server in a thread of the test process: real HTTP, real ledger, votes by a fixed rule by default."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

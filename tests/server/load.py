@@ -1,7 +1,5 @@
 """Many clients at once, and a record of what each of them received. Used by tests, stress tests and benchmarks."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Connections without an HTTP client, for requests that no client sends and for readers that no client is."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -1,7 +1,5 @@
 """An engine that steps only when a test lets it, and clients that ask while it stands still."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

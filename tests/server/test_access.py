@@ -1,9 +1,6 @@
 """Who may do what: no key, wrong keys, other keys, path tricks, foreign pages, and headers that pretend."""
 
-from __future__ import annotations
-
 import http.client
-from collections.abc import Callable
 
 import httpx
 import pytest
@@ -11,8 +8,6 @@ import pytest
 from paclm.config import ServerConfig
 from paclm.server.refusals import no_key, unknown_key
 from server.live import Live, bearer
-
-Start = Callable[..., Live]
 
 ADMIN_PATHS = ("/v1/admin/overview", "/v1/admin/history", "/metrics")
 KEY_PATHS = ("/v1/models", "/v1/models/clinic", "/v1/privacy", "/openapi.json")
@@ -39,7 +34,7 @@ def nobody(live: Live) -> httpx.Client:
     return httpx.Client(base_url=live.url, timeout=120)
 
 
-def test_without_a_right_key_there_is_nothing_but_health_and_the_page(live: Live) -> None:
+def test_without_a_right_key_there_is_nothing_but_health_and_the_page(live):
     with nobody(live) as http:
         for name, headers in wrong_headers(live).items():
             for path in (*KEY_PATHS, *ADMIN_PATHS):
@@ -53,7 +48,7 @@ def test_without_a_right_key_there_is_nothing_but_health_and_the_page(live: Live
     assert live.spent_tokens == 0
 
 
-def test_an_ordinary_key_does_not_open_admin_paths(live: Live) -> None:
+def test_an_ordinary_key_does_not_open_admin_paths(live):
     for path in ADMIN_PATHS:
         assert live.http.get(path).status_code == 403
         assert live.http.get(path, headers=bearer(live.admin)).status_code == 200
@@ -80,7 +75,7 @@ def test_an_ordinary_key_does_not_open_admin_paths(live: Live) -> None:
         "/./metrics",
     ],
 )
-def test_no_spelling_of_a_path_opens_an_admin_path(shared: Live, path: str) -> None:
+def test_no_spelling_of_a_path_opens_an_admin_path(shared, path):
     """Sent as they are: clients that tidy paths would hide the question."""
     address = shared.url.removeprefix("http://")
     for headers in ({}, bearer(shared.ward)):
@@ -98,7 +93,7 @@ def test_no_spelling_of_a_path_opens_an_admin_path(shared: Live, path: str) -> N
         assert b"root:" not in said
 
 
-def test_a_revoked_key_is_refused_at_once(live: Live) -> None:
+def test_a_revoked_key_is_refused_at_once(live):
     assert live.complete().status_code == 200
     live.keys.revoke("ward")
     spent = live.spent_tokens
@@ -106,7 +101,7 @@ def test_a_revoked_key_is_refused_at_once(live: Live) -> None:
     assert live.spent_tokens == spent
 
 
-def test_belief_and_leak_are_said_to_the_admin_alone_and_to_three_digits(live: Live) -> None:
+def test_belief_and_leak_are_said_to_the_admin_alone_and_to_three_digits(live):
     live.complete(max_tokens=20)
     for answer in (live.http.get("/v1/privacy"), live.complete(), live.http.get("/health")):
         assert "leak" not in answer.text
@@ -117,14 +112,14 @@ def test_belief_and_leak_are_said_to_the_admin_alone_and_to_three_digits(live: L
     assert belief["entropy_nats"] == float(f"{belief['entropy_nats']:.3g}")
 
 
-def test_marks_of_dissent_are_for_the_admin(live: Live) -> None:
+def test_marks_of_dissent_are_for_the_admin(live):
     ask = {**ASK, "max_tokens": 12, "stream": True}
     assert "marks" not in live.http.post("/v1/completions", json=ask).text
     said = live.http.post("/v1/completions", json=ask, headers=bearer(live.admin)).text
     assert '"agreed"' in said or '"disputed"' in said
 
 
-def test_on_loopback_no_key_is_needed_until_an_ordinary_one_was_made(start: Start) -> None:
+def test_on_loopback_no_key_is_needed_until_an_ordinary_one_was_made(start):
     live = start()
     with nobody(live) as http:
         assert http.post("/v1/completions", json=ASK).status_code == 401
@@ -146,7 +141,7 @@ def test_on_loopback_no_key_is_needed_until_an_ordinary_one_was_made(start: Star
         assert http.post("/v1/completions", json=ASK).status_code == 401
 
 
-def test_the_key_none_is_no_key(start: Start) -> None:
+def test_the_key_none_is_no_key(start):
     live = start(has_ward=False)
     with nobody(live) as http:
         for said in ("Bearer none", "bearer none"):
@@ -161,7 +156,7 @@ def test_the_key_none_is_no_key(start: Start) -> None:
         assert http.post("/v1/completions", json=ASK, headers=bearer("none")).status_code == 401
 
 
-def test_a_missing_key_and_a_wrong_one_are_told_apart(live: Live) -> None:
+def test_a_missing_key_and_a_wrong_one_are_told_apart(live):
     unknown = unknown_key(is_needed=True).message
     with nobody(live) as http:
         for path in ("/v1/models", "/v1/admin/overview"):
@@ -172,7 +167,7 @@ def test_a_missing_key_and_a_wrong_one_are_told_apart(live: Live) -> None:
     assert live.complete().json()["error"]["message"] == unknown
 
 
-def test_beyond_loopback_a_key_is_always_needed(start: Start) -> None:
+def test_beyond_loopback_a_key_is_always_needed(start):
     live = start(is_loopback=False)
     live.keys._db._connection.execute("DELETE FROM keys WHERE name = 'ward'")
     with nobody(live) as http:
@@ -183,17 +178,17 @@ def test_beyond_loopback_a_key_is_always_needed(start: Start) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "", "[::1"])
-def test_on_loopback_other_host_names_are_refused(shared: Live, host: str) -> None:
+def test_on_loopback_other_host_names_are_refused(shared, host):
     assert shared.http.get("/v1/models", headers={"host": host}).status_code in (400, 403)
     assert shared.http.get("/health", headers={"host": host}).status_code in (400, 403)
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:1", "[::1]:8000", "LOCALHOST"])
-def test_on_loopback_this_machines_own_names_are_answered(shared: Live, host: str) -> None:
+def test_on_loopback_this_machines_own_names_are_answered(shared, host):
     assert shared.http.get("/v1/models", headers={"host": host}).status_code == 200
 
 
-def test_a_page_of_another_site_cannot_spend(start: Start) -> None:
+def test_a_page_of_another_site_cannot_spend(start):
     live = start(settings=ServerConfig(cors_origins=("https://notes.example",)))
     for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
         assert live.complete(headers={"origin": origin}).status_code == 403
@@ -207,14 +202,14 @@ def test_a_page_of_another_site_cannot_spend(start: Start) -> None:
     assert allowed.headers["access-control-allow-origin"] == "https://notes.example"
 
 
-def test_there_is_no_cors_unless_set(live: Live) -> None:
+def test_there_is_no_cors_unless_set(live):
     asking_first = {"origin": "https://notes.example", "access-control-request-method": "POST"}
     answer = live.http.options("/v1/completions", headers=asking_first)
     assert answer.status_code == 403
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_every_response_has_the_protective_headers(live: Live) -> None:
+def test_every_response_has_the_protective_headers(live):
     for answer in (live.http.get("/"), live.http.get("/v1/models"), live.http.get("/nothing"), live.complete()):
         assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
         assert "unsafe-inline" not in answer.headers["content-security-policy"]
@@ -224,7 +219,7 @@ def test_every_response_has_the_protective_headers(live: Live) -> None:
         assert "server" not in answer.headers
 
 
-def test_a_wrong_path_or_method_has_an_error_body_too(live: Live) -> None:
+def test_a_wrong_path_or_method_has_an_error_body_too(live):
     for path in ("/nothing", "/completions", "/chat/completions", "/models"):  # the last three: a base_url without /v1
         assert "/v1" in live.http.get(path).json()["error"]["message"]
     assert "/openapi.json" in live.http.get("/v1").json()["error"]["message"]

@@ -1,14 +1,11 @@
 """Where a server listens: known while it runs, and not a moment longer, however it ended."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -20,13 +17,13 @@ URL = "http://127.0.0.1:8117"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     (tmp_path / "curator").mkdir(mode=0o700)
     service_path(tmp_path).touch()
     return tmp_path
 
 
-def test_a_server_is_known_while_it_runs(folder: Path) -> None:
+def test_a_server_is_known_while_it_runs(folder):
     assert running_server(folder) is None
     with noted(folder, URL):
         for _ in range(2):  # looking takes nothing away
@@ -39,7 +36,7 @@ def test_a_server_is_known_while_it_runs(folder: Path) -> None:
     assert not note_path(folder).exists()
 
 
-def test_a_server_that_was_killed_is_not_taken_for_a_running_one(folder: Path) -> None:
+def test_a_server_that_was_killed_is_not_taken_for_a_running_one(folder):
     program = (
         "import os, sys, pathlib; from paclm.server.address import noted\n"
         f"with noted(pathlib.Path(sys.argv[1]), {URL!r}): os.kill(os.getpid(), 9)"
@@ -52,7 +49,7 @@ def test_a_server_that_was_killed_is_not_taken_for_a_running_one(folder: Path) -
         assert running_server(folder) is not None
 
 
-def test_a_copied_workspace_has_no_running_server(folder: Path, tmp_path: Path) -> None:
+def test_a_copied_workspace_has_no_running_server(folder, tmp_path):
     with noted(folder, URL):
         copy = shutil.copytree(folder / "curator", tmp_path / "second" / "curator").parent
         assert note_path(copy).exists()
@@ -67,14 +64,14 @@ def test_a_copied_workspace_has_no_running_server(folder: Path, tmp_path: Path) 
         b"[" * 4000,
     ],
 )
-def test_a_note_that_was_changed_says_nothing(folder: Path, content: bytes) -> None:
+def test_a_note_that_was_changed_says_nothing(folder, content):
     with noted(folder, URL):
         note_path(folder).write_bytes(content)
         assert running_server(folder) is None
 
 
 @pytest.mark.parametrize("process", [0, -1, 2**70, "a dead one"])
-def test_a_lock_that_outlives_its_server_is_no_running_server(folder: Path, process: int | str) -> None:
+def test_a_lock_that_outlives_its_server_is_no_running_server(folder, process):
     if process == "a dead one":
         with subprocess.Popen([sys.executable, "-c", ""]) as ended:
             process = ended.pid
@@ -86,13 +83,13 @@ def test_a_lock_that_outlives_its_server_is_no_running_server(folder: Path, proc
 @pytest.mark.parametrize(
     "url", ["http://x:1 rm", "https://evil.example/", "http://u@h:1", "file:///etc", "http://h:1/v1"]
 )
-def test_only_an_address_is_taken_for_one(folder: Path, url: str) -> None:
+def test_only_an_address_is_taken_for_one(folder, url):
     with noted(folder, URL):
         note_path(folder).write_text(json.dumps({"url": url, "process": 1, "service_file": [1, 2]}))
         assert running_server(folder) is None
 
 
-def test_a_folder_without_room_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_room_is_named(folder, monkeypatch):
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 

@@ -1,7 +1,5 @@
 """API keys: hashed on disk, refused when revoked, and quotas that no race and no crash can undercount."""
 
-from __future__ import annotations
-
 import base64
 import hmac
 import os

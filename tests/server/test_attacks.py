@@ -1,10 +1,8 @@
 """Attempts on what the server promises: charges, holds, replies, other people's figures, and what a stream may say."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,9 +16,8 @@ from paclm.server import api_keys, completions, service
 from paclm.server.api_keys import service_path
 from paclm.server.openai_format import Reply
 from server.live import Live, bearer
-from server.stepped import SteppedEngine, asking, num_known, sent, wait_until
+from server.stepped import asking, num_known, sent, wait_until
 
-Start = Callable[..., Live]
 ASK = {"model": "clinic", "prompt": "the", "max_tokens": 4, "temperature": 0}
 
 
@@ -35,7 +32,7 @@ def nothing_is_held(live: Live) -> bool:
 # --- charges -----------------------------------------------------------------------------------------------------
 
 
-def test_whoever_chooses_the_coins_pays_for_exactly_the_disputed_tokens(start: Start) -> None:
+def test_whoever_chooses_the_coins_pays_for_exactly_the_disputed_tokens(start):
     engine = ScriptedEngine(dissent=0.5)
     live = start(engine=engine, charge="dissent", per_token="2^-12", total="2^-2")
     for seed in (0, 1, -1, 2**63 - 1, 7, 7):
@@ -46,7 +43,7 @@ def test_whoever_chooses_the_coins_pays_for_exactly_the_disputed_tokens(start: S
     assert live.curator.account.spent_units == disputed * units_up(2**-12)
 
 
-def test_a_budget_that_ends_in_the_middle_of_a_batch_is_not_overdrawn(start: Start) -> None:
+def test_a_budget_that_ends_in_the_middle_of_a_batch_is_not_overdrawn(start):
     """Five disputed tokens are paid for; later ones come from the public model, and agreed ones cost nothing."""
     engine = ScriptedEngine(dissent=0.6)
     live = start(engine=engine, charge="dissent", per_token="2^-6", total="0.08", on_exhausted="public")
@@ -61,13 +58,13 @@ def test_a_budget_that_ends_in_the_middle_of_a_batch_is_not_overdrawn(start: Sta
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-45, -0.0, 2])
-def test_the_smallest_and_largest_temperatures_are_served(shared: Live, temperature: float) -> None:
+def test_the_smallest_and_largest_temperatures_are_served(shared, temperature):
     assert shared.complete(temperature=temperature).status_code == 200
     assert shared.service.state == "serving"
 
 
 @pytest.mark.parametrize("temperature", [2.0000001, -1e-9, 1e308, True, "1"])
-def test_temperatures_beyond_the_bounds_are_refused(shared: Live, temperature: object) -> None:
+def test_temperatures_beyond_the_bounds_are_refused(shared, temperature):
     spent = shared.spent_tokens
     assert shared.complete(temperature=temperature).status_code == 400
     assert shared.spent_tokens == spent
@@ -76,7 +73,7 @@ def test_temperatures_beyond_the_bounds_are_refused(shared: Live, temperature: o
 # --- replies -----------------------------------------------------------------------------------------------------
 
 
-def test_a_repeated_request_asks_neither_engine_nor_noise_and_another_key_gets_its_own(start: Start) -> None:
+def test_a_repeated_request_asks_neither_engine_nor_noise_and_another_key_gets_its_own(start):
     engine = ScriptedEngine(dissent=0.5)
     live = start(engine=engine)
     other = live.keys.add("other")
@@ -106,14 +103,12 @@ def books_locked(live: Live) -> Iterator[None]:
 
 
 @pytest.fixture
-def impatient_books(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient_books(monkeypatch):
     monkeypatch.setattr(api_keys, "BUSY_SECONDS", 0.05)
     monkeypatch.setattr(service, "_HOUSEKEEPING_SECONDS", 0.2)
 
 
-def test_when_the_books_do_not_answer_nobody_is_told_that_their_key_is_wrong(
-    impatient_books: None, start: Start
-) -> None:
+def test_when_the_books_do_not_answer_nobody_is_told_that_their_key_is_wrong(impatient_books, start):
     live = start()
     with books_locked(live):
         for headers in ({}, {"idempotency-key": "one"}):
@@ -127,8 +122,8 @@ def test_when_the_books_do_not_answer_nobody_is_told_that_their_key_is_wrong(
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_what_the_books_cannot_take_at_the_end_of_an_answer_is_brought_in_later(
-    impatient_books: None, start: Start, engine: SteppedEngine, is_stream: bool
-) -> None:
+    impatient_books, start, engine, is_stream
+):
     live = start(engine=engine, quota=100)
     body, once = {**ASK, "stream": is_stream}, {"idempotency-key": "once"}
     with asking(engine) as pool:
@@ -144,7 +139,7 @@ def test_what_the_books_cannot_take_at_the_end_of_an_answer_is_brought_in_later(
     wait_until(lambda: live.http.post("/v1/completions", json=body, headers=once).content == answer.content)
 
 
-def test_an_answer_that_cannot_be_prepared_holds_nothing(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_cannot_be_prepared_holds_nothing(start, monkeypatch):
     live = start(on_exhausted="refuse")
 
     def fail(*_: Any, **__: Any) -> None:
@@ -161,9 +156,7 @@ def test_an_answer_that_cannot_be_prepared_holds_nothing(start: Start, monkeypat
 
 
 @pytest.mark.parametrize("part", ["whole", "events", "closing"])
-def test_an_answer_that_breaks_midway_frees_what_it_held_and_does_not_end_like_a_whole_one(
-    start: Start, monkeypatch: pytest.MonkeyPatch, part: str
-) -> None:
+def test_an_answer_that_breaks_midway_frees_what_it_held_and_does_not_end_like_a_whole_one(start, monkeypatch, part):
     live = start(on_exhausted="refuse", quota=100)
 
     def fail(*_: Any, **__: Any) -> None:
@@ -180,7 +173,7 @@ def test_an_answer_that_breaks_midway_frees_what_it_held_and_does_not_end_like_a
     assert again.json()["error"]["code"] == "idempotency_reply_lost"
 
 
-def test_an_admission_that_nobody_waits_for_any_more_is_undone(start: Start, engine: SteppedEngine) -> None:
+def test_an_admission_that_nobody_waits_for_any_more_is_undone(start, engine):
     live = start(engine=engine, on_exhausted="refuse")
     with asking(engine) as pool:
         running = pool.submit(live.complete, max_tokens=2, temperature=0)
@@ -198,7 +191,7 @@ def test_an_admission_that_nobody_waits_for_any_more_is_undone(start: Start, eng
     assert ward(live).used_tokens == live.spent_tokens == sum(len(order) for order in engine.orders) <= 3
 
 
-def test_one_key_cannot_fill_the_queue_for_the_others(start: Start, engine: SteppedEngine) -> None:
+def test_one_key_cannot_fill_the_queue_for_the_others(start, engine):
     live = start(engine=engine, settings=ServerConfig(max_waiting=3, max_answers=3))
     quiet = live.keys.add("quiet")
     with asking(engine) as pool:
@@ -215,7 +208,7 @@ def test_one_key_cannot_fill_the_queue_for_the_others(start: Start, engine: Step
         assert [job.result(60).status_code for job in greedy] == [200] * 5
 
 
-def test_an_answer_cut_off_by_the_server_is_not_asked_for_again_by_itself(start: Start, engine: SteppedEngine) -> None:
+def test_an_answer_cut_off_by_the_server_is_not_asked_for_again_by_itself(start, engine):
     """Something was charged: a client that retries by itself would pay twice without knowing."""
     live = start(engine=engine)
     live.service.on_failure = lambda: None  # it would end before its metrics are read
@@ -252,14 +245,14 @@ def events(said: str) -> list[Any]:
 @pytest.mark.parametrize(
     "trick", ["\n\ndata: [DONE]\n\n", "\r\rdata: {}\r\r", "\u2028\u0085\x0b\x0c", "</script>", "\0"]
 )
-def test_no_text_can_speak_for_the_server_in_a_stream(shared: Live, trick: str) -> None:
+def test_no_text_can_speak_for_the_server_in_a_stream(shared, trick):
     plain = shared.complete(prompt=f"the {trick}", echo=True, temperature=0, max_tokens=2)
     assert plain.status_code == 200
     said = shared.complete(prompt=f"the {trick}", echo=True, temperature=0, max_tokens=2, stream=True)
     assert events(said.text)[0]["choices"][0]["text"] == f"the {trick}"
 
 
-def test_a_key_sees_its_own_figures_and_no_other_names(live: Live) -> None:
+def test_a_key_sees_its_own_figures_and_no_other_names(live):
     other = live.keys.add("other", quota_tokens=50)
     live.complete()
     for path in ("/v1/privacy", "/v1/models", "/openapi.json"):
@@ -270,7 +263,7 @@ def test_a_key_sees_its_own_figures_and_no_other_names(live: Live) -> None:
 
 
 @pytest.mark.parametrize("header", ["x-forwarded-host", "x-forwarded-proto", "x-client-ip", "cf-connecting-ip"])
-def test_what_a_proxy_adds_ends_the_right_to_do_without_a_key(start: Start, header: str) -> None:
+def test_what_a_proxy_adds_ends_the_right_to_do_without_a_key(start, header):
     live = start()
     live.keys._db._connection.execute("DELETE FROM keys WHERE name = 'ward'")
     body = {**ASK, "max_tokens": 1}

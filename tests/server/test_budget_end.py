@@ -1,18 +1,13 @@
 """What the log, `/v1/privacy` and the overview say as the budget comes to its end."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from paclm.server import logs
 from paclm.server.stats import guarantee, spent
-from server.live import Live, bearer, serve
-
-Start = Callable[..., Live]
+from server.live import bearer, serve
 
 
 def entries(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int, str | None]]:
@@ -20,7 +15,7 @@ def entries(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int, str | None
     return [(entry.event, entry.remaining_tokens, level) for level, entry in found if "budget" in entry.event]
 
 
-def test_little_left_and_nothing_left_are_said_once_each(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+def test_little_left_and_nothing_left_are_said_once_each(start, caplog):
     caplog.set_level(logging.INFO, logger=logs.LOGGER)
     live = start(per_token="2^-8", total=20 * 2.0**-8, on_exhausted="public")
     assert entries(caplog) == []
@@ -34,9 +29,7 @@ def test_little_left_and_nothing_left_are_said_once_each(start: Start, caplog: p
 
 
 @pytest.mark.parametrize("on_exhausted", ["public", "refuse"])
-def test_a_start_without_budget_says_what_happens_now(
-    make: Any, small_tokenizer: Any, caplog: pytest.LogCaptureFixture, on_exhausted: str
-) -> None:
+def test_a_start_without_budget_says_what_happens_now(make, small_tokenizer, caplog, on_exhausted):
     from curator.deployments import ScriptedEngine
 
     workspace = make(per_token="2^-8", total="2^-8", on_exhausted=on_exhausted)
@@ -55,14 +48,14 @@ def test_a_start_without_budget_says_what_happens_now(
     assert ("the public model answers" in overview["sentences"]["left"]) is (on_exhausted == "public")
 
 
-def test_sentences_show_no_less_than_the_bound_and_the_spending() -> None:
+def test_sentences_show_no_less_than_the_bound_and_the_spending():
     figures: dict[str, Any] = {"mia_bound": 0.5881573838, "spent_nats": 2.0**-32, "total_nats": 2.0**-6}
     assert " more than 58.82% of the time" in guarantee({**figures, "remaining_tokens": 1})
     assert spent(figures).startswith("0.01% of the budget is spent so far")
     assert spent({**figures, "spent_nats": 0.0}).startswith("0.00% of the budget")
 
 
-def test_the_guarantee_names_its_unit_and_what_it_does_not_hide(start: Start) -> None:
+def test_the_guarantee_names_its_unit_and_what_it_does_not_hide(start):
     live = start(unit="the records of one patient were")
     privacy = live.http.get("/v1/privacy").json()
     assert privacy["sentence"].startswith(

@@ -1,11 +1,9 @@
 """The dashboard in a real browser against a real server: what it shows, and that it complains of nothing."""
 
-from __future__ import annotations
-
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,7 @@ STATIC = Path(paclm.__file__).parent / "server" / "static"
 
 
 @pytest.fixture(scope="module")
-def serve_with(
-    tmp_path_factory: pytest.TempPathFactory, template: Path, small_tokenizer: Any
-) -> Iterator[Callable[..., Live]]:
+def serve_with(tmp_path_factory, template, small_tokenizer):
     """Start a server with these settings in [mechanism]; all end with the module."""
     with ExitStack() as servers:
 
@@ -43,20 +39,20 @@ def serve_with(
 
 
 @pytest.fixture(scope="module")
-def shared_engine() -> Iterator[SteppedEngine]:
+def shared_engine():
     engine = SteppedEngine()
     yield engine
     engine.run_free()
 
 
 @pytest.fixture(scope="module")
-def deployment(serve_with: Callable[..., Live], shared_engine: SteppedEngine) -> Live:
+def deployment(serve_with, shared_engine):
     shared_engine.run_free()
     return serve_with(engine=shared_engine)
 
 
 @pytest.fixture
-def engine(deployment: Live, shared_engine: SteppedEngine) -> Iterator[SteppedEngine]:
+def engine(deployment, shared_engine):
     """The deployment's engine, standing still: a stream can be watched, and stopped, in its middle."""
     wait_until(lambda: deployment.service.is_idle)
     shared_engine.stand_still()
@@ -65,13 +61,13 @@ def engine(deployment: Live, shared_engine: SteppedEngine) -> Iterator[SteppedEn
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     with open_browser() as browser:
         yield browser
 
 
 @pytest.fixture
-def visit(browser: Any, deployment: Live) -> Iterator[Callable[..., Visit]]:
+def visit(browser, deployment):
     """A fresh profile; at the end no visit may have complained or asked anybody else."""
     visits: list[Visit] = []
 

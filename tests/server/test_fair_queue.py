@@ -1,7 +1,5 @@
 """Waiting lines take turns among keys."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from hypothesis import given
@@ -14,7 +12,7 @@ def drained(lines: FairQueue[int]) -> list[int]:
     return [lines.get() for _ in range(len(lines))]
 
 
-def test_a_key_with_many_entries_delays_another_by_one() -> None:
+def test_a_key_with_many_entries_delays_another_by_one():
     lines: FairQueue[int] = FairQueue()
     for entry in range(100):
         lines.put("busy", entry)
@@ -25,7 +23,7 @@ def test_a_key_with_many_entries_delays_another_by_one() -> None:
     assert lines.get() == 2
 
 
-def test_whoever_leaves_is_not_served() -> None:
+def test_whoever_leaves_is_not_served():
     lines: FairQueue[int] = FairQueue()
     for owner, entry in (("a", 1), ("b", 2), ("a", 3)):
         lines.put(owner, entry)
@@ -39,8 +37,8 @@ def test_whoever_leaves_is_not_served() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=60))
 def test_everybody_is_served_once_in_their_own_order_and_nobody_twice_while_others_wait(
-    moves: list[tuple[str, bool]],
-) -> None:
+    moves,
+):
     lines: FairQueue[tuple[str, int]] = FairQueue()
     served: list[tuple[str, int]] = []
     for number, (owner, is_joining) in enumerate(moves):

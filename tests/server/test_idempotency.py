@@ -1,7 +1,5 @@
 """Stored replies: the same tokens again at no charge, for the same API key alone, and forgotten down to the bytes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

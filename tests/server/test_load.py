@@ -1,21 +1,13 @@
 """Sixteen clients for a few seconds, and a server that is killed under them; the long twins are in tests/stress."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 from curator.deployments import ScriptedEngine
-from paclm import Curator, Workspace
+from paclm import Curator
 from server.killing import TOKENS, kill_under_load
-from server.live import Live
 from server.load import ask_for
 from server.stepped import wait_until
 
-Start = Callable[..., Live]
 
-
-def test_sixteen_clients_lose_and_mix_up_nothing(start: Start) -> None:
+def test_sixteen_clients_lose_and_mix_up_nothing(start):
     live = start(engine=ScriptedEngine(dissent=0.0, num_slots=6), per_token="2^-40")
     got = ask_for(live.url, live.admin, clients=16, seconds=2, tokens=12, at_least=2)
     assert got.problems == []
@@ -26,7 +18,7 @@ def test_sixteen_clients_lose_and_mix_up_nothing(start: Start) -> None:
     assert live.service.scheduler.num_running == live.service.scheduler.num_waiting == 0
 
 
-def test_clients_that_leave_cost_what_they_received_and_at_most_the_steps_in_flight(start: Start) -> None:
+def test_clients_that_leave_cost_what_they_received_and_at_most_the_steps_in_flight(start):
     live = start(engine=ScriptedEngine(num_slots=6), per_token="2^-40")
     got = ask_for(live.url, live.admin, clients=12, seconds=2, tokens=30, leaving=0.7, at_least=2)
     assert got.problems == []
@@ -37,9 +29,7 @@ def test_clients_that_leave_cost_what_they_received_and_at_most_the_steps_in_fli
     assert live.service.scheduler.num_running == live.service.scheduler.num_waiting == 0
 
 
-def test_a_server_that_is_killed_under_load_has_charged_all_that_left(
-    make: Callable[..., Workspace], small_tokenizer: Any
-) -> None:
+def test_a_server_that_is_killed_under_load_has_charged_all_that_left(make, small_tokenizer):
     workspace = make(per_token="2^-40")
     got, charged = kill_under_load(workspace.path, clients=6, seconds=1.5)
     assert got.problems == []

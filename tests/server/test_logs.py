@@ -1,7 +1,5 @@
 """Logs: one JSON object a line, counts only, and no way for a prompt to get in, not even by an exception."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import io

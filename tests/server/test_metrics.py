@@ -1,7 +1,5 @@
 """Metrics: what is counted is what is shown, and no label can carry a text."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

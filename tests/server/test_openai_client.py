@@ -1,9 +1,6 @@
 """The official client against a real server: what works, what is refused, and how often it asks."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +10,19 @@ import pytest
 from paclm.server.refusals import budget_exhausted
 from server.live import Live
 
-Start = Callable[..., Live]
-
 
 def client_of(live: Live, key: str | None = None, **options: Any) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{live.url}/v1", api_key=key or live.ward, **options)
 
 
 @pytest.fixture
-def client(live: Live) -> Iterator[openai.OpenAI]:
+def client(live):
     with client_of(live) as client:
         yield client
 
 
 @pytest.fixture
-def shared_client(shared: Live) -> Iterator[openai.OpenAI]:
+def shared_client(shared):
     with client_of(shared) as client:
         yield client
 
@@ -39,7 +34,7 @@ def num_requests(live: Live) -> int:
     return int(sum(float(line.split()[-1]) for line in lines))
 
 
-def test_the_example_of_the_readme_works_on_a_fresh_workspace(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_readme_works_on_a_fresh_workspace(start, capsys):
     live = start(has_ward=False)
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     example = re.search(r"## Over HTTP.*?```python\n(.*?)```", readme, re.DOTALL)
@@ -54,14 +49,14 @@ def test_the_example_of_the_readme_works_on_a_fresh_workspace(start: Start, caps
     assert live.spent_tokens > 0
 
 
-def test_there_is_one_model_and_no_world_is_listed(client: openai.OpenAI) -> None:
+def test_there_is_one_model_and_no_world_is_listed(client):
     assert [model.id for model in client.models.list()] == ["clinic"]
     assert client.models.retrieve("clinic").owned_by == "paclm"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("clinic-world-3")
 
 
-def test_a_completion_says_what_it_used_and_what_it_cost(client: openai.OpenAI, live: Live) -> None:
+def test_a_completion_says_what_it_used_and_what_it_cost(client, live):
     answer = client.completions.create(model="clinic", prompt="the patient", max_tokens=5)
     assert answer.choices[0].finish_reason in ("length", "stop")
     assert answer.usage is not None
@@ -75,7 +70,7 @@ def test_a_completion_says_what_it_used_and_what_it_cost(client: openai.OpenAI, 
     assert privacy["remaining_tokens"] == live.curator.figures()["remaining_tokens"]
 
 
-def test_several_prompts_and_answers_come_in_order_and_are_all_charged(client: openai.OpenAI, live: Live) -> None:
+def test_several_prompts_and_answers_come_in_order_and_are_all_charged(client, live):
     answer = client.completions.create(model="clinic", prompt=["the nurse", "the city"], n=2, max_tokens=3, echo=True)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     starts = [choice.text.startswith("the nurse") for choice in answer.choices]
@@ -85,12 +80,12 @@ def test_several_prompts_and_answers_come_in_order_and_are_all_charged(client: o
 
 
 @pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6], [7]], ["the", "a"], ""])
-def test_a_prompt_is_text_or_token_ids_one_or_several(shared_client: openai.OpenAI, prompt: Any) -> None:
+def test_a_prompt_is_text_or_token_ids_one_or_several(shared_client, prompt):
     answer = shared_client.completions.create(model="clinic", prompt=prompt, max_tokens=2)
     assert len(answer.choices) == (2 if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1)
 
 
-def test_a_stream_has_the_same_text_and_ends_with_usage(client: openai.OpenAI, live: Live) -> None:
+def test_a_stream_has_the_same_text_and_ends_with_usage(client, live):
     options: Any = {"model": "clinic", "prompt": "the patient", "max_tokens": 12, "seed": 3, "temperature": 0}
     events = list(client.completions.create(**options, stream=True, stream_options={"include_usage": True}))
     assert events[-1].choices == []
@@ -101,21 +96,21 @@ def test_a_stream_has_the_same_text_and_ends_with_usage(client: openai.OpenAI, l
     assert events[-2].model_extra["privacy"]["private_tokens"] == live.spent_tokens  # type: ignore[index]
 
 
-def test_without_usage_every_event_of_a_stream_has_a_choice(client: openai.OpenAI) -> None:
+def test_without_usage_every_event_of_a_stream_has_a_choice(client):
     events = list(client.completions.create(model="clinic", prompt="the", max_tokens=6, stream=True))
     assert all(event.choices for event in events)
     assert {len(event.choices) for event in events} == {1}
     assert events[-1].model_extra["privacy"]["charged_nats"] > 0  # type: ignore[index]
 
 
-def test_a_stop_string_ends_an_answer_and_is_not_shown(client: openai.OpenAI) -> None:
+def test_a_stop_string_ends_an_answer_and_is_not_shown(client):
     whole = client.completions.create(model="clinic", prompt="the", max_tokens=30, temperature=0).choices[0].text
     stop = whole.strip()[2:4]
     answer = client.completions.create(model="clinic", prompt="the", max_tokens=30, stop=[stop]).choices[0]
     assert stop not in answer.text
 
 
-def test_a_seed_repeats_the_coins_and_the_answers_of_one_request_differ(start: Start) -> None:
+def test_a_seed_repeats_the_coins_and_the_answers_of_one_request_differ(start):
     """All worlds agree here, so that the coins alone decide."""
     from curator.deployments import ScriptedEngine
 
@@ -130,7 +125,7 @@ def test_a_seed_repeats_the_coins_and_the_answers_of_one_request_differ(start: S
         assert first[0] != first[1]
 
 
-def test_a_conversation_is_answered_where_the_model_has_a_template(start: Start, chat_tokenizer: Any) -> None:
+def test_a_conversation_is_answered_where_the_model_has_a_template(start, chat_tokenizer):
     live = start(tokenizer=chat_tokenizer)
     with client_of(live) as client:
         messages: Any = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "the cough"}]
@@ -151,7 +146,7 @@ def test_a_conversation_is_answered_where_the_model_has_a_template(start: Start,
         assert client.chat.completions.create(model="clinic", messages=parts, max_tokens=2).choices
 
 
-def test_a_conversation_that_the_template_refuses_is_not_quoted(start: Start, chat_tokenizer: Any) -> None:
+def test_a_conversation_that_the_template_refuses_is_not_quoted(start, chat_tokenizer):
     live = start(tokenizer=chat_tokenizer)
     messages: Any = [{"role": "assistant", "content": "ZEBRA"}]
     with client_of(live) as client, pytest.raises(openai.BadRequestError) as refused:
@@ -160,7 +155,7 @@ def test_a_conversation_that_the_template_refuses_is_not_quoted(start: Start, ch
     assert "ZEBRA" not in refused.value.message
 
 
-def test_a_model_without_a_template_says_so(client: openai.OpenAI) -> None:
+def test_a_model_without_a_template_says_so(client):
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(model="clinic", messages=[{"role": "user", "content": "hello"}])
 
@@ -190,9 +185,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_offered_is_refused_with_a_reason_before_anything_is_charged(
-    shared_client: openai.OpenAI, shared: Live, name: str
-) -> None:
+def test_what_is_not_offered_is_refused_with_a_reason_before_anything_is_charged(shared_client, shared, name):
     options: Any = {"model": "clinic", "prompt": "ZEBRA", "max_tokens": 4, **REFUSED[name]}
     spent = shared.spent_tokens
     with pytest.raises(openai.BadRequestError) as refused:
@@ -213,18 +206,18 @@ def test_what_is_not_offered_is_refused_with_a_reason_before_anything_is_charged
         {"temperature": 0.7, "stop": None, "n": None},
     ],
 )
-def test_options_that_change_nothing_or_work_are_taken(shared_client: openai.OpenAI, options: dict[str, Any]) -> None:
+def test_options_that_change_nothing_or_work_are_taken(shared_client, options):
     assert shared_client.completions.create(model="clinic", prompt="the", max_tokens=2, **options).choices
 
 
-def test_another_model_is_not_found(client: openai.OpenAI) -> None:
+def test_another_model_is_not_found(client):
     with pytest.raises(openai.NotFoundError) as refused:
         client.completions.create(model="ZEBRA", prompt="the")
     assert refused.value.code == "model_not_found"
     assert "ZEBRA" not in refused.value.response.text
 
 
-def test_an_exhausted_budget_is_told_once_and_not_retried(start: Start) -> None:
+def test_an_exhausted_budget_is_told_once_and_not_retried(start):
     live = start(per_token="2^-8", total="2^-4", on_exhausted="refuse")  # sixteen tokens
     with client_of(live, max_retries=4) as client:
         client.completions.create(model="clinic", prompt="the", max_tokens=10)
@@ -242,7 +235,7 @@ def test_an_exhausted_budget_is_told_once_and_not_retried(start: Start) -> None:
     assert not any(key.reserved_tokens for key in live.keys.list())
 
 
-def test_the_public_model_answers_when_the_budget_is_gone_and_is_marked(start: Start) -> None:
+def test_the_public_model_answers_when_the_budget_is_gone_and_is_marked(start):
     live = start(per_token="2^-8", total="2^-6", on_exhausted="public")  # four tokens
     with client_of(live) as client:
         answer = client.completions.create(model="clinic", prompt="the", max_tokens=9, n=2)
@@ -256,14 +249,14 @@ def test_the_public_model_answers_when_the_budget_is_gone_and_is_marked(start: S
         assert set(marks) == {"public"}
 
 
-def test_a_header_says_that_the_budget_is_gone_and_the_public_model_answered(start: Start) -> None:
+def test_a_header_says_that_the_budget_is_gone_and_the_public_model_answered(start):
     live = start(per_token="2^-8", total="2^-6", on_exhausted="public")  # four tokens
     assert "paclm-budget" not in live.complete(max_tokens=1).headers
     assert live.complete(max_tokens=9).headers["paclm-budget"] == "exhausted"
     assert live.complete(max_tokens=2, stream=True).headers["paclm-budget"] == "exhausted"
 
 
-def test_a_budget_that_is_gone_is_said_without_advice_that_only_the_operator_can_follow(start: Start) -> None:
+def test_a_budget_that_is_gone_is_said_without_advice_that_only_the_operator_can_follow(start):
     live = start(per_token="2^-8", total="2^-6", on_exhausted="refuse")  # four tokens
     while live.spent_tokens < 4:
         live.complete(max_tokens=4 - live.spent_tokens)
@@ -272,7 +265,7 @@ def test_a_budget_that_is_gone_is_said_without_advice_that_only_the_operator_can
     assert refused.json()["error"]["message"] == budget_exhausted(0, is_spent=True).message
 
 
-def test_a_price_above_what_is_left_is_not_called_a_budget_that_is_gone(start: Start) -> None:
+def test_a_price_above_what_is_left_is_not_called_a_budget_that_is_gone(start):
     live = start(per_token="2^-8", total=1.5 * 2.0**-8, on_exhausted="refuse")
     live.complete(max_tokens=1)
     refused = live.complete(max_tokens=1)
@@ -284,7 +277,7 @@ def test_a_price_above_what_is_left_is_not_called_a_budget_that_is_gone(start: S
         assert "budget is spent" not in sentence
 
 
-def test_a_retry_with_the_same_idempotency_key_is_charged_once(client: openai.OpenAI, live: Live) -> None:
+def test_a_retry_with_the_same_idempotency_key_is_charged_once(client, live):
     ask: Any = {"model": "clinic", "prompt": "the", "max_tokens": 6, "extra_headers": {"Idempotency-Key": "one"}}
     first = client.completions.create(**ask)
     spent = live.spent_tokens
@@ -297,7 +290,7 @@ def test_a_retry_with_the_same_idempotency_key_is_charged_once(client: openai.Op
     assert live.spent_tokens == spent
 
 
-def test_a_stream_is_repeated_event_by_event(client: openai.OpenAI, live: Live) -> None:
+def test_a_stream_is_repeated_event_by_event(client, live):
     ask: Any = {"model": "clinic", "prompt": "the", "max_tokens": 6, "stream": True}
     first = list(client.completions.create(**ask, extra_headers={"Idempotency-Key": "two"}))
     spent = live.spent_tokens
@@ -305,7 +298,7 @@ def test_a_stream_is_repeated_event_by_event(client: openai.OpenAI, live: Live) 
     assert live.spent_tokens == spent
 
 
-def test_a_request_that_was_refused_leaves_its_idempotency_key_free(client: openai.OpenAI, start: Start) -> None:
+def test_a_request_that_was_refused_leaves_its_idempotency_key_free(client, start):
     live = start(name="small", per_token="2^-8", total="2^-4", on_exhausted="refuse")
     with client_of(live) as client:
         ask: Any = {"model": "clinic", "prompt": "the", "extra_headers": {"Idempotency-Key": "three"}}
@@ -314,7 +307,7 @@ def test_a_request_that_was_refused_leaves_its_idempotency_key_free(client: open
         assert client.completions.create(**ask, max_tokens=3).choices
 
 
-def test_a_key_has_its_quota_and_another_keys_is_not_touched(start: Start) -> None:
+def test_a_key_has_its_quota_and_another_keys_is_not_touched(start):
     live = start(quota=10)
     other = live.keys.add("other", quota_tokens=100)
     with client_of(live) as client, client_of(live, other) as rich:

@@ -1,12 +1,9 @@
 """The OpenAPI document is true: schemathesis asks what it describes, and every answer is as described."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +17,7 @@ CHECKS = (
 )
 
 
-def test_schemathesis_finds_nothing(start: Any, chat_tokenizer: Any, tmp_path: Path) -> None:
+def test_schemathesis_finds_nothing(start, chat_tokenizer, tmp_path):
     """Bounded and seeded. Unforeseen answers, undescribed statuses and accepted nonsense would fail it."""
     live: Live = start(tokenizer=chat_tokenizer, settings=ServerConfig(default_max_tokens=2))
     command = [
@@ -47,12 +44,12 @@ def test_schemathesis_finds_nothing(start: Any, chat_tokenizer: Any, tmp_path: P
         ("/nothing", Error),
     ],
 )
-def test_answers_have_the_shapes_that_the_document_shows(live: Live, path: str, shape: Any) -> None:
+def test_answers_have_the_shapes_that_the_document_shows(live, path, shape):
     live.complete()
     shape.model_validate(live.http.get(path, headers=bearer(live.admin)).json())
 
 
-def test_completions_and_plans_have_the_shapes_that_the_document_shows(start: Any, chat_tokenizer: Any) -> None:
+def test_completions_and_plans_have_the_shapes_that_the_document_shows(start, chat_tokenizer):
     live = start(tokenizer=chat_tokenizer)
     ask = {"model": "clinic", "max_tokens": 3}
     prompt, messages = {"prompt": "the"}, {"messages": [{"role": "user", "content": "the"}]}
@@ -65,7 +62,7 @@ def test_completions_and_plans_have_the_shapes_that_the_document_shows(start: An
         shape.model_validate(live.http.post(path, json={**ask, **more}).json())
 
 
-def test_a_plan_costs_nothing_and_says_what_the_request_would(start: Any) -> None:
+def test_a_plan_costs_nothing_and_says_what_the_request_would(start):
     live = start(per_token="2^-8", total="2^-4", on_exhausted="refuse")
     plan = live.http.post(
         "/v1/privacy/plan", json={"model": "clinic", "prompt": ["the", "a"], "n": 2, "max_tokens": 5}
@@ -77,7 +74,7 @@ def test_a_plan_costs_nothing_and_says_what_the_request_would(start: Any) -> Non
     assert live.curator.reserved_units == 0
 
 
-def test_a_plan_knows_the_quota_of_its_key(start: Any) -> None:
+def test_a_plan_knows_the_quota_of_its_key(start):
     live = start(quota=6)
     ask = {"model": "clinic", "prompt": "the"}
     small, large = (live.http.post("/v1/privacy/plan", json={**ask, "max_tokens": tokens}).json() for tokens in (6, 7))
@@ -86,7 +83,7 @@ def test_a_plan_knows_the_quota_of_its_key(start: Any) -> None:
     assert live.complete(max_tokens=7).status_code == 429
 
 
-def test_unknown_fields_are_forbidden_in_every_described_body(live: Live) -> None:
+def test_unknown_fields_are_forbidden_in_every_described_body(live):
     document = live.as_admin("/openapi.json")
     schemas = document["components"]["schemas"]
     for name in ("CompletionAsk", "ChatAsk", "Message", "StreamOptions"):
@@ -94,7 +91,7 @@ def test_unknown_fields_are_forbidden_in_every_described_body(live: Live) -> Non
     assert "/metrics" not in document["paths"]
 
 
-def test_the_document_describes_no_status_that_is_never_sent(live: Live) -> None:
+def test_the_document_describes_no_status_that_is_never_sent(live):
     document = live.as_admin("/openapi.json")
     for path, methods in document["paths"].items():
         for route in methods.values():

@@ -1,7 +1,5 @@
 """The drawing in docs/internals/path.md is the path that a completion takes: every module called, and no other."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys
@@ -52,7 +50,7 @@ def drawn() -> set[str]:
     return set(re.findall(r"\b[a-z]+/[a-z_]+\.py\b", drawing))
 
 
-def test_a_completion_crosses_the_modules_that_are_drawn(make: Any) -> None:
+def test_a_completion_crosses_the_modules_that_are_drawn(make):
     with traced() as trace, serve(make(), None, None) as live:
         live.complete()  # what happens once per process is not part of the path
         trace.is_on = True
@@ -66,7 +64,7 @@ def test_a_completion_crosses_the_modules_that_are_drawn(make: Any) -> None:
     assert len(trace.modules) <= MOST_FILES
 
 
-def test_a_token_has_three_types_between_votes_and_wire() -> None:
+def test_a_token_has_three_types_between_votes_and_wire():
     """A `Release` of the mechanism, a `Piece` of a stream; the event on the wire is bytes."""
     classes = (
         node

@@ -1,22 +1,17 @@
 """Bodies that are too long, too deep, broken or strange: a 4xx each, nothing charged, and nothing repeated."""
 
-from __future__ import annotations
-
 import json
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from paclm.config import ServerConfig
 from paclm.server import logs
-from server.live import Live
 from server.sockets import ask, post_with_key
 from server.stepped import wait_until
-
-Start = Callable[..., Live]
 
 WORD = "ZEBRA-7731"
 """Stands in every prompt; must be in no error and no log line."""
@@ -73,7 +68,7 @@ BODIES: dict[str, bytes] = {
 
 
 @pytest.fixture
-def said(live: Live) -> Iterator[list[str]]:
+def said(live):
     """Everything that is logged, as it would be written; also what is said below the level of warnings."""
     lines: list[str] = []
 
@@ -91,7 +86,7 @@ def said(live: Live) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/privacy/plan", "/v1/chat/completions"])
-def test_every_bad_body_gets_a_4xx_that_repeats_nothing(live: Live, said: list[str], path: str) -> None:
+def test_every_bad_body_gets_a_4xx_that_repeats_nothing(live, said, path):
     for name, body in BODIES.items():
         answer = live.http.post(path, content=body, headers=JSON)
         assert 400 <= answer.status_code < 500, (name, answer.status_code)
@@ -106,17 +101,17 @@ def test_every_bad_body_gets_a_4xx_that_repeats_nothing(live: Live, said: list[s
 
 
 @pytest.mark.parametrize("prompt", [[10**6], [[1], [10**6]], [1, -1]])
-def test_bad_token_ids_are_a_matter_of_the_prompt(shared: Live, prompt: list[Any]) -> None:
+def test_bad_token_ids_are_a_matter_of_the_prompt(shared, prompt):
     answer = shared.complete(prompt=prompt)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
 
 
-def test_the_search_would_find_a_prompt_that_is_logged(live: Live, said: list[str]) -> None:
+def test_the_search_would_find_a_prompt_that_is_logged(live, said):
     logging.getLogger("uvicorn.error").error(f"{WORD} in a template")
     assert [line for line in said if WORD in line]
 
 
-def test_an_answer_leaves_no_text_in_the_log(live: Live, said: list[str]) -> None:
+def test_an_answer_leaves_no_text_in_the_log(live, said):
     text = live.complete(prompt=f"{WORD} the patient", max_tokens=20).json()["choices"][0]["text"]
     live.complete(prompt=f"{WORD} the patient", max_tokens=20, stream=True)
     wait_until(lambda: len([line for line in said if '"answered"' in line]) >= 2)
@@ -124,7 +119,7 @@ def test_an_answer_leaves_no_text_in_the_log(live: Live, said: list[str]) -> Non
     assert not [line for line in said if WORD in line or text in line]
 
 
-def test_a_hundred_megabytes_are_refused_whether_announced_or_streamed(live: Live) -> None:
+def test_a_hundred_megabytes_are_refused_whether_announced_or_streamed(live):
     piece = b" " * 2**20
 
     def pieces() -> Iterator[bytes]:
@@ -138,7 +133,7 @@ def test_a_hundred_megabytes_are_refused_whether_announced_or_streamed(live: Liv
     assert live.complete().status_code == 200
 
 
-def test_a_million_token_ids_are_refused(start: Start) -> None:
+def test_a_million_token_ids_are_refused(start):
     live = start(settings=ServerConfig(max_body_bytes=10_000_000))
     answer = live.http.post("/v1/completions", content=filled(prompt=list(range(1_000_000))), headers=JSON)
     assert answer.status_code == 400
@@ -146,7 +141,7 @@ def test_a_million_token_ids_are_refused(start: Start) -> None:
     assert live.spent_tokens == 0
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(start: Start) -> None:
+def test_a_body_that_does_not_come_is_not_waited_for(start):
     live = start(settings=ServerConfig(read_seconds=0.3))
     said = ask(live, post_with_key(live) + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n")
     assert said.startswith(b"HTTP/1.1 408")
@@ -156,18 +151,18 @@ def test_a_body_that_does_not_come_is_not_waited_for(start: Start) -> None:
 @pytest.mark.parametrize(
     "content_type", ["", "text/plain", "multipart/form-data", "application/json; charset=utf-16", "application/xml"]
 )
-def test_a_body_that_is_not_json_is_refused(shared: Live, content_type: str) -> None:
+def test_a_body_that_is_not_json_is_refused(shared, content_type):
     answer = shared.http.post("/v1/completions", content=filled(), headers={"content-type": content_type})
     assert answer.status_code == 415
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "Application/JSON", 'application/json; charset="UTF-8"'])
-def test_json_is_json_however_it_is_spelt(shared: Live, content_type: str) -> None:
+def test_json_is_json_however_it_is_spelt(shared, content_type):
     answer = shared.http.post("/v1/completions", content=filled(), headers={"content-type": content_type})
     assert answer.status_code == 200
 
 
-def test_random_damage_to_a_good_body_never_breaks_the_server(live: Live) -> None:
+def test_random_damage_to_a_good_body_never_breaks_the_server(live):
     chance = random.Random(5)
     good = filled(n=1, stop=["a"], stream_options={"include_usage": True}, stream=True, seed=3)
     for _ in range(300):

@@ -1,13 +1,9 @@
 """Many requests at once: batching, turns among keys, full queues, clients that leave, and the end of the server."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 
@@ -20,10 +16,8 @@ from paclm.server.service import Service, Setup
 from server.live import Live, bearer, ledger_rows, serve
 from server.stepped import LONG, SteppedEngine, asking, num_known, sent, wait_until
 
-Start = Callable[..., Live]
 
-
-def test_requests_join_and_leave_between_steps(start: Start, engine: SteppedEngine) -> None:
+def test_requests_join_and_leave_between_steps(start, engine):
     live = start(engine=engine)
     with asking(engine) as pool:
         long = pool.submit(live.complete, max_tokens=20, temperature=0)
@@ -39,7 +33,7 @@ def test_requests_join_and_leave_between_steps(start: Start, engine: SteppedEngi
     assert [len(order) for order in engine.orders[:5]] == [1, 1, 1, 2, 1]
 
 
-def test_a_busy_key_delays_a_quiet_one_by_its_running_answers_only(start: Start, engine: SteppedEngine) -> None:
+def test_a_busy_key_delays_a_quiet_one_by_its_running_answers_only(start, engine):
     live = start(engine=engine)
     quiet = live.keys.add("quiet")
     done: list[str] = []
@@ -61,7 +55,7 @@ def test_a_busy_key_delays_a_quiet_one_by_its_running_answers_only(start: Start,
             job.result(60)
 
 
-def test_a_full_queue_is_refused_with_a_time_to_come_back(start: Start, engine: SteppedEngine) -> None:
+def test_a_full_queue_is_refused_with_a_time_to_come_back(start, engine):
     live = start(engine=engine, settings=ServerConfig(max_waiting=3, max_answers=3))
     with asking(engine) as pool:
         jobs = [pool.submit(live.complete, max_tokens=20, temperature=0) for _ in range(5)]
@@ -81,9 +75,7 @@ def test_a_full_queue_is_refused_with_a_time_to_come_back(start: Start, engine: 
     assert live.complete().status_code == 200
 
 
-def test_a_client_that_leaves_frees_its_place_at_once_and_pays_for_what_left(
-    start: Start, engine: SteppedEngine
-) -> None:
+def test_a_client_that_leaves_frees_its_place_at_once_and_pays_for_what_left(start, engine):
     live = start(engine=engine, on_exhausted="refuse")
     engine.let(3)
     with live.http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
@@ -99,7 +91,7 @@ def test_a_client_that_leaves_frees_its_place_at_once_and_pays_for_what_left(
     assert next(key for key in live.keys.list() if key.name == "ward").used_tokens == 4
 
 
-def test_a_client_that_leaves_the_queue_is_never_charged(start: Start, engine: SteppedEngine) -> None:
+def test_a_client_that_leaves_the_queue_is_never_charged(start, engine):
     live = start(engine=engine)
     with asking(engine) as pool:
         jobs = [pool.submit(live.complete, max_tokens=9, temperature=0) for _ in range(2)]
@@ -119,7 +111,7 @@ def test_a_client_that_leaves_the_queue_is_never_charged(start: Start, engine: S
     assert live.spent_tokens == tokens
 
 
-def test_with_an_idempotency_key_a_client_that_left_finds_its_answer(start: Start, engine: SteppedEngine) -> None:
+def test_with_an_idempotency_key_a_client_that_left_finds_its_answer(start, engine):
     live = start(engine=engine)
     key = {"idempotency-key": "again"}
     with sent(live, **key):
@@ -134,7 +126,7 @@ def test_with_an_idempotency_key_a_client_that_left_finds_its_answer(start: Star
     assert again.json()["usage"]["completion_tokens"] == live.spent_tokens
 
 
-def test_a_budget_held_by_others_is_worth_waiting_for(start: Start, engine: SteppedEngine) -> None:
+def test_a_budget_held_by_others_is_worth_waiting_for(start, engine):
     live = start(engine=engine, per_token="2^-8", total="2^-4", on_exhausted="refuse")  # sixteen tokens
     with asking(engine) as pool:
         pool.submit(live.complete, max_tokens=10, temperature=0)
@@ -148,7 +140,7 @@ def test_a_budget_held_by_others_is_worth_waiting_for(start: Start, engine: Step
         assert "6 tokens" in refused.json()["error"]["message"]
 
 
-def test_an_admitted_answer_never_dies_midway(start: Start, engine: SteppedEngine) -> None:
+def test_an_admitted_answer_never_dies_midway(start, engine):
     """Twelve streams of four tokens want 48, and 16 are there: those that are admitted get all of theirs."""
     engine.run_free()
     live = start(engine=engine, per_token="2^-8", total="2^-4", on_exhausted="refuse")
@@ -162,7 +154,7 @@ def test_an_admitted_answer_never_dies_midway(start: Start, engine: SteppedEngin
     assert sum(answer["usage"]["completion_tokens"] for answer in good) == live.spent_tokens <= 16
 
 
-def test_a_step_that_fails_ends_the_service_and_says_nothing(start: Start, engine: SteppedEngine) -> None:
+def test_a_step_that_fails_ends_the_service_and_says_nothing(start, engine):
     live = start(engine=engine)
     stopped = threading.Event()
     live.service.on_failure = stopped.set
@@ -180,7 +172,7 @@ def test_a_step_that_fails_ends_the_service_and_says_nothing(start: Start, engin
     assert live.spent_tokens == 0
 
 
-def test_a_server_that_ends_finishes_what_is_under_way(start: Start, engine: SteppedEngine) -> None:
+def test_a_server_that_ends_finishes_what_is_under_way(start, engine):
     live = start(engine=engine)
     with asking(engine) as pool:
         jobs = [pool.submit(live.complete, max_tokens=4, temperature=0) for _ in range(2)]
@@ -192,7 +184,7 @@ def test_a_server_that_ends_finishes_what_is_under_way(start: Start, engine: Ste
         assert [job.result(60).status_code for job in jobs] == [200, 200]
 
 
-def test_a_signal_before_the_start_is_kept_for_it(make: Any, small_tokenizer: Any) -> None:
+def test_a_signal_before_the_start_is_kept_for_it(make, small_tokenizer):
     workspace = make()
     with (
         Database.open(service_path(workspace.path)) as database,
@@ -217,7 +209,7 @@ def count_looks(live: Live) -> list[bool]:
     return looks
 
 
-def test_the_port_stays_open_and_says_draining_until_the_last_answer(start: Start, engine: SteppedEngine) -> None:
+def test_the_port_stays_open_and_says_draining_until_the_last_answer(start, engine):
     """A balancer that asks on a new connection must learn that it is to look elsewhere, not find nobody."""
     live = start(engine=engine)
     with asking(engine) as pool:
@@ -243,7 +235,7 @@ def test_the_port_stays_open_and_says_draining_until_the_last_answer(start: Star
     wait_until(is_closed)
 
 
-def test_the_ledger_has_what_clients_received_after_a_stop_in_the_middle(make: Any, small_tokenizer: Any) -> None:
+def test_the_ledger_has_what_clients_received_after_a_stop_in_the_middle(make, small_tokenizer):
     workspace = make()
     received: list[int] = []
     engine = SteppedEngine(dissent=0.0)
@@ -258,7 +250,7 @@ def test_the_ledger_has_what_clients_received_after_a_stop_in_the_middle(make: A
     assert ledger_rows(workspace.path) >= sum(received) > 0
 
 
-def test_what_does_not_end_in_time_is_cut_off_and_charged(make: Any, small_tokenizer: Any) -> None:
+def test_what_does_not_end_in_time_is_cut_off_and_charged(make, small_tokenizer):
     workspace, received = make(), []
     engine, settings = SteppedEngine(), ServerConfig(shutdown_seconds=0.1)
     with serve(workspace, engine, small_tokenizer, settings=settings) as live, asking(engine) as pool:
@@ -272,7 +264,7 @@ def test_what_does_not_end_in_time_is_cut_off_and_charged(make: Any, small_token
     assert sum(received) == ledger_rows(workspace.path) == 3  # the step that was under way, and none after it
 
 
-def test_a_stream_that_is_cut_off_shows_what_was_held_back(make: Any, small_tokenizer: Any) -> None:
+def test_a_stream_that_is_cut_off_shows_what_was_held_back(make, small_tokenizer):
     """All that was said could have become the stop string; when the server stops, it cannot any more."""
     engine = SteppedEngine(dissent=0.0)
     settings = ServerConfig(shutdown_seconds=0.5)
@@ -299,7 +291,7 @@ def test_a_stream_that_is_cut_off_shows_what_was_held_back(make: Any, small_toke
     assert events[1]["error"]["code"] == "answer_cut_off"
 
 
-def test_answers_that_nobody_listens_to_share_the_time_to_end_with_the_others(make: Any, small_tokenizer: Any) -> None:
+def test_answers_that_nobody_listens_to_share_the_time_to_end_with_the_others(make, small_tokenizer):
     """With an Idempotency-Key an answer goes on without its client; it must not double the time that a stop takes."""
     engine = SteppedEngine(dissent=0.0)
     workspace, settings = make(), ServerConfig(shutdown_seconds=0.1)

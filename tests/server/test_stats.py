@@ -1,21 +1,15 @@
 """The admin's figures: the same words everywhere, and asking for them delays no step."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from curator.deployments import ScriptedEngine
 from paclm.server.metrics import BIN_SECONDS, Recent
-from server.live import Live
 from server.stepped import wait_until
 
-Start = Callable[..., Live]
 
-
-def test_a_dashboard_never_has_the_ledgers_table_read_between_two_steps(start: Start) -> None:
+def test_a_dashboard_never_has_the_ledgers_table_read_between_two_steps(start):
     """Years of use by many keys are a large table; what the stepping thread does must not grow with it."""
     live = start()
     live.complete(max_tokens=4)
@@ -31,9 +25,7 @@ def test_a_dashboard_never_has_the_ledgers_table_read_between_two_steps(start: S
     assert sum(point["private_tokens"] for point in history["points"]) == live.spent_tokens
 
 
-def test_history_counts_the_last_minutes_in_the_words_of_the_ledger(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_history_counts_the_last_minutes_in_the_words_of_the_ledger(start, monkeypatch):
     """Private tokens without the public ones; those with dissent are some of the private ones."""
     live = start(engine=ScriptedEngine(dissent=0.5), per_token="2^-6", total="0.08", on_exhausted="public")
     live.complete(max_tokens=20, temperature=0)
@@ -52,7 +44,7 @@ def test_history_counts_the_last_minutes_in_the_words_of_the_ledger(
     assert min(private, public, dissent) > 0
 
 
-def test_rates_count_every_token_that_left() -> None:
+def test_rates_count_every_token_that_left():
     now = 1000.0
     recent = Recent(clock=lambda: now)
     recent.add(["agreed", "disputed", "public"])
@@ -63,7 +55,7 @@ def test_rates_count_every_token_that_left() -> None:
 @pytest.mark.parametrize(
     ("release", "charge", "price"), [("gaussian", "dissent", 2.0**-8), ("mixture", "every-token", 0)]
 )
-def test_a_plan_asks_the_curator_for_the_price(start: Start, release: str, charge: str, price: float) -> None:
+def test_a_plan_asks_the_curator_for_the_price(start, release, charge, price):
     live = start(per_token="2^-8", total="2^-4", release=release, charge=charge, on_exhausted="refuse")
     plan = live.http.post("/v1/privacy/plan", json={"model": "clinic", "prompt": "the", "max_tokens": 5}).json()
     assert plan["max_nats"] == 5 * price

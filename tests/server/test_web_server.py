@@ -1,12 +1,9 @@
 """Connections that say nothing, say it slowly, never read or are too many; and requests no honest client sends."""
 
-from __future__ import annotations
-
 import json
 import resource
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +14,8 @@ from curator.deployments import ScriptedEngine
 from paclm.config import ServerConfig
 from paclm.errors import ServiceError
 from paclm.server.web_server import allow_files
-from server.live import Live
 from server.sockets import ask, connect, post_with_key, read_to_end, standing_still
 from server.stepped import wait_until
-
-Start = Callable[..., Live]
 
 HEAD = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 IMPATIENT = ServerConfig(read_seconds=0.4)
@@ -35,18 +29,18 @@ def dribble(connection: socket.socket, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("beginning", [b"", b"G", HEAD, HEAD + b"\r\n" + HEAD])
-def test_a_connection_that_does_not_finish_its_request_is_ended(start: Start, beginning: bytes) -> None:
+def test_a_connection_that_does_not_finish_its_request_is_ended(start, beginning):
     said = ask(start(settings=IMPATIENT), beginning)  # comes to its end
     assert said.count(b"HTTP/1.1 200") == beginning.count(b"\r\n\r\n")
 
 
-def test_a_head_that_comes_byte_by_byte_is_not_waited_for(start: Start) -> None:
+def test_a_head_that_comes_byte_by_byte_is_not_waited_for(start):
     live = start(settings=IMPATIENT)
     with connect(live) as connection, pytest.raises(ConnectionError):
         dribble(connection, seconds=60)
 
 
-def test_a_reader_that_never_reads_is_ended_and_one_that_reads_gets_everything(start: Start) -> None:
+def test_a_reader_that_never_reads_is_ended_and_one_that_reads_gets_everything(start):
     name, times = "vendor/uplot/uPlot.iife.min.js", 150
     script = (Path(paclm.__file__).parent / "server" / "static" / name).read_bytes()
     request = f"GET /static/{name} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode() * times
@@ -76,7 +70,7 @@ def test_a_reader_that_never_reads_is_ended_and_one_that_reads_gets_everything(s
         assert 0 < len(read_to_end(connection)) < len(whole)
 
 
-def test_an_answer_may_take_longer_than_its_request_may(start: Start) -> None:
+def test_an_answer_may_take_longer_than_its_request_may(start):
     class Slow(ScriptedEngine):
         def step(self, *arguments: Any) -> Any:
             time.sleep(0.25)
@@ -90,7 +84,7 @@ def test_an_answer_may_take_longer_than_its_request_may(start: Start) -> None:
     assert b"data: [DONE]\n\n" in said
 
 
-def test_one_connection_too_many_is_told_so_and_the_next_finds_room(start: Start) -> None:
+def test_one_connection_too_many_is_told_so_and_the_next_finds_room(start):
     live = start(settings=ServerConfig(max_connections=3))
     idle = [connect(live) for _ in range(3)]
     for connection in idle:
@@ -107,7 +101,7 @@ def test_one_connection_too_many_is_told_so_and_the_next_finds_room(start: Start
     assert live.complete().status_code == 200
 
 
-def test_a_process_that_may_not_open_enough_files_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_may_not_open_enough_files_does_not_serve(monkeypatch):
     limits = [(256, 1024)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.append(new))
@@ -149,7 +143,7 @@ KEYLESS = b"connection: close\r\n\r\n"
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n", 403),
     ],
 )
-def test_what_no_honest_client_sends_gets_a_4xx(shared: Live, head: bytes, status: int) -> None:
+def test_what_no_honest_client_sends_gets_a_4xx(shared, head, status):
     said = ask(shared, head.replace(b"KEY", shared.ward.encode()) + KEYLESS)
     assert said.startswith(b"HTTP/1.1 %d" % status), said[:200]
     assert shared.ward.encode() not in said
@@ -167,9 +161,7 @@ def test_what_no_honest_client_sends_gets_a_4xx(shared: Live, head: bytes, statu
         b"content-length: +5\r\n",
     ],
 )
-def test_a_body_whose_end_can_be_read_in_two_ways_is_refused_and_the_connection_ended(
-    shared: Live, lengths: bytes
-) -> None:
+def test_a_body_whose_end_can_be_read_in_two_ways_is_refused_and_the_connection_ended(shared, lengths):
     """Behind a proxy that reads the other end, the rest would be somebody else's request."""
     body = json.dumps({"model": "clinic", "prompt": "the", "max_tokens": 2}).encode()
     chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
