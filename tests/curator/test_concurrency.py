@@ -165,7 +165,7 @@ class Lifetime(RuleBasedStateMachine):
     def crash_after_the_commit(self) -> None:
         """Charged, and the tokens never left: the ledger is ahead, the belief includes the step."""
 
-        def die(stream: Stream, outcome: Any) -> Any:
+        def die(*_: Any) -> Any:
             raise KeyboardInterrupt
 
         self.curator._deliver = die  # type: ignore[method-assign]
