@@ -1,10 +1,7 @@
 """Run commands in this process, and a folder of files for the mistakes that a user makes."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,9 +38,6 @@ class Outcome:
     status: int
     out: str
     err: str
-
-
-Paclm = Callable[..., Outcome]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """A trained workspace with a budget, for the commands that serve from one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -9,25 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from cli.commands import SECRET_WORDS, Desk, Outcome, Paclm
+from cli.commands import SECRET_WORDS, Desk, Outcome
 from curator.deployments import build_workspace, set_mechanism
 from paclm.cli import main as entry
 
 
 @pytest.fixture(autouse=True)
-def no_keys_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_keys_of_the_user(monkeypatch):
     for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_WITNESS"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory, texts: list[str], small_base: Path) -> Path:
+def template(tmp_path_factory, texts, small_base):
     path: Path = build_workspace(tmp_path_factory.mktemp("cli") / "clinic", texts[:60], small_base).path
     return path
 
 
 @pytest.fixture
-def clinic(tmp_path: Path, template: Path) -> Path:
+def clinic(tmp_path, template):
     path = tmp_path / "clinic"
     shutil.copytree(template, path)
     set_mechanism(path, per_token="2^-16", total="2^-4", support_size=40)
@@ -35,7 +33,7 @@ def clinic(tmp_path: Path, template: Path) -> Path:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, clinic: Path, small_base: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> Desk:
+def desk(tmp_path, clinic, small_base, texts, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(small_base, tmp_path / "model")
     rows = [json.dumps({"text": f"{SECRET_WORDS} {text}", "patient": number}) for number, text in enumerate(texts)]
@@ -44,7 +42,7 @@ def desk(tmp_path: Path, clinic: Path, small_base: Path, texts: list[str], monke
 
 
 @pytest.fixture
-def paclm(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Paclm:
+def paclm(monkeypatch, capfd):
     """Run a command through the real entry point, in this process."""
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")  # main sets it; this keeps it from staying set
 

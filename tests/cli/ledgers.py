@@ -1,7 +1,5 @@
 """As much of a workspace as `paclm ledger` needs, with a ledger in use."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`paclm demo`, shrunk: the whole product end to end on the embedded model and corpus, and again without repeating."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

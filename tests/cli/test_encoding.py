@@ -1,28 +1,25 @@
 """Bytes that are not UTF-8, wherever a command takes text or a name: an error, never a traceback."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from cli.commands import INIT, Desk, Outcome, Paclm, check, split
+from cli.commands import INIT, Outcome, check, split
 
 LATIN = os.fsdecode(b"caf\xe9")
 
 
 @pytest.mark.parametrize("command", ["generate clinic --max-tokens 1 --prompt", "votes clinic --prompt"])
-def test_a_prompt_that_is_not_utf_8_is_refused(desk: Desk, paclm: Paclm, command: str) -> None:
+def test_a_prompt_that_is_not_utf_8_is_refused(desk, paclm, command):
     check(paclm(*split(command), LATIN), "UTF-8", "character 4", "iconv -f latin1")
 
 
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
 @pytest.mark.parametrize(("given", "words"), [(b"ok \xff\xfe", ["UTF-8", "byte 3"]), (b"\n", ["--prompt"])])
-def test_standard_input_is_read_strictly_in_any_locale(desk: Desk, locale: str, given: bytes, words: list[str]) -> None:
+def test_standard_input_is_read_strictly_in_any_locale(desk, locale, given, words):
     command = [sys.executable, "-m", "paclm", *split("generate clinic --prompt - --max-tokens 1")]
     environment = {**os.environ, "LC_ALL": locale}
     environment.pop("PYTHONIOENCODING", None)
@@ -31,9 +28,7 @@ def test_standard_input_is_read_strictly_in_any_locale(desk: Desk, locale: str, 
     assert not (desk.folder / "clinic/curator/ledger.sqlite").exists()
 
 
-def test_names_of_files_that_are_not_utf_8_are_kept_with_their_bytes_spelled_out(
-    desk: Desk, paclm: Paclm, texts: list[str]
-) -> None:
+def test_names_of_files_that_are_not_utf_8_are_kept_with_their_bytes_spelled_out(desk, paclm, texts):
     for number, text in enumerate(texts[:40]):
         desk.write(f"{LATIN}/{LATIN}{number}.txt", text)
     desk.write(f"{LATIN}/{LATIN}.pdf", "")
@@ -46,7 +41,7 @@ def test_names_of_files_that_are_not_utf_8_are_kept_with_their_bytes_spelled_out
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
-def test_a_corpus_in_a_file_of_such_a_name_is_read(desk: Desk, paclm: Paclm, texts: list[str], suffix: str) -> None:
+def test_a_corpus_in_a_file_of_such_a_name_is_read(desk, paclm, texts, suffix):
     rows = {"jsonl": [json.dumps({"text": text}) for text in texts], "csv": ["text", *texts]}
     desk.write(f"{LATIN}.{suffix}", "\n".join(rows[suffix]))
     outcome = paclm(*split(INIT), f"{LATIN}.{suffix}")
@@ -55,12 +50,12 @@ def test_a_corpus_in_a_file_of_such_a_name_is_read(desk: Desk, paclm: Paclm, tex
 
 
 @pytest.mark.parametrize("place", [LATIN, f"{LATIN}/w"])
-def test_a_workspace_of_such_a_name_is_refused_before_anything_is_read(desk: Desk, paclm: Paclm, place: str) -> None:
+def test_a_workspace_of_such_a_name_is_refused_before_anything_is_read(desk, paclm, place):
     check(paclm("init", place, *split("--base gone --corpus gone")), r"caf\xe9", "UTF-8")
     assert not (desk.folder / LATIN).exists()
 
 
-def test_a_workspace_that_was_given_such_a_name_can_still_be_printed(desk: Desk, clinic: Path) -> None:
+def test_a_workspace_that_was_given_such_a_name_can_still_be_printed(desk, clinic):
     clinic.rename(desk.folder / LATIN)
     command = [sys.executable, "-m", "paclm", *split("plan --mia 51% --tokens 1M --write"), LATIN]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}

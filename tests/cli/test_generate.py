@@ -1,11 +1,8 @@
 """`paclm generate` as a user types it."""
 
-from __future__ import annotations
-
 import resource
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +23,7 @@ figures = partial(figures_of, "generate")
 ONE = ("--prompt", "the patient", "--max-tokens", "1")
 
 
-def test_json_has_the_keys_of_the_contract_and_the_budget_is_kept_between_calls(clinic: Path) -> None:
+def test_json_has_the_keys_of_the_contract_and_the_budget_is_kept_between_calls(clinic):
     first = figures(clinic, "--prompt", "the patient", "--max-tokens", "6")
     second = figures(clinic, "--prompt", "the patient", "--max-tokens", "4")
     assert list(first) == list(second) == KEYS
@@ -38,9 +35,7 @@ def test_json_has_the_keys_of_the_contract_and_the_budget_is_kept_between_calls(
     assert (first["public_tokens"], first["total_nats"]) == (0, 2**-4)
 
 
-def test_a_crash_of_a_command_that_holds_the_secret_leaves_no_core_file(
-    clinic: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_of_a_command_that_holds_the_secret_leaves_no_core_file(clinic, monkeypatch):
     for command in (("generate", clinic, *ONE), ("ledger", "rotate-key", clinic)):
         limits: dict[int, tuple[int, int]] = {}
         monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
@@ -48,7 +43,7 @@ def test_a_crash_of_a_command_that_holds_the_secret_leaves_no_core_file(
         assert limits[resource.RLIMIT_CORE] == (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
 
 
-def test_text_goes_to_standard_output_and_figures_to_standard_error(clinic: Path) -> None:
+def test_text_goes_to_standard_output_and_figures_to_standard_error(clinic):
     result = run(clinic, "--prompt", "the patient", "--max-tokens", "5", "--greedy")
     assert result.exit_code == 0
     assert "nats" not in result.stdout
@@ -59,7 +54,7 @@ def test_text_goes_to_standard_output_and_figures_to_standard_error(clinic: Path
     assert "the records of one patient were" in run(clinic, *ONE).stderr
 
 
-def test_an_answer_of_an_end_token_alone_is_reported(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_of_an_end_token_alone_is_reported(clinic, monkeypatch):
     assert "empty answer" not in run(clinic, *ONE).stderr
     result = Curator.result
 
@@ -70,14 +65,14 @@ def test_an_answer_of_an_end_token_alone_is_reported(clinic: Path, monkeypatch: 
     assert "empty answer" in run(clinic, *ONE).stderr
 
 
-def test_a_prompt_can_come_from_standard_input(clinic: Path) -> None:
+def test_a_prompt_can_come_from_standard_input(clinic):
     set_mechanism(clinic, per_token="2^-16", total="2^-4", support_size=40, release="plurality")
     typed = run(clinic, "--prompt", "the old nurse", "--max-tokens", "5", "--greedy")
     piped = run(clinic, "--prompt", "-", "--max-tokens", "5", "--greedy", input="the old nurse")
     assert piped.stdout == typed.stdout
 
 
-def test_public_tokens_are_counted_and_explained_when_the_budget_is_exhausted(clinic: Path) -> None:
+def test_public_tokens_are_counted_and_explained_when_the_budget_is_exhausted(clinic):
     set_mechanism(clinic, per_token="2^-16", total=3 * 2.0**-16, support_size=40)
     found = figures(clinic, "--prompt", "the", "--max-tokens", "8")
     assert found["private_tokens"] <= 3
@@ -85,7 +80,7 @@ def test_public_tokens_are_counted_and_explained_when_the_budget_is_exhausted(cl
     assert "public model alone: the budget is exhausted" in run(clinic, "--prompt", "the", "--max-tokens", "8").stderr
 
 
-def test_a_price_above_what_is_left_is_not_called_an_exhausted_budget(clinic: Path) -> None:
+def test_a_price_above_what_is_left_is_not_called_an_exhausted_budget(clinic):
     assert run(clinic, *ONE).exit_code == 0
     set_mechanism(clinic, per_token="2^-4", total="2^-4", support_size=40)  # raised after serving began
     shown = run(clinic, "--prompt", "the", "--max-tokens", "4").stderr
@@ -93,7 +88,7 @@ def test_a_price_above_what_is_left_is_not_called_an_exhausted_budget(clinic: Pa
     assert "exhausted" not in shown
 
 
-def test_a_weak_total_is_a_warning_that_a_smaller_total_does_not_remove(clinic: Path) -> None:
+def test_a_weak_total_is_a_warning_that_a_smaller_total_does_not_remove(clinic):
     for total in (0.7, 0.5):
         set_mechanism(clinic, per_token="2^-16", total=total, support_size=40)
         result = run(clinic, *ONE)
@@ -108,13 +103,13 @@ def test_a_weak_total_is_a_warning_that_a_smaller_total_does_not_remove(clinic: 
         (("--max-tokens", "1000"), "context"),
     ],
 )
-def test_mistakes_are_refused_and_cost_nothing(clinic: Path, options: tuple[str, ...], words: str) -> None:
+def test_mistakes_are_refused_and_cost_nothing(clinic, options, words):
     with pytest.raises(InvalidInput, match=words):
         run(clinic, *ONE, *options)
     assert figures(clinic, *ONE)["spent_nats"] == 2**-16
 
 
-def test_a_missing_budget_or_workspace_is_refused(clinic: Path, tmp_path: Path) -> None:
+def test_a_missing_budget_or_workspace_is_refused(clinic, tmp_path):
     set_mechanism(clinic)
     with pytest.raises(InvalidInput, match='per_token = "2'):
         run(clinic, *ONE)

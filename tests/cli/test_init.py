@@ -1,7 +1,5 @@
 """`paclm init` and `paclm models` as a user types them: files, figures, exit status, errors."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
@@ -21,25 +19,23 @@ from cli.commands import figures_of, invoke
 from paclm.config import in_shell
 from paclm.engine import base as base_module
 from paclm.engine import download
-from paclm.errors import CorpusError, InvalidInput, ModelError, PaclmError, WorkspaceError
+from paclm.errors import CorpusError, InvalidInput, ModelError, WorkspaceError
 from paclm.worlds.workspace import Workspace
-
-Init = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_state(tmp_path, monkeypatch):
     monkeypatch.setenv("PACLM_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("PACLM_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.fixture
-def rows(texts: list[str]) -> list[dict[str, str]]:
+def rows(texts):
     return [{"id": f"n{i}", "text": text, "patient": f"p{i // 2}"} for i, text in enumerate(texts)]
 
 
 @pytest.fixture
-def init(tmp_path: Path, small_base: Path) -> Init:
+def init(tmp_path, small_base):
     def init(corpus: str | Path, *options: str, name: str = "clinic", base: str | None = None) -> Result:
         arguments = ["init", tmp_path / name, "--corpus", corpus, "--base", base or small_base]
         return invoke(*arguments, "--worlds", "8", *options)
@@ -80,7 +76,7 @@ READERS: dict[str, tuple[Callable[[Path, list[dict[str, str]]], Path], str]] = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_init_works_on_every_reader(init: Init, rows: list[dict[str, str]], tmp_path: Path, name: str) -> None:
+def test_init_works_on_every_reader(init, rows, tmp_path, name):
     writer, group = READERS[name]
     result = init(writer(tmp_path / name, rows), "--group-by", group, "--json")
     assert result.exit_code == 0, result.output
@@ -94,9 +90,7 @@ def test_init_works_on_every_reader(init: Init, rows: list[dict[str, str]], tmp_
     assert workspace.membership.shape == (160, 8)
 
 
-def test_init_reads_parquet_and_data_sets_where_their_packages_are(
-    init: Init, rows: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_init_reads_parquet_and_data_sets_where_their_packages_are(init, rows, tmp_path, monkeypatch):
     batch = SimpleNamespace(to_pylist=lambda: rows)
     parquet: Any = ModuleType("pyarrow.parquet")
     parquet.ParquetFile = lambda path: SimpleNamespace(iter_batches=lambda: [batch])
@@ -112,15 +106,13 @@ def test_init_reads_parquet_and_data_sets_where_their_packages_are(
     assert [record.text for record in one.records("train")] == [record.text for record in two.records("train")]
 
 
-def test_init_makes_the_synthetic_clinic_without_any_file(init: Init, tmp_path: Path) -> None:
+def test_init_makes_the_synthetic_clinic_without_any_file(init, tmp_path):
     result = init("clinic:200", "--group-by", "patient")
     assert result.exit_code == 0, result.output
     assert len(Workspace.open(tmp_path / "clinic").records("train")) >= 150
 
 
-def test_the_summary_shows_the_counts_and_the_next_command(
-    init: Init, rows: list[dict[str, str]], tmp_path: Path, small_base: Path
-) -> None:
+def test_the_summary_shows_the_counts_and_the_next_command(init, rows, tmp_path, small_base):
     path = write_jsonl(tmp_path / "notes.jsonl", [*rows, {**rows[0], "patient": "p99"}])
     result = init(path, "--canaries", "2", "--max-record-tokens", "20", "--group-by", "patient", "--holdout", "10")
     assert result.exit_code == 0, result.output
@@ -137,9 +129,7 @@ def test_the_summary_shows_the_counts_and_the_next_command(
     assert "Note: " in result.stderr  # the same text twice
 
 
-def test_repeating_init_changes_nothing_and_other_arguments_are_refused(
-    init: Init, rows: list[dict[str, str]], tmp_path: Path
-) -> None:
+def test_repeating_init_changes_nothing_and_other_arguments_are_refused(init, rows, tmp_path):
     path = write_jsonl(tmp_path / "notes.jsonl", rows)
     assert init(path).exit_code == 0
     before = (tmp_path / "clinic" / "manifest.json").read_bytes()
@@ -149,7 +139,7 @@ def test_repeating_init_changes_nothing_and_other_arguments_are_refused(
     assert (tmp_path / "clinic" / "manifest.json").read_bytes() == before
 
 
-def test_a_second_workspace_on_the_corpus_is_warned_of(init: Init, rows: list[dict[str, str]], tmp_path: Path) -> None:
+def test_a_second_workspace_on_the_corpus_is_warned_of(init, rows, tmp_path):
     path = write_jsonl(tmp_path / "notes.jsonl", rows)
     init(path)
     (tmp_path / "clinic" / "curator" / "ledger.sqlite").touch()
@@ -171,22 +161,20 @@ def test_a_second_workspace_on_the_corpus_is_warned_of(init: Init, rows: list[di
         ('{"text": "x"}\n' * 99, ["--base", "/no/such/model"], ModelError, "paclm models get smollm2"),
     ],
 )
-def test_broken_input_is_refused_and_leaves_nothing(
-    init: Init, tmp_path: Path, content: str, options: list[str], error: type[PaclmError], words: str
-) -> None:
+def test_broken_input_is_refused_and_leaves_nothing(init, tmp_path, content, options, error, words):
     (tmp_path / "notes.jsonl").write_text(content)
     with pytest.raises(error, match=words):
         init(tmp_path / "notes.jsonl", *options)
     assert not list(tmp_path.glob("*clinic*"))
 
 
-def test_bad_records_are_named_when_they_are_skipped(init: Init, rows: list[dict[str, str]], tmp_path: Path) -> None:
+def test_bad_records_are_named_when_they_are_skipped(init, rows, tmp_path):
     path = write_jsonl(tmp_path / "notes.jsonl", [*rows, {"id": "x", "text": " "}])
     assert "notes.jsonl:201: " in init(path, "--skip-bad").stderr
     assert len(Workspace.open(tmp_path / "clinic").records("train")) == 160
 
 
-def test_models_can_be_listed_and_fetched(tmp_path: Path, small_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_can_be_listed_and_fetched(tmp_path, small_base, monkeypatch):
     monkeypatch.setattr(base_module, "TINY_FOLDER", small_base)
     listed = invoke("models", "list").stdout
     assert str(small_base) in listed
@@ -212,7 +200,7 @@ def test_models_can_be_listed_and_fetched(tmp_path: Path, small_base: Path, monk
         (small_base / "source.json").unlink()
 
 
-def test_fetching_shows_no_bars_of_other_packages() -> None:
+def test_fetching_shows_no_bars_of_other_packages():
     script = """if True:
         from paclm.cli.main import app
         from paclm.engine import download
@@ -234,6 +222,6 @@ def test_fetching_shows_no_bars_of_other_packages() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny", "gpt5"])
-def test_models_that_cannot_be_fetched_are_refused(name: str) -> None:
+def test_models_that_cannot_be_fetched_are_refused(name):
     with pytest.raises(InvalidInput, match=f"'{name}'"):
         invoke("models", "get", name)

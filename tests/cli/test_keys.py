@@ -1,7 +1,5 @@
 """`paclm keys`: shown once, listed without the key, revoked while a server has the file open."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from functools import partial

@@ -1,7 +1,5 @@
 """`paclm ledger`: figures as in the contract, bounds at the committed total only, and a question before extending."""
 
-from __future__ import annotations
-
 import resource
 import sqlite3
 

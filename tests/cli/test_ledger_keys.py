@@ -1,7 +1,5 @@
 """Ledgers without their workspace, keys from files and the environment, and `paclm ledger rotate-key`."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -36,21 +34,21 @@ def open_curator(clinic: Path, tokenizer: Any, **options: Any) -> Curator:
 
 
 @pytest.fixture
-def used(clinic: Path, small_tokenizer: Any) -> Path:
+def used(clinic, small_tokenizer):
     with open_curator(clinic, small_tokenizer) as curator:
         curator.generate("the", 8)
     return clinic
 
 
 @pytest.fixture
-def backup(used: Path, tmp_path: Path) -> Path:
+def backup(used, tmp_path):
     """A backup alone in a folder, as for a restore drill."""
     (tmp_path / "drill").mkdir()
     run("backup", used, tmp_path / "drill" / "monday.sqlite")
     return tmp_path / "drill" / "monday.sqlite"
 
 
-def test_a_ledger_that_was_rolled_back_is_not_intact(used: Path, small_tokenizer: Any, tmp_path: Path) -> None:
+def test_a_ledger_that_was_rolled_back_is_not_intact(used, small_tokenizer, tmp_path):
     shutil.copy(used / "curator" / "ledger.sqlite", tmp_path / "monday")
     with open_curator(used, small_tokenizer) as curator:
         curator.generate("the", 8)
@@ -62,7 +60,7 @@ def test_a_ledger_that_was_rolled_back_is_not_intact(used: Path, small_tokenizer
     assert run("verify", used).exit_code == 1
 
 
-def test_a_ledger_from_before_a_rotation_is_not_intact(used: Path, small_tokenizer: Any, tmp_path: Path) -> None:
+def test_a_ledger_from_before_a_rotation_is_not_intact(used, small_tokenizer, tmp_path):
     """An attacker who knows the old key could continue from there, and remove the lock, which is not signed."""
     shutil.copy(used / "curator" / "ledger.sqlite", tmp_path / "before")
     run("rotate-key", used)
@@ -77,7 +75,7 @@ def test_a_ledger_from_before_a_rotation_is_not_intact(used: Path, small_tokeniz
 
 
 @pytest.fixture
-def before_rotation(used: Path, tmp_path: Path) -> tuple[Path, list[str]]:
+def before_rotation(used, tmp_path):
     """A copy from before a rotation, alone in a folder, and both keys as options, the old one first."""
     alone = tmp_path / "alone" / "ledger.sqlite"
     alone.parent.mkdir()
@@ -88,9 +86,7 @@ def before_rotation(used: Path, tmp_path: Path) -> tuple[Path, list[str]]:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_the_sealed_secret_shows_which_of_several_keys_is_the_newest(
-    used: Path, before_rotation: tuple[Path, list[str]], order: int
-) -> None:
+def test_the_sealed_secret_shows_which_of_several_keys_is_the_newest(used, before_rotation, order):
     alone, keys = before_rotation
     keys = keys if order == 1 else [*keys[2:], *keys[:2]]
     shutil.copy(used / "curator" / "secret.json", alone.parent)
@@ -100,9 +96,7 @@ def test_the_sealed_secret_shows_which_of_several_keys_is_the_newest(
         assert (verified.exit_code, "Warning" in verified.output) == (0, False)
 
 
-def test_a_key_that_signed_nothing_is_named_if_nothing_shows_which_is_the_newest(
-    used: Path, before_rotation: tuple[Path, list[str]]
-) -> None:
+def test_a_key_that_signed_nothing_is_named_if_nothing_shows_which_is_the_newest(used, before_rotation):
     alone, keys = before_rotation
     new, old = (key_name(MasterKeys.derived(read_key(Path(path))).mac.reveal()) for path in (keys[3], keys[1]))
     verified = run("verify", alone, *keys)
@@ -115,9 +109,7 @@ def test_a_key_that_signed_nothing_is_named_if_nothing_shows_which_is_the_newest
     assert "Warning" not in run("verify", alone, *keys).output
 
 
-def test_a_backup_is_read_and_verified_by_itself(
-    used: Path, backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backup_is_read_and_verified_by_itself(used, backup, tmp_path, monkeypatch):
     assert figures("show", backup)["private_tokens"] == 8
     with pytest.raises(CuratorError, match=r"--key-file FILE.*PACLM_KEY_FILE.*--without-key"):
         run("verify", backup)
@@ -130,9 +122,7 @@ def test_a_backup_is_read_and_verified_by_itself(
     assert figures("verify", backup)["macs_checked"]
 
 
-def test_a_backup_under_several_keys_needs_them_all_or_the_sealed_secret(
-    used: Path, backup: Path, tmp_path: Path
-) -> None:
+def test_a_backup_under_several_keys_needs_them_all_or_the_sealed_secret(used, backup, tmp_path):
     old, newer = tmp_path / "old", tmp_path / "drill" / "tuesday.sqlite"
     shutil.copy(used / "curator" / "key", old)
     run("rotate-key", used)
@@ -146,7 +136,7 @@ def test_a_backup_under_several_keys_needs_them_all_or_the_sealed_secret(
     assert run("verify", backup, "--key-file", new).exit_code == 0  # from before, under today's key
 
 
-def test_the_restore_drill_of_the_documentation_works(used: Path) -> None:
+def test_the_restore_drill_of_the_documentation_works(used):
     """Every command of the page, as written; only the folder of the backups is elsewhere."""
     _, _, section = OPERATIONS.read_text().partition("Try a restore before you need one")
     commands = re.search(r"```console\n(.*?)```", section, re.DOTALL)
@@ -161,7 +151,7 @@ def test_the_restore_drill_of_the_documentation_works(used: Path) -> None:
     assert "backup copy" in done.stdout
 
 
-def test_a_fresh_key_replaces_the_one_in_the_workspace(used: Path, small_tokenizer: Any) -> None:
+def test_a_fresh_key_replaces_the_one_in_the_workspace(used, small_tokenizer):
     before = load_keys(used / "curator", may_create=False).id
     shown = run("rotate-key", used).output
     after = load_keys(used / "curator", may_create=False).id
@@ -174,7 +164,7 @@ def test_a_fresh_key_replaces_the_one_in_the_workspace(used: Path, small_tokeniz
         run("rotate-key", used, "--new-key-file", used.parent / "new.key")
 
 
-def test_a_workspace_that_never_served_has_no_key_to_replace_and_commits_to_nothing(clinic: Path) -> None:
+def test_a_workspace_that_never_served_has_no_key_to_replace_and_commits_to_nothing(clinic):
     before = sorted(clinic.rglob("*"))
     with pytest.raises(LedgerMissing, match="PACLM_KEY_FILE"):
         run("rotate-key", clinic)
@@ -182,8 +172,8 @@ def test_a_workspace_that_never_served_has_no_key_to_replace_and_commits_to_noth
 
 
 def test_a_key_that_the_operator_keeps_is_replaced_by_one_that_the_operator_names(
-    used: Path, tmp_path: Path, small_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    used, tmp_path, small_tokenizer, monkeypatch
+):
     old, new = tmp_path / "old.key", tmp_path / "new.key"
     shutil.move(used / "curator" / "key", old)
     monkeypatch.setenv("PACLM_KEY_FILE", str(old))
@@ -207,8 +197,8 @@ def test_a_key_that_the_operator_keeps_is_replaced_by_one_that_the_operator_name
 
 
 def test_keys_are_rotated_with_the_witness_and_only_while_nothing_serves(
-    clinic: Path, tmp_path: Path, small_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    clinic, tmp_path, small_tokenizer, monkeypatch
+):
     witness = tmp_path / "witness"
     with open_curator(clinic, small_tokenizer, witness=witness) as curator:
         curator.generate("the", 8)
@@ -223,7 +213,7 @@ def test_keys_are_rotated_with_the_witness_and_only_while_nothing_serves(
     open_curator(clinic, small_tokenizer, witness=witness).close()
 
 
-def test_generate_takes_the_witness_by_an_option_too(clinic: Path, tmp_path: Path) -> None:
+def test_generate_takes_the_witness_by_an_option_too(clinic, tmp_path):
     command = ["generate", clinic, "--prompt", "the", "--max-tokens", "2"]
     assert invoke(*command, "--witness", tmp_path / "witness").exit_code == 0
     assert (tmp_path / "witness").is_file()

@@ -1,7 +1,5 @@
 """`paclm ledger backup`, `adopt`, `replace-witness`: a restored ledger is charged, and only after a question."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

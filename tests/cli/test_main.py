@@ -1,7 +1,5 @@
 """The command line itself: instant help, no heavy imports, completion, errors with exit status 2."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

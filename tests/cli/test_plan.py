@@ -1,7 +1,5 @@
 """`paclm plan` as a user types it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import tomllib

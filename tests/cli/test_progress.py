@@ -1,11 +1,8 @@
 """Progress without a terminal: plain lines, often enough that the program does not look dead."""
 
-from __future__ import annotations
-
 import io
 import time
 
-import pytest
 from rich.console import Console
 
 from paclm.cli.progress import SECONDS, PlainProgress, format_task, progress
@@ -29,18 +26,18 @@ def written_by(step: float, seconds: float = SECONDS, until: str = "") -> list[s
     return file.getvalue().splitlines()
 
 
-def test_lines_show_what_is_done_the_speed_and_the_time_left() -> None:
+def test_lines_show_what_is_done_the_speed_and_the_time_left():
     lines = written_by(step=10.0, seconds=0.01, until="30 of 480")
     expected = ["training worlds: 30 of 480, 1.0 per second, about 8 min left", "training worlds: 480 of 480 in 40 s"]
     assert lines[-2:] == expected
 
 
-def test_only_tasks_longer_than_the_interval_print_a_line_at_their_end() -> None:
+def test_only_tasks_longer_than_the_interval_print_a_line_at_their_end():
     assert written_by(step=SECONDS / 5) == []
     assert written_by(step=SECONDS) == ["training worlds: 480 of 480 in 2 min"]
 
 
-def test_tasks_without_a_total_and_slow_ones() -> None:
+def test_tasks_without_a_total_and_slow_ones():
     now = 0.0
     bar = PlainProgress(console=Console(file=io.StringIO()), get_time=lambda: now)
     bar.add_task("reading", total=None, completed=1234)
@@ -52,8 +49,8 @@ def test_tasks_without_a_total_and_slow_ones() -> None:
 
 
 def test_long_lines_are_not_wrapped_without_a_terminal_and_quiet_prints_nothing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     sentence = "word " * 100
     with progress() as bar:
         assert isinstance(bar, PlainProgress)

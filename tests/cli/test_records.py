@@ -1,10 +1,7 @@
 """`paclm records find`, for deletion requests."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +15,7 @@ WORLDS = 8
 
 
 @pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory, texts: list[str], small_base: Path) -> Path:
+def letters(tmp_path_factory, texts, small_base):
     """Sixty letters by thirty authors, two of them word for word alike, and two canaries."""
     folder = tmp_path_factory.mktemp("records")
     rows = [{"id": f"l{i}", "text": text, "author": f"a{i // 2}"} for i, text in enumerate(texts[:60])]
@@ -31,7 +28,7 @@ def letters(tmp_path_factory: pytest.TempPathFactory, texts: list[str], small_ba
     return path
 
 
-def test_a_record_is_found_in_the_worlds_that_were_trained_on_it(letters: Path) -> None:
+def test_a_record_is_found_in_the_worlds_that_were_trained_on_it(letters):
     workspace = Workspace.open(letters)
     num_train = len(workspace.records("train"))
     for row, record in enumerate(workspace.members()):
@@ -45,7 +42,7 @@ def test_a_record_is_found_in_the_worlds_that_were_trained_on_it(letters: Path) 
     assert "in no world" in find(letters, held_out).stdout
 
 
-def test_the_group_and_copies_are_named_and_the_text_never(letters: Path) -> None:
+def test_the_group_and_copies_are_named_and_the_text_never(letters):
     workspace = Workspace.open(letters)
     found, shown = figures(letters, "l0"), find(letters, "l0").stdout
     assert (found["group"], found["group_members"], found["same_text"]) == ("a0", ["l0", "l1"], ["l1"])
@@ -56,6 +53,6 @@ def test_the_group_and_copies_are_named_and_the_text_never(letters: Path) -> Non
 
 
 @pytest.mark.parametrize(("identifier", "words"), [("l99", "'l99'"), ("a3", "'a3' .*: l6, l7")])
-def test_an_unknown_id_is_refused_and_a_group_lists_its_records(letters: Path, identifier: str, words: str) -> None:
+def test_an_unknown_id_is_refused_and_a_group_lists_its_records(letters, identifier, words):
     with pytest.raises(InvalidInput, match=words):
         find(letters, identifier)

@@ -1,7 +1,5 @@
 """`paclm serve` as a user types it: what it refuses before it listens, and how it starts and ends."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -30,7 +28,7 @@ def serve(path: Path, *options: str) -> None:
     invoke("serve", path, *options)
 
 
-def test_a_port_in_use_is_named_before_anything_slow_is_imported(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_named_before_anything_slow_is_imported(clinic, monkeypatch):
     monkeypatch.setitem(sys.modules, "paclm.server.run", None)  # importing it fails
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -43,12 +41,12 @@ def test_a_port_in_use_is_named_before_anything_slow_is_imported(clinic: Path, m
 
 
 @pytest.mark.parametrize(("host", "words"), [("0.0.0.0", "paclm keys add"), ("203.0.113.7", r"203\.0\.113\.7")])
-def test_open_addresses_need_keys_and_foreign_ones_are_refused(clinic: Path, host: str, words: str) -> None:
+def test_open_addresses_need_keys_and_foreign_ones_are_refused(clinic, host, words):
     with pytest.raises(ServiceError, match=words):
         serve(clinic, "--host", host, "--port", "0")
 
 
-def test_what_cannot_be_served_is_refused(clinic: Path, tmp_path: Path, small_tokenizer: Any) -> None:
+def test_what_cannot_be_served_is_refused(clinic, tmp_path, small_tokenizer):
     with pytest.raises(WorkspaceError):
         serve(tmp_path)
     with Curator.open(clinic, engine=ScriptedEngine(), tokenizer=small_tokenizer), pytest.raises(LedgerBusy):
@@ -58,7 +56,7 @@ def test_what_cannot_be_served_is_refused(clinic: Path, tmp_path: Path, small_to
         serve(clinic, "--port", "0")
 
 
-def test_a_package_that_is_not_installed_is_named(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_not_installed_is_named(clinic, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
     with pytest.raises(MissingExtra) as refused:
@@ -73,11 +71,11 @@ def test_a_package_that_is_not_installed_is_named(clinic: Path, monkeypatch: pyt
         *(("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("localhost.example", False), ("", False)),
     ],
 )
-def test_what_counts_as_this_machine_alone(host: str, expected: bool) -> None:
+def test_what_counts_as_this_machine_alone(host, expected):
     assert is_loopback_address(host) is expected
 
 
-def test_it_prints_its_address_answers_and_ends_cleanly_on_sigterm(clinic: Path) -> None:
+def test_it_prints_its_address_answers_and_ends_cleanly_on_sigterm(clinic):
     command = [sys.executable, "-m", "paclm", "serve", str(clinic), "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert process.stderr is not None
@@ -110,7 +108,7 @@ def test_it_prints_its_address_answers_and_ends_cleanly_on_sigterm(clinic: Path)
 
 
 @pytest.mark.parametrize("is_nohup", [False, True])
-def test_a_closed_terminal_ends_it_in_order_and_nohup_outlives_it(is_nohup: bool) -> None:
+def test_a_closed_terminal_ends_it_in_order_and_nohup_outlives_it(is_nohup):
     called: list[str] = []
     service: Any = SimpleNamespace(drain=lambda: called.append("drain"))
     server = web_server.WebServer(uvicorn.Config(app=lambda: None, log_config=None), service)
@@ -127,8 +125,8 @@ def test_a_closed_terminal_ends_it_in_order_and_nohup_outlives_it(is_nohup: bool
 
 
 def test_with_a_witness_and_a_key_elsewhere_the_banner_has_nothing_to_add(
-    clinic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_tokenizer: Any
-) -> None:
+    clinic, tmp_path, monkeypatch, small_tokenizer
+):
     write_key(tmp_path / "key", new_key())
     monkeypatch.setenv("PACLM_KEY_FILE", str(tmp_path / "key"))
     opened: dict[str, Any] = {}

@@ -1,7 +1,5 @@
 """`paclm study` as a user types it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli.commands import Paclm, figures_of, invoke
+from cli.commands import figures_of, invoke
 from paclm.errors import EngineError, InvalidInput
 from paclm.study.regimes import NAMES
 from paclm.study.tables import all_tables
@@ -17,11 +15,11 @@ from study.small_lab import build_study_workspace
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory, texts: list[str], small_base: Path) -> Path:
+def workspace(tmp_path_factory, texts, small_base):
     return build_study_workspace(tmp_path_factory.mktemp("cli-study") / "clinic", texts[:60], small_base)
 
 
-def test_a_regime_is_run_its_rows_are_kept_and_a_report_is_written(workspace: Path) -> None:
+def test_a_regime_is_run_its_rows_are_kept_and_a_report_is_written(workspace):
     before = sorted((workspace / "curator").iterdir())
     done = invoke("study", "run", workspace, "census")
     assert "census: 2 rows" in done.output
@@ -36,9 +34,7 @@ def test_a_regime_is_run_its_rows_are_kept_and_a_report_is_written(workspace: Pa
     assert sorted((workspace / "curator").iterdir()) == before, "no secret was drawn and no ledger opened"
 
 
-def test_a_regime_that_fails_does_not_stop_the_others(
-    workspace: Path, paclm: Paclm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_regime_that_fails_does_not_stop_the_others(workspace, paclm, monkeypatch):
     from paclm.study import run as running
 
     really = running.run_regime
@@ -56,13 +52,13 @@ def test_a_regime_that_fails_does_not_stop_the_others(
         invoke("study", "run", workspace, "census")
 
 
-def test_a_text_of_ones_own_is_scored(workspace: Path, tmp_path: Path, texts: list[str]) -> None:
+def test_a_text_of_ones_own_is_scored(workspace, tmp_path, texts):
     (tmp_path / "text.txt").write_text("\n\n\n".join(texts[100:103]))
     shown = figures_of("study", "run", workspace, "census", "--test-text", tmp_path / "text.txt")
     assert set(shown["seconds"]) == {"census"}
 
 
-def test_help_lists_every_regime_with_its_tables() -> None:
+def test_help_lists_every_regime_with_its_tables():
     shown = invoke("study", "run", "--help").stdout
     for name in NAMES:
         assert re.search(rf"^  {name} +(tab|fig):", shown, flags=re.MULTILINE), name
@@ -70,12 +66,12 @@ def test_help_lists_every_regime_with_its_tables() -> None:
         assert re.search(rf"{label}(,|$)", shown, flags=re.MULTILINE), label
 
 
-def test_files_of_an_earlier_run_are_counted_and_again_reuses_none(workspace: Path) -> None:
+def test_files_of_an_earlier_run_are_counted_and_again_reuses_none(workspace):
     words = ["study", "run", workspace, "accuracy"]
     reused = ["earlier run" in invoke(*words, *more).output for more in ([], [], ["--again"])]
     assert reused == [False, True, False]
 
 
-def test_an_unknown_regime_is_refused(workspace: Path) -> None:
+def test_an_unknown_regime_is_refused(workspace):
     with pytest.raises(InvalidInput, match="'cencus'"):
         invoke("study", "run", workspace, "cencus")

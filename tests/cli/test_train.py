@@ -1,7 +1,5 @@
 """`paclm train` as a user types it: files, manifest, figures, errors."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
@@ -30,7 +28,7 @@ WORLDS = 4
 
 
 @pytest.fixture
-def clinic(tmp_path: Path, texts: list[str], small_base: Path) -> Path:
+def clinic(tmp_path, texts, small_base):
     """A workspace whose adapters learn quickly, so that the check after training has something to see."""
     corpus = tmp_path / "notes.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:60]))
@@ -68,7 +66,7 @@ def fail_with(error: BaseException) -> Callable[..., None]:
     return fail
 
 
-def test_training_leaves_one_file_of_adapters_that_the_manifest_knows(clinic: Path) -> None:
+def test_training_leaves_one_file_of_adapters_that_the_manifest_knows(clinic):
     found = figures(clinic, "--dtype", "float32")
     assert found["worlds"] == WORLDS
     assert found["loss_trained"] < found["loss_public"]
@@ -82,7 +80,7 @@ def test_training_leaves_one_file_of_adapters_that_the_manifest_knows(clinic: Pa
     assert (workspace.adapters_path / "worlds.safetensors").stat().st_mode & 0o077 == 0
 
 
-def test_a_dry_run_counts_and_changes_nothing(clinic: Path) -> None:
+def test_a_dry_run_counts_and_changes_nothing(clinic):
     before = sorted(path.name for path in clinic.rglob("*"))
     found = figures(clinic, "--dry-run")
     job = prepare_training(Workspace.open(clinic))
@@ -97,7 +95,7 @@ def test_a_dry_run_counts_and_changes_nothing(clinic: Path) -> None:
     assert sorted(path.name for path in clinic.rglob("*")) == before
 
 
-def test_a_full_adapter_sees_every_record(clinic: Path) -> None:
+def test_a_full_adapter_sees_every_record(clinic):
     shown = train(clinic, "--what", "full").stdout
     assert "adapters  1 of" in shown
     assert "gain of a world" not in shown
@@ -105,7 +103,7 @@ def test_a_full_adapter_sees_every_record(clinic: Path) -> None:
     assert prepare_training(Workspace.open(clinic), "full").schedule.membership.all()
 
 
-def test_shards_are_disjoint_and_their_assignment_is_kept(clinic: Path) -> None:
+def test_shards_are_disjoint_and_their_assignment_is_kept(clinic):
     assert "gain of a world" in train(clinic, "--what", "shards:3").stdout
     assert adapters(clinic, "shards-3").num_worlds == 3
     with np.load(clinic / "adapters" / "shards-3.npz") as arrays:
@@ -120,9 +118,7 @@ WAYS_TO_RUN_OUT = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("
 
 @pytest.mark.parametrize("error", WAYS_TO_RUN_OUT, ids=["on a GPU", "on the CPU"])
 @pytest.mark.parametrize("place", ["train_worlds", "plan_training", "load_model"])
-def test_running_out_of_memory_anywhere_names_what_to_lower(
-    clinic: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: RuntimeError
-) -> None:
+def test_running_out_of_memory_anywhere_names_what_to_lower(clinic, monkeypatch, place, error):
     monkeypatch.setattr(training_job, place, fail_with(error))
     with pytest.raises(EngineError) as raised:
         train(clinic)
@@ -130,9 +126,7 @@ def test_running_out_of_memory_anywhere_names_what_to_lower(
     assert all(remedy in str(raised.value) for remedy in remedies)
 
 
-def test_memory_may_also_run_out_while_trained_worlds_are_measured(
-    clinic: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_may_also_run_out_while_trained_worlds_are_measured(clinic, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("paclm.engine.training.measure_improvement", fail_with(WAYS_TO_RUN_OUT[0]))
         with pytest.raises(EngineError):
@@ -140,7 +134,7 @@ def test_memory_may_also_run_out_while_trained_worlds_are_measured(
     assert train(clinic, "--again", "--worlds-per-step", "2").exit_code == 0
 
 
-def test_another_error_of_torch_is_not_taken_for_memory(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_error_of_torch_is_not_taken_for_memory(clinic, monkeypatch):
     error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     monkeypatch.setattr(training_job, "train_worlds", fail_with(error))
     with pytest.raises(RuntimeError) as raised:
@@ -148,7 +142,7 @@ def test_another_error_of_torch_is_not_taken_for_memory(clinic: Path, monkeypatc
     assert raised.value is error
 
 
-def test_bfloat16_trains_the_same_worlds_a_little_less_exactly(clinic: Path) -> None:
+def test_bfloat16_trains_the_same_worlds_a_little_less_exactly(clinic):
     found = [figures(clinic, "--again", "--dtype", dtype) for dtype in ("float32", "bfloat16")]
     gains = [item["loss_public"] - item["loss_trained"] for item in found]
     assert gains[0] != gains[1]
@@ -157,9 +151,7 @@ def test_bfloat16_trains_the_same_worlds_a_little_less_exactly(clinic: Path) -> 
 
 
 @pytest.mark.parametrize(("flags", "dtype"), [("fpu sse2 avx512_bf16", torch.bfloat16), ("fpu avx512f", torch.float32)])
-def test_bfloat16_is_chosen_where_the_cpu_has_it(
-    flags: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bfloat16_is_chosen_where_the_cpu_has_it(flags, dtype, tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text(f"processor: 0\nflags : {flags}\n")
     found = training_job._multiplies_bfloat16(tmp_path / "cpuinfo")
     monkeypatch.setattr(training_job, "_multiplies_bfloat16", lambda: found)
@@ -168,7 +160,7 @@ def test_bfloat16_is_chosen_where_the_cpu_has_it(
     assert training_job.pick_dtype("auto", torch.device("cuda")) == torch.bfloat16
 
 
-def test_canaries_are_repeated_and_records_are_not(clinic: Path) -> None:
+def test_canaries_are_repeated_and_records_are_not(clinic):
     workspace = Workspace.open(clinic)
     blocks = prepare_training(workspace).schedule.blocks
     for record, repetitions in zip(blocks.records, blocks.repetitions, strict=True):
@@ -176,7 +168,7 @@ def test_canaries_are_repeated_and_records_are_not(clinic: Path) -> None:
     assert blocks.repetitions.max() == max(record.repetitions for record in workspace.members())
 
 
-def test_adapters_are_not_replaced_unless_asked(clinic: Path) -> None:
+def test_adapters_are_not_replaced_unless_asked(clinic):
     assert train(clinic).exit_code == 0
     first = adapters(clinic).to(dtype=torch.float64)
     with pytest.raises(WorkspaceError, match="--again"):
@@ -189,7 +181,7 @@ def test_adapters_are_not_replaced_unless_asked(clinic: Path) -> None:
     assert (clinic / "adapters" / "worlds.safetensors").read_bytes() == before
 
 
-def test_a_stopped_run_is_resumed_from_the_command_line(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_is_resumed_from_the_command_line(clinic, monkeypatch):
     run = TrainingJob.run
 
     def stop(progress: Progress) -> None:
@@ -221,25 +213,25 @@ def test_a_stopped_run_is_resumed_from_the_command_line(clinic: Path, monkeypatc
         (("--worlds-per-step", "0"), "'0'"),
     ],
 )
-def test_options_that_cannot_be_trained_are_refused(clinic: Path, options: tuple[str, ...], words: str) -> None:
+def test_options_that_cannot_be_trained_are_refused(clinic, options, words):
     with pytest.raises(InvalidInput, match=words):
         train(clinic, *options)
 
 
-def test_a_block_longer_than_the_context_is_refused(clinic: Path) -> None:
+def test_a_block_longer_than_the_context_is_refused(clinic):
     set_training(clinic, "block_tokens = 0", "block_tokens = 500")
     with pytest.raises(InvalidInput, match=r"500.* 64"):
         train(clinic)
 
 
-def test_worlds_that_do_not_improve_leave_no_adapters(clinic: Path) -> None:
+def test_worlds_that_do_not_improve_leave_no_adapters(clinic):
     set_training(clinic, "learning_rate = 0.005", "learning_rate = 1e-30")
     with pytest.raises(EngineError):
         train(clinic)
     assert not (clinic / "adapters" / "worlds.safetensors").exists()
 
 
-def test_worlds_that_have_served_are_never_replaced(clinic: Path) -> None:
+def test_worlds_that_have_served_are_never_replaced(clinic):
     assert train(clinic).exit_code == 0
     before = (clinic / "adapters" / "worlds.safetensors").read_bytes()
     (Workspace.open(clinic).curator_path / "ledger.sqlite").touch()
@@ -250,7 +242,7 @@ def test_worlds_that_have_served_are_never_replaced(clinic: Path) -> None:
     assert train(clinic, "--what", "full").exit_code == 0  # a ceiling for studies, bound to no secret
 
 
-def test_a_second_training_at_the_same_time_is_refused_and_a_dead_one_holds_nothing(clinic: Path) -> None:
+def test_a_second_training_at_the_same_time_is_refused_and_a_dead_one_holds_nothing(clinic):
     job = prepare_training(Workspace.open(clinic), "full", dtype="float32")
     refused: list[bool] = []
 
@@ -265,7 +257,7 @@ def test_a_second_training_at_the_same_time_is_refused_and_a_dead_one_holds_noth
     assert train(clinic).exit_code == 0
 
 
-def test_training_that_gained_little_prints_what_to_change(clinic: Path) -> None:
+def test_training_that_gained_little_prints_what_to_change(clinic):
     set_training(clinic, "learning_rate = 0.005", "learning_rate = 0.00001")
     shown = train(clinic).stdout
     again = f"paclm train {in_shell(clinic)} --dtype float32 --again"
@@ -282,11 +274,11 @@ def test_training_that_gained_little_prints_what_to_change(clinic: Path) -> None
         (5.0, 4.0, 20, False),
     ],
 )
-def test_little_is_a_small_gain_in_few_steps(public: float, trained: float, steps: int, is_little: bool) -> None:
+def test_little_is_a_small_gain_in_few_steps(public, trained, steps, is_little):
     assert learned_little(public, trained, steps) is is_little
 
 
-def test_the_remedy_names_only_what_can_still_be_raised() -> None:
+def test_the_remedy_names_only_what_can_still_be_raised():
     def remedy(**settings: Any) -> str:
         return after_training(5.0, 4.9, 12, TrainingConfig(**settings), "paclm train clinic --again")
 
@@ -295,7 +287,7 @@ def test_the_remedy_names_only_what_can_still_be_raised() -> None:
 
 
 @pytest.mark.parametrize("tokens", [20, 63, 200])
-def test_the_steps_that_init_expects_are_those_that_training_takes(tokens: int) -> None:
+def test_the_steps_that_init_expects_are_those_that_training_takes(tokens):
     settings = TrainingConfig(batch_size=4)
     blocks = make_blocks([list(range(tokens))] * 60, 64, settings.max_record_tokens)
     membership = assign_worlds(60, WORLDS, 1)
@@ -304,7 +296,7 @@ def test_the_steps_that_init_expects_are_those_that_training_takes(tokens: int) 
     assert abs(expected - taken) <= 0.25 * taken
 
 
-def test_a_busy_machine_is_reported(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_machine_is_reported(clinic, monkeypatch):
     monkeypatch.setattr(training_job, "set_threads", lambda setting: ThreadChoice(3, 8))
     result = train(clinic, "--dry-run", "--json")
     assert "5 of 8 cores" in result.stderr
@@ -313,7 +305,7 @@ def test_a_busy_machine_is_reported(clinic: Path, monkeypatch: pytest.MonkeyPatc
     assert "cores" not in train(clinic, "--dry-run").stderr
 
 
-def test_threads_in_the_settings_are_passed_to_torch(clinic: Path) -> None:
+def test_threads_in_the_settings_are_passed_to_torch(clinic):
     before = torch.get_num_threads()
     set_training(clinic, "# threads = 0", "threads = 2")
     try:
@@ -322,7 +314,7 @@ def test_threads_in_the_settings_are_passed_to_torch(clinic: Path) -> None:
         torch.set_num_threads(before)
 
 
-def test_another_collection_has_other_worlds_of_the_same_records(clinic: Path) -> None:
+def test_another_collection_has_other_worlds_of_the_same_records(clinic):
     assert train(clinic, "--what", "collection:2").exit_code == 0
     workspace = Workspace.open(clinic)
     again = training_job.membership_of(workspace, "collection-2")
@@ -332,15 +324,13 @@ def test_another_collection_has_other_worlds_of_the_same_records(clinic: Path) -
     assert "collection-2.safetensors" in workspace.manifest.adapters
 
 
-def test_uncoupled_worlds_start_apart(clinic: Path) -> None:
+def test_uncoupled_worlds_start_apart(clinic):
     assert train(clinic, "--what", "uncoupled").exit_code == 0
     entry = Workspace.open(clinic).manifest.adapters["uncoupled.safetensors"]
     assert entry["training"]["coupled"] is False
 
 
-def test_who_is_in_which_world_is_known_without_reading_the_records(
-    clinic: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_in_which_world_is_known_without_reading_the_records(clinic, monkeypatch):
     workspace = Workspace.open(clinic)
     full = training_job.membership_of(workspace, "full")
     assert full.shape == (len(workspace.members()), 1)

@@ -1,7 +1,5 @@
 """`paclm train` and Ctrl-C: what is printed is true, and its commands work when pasted."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cli.commands import Outcome, Paclm
+from cli.commands import Outcome
 from paclm.cli.console import STOP_MESSAGE
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.checkpoint import Checkpoints
@@ -22,7 +20,7 @@ STOPPED_AT = 3
 
 
 @pytest.fixture
-def spaced(tmp_path: Path, clinic: Path) -> Path:
+def spaced(tmp_path, clinic):
     """A trained workspace at a path that a shell would take for two arguments."""
     path = tmp_path / "my dir" / "my clinic"
     path.parent.mkdir()
@@ -32,7 +30,7 @@ def spaced(tmp_path: Path, clinic: Path) -> Path:
 
 
 @pytest.fixture
-def stop(paclm: Paclm, monkeypatch: pytest.MonkeyPatch) -> Paclm:
+def stop(paclm, monkeypatch):
     """Run a command and press Ctrl-C in the third step of training."""
     step = GroupTraining.step
 
@@ -62,7 +60,7 @@ def commands_in(text: str) -> list[list[str]]:
     return [shlex.split(found)[1:] for found in re.findall(r"paclm (?:train|plan|generate|votes)[^;\n]*", text)]
 
 
-def test_a_stopped_retraining_continues_by_the_command_it_printed(spaced: Path, paclm: Paclm, stop: Paclm) -> None:
+def test_a_stopped_retraining_continues_by_the_command_it_printed(spaced, paclm, stop):
     before = adapters(spaced)
     stopped = stop("train", str(spaced), "--again", "--dtype", "float32")
     assert stopped.status == 130
@@ -87,9 +85,7 @@ def test_a_stopped_retraining_continues_by_the_command_it_printed(spaced: Path, 
     assert are_equal(ends, adapters(spaced)), "the same bits as a run that was never stopped"
 
 
-def test_ctrl_c_before_training_began_promises_nothing(
-    clinic: Path, paclm: Paclm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_before_training_began_promises_nothing(clinic, paclm, monkeypatch):
     def press_ctrl_c(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -100,7 +96,7 @@ def test_ctrl_c_before_training_began_promises_nothing(
 
 
 @pytest.mark.parametrize("has_budget", [False, True])
-def test_the_next_commands_after_training_work_as_printed(spaced: Path, paclm: Paclm, has_budget: bool) -> None:
+def test_the_next_commands_after_training_work_as_printed(spaced, paclm, has_budget):
     settings = spaced / "paclm.toml"
     if not has_budget:
         settings.write_text(re.sub(r"(?m)^(per_token|total) = .*$", "", settings.read_text()))
@@ -114,7 +110,7 @@ def test_the_next_commands_after_training_work_as_printed(spaced: Path, paclm: P
         assert paclm(*command).status == 0, command
 
 
-def test_init_prints_a_command_that_can_be_pasted(tmp_path: Path, small_base: Path, paclm: Paclm) -> None:
+def test_init_prints_a_command_that_can_be_pasted(tmp_path, small_base, paclm):
     notes = tmp_path / "notes.jsonl"
     notes.write_text("".join(json.dumps({"text": f"note {number} about a patient"}) + "\n" for number in range(40)))
     path = str(tmp_path / "my dir" / "my ws")
@@ -125,9 +121,7 @@ def test_init_prints_a_command_that_can_be_pasted(tmp_path: Path, small_base: Pa
     assert commands_in(untrained.err) == [["train", path]]
 
 
-def test_far_too_many_threads_are_an_error_and_a_few_too_many_a_warning(
-    clinic: Path, paclm: Paclm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_far_too_many_threads_are_an_error_and_a_few_too_many_a_warning(clinic, paclm, monkeypatch):
     monkeypatch.setattr("paclm.engine.cores.usable_cores", lambda: 1)
     settings, before = clinic / "paclm.toml", torch.get_num_threads()
     written = settings.read_text()

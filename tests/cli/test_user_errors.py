@@ -4,8 +4,6 @@ Each command runs through the real entry point in this process; a few, which are
 The wording is in the snapshot of all messages; here each error must name the value it is about, or what to type next.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from cli.commands import INIT, SECRET_WORDS, Desk, Outcome, Paclm, check, split
+from cli.commands import INIT, SECRET_WORDS, Desk, Outcome, check, split
 from paclm.worlds.storage import only_one
 
 GENERATE = "generate clinic --prompt x --max-tokens"
@@ -100,7 +98,7 @@ MISTAKES: dict[str, tuple[Prepare, str, list[str]]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_error_that_names_it_and_makes_nothing(desk: Desk, paclm: Paclm, mistake: str) -> None:
+def test_a_mistake_is_one_error_that_names_it_and_makes_nothing(desk, paclm, mistake):
     prepare, command, words = MISTAKES[mistake]
     if prepare is not None:
         prepare(desk)
@@ -149,26 +147,26 @@ BASES: dict[str, tuple[Callable[[Desk], object], list[str]]] = {
 
 
 @pytest.mark.parametrize("mistake", BASES)
-def test_init_refuses_a_base_that_could_not_be_trained(desk: Desk, paclm: Paclm, mistake: str) -> None:
+def test_init_refuses_a_base_that_could_not_be_trained(desk, paclm, mistake):
     prepare, words = BASES[mistake]
     check(paclm("init", "w", "--corpus", "notes.jsonl", "--worlds", "4", "--base", str(prepare(desk))), *words)
     assert not (desk.folder / "w").exists()
 
 
-def test_weights_that_the_base_lacks_are_never_drawn_at_random(desk: Desk, paclm: Paclm) -> None:
+def test_weights_that_the_base_lacks_are_never_drawn_at_random(desk, paclm):
     base = desk.other_base("b", n_layer=3)
     assert paclm("init", "w", "--corpus", "notes.jsonl", "--worlds", "4", "--base", str(base)).status == 0
     check(paclm("train", "w", "--dry-run"), " 12 ", "transformer.h.2")
 
 
-def test_every_command_that_needs_worlds_names_the_command_that_trains_them(desk: Desk, paclm: Paclm) -> None:
+def test_every_command_that_needs_worlds_names_the_command_that_trains_them(desk, paclm):
     assert paclm(*split(f"{INIT} notes.jsonl")).status == 0
     untrained = ("generate w --prompt x --max-tokens 2", "serve w", "votes w --prompt x", "export w --peft p")
     for command in (*untrained, "study run w all"):
         check(paclm(*split(command)), "paclm train w")
 
 
-def test_a_training_that_runs_is_not_taken_for_one_that_was_stopped(desk: Desk, paclm: Paclm) -> None:
+def test_a_training_that_runs_is_not_taken_for_one_that_was_stopped(desk, paclm):
     paclm(*split(f"{INIT} notes.jsonl"))
     desk.write("w/adapters/.training-worlds/run.json", "{}")
     check(paclm("train", "w"), "paclm train w --resume")
@@ -176,7 +174,7 @@ def test_a_training_that_runs_is_not_taken_for_one_that_was_stopped(desk: Desk, 
         check(paclm("train", "w"), f"process {os.getpid()}")
 
 
-def test_settings_changed_after_training_stop_the_first_token_and_studies(desk: Desk, paclm: Paclm) -> None:
+def test_settings_changed_after_training_stop_the_first_token_and_studies(desk, paclm):
     paclm(*split(f"{INIT} notes.jsonl"))
     desk.write("w/paclm.toml", f"[mechanism]\n{BUDGETS}\n[training]\nlearning_rate = 0.005\n[runtime]\ncontext = 64\n")
     assert paclm("train", "w").status == 0
@@ -194,7 +192,7 @@ def test_settings_changed_after_training_stop_the_first_token_and_studies(desk: 
     assert "--again" not in paclm("study", "run", "w", "census").err
 
 
-def test_errors_of_the_system_are_printed_as_errors(desk: Desk, paclm: Paclm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_system_are_printed_as_errors(desk, paclm, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device", "/disk/votes.npz")
 
@@ -232,16 +230,14 @@ main()
         ("matplotlib", "report", "study report clinic"),
     ],
 )
-def test_a_missing_extra_is_named_with_the_command_that_installs_it(
-    desk: Desk, package: str, extra: str, command: str
-) -> None:
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(desk, package, extra, command):
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, package, *command.split()], capture_output=True, text=True, check=False
     )
     check(Outcome(done.returncode, done.stdout, done.stderr), f"'{package}'", f"pip install 'paclm[{extra}]'")
 
 
-def test_no_warning_of_a_library_precedes_the_error(desk: Desk) -> None:
+def test_no_warning_of_a_library_precedes_the_error(desk):
     desk.other_base("odd", bos_token_id=50256)  # Transformers would warn of it
     desk.write("few.jsonl", '{"text": "a"}\n')
     command = [sys.executable, "-m", "paclm", "init", "w", "--corpus", "few.jsonl", "--base", "odd", "--worlds", "4"]
@@ -251,9 +247,7 @@ def test_no_warning_of_a_library_precedes_the_error(desk: Desk) -> None:
     assert done.stderr.startswith("Error: ")
 
 
-def test_ctrl_c_ends_with_status_130_and_what_is_kept(
-    desk: Desk, paclm: Paclm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_ends_with_status_130_and_what_is_kept(desk, paclm, monkeypatch):
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -268,7 +262,7 @@ def test_ctrl_c_ends_with_status_130_and_what_is_kept(
     assert (outcome.status, "paclm train w --resume" in outcome.err) == (130, True)
 
 
-def test_a_reader_that_leaves_early_gets_no_traceback(desk: Desk) -> None:
+def test_a_reader_that_leaves_early_gets_no_traceback(desk):
     command = [sys.executable, "-m", "paclm", "plan", "--mia", "51%", "--tokens", "1000"]
     reading, writing = os.pipe()
     os.close(reading)  # closed before anything is written

@@ -1,7 +1,5 @@
 """`paclm votes` and `paclm export` as a user types them."""
 
-from __future__ import annotations
-
 import shutil
 from functools import partial
 from pathlib import Path
@@ -39,14 +37,14 @@ def adapters(workspace: Workspace, worlds: int, seed: int) -> AdapterStack:
 
 
 @pytest.fixture(scope="module")
-def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def untrained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("votes") / "clinic"
     invoke("init", folder, "--corpus", "clinic:40", "--base", "tiny", "--worlds", WORLDS)
     return folder
 
 
 @pytest.fixture(scope="module")
-def workspace(untrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workspace(untrained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "clinic"
     invoke("init", folder, "--corpus", "clinic:40", "--base", "tiny", "--worlds", WORLDS)
     opened = Workspace.open(folder)
@@ -56,13 +54,13 @@ def workspace(untrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
+def text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("The patient reports a mild headache since Monday. Blood pressure is normal. " * 3)
     return path
 
 
-def test_a_prompt_gives_support_votes_and_unanimity(workspace: Path) -> None:
+def test_a_prompt_gives_support_votes_and_unanimity(workspace):
     found = figures(workspace, "--prompt", "The patient reports", "--decoder", "greedy")
     assert set(found) == {"support", "votes", "unanimous"}
     assert len(set(found["support"])) == 200
@@ -71,7 +69,7 @@ def test_a_prompt_gives_support_votes_and_unanimity(workspace: Path) -> None:
     assert found["unanimous"] == (len(set(found["votes"])) == 1)
 
 
-def test_the_same_seed_gives_the_same_votes_and_another_seed_others(workspace: Path) -> None:
+def test_the_same_seed_gives_the_same_votes_and_another_seed_others(workspace):
     def votes(seed: int) -> tuple[int, ...]:
         return tuple(figures(workspace, "--prompt", "Then", "--seed", seed, "--temperature", 3)["votes"])
 
@@ -82,7 +80,7 @@ def test_the_same_seed_gives_the_same_votes_and_another_seed_others(workspace: P
     assert "seed 5" in shown
 
 
-def test_votes_along_a_text_can_be_replayed(workspace: Path, text: Path, tmp_path: Path) -> None:
+def test_votes_along_a_text_can_be_replayed(workspace, text, tmp_path):
     out = tmp_path / "deep" / "votes.npz"
     found = figures(workspace, "--text", text, "--out", out, "--seed", 1, "--window", 16)
     assert out.stat().st_mode & 0o077 == 0  # votes leak about the records: for the owner only
@@ -96,7 +94,7 @@ def test_votes_along_a_text_can_be_replayed(workspace: Path, text: Path, tmp_pat
     assert replayed["positions"] == found["positions"]
 
 
-def test_votes_never_overwrite_a_file(workspace: Path, text: Path, tmp_path: Path) -> None:
+def test_votes_never_overwrite_a_file(workspace, text, tmp_path):
     out = tmp_path / "votes.npz"
     out.write_bytes(b"votes of an hour ago")
     with pytest.raises(InvalidInput, match=r"votes\.npz.*--out"):
@@ -123,9 +121,7 @@ TO_FILE = ("--text", "b.txt", "--out", "v.npz")
         (("--prompt", "a", "--out", "v.npz"), "--text"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(
-    workspace: Path, text: Path, arguments: tuple[object, ...], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_that_do_not_fit_are_refused(workspace, text, arguments, words, monkeypatch):
     monkeypatch.chdir(text.parent)
     text.rename("b.txt")
     with pytest.raises(InvalidInput, match=words):
@@ -133,7 +129,7 @@ def test_options_that_do_not_fit_are_refused(
     assert not Path("v.npz").exists()
 
 
-def test_the_full_adapter_is_recorded_when_there_is_one(workspace: Path, text: Path, tmp_path: Path) -> None:
+def test_the_full_adapter_is_recorded_when_there_is_one(workspace, text, tmp_path):
     opened = Workspace.open(workspace)
     run(workspace, "--text", text, "--out", tmp_path / "before.npz", "--seed", 2, "--limit", 20)
     adapters(opened, 1, 9).save(opened.adapters_path / "full.safetensors")
@@ -147,9 +143,7 @@ def test_the_full_adapter_is_recorded_when_there_is_one(workspace: Path, text: P
     assert np.array_equal(before.votes, after.votes)
 
 
-def test_votes_along_a_text_are_those_the_engine_casts_with_the_same_coins(
-    workspace: Path, text: Path, tmp_path: Path
-) -> None:
+def test_votes_along_a_text_are_those_the_engine_casts_with_the_same_coins(workspace, text, tmp_path):
     options = ["--seed", 7, "--temperature", 0.6, "--window", 16]
     run(workspace, "--text", text, "--out", tmp_path / "v.npz", *options)
     recorded, opened, coins = RecordedVotes.load(tmp_path / "v.npz"), Workspace.open(workspace), Coins(7)
@@ -164,7 +158,7 @@ def test_votes_along_a_text_are_those_the_engine_casts_with_the_same_coins(
     assert recorded.truth.tolist() == tokens[1:]
 
 
-def test_worlds_vote_as_paclm_toml_says_before_any_budget_is_set(workspace: Path) -> None:
+def test_worlds_vote_as_paclm_toml_says_before_any_budget_is_set(workspace):
     opened = Workspace.open(workspace)
     assert opened.settings.voting == ("gumbel", 1.0, 200)
     file, before = workspace / "paclm.toml", (workspace / "paclm.toml").read_text()
@@ -177,12 +171,12 @@ def test_worlds_vote_as_paclm_toml_says_before_any_budget_is_set(workspace: Path
         file.write_text(before)
 
 
-def test_untrained_worlds_are_refused(untrained: Path) -> None:
+def test_untrained_worlds_are_refused(untrained):
     with pytest.raises(WorkspaceError, match="paclm train"):
         run(untrained, "--prompt", "a")
 
 
-def test_export_writes_folders_that_peft_loads_and_warns(workspace: Path, tmp_path: Path) -> None:
+def test_export_writes_folders_that_peft_loads_and_warns(workspace, tmp_path):
     import peft
 
     assert "Warning" in invoke("export", workspace, "--peft", tmp_path / "peft").stderr
@@ -196,9 +190,7 @@ def test_export_writes_folders_that_peft_loads_and_warns(workspace: Path, tmp_pa
     assert torch.equal(parameter, stack.B[layer][2])
 
 
-def test_exported_folders_come_into_another_workspace_and_its_worlds_vote_alike(
-    workspace: Path, untrained: Path, text: Path, tmp_path: Path
-) -> None:
+def test_exported_folders_come_into_another_workspace_and_its_worlds_vote_alike(workspace, untrained, text, tmp_path):
     invoke("export", workspace, "--peft", tmp_path / "peft")
     shutil.copytree(untrained, tmp_path / "other")
     other = Workspace.open(tmp_path / "other")

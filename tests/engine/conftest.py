@@ -1,10 +1,7 @@
 """Small random models of real architectures, adapters that are far from zero, and PEFT as the reference."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -88,17 +85,17 @@ def random_stack(
 
 
 @pytest.fixture(params=sorted(FAMILIES))
-def family(request: pytest.FixtureRequest) -> str:
+def family(request):
     return str(request.param)
 
 
 @pytest.fixture
-def model(family: str) -> PreTrainedModel:
+def model(family):
     return build(family)
 
 
 @pytest.fixture
-def peft_logits(tmp_path: Path) -> Callable[[str, AdapterStack, Tensor], Tensor]:
+def peft_logits(tmp_path):
     """Logits of every world by PEFT itself, one world at a time: (worlds, rows, length, vocabulary)."""
     import peft
 
@@ -117,10 +114,10 @@ def peft_logits(tmp_path: Path) -> Callable[[str, AdapterStack, Tensor], Tensor]
 
 
 @pytest.fixture
-def build_model() -> Callable[[str], PreTrainedModel]:
+def build_model():
     return build
 
 
 @pytest.fixture
-def make_stack() -> Callable[..., AdapterStack]:
+def make_stack():
     return random_stack

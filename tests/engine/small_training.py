@@ -1,7 +1,5 @@
 """A training of four small worlds, for tests of what it makes and of what stops it."""
 
-from __future__ import annotations
-
 import numpy as np
 from transformers import PreTrainedModel
 

@@ -1,22 +1,14 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets, linear_layers, num_parameters
 from paclm.errors import EngineError, InvalidInput
 
-Build = Callable[[str], PreTrainedModel]
-MakeStack = Callable[..., AdapterStack]
 
-
-def test_gpt2_small_has_the_known_parameter_counts() -> None:
+def test_gpt2_small_has_the_known_parameter_counts():
     with torch.device("meta"):
         model = GPT2LMHeadModel(GPT2Config())
     everywhere, attention = AdapterSpec(), AdapterSpec(attention_only=True)
@@ -24,7 +16,7 @@ def test_gpt2_small_has_the_known_parameter_counts() -> None:
     assert num_parameters(find_targets(model, attention), attention) == 442_368
 
 
-def test_llama_like_models_adapt_attention_and_down_projection(build_model: Build) -> None:
+def test_llama_like_models_adapt_attention_and_down_projection(build_model):
     names = [target.name for target in find_targets(build_model("llama"), AdapterSpec())]
     assert [name.rsplit(".", 1)[-1] for name in names[:5]] == ["q_proj", "k_proj", "v_proj", "o_proj", "down_proj"]
     assert len(names) == 10
@@ -37,23 +29,23 @@ def test_llama_like_models_adapt_attention_and_down_projection(build_model: Buil
         (AdapterSpec(targets=("c_fc",), attention_only=True), r"c_fc.*attention_only"),
     ],
 )
-def test_targets_that_match_no_layer_are_refused(build_model: Build, spec: AdapterSpec, named: str) -> None:
+def test_targets_that_match_no_layer_are_refused(build_model, spec, named):
     with pytest.raises(EngineError, match=named):
         find_targets(build_model("gpt2"), spec)
 
 
-def test_a_model_of_an_unknown_family_needs_targets() -> None:
+def test_a_model_of_an_unknown_family_needs_targets():
     with pytest.raises(EngineError, match=r"'Sequential'.*: 0"):
         find_targets(nn.Sequential(nn.Linear(3, 4)), AdapterSpec())
 
 
 @pytest.mark.parametrize("bad", [{"rank": 0}, {"alpha": 0.0}, {"alpha": float("nan")}, {"dropout": 1.0}])
-def test_a_spec_outside_its_rule_is_refused(bad: dict[str, float]) -> None:
+def test_a_spec_outside_its_rule_is_refused(bad):
     with pytest.raises(InvalidInput):
         AdapterSpec(**bad)  # type: ignore[arg-type]
 
 
-def test_one_file_keeps_every_number_spec_and_base(tmp_path: Path, build_model: Build, make_stack: MakeStack) -> None:
+def test_one_file_keeps_every_number_spec_and_base(tmp_path, build_model, make_stack):
     stack = make_stack(build_model("llama"), 3)
     stack.save(tmp_path / "adapters" / "worlds.safetensors")
     again = AdapterStack.load(tmp_path / "adapters" / "worlds.safetensors")
@@ -65,7 +57,7 @@ def test_one_file_keeps_every_number_spec_and_base(tmp_path: Path, build_model: 
     assert [path.name for path in (tmp_path / "adapters").iterdir()] == ["worlds.safetensors"]
 
 
-def test_some_worlds_can_be_read_alone(tmp_path: Path, build_model: Build, make_stack: MakeStack) -> None:
+def test_some_worlds_can_be_read_alone(tmp_path, build_model, make_stack):
     stack = make_stack(build_model("gpt2"), 5)
     stack.save(tmp_path / "w.safetensors")
     some = AdapterStack.load(tmp_path / "w.safetensors", worlds=slice(1, 3))
@@ -74,14 +66,14 @@ def test_some_worlds_can_be_read_alone(tmp_path: Path, build_model: Build, make_
     assert torch.equal(some.A[layer], stack.A[layer][1:3])
 
 
-def test_layers_come_back_in_model_order(tmp_path: Path) -> None:
+def test_layers_come_back_in_model_order(tmp_path):
     names = [f"h.{i}.c_attn" for i in range(12)]
     shapes = {name: torch.zeros(2, 8, 4) for name in names}, {name: torch.zeros(2, 6, 8) for name in names}
     AdapterStack(AdapterSpec(), "x", *shapes).save(tmp_path / "w.safetensors")
     assert list(AdapterStack.load(tmp_path / "w.safetensors").layers) == names
 
 
-def test_a_file_that_is_no_stack_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_stack_is_refused(tmp_path):
     save_file({"a": torch.zeros(1)}, tmp_path / "foreign.safetensors")
     (tmp_path / "broken.safetensors").write_bytes(b"\x00" * 64)
     for name in ("foreign", "broken", "missing"):
@@ -89,12 +81,12 @@ def test_a_file_that_is_no_stack_is_refused(tmp_path: Path) -> None:
             AdapterStack.load(tmp_path / f"{name}.safetensors")
 
 
-def test_a_stack_of_unequal_shapes_is_refused() -> None:
+def test_a_stack_of_unequal_shapes_is_refused():
     with pytest.raises(EngineError, match=r"\(2, 8, 4\) and \(3, 6, 8\)"):
         AdapterStack(AdapterSpec(), "x", {"a": torch.zeros(2, 8, 4)}, {"a": torch.zeros(3, 6, 8)})
 
 
-def test_adapters_of_another_base_are_refused(build_model: Build, make_stack: MakeStack) -> None:
+def test_adapters_of_another_base_are_refused(build_model, make_stack):
     stack = make_stack(build_model("gpt2"), 2)
     stack.check_fits(linear_layers(build_model("gpt2")), "test")
     with pytest.raises(EngineError, match="another"):
@@ -103,7 +95,7 @@ def test_adapters_of_another_base_are_refused(build_model: Build, make_stack: Ma
         stack.check_fits(linear_layers(build_model("llama")))
 
 
-def test_coupled_worlds_start_equal_and_uncoupled_ones_do_not(build_model: Build) -> None:
+def test_coupled_worlds_start_equal_and_uncoupled_ones_do_not(build_model):
     targets = find_targets(build_model("gpt2"), AdapterSpec())
     together = AdapterStack.initial(targets, AdapterSpec(), 3, 1, "x")
     apart = AdapterStack.initial(targets, AdapterSpec(), 3, 1, "x", coupled=False)
@@ -113,7 +105,7 @@ def test_coupled_worlds_start_equal_and_uncoupled_ones_do_not(build_model: Build
     assert not together.B[layer].any()
 
 
-def test_the_public_world_is_a_zero_adapter_at_the_end(build_model: Build, make_stack: MakeStack) -> None:
+def test_the_public_world_is_a_zero_adapter_at_the_end(build_model, make_stack):
     stack = make_stack(build_model("gpt2"), 2)
     wide = stack.with_public()
     layer = stack.layers[0]

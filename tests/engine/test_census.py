@@ -1,11 +1,6 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from paclm.config import RuntimeConfig
@@ -25,10 +20,10 @@ def make_engine(model: PreTrainedModel, stack: AdapterStack) -> Engine:
 
 
 def test_the_census_equals_what_peft_logits_give(
-    build_model: Callable[[str], PreTrainedModel],
-    make_stack: Callable[..., AdapterStack],
-    peft_logits: Callable[[str, AdapterStack, Tensor], Tensor],
-) -> None:
+    build_model,
+    make_stack,
+    peft_logits,
+):
     tokens = np.random.default_rng(0).integers(0, 97, 20).tolist()
     stack = make_stack(build_model("gpt2"), WORLDS)
     engine = make_engine(build_model("gpt2"), stack)
@@ -55,10 +50,10 @@ def test_the_census_equals_what_peft_logits_give(
 
 
 def test_the_census_does_not_depend_on_how_many_logits_are_held(
-    build_model: Callable[[str], PreTrainedModel],
-    make_stack: Callable[..., AdapterStack],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    build_model,
+    make_stack,
+    monkeypatch,
+):
     engine = make_engine(build_model("gpt2"), make_stack(build_model("gpt2"), WORLDS))
     texts = [np.random.default_rng(1).integers(0, 97, n).tolist() for n in (20, 2, 9)]
     at_once = take_census(engine, texts, (SUPPORT,))[SUPPORT]
@@ -69,7 +64,7 @@ def test_the_census_does_not_depend_on_how_many_logits_are_held(
     assert at_once.ceiling.shape == (19 + 1 + 8,)
 
 
-def test_coverage_counts_argmax_and_mass_inside_every_nested_support() -> None:
+def test_coverage_counts_argmax_and_mass_inside_every_nested_support():
     logits = torch.randn(4, 5, 40, generator=torch.Generator().manual_seed(3)) * 2
     found = census_of(logits, (3, 7, 40))
     whole = torch.softmax(logits[:-1].double(), -1)  # (3, 5, 40)

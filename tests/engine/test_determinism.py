@@ -1,14 +1,10 @@
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from paclm.config import RuntimeConfig
-from paclm.engine.adapters import AdapterStack
 from paclm.engine.determinism import FloatArray, IntArray, check_repeatable, set_deterministic
 from paclm.engine.loading import build_engine
 from paclm.errors import EngineError
@@ -31,9 +27,7 @@ class Unsteady:
         return np.array([1, 2, 3 + self.calls % 2]), logits
 
 
-def test_an_engine_repeats_itself_bit_for_bit(
-    family: str, build_model: Callable[[str], PreTrainedModel], make_stack: Callable[..., AdapterStack]
-) -> None:
+def test_an_engine_repeats_itself_bit_for_bit(family, build_model, make_stack):
     model = build_model(family)
     runtime = RuntimeConfig(device="cpu", max_sequences=2, context=32)
     engine = build_engine(model, make_stack(model, 4), runtime, support_size=10)
@@ -42,12 +36,12 @@ def test_an_engine_repeats_itself_bit_for_bit(
 
 
 @pytest.mark.parametrize("logits_too", [True, False])
-def test_an_engine_that_does_not_repeat_itself_is_refused(logits_too: bool) -> None:
+def test_an_engine_that_does_not_repeat_itself_is_refused(logits_too):
     with pytest.raises(EngineError, match="votes"):
         check_repeatable(Unsteady(logits_too))
 
 
-def test_switches_are_set() -> None:
+def test_switches_are_set():
     set_deterministic()
     assert torch.are_deterministic_algorithms_enabled()
     assert torch.get_float32_matmul_precision() == "highest"

@@ -1,23 +1,15 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from paclm.config import RuntimeConfig
-from paclm.engine.adapters import AdapterSpec, AdapterStack
+from paclm.engine.adapters import AdapterSpec
 from paclm.engine.engine import Engine
 from paclm.engine.generic import GenericModel
 from paclm.engine.loading import build_engine
 from paclm.errors import ContextExceeded, EngineError, InvalidInput
-
-Build = Callable[[str], PreTrainedModel]
-MakeStack = Callable[..., AdapterStack]
-PeftLogits = Callable[[str, AdapterStack, Tensor], Tensor]
 
 WORLDS, SUPPORT = 5, 12
 RUNTIME = RuntimeConfig(device="cpu", max_sequences=3, context=48, prefill_chunk=7)
@@ -28,17 +20,17 @@ def text(length: int, seed: int = 5) -> list[int]:
 
 
 @pytest.fixture(params=["stacked", "patched"])
-def way(request: pytest.FixtureRequest) -> str:
+def way(request):
     return str(request.param)
 
 
 @pytest.fixture
-def stack(family: str, build_model: Build, make_stack: MakeStack) -> AdapterStack:
+def stack(family, build_model, make_stack):
     return make_stack(build_model(family), WORLDS)
 
 
 @pytest.fixture
-def engine(family: str, way: str, build_model: Build, stack: AdapterStack) -> Engine:
+def engine(family, way, build_model, stack):
     if way == "patched":
         return Engine(GenericModel(build_model(family), stack, 3, 48), SUPPORT, RUNTIME.prefill_chunk)
     return build_engine(build_model(family), stack, RUNTIME, SUPPORT, "test")
@@ -48,9 +40,7 @@ def restricted(logits: Tensor, support: np.ndarray) -> np.ndarray:
     return logits[:, torch.from_numpy(support)].numpy()
 
 
-def test_logits_equal_peft_world_by_world_with_and_without_cache(
-    engine: Engine, family: str, stack: AdapterStack, peft_logits: PeftLogits
-) -> None:
+def test_logits_equal_peft_world_by_world_with_and_without_cache(engine, family, stack, peft_logits):
     tokens = text(19)
     expected = peft_logits(family, stack, torch.tensor([tokens]))[:, 0]  # (m, length, vocabulary)
     uncached = torch.cat([engine.restricted(hidden)[1] for _, hidden in engine.hidden_states(tokens)])
@@ -66,7 +56,7 @@ def test_logits_equal_peft_world_by_world_with_and_without_cache(
         assert votes.tolist() == support[reference.argmax(-1)].tolist()
 
 
-def test_the_support_is_the_public_models_top_tokens(engine: Engine, family: str, build_model: Build) -> None:
+def test_the_support_is_the_public_models_top_tokens(engine, family, build_model):
     tokens = text(11)
     with torch.no_grad():
         logits = build_model(family)(input_ids=torch.tensor([tokens])).logits[0, -1]
@@ -75,7 +65,7 @@ def test_the_support_is_the_public_models_top_tokens(engine: Engine, family: str
     assert ballot.public[0] == logits.argmax()
 
 
-def test_sequences_of_different_lengths_vote_as_they_do_alone(engine: Engine) -> None:
+def test_sequences_of_different_lengths_vote_as_they_do_alone(engine):
     prompts = [text(9, 1), text(3, 2), text(17, 3)]
     coins = np.random.default_rng(0).gumbel(size=(3, SUPPORT))
     alone = [engine.ballot(prompt, coins[i]) for i, prompt in enumerate(prompts)]
@@ -89,7 +79,7 @@ def test_sequences_of_different_lengths_vote_as_they_do_alone(engine: Engine) ->
     assert np.array_equal(turned.votes, together.votes[::-1])
 
 
-def test_appending_and_removing_equals_starting_afresh(engine: Engine) -> None:
+def test_appending_and_removing_equals_starting_afresh(engine):
     first, second, third = text(6, 1), text(9, 2), text(4, 3)
     handles = [engine.add(prompt) for prompt in (first, second, third)]
     for token in (11, 23, 42):
@@ -106,7 +96,7 @@ def test_appending_and_removing_equals_starting_afresh(engine: Engine) -> None:
         assert ballot.votes[i].tolist() == engine.votes([*prompt, 11, 23, 42]).tolist()
 
 
-def test_a_step_repeated_changes_nothing(engine: Engine) -> None:
+def test_a_step_repeated_changes_nothing(engine):
     handle = engine.add(text(8))
     coins = np.random.default_rng(1).gumbel(size=(1, SUPPORT))
     first = engine.step([handle], coins)
@@ -116,7 +106,7 @@ def test_a_step_repeated_changes_nothing(engine: Engine) -> None:
     assert engine.step([handle], coins).votes.tolist() == [engine.votes([*text(8), 3], coins[0]).tolist()]
 
 
-def test_teacher_forced_votes_equal_votes_one_by_one(engine: Engine) -> None:
+def test_teacher_forced_votes_equal_votes_one_by_one(engine):
     tokens = text(30)
     drawn = np.random.default_rng(2).gumbel(size=(29, SUPPORT))
     left = iter(drawn)
@@ -129,14 +119,14 @@ def test_teacher_forced_votes_equal_votes_one_by_one(engine: Engine) -> None:
         assert votes[position].tolist() == alone.votes[0].tolist()
 
 
-def test_worlds_disagree_here_so_that_equal_votes_mean_something(engine: Engine) -> None:
+def test_worlds_disagree_here_so_that_equal_votes_mean_something(engine):
     votes = np.concatenate([ballot.votes for ballot in engine.teacher_forced(text(40), 20)])
     dissent = (votes != votes[:, :1]).any(1).mean()
     assert dissent > 0.2
     assert np.isin(votes, np.arange(97)).all()
 
 
-def test_each_sequence_has_its_own_temperature(engine: Engine) -> None:
+def test_each_sequence_has_its_own_temperature(engine):
     prompt = text(9)
     handles = [engine.add(prompt), engine.add(prompt)]
     coins = np.repeat(20.0 * np.random.default_rng(3).gumbel(size=(1, SUPPORT)), 2, axis=0)
@@ -145,7 +135,7 @@ def test_each_sequence_has_its_own_temperature(engine: Engine) -> None:
     assert ballot.votes[0].tolist() != ballot.votes[1].tolist()
 
 
-def test_a_prompt_past_the_context_is_refused_with_both_numbers(engine: Engine) -> None:
+def test_a_prompt_past_the_context_is_refused_with_both_numbers(engine):
     with pytest.raises(ContextExceeded) as caught:
         engine.add(text(40), max_new_tokens=9)
     assert (caught.value.prompt_tokens, caught.value.max_new_tokens, caught.value.context) == (40, 9, 48)
@@ -156,7 +146,7 @@ def test_a_prompt_past_the_context_is_refused_with_both_numbers(engine: Engine) 
         engine.append(handle, 1)
 
 
-def test_misuse_is_refused(engine: Engine) -> None:
+def test_misuse_is_refused(engine):
     with pytest.raises(EngineError):
         engine.step()
     for tokens in ([], [97], [-1]):
@@ -180,7 +170,7 @@ def test_misuse_is_refused(engine: Engine) -> None:
         engine.append(handle, 1)
 
 
-def test_a_family_without_a_fast_path_runs_all_the_same(make_stack: MakeStack) -> None:
+def test_a_family_without_a_fast_path_runs_all_the_same(make_stack):
     torch.manual_seed(0)
     config = GPTNeoXConfig(
         vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
@@ -192,12 +182,12 @@ def test_a_family_without_a_fast_path_runs_all_the_same(make_stack: MakeStack) -
     assert engine.votes(text(10)).shape == (3,)
 
 
-def test_a_prompt_never_shows_in_a_repr(engine: Engine) -> None:
+def test_a_prompt_never_shows_in_a_repr(engine):
     engine.add([31, 41, 59])
     assert "31" not in repr(engine._running)
 
 
-def test_running_out_of_memory_names_the_setting_to_lower(build_model: Build, make_stack: MakeStack) -> None:
+def test_running_out_of_memory_names_the_setting_to_lower(build_model, make_stack):
     model = build_model("gpt2")
     engine = build_engine(model, make_stack(model, 2), RUNTIME, SUPPORT)
     engine.add(text(4))
@@ -214,7 +204,7 @@ def test_running_out_of_memory_names_the_setting_to_lower(build_model: Build, ma
     assert engine.num_free == 2
 
 
-def test_a_step_in_the_middle_of_a_text_is_refused(engine: Engine) -> None:
+def test_a_step_in_the_middle_of_a_text_is_refused(engine):
     handle = engine.add(text(4))
     reading = engine.teacher_forced(text(30), 20)
     next(reading)
@@ -227,7 +217,7 @@ def test_a_step_in_the_middle_of_a_text_is_refused(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("length", [3, 4, 6])  # of three prompts three, two and one fit a pass of 7 positions
-def test_prompts_read_together_equal_prompts_read_one_by_one(engine: Engine, length: int) -> None:
+def test_prompts_read_together_equal_prompts_read_one_by_one(engine, length):
     prompts = [text(length, seed) for seed in (1, 2, 3)]
     coins = np.random.default_rng(0).gumbel(size=(3, SUPPORT))
     alone = [engine.add(prompt, 4) for prompt in prompts]
@@ -247,7 +237,7 @@ def test_prompts_read_together_equal_prompts_read_one_by_one(engine: Engine, len
         assert votes.tolist() == engine.votes([*prompt, 3]).tolist()
 
 
-def test_prompts_too_long_or_too_short_for_one_pass_are_read_one_by_one(engine: Engine) -> None:
+def test_prompts_too_long_or_too_short_for_one_pass_are_read_one_by_one(engine):
     for length in (1, 2, 8, 9, 20):  # a pass takes 7 positions
         prompts = [text(length, seed) for seed in (1, 2)]
         votes = engine.step(engine.add_many(prompts)).votes
@@ -256,7 +246,7 @@ def test_prompts_too_long_or_too_short_for_one_pass_are_read_one_by_one(engine: 
     assert engine.add_many([]) == []
 
 
-def test_prompts_that_cannot_be_read_together_are_refused_and_none_is_added(engine: Engine) -> None:
+def test_prompts_that_cannot_be_read_together_are_refused_and_none_is_added(engine):
     with pytest.raises(InvalidInput):
         engine.add_many([[1, 2], [1, 2, 3]])
     with pytest.raises(ContextExceeded):
@@ -267,7 +257,7 @@ def test_prompts_that_cannot_be_read_together_are_refused_and_none_is_added(engi
     assert engine.num_free == 2
 
 
-def test_clearing_ends_all_sequences_and_forgets_their_handles(engine: Engine) -> None:
+def test_clearing_ends_all_sequences_and_forgets_their_handles(engine):
     handles = engine.add_many([text(5, 1), text(5, 2)])
     engine.clear()
     assert engine.num_free == 3
@@ -276,7 +266,7 @@ def test_clearing_ends_all_sequences_and_forgets_their_handles(engine: Engine) -
     assert engine.step([engine.add(text(9))]).votes[0].tolist() == engine.votes(text(9)).tolist()
 
 
-def test_scores_are_what_votes_are_taken_from_and_stay_when_the_engine_goes_on(engine: Engine) -> None:
+def test_scores_are_what_votes_are_taken_from_and_stay_when_the_engine_goes_on(engine):
     handles = engine.add_many([text(6, 1), text(6, 2)])
     support, logits = engine.scores(handles[::-1])
     kept = logits.clone()

@@ -1,23 +1,14 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import peft
 import pytest
 import torch
 from torch import Tensor
-from transformers import Gemma2Config, Gemma2ForCausalLM, PhiConfig, PhiForCausalLM, PreTrainedModel
+from transformers import Gemma2Config, Gemma2ForCausalLM, PhiConfig, PhiForCausalLM
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.generic import GenericModel, attach, attached_layers, detach
 from paclm.engine.peft_io import export_peft
 from paclm.engine.weights import output_layer
 from paclm.errors import EngineError, ModelError
-
-Build = Callable[[str], PreTrainedModel]
-MakeStack = Callable[..., AdapterStack]
-PeftLogits = Callable[[str, AdapterStack, Tensor], Tensor]
 
 WORLDS = 3
 
@@ -26,9 +17,7 @@ def tokens(rows: int, length: int) -> Tensor:
     return torch.randint(0, 97, (rows, length), generator=torch.Generator().manual_seed(5))
 
 
-def test_every_world_in_one_batch_equals_peft_one_by_one(
-    family: str, build_model: Build, make_stack: MakeStack, peft_logits: PeftLogits
-) -> None:
+def test_every_world_in_one_batch_equals_peft_one_by_one(family, build_model, make_stack, peft_logits):
     text = tokens(2, 11)
     stack = make_stack(build_model(family), WORLDS)
     expected = peft_logits(family, stack, text)
@@ -40,9 +29,7 @@ def test_every_world_in_one_batch_equals_peft_one_by_one(
     assert (expected[0] - expected[1]).abs().max() > 0.1, "worlds that agree would prove nothing"
 
 
-def test_attention_only_leaves_the_mlp_alone(
-    build_model: Build, make_stack: MakeStack, peft_logits: PeftLogits
-) -> None:
+def test_attention_only_leaves_the_mlp_alone(build_model, make_stack, peft_logits):
     stack = make_stack(build_model("gpt2"), 2, AdapterSpec(rank=2, attention_only=True))
     assert all(".attn." in layer for layer in stack.layers)
     model = build_model("gpt2")
@@ -52,9 +39,7 @@ def test_attention_only_leaves_the_mlp_alone(
     assert (together.unsqueeze(1) - peft_logits("gpt2", stack, tokens(1, 9))).abs().max() < 1e-4
 
 
-def test_gradients_equal_those_of_each_world_trained_alone_with_peft(
-    tmp_path: Path, family: str, build_model: Build, make_stack: MakeStack
-) -> None:
+def test_gradients_equal_those_of_each_world_trained_alone_with_peft(tmp_path, family, build_model, make_stack):
     text = tokens(WORLDS * 2, 8)
     stack = make_stack(build_model(family), WORLDS)
     model = build_model(family)
@@ -80,14 +65,14 @@ def test_gradients_equal_those_of_each_world_trained_alone_with_peft(
                 assert (parameter.grad[world] - reference.grad).abs().max() < 1e-3 * (1 + reference.grad.abs().max())
 
 
-def test_a_batch_that_worlds_cannot_share_is_refused(build_model: Build, make_stack: MakeStack) -> None:
+def test_a_batch_that_worlds_cannot_share_is_refused(build_model, make_stack):
     model = build_model("gpt2")
     attach(model, make_stack(model, 3))
     with pytest.raises(EngineError, match=r"4 rows .* 3 worlds"):
         model(input_ids=tokens(4, 5))
 
 
-def test_detaching_gives_the_base_model_back(build_model: Build, make_stack: MakeStack) -> None:
+def test_detaching_gives_the_base_model_back(build_model, make_stack):
     model = build_model("gpt2")
     with torch.no_grad():
         before = model(input_ids=tokens(1, 7)).logits
@@ -100,7 +85,7 @@ def test_detaching_gives_the_base_model_back(build_model: Build, make_stack: Mak
     assert not attached_layers(model)
 
 
-def test_dropout_acts_only_while_training(build_model: Build, make_stack: MakeStack) -> None:
+def test_dropout_acts_only_while_training(build_model, make_stack):
     model = build_model("gpt2")
     attach(model, make_stack(model, 1, AdapterSpec(rank=2, dropout=0.5)))
     text = tokens(1, 6)
@@ -122,9 +107,7 @@ SHAPE = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidd
     ],
     ids=["changes its logits", "bias in the output layer"],
 )
-def test_a_model_whose_logits_are_no_plain_product_is_neither_trained_nor_served(
-    build: Callable[[], PreTrainedModel], target: str
-) -> None:
+def test_a_model_whose_logits_are_no_plain_product_is_neither_trained_nor_served(build, target):
     model, spec = build(), AdapterSpec(targets=(target,))
     with pytest.raises(ModelError):
         output_layer(model)

@@ -1,7 +1,5 @@
 """Triton kernels against their plain twins. On a GPU, or by Triton's interpreter with TRITON_INTERPRET=1."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 
@@ -18,13 +16,13 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.decode_step import coupled_votes, support_logits, top_tokens
-from paclm.engine.fused import FLOAT32, Choices, FusedModel, fit, uncovered
+from paclm.engine.fused import FLOAT32, FusedModel, fit, uncovered
 from paclm.engine.graphs import padded
 from paclm.engine.kernels.ballots import cast_votes, public_keys
 from paclm.engine.kernels.products import Tile
 from paclm.engine.kernels.selection import GROUP, support_of
 from paclm.engine.stacked import StackedModel
-from paclm.engine.weights import Weights, take_apart
+from paclm.engine.weights import take_apart
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCABULARY, WORLDS, CONTEXT = 300, 6, 64
@@ -54,7 +52,7 @@ def llama() -> PreTrainedModel:
 
 
 @pytest.fixture(params=["gpt2", "llama"])
-def weights(request: pytest.FixtureRequest, dtype: torch.dtype) -> Weights:
+def weights(request, dtype):
     torch.manual_seed(0)
     model = gpt2() if request.param == "gpt2" else llama()
     with torch.no_grad():
@@ -69,7 +67,7 @@ def weights(request: pytest.FixtureRequest, dtype: torch.dtype) -> Weights:
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+def dtype(request):
     if request.param == torch.bfloat16 and DEVICE.type == "cpu":
         pytest.skip("Triton's interpreter multiplies bfloat16 wrongly")
     chosen: torch.dtype = request.param
@@ -86,7 +84,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     ids=["own products, lanes", "vendor products, dots", "inner products apart"],
 )
 @pytest.mark.parametrize("lengths", [[9], [40, 1, 17]])
-def test_the_fused_step_equals_the_plain_one(weights: Weights, choices: Choices, lengths: list[int]) -> None:
+def test_the_fused_step_equals_the_plain_one(weights, choices, lengths):
     assert uncovered(weights) is None
     plain = StackedModel(weights, 4)
     fused = FusedModel(weights, 4, choices)
@@ -102,7 +100,7 @@ def test_the_fused_step_equals_the_plain_one(weights: Weights, choices: Choices,
         assert (found - expected).abs().max() < CLOSE[weights.dtype]
 
 
-def test_keys_support_and_votes_equal_the_plain_ones(weights: Weights) -> None:
+def test_keys_support_and_votes_equal_the_plain_ones(weights):
     generator = torch.Generator(DEVICE).manual_seed(2)
     shape = (WORLDS + 1, 3, weights.hidden_size)
     hidden = torch.randn(shape, device=DEVICE, generator=generator).to(weights.dtype)
@@ -119,7 +117,7 @@ def test_keys_support_and_votes_equal_the_plain_ones(weights: Weights) -> None:
 
 @pytest.mark.parametrize(("width", "k"), [(3000, 50), (3000, 200), (300, 200)])
 @pytest.mark.parametrize("crowded", [False, True], ids=["spread", "all in few groups"])
-def test_the_support_is_the_tokens_of_the_largest_keys(width: int, k: int, crowded: bool) -> None:
+def test_the_support_is_the_tokens_of_the_largest_keys(width, k, crowded):
     logits = torch.randn(3, width, generator=torch.Generator().manual_seed(3), dtype=torch.float32)
     if crowded:
         logits[:, : width // 3] += 10.0
@@ -133,13 +131,13 @@ def test_the_support_is_the_tokens_of_the_largest_keys(width: int, k: int, crowd
     assert torch.equal(found.cpu(), top_tokens(logits, k))
 
 
-def test_recorded_numbers_of_sequences_are_few_and_at_most_an_eighth_too_large() -> None:
+def test_recorded_numbers_of_sequences_are_few_and_at_most_an_eighth_too_large():
     assert [padded(n) for n in (1, 2, 3, 9, 16, 100, 300)] == [1, 2, 4, 16, 16, 104, 320]
     assert all(n <= padded(n) <= n * 9 / 8 for n in range(17, 1000))
     assert len({padded(n) for n in range(1, 1000)}) <= 5 + 8 * 6
 
 
-def test_a_tile_is_cut_to_what_divides_a_product() -> None:
+def test_a_tile_is_cut_to_what_divides_a_product():
     assert fit(Tile(16, 64, 64, splits=3), 128) == Tile(16, 64, 64, splits=2)
     assert fit(Tile(16, 64, 32, splits=4), 320) == Tile(16, 64, 32, splits=2)
     assert fit(Tile(16, 64, 64, splits=4), 100) is None

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,7 @@ from paclm.engine.schedule import NOTHING, make_blocks
 BLOCKS = make_blocks([[1, 2, 3, 4], [5, 6], [7, 8, 9], [10, 11, 12, 13, 14], [15, 16]], 8, 8)
 
 
-def test_a_batch_holds_each_worlds_blocks_and_predicts_nothing_in_the_padding() -> None:
+def test_a_batch_holds_each_worlds_blocks_and_predicts_nothing_in_the_padding():
     batch = make_batch(BLOCKS, np.array([[0, 1], [2, NOTHING]]))
     assert batch.ids.tolist() == [[1, 2, 3, 4], [5, 6, 0, 0], [7, 8, 9, 0], [0, 0, 0, 0]]
     assert batch.targets.tolist() == [2, 3, 4, 6, 8, 9]
@@ -23,7 +21,7 @@ def test_a_batch_holds_each_worlds_blocks_and_predicts_nothing_in_the_padding() 
     assert batch.num_tokens == 6
 
 
-def test_columns_that_no_world_uses_are_not_computed() -> None:
+def test_columns_that_no_world_uses_are_not_computed():
     assert make_batch(BLOCKS, np.array([[0, NOTHING], [2, NOTHING]])).ids.shape == (2, 4)
 
 
@@ -35,9 +33,7 @@ def plain_loss(hidden: torch.Tensor, head: nn.Linear, batch: Batch) -> torch.Ten
 
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("chunk_rows", [1, 64])
-def test_loss_and_gradient_equal_cross_entropy_over_whole_logits(
-    has_bias: bool, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_and_gradient_equal_cross_entropy_over_whole_logits(has_bias, chunk_rows, monkeypatch):
     monkeypatch.setattr(loss_module, "_CHUNK_BYTES", {"cpu": 4 * 20 * chunk_rows})
     monkeypatch.setattr(loss_module, "_SMALLEST_CHUNK", 1)
     torch.manual_seed(0)
@@ -53,7 +49,7 @@ def test_loss_and_gradient_equal_cross_entropy_over_whole_logits(
     assert torch.allclose(found, reference, atol=1e-6)
 
 
-def test_the_form_for_compilers_is_the_same_function() -> None:
+def test_the_form_for_compilers_is_the_same_function():
     generator = torch.Generator().manual_seed(0)
     logits, weights = 30 * torch.randn(9, 50, generator=generator), torch.rand(9, generator=generator)
     targets = torch.randint(0, 50, (9,), generator=generator)

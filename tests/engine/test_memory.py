@@ -1,11 +1,6 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from paclm.config import RuntimeConfig
 from paclm.engine import memory
@@ -26,7 +21,7 @@ def gpt2_small_plan(**settings: object) -> MemoryPlan:
     return plan_engine(model, AdapterStack(spec, "x", A, B), runtime, 200)
 
 
-def test_gpt2_small_with_128_worlds_takes_what_it_takes() -> None:
+def test_gpt2_small_with_128_worlds_takes_what_it_takes():
     plan = gpt2_small_plan()
     assert plan.base == 124_439_808 * 4
     assert plan.adapters == 129 * 811_008 * 4
@@ -34,7 +29,7 @@ def test_gpt2_small_with_128_worlds_takes_what_it_takes() -> None:
     assert plan.total < 2.5 * GIB
 
 
-def test_half_the_bytes_in_bfloat16_and_twice_the_cache_for_twice_the_sequences() -> None:
+def test_half_the_bytes_in_bfloat16_and_twice_the_cache_for_twice_the_sequences():
     plan = gpt2_small_plan()
     assert gpt2_small_plan(dtype="bfloat16").base * 2 == plan.base
     assert gpt2_small_plan(max_sequences=2).cache == 2 * plan.cache
@@ -49,32 +44,30 @@ def test_half_the_bytes_in_bfloat16_and_twice_the_cache_for_twice_the_sequences(
         (MemoryPlan(9 * GIB, 1, 1, 1), "smaller base model"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_setting_to_lower(plan: MemoryPlan, advice: str) -> None:
+def test_what_does_not_fit_is_refused_with_the_setting_to_lower(plan, advice):
     plan.check(10 * GIB)
     with pytest.raises(EngineError, match=f"9.00 GiB.*4.00 GiB.*{advice}"):
         plan.check(4 * GIB)
 
 
 def test_an_engine_that_cannot_fit_is_not_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-    build_model: Callable[[str], PreTrainedModel],
-    make_stack: Callable[..., AdapterStack],
-) -> None:
+    monkeypatch,
+    build_model,
+    make_stack,
+):
     monkeypatch.setattr("paclm.engine.loading.available_memory", lambda device: 1000)
     model = build_model("gpt2")
     with pytest.raises(EngineError, match="GiB"):
         build_engine(model, make_stack(model, 2), RuntimeConfig(device="cpu"), 10)
 
 
-def test_more_candidates_than_the_vocabulary_has_are_no_matter_of_memory(
-    build_model: Callable[[str], PreTrainedModel], make_stack: Callable[..., AdapterStack]
-) -> None:
+def test_more_candidates_than_the_vocabulary_has_are_no_matter_of_memory(build_model, make_stack):
     model = build_model("gpt2")
     with pytest.raises(InvalidInput, match="support_size"):
         build_engine(model, make_stack(model, 2), RuntimeConfig(device="cpu"), 10**12)
 
 
-def test_free_memory_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_free_memory_is_read_from_the_system(monkeypatch, tmp_path):
     listing = tmp_path / "meminfo"
     listing.write_text("MemTotal: 10 kB\nMemAvailable:    7 kB\n")
     monkeypatch.setattr(memory, "MEMINFO", listing)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import torch
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack
@@ -13,7 +11,7 @@ def small_stack() -> AdapterStack:
     return AdapterStack(AdapterSpec(rank=2), "test", A, B)
 
 
-def test_rows_and_stack_are_the_same_memory() -> None:
+def test_rows_and_stack_are_the_same_memory():
     stack = small_stack()
     flat = flatten(stack)
     assert flat.rows.shape == (3, stack.num_parameters)
@@ -25,7 +23,7 @@ def test_rows_and_stack_are_the_same_memory() -> None:
     assert torch.equal(unflatten(flat.rows, stack).A["one"], flat.stack.A["one"])
 
 
-def test_steps_equal_those_of_torch_for_each_world_and_leave_finished_worlds_alone() -> None:
+def test_steps_equal_those_of_torch_for_each_world_and_leave_finished_worlds_alone():
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(3, 10, generator=generator)
     alone = [rows[world].clone().requires_grad_() for world in range(3)]

@@ -1,26 +1,17 @@
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import PreTrainedModel
 
-from paclm.engine.adapters import AdapterSpec, AdapterStack
+from paclm.engine.adapters import AdapterSpec
 from paclm.engine.peft_io import CONFIG, export_peft, import_peft
 from paclm.errors import EngineError
 from paclm.worlds.storage import write_private
 
-Build = Callable[[str], PreTrainedModel]
-MakeStack = Callable[..., AdapterStack]
 
-
-def test_folders_written_and_read_again_hold_the_same_numbers(
-    tmp_path: Path, family: str, build_model: Build, make_stack: MakeStack
-) -> None:
+def test_folders_written_and_read_again_hold_the_same_numbers(tmp_path, family, build_model, make_stack):
     stack = make_stack(build_model(family), 3)
     folders = export_peft(stack, tmp_path / "out", "somewhere", conv1d=family == "gpt2")
     assert [folder.name for folder in folders] == ["world-000", "world-001", "world-002"]
@@ -30,7 +21,7 @@ def test_folders_written_and_read_again_hold_the_same_numbers(
     assert again.spec.scale == stack.spec.scale
 
 
-def test_a_folder_saved_by_peft_itself_can_be_imported(tmp_path: Path, build_model: Build) -> None:
+def test_a_folder_saved_by_peft_itself_can_be_imported(tmp_path, build_model):
     config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj"], task_type="CAUSAL_LM")
     adapted = get_peft_model(build_model("llama"), config)
     adapted.save_pretrained(tmp_path / "saved", save_embedding_layers=False)
@@ -41,7 +32,7 @@ def test_a_folder_saved_by_peft_itself_can_be_imported(tmp_path: Path, build_mod
     assert stack.spec == AdapterSpec(rank=4, alpha=8.0, targets=("o_proj", "q_proj"))
 
 
-def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path, build_model: Build, make_stack: MakeStack) -> None:
+def test_a_folder_that_is_not_empty_is_left_alone(tmp_path, build_model, make_stack):
     (tmp_path / "note.txt").write_text("mine")
     with pytest.raises(EngineError, match=str(tmp_path)):
         export_peft(make_stack(build_model("gpt2"), 1), tmp_path, "x", conv1d=True)
@@ -56,9 +47,7 @@ def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path, build_model: B
         ({"r": 5}, "rank=5"),
     ],
 )
-def test_what_cannot_be_stacked_is_refused(
-    tmp_path: Path, build_model: Build, make_stack: MakeStack, change: dict[str, object], complaint: str
-) -> None:
+def test_what_cannot_be_stacked_is_refused(tmp_path, build_model, make_stack, change, complaint):
     folders = export_peft(make_stack(build_model("gpt2"), 2), tmp_path / "out", "x", conv1d=True)
     config = json.loads((folders[1] / CONFIG).read_text())
     (folders[1] / CONFIG).write_text(json.dumps(config | change))
@@ -66,7 +55,7 @@ def test_what_cannot_be_stacked_is_refused(
         import_peft(folders, base="test")
 
 
-def test_missing_parts_are_refused(tmp_path: Path) -> None:
+def test_missing_parts_are_refused(tmp_path):
     with pytest.raises(EngineError, match=r"adapter_config\.json"):
         import_peft([tmp_path], base="test")
     with pytest.raises(EngineError):
@@ -74,9 +63,7 @@ def test_missing_parts_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_full_disk_leaves_no_part_of_an_export(
-    tmp_path: Path, build_model: Build, make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch, is_there: bool
-) -> None:
+def test_a_full_disk_leaves_no_part_of_an_export(tmp_path, build_model, make_stack, monkeypatch, is_there):
     if is_there:
         (tmp_path / "out").mkdir()
     written = []

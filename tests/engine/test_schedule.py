@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -21,19 +19,19 @@ def schedule(**changes: object) -> Schedule:
     return Schedule(some_blocks(), membership, **arguments)  # type: ignore[arg-type]
 
 
-def test_a_record_is_cut_into_blocks_that_all_belong_to_it() -> None:
+def test_a_record_is_cut_into_blocks_that_all_belong_to_it():
     blocks = make_blocks([[1, 2, 3, 4, 5], [6], [7, 8]], block_tokens=3, max_record_tokens=64)
     assert [blocks[i].tolist() for i in range(len(blocks))] == [[1, 2, 3], [3, 4, 5], [7, 8]]
     assert blocks.records.tolist() == [0, 0, 2]
 
 
-def test_records_without_two_tokens_are_refused() -> None:
+def test_records_without_two_tokens_are_refused():
     with pytest.raises(EngineError, match="nothing to train on"):
         make_blocks([[1], [2]], 8, 8)
 
 
 @pytest.mark.parametrize("coupled", [True, False])
-def test_every_world_sees_each_of_its_blocks_once_per_epoch_and_no_other(coupled: bool) -> None:
+def test_every_world_sees_each_of_its_blocks_once_per_epoch_and_no_other(coupled):
     plan = schedule(coupled=coupled)
     picks = plan.batches(np.arange(NUM_WORLDS))
     for world in range(NUM_WORLDS):
@@ -45,7 +43,7 @@ def test_every_world_sees_each_of_its_blocks_once_per_epoch_and_no_other(coupled
         assert plan.num_tokens[world] == 2 * (plan.blocks.lengths[own] - 1).sum()
 
 
-def test_only_the_last_batch_of_an_epoch_is_short() -> None:
+def test_only_the_last_batch_of_an_epoch_is_short():
     plan = schedule()
     picks = plan.batches(np.arange(NUM_WORLDS))
     for world in range(NUM_WORLDS):
@@ -54,7 +52,7 @@ def test_only_the_last_batch_of_an_epoch_is_short() -> None:
             assert epoch[-1, 0] != NOTHING
 
 
-def test_coupled_worlds_walk_the_same_order_and_uncoupled_ones_do_not() -> None:
+def test_coupled_worlds_walk_the_same_order_and_uncoupled_ones_do_not():
     def shared_order(plan: Schedule) -> bool:
         first, second = plan.batches([0, 1]).reshape(2, -1)
         both = np.intersect1d(first, second)
@@ -66,7 +64,7 @@ def test_coupled_worlds_walk_the_same_order_and_uncoupled_ones_do_not() -> None:
     assert not shared_order(schedule(epochs=1, batch_size=1, coupled=False))
 
 
-def test_epochs_and_seeds_have_their_own_order() -> None:
+def test_epochs_and_seeds_have_their_own_order():
     plan = schedule()
     first, second = np.split(plan.batches([0])[0, : plan.num_steps[0]], 2)
     assert not np.array_equal(first, second)
@@ -74,14 +72,14 @@ def test_epochs_and_seeds_have_their_own_order() -> None:
     assert np.array_equal(plan.batches([0]), schedule().batches([0]))
 
 
-def test_a_canary_is_seen_as_often_as_it_is_repeated() -> None:
+def test_a_canary_is_seen_as_often_as_it_is_repeated():
     blocks = make_blocks([[1, 2, 3], [4, 5, 6], [7, 8, 9]], 8, 8, repetitions=[1, 4, 1])
     plan = Schedule(blocks, np.ones((3, 1), dtype=bool), batch_size=4, epochs=2, seed=0)
     picks = plan.batches([0])
     assert np.bincount(picks[picks != NOTHING]).tolist() == [2, 8, 2]
 
 
-def test_groups_hold_every_world_once_with_the_longest_first() -> None:
+def test_groups_hold_every_world_once_with_the_longest_first():
     plan = schedule()
     groups = plan.groups(4)
     assert sorted(np.concatenate(groups).tolist()) == list(range(NUM_WORLDS))
@@ -89,7 +87,7 @@ def test_groups_hold_every_world_once_with_the_longest_first() -> None:
     assert (np.diff(plan.num_steps[np.concatenate(groups)]) <= 0).all()
 
 
-def test_blocks_met_in_the_same_step_have_like_lengths() -> None:
+def test_blocks_met_in_the_same_step_have_like_lengths():
     draws = np.random.default_rng(3)
     lengths = draws.integers(2, 200, 2000)
     blocks = make_blocks([[1] * int(length) for length in lengths], 256, 256)
@@ -103,17 +101,17 @@ def test_blocks_met_in_the_same_step_have_like_lengths() -> None:
     assert used / padded > 0.7, "in plain random order about half of the computed positions would be padding"
 
 
-def test_a_world_without_blocks_is_named() -> None:
+def test_a_world_without_blocks_is_named():
     with pytest.raises(EngineError, match="world 1 "):
         Schedule(make_blocks([[1, 2]], 4, 4), np.array([[True, False]]), batch_size=1, epochs=1, seed=0)
 
 
-def test_a_membership_with_too_few_records_is_refused() -> None:
+def test_a_membership_with_too_few_records_is_refused():
     with pytest.raises(InvalidInput, match="1 records"):
         Schedule(make_blocks([[1, 2], [3, 4]], 4, 4), np.array([[True]]), batch_size=1, epochs=1, seed=0)
 
 
-def test_repeated_records_do_not_gather_in_batches_of_their_own() -> None:
+def test_repeated_records_do_not_gather_in_batches_of_their_own():
     """A fifth of all visits are canaries: some 3 in a million batches hold nothing else by chance."""
     lengths = [64] * 256 + [12] * 2
     blocks = make_blocks([[1] * length for length in lengths], 64, 64, [1] * 256 + [32] * 2)
@@ -122,7 +120,7 @@ def test_repeated_records_do_not_gather_in_batches_of_their_own() -> None:
     assert not (picks >= 256).all(axis=1).any()  # by chance in fewer than 1e-3 of all seeds; sorted, in every window
 
 
-def test_a_repeated_record_is_seen_by_its_own_worlds_only() -> None:
+def test_a_repeated_record_is_seen_by_its_own_worlds_only():
     blocks = make_blocks([[1, 2, 3], [4, 5, 6], [7, 8, 9]], 8, 8, repetitions=[1, 16, 1])
     membership = np.array([[True, True], [True, False], [True, True]])
     picks = Schedule(blocks, membership, batch_size=4, epochs=2, seed=0).batches([0, 1])

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,9 +48,7 @@ def train_alone_with_peft(
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_worlds_trained_together_equal_each_world_trained_alone_with_peft(
-    family: str, build_model: Build, tmp_path: Path
-) -> None:
+def test_worlds_trained_together_equal_each_world_trained_alone_with_peft(family, build_model, tmp_path):
     schedule = plan()
     assert schedule.num_steps.min() >= 10
     assert len(set(schedule.num_steps.tolist())) > 1, "some worlds must finish before others"
@@ -69,15 +65,13 @@ def test_worlds_trained_together_equal_each_world_trained_alone_with_peft(
                 assert (tensors[layer][world] - expected).abs().max() < 1e-4
 
 
-def test_how_worlds_are_grouped_does_not_change_them(build_model: Build) -> None:
+def test_how_worlds_are_grouped_does_not_change_them(build_model):
     together = train(build_model("llama")).stack
     assert largest_difference(together, train(build_model("llama"), worlds_per_step=1).stack) < 1e-4
     assert largest_difference(together, train(build_model("llama"), worlds_per_step=3).stack) < 1e-4
 
 
-def test_a_model_trained_by_its_own_code_gets_the_same_adapters(
-    build_model: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_trained_by_its_own_code_gets_the_same_adapters(build_model, monkeypatch):
     plain = train(build_model("llama")).stack
     monkeypatch.setattr(training, "make_forward", OwnForward)
     model = build_model("llama")
@@ -85,7 +79,7 @@ def test_a_model_trained_by_its_own_code_gets_the_same_adapters(
     assert not attached_layers(model)
 
 
-def test_a_finished_world_is_not_touched_by_the_steps_of_the_others(build_model: Build) -> None:
+def test_a_finished_world_is_not_touched_by_the_steps_of_the_others(build_model):
     """With weight decay alone a world that went on would shrink: its bits must stay as they were."""
     short = plan()
     shortest = int(np.argmin(short.num_steps))
@@ -96,7 +90,7 @@ def test_a_finished_world_is_not_touched_by_the_steps_of_the_others(build_model:
     assert largest_difference(by_itself, together) < 1e-4
 
 
-def test_coupled_worlds_end_closer_to_each_other_than_uncoupled_ones(build_model: Build) -> None:
+def test_coupled_worlds_end_closer_to_each_other_than_uncoupled_ones(build_model):
     def spread(settings: TrainingConfig) -> float:
         stack = train(build_model("llama"), settings).stack
         return sum(float(a.var(0).sum()) for a in stack.A.values())
@@ -104,7 +98,7 @@ def test_coupled_worlds_end_closer_to_each_other_than_uncoupled_ones(build_model
     assert spread(SETTINGS) < 0.5 * spread(replace(SETTINGS, coupled=False))
 
 
-def test_training_reports_every_step_and_leaves_the_model_as_it_was(build_model: Build) -> None:
+def test_training_reports_every_step_and_leaves_the_model_as_it_was(build_model):
     seen: list[Progress] = []
     model = build_model("gpt2")
     ids = torch.arange(12).unsqueeze(0)
@@ -131,9 +125,7 @@ def one_group(model: PreTrainedModel) -> GroupTraining:
 
 
 @pytest.mark.parametrize("checkpoint_seconds", [0.0, 0.02, 3600.0])
-def test_reports_are_those_of_steps_whose_loss_is_read_at_once(
-    checkpoint_seconds: float, build_model: Build, tmp_path: Path
-) -> None:
+def test_reports_are_those_of_steps_whose_loss_is_read_at_once(checkpoint_seconds, build_model, tmp_path):
     group = one_group(build_model("gpt2"))
     picks = plan().batches(group.worlds)
     expected = []
@@ -146,7 +138,7 @@ def test_reports_are_those_of_steps_whose_loss_is_read_at_once(
     assert [(now.step, now.num_tokens, now.loss) for now in seen] == expected
 
 
-def test_a_loss_is_read_after_the_next_step_is_launched(build_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_is_read_after_the_next_step_is_launched(build_model, monkeypatch):
     order: list[str] = []
     take = GroupTraining.step
 
@@ -162,7 +154,7 @@ def test_a_loss_is_read_after_the_next_step_is_launched(build_model: Build, monk
     assert order == ["launch 1", *between, f"report {last}"]
 
 
-def test_a_loss_still_on_its_way_is_waited_for(build_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_still_on_its_way_is_waited_for(build_model, monkeypatch):
     """As on a GPU: the copy holds rubbish until its event has come."""
 
     class Arrival:
@@ -189,9 +181,7 @@ LAST = int(plan().num_steps.max())
 
 @pytest.mark.parametrize("every_step", [True, False])
 @pytest.mark.parametrize("broken", [1, 2, 7, LAST])
-def test_a_broken_step_is_named_and_never_kept(
-    broken: int, every_step: bool, build_model: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_broken_step_is_named_and_never_kept(broken, every_step, build_model, monkeypatch, tmp_path):
     steps = 0
     seen: list[int] = []
 
@@ -223,18 +213,18 @@ def test_a_broken_step_is_named_and_never_kept(
     assert checkpoints.load_group(0) is None
 
 
-def test_worlds_that_do_not_move_are_named(build_model: Build) -> None:
+def test_worlds_that_do_not_move_are_named(build_model):
     with pytest.raises(EngineError, match=r"Worlds .*0.* learning_rate"):
         train(build_model("gpt2"), replace(SETTINGS, learning_rate=1e-30, weight_decay=0.0))
 
 
-def test_worlds_that_get_worse_are_named(build_model: Build) -> None:
+def test_worlds_that_get_worse_are_named(build_model):
     """One step far too long; many of them would end wherever rounding sends them."""
     with pytest.raises(EngineError, match=r"\(world \d: .*nats"):
         train(build_model("gpt2"), replace(SETTINGS, learning_rate=1.0, batch_size=64, epochs=1))
 
 
-def test_running_out_of_memory_says_what_to_lower(build_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_says_what_to_lower(build_model, monkeypatch):
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("no more")
 
@@ -243,7 +233,7 @@ def test_running_out_of_memory_says_what_to_lower(build_model: Build, monkeypatc
         train(build_model("gpt2"))
 
 
-def test_targets_of_the_settings_become_those_of_the_adapters() -> None:
+def test_targets_of_the_settings_become_those_of_the_adapters():
     assert adapter_spec(TrainingConfig()).targets == ()
     assert adapter_spec(TrainingConfig(targets="attention")).attention_only
     assert adapter_spec(TrainingConfig(targets=("c_fc",))).targets == ("c_fc",)

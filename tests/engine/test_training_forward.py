@@ -1,20 +1,14 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PreTrainedModel
 
-from paclm.engine.adapters import AdapterSpec, AdapterStack
+from paclm.engine.adapters import AdapterSpec
 from paclm.engine.generic import attach, attached_layers
 from paclm.engine.lora_product import FrozenProduct, block_diagonal, prepare_adapters
 from paclm.engine.training_forward import OwnForward, PlainForward, make_forward
-
-Build = Callable[[str], PreTrainedModel]
-MakeStack = Callable[..., AdapterStack]
 
 WORLDS = 3
 SPECS = {
@@ -29,9 +23,7 @@ GPT2_TARGETS = {"one of the joined layers": ("c_fc",), "blocks adapted unlike ea
 
 
 @pytest.mark.parametrize("kind", SPECS)
-def test_hidden_states_and_gradients_equal_those_of_the_models_own_code(
-    kind: str, family: str, build_model: Build, make_stack: MakeStack
-) -> None:
+def test_hidden_states_and_gradients_equal_those_of_the_models_own_code(kind, family, build_model, make_stack):
     spec = SPECS[kind]
     if family == "gpt2" and spec.targets:
         spec = AdapterSpec(rank=2, targets=GPT2_TARGETS[kind])
@@ -58,9 +50,7 @@ def test_hidden_states_and_gradients_equal_those_of_the_models_own_code(
         assert (one - other).abs().max() < 1e-4 * (1 + other.abs().max())
 
 
-def test_the_models_own_code_with_adapted_layers_is_the_same_function(
-    family: str, build_model: Build, make_stack: MakeStack
-) -> None:
+def test_the_models_own_code_with_adapted_layers_is_the_same_function(family, build_model, make_stack):
     model = build_model(family)
     stack = make_stack(model, WORLDS)
     ids = torch.randint(0, 97, (WORLDS, 9), generator=torch.Generator().manual_seed(1))
@@ -94,7 +84,7 @@ def operations(function: Callable[[], object]) -> int:
     return counter.seen
 
 
-def test_adapters_of_many_blocks_are_prepared_in_as_many_operations_as_those_of_one() -> None:
+def test_adapters_of_many_blocks_are_prepared_in_as_many_operations_as_those_of_one():
     widths = (6, 2, 4)
     names = [(f"{block}.q", f"{block}.k", f"{block}.v") for block in range(9)]
     products = [FrozenProduct(own, torch.zeros(5, 12, dtype=torch.float64), None, widths) for own in names]
@@ -113,7 +103,7 @@ def test_adapters_of_many_blocks_are_prepared_in_as_many_operations_as_those_of_
     assert prepare_adapters(products, {}, {}, 0.5) == [None] * 9
 
 
-def test_blocks_of_other_widths_keep_their_own_columns() -> None:
+def test_blocks_of_other_widths_keep_their_own_columns():
     products = [
         FrozenProduct(("0.q", "0.v"), torch.zeros(5, 7), None, (3, 4)),
         FrozenProduct(("1.q", "1.v"), torch.zeros(5, 9), None, (5, 4)),
@@ -125,7 +115,7 @@ def test_blocks_of_other_widths_keep_their_own_columns() -> None:
         assert (adapted[:, :-4] == 0).all()
 
 
-def test_a_block_diagonal_part_is_the_same_as_its_parts() -> None:
+def test_a_block_diagonal_part_is_the_same_as_its_parts():
     generator = torch.Generator().manual_seed(3)
     up = [torch.randn(2, width, 4, generator=generator) for width in (6, 3, 5)]
     columns = [(2, 8), (8, 11), (13, 18)]
@@ -138,7 +128,7 @@ def test_a_block_diagonal_part_is_the_same_as_its_parts() -> None:
     assert (together[..., 9:11] == 0).all(), "a layer without an adapter between adapted ones"
 
 
-def test_a_model_of_another_family_is_trained_by_its_own_code() -> None:
+def test_a_model_of_another_family_is_trained_by_its_own_code():
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}

@@ -1,11 +1,6 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from paclm.config import TrainingConfig
 from paclm.engine import training_plan
@@ -15,8 +10,6 @@ from paclm.engine.training import make_schedule
 from paclm.engine.training_plan import plan_training
 from paclm.errors import EngineError
 from paclm.worlds.assignment import assign_worlds
-
-Build = Callable[[str], PreTrainedModel]
 
 SETTINGS = TrainingConfig(rank=4, alpha=8.0, batch_size=4)
 WORLDS = 8
@@ -28,7 +21,7 @@ def schedule() -> Schedule:
     return make_schedule(make_blocks(records, 32, 64), assign_worlds(50, WORLDS, seed=1), SETTINGS, seed=5)
 
 
-def test_positions_are_those_the_batches_have(build_model: Build) -> None:
+def test_positions_are_those_the_batches_have(build_model):
     plan = plan_training(build_model("llama"), schedule(), SETTINGS, worlds_per_step=3)
     counted = steps = 0
     for worlds in schedule().groups(3):
@@ -43,14 +36,14 @@ def test_positions_are_those_the_batches_have(build_model: Build) -> None:
     assert plan.seconds is None
 
 
-def test_memory_grows_with_the_worlds_and_the_length_of_blocks(build_model: Build) -> None:
+def test_memory_grows_with_the_worlds_and_the_length_of_blocks(build_model):
     one, four = (plan_training(build_model("gpt2"), schedule(), SETTINGS, worlds_per_step=worlds) for worlds in (1, 4))
     assert four.memory_bytes == 4 * one.memory_bytes
     longest = 4 * 32 * 32 * 4  # batch · length · width · bytes: the hidden states of one layer, kept once
     assert one.memory_bytes > 4 * longest
 
 
-def test_as_many_worlds_train_together_as_memory_allows(build_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_worlds_train_together_as_memory_allows(build_model, monkeypatch):
     model = build_model("gpt2")
     one = plan_training(model, schedule(), SETTINGS, worlds_per_step=1).memory_bytes
     monkeypatch.setattr(training_plan, "_SHARE_OF_FREE", 1.0)
@@ -64,7 +57,7 @@ def test_as_many_worlds_train_together_as_memory_allows(build_model: Build, monk
         plan_training(model, schedule(), SETTINGS)
 
 
-def test_time_is_that_of_a_real_step_and_a_broken_one_is_refused(build_model: Build) -> None:
+def test_time_is_that_of_a_real_step_and_a_broken_one_is_refused(build_model):
     model = build_model("gpt2")
     plan = plan_training(model, schedule(), SETTINGS, estimate_time=True)
     assert plan.seconds is not None
@@ -75,5 +68,5 @@ def test_time_is_that_of_a_real_step_and_a_broken_one_is_refused(build_model: Bu
         plan_training(model, schedule(), SETTINGS, estimate_time=True)
 
 
-def test_free_memory_is_found_on_this_machine(build_model: Build) -> None:
+def test_free_memory_is_found_on_this_machine(build_model):
     assert 2**24 < training_plan._free_bytes(build_model("gpt2").device) < 2**44

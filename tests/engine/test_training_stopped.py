@@ -1,21 +1,17 @@
 """A training that is killed, interrupted or resumed ends with the same bits, or says why it cannot."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from engine.small_training import SETTINGS, largest_difference, plan, train
 from paclm.engine import checkpoint, training
@@ -23,17 +19,13 @@ from paclm.engine.checkpoint import CURRENT_FILE, Checkpoints, HeldInterrupt
 from paclm.engine.training import Progress
 from paclm.errors import EngineError
 
-Build = Callable[[str], PreTrainedModel]
-
 
 class KilledError(Exception):
     pass
 
 
 @pytest.mark.parametrize("kill_at", [3, 17, 30])
-def test_a_killed_run_goes_on_where_it_stopped_and_ends_with_the_same_bits(
-    kill_at: int, build_model: Build, tmp_path: Path
-) -> None:
+def test_a_killed_run_goes_on_where_it_stopped_and_ends_with_the_same_bits(kill_at, build_model, tmp_path):
     whole = train(build_model("gpt2"), worlds_per_step=2).stack
 
     def kill(progress: Progress) -> None:
@@ -51,7 +43,7 @@ def test_a_killed_run_goes_on_where_it_stopped_and_ends_with_the_same_bits(
     assert largest_difference(whole, resumed.stack) == 0.0
 
 
-def test_a_process_killed_outright_can_be_resumed(build_model: Build, tmp_path: Path) -> None:
+def test_a_process_killed_outright_can_be_resumed(build_model, tmp_path):
     folder = tmp_path / "run"
     script = (
         "import os, signal, sys; sys.path[:0] = [sys.argv[2]]\n"
@@ -85,9 +77,7 @@ def interrupt_call(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, numbe
 @pytest.mark.parametrize(
     ("owner", "name"), [(checkpoint, "_with_notes"), (training.GroupTraining, "restore"), (training, "make_forward")]
 )
-def test_ctrl_c_while_a_run_goes_back_to_its_place_loses_nothing(
-    owner: Any, name: str, build_model: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_while_a_run_goes_back_to_its_place_loses_nothing(owner, name, build_model, tmp_path, monkeypatch):
     for where, call, options in (((training, "make_batch"), 6, {}), ((owner, name), 1, {"resume": True})):
         with monkeypatch.context() as patch:
             interrupt_call(patch, *where, call)
@@ -108,14 +98,14 @@ def test_ctrl_c_while_a_run_goes_back_to_its_place_loses_nothing(
     ],
 )
 def test_ctrl_c_keeps_every_step_and_the_run_ends_with_the_same_bits(
-    owner: Any,
-    name: str,
-    call: int,
-    num_kept: int | None,
-    build_model: Build,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    owner,
+    name,
+    call,
+    num_kept,
+    build_model,
+    tmp_path,
+    monkeypatch,
+):
     whole = train(build_model("gpt2"), worlds_per_step=2).stack
     seen: list[Progress] = []
     with monkeypatch.context() as patch:
@@ -130,9 +120,7 @@ def test_ctrl_c_keeps_every_step_and_the_run_ends_with_the_same_bits(
     assert largest_difference(whole, resumed.stack) == 0.0
 
 
-def test_a_second_ctrl_c_in_the_middle_of_a_step_keeps_nothing_that_is_torn(
-    build_model: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_ctrl_c_in_the_middle_of_a_step_keeps_nothing_that_is_torn(build_model, tmp_path, monkeypatch):
     whole = train(build_model("gpt2")).stack
     with monkeypatch.context() as patch:
         interrupt_call(patch, training, "make_batch", 6)
@@ -144,9 +132,7 @@ def test_a_second_ctrl_c_in_the_middle_of_a_step_keeps_nothing_that_is_torn(
     assert largest_difference(whole, resumed.stack) == 0.0
 
 
-def test_an_interrupt_raised_by_the_program_keeps_no_step_whose_loss_is_unread(
-    build_model: Build, tmp_path: Path
-) -> None:
+def test_an_interrupt_raised_by_the_program_keeps_no_step_whose_loss_is_unread(build_model, tmp_path):
     def stop(progress: Progress) -> None:
         if progress.step == 3:
             raise KeyboardInterrupt
@@ -156,13 +142,13 @@ def test_an_interrupt_raised_by_the_program_keeps_no_step_whose_loss_is_unread(
     assert Checkpoints(tmp_path).load_position(0) is None, "the fourth step is taken and not read"
 
 
-def test_a_run_with_other_settings_is_not_resumed(build_model: Build, tmp_path: Path) -> None:
+def test_a_run_with_other_settings_is_not_resumed(build_model, tmp_path):
     train(build_model("gpt2"), folder=tmp_path / "run")
     with pytest.raises(EngineError, match="--again"):
         train(build_model("gpt2"), replace(SETTINGS, learning_rate=1e-3), folder=tmp_path / "run", resume=True)
 
 
-def test_a_fresh_run_forgets_the_one_before(build_model: Build, tmp_path: Path) -> None:
+def test_a_fresh_run_forgets_the_one_before(build_model, tmp_path):
     train(build_model("gpt2"), folder=tmp_path / "run")
     seen: list[Progress] = []
     train(build_model("gpt2"), folder=tmp_path / "run", on_progress=seen.append)
@@ -177,7 +163,7 @@ def press_ctrl_c() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def test_the_first_ctrl_c_waits_until_it_is_released() -> None:
+def test_the_first_ctrl_c_waits_until_it_is_released():
     with HeldInterrupt() as interrupt:
         interrupt.release()  # nothing came yet
         press_ctrl_c()
@@ -187,12 +173,12 @@ def test_the_first_ctrl_c_waits_until_it_is_released() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_one_that_was_not_released_is_raised_at_the_end() -> None:
+def test_one_that_was_not_released_is_raised_at_the_end():
     with pytest.raises(KeyboardInterrupt), HeldInterrupt():
         press_ctrl_c()
 
 
-def test_the_second_ctrl_c_does_not_wait() -> None:
+def test_the_second_ctrl_c_does_not_wait():
     with HeldInterrupt() as interrupt:
         press_ctrl_c()
         with pytest.raises(KeyboardInterrupt):
@@ -200,7 +186,7 @@ def test_the_second_ctrl_c_does_not_wait() -> None:
         interrupt.came = False
 
 
-def test_another_error_is_not_hidden_by_a_ctrl_c_that_came_before_it() -> None:
+def test_another_error_is_not_hidden_by_a_ctrl_c_that_came_before_it():
     def fail() -> None:
         with HeldInterrupt():
             press_ctrl_c()
@@ -211,7 +197,7 @@ def test_another_error_is_not_hidden_by_a_ctrl_c_that_came_before_it() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_program_with_a_handler_of_its_own_keeps_it() -> None:
+def test_a_program_with_a_handler_of_its_own_keeps_it():
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
     try:
@@ -222,7 +208,7 @@ def test_a_program_with_a_handler_of_its_own_keeps_it() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_in_another_thread_nothing_is_held() -> None:
+def test_in_another_thread_nothing_is_held():
     done: list[bool] = []
 
     def work() -> None:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -52,21 +50,21 @@ def draw(rule: str, logits: Tensor, temperature: float) -> Tensor:
 @pytest.mark.parametrize("rule", ["coupled", "independent", "hybrid"])
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("spread", [0.01, 1.0])
-def test_each_worlds_marginal_is_its_own_restricted_conditional(rule: str, temperature: float, spread: float) -> None:
+def test_each_worlds_marginal_is_its_own_restricted_conditional(rule, temperature, spread):
     logits = some_logits(spread)
     # 72 p-values in all; for fresh seeds one falls below 1e-6 with probability below 1e-4.
     assert min(chi_square_p(draw(rule, logits, temperature), logits, temperature)) > 1e-6
 
 
 @pytest.mark.parametrize("rule", ["coupled", "independent", "hybrid"])
-def test_the_marginal_check_catches_a_wrong_temperature(rule: str) -> None:
+def test_the_marginal_check_catches_a_wrong_temperature(rule):
     logits = some_logits()
     assert max(chi_square_p(draw(rule, logits, 1.15), logits, 1.0)) < 1e-6
 
 
 @pytest.mark.parametrize("rule", ["coupled", "independent", "hybrid"])
 @pytest.mark.parametrize("spread", [0.02, 0.3, 1.0])
-def test_worlds_never_agree_more_often_than_the_coupling_ceiling(rule: str, spread: float) -> None:
+def test_worlds_never_agree_more_often_than_the_coupling_ceiling(rule, spread):
     logits = some_logits(spread)
     votes = draw(rule, logits, 1.0)
     agreed = float((votes == votes[:, :1]).all(1).double().mean())
@@ -75,12 +73,12 @@ def test_worlds_never_agree_more_often_than_the_coupling_ceiling(rule: str, spre
     assert agreed <= ceiling + 4.5 * (ceiling * (1 - ceiling) / DRAWS) ** 0.5
 
 
-def test_the_ceiling_check_catches_votes_that_copy_one_world() -> None:
+def test_the_ceiling_check_catches_votes_that_copy_one_world():
     logits = some_logits()
     assert float(coupling_ceiling(logits.unsqueeze(0))[0]) < 0.9  # copying agrees always
 
 
-def test_hybrid_reaches_the_ceiling_where_coupled_gumbel_does_not() -> None:
+def test_hybrid_reaches_the_ceiling_where_coupled_gumbel_does_not():
     logits = some_logits(0.05)
     ceiling = float(coupling_ceiling(logits.unsqueeze(0))[0])
     agreed = {}
@@ -92,7 +90,7 @@ def test_hybrid_reaches_the_ceiling_where_coupled_gumbel_does_not() -> None:
     assert agreed["hybrid"] >= agreed["coupled"] - 0.01
 
 
-def test_hybrid_below_the_threshold_is_coupled_gumbel() -> None:
+def test_hybrid_below_the_threshold_is_coupled_gumbel():
     logits = some_logits(1.0).expand(50, -1, -1)
     support = TOKENS.expand(50, -1)
     coins = HybridCoins(torch.zeros(50), gumbel(50, SUPPORT), gumbel(50, WORLDS, SUPPORT))
@@ -100,7 +98,7 @@ def test_hybrid_below_the_threshold_is_coupled_gumbel() -> None:
     assert torch.equal(hybrid_votes(logits, support, coins, 1.0), coupled_votes(logits, support, coins.common, 1.0))
 
 
-def test_identical_worlds_always_agree_and_have_ceiling_one() -> None:
+def test_identical_worlds_always_agree_and_have_ceiling_one():
     logits = some_logits()[:1].expand(WORLDS, -1)
     for rule in ("coupled", "hybrid"):
         votes = draw(rule, logits, 1.0)
@@ -108,7 +106,7 @@ def test_identical_worlds_always_agree_and_have_ceiling_one() -> None:
     assert float(coupling_ceiling(logits.unsqueeze(0))[0]) == pytest.approx(1.0)
 
 
-def test_temperature_towards_zero_is_greedy_and_zero_is_exactly_greedy() -> None:
+def test_temperature_towards_zero_is_greedy_and_zero_is_exactly_greedy():
     logits, support = some_logits().expand(500, -1, -1), TOKENS.expand(500, -1)
     greedy = coupled_votes(logits, support, None)
     for temperature in (0.0, 1e-40, 1e-6):
@@ -116,19 +114,19 @@ def test_temperature_towards_zero_is_greedy_and_zero_is_exactly_greedy() -> None
     assert not torch.equal(coupled_votes(logits, support, gumbel(500, SUPPORT), 1.0), greedy)
 
 
-def test_greedy_is_the_argmax() -> None:
+def test_greedy_is_the_argmax():
     logits = some_logits()
     assert (
         coupled_votes(logits.unsqueeze(0), TOKENS.unsqueeze(0), None)[0].tolist() == TOKENS[logits.argmax(-1)].tolist()
     )
 
 
-def test_equal_scores_go_to_the_smaller_token_id() -> None:
+def test_equal_scores_go_to_the_smaller_token_id():
     assert pick(torch.tensor([[[1.0, 3.0, 3.0, 3.0, 0.0, 1.0]]]), TOKENS.unsqueeze(0)).item() == 2
 
 
 @pytest.mark.parametrize("k", [1, 5, 40, 64])
-def test_the_support_breaks_ties_by_token_id(k: int) -> None:
+def test_the_support_breaks_ties_by_token_id(k):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randint(-3, 3, (20, 64), generator=generator).float()
     logits[:, ::7] *= -0.0
@@ -136,17 +134,17 @@ def test_the_support_breaks_ties_by_token_id(k: int) -> None:
     assert top_tokens(logits, k).tolist() == expected
 
 
-def test_the_support_orders_extreme_and_negative_logits() -> None:
+def test_the_support_orders_extreme_and_negative_logits():
     logits = torch.tensor([[-1e30, 5.0, -2.5, float("-inf"), 1e-40, 0.0, -1e-40, 3e38]])
     assert top_tokens(logits, 8)[0].tolist() == [7, 1, 4, 5, 6, 2, 0, 3]
 
 
-def test_a_support_larger_than_the_vocabulary_is_refused() -> None:
+def test_a_support_larger_than_the_vocabulary_is_refused():
     with pytest.raises(InvalidInput, match=r"65 .* 64"):
         top_tokens(torch.zeros(1, 64), 65)
 
 
-def test_nothing_outside_the_support_is_voted_for_not_even_a_special_token_every_world_loves() -> None:
+def test_nothing_outside_the_support_is_voted_for_not_even_a_special_token_every_world_loves():
     generator = torch.Generator().manual_seed(1)
     head = torch.randn(50, 8, generator=generator)
     hidden = torch.randn(WORLDS + 1, 200, 8, generator=generator)
@@ -164,7 +162,7 @@ def test_nothing_outside_the_support_is_voted_for_not_even_a_special_token_every
     assert bool((favourite == end_of_text).any()), "the test needs worlds that would have chosen it"
 
 
-def test_logits_inside_the_support_are_those_of_the_whole_vocabulary() -> None:
+def test_logits_inside_the_support_are_those_of_the_whole_vocabulary():
     generator = torch.Generator().manual_seed(2)
     head, hidden = torch.randn(40, 8, generator=generator), torch.randn(3, 5, 8, generator=generator)
     support = torch.stack([torch.randperm(40, generator=generator)[:7] for _ in range(5)])

@@ -1,7 +1,5 @@
 """Ledgers for tests: made in a closed folder, with a clock that moves only when told to."""
 
-from __future__ import annotations
-
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -101,5 +99,5 @@ class Setup:
 
 
 @pytest.fixture
-def setup(tmp_path: Path) -> Setup:
+def setup(tmp_path):
     return Setup(tmp_path)

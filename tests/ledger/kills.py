@@ -3,8 +3,6 @@
 Start a worker by hand: python tests/ledger/kills.py LEDGER commit-first|release-first [WITNESS]
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

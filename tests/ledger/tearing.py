@@ -1,7 +1,5 @@
 """Writes that a crash cuts off, for tests."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A file cut off anywhere: SQLite reads the missing part of a page as zeros, and so NULL in every field."""
 
-from __future__ import annotations
-
 import shutil
 from contextlib import closing
 

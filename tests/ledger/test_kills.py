@@ -3,8 +3,6 @@
 A kill loses nothing that the kernel has: `test_syncs.py` checks that commits reach the disk.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from ledger import kills

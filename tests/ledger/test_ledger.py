@@ -1,7 +1,5 @@
 """The ledger in ordinary use: charge, belief, settings, sums, permissions."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The lock and its note: one writer at a time, and missing rows are noticed without a witness."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

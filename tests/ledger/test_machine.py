@@ -4,8 +4,6 @@ The machine counts what was released; the ledger must never show less. A crash i
 ledger is open, and everything after it is lost.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

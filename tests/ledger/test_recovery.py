@@ -1,7 +1,5 @@
 """Backup, restore and lost witnesses: each on the safe side. Nothing restores budget or an old belief."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 

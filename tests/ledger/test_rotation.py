@@ -1,7 +1,5 @@
 """Key rotation: plain, interrupted, and in a backup from before."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """The running totals: pure, and strict about the order of events."""
 
-from __future__ import annotations
-
 import pytest
 
 from paclm.errors import BudgetExceeded

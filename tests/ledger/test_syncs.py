@@ -4,8 +4,6 @@ The portable half (SQLite's settings, read back) is in `test_ledger.py`; this ha
 `make stress`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

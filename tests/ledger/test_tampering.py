@@ -1,7 +1,5 @@
 """What a person or a bad disk can do to the file: each has its own error, and nothing is released after it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

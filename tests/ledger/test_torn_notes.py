@@ -1,7 +1,5 @@
 """Notes in the lock file that a crash cut off: they refuse no ledger that is whole, and pass none that lost rows."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

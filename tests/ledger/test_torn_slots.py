@@ -1,7 +1,5 @@
 """Slots of a witness that a crash tore or that were damaged later: no row is hidden this way."""
 
-from __future__ import annotations
-
 import pytest
 
 from ledger.tearing import SLOT, Crash, torn, torn_commit

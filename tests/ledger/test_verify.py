@@ -1,7 +1,5 @@
 """Verification reads only, needs no key, and works while the ledger is in use and on read-only media."""
 
-from __future__ import annotations
-
 import resource
 import shutil
 import sqlite3

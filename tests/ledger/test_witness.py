@@ -1,7 +1,5 @@
 """The witness as a file: one process holds it, one key signs it, and writes by others are noticed."""
 
-from __future__ import annotations
-
 import fcntl
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Accounts in whole units: safe rounding, the stop rule, no overspending by a unit, states that can be restored."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """The belief: uniform start, exact update also where probabilities underflow, membership."""
 
-from __future__ import annotations
-
 import math
 import re
 

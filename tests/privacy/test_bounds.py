@@ -1,7 +1,5 @@
 """Attack bounds and their inverse: reference values, the paper's tables, the safe side, extended precision."""
 
-from __future__ import annotations
-
 import math
 from decimal import Context, Decimal, localcontext
 
@@ -172,7 +170,7 @@ def test_only_probabilities_are_shown_as_bounds(bound):
         format_bound(bound)
 
 
-def test_a_shown_bound_does_not_depend_on_the_decimal_context_of_the_thread() -> None:
+def test_a_shown_bound_does_not_depend_on_the_decimal_context_of_the_thread():
     with localcontext(Context(prec=3)):
         assert format_bound(0.510714) == "51.08%"
         assert float(Decimal(format_bound(5e-324).removesuffix("%"))) >= 5e-322
@@ -180,7 +178,7 @@ def test_a_shown_bound_does_not_depend_on_the_decimal_context_of_the_thread() ->
 
 
 @given(st.floats(0.0, 1.0), st.integers(0, 12))
-def test_a_rounded_bound_is_never_below_it_and_less_than_a_step_above(bound: float, decimals: int) -> None:
+def test_a_rounded_bound_is_never_below_it_and_less_than_a_step_above(bound, decimals):
     shown = round_up(bound, decimals)
     with localcontext(Context(prec=400)):
         assert Decimal(repr(bound)) <= Decimal(shown) < Decimal(repr(bound)) + Decimal(10) ** -decimals

@@ -1,7 +1,5 @@
 """Noise calibration against reference values, exact arithmetic and integration; mutants must be caught."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The rate–distortion channel: reference values, exact information, optimality against a slow twin, exact belief."""
 
-from __future__ import annotations
-
 import math
 
 import mpmath

@@ -3,8 +3,6 @@
 Both attacks read the curator's belief, which no user sees.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Algorithm 1: exact Bayes, the paper's canary probabilities, extreme beliefs, and refused inputs."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The two estimators of the leak agree if belief and noise match, and differ if not."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

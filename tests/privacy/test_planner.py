@@ -1,7 +1,5 @@
 """Plans: any two give the third, all rounding is to the safe side, and the plan fits an account."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Coins and noise: distributions, seeds only where allowed, and refusal of one in place of the other."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re

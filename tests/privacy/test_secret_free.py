@@ -1,7 +1,5 @@
 """Plurality and mixture: the secret is not read, the belief does not move, nothing is charged."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

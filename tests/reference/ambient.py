@@ -1,7 +1,5 @@
 """The release in the full candidate space, as the paper writes it: dense covariance, matrix square root, pinv."""
 
-from __future__ import annotations
-
 import numpy as np
 import scipy.linalg
 

@@ -1,7 +1,5 @@
 """The exact leak of a release: by numerical integration, exact arithmetic, or brute force over a table."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

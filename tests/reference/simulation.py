@@ -1,7 +1,5 @@
 """Small synthetic sessions for statistical tests, and a wrong source of noise."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from paclm.privacy.belief import uniform_belief

@@ -1,7 +1,5 @@
 """The long tests use the workspaces of the curator's tests, and the servers of the server's."""
 
-from __future__ import annotations
-
 from curator.conftest import make, no_keys_around, no_notes, template
 from server.conftest import engine, start
 

@@ -3,8 +3,6 @@
 What passes on an idle machine because one thread is always the quicker one fails here. `PACLM_PAUSES` is the seed.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import random
@@ -40,7 +38,7 @@ def with_pauses(work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture(autouse=True)
-def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def pauses(monkeypatch):
     import httpx
 
     from paclm.curator.curator import Curator

@@ -1,19 +1,12 @@
 """A test with a race in it that is seldom lost; `test_pauses` shows that pauses find it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 
-from server.live import Live
-from server.stepped import SteppedEngine, asking, num_known, wait_until
+from server.stepped import asking, num_known, wait_until
 
 
 @pytest.mark.parametrize("attempt", range(10))
-def test_that_takes_a_step_for_begun_when_the_last_is_done(
-    start: Callable[..., Live], engine: SteppedEngine, attempt: int
-) -> None:
+def test_that_takes_a_step_for_begun_when_the_last_is_done(start, engine, attempt):
     live = start(engine=engine)
     with asking(engine) as pool:
         pool.submit(live.complete, max_tokens=20, temperature=0)

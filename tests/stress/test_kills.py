@@ -1,9 +1,6 @@
 """200 real kills through the whole curator, and a comparison of times between secrets."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,7 +8,7 @@ from scipy.stats import friedmanchisquare
 
 from curator.deployments import WORLDS
 from curator.killing import check_report, drive
-from paclm import Noise, Workspace
+from paclm import Noise
 from paclm.curator.redacted import Redacted
 from paclm.curator.secret import Secret, prior_belief
 from paclm.privacy.releases import rule_named
@@ -19,15 +16,15 @@ from paclm.privacy.releases import rule_named
 pytestmark = pytest.mark.stress
 
 
-def test_200_kills_overcharge_one_step_at_most_and_never_undercharge(make: Callable[..., Workspace]) -> None:
+def test_200_kills_overcharge_one_step_at_most_and_never_undercharge(make):
     check_report(drive(make(per_token="2^-32"), kills=200, order="right", seed=11), kills=200)
 
 
-def test_40_kills_of_the_wrong_order_are_reported(make: Callable[..., Workspace]) -> None:
+def test_40_kills_of_the_wrong_order_are_reported(make):
     assert drive(make(per_token="2^-32"), kills=40, order="release-first", seed=12)["undercounts"] >= 5
 
 
-def test_a_belief_that_is_not_committed_is_reported(make: Callable[..., Workspace]) -> None:
+def test_a_belief_that_is_not_committed_is_reported(make):
     report = drive(make(per_token="2^-32"), kills=5, order="belief-forgotten", seed=13)
     assert report["wrong_beliefs"] > 0
     assert report["undercounts"] == 0
@@ -59,9 +56,9 @@ def differ(slow: int | None = None) -> bool:
     return bool(medians.max() / medians.min() > 1.05 and friedmanchisquare(*times.T).pvalue < 1e-4)
 
 
-def test_a_release_takes_the_same_time_for_every_secret() -> None:
+def test_a_release_takes_the_same_time_for_every_secret():
     assert not differ()
 
 
-def test_a_secret_that_takes_a_tenth_longer_would_be_seen() -> None:
+def test_a_secret_that_takes_a_tenth_longer_would_be_seen():
     assert differ(slow=5)

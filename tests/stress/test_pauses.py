@@ -1,7 +1,5 @@
 """The tests of many requests at once, with threads that stop where they meet; see `pauses`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -22,12 +20,12 @@ def run(seed: int, *files: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_many_requests_at_once_fare_no_worse_when_threads_stop_anywhere(seed: int) -> None:
+def test_many_requests_at_once_fare_no_worse_when_threads_stop_anywhere(seed):
     ended = run(seed, SERVER / "test_service.py", SERVER / "test_attacks.py")
     assert ended.returncode == 0, ended.stdout
 
 
-def test_pauses_find_a_race() -> None:
+def test_pauses_find_a_race():
     ended = run(0, STRESS / "race.py")
     assert ended.returncode == 1, ended.stdout
     assert "assert len(engine.orders[1]) == 1" in ended.stdout

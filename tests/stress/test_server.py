@@ -1,16 +1,12 @@
 """64 clients for a minute on the embedded model with 32 worlds, and a server that is killed five times under load."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from curator.deployments import build_workspace, set_mechanism
-from paclm import Workspace
 from paclm.engine.base import TINY_FOLDER
 from server.killing import STEPS_IN_FLIGHT, TOKENS, kill_under_load, serve_process
 from server.live import ledger_rows
@@ -26,7 +22,7 @@ def resident_megabytes(pid: int) -> float:
 
 
 @pytest.fixture
-def clinic(tmp_path: Path, texts: list[str]) -> Path:
+def clinic(tmp_path, texts):
     path: Path = build_workspace(tmp_path / "clinic", texts, TINY_FOLDER, num_worlds=32, spread=0.02).path
     set_mechanism(path, per_token="2^-40", total="2^-10")
     settings = (path / "paclm.toml").read_text()
@@ -34,7 +30,7 @@ def clinic(tmp_path: Path, texts: list[str]) -> Path:
     return path
 
 
-def test_64_clients_for_a_minute(clinic: Path) -> None:
+def test_64_clients_for_a_minute(clinic):
     process, url, key = serve_process(clinic)
     try:
         warm = ask_for(url, key, clients=64, seconds=15, tokens=24, leaving=0.2)
@@ -53,7 +49,7 @@ def test_64_clients_for_a_minute(clinic: Path) -> None:
     assert received <= ledger_rows(clinic) <= received + left * STEPS_IN_FLIGHT * 2
 
 
-def test_the_ledger_rule_holds_after_each_of_five_kills_under_load(make: Callable[..., Workspace]) -> None:
+def test_the_ledger_rule_holds_after_each_of_five_kills_under_load(make):
     for number in range(5):
         workspace = make(f"{number}/clinic", per_token="2^-40")  # the folder names the model that clients ask for
         got, charged = kill_under_load(workspace.path, clients=24, seconds=1.5 + number)

@@ -1,7 +1,5 @@
 """The shipped `tiny`, its figures and its card agree."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,27 +22,27 @@ MAKE_AGAIN = "run `python tools/tiny card` to measure the notes and write the ca
 
 
 @pytest.fixture(scope="module")
-def facts() -> dict[str, Any]:
+def facts():
     found: dict[str, Any] = read_facts(DOCS)
     return found
 
 
 @pytest.fixture(scope="module")
-def reader() -> Reader:
+def reader():
     return Reader.load(SHIPPED)
 
 
-def test_the_shipped_weights_are_those_of_the_card(facts: dict[str, Any]) -> None:
+def test_the_shipped_weights_are_those_of_the_card(facts):
     assert hash_weights(SHIPPED) == facts["weights_sha256"]
 
 
-def test_the_note_generator_writes_the_notes_the_card_was_measured_on(facts: dict[str, Any]) -> None:
+def test_the_note_generator_writes_the_notes_the_card_was_measured_on(facts):
     figures = facts["figures"]["tiny"]
     is_same = hash_texts(note_sets()["all"]) == figures["notes"]["text_sha256"]
     assert is_same, f"the generator has changed: {MAKE_AGAIN}"
 
 
-def test_the_shipped_weights_reproduce_the_figure_of_the_card(facts: dict[str, Any], reader: Reader) -> None:
+def test_the_shipped_weights_reproduce_the_figure_of_the_card(facts, reader):
     notes = note_sets(NUM_PROBE_NOTES)["all"]
     recorded = facts["figures"]["tiny"]["probe_notes"]
     if hash_texts(notes) != recorded["text_sha256"]:
@@ -54,7 +52,7 @@ def test_the_shipped_weights_reproduce_the_figure_of_the_card(facts: dict[str, A
     assert measured["num_tokens"] == recorded["all"]["num_tokens"]
 
 
-def test_slightly_different_weights_do_not_reproduce_it(facts: dict[str, Any]) -> None:
+def test_slightly_different_weights_do_not_reproduce_it(facts):
     reader = Reader.load(SHIPPED)
     with torch.no_grad():
         for block in reader.model.transformer.h:
@@ -69,11 +67,11 @@ def test_slightly_different_weights_do_not_reproduce_it(facts: dict[str, Any]) -
     [("card.md", DOCS / "research" / "tiny.md"), ("readme.md", SHIPPED / "README.md")],
     ids=["card", "readme"],
 )
-def test_the_pages_say_what_was_measured(facts: dict[str, Any], template: str, page: Path) -> None:
+def test_the_pages_say_what_was_measured(facts, template, page):
     assert page.read_text() == render(template, facts), MAKE_AGAIN
 
 
-def test_tiny_beats_the_five_gram_model_clearly_on_every_text(facts: dict[str, Any]) -> None:
+def test_tiny_beats_the_five_gram_model_clearly_on_every_text(facts):
     ours, theirs = facts["figures"]["tiny"], facts["figures"]["ngram"]
     for group in ("passages", "held_out"):
         for part, figures in theirs[group].items():
@@ -81,12 +79,12 @@ def test_tiny_beats_the_five_gram_model_clearly_on_every_text(facts: dict[str, A
                 assert ours[group][part]["bits_per_byte"] < 0.9 * figures["bits_per_byte"]
 
 
-def test_all_models_of_the_card_read_the_same_passages(facts: dict[str, Any]) -> None:
+def test_all_models_of_the_card_read_the_same_passages(facts):
     assert len({figures["passages"]["text_sha256"] for figures in facts["figures"].values()}) == 1
     assert len({figures["passages"]["all"]["num_bytes"] for figures in facts["figures"].values()}) == 1
 
 
-def test_the_model_is_readable_by_all_and_fits_the_package() -> None:
+def test_the_model_is_readable_by_all_and_fits_the_package():
     files = [path for path in SHIPPED.iterdir() if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 25_000_000
     assert {path.name for path in files} >= {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
@@ -94,7 +92,7 @@ def test_the_model_is_readable_by_all_and_fits_the_package() -> None:
         assert path.stat().st_mode & 0o444 == 0o444, f"{path.name} is not readable by all"
 
 
-def test_transformers_loads_the_same_tokenizer(reader: Reader) -> None:
+def test_transformers_loads_the_same_tokenizer(reader):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(SHIPPED, local_files_only=True)
@@ -104,7 +102,7 @@ def test_transformers_loads_the_same_tokenizer(reader: Reader) -> None:
     assert tokenizer.eos_token_id == end_of_text_id(reader.tokenizer) == reader.model.config.eos_token_id
 
 
-def test_passages_lie_at_even_distances_and_short_texts_come_whole() -> None:
+def test_passages_lie_at_even_distances_and_short_texts_come_whole():
     texts = ["a" * PASSAGE_CHARS + "b" * 10, "c" * 30, "d" * (2 * PASSAGE_CHARS)]
     assert take_passages(texts) == ["a" * PASSAGE_CHARS, "b" * 10, "c" * 30, "d" * PASSAGE_CHARS, "d" * PASSAGE_CHARS]
     assert take_passages(texts, 2) == ["a" * PASSAGE_CHARS, "c" * 30]

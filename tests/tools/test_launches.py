@@ -1,7 +1,5 @@
 """The launch counter, and a smoke test of the benchmark that prints it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -16,7 +14,7 @@ from launches import count_launches, launches_among
 BENCH = Path(__file__).parents[2] / "tools" / "gpu" / "bench_gpu_training.py"
 
 
-def test_operations_of_both_passes_are_counted_and_views_are_not() -> None:
+def test_operations_of_both_passes_are_counted_and_views_are_not():
     x = torch.ones(3, 4, requires_grad=True)
 
     def step() -> None:
@@ -30,7 +28,7 @@ def test_operations_of_both_passes_are_counted_and_views_are_not() -> None:
     assert counted["launches_per_step"] == sum(kinds.values())
 
 
-def test_of_what_a_profiler_notes_only_calls_that_give_the_gpu_work_are_launches() -> None:
+def test_of_what_a_profiler_notes_only_calls_that_give_the_gpu_work_are_launches():
     noted = ["aten::mm", "cudaLaunchKernel", "cudaLaunchKernel", "cuLaunchKernelEx", "cudaMemcpyAsync", "cudaMalloc"]
     noted += ["cudaStreamSynchronize", "void cutlass::Kernel2", "Memcpy HtoD", "cudaLaunchKernelExC", "cuMemcpyHtoD"]
     assert launches_among(noted) == {
@@ -42,7 +40,7 @@ def test_of_what_a_profiler_notes_only_calls_that_give_the_gpu_work_are_launches
     }
 
 
-def test_the_bench_counts_the_launches_of_a_training_step(tmp_path: Path) -> None:
+def test_the_bench_counts_the_launches_of_a_training_step(tmp_path):
     out = tmp_path / "overlap.json"
     command = [sys.executable, str(BENCH), "--overlap", "--small", "--out", str(out)]
     finished = subprocess.run(command, capture_output=True, check=False)

@@ -1,7 +1,5 @@
 """The stages of the full-scale run on a model of two layers: resumable, and one failure does not stop the others."""
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 import json
@@ -20,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def paper_run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def paper_run(monkeypatch):
     spec = importlib.util.spec_from_file_location("paper_run", ROOT / "tools" / "gpu" / "paper_run.py")
     assert spec is not None
     assert spec.loader is not None
@@ -35,7 +33,7 @@ def paper_run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def corpus(tmp_path: Path, texts: list[str]) -> Path:
+def corpus(tmp_path, texts):
     path = tmp_path / "notes.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:40]))
     return path
@@ -49,9 +47,7 @@ def run(module: ModuleType, monkeypatch: pytest.MonkeyPatch, corpus: Path, base:
     return out / "notes"
 
 
-def test_a_stage_trains_once_and_leaves_small_results_and_votes(
-    paper_run: ModuleType, monkeypatch: pytest.MonkeyPatch, corpus: Path, small_base: Path
-) -> None:
+def test_a_stage_trains_once_and_leaves_small_results_and_votes(paper_run, monkeypatch, corpus, small_base):
     found = run(paper_run, monkeypatch, corpus, small_base, "--only", "precision")
     stage = json.loads((found / "stage-1.json").read_text())
     assert stage["training"]["tokens"] > 0
@@ -78,9 +74,7 @@ def test_a_stage_trains_once_and_leaves_small_results_and_votes(
         assert json.loads(path.read_text())["notes"] == []
 
 
-def test_a_regime_that_fails_or_comes_too_late_is_named_and_the_others_run(
-    paper_run: ModuleType, monkeypatch: pytest.MonkeyPatch, corpus: Path, small_base: Path
-) -> None:
+def test_a_regime_that_fails_or_comes_too_late_is_named_and_the_others_run(paper_run, monkeypatch, corpus, small_base):
     genuine = paper_run.run_regime
 
     def fail(lab: object, regime: object, *rest: object) -> object:
@@ -100,8 +94,8 @@ def test_a_regime_that_fails_or_comes_too_late_is_named_and_the_others_run(
 
 
 def test_worlds_can_be_trained_alone_and_sessions_cut_and_another_text_scored(
-    paper_run: ModuleType, monkeypatch: pytest.MonkeyPatch, corpus: Path, small_base: Path
-) -> None:
+    paper_run, monkeypatch, corpus, small_base
+):
     found = run(
         paper_run, monkeypatch, corpus, small_base, "--train", "full", "worlds", "--worlds-per-step", "2", "--only"
     )
@@ -147,14 +141,14 @@ def test_worlds_can_be_trained_alone_and_sessions_cut_and_another_text_scored(
     ],
 )
 def test_bad_options_are_refused_before_any_work(
-    paper_run: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    corpus: Path,
-    small_base: Path,
-    capsys: pytest.CaptureFixture[str],
-    words: str,
-    reason: str,
-) -> None:
+    paper_run,
+    monkeypatch,
+    corpus,
+    small_base,
+    capsys,
+    words,
+    reason,
+):
     with pytest.raises(SystemExit) as left:
         run(paper_run, monkeypatch, corpus, small_base, *words.split())
     assert left.value.code == 2
@@ -163,12 +157,12 @@ def test_bad_options_are_refused_before_any_work(
 
 
 def test_a_missing_input_ends_with_an_error_line(
-    paper_run: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    corpus: Path,
-    small_base: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    paper_run,
+    monkeypatch,
+    corpus,
+    small_base,
+    capsys,
+):
     with pytest.raises(SystemExit, match=r"^Error: .*nowhere"):
         run(paper_run, monkeypatch, corpus, small_base, "--corpus", "nowhere.jsonl")
     words = ["paper_run.py", "--stage", "1", "--corpus", str(corpus), "--base", str(small_base)]
@@ -187,9 +181,7 @@ def test_a_missing_input_ends_with_an_error_line(
     assert [path.stem for path in (corpus.parent / "work").rglob("*.safetensors")] == ["full"]
 
 
-def test_a_full_disk_ends_with_an_error_line_and_keeps_the_stage_log(
-    paper_run: ModuleType, monkeypatch: pytest.MonkeyPatch, corpus: Path, small_base: Path
-) -> None:
+def test_a_full_disk_ends_with_an_error_line_and_keeps_the_stage_log(paper_run, monkeypatch, corpus, small_base):
     found = run(paper_run, monkeypatch, corpus, small_base, "--only")
     before = (found / "stage-1.json").read_text()
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -206,8 +198,8 @@ def test_a_full_disk_ends_with_an_error_line_and_keeps_the_stage_log(
 
 
 def test_two_collections_of_the_first_worlds_are_studied_in_a_folder_of_their_own(
-    paper_run: ModuleType, monkeypatch: pytest.MonkeyPatch, corpus: Path, small_base: Path
-) -> None:
+    paper_run, monkeypatch, corpus, small_base
+):
     found = run(paper_run, monkeypatch, corpus, small_base, "--stage", "5", "--only", "accuracy", "--worlds", "2")
     result = json.loads((found.parent / "notes-first-2" / "results" / "accuracy.json").read_text())
     assert {row["collection"] for row in result["rows"]} == {1, 2}

@@ -1,7 +1,5 @@
 """The tools that make `tiny`: one function with Hugging Face's GPT-2, one optimizer with PyTorch's."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -21,11 +19,11 @@ from tiny.train import lr_share
 SMALL = Shape(vocab_size=97, context=32, width=64, num_layers=2, num_heads=1, hidden=160, dropout=0.1)
 
 
-def test_the_shipped_shape_stays_under_twelve_million_parameters() -> None:
+def test_the_shipped_shape_stays_under_twelve_million_parameters():
     assert sum(p.numel() for p in TinyGPT2(Shape()).parameters()) == 11_993_216
 
 
-def test_the_training_model_is_the_same_function_as_its_hugging_face_twin() -> None:
+def test_the_training_model_is_the_same_function_as_its_hugging_face_twin():
     torch.manual_seed(0)
     model = TinyGPT2(SMALL).eval()
     with torch.no_grad():
@@ -35,7 +33,7 @@ def test_the_training_model_is_the_same_function_as_its_hugging_face_twin() -> N
         torch.testing.assert_close(to_hugging_face(model, 0)(tokens).logits, model.logits(tokens), rtol=1e-4, atol=1e-4)
 
 
-def test_muon_takes_the_steps_of_pytorch_muon() -> None:
+def test_muon_takes_the_steps_of_pytorch_muon():
     torch.manual_seed(1)
     start = [torch.randn(24, 40), torch.randn(40, 24), torch.randn(24, 40)]
     ours, theirs = ([torch.nn.Parameter(m.clone()) for m in start] for _ in range(2))
@@ -52,7 +50,7 @@ def test_muon_takes_the_steps_of_pytorch_muon() -> None:
         assert (mine - start[0].reshape(mine.shape)).abs().max() > 4e-3
 
 
-def test_muon_treats_fused_query_key_value_as_three_matrices() -> None:
+def test_muon_treats_fused_query_key_value_as_three_matrices():
     torch.manual_seed(2)
     fused = torch.nn.Parameter(torch.randn(16, 48))
     parts = [torch.nn.Parameter(p.clone()) for p in fused.detach().chunk(3, 1)]
@@ -65,7 +63,7 @@ def test_muon_treats_fused_query_key_value_as_three_matrices() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 47, 48, 49, 100])
-def test_windows_score_every_token_exactly_once_with_half_a_context_before_it(length: int) -> None:
+def test_windows_score_every_token_exactly_once_with_half_a_context_before_it(length):
     document = np.arange(1, length + 1, dtype=np.uint16)
     scored: list[int] = []
     for number, (tokens, first) in enumerate(windows(document, 0, 32)):
@@ -75,7 +73,7 @@ def test_windows_score_every_token_exactly_once_with_half_a_context_before_it(le
     assert scored == document.tolist()
 
 
-def test_a_uniform_model_scores_the_logarithm_of_its_vocabulary() -> None:
+def test_a_uniform_model_scores_the_logarithm_of_its_vocabulary():
     documents = [np.arange(100, dtype=np.uint16) % 7, np.arange(5, dtype=np.uint16)]
     score = score_documents(
         lambda tokens: torch.zeros(*tokens.shape, 97), documents, 105, 0, 32, torch.device("cpu"), batch=3
@@ -84,7 +82,7 @@ def test_a_uniform_model_scores_the_logarithm_of_its_vocabulary() -> None:
     assert score.total_nats == pytest.approx(105 * np.log(97), rel=1e-5)
 
 
-def test_cutting_a_long_text_into_pieces_does_not_change_its_tokens() -> None:
+def test_cutting_a_long_text_into_pieces_does_not_change_its_tokens():
     rng = np.random.default_rng(3)
     words = ["fever", "12", "2019", "\nnote", "\n\n8", "\n", "  ", "\n \n", "b.i.d.", "she's", "—", "\t"]
     text = " ".join(words[i] for i in rng.integers(len(words), size=4000))
@@ -96,12 +94,12 @@ def test_cutting_a_long_text_into_pieces_does_not_change_its_tokens() -> None:
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-def test_numbers_are_cut_from_the_left_in_pairs_of_digits() -> None:
+def test_numbers_are_cut_from_the_left_in_pairs_of_digits():
     tokenizer = train_tokenizer(iter(["in 2019 and 2019 and 2019, 142/88 142/88 " * 50]), 300)
     assert [tokenizer.decode([t]) for t in tokenizer.encode("2019 142/88").ids] == ["20", "19", " 14", "2", "/", "88"]
 
 
-def test_packing_puts_end_of_text_before_every_document_in_a_new_order() -> None:
+def test_packing_puts_end_of_text_before_every_document_in_a_new_order():
     documents = [np.array([n, n], dtype=np.uint16) for n in range(1, 9)]
     packed = pack(documents, 0, np.random.default_rng(4))
     assert packed[::3].tolist() == [0] * 8
@@ -109,7 +107,7 @@ def test_packing_puts_end_of_text_before_every_document_in_a_new_order() -> None
     assert sorted(packed[1::3].tolist()) == list(range(1, 9))
 
 
-def test_the_schedule_warms_up_then_falls_to_zero() -> None:
+def test_the_schedule_warms_up_then_falls_to_zero():
     shares = [lr_share(p / 100, 0.02) for p in range(101)]
     assert shares[0] == 0
     assert max(shares) == shares[2] == 1

@@ -1,9 +1,6 @@
 """Membership, holdout and shards: exact sums, and statistics that accept uniform draws and reject biased ones."""
 
-from __future__ import annotations
-
 import hashlib
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -88,11 +85,10 @@ def p_serial(membership: BoolArray) -> float:
 
 
 CHECKS = [p_world_sizes, p_neighbouring_worlds, p_all_world_overlaps, p_record_overlaps, p_serial]
-Check = Callable[[BoolArray], float]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_assignment_looks_uniform_and_independent(check: Check) -> None:
+def test_assignment_looks_uniform_and_independent(check):
     assert check(assign_worlds(NUM_RECORDS, NUM_WORLDS, SEED)) > ALARM
 
 
@@ -138,13 +134,13 @@ def slides_along_the_worlds() -> BoolArray:
     ],
     ids=lambda item: item.__name__,
 )
-def test_the_same_check_fails_on_a_biased_assignment(check: Check, biased: Callable[[], BoolArray]) -> None:
+def test_the_same_check_fails_on_a_biased_assignment(check, biased):
     membership = biased()
     assert (membership.sum(axis=1) == NUM_WORLDS // 2).all()  # the row sums alone would not have caught it
     assert check(membership) < ALARM
 
 
-def test_all_rows_of_four_worlds_are_equally_likely() -> None:
+def test_all_rows_of_four_worlds_are_equally_likely():
     rows = assign_worlds(60_000, 4, 5) @ np.array([8, 4, 2, 1])
     counts = np.bincount(rows, minlength=16)
     assert set(np.flatnonzero(counts)) == {3, 5, 6, 9, 10, 12}
@@ -153,7 +149,7 @@ def test_all_rows_of_four_worlds_are_equally_likely() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 70).map(lambda half: 2 * half), st.integers(0, 2**70))
-def test_every_row_has_exactly_half_of_the_worlds_and_a_seed_names_one_assignment(n: int, m: int, seed: int) -> None:
+def test_every_row_has_exactly_half_of_the_worlds_and_a_seed_names_one_assignment(n, m, seed):
     membership = assign_worlds(n, m, seed)
     assert membership.shape == (n, m)
     assert membership.dtype == np.bool_
@@ -161,16 +157,16 @@ def test_every_row_has_exactly_half_of_the_worlds_and_a_seed_names_one_assignmen
     np.testing.assert_array_equal(membership, assign_worlds(n, m, seed))
 
 
-def test_a_seed_names_the_same_assignment_on_every_platform_and_version() -> None:
+def test_a_seed_names_the_same_assignment_on_every_platform_and_version():
     digest = hashlib.sha256(np.packbits(assign_worlds(5000, 128, 101)).tobytes()).hexdigest()
     assert digest == "118c4e542e5e315d88d1cf1add2adc612ac67a5ff85733075de05eaaae2dc963"
 
 
-def test_other_seeds_give_other_assignments() -> None:
+def test_other_seeds_give_other_assignments():
     assert (assign_worlds(50, 16, 1) != assign_worlds(50, 16, 2)).any()
 
 
-def test_a_row_with_tied_keys_is_drawn_again() -> None:
+def test_a_row_with_tied_keys_is_drawn_again():
     class TiedThenFree:
         def __init__(self) -> None:
             self.batches = [[5, 5, 5, 9, 1, 2, 3, 4], [4, 3, 2, 1]]
@@ -186,7 +182,7 @@ def test_a_row_with_tied_keys_is_drawn_again() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=60), st.integers(0, 1000))
-def test_groups_are_never_split(groups: list[str], seed: int) -> None:
+def test_groups_are_never_split(groups, seed):
     membership = assign_groups(groups, 8, seed)
     rows = {group: membership[groups.index(group)] for group in groups}
     for group, row in zip(groups, membership, strict=True):
@@ -207,17 +203,17 @@ def test_groups_are_never_split(groups: list[str], seed: int) -> None:
         ((4, 4, "101"), "seed.*'101'"),
     ],
 )
-def test_a_wrong_argument_is_refused_by_name_and_value(arguments: tuple[int, int, int], named: str) -> None:
+def test_a_wrong_argument_is_refused_by_name_and_value(arguments, named):
     with pytest.raises(InvalidInput, match=named):
         assign_worlds(*arguments)
 
 
-def test_no_groups_are_refused() -> None:
+def test_no_groups_are_refused():
     with pytest.raises(InvalidInput):
         assign_groups([], 4, 1)
 
 
-def test_assign_worlds_is_a_public_name() -> None:
+def test_assign_worlds_is_a_public_name():
     assert paclm.assign_worlds is assign_worlds
 
 
@@ -229,7 +225,7 @@ def numbered(count: int, group_size: int | None = None) -> list[Record]:
 
 
 @given(st.integers(20, 80), st.integers(0, 10), st.integers(0, 99))
-def test_train_and_held_out_are_the_whole_corpus_in_order(count: int, wanted: int, seed: int) -> None:
+def test_train_and_held_out_are_the_whole_corpus_in_order(count, wanted, seed):
     records = numbered(count)
     train, held_out = split_holdout(records, wanted, seed)
     assert len(held_out) == wanted
@@ -238,13 +234,13 @@ def test_train_and_held_out_are_the_whole_corpus_in_order(count: int, wanted: in
 
 
 @given(st.integers(1, 5), st.integers(0, 30), st.integers(0, 99))
-def test_groups_are_held_out_whole(group_size: int, wanted: int, seed: int) -> None:
+def test_groups_are_held_out_whole(group_size, wanted, seed):
     train, held_out = split_holdout(numbered(40 * group_size, group_size), wanted, seed)
     assert wanted <= len(held_out) < wanted + group_size
     assert not {record.group for record in train} & {record.group for record in held_out}
 
 
-def test_each_record_is_held_out_equally_often() -> None:
+def test_each_record_is_held_out_equally_often():
     records = numbered(20)
     counts = np.zeros(20)
     for seed in range(2000):
@@ -254,11 +250,11 @@ def test_each_record_is_held_out_equally_often() -> None:
     assert np.abs(counts - 500).max() < 5 * np.sqrt(2000 * 0.25 * 0.75)
 
 
-def test_the_default_is_a_fifth_and_at_most_512() -> None:
+def test_the_default_is_a_fifth_and_at_most_512():
     assert [default_holdout(count) for count in (4, 100, 2560, 50_000)] == [0, 20, 512, 512]
 
 
-def test_too_few_units_for_the_worlds_are_refused() -> None:
+def test_too_few_units_for_the_worlds_are_refused():
     for records, held_out, left in ((numbered(10), 3, 7), (numbered(50, 10), 0, 5)):
         with pytest.raises(InvalidInput, match=f"leave {left} "):
             split_holdout(records, held_out, 1)
@@ -269,25 +265,25 @@ def test_too_few_units_for_the_worlds_are_refused() -> None:
 # --- shards -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_record_is_in_exactly_one_shard_and_shards_are_even() -> None:
+def test_every_record_is_in_exactly_one_shard_and_shards_are_even():
     shards = assign_shards(range(103), 8, seed=1)
     assert shards.shape == (103, 8)
     assert (shards.sum(axis=1) == 1).all()
     assert np.ptp(shards.sum(axis=0)) <= 1
 
 
-def test_records_of_one_unit_share_a_shard() -> None:
+def test_records_of_one_unit_share_a_shard():
     units = [f"patient {number // 3}" for number in range(60)]
     shards = assign_shards(units, 4, seed=2)
     assert (shards.reshape(20, 3, 4) == shards[::3, None]).all()
 
 
-def test_a_seed_gives_one_assignment_of_shards() -> None:
+def test_a_seed_gives_one_assignment_of_shards():
     assert np.array_equal(assign_shards(range(40), 4, seed=3), assign_shards(range(40), 4, seed=3))
     assert not np.array_equal(assign_shards(range(40), 4, seed=3), assign_shards(range(40), 4, seed=4))
 
 
 @pytest.mark.parametrize("num_shards", [0, 1, 41])
-def test_shards_that_cannot_be_filled_are_refused(num_shards: int) -> None:
+def test_shards_that_cannot_be_filled_are_refused(num_shards):
     with pytest.raises(InvalidInput, match="shards"):
         assign_shards(range(40), num_shards, seed=0)

@@ -1,9 +1,5 @@
 """Blocks: every token but the first is a target exactly once, up to the cap."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +10,7 @@ from paclm.worlds.records import Record
 
 
 @given(st.integers(0, 200), st.integers(2, 40), st.integers(1, 150))
-def test_every_token_within_the_cap_is_a_target_exactly_once(length: int, block: int, cap: int) -> None:
+def test_every_token_within_the_cap_is_a_target_exactly_once(length, block, cap):
     blocks = cut_blocks(range(length), block, cap)
     targets = [token for tokens in blocks for token in tokens[1:]]
     assert targets == list(range(1, min(length, cap)))
@@ -22,17 +18,17 @@ def test_every_token_within_the_cap_is_a_target_exactly_once(length: int, block:
     assert len(blocks) == 1 or all(len(tokens) >= 2 for tokens in blocks)
 
 
-def test_a_long_record_is_cut_where_expected() -> None:
+def test_a_long_record_is_cut_where_expected():
     assert cut_blocks([1, 2, 3, 4, 5, 6, 7], 3, 6) == [[1, 2, 3], [3, 4, 5], [5, 6]]
 
 
 @pytest.mark.parametrize(("block", "cap", "name"), [(1, 5, "block_tokens"), (4, 0, "max_record_tokens")])
-def test_lengths_without_a_target_are_refused(block: int, cap: int, name: str) -> None:
+def test_lengths_without_a_target_are_refused(block, cap, name):
     with pytest.raises(InvalidInput, match=name):
         cut_blocks([1, 2], block, cap)
 
 
-def test_counts_agree_with_tokenizing_by_hand(small_tokenizer: Any, texts: list[str]) -> None:
+def test_counts_agree_with_tokenizing_by_hand(small_tokenizer, texts):
     lengths = [len(ids) for ids in encode_texts(small_tokenizer, texts)]
     counts = count_tokens((Record(str(i), text) for i, text in enumerate(texts)), small_tokenizer, 30)
     assert counts.num_tokens == sum(min(length, 30) for length in lengths)

@@ -1,7 +1,5 @@
 """Canaries: two kinds, repetition counts 1 to 64, and texts that tokenize into exactly the ids they were made of."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import pytest
 
 from paclm.errors import InvalidInput
-from paclm.worlds.canaries import PAYLOAD_TOKENS, TRIGGER_TOKENS, Canary, make_canaries
+from paclm.worlds.canaries import PAYLOAD_TOKENS, TRIGGER_TOKENS, make_canaries
 
 
 def encode(tokenizer: Any, text: str) -> tuple[int, ...]:
@@ -17,18 +15,18 @@ def encode(tokenizer: Any, text: str) -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="module")
-def canaries(small_tokenizer: Any) -> list[Canary]:
+def canaries(small_tokenizer):
     return make_canaries(16, small_tokenizer, seed=101)
 
 
-def test_sixteen_canaries_are_half_and_half_with_repetitions_from_1_to_64(canaries: list[Canary]) -> None:
+def test_sixteen_canaries_are_half_and_half_with_repetitions_from_1_to_64(canaries):
     assert Counter(canary.kind for canary in canaries) == {"C-OOD": 8, "C-COMMON": 8}
     for kind in ("C-OOD", "C-COMMON"):
         repetitions = [canary.repetitions for canary in canaries if canary.kind == kind]
         assert sorted(set(repetitions)) == [1, 2, 4, 8, 16, 32, 64]
 
 
-def test_trigger_and_payload_tokenize_into_their_ids(canaries: list[Canary], small_tokenizer: Any) -> None:
+def test_trigger_and_payload_tokenize_into_their_ids(canaries, small_tokenizer):
     for canary in canaries:
         assert len(canary.trigger_ids) == TRIGGER_TOKENS
         assert len(canary.payload_ids) == PAYLOAD_TOKENS
@@ -38,9 +36,7 @@ def test_trigger_and_payload_tokenize_into_their_ids(canaries: list[Canary], sma
         assert canary.record.repetitions == canary.repetitions
 
 
-def test_common_canaries_are_everyday_words_and_the_others_are_rare_tokens(
-    canaries: list[Canary], small_tokenizer: Any
-) -> None:
+def test_common_canaries_are_everyday_words_and_the_others_are_rare_tokens(canaries, small_tokenizer):
     for canary in canaries:
         ids = canary.trigger_ids + canary.payload_ids
         if canary.kind == "C-OOD":
@@ -51,18 +47,18 @@ def test_common_canaries_are_everyday_words_and_the_others_are_rare_tokens(
     assert len({canary.trigger for canary in canaries}) == len(canaries)
 
 
-def test_a_seed_names_its_canaries(canaries: list[Canary], small_tokenizer: Any) -> None:
+def test_a_seed_names_its_canaries(canaries, small_tokenizer):
     assert make_canaries(16, small_tokenizer, seed=101) == canaries
     assert make_canaries(16, small_tokenizer, seed=102) != canaries
 
 
-def test_none_are_made_unless_asked_for(small_tokenizer: Any) -> None:
+def test_none_are_made_unless_asked_for(small_tokenizer):
     assert make_canaries(0, small_tokenizer, seed=1) == []
     with pytest.raises(InvalidInput, match=r"num_canaries.*-1"):
         make_canaries(-1, small_tokenizer, seed=1)
 
 
-def test_a_vocabulary_without_english_words_still_gives_common_canaries(small_tokenizer: Any) -> None:
+def test_a_vocabulary_without_english_words_still_gives_common_canaries(small_tokenizer):
     class Digits:
         """Ids 0-899 are the texts of three digits 100-999."""
 
@@ -82,7 +78,7 @@ def test_a_vocabulary_without_english_words_still_gives_common_canaries(small_to
     assert min(made[0].trigger_ids) >= 450 > max(made[1].trigger_ids)
 
 
-def test_a_tokenizer_that_does_not_round_trip_is_refused(small_tokenizer: Any) -> None:
+def test_a_tokenizer_that_does_not_round_trip_is_refused(small_tokenizer):
     class Forgetful(SimpleNamespace):
         def __len__(self) -> int:
             return 50

@@ -1,7 +1,5 @@
 """The synthetic clinic notes: the same everywhere, no two alike, true to their patients, and not a template."""
 
-from __future__ import annotations
-
 import lzma
 import re
 from collections import Counter, defaultdict
@@ -28,12 +26,12 @@ AGE = re.compile(r"\b(\d{1,3})(?:-year-old|-yo)\b|\baged (\d{1,3})\b|\bis (\d{1,
 
 
 @pytest.fixture(scope="module")
-def written() -> list[tuple[Visit, str, str]]:
+def written():
     return list(written_visits(4000, seed=7))
 
 
 @pytest.fixture(scope="module")
-def texts(written: list[tuple[Visit, str, str]]) -> list[str]:
+def texts(written):
     return [text for _, text, _ in written]
 
 

@@ -1,26 +1,19 @@
 """Making a workspace: repeated, refused, interrupted."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from paclm.errors import InvalidInput, WorkspaceError
 from paclm.worlds import creation
-from paclm.worlds.creation import Created
 from paclm.worlds.fingerprints import Base
 from paclm.worlds.records import Corpus, ReadOptions, Record, SourceRow, collect_records
 from paclm.worlds.workspace import Workspace
-
-Make = Callable[..., Created]
 
 
 def corpus_of(texts: list[str], name: str = "notes") -> Corpus:
@@ -31,7 +24,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_repeating_with_the_same_arguments_changes_nothing(make: Make) -> None:
+def test_repeating_with_the_same_arguments_changes_nothing(make):
     first = make()
     before = contents(first.workspace.path)
     again = make()
@@ -39,7 +32,7 @@ def test_repeating_with_the_same_arguments_changes_nothing(make: Make) -> None:
     assert contents(first.workspace.path) == before
 
 
-def test_the_same_arguments_elsewhere_give_the_same_worlds(make: Make) -> None:
+def test_the_same_arguments_elsewhere_give_the_same_worlds(make):
     first, second = make("one").workspace, make("two").workspace
     assert first.manifest.files == second.manifest.files
     assert first.manifest.digest == second.manifest.digest
@@ -59,7 +52,7 @@ def test_the_same_arguments_elsewhere_give_the_same_worlds(make: Make) -> None:
     ],
     ids=lambda item: next(iter(item)) if isinstance(item, dict) else "",
 )
-def test_repeating_with_other_arguments_names_the_difference(make: Make, changes: dict[str, Any], named: str) -> None:
+def test_repeating_with_other_arguments_names_the_difference(make, changes, named):
     path = make().workspace.path
     before = contents(path)
     with pytest.raises(WorkspaceError, match=named):
@@ -67,7 +60,7 @@ def test_repeating_with_other_arguments_names_the_difference(make: Make, changes
     assert contents(path) == before
 
 
-def test_a_changed_corpus_is_refused_with_its_counts(make: Make, texts: list[str]) -> None:
+def test_a_changed_corpus_is_refused_with_its_counts(make, texts):
     make(corpus=corpus_of(texts), group_by=None)
     with pytest.raises(WorkspaceError, match=r"200 then, 199 now"):
         make(corpus=corpus_of(texts[1:]), group_by=None)
@@ -85,7 +78,7 @@ def grouped(texts: list[str], group_by: str | None) -> Corpus:
     return collect_records("notes", rows, ReadOptions(group_by=group_by))
 
 
-def test_other_groups_of_the_same_texts_are_no_other_records(make: Make, texts: list[str]) -> None:
+def test_other_groups_of_the_same_texts_are_no_other_records(make, texts):
     make(corpus=grouped(texts, "patient"))
     for group_by in ("ward", None):
         with pytest.raises(WorkspaceError, match=rf": --group-by \(was patient, now {group_by}\)\."):
@@ -99,12 +92,12 @@ def test_other_groups_of_the_same_texts_are_no_other_records(make: Make, texts: 
 
 
 @pytest.mark.parametrize(("group_by", "remedy"), [("folder", "sub-folder per person"), ("clinic", "clinic per person")])
-def test_a_single_group_is_refused(make: Make, texts: list[str], group_by: str, remedy: str) -> None:
+def test_a_single_group_is_refused(make, texts, group_by, remedy):
     with pytest.raises(InvalidInput, match=f"200 .*{group_by}.*--group-by.*{remedy}"):
         make(corpus=grouped(texts, group_by), group_by=group_by)
 
 
-def test_an_occupied_place_is_never_written_over(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_occupied_place_is_never_written_over(make, tmp_path, monkeypatch):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
@@ -122,13 +115,13 @@ def test_an_occupied_place_is_never_written_over(make: Make, tmp_path: Path, mon
         make(".")
 
 
-def test_a_place_that_cannot_be_written_says_so(make: Make, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_says_so(make, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(WorkspaceError, match="file/clinic"):
         make("file/clinic")
 
 
-def test_a_full_disk_leaves_nothing_behind(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_nothing_behind(make, tmp_path, monkeypatch):
     def no_space(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
@@ -149,22 +142,20 @@ def test_a_full_disk_leaves_nothing_behind(make: Make, tmp_path: Path, monkeypat
         ({"max_record_tokens": 1}, "max_record_tokens.*1"),
     ],
 )
-def test_arguments_outside_their_rule_leave_nothing_behind(
-    make: Make, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_arguments_outside_their_rule_leave_nothing_behind(make, tmp_path, changes, message):
     with pytest.raises(InvalidInput, match=message):
         make(**changes)
     assert not list(tmp_path.glob("*clinic*"))
 
 
-def test_few_records_are_cautioned_and_worlds_without_records_refused(make: Make, texts: list[str]) -> None:
+def test_few_records_are_cautioned_and_worlds_without_records_refused(make, texts):
     created = make("few", corpus=corpus_of(texts[:20]), group_by=None, holdout=0)
     assert " 20 " in created.cautions[0]
     with pytest.raises(InvalidInput, match=r"8 .* 4096 worlds"):
         make("fewer", corpus=corpus_of(texts[:8]), group_by=None, holdout=0, num_worlds=4096)
 
 
-def test_cut_records_are_counted(make: Make) -> None:
+def test_cut_records_are_counted(make):
     summary = make(max_record_tokens=16).workspace.manifest.summary
     assert summary["num_records_cut"] > 0
     assert summary["num_tokens_dropped"] > 0
@@ -173,7 +164,7 @@ def test_cut_records_are_counted(make: Make) -> None:
     assert whole["num_records_cut"] == whole["held_out_cut"] == 0
 
 
-def test_a_long_record_is_counted_as_cut_in_whatever_part_it_comes_to_lie(make: Make, texts: list[str]) -> None:
+def test_a_long_record_is_counted_as_cut_in_whatever_part_it_comes_to_lie(make, texts):
     long = "word " * 3000
     cuts = set()
     for place in range(0, 40, 4):
@@ -242,7 +233,7 @@ def finish(worker: subprocess.Popen[str], kill: bool) -> int:
     return worker.returncode
 
 
-def test_an_init_killed_just_before_the_end_can_be_repeated(state_folder: Path, base: Base, tmp_path: Path) -> None:
+def test_an_init_killed_just_before_the_end_can_be_repeated(state_folder, base, tmp_path):
     target = tmp_path / "clinic"
     worker = start(target, base, "wait")
     wait_for(worker, "built")
@@ -256,9 +247,7 @@ def test_an_init_killed_just_before_the_end_can_be_repeated(state_folder: Path, 
     assert not list(tmp_path.glob(".clinic.init-*"))
 
 
-def test_an_init_killed_at_any_touch_of_the_disk_leaves_all_or_nothing(
-    state_folder: Path, base: Base, tmp_path: Path
-) -> None:
+def test_an_init_killed_at_any_touch_of_the_disk_leaves_all_or_nothing(state_folder, base, tmp_path):
     whole = start(tmp_path / "whole", base, "go").communicate()[0]
     num_touches = int(whole.split()[-1])
     assert num_touches > 20
@@ -276,9 +265,7 @@ def test_an_init_killed_at_any_touch_of_the_disk_leaves_all_or_nothing(
     assert not list(tmp_path.glob(".clinic.init-*"))
 
 
-def test_a_running_init_is_not_disturbed_by_a_second_one(
-    make: Make, state_folder: Path, base: Base, tmp_path: Path
-) -> None:
+def test_a_running_init_is_not_disturbed_by_a_second_one(make, state_folder, base, tmp_path):
     worker = start(tmp_path / "clinic", base, "wait")
     wait_for(worker, "built")
     (site,) = tmp_path.glob(".clinic.init-*")
@@ -288,7 +275,7 @@ def test_a_running_init_is_not_disturbed_by_a_second_one(
     finish(worker, kill=True)
 
 
-def test_two_inits_at_once_do_not_mix(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_inits_at_once_do_not_mix(make, tmp_path, monkeypatch):
     publish = creation._publish
 
     def lose_the_race(site: Path, target: Path) -> None:
@@ -303,7 +290,7 @@ def test_two_inits_at_once_do_not_mix(make: Make, tmp_path: Path, monkeypatch: p
     assert not list(tmp_path.glob(".clinic.init-*"))
 
 
-def test_repetitions_and_sources_survive_the_disk(make: Make) -> None:
+def test_repetitions_and_sources_survive_the_disk(make):
     workspace = make(num_canaries=14).workspace
     assert [canary.repetitions for canary in workspace.canaries()] == [
         r for r in (1, 2, 4, 8, 16, 32, 64) for _ in "ab"
@@ -314,9 +301,7 @@ def test_repetitions_and_sources_survive_the_disk(make: Make) -> None:
     assert os.path.getsize(workspace.path / "corpus" / "canaries.jsonl") > 0
 
 
-def test_where_it_cannot_be_noted_the_workspace_is_made_with_a_caution(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_it_cannot_be_noted_the_workspace_is_made_with_a_caution(make, monkeypatch):
     monkeypatch.setenv("PACLM_STATE_DIR", f"{os.devnull}/state")
     created = make()
     assert created.is_new

@@ -1,7 +1,5 @@
 """Readers: every format gives the same records, every broken input is named, and nothing is lost."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip
@@ -63,7 +61,7 @@ def essence(corpus: Corpus) -> list[tuple[str, str, str | None]]:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_every_file_format_gives_the_same_records(name: str, tmp_path: Path) -> None:
+def test_every_file_format_gives_the_same_records(name, tmp_path):
     WRITERS[name](tmp_path / name)
     corpus = read_corpus(str(tmp_path / name), ReadOptions(group_by="patient"))
     assert essence(corpus) == [(row["id"], row["text"], row["patient"]) for row in ROWS]
@@ -71,7 +69,7 @@ def test_every_file_format_gives_the_same_records(name: str, tmp_path: Path) -> 
     assert corpus.report.sentences() == []
 
 
-def test_a_folder_gives_one_record_per_text_file_in_the_order_of_paths(tmp_path: Path) -> None:
+def test_a_folder_gives_one_record_per_text_file_in_the_order_of_paths(tmp_path):
     for name, text in {"b.txt": "two", "a/z.md": "one", "c.TXT": "three", "scan.pdf": "%PDF"}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write(tmp_path / name, text)
@@ -83,7 +81,7 @@ def test_a_folder_gives_one_record_per_text_file_in_the_order_of_paths(tmp_path:
     assert "1 (scan.pdf)" in sentence
 
 
-def test_ids_come_from_the_text_where_none_are_given_and_stay_when_the_order_changes(tmp_path: Path) -> None:
+def test_ids_come_from_the_text_where_none_are_given_and_stay_when_the_order_changes(tmp_path):
     rows = [json.dumps({"text": f"note {number}"}) for number in range(5)]
     forward = read_corpus(write(tmp_path / "f.jsonl", "\n".join(rows)))
     backward = read_corpus(write(tmp_path / "b.jsonl", "\n".join(reversed(rows))))
@@ -92,13 +90,13 @@ def test_ids_come_from_the_text_where_none_are_given_and_stay_when_the_order_cha
     assert forward.digest != backward.digest
 
 
-def test_numbers_serve_as_ids_and_groups_and_other_fields_can_be_named(tmp_path: Path) -> None:
+def test_numbers_serve_as_ids_and_groups_and_other_fields_can_be_named(tmp_path):
     path = write(tmp_path / "n.jsonl", '{"key": 7, "body": "x", "who": 3}\n')
     corpus = read_corpus(path, ReadOptions(text_field="body", id_field="key", group_by="who"))
     assert essence(corpus) == [("7", "x", "3")]
 
 
-def test_copies_are_kept_and_reported(tmp_path: Path) -> None:
+def test_copies_are_kept_and_reported(tmp_path):
     lines = [
         '{"text": "same"}',
         '{"text": "same"}',
@@ -116,7 +114,7 @@ def test_copies_are_kept_and_reported(tmp_path: Path) -> None:
     assert "--group-by" in sentence
 
 
-def test_copies_within_a_group_are_protected_together(tmp_path: Path) -> None:
+def test_copies_within_a_group_are_protected_together(tmp_path):
     lines = ['{"text": "same", "who": 1}', '{"text": "same", "who": 1}', '{"text": "same", "who": 2}']
     report = read_corpus(write(tmp_path / "d.jsonl", "\n".join(lines)), ReadOptions(group_by="who")).report
     assert [again.rpartition(":")[2] for again, _ in report.duplicates] == ["3"]
@@ -124,7 +122,7 @@ def test_copies_within_a_group_are_protected_together(tmp_path: Path) -> None:
     assert len(report.sentences()) == 2
 
 
-def test_groups_that_look_the_same_are_pointed_out_by_place_and_stay_apart(tmp_path: Path) -> None:
+def test_groups_that_look_the_same_are_pointed_out_by_place_and_stay_apart(tmp_path):
     names = ["Müller", "mu\u0308ller", "P 17", "p\u00a0 17", "P\u200b 17", "P 18", "P-17", 9, "9"]
     lines = [json.dumps({"text": f"note {number}", "who": name}) for number, name in enumerate(names)]
     corpus = read_corpus(write(tmp_path / "d.jsonl", "\n".join(lines)), ReadOptions(group_by="who"))
@@ -135,7 +133,7 @@ def test_groups_that_look_the_same_are_pointed_out_by_place_and_stay_apart(tmp_p
     assert not any(str(name) in sentence for name in names[:7])
 
 
-def test_many_copies_of_one_text_are_read_in_linear_time(tmp_path: Path) -> None:
+def test_many_copies_of_one_text_are_read_in_linear_time(tmp_path):
     corpus = read_corpus(write(tmp_path / "d.jsonl", '{"id": 1, "text": "same"}\n' * 20_000))
     assert corpus.records[-1].id == "1~20000"
 
@@ -155,7 +153,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("line", "reason"), BROKEN.items(), ids=[f"{i}" for i in range(len(BROKEN))])
-def test_a_broken_line_is_named_and_hides_no_other_line(line: str | bytes, reason: str, tmp_path: Path) -> None:
+def test_a_broken_line_is_named_and_hides_no_other_line(line, reason, tmp_path):
     raw = line.encode() if isinstance(line, str) else line
     path = write(tmp_path / "n.jsonl", b'{"text": "first"}\n\n' + raw + b'\n{"text": "last"}\n')
     with pytest.raises(CorpusError, match=rf"1 of 3 rows of .*\n  .*n\.jsonl:3: {reason}(.|\n)*--skip-bad"):
@@ -166,14 +164,14 @@ def test_a_broken_line_is_named_and_hides_no_other_line(line: str | bytes, reaso
     assert "n.jsonl:3" in corpus.report.sentences()[0]
 
 
-def test_only_ten_problems_are_listed_and_the_rest_counted(tmp_path: Path) -> None:
+def test_only_ten_problems_are_listed_and_the_rest_counted(tmp_path):
     path = write(tmp_path / "n.jsonl", '{"text": "x"}\n' + '{"text": ""}\n' * 25)
     with pytest.raises(CorpusError, match="… and 15 more") as caught:
         read_corpus(path)
     assert str(caught.value).count(": is empty") == 10
 
 
-def test_errors_never_quote_private_text(tmp_path: Path) -> None:
+def test_errors_never_quote_private_text(tmp_path):
     secret = "Mrs Example has gout"
     for content in (f'{{"text": "{secret}"', f'{{"body": "{secret}"}}', f'["{secret}"]', f'{{"text": ["{secret}"]}}'):
         with pytest.raises(CorpusError) as caught:
@@ -203,16 +201,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("name", "content", "options", "named"), REFUSED.values(), ids=REFUSED)
-def test_a_file_that_cannot_be_read_is_refused_by_name(
-    name: str, content: str, options: dict[str, str], named: str, tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_read_is_refused_by_name(name, content, options, named, tmp_path):
     path = write(tmp_path / name, content)
     with pytest.raises(CorpusError, match=named) as raised:
         read_corpus(path, ReadOptions(**options))  # type: ignore[arg-type]
     assert path in str(raised.value)
 
 
-def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path):
     mark = b"\xef\xbb\xbf"
     assert read_corpus(write(tmp_path / "n.csv", mark + b"text\nx\n")).records[0].text == "x"
     assert read_corpus(write(tmp_path / "n.jsonl", mark + b'{"text": "x"}')).records[0].text == "x"
@@ -221,7 +217,7 @@ def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path: Path) -> None:
     assert read_corpus(str(tmp_path), ReadOptions(skip_bad=True)).records[0].text == "x"
 
 
-def test_line_ends_of_other_systems_become_plain_ones_and_are_reported(tmp_path: Path) -> None:
+def test_line_ends_of_other_systems_become_plain_ones_and_are_reported(tmp_path):
     for number, text in enumerate(["one\r\ntwo\r\n", "one\rtwo", "one\ntwo"]):
         (tmp_path / f"{number}.txt").write_bytes(text.encode())
     corpus = read_corpus(str(tmp_path))
@@ -230,7 +226,7 @@ def test_line_ends_of_other_systems_become_plain_ones_and_are_reported(tmp_path:
     assert "CR LF" in corpus.report.sentences()[-1]
 
 
-def test_line_ends_inside_tables_and_json_count_and_those_between_rows_do_not(tmp_path: Path) -> None:
+def test_line_ends_inside_tables_and_json_count_and_those_between_rows_do_not(tmp_path):
     table = read_corpus(write(tmp_path / "a.csv", b'text\r\n"one\r\ntwo"\r\nthree\r\n'))
     lines = read_corpus(write(tmp_path / "a.jsonl", b'{"text": "one\\r\\ntwo"}\r\n{"text": "three"}\r\n'))
     assert (
@@ -240,7 +236,7 @@ def test_line_ends_inside_tables_and_json_count_and_those_between_rows_do_not(tm
 
 
 @pytest.mark.parametrize("name", ["cut.jsonl.gz", "cut.jsonl.xz", "cut.csv.gz"])
-def test_a_file_that_was_cut_off_is_refused_however_much_could_be_read(name: str, tmp_path: Path) -> None:
+def test_a_file_that_was_cut_off_is_refused_however_much_could_be_read(name, tmp_path):
     opener = lzma.open if name.endswith("xz") else gzip.open
     with opener(tmp_path / "whole", "wt") as file:
         file.write("text\n" if "csv" in name else "")
@@ -250,7 +246,7 @@ def test_a_file_that_was_cut_off_is_refused_however_much_could_be_read(name: str
         read_corpus(path, ReadOptions(skip_bad=True))
 
 
-def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_texts_is_refused(tmp_path):
     for others in ((), ("scan.pdf",)):
         for name in others:
             write(tmp_path / name, "x")
@@ -258,20 +254,20 @@ def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
             read_corpus(str(tmp_path))
 
 
-def test_an_undecodable_text_file_is_named(tmp_path: Path) -> None:
+def test_an_undecodable_text_file_is_named(tmp_path):
     write(tmp_path / "a.txt", "fine")
     write(tmp_path / "b.txt", b"caf\xe9")
     with pytest.raises(CorpusError, match=r"b\.txt:1: is not valid UTF-8"):
         read_corpus(str(tmp_path))
 
 
-def test_a_missing_file_is_named() -> None:
+def test_a_missing_file_is_named():
     for name in ("missing.jsonl", "missing.jsonl.gz", "/no/such/folder"):
         with pytest.raises(CorpusError, match=name):
             read_corpus(name)
 
 
-def test_a_missing_package_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -290,7 +286,7 @@ class FakeParquetFile:
         return [SimpleNamespace(to_pylist=lambda: ROWS[:2]), SimpleNamespace(to_pylist=lambda: ROWS[2:])]
 
 
-def test_parquet_rows_become_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_rows_become_records(tmp_path, monkeypatch):
     module = ModuleType("pyarrow.parquet")
     module.ParquetFile = FakeParquetFile  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pyarrow", ModuleType("pyarrow"))
@@ -302,7 +298,7 @@ def test_parquet_rows_become_records(tmp_path: Path, monkeypatch: pytest.MonkeyP
         read_corpus(write(tmp_path / "n.parquet", "junk"))
 
 
-def test_a_data_set_name_reads_the_split_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_name_reads_the_split_that_was_asked_for(monkeypatch):
     def load_dataset(name: str, split: str) -> list[dict[str, str]]:
         if split not in ("train", "test"):
             raise ValueError(f"Unknown split {split!r}")
@@ -317,7 +313,7 @@ def test_a_data_set_name_reads_the_split_that_was_asked_for(monkeypatch: pytest.
         read_corpus("owner/notes:dev")
 
 
-def test_the_synthetic_clinic_is_a_corpus_like_any_other() -> None:
+def test_the_synthetic_clinic_is_a_corpus_like_any_other():
     corpus = read_corpus("clinic:120", ReadOptions(group_by="patient"))
     assert len(corpus.records) == 120
     assert corpus.is_synthetic
@@ -333,7 +329,7 @@ text_strategy = st.text(st.characters(codec="utf-8"), max_size=40)
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(text_strategy, min_size=1, max_size=12))
-def test_every_row_is_a_record_or_a_named_problem(tmp_path: Path, rows: list[str]) -> None:
+def test_every_row_is_a_record_or_a_named_problem(tmp_path, rows):
     lines = [json.dumps({"text": text}, ensure_ascii=False) for text in rows]
     path = write(tmp_path / "n.jsonl", "\n".join(lines))
     usable = [text.replace("\r\n", "\n").replace("\r", "\n") for text in rows if text.strip()]
@@ -350,7 +346,7 @@ def test_every_row_is_a_record_or_a_named_problem(tmp_path: Path, rows: list[str
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("name", ["notes.jsonl", "notes.csv", "notes.jsonl.gz", "notes.txt"])
-def test_utf_16_is_refused_with_the_command_that_converts_it(name: str, encoding: str, tmp_path: Path) -> None:
+def test_utf_16_is_refused_with_the_command_that_converts_it(name, encoding, tmp_path):
     content = ("\ufeff" + '{"text": "zinnober"}\n' * 3).encode(encoding)
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     with pytest.raises(CorpusError, match="iconv -f utf-16 -t utf-8") as raised:
@@ -359,7 +355,7 @@ def test_utf_16_is_refused_with_the_command_that_converts_it(name: str, encoding
 
 
 @pytest.mark.parametrize(("name", "content"), [("n.csv", "Zinn ober,Text \n1,a\n"), ("n.jsonl", '{"Text ": "a"}\n')])
-def test_a_field_that_is_written_otherwise_is_named_and_no_other(name: str, content: str, tmp_path: Path) -> None:
+def test_a_field_that_is_written_otherwise_is_named_and_no_other(name, content, tmp_path):
     (tmp_path / name).write_text(content)
     with pytest.raises(CorpusError, match=r"'text'.*'Text '") as raised:
         read_corpus(str(tmp_path / name))
@@ -368,16 +364,14 @@ def test_a_field_that_is_written_otherwise_is_named_and_no_other(name: str, cont
 
 @pytest.mark.parametrize("header", ["id;text", '"id";"text"', "zinnober;42"])
 @pytest.mark.parametrize(("name", "wanted"), [("n.csv", "commas"), ("n.tsv", "tabs")])
-def test_semicolons_between_fields_are_seen_and_no_row_is_shown(
-    header: str, name: str, wanted: str, tmp_path: Path
-) -> None:
+def test_semicolons_between_fields_are_seen_and_no_row_is_shown(header, name, wanted, tmp_path):
     (tmp_path / name).write_text(f"{header}\n1;zinnober\n")
     with pytest.raises(CorpusError, match=f" ; .*{wanted}.*convert it: ") as raised:
         read_corpus(str(tmp_path / name))
     assert "zinnober" not in str(raised.value)
 
 
-def test_the_command_that_is_named_for_semicolons_converts_them(tmp_path: Path) -> None:
+def test_the_command_that_is_named_for_semicolons_converts_them(tmp_path):
     as_table(tmp_path / "old.csv", ";")
     with pytest.raises(CorpusError) as raised:
         read_corpus(str(tmp_path / "old.csv"))
@@ -386,6 +380,6 @@ def test_the_command_that_is_named_for_semicolons_converts_them(tmp_path: Path) 
     assert [record.text for record in read_corpus(str(tmp_path / "new.csv")).records] == [row["text"] for row in ROWS]
 
 
-def test_a_column_may_be_called_with_a_semicolon_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_column_may_be_called_with_a_semicolon_where_it_is_asked_for(tmp_path):
     (tmp_path / "n.csv").write_text("a;b\nFirst\n")
     assert read_corpus(str(tmp_path / "n.csv"), ReadOptions(text_field="a;b")).records[0].text == "First"

@@ -1,11 +1,8 @@
 """Notes outside of workspaces: who else has a ledger over these records. They warn, and never stop anything."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,8 +19,6 @@ from paclm.worlds.registry import (
     sketch_texts,
 )
 
-Make = Callable[..., Created]
-
 
 def corpus_of(texts: list[str]) -> Corpus:
     return collect_records("notes", (SourceRow(f"n:{i}", {"text": t}) for i, t in enumerate(texts)), ReadOptions())
@@ -36,7 +31,7 @@ def give_ledger(created: Created) -> Path:
     return created.workspace.path
 
 
-def test_a_second_workspace_over_the_same_records_is_cautioned(make: Make) -> None:
+def test_a_second_workspace_over_the_same_records_is_cautioned(make):
     first = make("one")
     assert make("two").cautions == ()  # as long as the first has no ledger nothing was spent on these records
     path = give_ledger(first)
@@ -45,12 +40,12 @@ def test_a_second_workspace_over_the_same_records_is_cautioned(make: Make) -> No
     assert make("three").cautions == ()  # repeating is no further workspace
 
 
-def test_a_ledger_made_before_there_were_notes_counts_as_long_as_it_is_there(make: Make) -> None:
+def test_a_ledger_made_before_there_were_notes_counts_as_long_as_it_is_there(make):
     (make("one").workspace.curator_path / "ledger.sqlite").touch()
     assert len(make("two").cautions) == 1
 
 
-def test_several_workspaces_are_one_sentence(make: Make) -> None:
+def test_several_workspaces_are_one_sentence(make):
     for number in range(5):
         give_ledger(make(f"number-{number}"))
     (caution,) = make("last").cautions
@@ -58,7 +53,7 @@ def test_several_workspaces_are_one_sentence(make: Make) -> None:
     assert "and 2 more" in caution
 
 
-def test_a_workspace_killed_before_it_was_noted_is_noted_when_init_is_repeated(make: Make, state_folder: Path) -> None:
+def test_a_workspace_killed_before_it_was_noted_is_noted_when_init_is_repeated(make, state_folder):
     first = make("one")
     shutil.rmtree(state_folder)
     make("one")
@@ -66,7 +61,7 @@ def test_a_workspace_killed_before_it_was_noted_is_noted_when_init_is_repeated(m
     assert len(make("two").cautions) == 1
 
 
-def test_a_corpus_that_shares_some_records_is_recognized_and_others_are_not(make: Make, texts: list[str]) -> None:
+def test_a_corpus_that_shares_some_records_is_recognized_and_others_are_not(make, texts):
     give_ledger(make("one", corpus=corpus_of(texts), group_by=None))
     more = [f"something else entirely {number}" for number in range(200)]
     (caution,) = make("two", corpus=corpus_of([*texts[:150], *more[:50]]), group_by=None).cautions
@@ -74,7 +69,7 @@ def test_a_corpus_that_shares_some_records_is_recognized_and_others_are_not(make
     assert make("three", corpus=corpus_of(more[50:]), group_by=None).cautions == ()
 
 
-def test_a_workspace_that_was_deleted_still_counts_if_it_ever_had_a_ledger(make: Make) -> None:
+def test_a_workspace_that_was_deleted_still_counts_if_it_ever_had_a_ledger(make):
     shutil.rmtree(give_ledger(make("one")))
     shutil.rmtree(make("never-served").workspace.path)
     for place in ("one", "two"):  # also where another one takes its place
@@ -82,7 +77,7 @@ def test_a_workspace_that_was_deleted_still_counts_if_it_ever_had_a_ledger(make:
         assert "(the same corpus; deleted" in caution
 
 
-def test_a_workspace_that_was_moved_is_named_by_its_new_place_once_it_was_opened_there(make: Make) -> None:
+def test_a_workspace_that_was_moved_is_named_by_its_new_place_once_it_was_opened_there(make):
     created = make("one")
     moved = give_ledger(created).rename(created.workspace.path.with_name("moved"))
     note_place(created.workspace.manifest.id, moved)
@@ -90,20 +85,20 @@ def test_a_workspace_that_was_moved_is_named_by_its_new_place_once_it_was_opened
     assert f"{moved} (the same corpus)." in caution
 
 
-def test_a_place_is_noted_only_for_a_workspace_that_was_noted_before(tmp_path: Path, state_folder: Path) -> None:
+def test_a_place_is_noted_only_for_a_workspace_that_was_noted_before(tmp_path, state_folder):
     for identifier in ("never-noted", "../outside"):
         note_place(identifier, tmp_path)
     assert not state_folder.exists()
 
 
-def test_synthetic_records_have_no_budget_to_share(make: Make, state_folder: Path, corpus: Corpus) -> None:
+def test_synthetic_records_have_no_budget_to_share(make, state_folder, corpus):
     synthetic = Corpus(corpus.name, corpus.records, corpus.report, is_synthetic=True)
     make("one", corpus=synthetic)
     assert make("two", corpus=synthetic).cautions == ()
     assert not state_folder.exists()
 
 
-def test_the_notes_keep_hashes_only_and_for_their_owner_only(make: Make, state_folder: Path, texts: list[str]) -> None:
+def test_the_notes_keep_hashes_only_and_for_their_owner_only(make, state_folder, texts):
     give_ledger(make())
     for folder in ("workspaces", "ledgers"):
         (note,) = (state_folder / folder).iterdir()
@@ -112,7 +107,7 @@ def test_the_notes_keep_hashes_only_and_for_their_owner_only(make: Make, state_f
         assert not any(text in note.read_text() for text in texts)
 
 
-def test_a_large_overlap_is_estimated_well_and_a_damaged_note_is_passed_over(state_folder: Path) -> None:
+def test_a_large_overlap_is_estimated_well_and_a_damaged_note_is_passed_over(state_folder):
     ours = [f"record {number}" for number in range(20_000)]
     others = ours[5000:] + [f"other {number}" for number in range(5000)]
     remember_workspace("other", Path("/elsewhere"), sketch_texts(others))
@@ -125,7 +120,7 @@ def test_a_large_overlap_is_estimated_well_and_a_damaged_note_is_passed_over(sta
     assert find_overlaps(sketch_texts(ours), own_id="other") == []
 
 
-def test_ledgers_are_noted_in_their_order(state_folder: Path) -> None:
+def test_ledgers_are_noted_in_their_order(state_folder):
     assert ledgers_noted("w") == []
     for name in ("one", "two"):
         remember_ledger("w", name)
@@ -135,14 +130,14 @@ def test_ledgers_are_noted_in_their_order(state_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [f"{os.devnull}/state", "/proc/state", "~nobody-of-this-name/state"])
-def test_where_nothing_can_be_noted_nothing_happens(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_noted_nothing_happens(place, monkeypatch):
     monkeypatch.setenv("PACLM_STATE_DIR", place)
     remember_ledger("w", "one")
     assert ledgers_noted("w") == []
 
 
 @pytest.mark.parametrize("identifier", ["../../victim", "/victim", "a\0b", "\ud800", "", "x" * 500])
-def test_an_id_that_somebody_else_wrote_leads_nowhere(state_folder: Path, identifier: str) -> None:
+def test_an_id_that_somebody_else_wrote_leads_nowhere(state_folder, identifier):
     victim = state_folder.parent / "victim.json"
     victim.write_text("mine")
     remember_ledger(identifier, "one")

@@ -1,9 +1,6 @@
 """paclm.toml: what is written into it from here, and what of it is known before a budget is set."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +10,13 @@ from paclm.worlds.settings import Voting, load_settings, render_settings, write_
 
 
 @pytest.fixture
-def settings_file(tmp_path: Path) -> Path:
+def settings_file(tmp_path):
     path = tmp_path / "paclm.toml"
     path.write_text(render_settings(TrainingConfig()))
     return path
 
 
-def test_training_settings_are_written_where_they_stand_and_nothing_else_changes(settings_file: Path) -> None:
+def test_training_settings_are_written_where_they_stand_and_nothing_else_changes(settings_file):
     before = settings_file.read_text().splitlines()
     changes = {"learning_rate": 0.002, "batch_size": 2, "targets": ("q_proj", "v_proj")}
     write_settings(settings_file, "training", changes)
@@ -29,7 +26,7 @@ def test_training_settings_are_written_where_they_stand_and_nothing_else_changes
     assert changed == ['targets = ["q_proj", "v_proj"]', "learning_rate = 0.002", "batch_size = 2"]
 
 
-def test_training_settings_find_their_section_wherever_it_is_or_make_it(settings_file: Path) -> None:
+def test_training_settings_find_their_section_wherever_it_is_or_make_it(settings_file):
     settings_file.write_text("[server]\nport = 81\n")
     write_settings(settings_file, "training", {"epochs": 5})
     write_settings(settings_file, "mechanism", {"per_token": "2^-16", "total": "2^-6"})
@@ -40,7 +37,7 @@ def test_training_settings_find_their_section_wherever_it_is_or_make_it(settings
     assert found.config.per_token == 2.0**-16
 
 
-def test_a_file_that_cannot_be_edited_is_left_unchanged(settings_file: Path) -> None:
+def test_a_file_that_cannot_be_edited_is_left_unchanged(settings_file):
     written = "training = {epochs = 3}\n"
     settings_file.write_text(written)
     with pytest.raises(WorkspaceError, match="epochs = 5"):
@@ -48,7 +45,7 @@ def test_a_file_that_cannot_be_edited_is_left_unchanged(settings_file: Path) -> 
     assert settings_file.read_text() == written
 
 
-def test_how_worlds_vote_is_known_before_a_budget_is_set(settings_file: Path) -> None:
+def test_how_worlds_vote_is_known_before_a_budget_is_set(settings_file):
     assert load_settings(settings_file).voting == Voting("gumbel", 1.0, 200)
     write_settings(settings_file, "mechanism", {"decoder": "greedy", "support_size": 30})
     assert load_settings(settings_file).voting == Voting("greedy", 1.0, 30)

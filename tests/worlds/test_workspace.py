@@ -1,14 +1,11 @@
 """The workspace on disk: what it holds, who can read it, and that every change is noticed and named."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
 import shlex
 import shutil
 import stat
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +16,14 @@ import pytest
 import paclm
 from paclm.config import MechanismConfig, RuntimeConfig, TrainingConfig
 from paclm.errors import InvalidInput, WorkspaceError
-from paclm.worlds.creation import Created, create_workspace
+from paclm.worlds.creation import create_workspace
 from paclm.worlds.fingerprints import Base, fingerprint_base
-from paclm.worlds.records import Corpus
 from paclm.worlds.registry import remember_ledger
 from paclm.worlds.storage import refuse_if_others_can_enter
 from paclm.worlds.workspace import Workspace
 
-Make = Callable[..., Created]
 
-
-def test_a_workspace_holds_what_it_was_made_of(make: Make, corpus: Corpus, base: Base) -> None:
+def test_a_workspace_holds_what_it_was_made_of(make, corpus, base):
     created = make(num_canaries=4, holdout=30)
     workspace = paclm.Workspace.open(created.workspace.path)
     assert created.is_new
@@ -53,7 +47,7 @@ def test_a_workspace_holds_what_it_was_made_of(make: Make, corpus: Corpus, base:
     assert workspace.manifest.versions["paclm"] == paclm.__version__
 
 
-def test_records_of_one_group_are_in_the_same_worlds_and_on_one_side_of_the_holdout(make: Make) -> None:
+def test_records_of_one_group_are_in_the_same_worlds_and_on_one_side_of_the_holdout(make):
     workspace = make(holdout=30).workspace
     rows: dict[str | None, np.ndarray] = {}
     for record, row in zip(workspace.members(), workspace.membership, strict=True):
@@ -63,7 +57,7 @@ def test_records_of_one_group_are_in_the_same_worlds_and_on_one_side_of_the_hold
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o777])
-def test_nobody_else_can_read_anything_whatever_the_umask(make: Make, umask: int) -> None:
+def test_nobody_else_can_read_anything_whatever_the_umask(make, umask):
     before = os.umask(umask)
     try:
         path = make(num_canaries=2).workspace.path
@@ -73,12 +67,12 @@ def test_nobody_else_can_read_anything_whatever_the_umask(make: Make, umask: int
         assert stat.S_IMODE(item.stat().st_mode) == (0o700 if item.is_dir() else 0o600), item
 
 
-def test_the_membership_cannot_be_changed_by_accident(make: Make) -> None:
+def test_the_membership_cannot_be_changed_by_accident(make):
     with pytest.raises(ValueError, match="read-only"):
         make().workspace.membership[0, 0] = True
 
 
-def test_a_workspace_that_others_can_enter_is_refused(make: Make) -> None:
+def test_a_workspace_that_others_can_enter_is_refused(make):
     path = make().workspace.path
     for folder in (path, path / "curator"):
         folder.chmod(0o755)
@@ -88,7 +82,7 @@ def test_a_workspace_that_others_can_enter_is_refused(make: Make) -> None:
     Workspace.open(path)
 
 
-def test_the_command_that_closes_a_folder_can_be_pasted(tmp_path: Path) -> None:
+def test_the_command_that_closes_a_folder_can_be_pasted(tmp_path):
     folder = tmp_path / "my notes"
     folder.mkdir()
     folder.chmod(0o755)  # whatever the umask
@@ -100,7 +94,7 @@ def test_the_command_that_closes_a_folder_can_be_pasted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["corpus/train.jsonl", "corpus/heldout.jsonl", "corpus/canaries.jsonl", "membership.npz"]
 )
-def test_a_changed_or_missing_file_is_refused_by_its_name(make: Make, name: str) -> None:
+def test_a_changed_or_missing_file_is_refused_by_its_name(make, name):
     path = make().workspace.path
     content = (path / name).read_bytes()
     (path / name).write_bytes(content + b"\n")
@@ -127,9 +121,7 @@ def copy_of(base: Base, folder: Path) -> Base:
         (True, True, True, True),
     ],
 )
-def test_a_changed_base_model_is_refused(
-    make: Make, base: Base, tmp_path: Path, is_edited: bool, keeps_time: bool, in_full: bool, is_refused: bool
-) -> None:
+def test_a_changed_base_model_is_refused(make, base, tmp_path, is_edited, keeps_time, in_full, is_refused):
     moved = copy_of(base, tmp_path / "model")
     path = make(base=moved).workspace.path
     weights = moved.folder / "model.safetensors"
@@ -144,7 +136,7 @@ def test_a_changed_base_model_is_refused(
         Workspace.open(path, verify_in_full=in_full)
 
 
-def test_the_version_that_wrote_a_config_does_not_change_the_fingerprint(base: Base, tmp_path: Path) -> None:
+def test_the_version_that_wrote_a_config_does_not_change_the_fingerprint(base, tmp_path):
     moved = copy_of(base, tmp_path / "model")
     config = json.loads((moved.folder / "config.json").read_text())
     (moved.folder / "config.json").write_text(json.dumps({**config, "transformers_version": "9.9"}))
@@ -153,14 +145,14 @@ def test_the_version_that_wrote_a_config_does_not_change_the_fingerprint(base: B
     assert fingerprint_base(moved.folder) != base.fingerprint
 
 
-def test_a_base_model_that_is_gone_is_left_to_the_engine(make: Make, base: Base, tmp_path: Path) -> None:
+def test_a_base_model_that_is_gone_is_left_to_the_engine(make, base, tmp_path):
     moved = copy_of(base, tmp_path / "model")
     path = make(base=moved).workspace.path
     shutil.rmtree(moved.folder)
     assert Workspace.open(path).base.fingerprint == base.fingerprint
 
 
-def test_adapters_enter_the_manifest_and_are_checked_from_then_on(make: Make) -> None:
+def test_adapters_enter_the_manifest_and_are_checked_from_then_on(make):
     workspace = make().workspace
     file = workspace.adapters_path / "worlds.safetensors"
     file.write_bytes(b"weights")
@@ -176,14 +168,14 @@ def test_adapters_enter_the_manifest_and_are_checked_from_then_on(make: Make) ->
         Workspace.open(workspace.path)
 
 
-def test_a_folder_that_is_not_a_workspace_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_workspace_is_refused(tmp_path):
     for folder, named in ((tmp_path / "none", "none"), (tmp_path, r"manifest\.json")):
         with pytest.raises(WorkspaceError, match=f"{named}.*paclm init"):
             Workspace.open(folder)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"format": 99}', '{"format": 1}', None])
-def test_a_manifest_that_cannot_be_read_is_refused(make: Make, content: str | None) -> None:
+def test_a_manifest_that_cannot_be_read_is_refused(make, content):
     path = make().workspace.path
     (path / "manifest.json").unlink()
     if content is None:
@@ -199,7 +191,7 @@ def with_settings(path: Path, text: str) -> Workspace:
     return Workspace.open(path)
 
 
-def test_budgets_have_no_default_and_are_read_once_they_are_written(make: Make) -> None:
+def test_budgets_have_no_default_and_are_read_once_they_are_written(make):
     workspace = make().workspace
     assert workspace.config is None
     with pytest.raises(InvalidInput, match="per_token, total"):
@@ -209,7 +201,7 @@ def test_budgets_have_no_default_and_are_read_once_they_are_written(make: Make) 
     assert workspace.config == MechanismConfig(per_token=2**-32, total=1e-3, release="channel")
 
 
-def test_the_template_explains_every_setting_and_its_examples_are_valid(make: Make) -> None:
+def test_the_template_explains_every_setting_and_its_examples_are_valid(make):
     path = make().workspace.path
     lines = (path / "paclm.toml").read_text().splitlines()
     for settings in (MechanismConfig, RuntimeConfig, TrainingConfig):
@@ -250,22 +242,22 @@ def test_the_template_explains_every_setting_and_its_examples_are_valid(make: Ma
         ("[server]\ncors_origins = ['https://*.a.example']\n", r"'https://\*\."),
     ],
 )
-def test_wrong_settings_are_refused_by_name_and_value(make: Make, text: str, named: str) -> None:
+def test_wrong_settings_are_refused_by_name_and_value(make, text, named):
     with pytest.raises(InvalidInput, match=named):
         with_settings(make().workspace.path, text)
 
 
-def test_settings_that_are_not_toml_are_refused(make: Make) -> None:
+def test_settings_that_are_not_toml_are_refused(make):
     with pytest.raises(WorkspaceError, match=r"paclm\.toml.*line 1"):
         with_settings(make().workspace.path, "[mechanism\n")
 
 
-def test_layer_names_can_be_listed(make: Make) -> None:
+def test_layer_names_can_be_listed(make):
     workspace = with_settings(make().workspace.path, '[training]\ntargets = ["c_attn", "c_fc"]\n')
     assert workspace.training.targets == ("c_attn", "c_fc")
 
 
-def test_missing_settings_are_an_error_and_empty_ones_are_the_defaults(make: Make) -> None:
+def test_missing_settings_are_an_error_and_empty_ones_are_the_defaults(make):
     path = make().workspace.path
     assert with_settings(path, "").training == TrainingConfig()
     (path / "paclm.toml").unlink()
@@ -273,14 +265,12 @@ def test_missing_settings_are_an_error_and_empty_ones_are_the_defaults(make: Mak
         Workspace.open(path)
 
 
-def test_an_unknown_part_is_refused(make: Make) -> None:
+def test_an_unknown_part_is_refused(make):
     with pytest.raises(WorkspaceError, match=r"train, heldout, canaries.*'test'"):
         make().workspace.records("test")  # type: ignore[arg-type]
 
 
-def test_create_from_python_opens_what_is_there_and_warns(
-    make: Make, corpus: Corpus, base: Base, small_tokenizer: Any, tmp_path: Path
-) -> None:
+def test_create_from_python_opens_what_is_there_and_warns(make, corpus, base, small_tokenizer, tmp_path):
     first = make().workspace
     arguments: dict[str, Any] = {
         "corpus": corpus, "base": base, "tokenizer": small_tokenizer, "num_worlds": 8, "group_by": "patient"
@@ -291,6 +281,6 @@ def test_create_from_python_opens_what_is_there_and_warns(
         Workspace.create(tmp_path / "second", **arguments)
 
 
-def test_create_from_python_takes_what_making_a_workspace_takes_with_the_same_defaults() -> None:
+def test_create_from_python_takes_what_making_a_workspace_takes_with_the_same_defaults():
     own, making = (list(inspect.signature(door).parameters.values()) for door in (Workspace.create, create_workspace))
     assert own == making
