@@ -152,7 +152,8 @@ def test_a_registered_release_is_no_deployable_one(branch: dict[str, str]) -> No
         "from paclm.config import MechanismConfig; print(MechanismConfig(per_token=0.1, total=0.2, release='response'))"
     )
     done = subprocess.run([sys.executable, "-c", words], env=branch, capture_output=True, text=True)
-    assert "a deployment takes releases whose leak is proven" in done.stderr
+    assert "InvalidInput" in done.stderr
+    assert "'response'" in done.stderr
 
 
 def test_the_release_declares_what_its_channel_tells_exactly() -> None:
