@@ -3,8 +3,6 @@
 It knows one table environment with a caption, a label, a tabular and notes. Whatever it does not know is a fault.
 """
 
-from __future__ import annotations
-
 import re
 
 _SIGNS = "pm times div cdot infty surd dots emptyset le ge approx propto to mid sim dagger ddagger"

@@ -1,7 +1,5 @@
 """Every regime at a scale of seconds, for tests that need all tables of a study."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from paclm.study.lab import Lab

@@ -1,7 +1,5 @@
 """A lab over a workspace with eight random worlds, made in a second; and votes that follow a script."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

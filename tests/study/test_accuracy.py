@@ -1,15 +1,11 @@
 """The accuracy regime on votes that follow a script, where every share is known, and what it says about them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from paclm.privacy.releases import rule_named
-from paclm.study.lab import Lab
 from paclm.study.recorded_votes import TextVotes
 from paclm.study.regimes import accuracy, releases
 from paclm.study.regimes.accuracy import REGIME, AccuracyScale
@@ -38,7 +34,7 @@ def scripted(positions: int, seed: int, split: bool, is_clustered: bool = True) 
     return TextVotes(votes, truth=truth, public=public, full=full, passage=cluster, position=position)
 
 
-def test_the_retained_gain_has_the_error_that_repeated_samples_show(small_lab: Lab) -> None:
+def test_the_retained_gain_has_the_error_that_repeated_samples_show(small_lab):
     """Sixty independent samples: their spread has an error of 9 %, and the stated one must be within 40 % of it."""
 
     def rows(count: int, is_clustered: bool) -> list[Row]:
@@ -53,20 +49,20 @@ def test_the_retained_gain_has_the_error_that_repeated_samples_show(small_lab: L
     assert max(row["retained_gain_stderr"] for row in naive) < 0.5 * spread
 
 
-def test_worlds_that_vote_as_the_full_corpus_keep_the_whole_gain_without_error(small_lab: Lab) -> None:
+def test_worlds_that_vote_as_the_full_corpus_keep_the_whole_gain_without_error(small_lab):
     row = accuracy._at(small_lab, scripted(400, 0, split=False), 2.0**-32)
     assert (row["retained_gain"], row["retained_gain_stderr"]) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize("is_worse", [False, True])
-def test_without_a_gain_there_is_no_share_of_it(small_lab: Lab, is_worse: bool) -> None:
+def test_without_a_gain_there_is_no_share_of_it(small_lab, is_worse):
     votes = scripted(400, 0, split=True)
     public = votes.full if is_worse else votes.public  # the full corpus loses then, and a share of a loss says nothing
     row = accuracy._at(small_lab, replace(votes, public=public, full=votes.public), 2.0**-32)
     assert (row["retained_gain"], row["retained_gain_stderr"]) == (None, None)
 
 
-def test_the_releases_too_tell_a_share_of_a_gain_and_never_of_a_loss(small_lab: Lab) -> None:
+def test_the_releases_too_tell_a_share_of_a_gain_and_never_of_a_loss(small_lab):
     votes = scripted(400, 0, split=False)
     streams = list(play_fresh(votes, rule_named("gaussian"), 2.0**-32, 2, 400, 0))
     assert releases._scores(small_lab, votes, streams, streams)["retained_gain"] == 1.0
@@ -75,7 +71,7 @@ def test_the_releases_too_tell_a_share_of_a_gain_and_never_of_a_loss(small_lab: 
     assert (row["retained_gain"], row["retained_gain_stderr"]) == (None, None)
 
 
-def test_more_sessions_on_the_same_text_do_not_make_its_error_smaller(small_lab: Lab) -> None:
+def test_more_sessions_on_the_same_text_do_not_make_its_error_smaller(small_lab):
     votes = scripted(1600, 3, split=True)
 
     def row(release: str, sessions: int) -> Row:
@@ -92,7 +88,7 @@ def test_more_sessions_on_the_same_text_do_not_make_its_error_smaller(small_lab:
 
 
 @pytest.fixture(scope="module")
-def result(study_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+def result(study_template, tmp_path_factory):
     lab = open_lab(study_template, tmp_path_factory.mktemp("accuracy") / "workspace")
     return run_regime(lab, REGIME, "quick", scale=AccuracyScale(60, 2))
 
@@ -101,14 +97,14 @@ def changed(result: Result, **columns: object) -> Result:
     return replace(result, rows=[{**row, **columns} for row in result.rows])
 
 
-def test_the_table_says_how_many_positions_each_decoder_has_and_shows_the_error_of_the_share(result: Result) -> None:
+def test_the_table_says_how_many_positions_each_decoder_has_and_shows_the_error_of_the_share(result):
     shown = changed(result, retained_gain=0.5, retained_gain_stderr=0.04)
     text = to_markdown(table_named("tab:accuracy").build({"accuracy": shown}))
     assert "on 60 (greedy) and 120 (Gumbel) positions" in text
     assert "50.00% ± 4.00%" in text
 
 
-def test_the_setup_shows_how_many_records_are_held_out_and_not_how_many_were_asked_for(result: Result) -> None:
+def test_the_setup_shows_how_many_records_are_held_out_and_not_how_many_were_asked_for(result):
     def held_out(**origin: object) -> object:
         shown = table_named("tab:setup").build(
             {"accuracy": replace(result, provenance={**result.provenance, **origin})}

@@ -1,7 +1,5 @@
 """The regimes about attackers, from a small workspace to rows; tables and figures: test_rehearsal."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

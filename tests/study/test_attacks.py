@@ -1,7 +1,5 @@
 """The attacks: useless against a private stream, perfect without noise, and no better than a guess at the start."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

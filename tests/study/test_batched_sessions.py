@@ -1,10 +1,5 @@
 """Batched research sessions equal single sessions bit for bit, and both are stamped NOT PRIVATE."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -46,9 +41,7 @@ def run_both(
 
 @pytest.mark.parametrize("release", sorted(RULES))
 @pytest.mark.parametrize("per_token", [2.0**-16, 2.0**-4])
-def test_batched_sessions_equal_single_sessions_bit_for_bit(
-    release: str, per_token: float, vote_files: dict[str, Path]
-) -> None:
+def test_batched_sessions_equal_single_sessions_bit_for_bit(release, per_token, vote_files):
     """On real votes: two distinct votes, more, and none, mixed; longer than the random words fetched ahead."""
     votes = np.load(vote_files["gumbel"])["votes"][: 120 * 16].reshape(120, 16, 128).astype(np.int64)
     distinct = {len(set(row.tolist())) for row in votes.reshape(-1, 128)}
@@ -56,7 +49,7 @@ def test_batched_sessions_equal_single_sessions_bit_for_bit(
     run_both(votes, release, per_token)
 
 
-def test_they_stay_equal_when_the_belief_has_collapsed_onto_one_world() -> None:
+def test_they_stay_equal_when_the_belief_has_collapsed_onto_one_world():
     """Large budgets and single dissenters drive masses to underflow, where the update works in log space."""
     rng = np.random.default_rng(0)
     votes = (rng.random((200, 8, 16)) < 0.15).astype(np.int64)
@@ -65,19 +58,19 @@ def test_they_stay_equal_when_the_belief_has_collapsed_onto_one_world() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 12), st.sampled_from([2, 8, 30]))
-def test_any_votes_give_the_same_tokens_and_beliefs(seed: int, count: int, worlds: int) -> None:
+def test_any_votes_give_the_same_tokens_and_beliefs(seed, count, worlds):
     rng = np.random.default_rng(seed)
     votes = rng.integers(-1, rng.integers(1, 5), size=(6, count, worlds))
     run_both(votes, "gaussian", float(rng.choice([2.0**-32, 2.0**-8, 1.0])), seed)
 
 
-def test_without_noise_the_realized_vote_itself_is_released() -> None:
+def test_without_noise_the_realized_vote_itself_is_released():
     sessions = ResearchSessions.seeded(8, rule_named("gaussian"), np.inf, seed=1, num_sessions=40)
     votes = np.random.default_rng(2).integers(0, 3, size=(40, 8))
     assert sessions.release(votes).tokens.tolist() == votes[np.arange(40), sessions.secrets].tolist()
 
 
-def test_secrets_are_spread_over_the_worlds() -> None:
+def test_secrets_are_spread_over_the_worlds():
     secrets = ResearchSessions.seeded(4, rule_named("gaussian"), 0.1, seed=5, num_sessions=2000).secrets
     assert np.bincount(secrets, minlength=4).min() > 400  # seeded; a fresh seed fails once in 1e6
 
@@ -90,9 +83,7 @@ def test_secrets_are_spread_over_the_worlds() -> None:
     exponent=st.integers(-40, 3),
     seed=st.integers(0, 2**32),
 )
-def test_the_release_of_two_distinct_votes_equals_algorithm_1_bit_for_bit(
-    sides: list[int], spread: float, exponent: int, seed: int
-) -> None:
+def test_the_release_of_two_distinct_votes_equals_algorithm_1_bit_for_bit(sides, spread, exponent, seed):
     """With e^-900 behind a vote the sum underflows."""
     votes, rng = np.array(sides), np.random.default_rng(seed)
     belief = normalise(-spread * rng.random(votes.size))
@@ -104,13 +95,13 @@ def test_the_release_of_two_distinct_votes_equals_algorithm_1_bit_for_bit(
     assert beliefs.tobytes() == plain.belief.tobytes()
 
 
-def test_the_comparison_notices_noise_that_is_wrong_by_one_part_in_a_million() -> None:
+def test_the_comparison_notices_noise_that_is_wrong_by_one_part_in_a_million():
     case = np.array([[0, 0, 1, 1]]), np.full((1, 4), -np.log(4)), np.array([0]), 0.01
     right, wrong = (release_pairs(*case, np.array([draw]))[1] for draw in (0.3, 0.3 * (1 + 1e-6)))
     assert right.tobytes() != wrong.tobytes()
 
 
-def test_only_algorithm_1_itself_is_vectorised_not_another_rule_of_its_name() -> None:
+def test_only_algorithm_1_itself_is_vectorised_not_another_rule_of_its_name():
     def loud(votes: np.ndarray, belief: np.ndarray, secret: int, per_token: float, noise: ResearchNoise) -> object:
         return gaussian.release(votes, belief, secret, 4 * per_token, noise)
 
@@ -120,7 +111,7 @@ def test_only_algorithm_1_itself_is_vectorised_not_another_rule_of_its_name() ->
     assert scales[0] == pytest.approx(2 * scales[1])
 
 
-def test_some_sessions_of_a_batch_can_be_released_and_the_others_stay() -> None:
+def test_some_sessions_of_a_batch_can_be_released_and_the_others_stay():
     sessions = ResearchSessions.seeded(8, rule_named("gaussian"), 0.1, seed=1, num_sessions=4)
     before = sessions.beliefs.copy()
     done = sessions.release(np.array([np.arange(8) % 2, np.arange(8) % 3]), np.array([3, 1]))
@@ -130,21 +121,19 @@ def test_some_sessions_of_a_batch_can_be_released_and_the_others_stay() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda v: v.astype(float), lambda v: v[:1], lambda v: v[:, :4]])
-def test_votes_of_another_shape_or_kind_are_refused(make: Callable[[np.ndarray], np.ndarray]) -> None:
+def test_votes_of_another_shape_or_kind_are_refused(make):
     sessions = ResearchSessions.seeded(8, rule_named("gaussian"), 0.1, seed=0, num_sessions=2)
     with pytest.raises(InvalidInput, match=r"\(2, 8\)"):
         sessions.release(make(np.zeros((2, 8), dtype=np.int64)))
 
 
-def test_everything_is_stamped() -> None:
+def test_everything_is_stamped():
     assert ResearchSession.stamp == ResearchSessions.stamp == STAMP
     assert "NOT PRIVATE" in STAMP
 
 
 @pytest.mark.parametrize("release", sorted(RULES))
-def test_streams_played_in_batches_equal_single_sessions_bit_for_bit(
-    release: str, vote_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_played_in_batches_equal_single_sessions_bit_for_bit(release, vote_files, monkeypatch):
     """The session protocol of `paclm replay`; five sessions in batches of three."""
     monkeypatch.setattr(streams, "_BATCH", 3)
     recorded = RecordedVotes.load(vote_files["gumbel"])

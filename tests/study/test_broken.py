@@ -4,8 +4,6 @@ Every check has a twin: the sound mechanism passes it, the broken one fails it. 
 are those of a fresh seed.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

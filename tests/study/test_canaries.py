@@ -1,7 +1,5 @@
 """Canaries under study: forced votes, their known advantage, and the regime from end to end."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is kept of an earlier run is kept for its code: an edit that can change numbers ends it, others do not."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -17,7 +15,7 @@ VOTES = "paclm.study.recorded_votes"
 
 
 @pytest.fixture
-def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def sources(tmp_path, monkeypatch):
     """A copy of the sources that a test may edit."""
     shutil.copytree(code._ROOT, tmp_path / "paclm", ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
     monkeypatch.setattr(code, "_ROOT", tmp_path / "paclm")
@@ -45,9 +43,7 @@ def edited(path: Path, old: str, new: str, module: str) -> tuple[str, str]:
         ("engine/decode_step.py", "def top_tokens", "x = 1\ndef top_tokens"),  # imported inside a function only
     ],
 )
-def test_an_edit_of_whatever_a_regime_imports_gives_another_digest(
-    sources: Path, file: str, old: str, new: str
-) -> None:
+def test_an_edit_of_whatever_a_regime_imports_gives_another_digest(sources, file, old, new):
     before, after = edited(sources / file, old, new, REGIME)
     assert before != after
 
@@ -63,19 +59,19 @@ def test_an_edit_of_whatever_a_regime_imports_gives_another_digest(
         ("curator/curator.py", "class Curator", "x = 1\nclass Curator"),
     ],
 )
-def test_remarks_and_code_that_it_does_not_import_do_not(sources: Path, file: str, old: str, new: str) -> None:
+def test_remarks_and_code_that_it_does_not_import_do_not(sources, file, old, new):
     before, after = edited(sources / file, old, new, REGIME)
     assert before == after
 
 
-def test_votes_outlive_an_edited_release_and_not_an_edited_engine(sources: Path) -> None:
+def test_votes_outlive_an_edited_release_and_not_an_edited_engine(sources):
     before, after = edited(sources / "privacy" / "releases.py", "choose(mass)", "choose(mass**2)", VOTES)
     assert before == after
     before, after = edited(sources / "engine" / "decode_step.py", "def pick", "x = 1\ndef pick", VOTES)
     assert before != after
 
 
-def test_every_regime_has_a_digest_of_its_own_and_what_is_no_module_has_none() -> None:
+def test_every_regime_has_a_digest_of_its_own_and_what_is_no_module_has_none():
     assert len({code_digest(f"paclm.study.regimes.{name}") for name in NAMES}) == len(NAMES)
     with pytest.raises(InvalidInput, match=r"no module paclm\.study\.regimes\.sweeep"):
         code_digest("paclm.study.regimes.sweeep")

@@ -1,14 +1,9 @@
 """Reading a text of the user's own. The sentences here are ours."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json
 import lzma
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -49,11 +44,11 @@ WIKITEXT = """
         ("1990 – 1995 : a / b", "1990 – 1995: a / b"),
     ],
 )
-def test_spacing_around_punctuation_is_undone(tokenised: str, written: str) -> None:
+def test_spacing_around_punctuation_is_undone(tokenised, written):
     assert detokenise(tokenised) == written
 
 
-def test_wikitext_becomes_articles_with_their_headings() -> None:
+def test_wikitext_becomes_articles_with_their_headings():
     first, second = wikitext_documents(WIKITEXT)
     assert first.splitlines() == [
         "Old mill",
@@ -64,9 +59,7 @@ def test_wikitext_becomes_articles_with_their_headings() -> None:
     assert second.splitlines() == ["River Ash", "A river of 3.5 km."]
 
 
-def test_no_token_that_overlaps_an_unknown_word_is_scored_and_all_others_are(
-    tmp_path: Path, small_tokenizer: Any
-) -> None:
+def test_no_token_that_overlaps_an_unknown_word_is_scored_and_all_others_are(tmp_path, small_tokenizer):
     path = tmp_path / "wiki.tokens.xz"
     path.write_bytes(lzma.compress(WIKITEXT.encode()))
     passage = read_test_text(path, small_tokenizer)[0]
@@ -80,9 +73,7 @@ def test_no_token_that_overlaps_an_unknown_word_is_scored_and_all_others_are(
 @pytest.mark.parametrize(
     ("suffix", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)]
 )
-def test_plain_text_is_split_at_two_empty_lines_and_scored_throughout(
-    tmp_path: Path, small_tokenizer: Any, suffix: str, compress: Callable[[bytes], bytes]
-) -> None:
+def test_plain_text_is_split_at_two_empty_lines_and_scored_throughout(tmp_path, small_tokenizer, suffix, compress):
     text = "The first note.\n\nIts second paragraph.\n\n\nThe second note: x = y.\n"
     assert list(plain_documents(text)) == ["The first note.\n\nIts second paragraph.", "The second note: x = y."]
     path = tmp_path / f"notes.txt{suffix}"
@@ -92,13 +83,13 @@ def test_plain_text_is_split_at_two_empty_lines_and_scored_throughout(
     assert all(all(passage.is_scored) for passage in passages)
 
 
-def test_records_are_read_as_init_reads_them(tmp_path: Path, small_tokenizer: Any) -> None:
+def test_records_are_read_as_init_reads_them(tmp_path, small_tokenizer):
     path = tmp_path / "notes.jsonl"
     path.write_text("".join(json.dumps({"text": f"a note, number {n}"}) + "\n" for n in range(3)))
     assert len(read_test_text(path, small_tokenizer)) == 3
 
 
-def test_what_cannot_be_read_is_refused_by_its_name(tmp_path: Path, small_tokenizer: Any) -> None:
+def test_what_cannot_be_read_is_refused_by_its_name(tmp_path, small_tokenizer):
     files = {
         "missing.txt": None,
         "broken.txt": b"\xff\xfe\x00",
@@ -113,34 +104,34 @@ def test_what_cannot_be_read_is_refused_by_its_name(tmp_path: Path, small_tokeni
             read_test_text(tmp_path / name, small_tokenizer)
 
 
-def test_every_token_but_the_first_is_a_target_exactly_once() -> None:
+def test_every_token_but_the_first_is_a_target_exactly_once():
     passage = Passage.of(range(23))
     windows = cut_passages([passage], 8)
     assert [token for window in windows for token in window.tokens[1:]] == list(range(1, 23))
     assert max(map(len, windows)) == 8
 
 
-def test_windows_keep_what_is_not_to_be_scored() -> None:
+def test_windows_keep_what_is_not_to_be_scored():
     passage = Passage(tuple(range(10)), tuple(i % 3 != 0 for i in range(10)))
     windows = cut_passages([passage], 4)
     assert sum(window.num_scored for window in windows) == passage.num_scored == 6
 
 
-def test_a_rest_without_a_target_is_dropped_and_a_window_without_one_refused() -> None:
+def test_a_rest_without_a_target_is_dropped_and_a_window_without_one_refused():
     assert [len(window) for window in cut_passages([Passage.of(range(8)), Passage.of([1])], 8)] == [8]
     with pytest.raises(InvalidInput, match="1"):
         cut_passages([Passage.of(range(4))], 1)
 
 
 @pytest.mark.parametrize("wanted", [1, 6, 7, 8, 20])
-def test_as_many_positions_are_taken_as_asked_for_and_not_one_more(wanted: int) -> None:
+def test_as_many_positions_are_taken_as_asked_for_and_not_one_more(wanted):
     passages = cut_passages([Passage(tuple(range(30)), tuple(i % 2 == 0 for i in range(30)))], 8)
     taken = take_positions(passages, wanted)
     assert sum(passage.num_scored for passage in taken) == min(wanted, 14)
     assert all(passage.num_scored for passage in taken)
 
 
-def test_a_few_positions_are_taken_from_many_documents() -> None:
+def test_a_few_positions_are_taken_from_many_documents():
     long = [Passage.of(range(100 * i, 100 * i + 30)) for i in range(4)]
     windows = cut_passages(long, 11)
     assert [passage.document for passage in windows] == [0, 1, 2, 3] * 3

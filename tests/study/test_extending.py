@@ -1,7 +1,5 @@
 """docs/internals/extending.md is executed: every block is a whole file, short, and does what the page says."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -24,7 +22,6 @@ from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import Rule, rule_named
 from paclm.study.decoding import GREEDY
 from paclm.study.figure import save_figure
-from paclm.study.lab import Lab
 from paclm.study.recorded_votes import RecordedVotes
 from paclm.study.run import run_regime
 from paclm.study.streams import play_sessions
@@ -59,7 +56,7 @@ def type_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def branch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def branch(tmp_path_factory):
     """The environment of a package with the release in it, as the page says: a file, an import and a line."""
     package = tmp_path_factory.mktemp("branch") / "paclm"
     package.mkdir()
@@ -85,14 +82,14 @@ def scripted(num_worlds: int = 16, positions: int = 400) -> RecordedVotes:
     return RecordedVotes(10 + split * (np.arange(positions) % 2)[:, None])
 
 
-def test_there_is_a_block_for_each_and_none_is_longer_than_fifty_lines() -> None:
+def test_there_is_a_block_for_each_and_none_is_longer_than_fifty_lines():
     assert len(BLOCKS) == len(NAMES)
     for block in BLOCKS:
         assert len(block.splitlines()) < 50
         assert max(map(len, block.splitlines())) <= 120
 
 
-def test_the_regime_runs_and_its_table_and_figure_show_what_it_found(small_lab: Lab, tmp_path: Path) -> None:
+def test_the_regime_runs_and_its_table_and_figure_show_what_it_found(small_lab, tmp_path):
     regime = load("regime")
     result = run_regime(small_lab, regime["REGIME"], "quick", scale=regime["MarginScale"](60))
     assert {row["decoder"] for row in result.rows} == {"greedy", "gumbel"}
@@ -104,7 +101,7 @@ def test_the_regime_runs_and_its_table_and_figure_show_what_it_found(small_lab: 
     assert ">gumbel<" in svg.read_text()
 
 
-def test_the_attack_finds_the_world_without_noise_and_stays_within_the_bound_with_it() -> None:
+def test_the_attack_finds_the_world_without_noise_and_stays_within_the_bound_with_it():
     attack = load("attack")["attack_by_agreement"]
     found = attack(scripted(), rule_named("gaussian"), math.inf, 60, 200, 1)
     assert found.mean == 1.0
@@ -114,7 +111,7 @@ def test_the_attack_finds_the_world_without_noise_and_stays_within_the_bound_wit
     assert found.mean > success_bound(200 * 2.0**-16, 1 / 16)
 
 
-def test_the_release_tells_no_more_than_its_budget_and_its_belief_is_exact() -> None:
+def test_the_release_tells_no_more_than_its_budget_and_its_belief_is_exact():
     rule = Rule("response", load("release")["release"], reads_secret=True)
     streams = list(play_sessions(scripted(), rule, 2.0**-7, 400, 60, 5))
     beliefs = np.concatenate([stream.beliefs for stream in streams])
@@ -130,9 +127,7 @@ def test_the_release_tells_no_more_than_its_budget_and_its_belief_is_exact() -> 
     assert told.mean > budget + 4 * told.stderr
 
 
-def test_a_release_that_is_registered_as_the_page_says_is_replayed_and_tested_by_the_commands_on_it(
-    branch: dict[str, str], vote_files: dict[str, Path]
-) -> None:
+def test_a_release_that_is_registered_as_the_page_says_is_replayed_and_tested_by_the_commands_on_it(branch, vote_files):
     replayed, tested = re.findall(r"^\$ (.*(?:response|test_secret_free).*)$", PAGE.read_text(), flags=re.MULTILINE)
     words = shlex.split(replayed.replace("votes.npz", str(vote_files["gumbel"])))[1:]
     words += ["--sessions", "20", "--tokens", "400", "--json"]
@@ -147,7 +142,7 @@ def test_a_release_that_is_registered_as_the_page_says_is_replayed_and_tested_by
     assert len(re.findall(r"\.", done.stdout.splitlines()[0])) >= 4, "every one of the files takes the rule"
 
 
-def test_a_registered_release_is_no_deployable_one(branch: dict[str, str]) -> None:
+def test_a_registered_release_is_no_deployable_one(branch):
     words = (
         "from paclm.config import MechanismConfig; print(MechanismConfig(per_token=0.1, total=0.2, release='response'))"
     )
@@ -156,7 +151,7 @@ def test_a_registered_release_is_no_deployable_one(branch: dict[str, str]) -> No
     assert "'response'" in done.stderr
 
 
-def test_the_release_declares_what_its_channel_tells_exactly() -> None:
+def test_the_release_declares_what_its_channel_tells_exactly():
     """Against Σ over both of P log P ÷ marginals, summed plainly; a vote without mass is among them."""
     release, rng = load("release")["release"], np.random.default_rng(4)
     for _ in range(50):
@@ -175,7 +170,7 @@ def test_the_release_declares_what_its_channel_tells_exactly() -> None:
         assert step.information <= min(b, share * entropy) * (1 + 1e-12)
 
 
-def test_the_release_is_silent_where_worlds_agree_and_stands_a_belief_that_has_made_up_its_mind() -> None:
+def test_the_release_is_silent_where_worlds_agree_and_stands_a_belief_that_has_made_up_its_mind():
     release = load("release")["release"]
     belief = uniform_belief(4)
     step = release(np.full(4, 7), belief, 1, 2.0**-8, ResearchNoise(0))
@@ -185,7 +180,7 @@ def test_the_release_is_silent_where_worlds_agree_and_stands_a_belief_that_has_m
     assert release(np.array([7, 8, 9, 7]), certain, 0, 2.0**-8, ResearchNoise(0)).token == 7
 
 
-def test_the_baseline_is_the_public_model_or_the_ensemble_at_its_ends(small_lab: Lab) -> None:
+def test_the_baseline_is_the_public_model_or_the_ensemble_at_its_ends(small_lab):
     baseline = load("baseline")
     votes = small_lab.text_votes(60, (GREEDY,))["greedy"]
     assert (baseline["release_by_quorum"](votes, 1.01) == votes.public).all()
@@ -196,12 +191,12 @@ def test_the_baseline_is_the_public_model_or_the_ensemble_at_its_ends(small_lab:
 
 
 def test_what_the_page_types_runs_and_prints(
-    study_template: Path,
-    vote_files: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    study_template,
+    vote_files,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     shutil.copytree(study_template, tmp_path / "clinic")
     shutil.copyfile(vote_files["gumbel"], tmp_path / "votes.npz")
     monkeypatch.chdir(tmp_path)
@@ -211,7 +206,7 @@ def test_what_the_page_types_runs_and_prints(
     assert re.search(r"quorum, no guarantee Estimate.*\nprivate 0\.\d+ public 0\.\d+", capsys.readouterr().out)
 
 
-def test_the_page_of_the_study_names_every_regime_table_and_figure() -> None:
+def test_the_page_of_the_study_names_every_regime_table_and_figure():
     from paclm.study import figures, regimes, tables
 
     page = (PAGE.parents[1] / "research" / "study.md").read_text(encoding="utf-8")
@@ -221,5 +216,5 @@ def test_the_page_of_the_study_names_every_regime_table_and_figure() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_block_says_which_file_it_is(name: str) -> None:
+def test_every_block_says_which_file_it_is(name):
     assert re.search(r"src/paclm/\S+\.py", BLOCKS[NAMES.index(name)].splitlines()[0])

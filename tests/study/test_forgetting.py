@@ -1,7 +1,5 @@
 """The release from the prior at every step: an exact bound on its leak, an exact belief, and never served."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

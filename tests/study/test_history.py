@@ -3,8 +3,6 @@
 Every test is seeded; with a fresh seed each would raise a false alarm less than once in ten thousand times (4 σ).
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,6 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -17,7 +14,7 @@ from paclm.worlds.workspace import Workspace
 from study.small_lab import RUNTIME, open_lab
 
 
-def test_seeds_follow_from_seed_collection_and_names_and_nothing_else(small_lab: Lab) -> None:
+def test_seeds_follow_from_seed_collection_and_names_and_nothing_else(small_lab):
     again = Lab(small_lab.workspace)
     assert small_lab.seed_for("sweep", "noise") == again.seed_for("sweep", "noise")
     others = [
@@ -29,9 +26,7 @@ def test_seeds_follow_from_seed_collection_and_names_and_nothing_else(small_lab:
     assert len({small_lab.seed_for("sweep", "noise"), *others}) == 5
 
 
-def test_votes_are_taken_once_and_the_same_for_everyone_with_the_seed(
-    small_lab: Lab, study_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_votes_are_taken_once_and_the_same_for_everyone_with_the_seed(small_lab, study_template, tmp_path, monkeypatch):
     decodings = (GREEDY, Decoding("gumbel", 1.0, 2))
     first = small_lab.text_votes(60, decodings)
     elsewhere = open_lab(study_template, tmp_path / "elsewhere").text_votes(60, decodings)
@@ -45,7 +40,7 @@ def test_votes_are_taken_once_and_the_same_for_everyone_with_the_seed(
     assert (again["gumbel"].votes == first["gumbel"].votes).all()
 
 
-def test_prompts_are_stretches_of_the_test_text_drawn_by_name(small_lab: Lab) -> None:
+def test_prompts_are_stretches_of_the_test_text_drawn_by_name(small_lab):
     prompts = small_lab.prompts(5, 8, "sweep")
     texts = [list(passage.tokens) for passage in small_lab.test_passages]
     for prompt in prompts:
@@ -56,20 +51,20 @@ def test_prompts_are_stretches_of_the_test_text_drawn_by_name(small_lab: Lab) ->
         small_lab.prompts(1, 500)
 
 
-def test_the_text_that_is_given_is_the_text_that_is_scored(small_lab: Lab) -> None:
+def test_the_text_that_is_given_is_the_text_that_is_scored(small_lab):
     lab = Lab(small_lab.workspace, test_text=[Passage((5, 6, 7, 8), (True, True, False, True))], runtime=RUNTIME)
     votes = lab.text_votes(100, (GREEDY,), with_full=False)["greedy"]
     assert votes.truth.tolist() == [6, 8]
 
 
-def test_an_engine_is_kept_until_another_is_asked_for(small_lab: Lab) -> None:
+def test_an_engine_is_kept_until_another_is_asked_for(small_lab):
     first = small_lab.engine(support_size=40)
     assert small_lab.engine(support_size=40) is first
     assert small_lab.engine(support_size=41) is not first
     assert small_lab.engine("full", support_size=40).num_worlds == 1
 
 
-def test_what_a_study_needs_is_trained_once_and_kept(tmp_path: Path, texts: list[str], small_base: Path) -> None:
+def test_what_a_study_needs_is_trained_once_and_kept(tmp_path, texts, small_base):
     workspace = build_workspace(tmp_path / "clinic", texts[:12], small_base)
     started: list[str] = []
 
@@ -87,7 +82,7 @@ def test_what_a_study_needs_is_trained_once_and_kept(tmp_path: Path, texts: list
         lab.stack("worlds", "full")
 
 
-def test_another_collection_has_worlds_of_its_own(tmp_path: Path, texts: list[str], small_base: Path) -> None:
+def test_another_collection_has_worlds_of_its_own(tmp_path, texts, small_base):
     lab = Lab(build_workspace(tmp_path / "clinic", texts[:12], small_base), runtime=RUNTIME)
     with lab.of_collection(1) as same:
         assert same is lab
@@ -99,7 +94,7 @@ def test_another_collection_has_worlds_of_its_own(tmp_path: Path, texts: list[st
     assert other._engine is None, "two engines may not fit, and `other` is still held here"
 
 
-def test_the_first_worlds_alone_vote_as_they_do_among_all(study_template: Path, tmp_path: Path) -> None:
+def test_the_first_worlds_alone_vote_as_they_do_among_all(study_template, tmp_path):
     everyone = open_lab(study_template, tmp_path / "lab")
     some = Lab(everyone.workspace, runtime=RUNTIME, first_worlds=2)
     decodings = (GREEDY, Decoding("gumbel", 1.0, 2))
@@ -113,7 +108,7 @@ def test_the_first_worlds_alone_vote_as_they_do_among_all(study_template: Path, 
         Lab(everyone.workspace, first_worlds=1)
 
 
-def test_what_is_trained_for_the_first_worlds_sees_their_records(study_template: Path, tmp_path: Path) -> None:
+def test_what_is_trained_for_the_first_worlds_sees_their_records(study_template, tmp_path):
     lab = Lab(open_lab(study_template, tmp_path / "lab").workspace, runtime=RUNTIME, first_worlds=2)
     assert lab.stack(lab.named("uncoupled")).num_worlds == 2
     entry = lab.workspace.manifest.adapters["uncoupled-first-2.safetensors"]
@@ -130,8 +125,8 @@ def test_what_is_trained_for_the_first_worlds_sees_their_records(study_template:
 
 @pytest.mark.parametrize("name", ["sessions", "sweep", "tokens_only"])
 def test_an_attack_on_some_worlds_alone_is_refused_before_anything_is_played(
-    study_template: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    study_template, tmp_path, name, monkeypatch
+):
     lab = Lab(open_lab(study_template, tmp_path / "lab").workspace, runtime=RUNTIME, first_worlds=2)
     regime = regime_named(name)
     monkeypatch.setattr(Lab, "engine", Mock(side_effect=AssertionError("an engine was opened")))
@@ -139,7 +134,7 @@ def test_an_attack_on_some_worlds_alone_is_refused_before_anything_is_played(
         regime.run(lab, regime.presets["quick"])
 
 
-def test_whoever_trains_has_the_memory_of_the_engine(small_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_trains_has_the_memory_of_the_engine(small_lab, monkeypatch):
     held = []
 
     class Job:

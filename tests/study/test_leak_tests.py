@@ -4,8 +4,6 @@ Seeded. For a fresh seed each run of a sound release raises an alarm with probab
 state their rate.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -119,7 +117,7 @@ def votes_of(name: str) -> RecordedVotes:
 
 @pytest.mark.parametrize("name", ["wiki-greedy", "wiki-gumbel", "cables-greedy", "cables-gumbel"])
 @pytest.mark.parametrize("release", PROVEN)
-def test_no_proven_release_is_accused_on_real_votes(name: str, release: str) -> None:
+def test_no_proven_release_is_accused_on_real_votes(name, release):
     recorded = votes_of(name)
     for seed, per_token in enumerate((1.0, 2.0**-4, 2.0**-16, 2.0**-32)):
         sessions = ReplaySettings(release=release, per_token=per_token, sessions=40, tokens=120, seed=seed)
@@ -132,9 +130,7 @@ def test_no_proven_release_is_accused_on_real_votes(name: str, release: str) -> 
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_release_that_breaks_a_bound_is_caught_by_the_test_that_can_see_it(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_that_breaks_a_bound_is_caught_by_the_test_that_can_see_it(name, monkeypatch):
     release, expected = BROKEN[name]
     monkeypatch.setitem(RULES, name, Rule(name, release, reads_secret=True))
     figures = replay(votes_of("wiki-gumbel"), ReplaySettings(release=name, per_token=2.0**-16, sessions=40, tokens=300))
@@ -142,7 +138,7 @@ def test_a_release_that_breaks_a_bound_is_caught_by_the_test_that_can_see_it(
     assert figures["budget_nats"] == pytest.approx(figures["dissent"] * 300 * 2.0**-16)
 
 
-def test_noise_smaller_than_the_belief_assumes_is_caught_by_the_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_smaller_than_the_belief_assumes_is_caught_by_the_secrets(monkeypatch):
     """By entropy it leaks a ninth of its budget; the twin with the right noise raises no alarm."""
     monkeypatch.setitem(RULES, "quiet", Rule("quiet", quiet, reads_secret=True))
     settings = ReplaySettings(release="quiet", per_token=2.0**-8, sessions=40, tokens=300)
@@ -155,8 +151,8 @@ def test_noise_smaller_than_the_belief_assumes_is_caught_by_the_secrets(monkeypa
 
 
 def test_a_belief_that_is_never_updated_is_caught_by_the_tokens_where_the_bound_is_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """Its charge allows any leak and its belief stays uniform; twins with an exact belief raise no alarm."""
     monkeypatch.setitem(RULES, "forgetful", Rule("forgetful", forgetful, reads_secret=True))
     settings = ReplaySettings(release="forgetful", per_token=1.0, sessions=20, tokens=300)
@@ -168,7 +164,7 @@ def test_a_belief_that_is_never_updated_is_caught_by_the_tokens_where_the_bound_
         assert replay(votes_of("wiki-gumbel"), replace(settings, release=release))["tells_more_than"] == []
 
 
-def test_guesses_as_good_as_the_belief_allows_raise_no_alarm_and_better_ones_do() -> None:
+def test_guesses_as_good_as_the_belief_allows_raise_no_alarm_and_better_ones_do():
     """500 runs of 40, more than one alarm with 1.2e-3; the twin is always right."""
     rng = np.random.default_rng(4)
     never, much = np.zeros(40), np.full(40, 99.0)
@@ -183,7 +179,7 @@ def test_guesses_as_good_as_the_belief_allows_raise_no_alarm_and_better_ones_do(
     assert alarms(10.0, 20) == 20
 
 
-def test_a_sound_release_whose_declarations_are_skewed_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sound_release_whose_declarations_are_skewed_is_not_accused(monkeypatch):
     monkeypatch.setitem(RULES, "seldom", Rule("seldom", seldom, reads_secret=True))
     two_worlds = RecordedVotes(votes=np.tile([[3, 4]], (50, 1)))
     for seed in range(5):
@@ -192,15 +188,13 @@ def test_a_sound_release_whose_declarations_are_skewed_is_not_accused(monkeypatc
 
 
 @pytest.mark.parametrize("settings", [{"sessions": 6, "tokens": 300}, {"protocol": "fresh", "tokens": 2000}])
-def test_a_few_sessions_and_single_positions_are_enough_to_catch_a_gross_one(
-    settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_few_sessions_and_single_positions_are_enough_to_catch_a_gross_one(settings, monkeypatch):
     monkeypatch.setitem(RULES, "warner", Rule("warner", warner, reads_secret=True))
     figures = replay(votes_of("wiki-gumbel"), ReplaySettings(release="warner", per_token=2.0**-16, **settings))  # type: ignore[arg-type]
     assert "budget" in figures["tells_more_than"]
 
 
-def test_without_noise_there_is_no_bound_to_break(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_noise_there_is_no_bound_to_break(monkeypatch):
     monkeypatch.setitem(RULES, "warner", Rule("warner", warner, reads_secret=True))
     for release in ("gaussian", "warner"):
         settings = ReplaySettings(release=release, per_token=math.inf, sessions=40, tokens=100)
@@ -223,7 +217,7 @@ def some_evidence(rng: np.random.Generator, excess: float = 0.0) -> LeakEvidence
     return evidence_of(0.01 * rng.chisquare(1, 60) + excess, budget, budget, named, 0.1)
 
 
-def test_at_the_bound_there_is_no_alarm_and_well_above_it_always_one() -> None:
+def test_at_the_bound_there_is_no_alarm_and_well_above_it_always_one():
     """500 runs at 1e-4: more than one alarm has probability 1.2e-3; the twin leaks six standard errors more."""
     rng = np.random.default_rng(0)
     assert sum(bool(broken_bounds(some_evidence(rng))) for _ in range(500)) <= 1
@@ -232,7 +226,7 @@ def test_at_the_bound_there_is_no_alarm_and_well_above_it_always_one() -> None:
     assert not is_violation(1e-3, RELEASE_TESTS, RELEASE_FALSE_ALARMS)
 
 
-def test_few_secrets_at_the_bound_and_rare_leaks_within_it_raise_no_alarm() -> None:
+def test_few_secrets_at_the_bound_and_rare_leaks_within_it_raise_no_alarm():
     """A whole secret leaked once in a hundred is a mean of a hundredth; 2,000 runs of 20, more than 3 with 1e-4."""
     rng = np.random.default_rng(1)
 
@@ -245,7 +239,7 @@ def test_few_secrets_at_the_bound_and_rare_leaks_within_it_raise_no_alarm() -> N
     assert alarms(0.8) == 2000
 
 
-def test_information_declared_in_rare_and_large_parts_counts() -> None:
+def test_information_declared_in_rare_and_large_parts_counts():
     """About half a nat leaked each, declared as 20 by one in forty; 500 runs, more than one alarm with 1.2e-3."""
     rng = np.random.default_rng(2)
     half, budget, never = np.linspace(0.49, 0.51, 40), np.full(40, 20.0), np.zeros(40)
@@ -254,7 +248,7 @@ def test_information_declared_in_rare_and_large_parts_counts() -> None:
     assert broken_bounds(evidence_of(20.0 * half, never, budget, never, 1.0)) == ["declared"]
 
 
-def test_secrets_drawn_from_their_beliefs_raise_no_alarm_and_those_of_sharper_ones_do() -> None:
+def test_secrets_drawn_from_their_beliefs_raise_no_alarm_and_those_of_sharper_ones_do():
     """500 runs of 40, more than one alarm with 1.2e-3; the twin's secrets follow the fourth powers of the beliefs."""
     rng = np.random.default_rng(3)
     never, much = np.zeros(40), np.full(40, 99.0)
@@ -276,14 +270,14 @@ def test_secrets_drawn_from_their_beliefs_raise_no_alarm_and_those_of_sharper_on
     assert alarms(4.0, 20) == 20
 
 
-def test_runs_that_are_reported_together_share_the_rate() -> None:
+def test_runs_that_are_reported_together_share_the_rate():
     budget, never = np.full(4, 1.0), np.zeros(4)
     evidence = evidence_of(np.full(4, 30.0), budget, budget, never, 1.0)  # p = 8 ÷ Σ (1 + 29·2^-k)^4, about 9e-6
     assert "budget" in broken_bounds(evidence)
     assert "budget" not in broken_bounds(evidence, runs=6)
 
 
-def test_the_world_that_agrees_most_often_is_named_and_ties_are_fair_guesses() -> None:
+def test_the_world_that_agrees_most_often_is_named_and_ties_are_fair_guesses():
     votes = np.array([[1, 2, 1], [3, 3, 4]])
     for tokens, expected in (([1, 3], [1.0, 0.0, 0.0]), ([9, 9], [1 / 3] * 3)):
         found = chances_by_agreement(
@@ -292,7 +286,7 @@ def test_the_world_that_agrees_most_often_is_named_and_ties_are_fair_guesses() -
         assert found.tolist() == expected
 
 
-def test_the_description_names_the_broken_bounds_and_an_error_only_if_there_is_one() -> None:
+def test_the_description_names_the_broken_bounds_and_an_error_only_if_there_is_one():
     numbers = {"leaked": 2.079, "by_truth": 1.9, "declared": 0.001, "budget": 0.001, "rate": 1.0, "bound": 0.02}
     text = describe_broken_bounds("mine", ["budget", "declared"], stderr=0.01, unit="per session", **numbers)
     assert all(part in text for part in ("mine", "budget, declared", "2.079 ± 0.01", "1.9"))
@@ -300,7 +294,7 @@ def test_the_description_names_the_broken_bounds_and_an_error_only_if_there_is_o
 
 
 @pytest.fixture(scope="module")
-def lab(study_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+def lab(study_template, tmp_path_factory):
     return open_lab(study_template, tmp_path_factory.mktemp("leak-tests") / "workspace")
 
 
@@ -309,7 +303,7 @@ def regime_with(lab: Lab, name: str, monkeypatch: pytest.MonkeyPatch) -> Result:
     return run_regime(lab, releases.REGIME, "quick", scale=releases.ReleasesScale(120, 2, 40, 240))
 
 
-def test_the_regime_warns_of_an_added_release_and_of_no_other(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_regime_warns_of_an_added_release_and_of_no_other(lab, monkeypatch):
     shared = []
     monkeypatch.setattr(
         releases, "broken_bounds", lambda evidence, runs: shared.append(runs) or broken_bounds(evidence, runs)
@@ -345,25 +339,25 @@ def any_alarm(success: float, bound: float, rng: np.random.Generator) -> bool:
     return any(is_violation(p, 2 * CELLS) for p in p_values)
 
 
-def test_attacks_exactly_at_the_bound_raise_alarms_at_the_stated_rate() -> None:
+def test_attacks_exactly_at_the_bound_raise_alarms_at_the_stated_rate():
     rng = np.random.default_rng(0)
     alarms = sum(any_alarm(0.1, 0.1, rng) for _ in range(200))
     assert alarms <= 8  # 2 expected at 1 %; more than 8 with probability 2e-4
 
 
-def test_attacks_above_the_bound_are_caught() -> None:
+def test_attacks_above_the_bound_are_caught():
     rng = np.random.default_rng(1)
     assert all(any_alarm(0.2, 0.1, rng) for _ in range(20))
 
 
-def test_without_the_correction_for_many_tests_false_alarms_are_common() -> None:
+def test_without_the_correction_for_many_tests_false_alarms_are_common():
     rng = np.random.default_rng(2)
     p_values = [p_of_hits(int(h), TRIALS, 0.1) for h in rng.binomial(TRIALS, 0.1, 1000)]
     assert sum(p < FALSE_ALARMS for p in p_values) > 0
     assert not any(is_violation(p, 48 * 20) for p in p_values)
 
 
-def test_p_values_of_known_cases() -> None:
+def test_p_values_of_known_cases():
     assert p_of_hits(0, 10, 0.5) == 1.0
     assert p_of_hits(10, 10, 0.5) == pytest.approx(2.0**-10)
     assert p_of_mean(np.tile([0.4, 0.6], 20), 0.5) == pytest.approx(0.5)
@@ -371,7 +365,7 @@ def test_p_values_of_known_cases() -> None:
     assert p_of_mean(np.full(50, 0.9), 0.5) == pytest.approx(np.exp(-2 * 50 * 0.16))
 
 
-def test_means_of_left_skewed_samples_raise_false_alarms() -> None:
+def test_means_of_left_skewed_samples_raise_false_alarms():
     """The stated rate does not hold for every distribution: 0.52 mostly, 0.02 in 4 of 100, and 0.5 on average."""
     rng = np.random.default_rng(4)
     samples = np.where(rng.random((400, 100)) < 0.04, 0.02, 0.52) + rng.normal(0.0, 1e-3, (400, 100))
@@ -379,13 +373,13 @@ def test_means_of_left_skewed_samples_raise_false_alarms() -> None:
     assert 1 <= alarms <= 20  # 7 expected; 0.1 if Student's t were right
 
 
-def test_a_few_equal_samples_raise_no_alarm() -> None:
+def test_a_few_equal_samples_raise_no_alarm():
     for count in (1, 2, 5):
         assert not is_violation(p_of_mean(np.full(count, 0.7), 0.5), 48)
         assert p_of_mean(np.full(count, 0.3), 0.5) == 1.0
 
 
-def test_ties_are_broken_by_their_share() -> None:
+def test_ties_are_broken_by_their_share():
     rng = np.random.default_rng(3)
     assert break_ties(np.array([1.0, 0.0, 1.0]), rng) == 2
     assert 140 < break_ties(np.full(1000, 0.2), rng) < 260
@@ -409,14 +403,12 @@ def cell(membership: float, world: float = 0.01, sessions: int = 8, error: float
         ([cell(0.9, sessions=20, error=0.0)], True, ("inf standard errors",)),
     ],
 )
-def test_the_largest_excess_is_described_and_is_an_alarm_only_if_chance_does_not_explain_it(
-    cells: list[dict[str, object]], is_alarm: bool, figures: tuple[str, ...]
-) -> None:
+def test_the_largest_excess_is_described_and_is_an_alarm_only_if_chance_does_not_explain_it(cells, is_alarm, figures):
     text = describe_excess(cells)
     assert text.startswith("ALARM") == is_alarm
     assert [part for part in figures if part not in text] == []
 
 
-def test_an_attack_without_variance_is_infinitely_far_from_its_bound() -> None:
+def test_an_attack_without_variance_is_infinitely_far_from_its_bound():
     assert excess_in_errors(cell(0.5, world=1.0), "world") == math.inf
     assert excess_in_errors(cell(0.5, world=0.0), "world") == -math.inf

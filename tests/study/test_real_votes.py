@@ -4,8 +4,6 @@ What must hold of any release, and where the ones we have stand. A change of a m
 it for users. Statistical checks are seeded; each states what a fresh seed would risk.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import pytest
 from paclm.privacy.bounds import success_bound
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
 from paclm.privacy.randomness import ResearchNoise
-from paclm.privacy.releases import RULES, Rule
+from paclm.privacy.releases import RULES
 from paclm.study.recorded_votes import RecordedVotes
 from paclm.study.replay import ReplaySettings, replay
 from paclm.study.streams import play_fresh, play_sessions
@@ -83,7 +81,7 @@ def parting(beliefs: np.ndarray, secrets: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_the_votes_are_the_recorded_ones(name: str) -> None:
+def test_the_votes_are_the_recorded_ones(name):
     recorded = votes_of(name)
     assert recorded.votes.shape == (4096, 128)
     dissent, public, full, plurality, mean_world = KNOWN[name]
@@ -97,7 +95,7 @@ def test_the_votes_are_the_recorded_ones(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECORDED)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_where_worlds_agree_their_token_is_released_and_nothing_is_learnt(rule: Rule, name: str) -> None:
+def test_where_worlds_agree_their_token_is_released_and_nothing_is_learnt(rule, name):
     recorded, belief, noise = votes_of(name), some_belief(1), ResearchNoise(1)
     for row in recorded.votes[~recorded.is_dissent][:300]:
         step = rule(row, belief, 5, 2.0**-32, noise)
@@ -109,9 +107,7 @@ def test_where_worlds_agree_their_token_is_released_and_nothing_is_learnt(rule: 
 @pytest.mark.parametrize("name", RECORDED)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("per_token", [2.0**-4, 2.0**-16, 2.0**-32])
-def test_where_worlds_differ_a_vote_is_released_and_no_step_tells_more_than_its_charge(
-    rule: Rule, name: str, per_token: float
-) -> None:
+def test_where_worlds_differ_a_vote_is_released_and_no_step_tells_more_than_its_charge(rule, name, per_token):
     recorded, noise = votes_of(name), ResearchNoise(2)
     for i, row in enumerate(recorded.votes[recorded.is_dissent][:200]):
         step = rule(row, some_belief(i), i % 128, per_token, noise)
@@ -122,7 +118,7 @@ def test_where_worlds_differ_a_vote_is_released_and_no_step_tells_more_than_its_
 
 @pytest.mark.parametrize("name", RECORDED)
 @pytest.mark.parametrize("rule", BLIND, ids=lambda rule: rule.name)
-def test_releases_that_never_read_the_secret_leave_the_belief_alone(rule: Rule, name: str) -> None:
+def test_releases_that_never_read_the_secret_leave_the_belief_alone(rule, name):
     recorded = votes_of(name)
     for stream in play_sessions(recorded, rule, 2.0**-8, 4, 512, 3):
         np.testing.assert_array_equal(stream.beliefs, np.full((1, 128), -math.log(128)))
@@ -132,7 +128,7 @@ def test_releases_that_never_read_the_secret_leave_the_belief_alone(rule: Rule, 
     assert tokens[0] == tokens[77]
 
 
-def test_a_release_that_reads_the_secret_would_be_seen_by_the_same_check() -> None:
+def test_a_release_that_reads_the_secret_would_be_seen_by_the_same_check():
     votes = votes_of("wiki-gumbel").votes[:256]
     first, second = (run_session(RULES["gaussian"].release, votes, secret, 1.0, ResearchNoise(3)) for secret in (0, 77))
     assert first[1] != second[1]
@@ -141,7 +137,7 @@ def test_a_release_that_reads_the_secret_would_be_seen_by_the_same_check() -> No
 
 @pytest.mark.parametrize("name", RECORDED)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_sessions_are_charged_by_the_rule_and_stay_below_their_bounds(rule: Rule, name: str) -> None:
+def test_sessions_are_charged_by_the_rule_and_stay_below_their_bounds(rule, name):
     recorded, per_token, tokens, sessions = votes_of(name), 2.0**-10, 256, 60
     every, dissent = (
         replay(
@@ -164,14 +160,14 @@ def test_sessions_are_charged_by_the_rule_and_stay_below_their_bounds(rule: Rule
 
 @pytest.mark.parametrize("name", RECORDED)
 @pytest.mark.parametrize("rule", READS, ids=lambda rule: rule.name)
-def test_both_estimators_of_the_leak_agree(rule: Rule, name: str) -> None:
+def test_both_estimators_of_the_leak_agree(rule, name):
     streams = list(play_sessions(votes_of(name), rule, 2.0**-5, 300, 48, 4))
     beliefs, secrets = (np.concatenate([getattr(s, name) for s in streams]) for name in ("beliefs", "secrets"))
     assert parting(beliefs, secrets) < 4  # false alarm under 1e-4
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_estimators_part_on_these_votes_when_the_noise_is_too_small(name: str) -> None:
+def test_estimators_part_on_these_votes_when_the_noise_is_too_small(name):
     recorded, draws = votes_of(name), np.random.default_rng(5)
     beliefs, secrets = [], draws.integers(128, size=300)
     for session, secret in enumerate(secrets):
@@ -182,7 +178,7 @@ def test_estimators_part_on_these_votes_when_the_noise_is_too_small(name: str) -
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_sessions_of_the_papers_release_leak_what_their_dissent_says(name: str) -> None:
+def test_sessions_of_the_papers_release_leak_what_their_dissent_says(name):
     figures = replay(votes_of(name), ReplaySettings(per_token=2.0**-14, sessions=60, tokens=512))
     slack = 4 * figures["leaked_stderr"] / figures["charged_nats"]  # false alarm under 1e-4
     assert abs(figures["leaked_over_charged"] - figures["dissent"]) < slack
@@ -191,13 +187,13 @@ def test_sessions_of_the_papers_release_leak_what_their_dissent_says(name: str) 
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_the_scale_of_the_noise_is_what_it_was(name: str) -> None:
+def test_the_scale_of_the_noise_is_what_it_was(name):
     figures = replay(votes_of(name), ReplaySettings(per_token=2.0**-16, protocol="fresh"))
     assert (figures["sigma_median"], figures["sigma_max"]) == pytest.approx(SIGMA[name], rel=1e-9)
 
 
 @pytest.mark.parametrize(("name", "release", "exponent"), REGRESSION)
-def test_accuracy_and_flips_are_what_they_were(name: str, release: str, exponent: int) -> None:
+def test_accuracy_and_flips_are_what_they_were(name, release, exponent):
     recorded = votes_of(name)
     settings = ReplaySettings(release=release, per_token=2.0**exponent, protocol="fresh", sessions=PASSES, seed=7)
     figures = replay(recorded, settings)
@@ -211,7 +207,7 @@ def test_accuracy_and_flips_are_what_they_were(name: str, release: str, exponent
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_the_regression_values_tell_releases_and_budgets_apart(name: str) -> None:
+def test_the_regression_values_tell_releases_and_budgets_apart(name):
     error = 1.1 * math.sqrt(0.25 / (PASSES * 4096 * KNOWN[name][0]))
     flips = sorted(flips for (votes, _, _), (_, flips) in REGRESSION.items() if votes == name)
     assert min(np.diff(flips)) > 4 * error

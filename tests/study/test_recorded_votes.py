@@ -1,7 +1,5 @@
 """Recorded votes: the files, votes taken along a text, and the decodings they come from."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -10,7 +8,6 @@ import pytest
 from paclm.errors import InvalidInput
 from paclm.study.decoding import GREEDY, Decoding
 from paclm.study.eval_text import Passage, cut_passages
-from paclm.study.lab import Lab
 from paclm.study.recorded_votes import RecordedVotes, collect_votes
 
 
@@ -63,7 +60,7 @@ def test_arrays_of_the_wrong_kind_are_refused(arrays, message):
         RecordedVotes(**arrays)
 
 
-def test_greedy_votes_are_those_the_engine_casts_along_the_text(small_lab: Lab) -> None:
+def test_greedy_votes_are_those_the_engine_casts_along_the_text(small_lab):
     engine = small_lab.engine(support_size=40)
     passages = small_lab.passages(50)
     votes = collect_votes(engine, passages, [GREEDY], [0], with_full=False)["greedy"]
@@ -73,7 +70,7 @@ def test_greedy_votes_are_those_the_engine_casts_along_the_text(small_lab: Lab) 
     assert votes.truth.tolist() == [token for passage in passages for token in passage.tokens[1:]]
 
 
-def test_draws_repeat_positions_with_coins_of_their_own(small_lab: Lab) -> None:
+def test_draws_repeat_positions_with_coins_of_their_own(small_lab):
     engine = small_lab.engine(support_size=40)
     passages = small_lab.passages(40)
     votes = collect_votes(engine, passages, [Decoding("gumbel", 1.0, 3)], [7], with_full=False)["gumbel"]
@@ -84,7 +81,7 @@ def test_draws_repeat_positions_with_coins_of_their_own(small_lab: Lab) -> None:
     assert (first != second).any()
 
 
-def test_what_is_not_scored_is_read_but_not_counted(small_lab: Lab) -> None:
+def test_what_is_not_scored_is_read_but_not_counted(small_lab):
     engine = small_lab.engine(support_size=40)
     (passage,) = small_lab.passages(12)[:1]
     some = Passage(passage.tokens, tuple(i % 2 == 0 for i in range(len(passage))))
@@ -94,7 +91,7 @@ def test_what_is_not_scored_is_read_but_not_counted(small_lab: Lab) -> None:
     assert part.truth.tolist() == whole.truth[keep].tolist()
 
 
-def test_with_the_full_adapter_it_looks_on_and_is_no_world(small_lab: Lab) -> None:
+def test_with_the_full_adapter_it_looks_on_and_is_no_world(small_lab):
     engine = small_lab.engine("worlds", "full", support_size=40)
     votes = collect_votes(engine, small_lab.passages(20), [GREEDY], [0], with_full=True)["greedy"]
     assert votes.num_worlds == small_lab.num_worlds
@@ -104,7 +101,7 @@ def test_with_the_full_adapter_it_looks_on_and_is_no_world(small_lab: Lab) -> No
         without["greedy"].column("full")
 
 
-def test_errors_are_over_documents_and_not_over_their_windows(small_lab: Lab) -> None:
+def test_errors_are_over_documents_and_not_over_their_windows(small_lab):
     engine = small_lab.engine(support_size=40)
     (passage,) = small_lab.passages(12)[:1]
     windows = cut_passages([Passage.of(passage.tokens[:9]), Passage.of(passage.tokens)], 5)
@@ -116,11 +113,11 @@ def test_errors_are_over_documents_and_not_over_their_windows(small_lab: Lab) ->
 @pytest.mark.parametrize(
     "wrong", [{"temperature": -0.5}, {"temperature": math.nan}, {"temperature": math.inf}, {"draws": 0}]
 )
-def test_a_decoding_needs_a_finite_temperature_and_a_draw(wrong: dict[str, float]) -> None:
+def test_a_decoding_needs_a_finite_temperature_and_a_draw(wrong):
     with pytest.raises(InvalidInput, match=next(iter(wrong))):
         Decoding(**{"name": "gumbel", "temperature": 1.0} | wrong)
 
 
-def test_other_couplings_than_the_coupled_one_cannot_vote_on_a_text() -> None:
+def test_other_couplings_than_the_coupled_one_cannot_vote_on_a_text():
     with pytest.raises(InvalidInput, match="apart"):
         collect_votes(None, [], [Decoding("apart", 1.0, coupling="independent")], [0], False)

@@ -1,16 +1,12 @@
 """Every table of a study is LaTeX that a strict reader takes, and no bound in it is printed as less than it is."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import pytest
 
 from paclm.study.figure import save_figure
 from paclm.study.figures import all_figures
 from paclm.study.regimes import regime_named
-from paclm.study.results import Result
 from paclm.study.table import Cell, TableData, to_latex
 from paclm.study.tables import all_tables
 from study.latex import NotLatex, read_table
@@ -22,24 +18,22 @@ GOOD = HEAD + "a & b \\\\\n\\midrule\n  $2^{-16}$$^\\dagger$ & 5\\% \\\\\n" + TA
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, texts: list[str], small_base: Path) -> dict[str, Result]:
+def results(tmp_path_factory, texts, small_base):
     return rehearse(open_rehearsal(tmp_path_factory.mktemp("latex"), texts, small_base))
 
 
 @pytest.fixture(scope="module")
-def built(results: dict[str, Result]) -> dict[str, TableData]:
+def built(results):
     return {table.label: table.build(results) for table in all_tables()}
 
 
-def test_every_table_of_a_rehearsal_is_latex(built: dict[str, TableData]) -> None:
+def test_every_table_of_a_rehearsal_is_latex(built):
     for label, data in built.items():
         rows = read_table(to_latex(data, label))
         assert rows == [len(data.columns)] * (1 + len(data.rows)), label
 
 
-def test_every_figure_of_a_rehearsal_is_drawn_and_every_regime_has_a_summary(
-    results: dict[str, Result], tmp_path: Path
-) -> None:
+def test_every_figure_of_a_rehearsal_is_drawn_and_every_regime_has_a_summary(results, tmp_path):
     for figure in all_figures():
         assert all(path.stat().st_size > 1000 for path in save_figure(figure, results, tmp_path)), figure.label
     for name, result in results.items():
@@ -48,7 +42,7 @@ def test_every_figure_of_a_rehearsal_is_drawn_and_every_regime_has_a_summary(
         assert not re.search(r"\bnan\b|None", "\n".join(lines)), name
 
 
-def test_every_bound_is_rounded_up_and_the_papers_is_left_as_printed(built: dict[str, TableData]) -> None:
+def test_every_bound_is_rounded_up_and_the_papers_is_left_as_printed(built):
     checked = 0
     for data in built.values():
         for row in data.rows:
@@ -62,7 +56,7 @@ def test_every_bound_is_rounded_up_and_the_papers_is_left_as_printed(built: dict
     assert checked >= 4 * 4 + 2 * 4  # sweep and sessions
 
 
-def test_the_reader_takes_what_it_should() -> None:
+def test_the_reader_takes_what_it_should():
     assert read_table(GOOD) == [2, 2]
 
 
@@ -85,13 +79,13 @@ def test_the_reader_takes_what_it_should() -> None:
         (r"Of \%", "Of a & b"),
     ],
 )
-def test_the_reader_fails_on_what_latex_would_not_set(old: str, new: str) -> None:
+def test_the_reader_fails_on_what_latex_would_not_set(old, new):
     assert old in GOOD
     with pytest.raises(NotLatex):
         read_table(GOOD.replace(old, new))
 
 
-def test_a_table_whose_sign_is_not_escaped_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_whose_sign_is_not_escaped_fails(monkeypatch):
     data = TableData("Share of 5 %", ["a"], [[Cell(0.5, style=".0%")]])
     assert read_table(to_latex(data, "tab:x")) == [1, 1]
     monkeypatch.setattr("paclm.study.table._TEX", {})

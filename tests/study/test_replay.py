@@ -1,7 +1,5 @@
 """Replays of real votes agree with exact values computed independently, for every release and both protocols."""
 
-from __future__ import annotations
-
 import math
 import tracemalloc
 

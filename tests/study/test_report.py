@@ -1,17 +1,14 @@
 """The report: one page that opens offline, and the same tables and figures as files."""
 
-from __future__ import annotations
-
 import os
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
 from paclm.errors import InvalidInput
 from paclm.study.regimes import census, flatness
-from paclm.study.report import Written, inline_svg, typeset, write_report
+from paclm.study.report import inline_svg, typeset, write_report
 from paclm.study.run import run_regime
 from study.small_lab import open_lab
 
@@ -52,7 +49,7 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def written(study_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Written:
+def written(study_template, tmp_path_factory):
     lab = open_lab(study_template, tmp_path_factory.mktemp("report") / "workspace")
     usual = os.umask(0)  # files for everybody, unless they are written as private ones
     try:
@@ -64,16 +61,16 @@ def written(study_template: Path, tmp_path_factory: pytest.TempPathFactory) -> W
 
 
 @pytest.fixture(scope="module")
-def text(written: Written) -> str:
+def text(written):
     return written.page.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def page(text: str) -> Page:
+def page(text):
     return Page(text)
 
 
-def test_the_page_loads_nothing_and_runs_nothing(page: Page, text: str) -> None:
+def test_the_page_loads_nothing_and_runs_nothing(page, text):
     assert page.loads == []
     assert "script" not in page.tags
     assert "link" not in page.tags
@@ -82,18 +79,18 @@ def test_the_page_loads_nothing_and_runs_nothing(page: Page, text: str) -> None:
     assert not re.search(r"url\((?!#)", text)
 
 
-def test_every_id_is_there_once_and_every_link_leads_to_one(page: Page) -> None:
+def test_every_id_is_there_once_and_every_link_leads_to_one(page):
     assert len(page.ids) == len(set(page.ids))
     assert {link.removeprefix("#") for link in page.links} <= set(page.ids)
     assert page.open == [], "every element is closed"
 
 
-def test_contents_lead_to_every_regime_that_was_run_and_to_no_other(page: Page) -> None:
+def test_contents_lead_to_every_regime_that_was_run_and_to_no_other(page):
     assert {"short", "reading", "setup", "census", "flatness", "origin"} <= set(page.ids)
     assert "sessions" not in page.ids
 
 
-def test_tables_and_figures_are_on_the_page_and_on_the_disk(written: Written, page: Page) -> None:
+def test_tables_and_figures_are_on_the_page_and_on_the_disk(written, page):
     labels = {path.stem for path in written.tables}
     assert labels == {"tab_census", "tab_flatness", "tab_flatness_closing", "tab_setup", "tab_eval_regimes"}
     assert {path.stem for path in written.figures} == {"fig_flatness", "fig_mechanism"}
@@ -105,13 +102,13 @@ def test_tables_and_figures_are_on_the_page_and_on_the_disk(written: Written, pa
     assert {"tab-census", "fig-flatness"} <= set(page.ids)
 
 
-def test_what_a_study_writes_is_for_its_owner_alone_under_every_umask(written: Written) -> None:
+def test_what_a_study_writes_is_for_its_owner_alone_under_every_umask(written):
     files = sorted(written.page.parent.rglob("*"))
     assert {".html", ".json", ".md", ".svg", ".pdf"} <= {path.suffix for path in files}
     assert [path for path in files if path.stat().st_mode & 0o077] == []
 
 
-def test_the_page_says_what_was_run(text: str) -> None:
+def test_the_page_says_what_was_run(text):
     assert "NOT PRIVATE" in text
     assert "quick" in text
     assert "positions 40" in text
@@ -119,17 +116,15 @@ def test_the_page_says_what_was_run(text: str) -> None:
     assert "results/census.json" in text
 
 
-def test_the_papers_values_stand_beside_ours(text: str) -> None:
+def test_the_papers_values_stand_beside_ours(text):
     assert '<span class="paper">[0.834]</span>' in text
 
 
-def test_the_page_is_the_same_when_it_is_written_again(written: Written, text: str) -> None:
+def test_the_page_is_the_same_when_it_is_written_again(written, text):
     assert write_report(written.page.parent).page.read_text(encoding="utf-8") == text
 
 
-def test_results_of_different_seeds_on_one_page_are_pointed_out(
-    study_template: Path, tmp_path: Path, text: str
-) -> None:
+def test_results_of_different_seeds_on_one_page_are_pointed_out(study_template, tmp_path, text):
     assert "different presets" not in text
     for seed, (module, scale) in enumerate(
         ((census, census.CensusScale(20)), (flatness, flatness.FlatnessScale(20, 1)))
@@ -139,19 +134,19 @@ def test_results_of_different_seeds_on_one_page_are_pointed_out(
     assert "different presets" in write_report(lab.folder).page.read_text(encoding="utf-8")
 
 
-def test_without_results_there_is_no_report(tmp_path: Path) -> None:
+def test_without_results_there_is_no_report(tmp_path):
     with pytest.raises(InvalidInput, match="no results"):
         write_report(tmp_path)
 
 
-def test_powers_and_minus_signs_are_set_and_what_looks_like_html_is_not() -> None:
+def test_powers_and_minus_signs_are_set_and_what_looks_like_html_is_not():
     assert str(typeset("b = 2^-16")) == "b = 2<sup>−16</sup>"
     assert str(typeset("3.1e+04 and 2e-05")) == "3.1×10<sup>4</sup> and 2×10<sup>−5</sup>"
     assert str(typeset("-0.5 but T-5")) == "−0.5 but T-5"
     assert str(typeset("<unk> & co")) == "&lt;unk&gt; &amp; co"
 
 
-def test_an_inlined_drawing_keeps_its_ids_to_itself_and_has_a_name() -> None:
+def test_an_inlined_drawing_keeps_its_ids_to_itself_and_has_a_name():
     opening = '<?xml version="1.0"?><!DOCTYPE svg><svg width="9pt" height="5pt" viewBox="0 0 9 5">'
     svg = opening + '<g id="a"/><use xlink:href="#a"/></svg>'
     inlined = inline_svg(svg, "fig_x", 'A "name"')

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import json
 import math
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +17,7 @@ def make_result(**changes: object) -> Result:
     return Result(**{**fields, "rows": rows, **changes})  # type: ignore[arg-type]
 
 
-def test_a_result_survives_the_disk_and_numbers_that_are_none_become_null(tmp_path: Path) -> None:
+def test_a_result_survives_the_disk_and_numbers_that_are_none_become_null(tmp_path):
     path = make_result().save(tmp_path)
     found = Result.load(path)
     assert found.rows == [{"k": 50, "share": 0.5, "n": 7}, {"k": 200, "share": None, "n": 8}]
@@ -28,7 +25,7 @@ def test_a_result_survives_the_disk_and_numbers_that_are_none_become_null(tmp_pa
     assert "NaN" not in path.read_text()
 
 
-def test_rows_are_found_by_their_values_and_one_means_one() -> None:
+def test_rows_are_found_by_their_values_and_one_means_one():
     result = make_result()
     assert result.one(k=50)["n"] == 7
     assert len(result.select()) == 2
@@ -38,20 +35,20 @@ def test_rows_are_found_by_their_values_and_one_means_one() -> None:
         result.one(k=51)
 
 
-def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_result_is_refused(tmp_path):
     for text in ("not json", json.dumps({"regime": "census"}), "[]"):
         (tmp_path / "census.json").write_text(text)
         with pytest.raises(InvalidInput, match="not a result file"):
             load_results(tmp_path)
 
 
-def test_plain_values_hold_nothing_that_json_does_not_know() -> None:
+def test_plain_values_hold_nothing_that_json_does_not_know():
     value = plain({1: (np.float32(0.5), math.inf, [np.bool_(True)]), "text": None})
     assert value == {"1": [0.5, None, [True]], "text": None}
     assert json.loads(json.dumps(value)) == value
 
 
-def test_the_origin_names_everything_a_number_depends_on(study_template: Path) -> None:
+def test_the_origin_names_everything_a_number_depends_on(study_template):
     workspace = Workspace.open(study_template)
     origin = provenance(workspace, "a device")
     assert origin["adapters"]["worlds.safetensors"] == workspace.manifest.adapters["worlds.safetensors"]["sha256"]
@@ -61,9 +58,7 @@ def test_the_origin_names_everything_a_number_depends_on(study_template: Path) -
     assert "/" not in origin["base_name"]
 
 
-def test_the_commit_is_that_of_paclm_and_never_of_a_checkout_it_is_installed_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commit_is_that_of_paclm_and_never_of_a_checkout_it_is_installed_in(tmp_path, monkeypatch):
     monkeypatch.delenv("PACLM_COMMIT", raising=False)
     package = tmp_path / "lib" / "results.py"
     package.parent.mkdir()

@@ -1,7 +1,5 @@
 """Running a regime: rows with their origin, collections, and going on after a stop."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -49,7 +47,7 @@ def make_regime(stop_at: int | None = None, made: list[int] | None = None) -> Re
     return Regime(name="census", title="", question="", presets=presets, run=run)
 
 
-def test_a_result_has_rows_notes_scale_and_origin_and_is_on_disk(small_lab: Lab) -> None:
+def test_a_result_has_rows_notes_scale_and_origin_and_is_on_disk(small_lab):
     result = run_regime(small_lab, make_regime(), "quick")
     assert [row["number"] for row in result.rows] == [0, 1, 2, 3]
     assert {row["collection"] for row in result.rows} == {1}
@@ -58,7 +56,7 @@ def test_a_result_has_rows_notes_scale_and_origin_and_is_on_disk(small_lab: Lab)
     assert Result.load(results_folder(small_lab) / "census.json").rows == result.rows
 
 
-def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_numbers(small_lab: Lab) -> None:
+def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_numbers(small_lab):
     undisturbed = run_regime(small_lab, make_regime(), "quick").rows
     made: list[int] = []
     with pytest.raises(Stopped):
@@ -67,14 +65,14 @@ def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_numbers(small_lab
     assert made == [0, 1, 2, 3], "no part was made twice"
 
 
-def test_after_a_finished_run_nothing_is_taken_from_before(small_lab: Lab) -> None:
+def test_after_a_finished_run_nothing_is_taken_from_before(small_lab):
     made: list[int] = []
     for _ in range(2):
         run_regime(small_lab, make_regime(made=made), "quick")
     assert made == [0, 1, 2, 3] * 2
 
 
-def test_a_result_that_cannot_be_written_loses_no_part(small_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_cannot_be_written_loses_no_part(small_lab, monkeypatch):
     made: list[int] = []
 
     def full(self: Result, folder: Path) -> Path:
@@ -88,9 +86,7 @@ def test_a_result_that_cannot_be_written_loses_no_part(small_lab: Lab, monkeypat
     assert made == [0, 1, 2, 3]
 
 
-def test_parts_of_the_first_collection_stay_until_the_second_is_done(
-    small_lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_the_first_collection_stay_until_the_second_is_done(small_lab, monkeypatch):
     @contextmanager
     def second(self: Lab, number: int) -> Iterator[Lab]:
         yield self if number == 1 else self._changed(self.runtime, number)  # over the same worlds
@@ -110,7 +106,7 @@ def test_parts_of_the_first_collection_stay_until_the_second_is_done(
     assert not list((small_lab.folder / "parts").iterdir())
 
 
-def test_parts_of_a_regime_that_failed_outlive_others_that_succeed(small_lab: Lab) -> None:
+def test_parts_of_a_regime_that_failed_outlive_others_that_succeed(small_lab):
     made: list[int] = []
     with pytest.raises(Stopped):
         run_regime(small_lab, make_regime(stop_at=2, made=made), "quick")
@@ -119,14 +115,14 @@ def test_parts_of_a_regime_that_failed_outlive_others_that_succeed(small_lab: La
     assert made == [0, 1, 2, 3]
 
 
-def test_another_seed_gives_other_numbers_also_when_parts_lie_around(small_lab: Lab) -> None:
+def test_another_seed_gives_other_numbers_also_when_parts_lie_around(small_lab):
     with pytest.raises(Stopped):
         run_regime(small_lab, make_regime(stop_at=2), "quick")
     other = run_regime(Lab(small_lab.workspace, seed=1), make_regime(), "quick")
     assert other.rows != run_regime(small_lab, make_regime(), "quick").rows
 
 
-def test_parts_of_another_code_are_not_used(small_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_another_code_are_not_used(small_lab, monkeypatch):
     made: list[int] = []
     with pytest.raises(Stopped):
         run_regime(small_lab, make_regime(stop_at=2, made=made), "quick")
@@ -135,7 +131,7 @@ def test_parts_of_another_code_are_not_used(small_lab: Lab, monkeypatch: pytest.
     assert made == [0, 1, 0, 1, 2, 3]
 
 
-def test_parts_of_another_text_or_arithmetic_are_not_used(small_lab: Lab) -> None:
+def test_parts_of_another_text_or_arithmetic_are_not_used(small_lab):
     made: list[int] = []
     for lab in (
         small_lab,
@@ -147,7 +143,7 @@ def test_parts_of_another_text_or_arithmetic_are_not_used(small_lab: Lab) -> Non
     assert made == [0, 1] * 3
 
 
-def test_a_result_says_how_much_of_it_is_of_an_earlier_run_and_again_makes_it_anew(small_lab: Lab) -> None:
+def test_a_result_says_how_much_of_it_is_of_an_earlier_run_and_again_makes_it_anew(small_lab):
     def rerun(kept: Kept, made: list[int]) -> int:
         with pytest.raises(Stopped):
             run_regime(Lab(small_lab.workspace, kept=Kept(again=True)), make_regime(stop_at=2), "quick")
@@ -161,9 +157,7 @@ def test_a_result_says_how_much_of_it_is_of_an_earlier_run_and_again_makes_it_an
     assert (rerun(Kept(again=True), made), made) == (0, [0, 1, 2, 3])
 
 
-def test_votes_of_the_same_run_are_shared_also_when_all_is_made_anew(
-    small_lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_votes_of_the_same_run_are_shared_also_when_all_is_made_anew(small_lab, monkeypatch):
     small_lab.text_votes(40, (GREEDY,))
     lab = Lab(small_lab.workspace, runtime=small_lab.runtime, kept=Kept(again=True))
     taken, engine = [], Lab.engine
@@ -176,7 +170,7 @@ def test_votes_of_the_same_run_are_shared_also_when_all_is_made_anew(
     assert not lab.kept.from_before
 
 
-def test_every_name_is_a_regime_with_both_presets() -> None:
+def test_every_name_is_a_regime_with_both_presets():
     for name in NAMES:
         regime = regime_named(name)
         assert regime.name == name
@@ -184,7 +178,7 @@ def test_every_name_is_a_regime_with_both_presets() -> None:
         assert regime.question.endswith("?")
 
 
-def test_names_are_sorted_as_in_the_paper_and_unknown_ones_refused() -> None:
+def test_names_are_sorted_as_in_the_paper_and_unknown_ones_refused():
     assert [regime.name for regime in regimes_named(["flatness", "census", "flatness"])] == ["census", "flatness"]
     assert len(regimes_named(["all"])) == len(NAMES)
     with pytest.raises(InvalidInput, match="no regime 'cencus'"):

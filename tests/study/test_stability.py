@@ -1,10 +1,7 @@
 """The regimes on teacher-forced votes, at a small scale: what must hold whatever the numbers are."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +12,6 @@ from paclm.privacy.releases import RULES, Rule
 from paclm.study.decoding import GREEDY
 from paclm.study.figure import save_figure
 from paclm.study.figures import figure_named, looks_of
-from paclm.study.lab import Lab
 from paclm.study.recorded_votes import TextVotes
 from paclm.study.regimes import census, cost, flatness, forgetting, releases
 from paclm.study.results import Result
@@ -32,17 +28,17 @@ SCALES = {
 
 
 @pytest.fixture(scope="module")
-def lab(study_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+def lab(study_template, tmp_path_factory):
     return open_lab(study_template, tmp_path_factory.mktemp("stability") / "workspace")
 
 
 @pytest.fixture(scope="module")
-def results(lab: Lab) -> dict[object, Result]:
+def results(lab):
     return {module: run_regime(lab, module.REGIME, "quick", scale=scale) for module, scale in SCALES.items()}
 
 
 @pytest.mark.parametrize("module", [census, flatness, releases, forgetting], ids=lambda module: module.REGIME.name)
-def test_the_same_seed_gives_the_same_rows(module, lab: Lab, results: dict[object, Result]) -> None:
+def test_the_same_seed_gives_the_same_rows(module, lab, results):
     again = run_regime(lab, module.REGIME, "quick", scale=SCALES[module])
     assert Result.load(lab.folder / "results" / f"{module.REGIME.name}.json").rows == again_rows(again)
     assert again_rows(again) == again_rows(results[module])
@@ -55,9 +51,7 @@ def again_rows(result: Result) -> list[dict[str, object]]:
     return rows
 
 
-def test_the_census_agrees_with_the_votes_and_leaves_out_what_the_vocabulary_cannot_hold(
-    lab: Lab, results: dict[object, Result]
-) -> None:
+def test_the_census_agrees_with_the_votes_and_leaves_out_what_the_vocabulary_cannot_hold(lab, results):
     result = results[census]
     assert [row["support_size"] for row in result.rows] == [50, 200]
     assert any("k = 1,000 is left out" in note for note in result.notes)
@@ -70,12 +64,12 @@ def test_the_census_agrees_with_the_votes_and_leaves_out_what_the_vocabulary_can
     assert 0.0 < row["ceiling"] <= result.one(support_size=50)["ceiling"] <= 1.0
 
 
-def test_the_largest_support_can_be_taken_on_fewer_positions(lab: Lab) -> None:
+def test_the_largest_support_can_be_taken_on_fewer_positions(lab):
     rows = census.run(lab, census.CensusScale(60, (50, 200), 20)).rows
     assert [row["positions"] for row in rows] == [60, 20]
 
 
-def test_without_noise_nothing_flips_and_with_noise_something_does(results: dict[object, Result]) -> None:
+def test_without_noise_nothing_flips_and_with_noise_something_does(results):
     for row in results[flatness].rows:
         if row["budget"] == "inf":
             assert row["flip"] == row["change"] == row["sigma_max"] == 0.0
@@ -94,7 +88,7 @@ def scripted_votes(num_worlds: int = 32, positions: int = 3000) -> TextVotes:
     return TextVotes(votes, truth=truth, public=truth, full=truth, passage=position // 10, position=position)
 
 
-def test_flatness_finds_what_was_put_into_scripted_votes(lab: Lab) -> None:
+def test_flatness_finds_what_was_put_into_scripted_votes(lab):
     rows = flatness.decoder_rows(lab, scripted_votes(), 2, lambda _: None)
     tight = next(row for row in rows if row["budget"] == "2^-32")
     assert tight["flip_unanimous"] == 0.0
@@ -108,29 +102,27 @@ def test_flatness_finds_what_was_put_into_scripted_votes(lab: Lab) -> None:
     assert abs(loose["flip_dissent"] - loose["flip_limit"]) > 4 * loose["flip_dissent_stderr"]
 
 
-def test_noise_grows_as_one_over_the_root_of_the_budget(results: dict[object, Result]) -> None:
+def test_noise_grows_as_one_over_the_root_of_the_budget(results):
     for decoder in ("greedy", "gumbel"):
         loose, tight = (results[flatness].one(decoder=decoder, budget=budget) for budget in ("2^-4", "2^-32"))
         for name in ("sigma_median", "sigma_max"):
             assert tight[name] / loose[name] == pytest.approx(2.0**14)
 
 
-def test_the_arithmetic_of_flatness_closes_exactly(results: dict[object, Result]) -> None:
+def test_the_arithmetic_of_flatness_closes_exactly(results):
     for row in results[flatness].rows:
         assert row["change_by_arithmetic"] == pytest.approx(row["change"], abs=1e-12)
         flips = row["flip_dissent"] * row["dissent_fraction"]
         assert row["flip"] == pytest.approx(flips, abs=1e-12)
 
 
-def test_budgets_of_flatness_share_the_noiseless_release(results: dict[object, Result]) -> None:
+def test_budgets_of_flatness_share_the_noiseless_release(results):
     for decoder in ("greedy", "gumbel"):
         rows = results[flatness].select(decoder=decoder)
         assert len({round(row["accuracy"] - row["change"], 12) for row in rows}) == 1
 
 
-def test_a_release_that_was_added_is_drawn_and_described(
-    lab: Lab, results: dict[object, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_that_was_added_is_drawn_and_described(lab, results, tmp_path, monkeypatch):
     def first(votes: np.ndarray, belief: np.ndarray, *_: object) -> Release:
         return Release(int(votes[0]), belief, True)
 
@@ -147,9 +139,7 @@ def test_a_release_that_was_added_is_drawn_and_described(
     assert len({looks[f"added {i}"] for i in range(18)} | {looks["gaussian"]}) == 19, "told apart"
 
 
-def test_a_rule_that_lies_about_reading_the_secret_is_refused_by_the_regime(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rule_that_lies_about_reading_the_secret_is_refused_by_the_regime(lab, monkeypatch):
     def cheat(votes: np.ndarray, belief: np.ndarray, secret: int, *_: object) -> Release:
         return Release(int(votes[secret]), belief, True)
 
@@ -158,14 +148,14 @@ def test_a_rule_that_lies_about_reading_the_secret_is_refused_by_the_regime(
         releases.run(lab, SCALES[releases])
 
 
-def test_releases_that_never_read_the_secret_tell_and_cost_nothing(results: dict[object, Result]) -> None:
+def test_releases_that_never_read_the_secret_tell_and_cost_nothing(results):
     for name in ("plurality", "mixture"):
         row = results[releases].one(release=name)
         assert row["leaked_nats"] == row["can_tell_nats"] == row["charged_every_token"] == row["charged_dissent"] == 0.0
         assert row["tokens_until_every_token"] is None
 
 
-def test_charging_dissent_only_makes_a_budget_last_longer(results: dict[object, Result]) -> None:
+def test_charging_dissent_only_makes_a_budget_last_longer(results):
     row = results[releases].one(release="gaussian", budget="2^-32")
     assert row["tokens_until_dissent"] == pytest.approx(row["tokens_until_every_token"] / row["dissent"], rel=1e-3)
     assert row["charged_every_token"] == pytest.approx(40 * 2.0**-32)
@@ -174,21 +164,21 @@ def test_charging_dissent_only_makes_a_budget_last_longer(results: dict[object, 
 
 
 def test_the_tracking_curator_tells_what_it_charges_and_the_forgetting_one_something_else(
-    results: dict[object, Result],
-) -> None:
+    results,
+):
     for row in results[forgetting].select(curator="tracking"):
         assert row["can_tell_over_charged_most"] == pytest.approx(1.0)
     loose = results[forgetting].one(curator="forgetting", budget="2^-2", tokens=40)
     assert not math.isclose(loose["can_tell_nats"], loose["charged_dissent_nats"], rel_tol=0.05)
 
 
-def test_operation_counts_are_the_papers() -> None:
+def test_operation_counts_are_the_papers():
     row = cost.operations("the paper's sizes", 128, 50_257, 200, 2)
     assert f"{row['dense']:.2e}" == "3.35e+09"
     assert f"{row['collapsed']:.2e}" == "2.59e+04"
 
 
-def test_costs_are_positive_and_add_up(results: dict[object, Result]) -> None:
+def test_costs_are_positive_and_add_up(results):
     for row in (row for row in results[cost].rows if row["what"] == "serving"):
         step_ms = row["forward_ms"] + row["sequences"] * row["mechanism_ms"] + row["ledger_ms"]
         assert row["tokens_per_second"] == pytest.approx(1e3 * row["sequences"] / step_ms)

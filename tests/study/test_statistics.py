@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -35,11 +33,11 @@ def misses(error_of: object, num: int = CLUSTERS, shared: float = 1.0) -> int:
 MOST_MISSES = int(binom.isf(1e-4, DATASETS, 0.065))
 
 
-def test_the_error_over_clusters_covers_the_truth_as_often_as_it_says() -> None:
+def test_the_error_over_clusters_covers_the_truth_as_often_as_it_says():
     assert misses(lambda values, clusters, rng: clustered_mean(values, clusters, rng, 200)) <= MOST_MISSES
 
 
-def test_the_coverage_check_catches_an_error_that_takes_samples_for_independent() -> None:
+def test_the_coverage_check_catches_an_error_that_takes_samples_for_independent():
     assert misses(lambda values, clusters, rng: mean_and_stderr(values)) > MOST_MISSES
 
 
@@ -47,24 +45,24 @@ def bootstrap_alone(values: np.ndarray, clusters: np.ndarray, rng: np.random.Gen
     return float(values.mean()), float(cluster_bootstrap(values, clusters, rng, 200).std(ddof=1))
 
 
-def test_four_clusters_that_happen_to_agree_do_not_make_a_small_error() -> None:
+def test_four_clusters_that_happen_to_agree_do_not_make_a_small_error():
     """Samples that are independent in truth, in four clusters: as a text of a few passages may be."""
     assert misses(lambda values, clusters, rng: clustered_mean(values, clusters, rng, 200), 4, 0.0) <= MOST_MISSES
     assert misses(bootstrap_alone, 4, 0.0) > MOST_MISSES
 
 
-def test_two_clusters_have_the_error_of_two_samples() -> None:
+def test_two_clusters_have_the_error_of_two_samples():
     values, clusters = np.repeat([1.0, -1.0], SIZE), np.repeat([0, 1], SIZE)
     stderr = clustered_mean(values, clusters, np.random.default_rng(0), 4000).stderr
     assert stderr == pytest.approx(mean_and_stderr([1.0, -1.0]).stderr, rel=0.05)
 
 
-def test_the_mean_weighs_samples_and_not_clusters() -> None:
+def test_the_mean_weighs_samples_and_not_clusters():
     values, clusters = np.array([1.0, 1.0, 1.0, 0.0]), np.array([7, 7, 7, 2])
     assert clustered_mean(values, clusters, np.random.default_rng(0)).mean == 0.75
 
 
-def test_the_same_generator_gives_the_same_error_and_another_a_similar_one() -> None:
+def test_the_same_generator_gives_the_same_error_and_another_a_similar_one():
     values, clusters = clustered_data(np.random.default_rng(1))
     first, again, other = (clustered_mean(values, clusters, np.random.default_rng(seed)) for seed in (0, 0, 1))
     assert first == again
@@ -72,25 +70,25 @@ def test_the_same_generator_gives_the_same_error_and_another_a_similar_one() -> 
     assert first.stderr == pytest.approx(other.stderr, rel=0.2)
 
 
-def test_one_cluster_has_a_mean_and_no_error() -> None:
+def test_one_cluster_has_a_mean_and_no_error():
     mean, stderr = clustered_mean([1, 0], np.array([3, 3]), np.random.default_rng(0))
     assert mean == 0.5
     assert math.isnan(stderr)
 
 
-def test_resamples_are_of_whole_clusters() -> None:
+def test_resamples_are_of_whole_clusters():
     values, clusters = np.repeat([0.0, 1.0], 50), np.repeat([0, 1], 50)
     means = cluster_bootstrap(values, clusters, np.random.default_rng(0))
     assert set(means) == {0.0, 0.5, 1.0}
 
 
-def test_samples_without_their_clusters_are_refused() -> None:
+def test_samples_without_their_clusters_are_refused():
     for samples, clusters in (([1.0, 2.0], [0]), ([], [])):
         with pytest.raises(InvalidInput):
             clustered_mean(samples, np.array(clusters, dtype=int), np.random.default_rng(0))
 
 
-def test_retained_gain_is_a_ratio_with_an_error_and_none_without_a_gain() -> None:
+def test_retained_gain_is_a_ratio_with_an_error_and_none_without_a_gain():
     rng = np.random.default_rng(0)
     clusters = np.repeat(np.arange(50), 20)
     public, full = rng.random(1000) < 0.3, rng.random(1000) < 0.5

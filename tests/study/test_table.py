@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import csv
 import io
 
@@ -16,19 +14,19 @@ DATA = TableData(
 )
 
 
-def test_markdown_shows_value_error_mark_and_the_papers_value() -> None:
+def test_markdown_shows_value_error_mark_and_the_papers_value():
     lines = to_markdown(DATA).splitlines()
     assert "| first_line | 50.0%† ± 1.0% [25.0%] | 1,234 |" in lines
     assert "| second | – [10.0%] | – |" in lines
     assert "† explained." in lines
 
 
-def test_every_line_of_markdown_has_as_many_cells_even_with_bars_in_headings() -> None:
+def test_every_line_of_markdown_has_as_many_cells_even_with_bars_in_headings():
     table = [line for line in to_markdown(DATA).splitlines() if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in table} == {4}
 
 
-def test_csv_keeps_numbers_unrounded_in_columns_of_their_own() -> None:
+def test_csv_keeps_numbers_unrounded_in_columns_of_their_own():
     rows = list(csv.DictReader(io.StringIO(to_csv(DATA))))
     assert rows[0]["flip | dissent"] == "0.5"
     assert rows[0]["flip | dissent (error)"] == "0.01"
@@ -36,14 +34,14 @@ def test_csv_keeps_numbers_unrounded_in_columns_of_their_own() -> None:
     assert rows[1]["n"] == "–"
 
 
-def test_latex_escapes_what_latex_would_read_and_has_the_label() -> None:
+def test_latex_escapes_what_latex_would_read_and_has_the_label():
     text = to_latex(DATA, "tab:example")
     assert r"\label{tab:example}" in text
     assert r"first\_line & 50.0\%$^\dagger$ $\pm$ 1.0\% [25.0\%] & 1,234 \\" in text
     assert r"5 \% and $\beta$" in text
 
 
-def test_latex_writes_powers_as_powers_and_knows_every_sign_that_tables_use() -> None:
+def test_latex_writes_powers_as_powers_and_knows_every_sign_that_tables_use():
     data = TableData("b = 2^-16, 2Φ(√(2b))", ["Σ I ÷ 1 − 1/ā", "a³"], [[Cell(1.3e5, style=".2g"), "≤ 2×10^-4 {x}"]])
     text = to_latex(data, "tab:signs")
     assert "b = $2^{-16}$" in text
@@ -53,11 +51,11 @@ def test_latex_writes_powers_as_powers_and_knows_every_sign_that_tables_use() ->
     assert text.isascii()
 
 
-def test_a_label_becomes_a_file_name() -> None:
+def test_a_label_becomes_a_file_name():
     assert Table("tab:pmixed-full", (), lambda _: DATA).file_name == "tab_pmixed_full"
 
 
-def test_a_bound_is_rounded_up_with_a_decimal_more_and_the_papers_left_as_printed() -> None:
+def test_a_bound_is_rounded_up_with_a_decimal_more_and_the_papers_left_as_printed():
     bound = Cell(0.500021, paper=0.5, style=".3f", is_bound=True)
     assert f"{bound.ours()} [{bound.theirs()}]" == "0.5001 [0.500]"
     assert Cell(0.500021, style=".3f").ours() == "0.500", "any other value is rounded to the nearest"
@@ -65,7 +63,7 @@ def test_a_bound_is_rounded_up_with_a_decimal_more_and_the_papers_left_as_printe
     assert Cell(None, style=".3f", is_bound=True).ours() == "–"
 
 
-def test_latex_sets_minus_signs_names_and_quotes_and_explains_the_marks() -> None:
+def test_latex_sets_minus_signs_names_and_quotes_and_explains_the_marks():
     data = TableData('"none" at −1', ["T-5"], [[Cell(-0.5, style=".1f", mark="†")]], ("†: see `a_b`.", "Next."))
     text = to_latex(data, "tab:x")
     assert r"\caption{``none'' at $-$1}" in text
@@ -74,7 +72,7 @@ def test_latex_sets_minus_signs_names_and_quotes_and_explains_the_marks() -> Non
     assert "\\footnotesize\n$^\\dagger$: see \\texttt{a\\_b}.\\par\nNext.\n" in text
 
 
-def test_a_table_without_rows_has_no_empty_line_in_latex() -> None:
+def test_a_table_without_rows_has_no_empty_line_in_latex():
     text = to_latex(TableData("None.", ["a"], []), "tab:x")
     assert "\\midrule\n\\bottomrule" in text
     assert "flushleft" not in text

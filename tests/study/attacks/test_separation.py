@@ -1,7 +1,5 @@
 """AUC and true positives: known answers, honest errors."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The attacker who sees tokens only: exact where exactness can be computed, below the history, above nothing."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Scores of the universe audit: higher for what was learnt or released."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

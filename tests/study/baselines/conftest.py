@@ -1,9 +1,6 @@
 """A small workspace with random adapters for four and for six disjoint shards, made in a second or two."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,7 +29,7 @@ def add_shards(workspace, num_shards, membership=None):
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory, small_base: Path) -> Path:
+def template(tmp_path_factory, small_base):
     from paclm.worlds.workspace import Workspace
 
     path = build_study_workspace(tmp_path_factory.mktemp("baselines") / "made", make_texts(24, seed=5), small_base)
@@ -43,5 +40,5 @@ def template(tmp_path_factory: pytest.TempPathFactory, small_base: Path) -> Path
 
 
 @pytest.fixture
-def lab(template: Path, tmp_path: Path):
+def lab(template, tmp_path):
     return open_lab(template, tmp_path / "clinic")

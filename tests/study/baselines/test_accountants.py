@@ -1,7 +1,5 @@
 """Our accountants against another library's where both apply, and against what they claim where it does not."""
 
-from __future__ import annotations
-
 import math
 
 import dp_accounting

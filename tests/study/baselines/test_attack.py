@@ -4,8 +4,6 @@ The attacker knows both exactly and sees T sampled tokens. Under (ε, δ) from e
 `success_at_half`. In strict mode it is not; with λ left at 1 the same attack is.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

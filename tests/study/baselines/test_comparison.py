@@ -1,7 +1,5 @@
 """The whole regime on a small workspace: its rows, and what must not depend on chance."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

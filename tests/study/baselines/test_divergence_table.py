@@ -1,7 +1,5 @@
 """λ from a table is never above the exact one, and hardly below it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

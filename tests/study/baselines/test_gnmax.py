@@ -1,7 +1,5 @@
 """GNMax: noise that is enough, and a data-dependent bound that is never below the exact loss."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """λ and β never lie on the unsafe side, grow with the budget, and T queries compose to at most ε."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Every published number that a faithful PMixED must give."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """AdaPMixED and SubMix: their rules, their own accounts, and where they stop."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Divergences: both directions, their limits, and the same on tensors."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

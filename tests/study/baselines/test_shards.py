@@ -1,7 +1,5 @@
 """These methods run on disjoint shards or not at all."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

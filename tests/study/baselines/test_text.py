@@ -1,7 +1,5 @@
 """From the engine's hidden states to distributions, digests, the search and generated text."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
