@@ -36,15 +36,10 @@ def use_everything(metrics):
         metrics.count_request(route, 200, 0.1)
     for reason in REFUSALS:
         metrics.count_refusal(reason)
-    metrics.count_replay()
-    metrics.count_disconnect()
-    for observe in (
-        metrics.observe_step,
-        metrics.observe_commit,
-        metrics.observe_first_token,
-        metrics.observe_between_tokens,
-    ):
-        observe(0.02)
+    metrics.replays.inc()
+    metrics.disconnects.inc()
+    for name in ("step", "commit", "first_token", "between_tokens"):
+        getattr(metrics, f"{name}_seconds").observe(0.02)
 
 
 def test_tokens_are_counted_by_mark_and_by_the_name_of_the_key():
@@ -68,18 +63,18 @@ def test_requests_are_counted_by_status_class_and_timed():
 
 
 @pytest.mark.parametrize(
-    ("observe", "name"),
+    ("histogram", "name"),
     [
-        ("observe_step", "paclm_step_seconds"),
-        ("observe_commit", "paclm_ledger_commit_seconds"),
-        ("observe_first_token", "paclm_first_token_seconds"),
-        ("observe_between_tokens", "paclm_between_tokens_seconds"),
+        ("step_seconds", "paclm_step_seconds"),
+        ("commit_seconds", "paclm_ledger_commit_seconds"),
+        ("first_token_seconds", "paclm_first_token_seconds"),
+        ("between_tokens_seconds", "paclm_between_tokens_seconds"),
     ],
 )
-def test_durations_fall_into_buckets(observe, name):
+def test_durations_fall_into_buckets(histogram, name):
     metrics = Metrics()
-    getattr(metrics, observe)(0.02)
-    getattr(metrics, observe)(0.2)
+    getattr(metrics, histogram).observe(0.02)
+    getattr(metrics, histogram).observe(0.2)
     found = samples(metrics)
     buckets = [value(found, f"{name}_bucket", le=le) for le in ("0.01", "0.025", "0.25", "+Inf")]
     assert (value(found, f"{name}_count"), buckets) == (2, [0, 1, 2, 2])
@@ -153,7 +148,7 @@ def test_nothing_about_worlds_belief_secret_or_bounds_is_a_metric():
 
 def test_two_registries_do_not_meet():
     first, second = Metrics(), Metrics()
-    first.count_replay()
+    first.replays.inc()
     assert value(samples(second), "paclm_replays_total") == 0
 
 

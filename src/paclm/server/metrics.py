@@ -72,66 +72,36 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._add_counters()
-        self._add_histograms()
-        self._add_gauges()
-        ProcessCollector(registry=self.registry)
-        Info("paclm_build", "The version that runs.", registry=self.registry).info({"version": __version__})
 
-    def _add_counters(self) -> None:
-        self._tokens = Counter(
-            "paclm_tokens",
-            "Released tokens: agreed (all votes equal), disputed (dissent), or public (the budget was spent).",
-            ["mark"],
-            registry=self.registry,
-        )
-        self._key_tokens = Counter(
-            "paclm_key_tokens", "Released tokens, by name of the API key.", ["key"], registry=self.registry
-        )
-        self._requests = Counter(
-            "paclm_requests", "Requests answered, by status class.", ["route", "status"], registry=self.registry
-        )
-        self._refusals = Counter(
-            "paclm_refusals", "Requests refused before anything was charged.", ["reason"], registry=self.registry
-        )
-        self._replays = Counter("paclm_replays", "Stored replies sent again at no charge.", registry=self.registry)
-        self._disconnects = Counter(
-            "paclm_disconnects", "Requests whose client disconnected before the end.", registry=self.registry
-        )
+        def counter(name: str, about: str, labels: Sequence[str] = ()) -> Counter:
+            return Counter(name, about, labels, registry=self.registry)
+
+        def histogram(name: str, about: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
+            return Histogram(name, about, labels, buckets=buckets, registry=self.registry)
+
+        def gauge(name: str, about: str, labels: Sequence[str] = ()) -> Gauge:
+            return Gauge(name, about, labels, registry=self.registry)
+
+        tokens = "Released tokens: agreed (all votes equal), disputed (dissent), or public (the budget was spent)."
+        self._tokens = counter("paclm_tokens", tokens, ["mark"])
+        self._key_tokens = counter("paclm_key_tokens", "Released tokens, by name of the API key.", ["key"])
+        self._requests = counter("paclm_requests", "Requests answered, by status class.", ["route", "status"])
+        self._refusals = counter("paclm_refusals", "Requests refused before anything was charged.", ["reason"])
+        self.replays = counter("paclm_replays", "Stored replies sent again at no charge.")
+        self.disconnects = counter("paclm_disconnects", "Requests whose client disconnected before the end.")
         for mark in MARKS:  # a series that exists from the start has a rate from the start
             self._tokens.labels(mark)
         for reason in REFUSALS:
             self._refusals.labels(reason)
 
-    def _add_histograms(self) -> None:
-        self._request_seconds = Histogram(
-            "paclm_request_seconds", "From request to last byte.", ["route"], buckets=_WAITS, registry=self.registry
-        )
-        self._step_seconds = Histogram(
-            "paclm_step_seconds",
-            "One step: all worlds, all streams, the releases and the commit.",
-            buckets=_STEPS,
-            registry=self.registry,
-        )
-        self._commit_seconds = Histogram(
-            "paclm_ledger_commit_seconds",
-            "Making charges and belief durable, once per step.",
-            buckets=_STEPS,
-            registry=self.registry,
-        )
-        self._first_token_seconds = Histogram(
-            "paclm_first_token_seconds", "From request to its first token.", buckets=_WAITS, registry=self.registry
-        )
-        self._between_tokens_seconds = Histogram(
-            "paclm_between_tokens_seconds",
-            "From one token of a stream to its next.",
-            buckets=_STEPS,
-            registry=self.registry,
-        )
-
-    def _add_gauges(self) -> None:
-        def gauge(name: str, about: str, labels: Sequence[str] = ()) -> Gauge:
-            return Gauge(name, about, labels, registry=self.registry)
+        self._request_seconds = histogram("paclm_request_seconds", "From request to last byte.", _WAITS, ["route"])
+        step = "One step: all worlds, all streams, the releases and the commit."
+        self.step_seconds = histogram("paclm_step_seconds", step, _STEPS)
+        commit = "Making charges and belief durable, once per step."
+        self.commit_seconds = histogram("paclm_ledger_commit_seconds", commit, _STEPS)
+        self.first_token_seconds = histogram("paclm_first_token_seconds", "From request to its first token.", _WAITS)
+        between = "From one token of a stream to its next."
+        self.between_tokens_seconds = histogram("paclm_between_tokens_seconds", between, _STEPS)
 
         self._spent = gauge("paclm_budget_spent_nats", "Charged so far; never a guarantee.")
         self._total = gauge("paclm_budget_total_nats", "Committed before the first token; the bounds are at this.")
@@ -143,6 +113,8 @@ class Metrics:
         self._key_used = gauge("paclm_key_used_tokens", "Private tokens counted against a key's quota.", ["key"])
         self._key_reserved = gauge("paclm_key_reserved_tokens", "Worst cases of a key's requests in progress.", ["key"])
         self._key_quota = gauge("paclm_key_quota_tokens", "A key's quota; absent for a key without one.", ["key"])
+        ProcessCollector(registry=self.registry)
+        Info("paclm_build", "The version that runs.", registry=self.registry).info({"version": __version__})
 
     def count_request(self, route: Route, status: int, seconds: float) -> None:
         """One response that was sent in full."""
@@ -160,30 +132,6 @@ class Metrics:
         """One released token."""
         self._tokens.labels(mark).inc()
         self._key_tokens.labels(key_name).inc()
-
-    def count_replay(self) -> None:
-        """One stored reply that was sent again."""
-        self._replays.inc()
-
-    def count_disconnect(self) -> None:
-        """One client that disconnected before the end."""
-        self._disconnects.inc()
-
-    def observe_step(self, seconds: float) -> None:
-        """How long one step of the curator took."""
-        self._step_seconds.observe(seconds)
-
-    def observe_commit(self, seconds: float) -> None:
-        """How long one commit of the ledger took."""
-        self._commit_seconds.observe(seconds)
-
-    def observe_first_token(self, seconds: float) -> None:
-        """How long a request waited for its first token."""
-        self._first_token_seconds.observe(seconds)
-
-    def observe_between_tokens(self, seconds: float) -> None:
-        """How long a stream waited for its next token."""
-        self._between_tokens_seconds.observe(seconds)
 
     def render(self, standing: Standing) -> bytes:
         """The text for Prometheus (`CONTENT_TYPE`), with these gauges."""

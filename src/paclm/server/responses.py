@@ -91,7 +91,7 @@ class Answer:
         """Note that the connection is gone."""
         if self._num_open and self._has_client:
             self._has_client = False
-            self._service.metrics.count_disconnect()
+            self._service.metrics.disconnects.inc()
             if not self._is_kept:
                 self._subscriber.queue.put_nowait(None)
 
@@ -139,7 +139,7 @@ class Answer:
                 self._ticket = ticket
                 return None
             case Stored(status, stored, media_type):
-                self._service.metrics.count_replay()
+                self._service.metrics.replays.inc()
                 entry = logs.Entry(
                     event="replayed", request=http.state.request_id, key=self._caller.name, status=status
                 )
@@ -268,10 +268,10 @@ class Answer:
         before = self._last_token.get(answer)
         self._last_token[answer] = at
         if before is not None:
-            self._service.metrics.observe_between_tokens(at - before)
+            self._service.metrics.between_tokens_seconds.observe(at - before)
         elif self._first_token_seconds is None:
             self._first_token_seconds = at - self._started
-            self._service.metrics.observe_first_token(self._first_token_seconds)
+            self._service.metrics.first_token_seconds.observe(self._first_token_seconds)
 
     def _log(self, what: logs.EventName, status: int | None, line: dict[str, Any]) -> None:
         cost = cost_of(self._streams, self._service.curator.figures())

@@ -177,8 +177,8 @@ class Service:
     # --- from the scheduler thread ----------------------------------------------------------------------------------
 
     def _stepped(self, released: Sequence[tuple[Stream, Piece]], seconds: float) -> None:
-        self.metrics.observe_step(seconds)
-        self.metrics.observe_commit(self.curator.commit_seconds)
+        self.metrics.step_seconds.observe(seconds)
+        self.metrics.commit_seconds.observe(self.curator.commit_seconds)
         for stream, piece in released:
             self.metrics.count_token(stream.request.tag, piece.mark)
         self.recent.add([piece.mark for _, piece in released])
