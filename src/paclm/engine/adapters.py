@@ -132,12 +132,9 @@ class AdapterStack:
     """All worlds' adapters over one base model, one pair of tensors per target layer."""
 
     spec: AdapterSpec
-    base: str
-    """Fingerprint of the base model they were trained on."""
-    A: Mapping[str, Tensor]
-    """layer → (m, r, in)"""
-    B: Mapping[str, Tensor]
-    """layer → (m, out, r)"""
+    base: str  # fingerprint of the base model they were trained on
+    A: Mapping[str, Tensor]  # layer → (m, r, in)
+    B: Mapping[str, Tensor]  # layer → (m, out, r)
 
     def __post_init__(self) -> None:
         if not self.A or set(self.A) != set(self.B):
@@ -147,12 +144,7 @@ class AdapterStack:
         worlds, rank = self.num_worlds, self.spec.rank
         for layer, a in self.A.items():
             b = self.B[layer]
-            if (
-                a.ndim != 3
-                or b.ndim != 3
-                or a.shape[:2] != (worlds, rank)
-                or (b.shape[0], b.shape[2]) != (worlds, rank)
-            ):
+            if a.ndim != 3 or b.ndim != 3 or a.shape[:2] != (worlds, rank) or b.shape[::2] != (worlds, rank):
                 raise EngineError(
                     f"The adapters of layer {layer} have shapes {tuple(a.shape)} and {tuple(b.shape)}; "
                     f"{worlds} worlds of rank {rank} need ({worlds}, {rank}, in) and ({worlds}, out, {rank})."

@@ -22,15 +22,6 @@ class KVCache:
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
 
-    @property
-    def num_slots(self) -> int:
-        return int(self.keys[0].shape[0])
-
-    @property
-    def capacity(self) -> int:
-        """Positions per sequence."""
-        return int(self.keys[0].shape[3])
-
     def write_block(self, layer: int, slot: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values (W, heads, c, size) at positions start … start+c; returns all of the slot so far."""
         end = start + keys.shape[2]

@@ -22,12 +22,9 @@ def independent_votes(logits: Tensor, support: Tensor, coins: Tensor, temperatur
 class HybridCoins:
     """Public coins of the hybrid rule."""
 
-    switch: Tensor
-    """(n,) uniform in [0, 1)"""
-    common: Tensor
-    """(n, k) Gumbel, shared by all worlds"""
-    own: Tensor
-    """(n, W, k) Gumbel, one set per world"""
+    switch: Tensor  # (n,) uniform in [0, 1)
+    common: Tensor  # (n, k) Gumbel, shared by all worlds
+    own: Tensor  # (n, W, k) Gumbel, one set per world
 
 
 def hybrid_votes(

@@ -26,21 +26,10 @@ class WorldsModel(Protocol):
     `stacked` covers the GPT-2 and Llama families, `fused` does so by CUDA kernels, `generic` covers any decoder.
     """
 
-    @property
-    def num_worlds(self) -> int:
-        """W: the worlds and the public model."""
-
-    @property
-    def num_slots(self) -> int:
-        """Most sequences that can run together."""
-
-    @property
-    def context(self) -> int:
-        """Positions per sequence."""
-
-    @property
-    def head(self) -> Tensor:
-        """Output embedding (V, d); a logit is its product with a hidden state."""
+    num_worlds: int  # W: the worlds and the public model
+    num_slots: int  # most sequences that can run together
+    context: int  # positions per sequence
+    head: Tensor  # output embedding (V, d); a logit is its product with a hidden state
 
     def prefill(self, tokens: Tensor, start: int, slot: int) -> Tensor:
         """Tokens (c,) of one sequence at positions start … start+c; hidden states (W, c, d)."""
@@ -62,12 +51,9 @@ class WorldsModel(Protocol):
 class StepOutput:
     """Result of one step for the first n slots; the public model is the last of W."""
 
-    support: IntArray
-    """(n, k)"""
-    votes: IntArray
-    """(n, W)"""
-    logits: Tensor
-    """(n, W, k), left on the device"""
+    support: IntArray  # (n, k)
+    votes: IntArray  # (n, W)
+    logits: Tensor  # (n, W, k), left on the device
 
 
 class DecodeStep(Protocol):

@@ -38,12 +38,9 @@ _PROMPTS_TOGETHER = 64
 class Ballot:
     """Every world's vote on n contexts."""
 
-    support: IntArray
-    """(n, k) token ids, by the public model's logits, largest first"""
-    votes: IntArray
-    """(n, m) token ids, each in the support of its row"""
-    public: IntArray
-    """(n,) the public model's vote, by the same rule and coins"""
+    support: IntArray  # (n, k) token ids, by the public model's logits, largest first
+    votes: IntArray  # (n, m) token ids, each in the support of its row
+    public: IntArray  # (n,) the public model's vote, by the same rule and coins
 
 
 @dataclass(slots=True)
@@ -66,38 +63,19 @@ class Engine:
     def __init__(
         self, model: WorldsModel, support_size: int = 200, prefill_chunk: int = 128, step: DecodeStep | None = None
     ) -> None:
-        check_support_size(support_size, int(model.head.shape[0]))
+        self.num_worlds = model.num_worlds - 1  # m, without the public model
+        self.head = model.head  # (V, d), the output embedding
+        self.vocabulary = int(model.head.shape[0])
+        self.context = model.context  # most tokens of one sequence
+        self.support_size = support_size
+        check_support_size(support_size, self.vocabulary)
         self._model = model
         self._step = step or PlainStep(model, support_size)
-        self._support_size = support_size
         self._chunk = prefill_chunk
         self._running: list[Running] = []  # by slot, without gaps
         self._slots: dict[int, int] = {}  # by handle
         self._next_handle = 0
         self._is_reading = False  # `hidden_states` is using the first free slot
-
-    @property
-    def num_worlds(self) -> int:
-        """m, without the public model."""
-        return self._model.num_worlds - 1
-
-    @property
-    def support_size(self) -> int:
-        return self._support_size
-
-    @property
-    def vocabulary(self) -> int:
-        return int(self._model.head.shape[0])
-
-    @property
-    def head(self) -> Tensor:
-        """Output embedding (V, d)."""
-        return self._model.head
-
-    @property
-    def context(self) -> int:
-        """Most tokens of one sequence."""
-        return self._model.context
 
     @property
     def num_free(self) -> int:
@@ -120,7 +98,7 @@ class Engine:
         length = len(prompts[0]) - 1 if prompts else 0
         if not 0 < length <= self._chunk:  # nothing to prefill, or more than one pass
             return [self.add(tokens, max_new_tokens) for tokens in prompts]
-        ids = torch.tensor([list(tokens[:-1]) for tokens in prompts], device=self._model.head.device)
+        ids = torch.tensor([list(tokens[:-1]) for tokens in prompts], device=self.head.device)
         planned = max(self._chunk, self._model.num_slots) // length  # rows that the memory plan allows
         together = min(max(1, planned), _PROMPTS_TOGETHER)
         handles: list[int] = []
@@ -217,8 +195,8 @@ class Engine:
     @torch.inference_mode()
     def restricted(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Support (n, k) and every world's logits inside it (n, W, k), from hidden states (W, n, d)."""
-        support = top_tokens(self._step.public_logits(hidden[-1]), self._support_size)
-        return support, support_logits(hidden, self._model.head, support)
+        support = top_tokens(self._step.public_logits(hidden[-1]), self.support_size)
+        return support, support_logits(hidden, self.head, support)
 
     @torch.inference_mode()
     def whole_logits(self, hidden: Tensor) -> Tensor:
@@ -242,7 +220,7 @@ class Engine:
             n = support.shape[0]
             drawn = None
             if coins is not None:
-                drawn = torch.from_numpy(_checked_coins(coins(n), (n, self._support_size))).to(logits.device)
+                drawn = torch.from_numpy(_checked_coins(coins(n), (n, self.support_size))).to(logits.device)
             votes = coupled_votes(logits, support, drawn, float(_checked_temperature(temperature))).cpu().numpy()
             yield Ballot(support.cpu().numpy(), votes[:, :-1], votes[:, -1])
 
@@ -259,10 +237,10 @@ class Engine:
     def _vote(self, slots: list[int], coins: FloatArray | None, temperature: float | Sequence[float]) -> StepOutput:
         """One step of all running sequences; those in `slots` use coins and temperature, the others vote greedily."""
         n = len(self._running)
-        all_coins = np.zeros((n, self._support_size), dtype=np.float32)
+        all_coins = np.zeros((n, self.support_size), dtype=np.float32)
         tau = np.zeros(n, dtype=np.float32)
         if coins is not None:
-            all_coins[slots] = _checked_coins(coins, (len(slots), self._support_size))
+            all_coins[slots] = _checked_coins(coins, (len(slots), self.support_size))
             tau[slots] = _checked_temperature(temperature)
         tokens = np.array([sequence.tokens[-1] for sequence in self._running])
         positions = np.array([len(sequence.tokens) - 1 for sequence in self._running])
@@ -274,7 +252,7 @@ class Engine:
             ) from error
 
     def _prefill(self, tokens: Sequence[int], slot: int) -> Iterator[tuple[int, Tensor]]:
-        ids = torch.tensor(list(tokens), dtype=torch.long, device=self._model.head.device)
+        ids = torch.tensor(list(tokens), dtype=torch.long, device=self.head.device)
         for start in range(0, len(tokens), self._chunk):
             with self._prefill_memory():
                 hidden = self._model.prefill(ids[start : start + self._chunk], start, slot)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, linear_layers
@@ -32,16 +31,11 @@ class StackedLinear(nn.Module):
         super().__init__()
         self.base = base
         self.scale = spec.scale
-        self.dropout = spec.dropout
         self.register_buffer("A", A, persistent=False)  # (G, r, in)
         self.register_buffer("B", B, persistent=False)  # (G, out, r)
 
-    @property
-    def num_worlds(self) -> int:
-        return int(self.A.shape[0])
-
     def forward(self, x: Tensor) -> Tensor:
-        worlds = self.num_worlds
+        worlds = len(self.A)
         if x.shape[0] % worlds:
             raise EngineError(
                 f"A batch of {x.shape[0]} rows cannot be divided evenly among {worlds} worlds. Give each world as many "
@@ -49,8 +43,6 @@ class StackedLinear(nn.Module):
             )
         y = self.base(x)
         grouped = x.reshape(worlds, -1, x.shape[-1])  # (G, rows, in)
-        if self.dropout and self.training:
-            grouped = functional.dropout(grouped, self.dropout)
         inner = torch.bmm(grouped, self.A.to(x.dtype).transpose(1, 2))  # (G, rows, r)
         wide = y.reshape(worlds, -1, y.shape[-1])  # (G, rows, out)
         adapted = torch.baddbmm(wide, inner, self.B.to(x.dtype).transpose(1, 2), alpha=self.scale)
@@ -97,28 +89,11 @@ class GenericModel:
     """A Hugging Face decoder whose batch is all worlds and the public model."""
 
     def __init__(self, model: PreTrainedModel, stack: AdapterStack, num_slots: int, context: int) -> None:
-        self._head = output_layer(model).weight
+        self.head = output_layer(model).weight
         attach(model, stack.with_public().to(model.device, model.dtype))
         self._decoder: Any = model.get_decoder()
         self._caches = [DynamicCache(config=model.config) for _ in range(num_slots)]
-        self._num_worlds = stack.num_worlds + 1
-        self._context = context
-
-    @property
-    def num_worlds(self) -> int:
-        return self._num_worlds
-
-    @property
-    def num_slots(self) -> int:
-        return len(self._caches)
-
-    @property
-    def context(self) -> int:
-        return self._context
-
-    @property
-    def head(self) -> Tensor:
-        return self._head
+        self.num_worlds, self.num_slots, self.context = stack.num_worlds + 1, num_slots, context
 
     @torch.inference_mode()
     def prefill(self, tokens: Tensor, start: int, slot: int) -> Tensor:
@@ -128,7 +103,7 @@ class GenericModel:
         cache = self._caches[slot]
         if cache.get_seq_length() > start:
             cache.crop(start - cache.get_seq_length())
-        rows = tokens.unsqueeze(0).repeat(self._num_worlds, 1)  # (W, c)
+        rows = tokens.unsqueeze(0).repeat(self.num_worlds, 1)  # (W, c)
         hidden: Tensor = self._decoder(input_ids=rows, past_key_values=cache, use_cache=True).last_hidden_state
         return hidden
 

@@ -27,12 +27,9 @@ _LEAST_MOVE = 1e-6  # relative to the adapter's size: below it is rounding
 class Improvement:
     """Mean loss of each world on a sample of its own blocks (nats per token), and how far its adapter moved."""
 
-    public: FloatArray
-    """(m,): by the public model."""
-    trained: FloatArray
-    """(m,): by the world's own adapter."""
-    moved: FloatArray
-    """(m,): distance from the start, relative to the start."""
+    public: FloatArray  # (m,): by the public model
+    trained: FloatArray  # (m,): by the world's own adapter
+    moved: FloatArray  # (m,): distance from the start, relative to the start
 
 
 def measure_improvement(

@@ -28,12 +28,9 @@ from torch.nn import functional
 class ProductAdapter:
     """The adapters of one product, ready to be multiplied."""
 
-    A: Tensor
-    """(G, parts · r, in)"""
-    B: Tensor
-    """(G, width, parts · r), scaled"""
-    first: int
-    """The adapted outputs are first … first + width."""
+    A: Tensor  # (G, parts · r, in)
+    B: Tensor  # (G, width, parts · r), scaled
+    first: int  # the adapted outputs are first … first + width
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +38,9 @@ class FrozenProduct:
     """Base layers with the same input as one product."""
 
     names: tuple[str, ...]
-    weight: Tensor
-    """(in, out)"""
-    bias: Tensor | None
-    """(out,)"""
-    widths: tuple[int, ...]
-    """Output size of each layer, in order."""
+    weight: Tensor  # (in, out)
+    bias: Tensor | None  # (out,)
+    widths: tuple[int, ...]  # output size of each layer, in order
 
     def __call__(self, x: Tensor, adapter: ProductAdapter | None) -> Tensor:
         """x (places, in) → (places, out)."""

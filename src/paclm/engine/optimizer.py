@@ -18,10 +18,8 @@ EPSILON = 1e-8
 class Flat:
     """A stack as one row per world, and as tensors in the same memory."""
 
-    rows: Tensor
-    """(G, p)"""
-    stack: AdapterStack
-    """Views into `rows`."""
+    rows: Tensor  # (G, p)
+    stack: AdapterStack  # views into `rows`
 
 
 def flatten(stack: AdapterStack) -> Flat:

@@ -83,16 +83,13 @@ class Schedule:
     """Every world's batches, in order. The same arguments give the same schedule on every machine."""
 
     blocks: Blocks
-    membership: BoolArray
-    """(n, m): who is in which world."""
+    membership: BoolArray  # (n, m): who is in which world
     batch_size: int
     epochs: int
     seed: int
     coupled: bool = True
-    num_steps: IntArray = field(init=False)
-    """(m,): steps of each world."""
-    num_tokens: IntArray = field(init=False)
-    """(m,): tokens each world is trained to predict, over all epochs."""
+    num_steps: IntArray = field(init=False)  # (m,): steps of each world
+    num_tokens: IntArray = field(init=False)  # (m,): tokens each world is trained to predict, over all epochs
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.epochs < 1:

@@ -53,22 +53,7 @@ class StackedModel:
         w = self.weights = weights
         shape = (num_slots, w.num_worlds, w.num_kv_heads, w.context, w.head_size)
         self.cache = KVCache(len(w.blocks), shape, w.dtype, w.device)
-
-    @property
-    def num_worlds(self) -> int:
-        return self.weights.num_worlds
-
-    @property
-    def num_slots(self) -> int:
-        return self.cache.num_slots
-
-    @property
-    def context(self) -> int:
-        return self.cache.capacity
-
-    @property
-    def head(self) -> Tensor:
-        return self.weights.head
+        self.num_worlds, self.num_slots, self.context, self.head = w.num_worlds, num_slots, w.context, w.head
 
     @torch.inference_mode()
     def prefill(self, tokens: Tensor, start: int, slot: int) -> Tensor:

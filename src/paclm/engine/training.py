@@ -41,24 +41,19 @@ class Progress:
 
     group: int
     num_groups: int
-    step: int
-    """Steps done, over all groups."""
+    step: int  # steps done, over all groups
     num_steps: int
-    num_tokens: int
-    """Tokens predicted in this step by all worlds of the group."""
-    loss: float
-    """Mean over the worlds of the group in this step."""
+    num_tokens: int  # tokens predicted in this step by all worlds of the group
+    loss: float  # mean over the worlds of the group in this step
 
 
 @dataclass(frozen=True, slots=True)
 class StepLoss:
     """Losses of a step; on a GPU the copy to the host may still be running."""
 
-    step: int
-    """Of the group, from 1."""
+    step: int  # of the group, from 1
     num_tokens: int
-    means: Tensor
-    """(k,) on the CPU: the loss of each world, valid after `arrived`."""
+    means: Tensor  # (k,) on the CPU: the loss of each world, valid after `arrived`
     arrived: torch.cuda.Event | None
 
     @classmethod
@@ -85,8 +80,7 @@ class Trained:
     stack: AdapterStack
     improvement: Improvement
     worlds_per_step: int
-    seconds: float
-    """Of this call; earlier parts of a resumed run are not counted."""
+    seconds: float  # of this call; earlier parts of a resumed run are not counted
 
 
 OnProgress = Callable[[Progress], None]

@@ -49,13 +49,11 @@ class TrainingJob:
     """A training run, ready to start."""
 
     workspace: Workspace
-    name: str
-    """Name of the adapters in file names: worlds, full, shards-N, collection-N …"""
+    name: str  # name of the adapters in file names: worlds, full, shards-N, collection-N …
     model: PreTrainedModel
     schedule: Schedule
     settings: TrainingConfig
-    threads: ThreadChoice | None = None
-    """Number of threads, if it was measured."""
+    threads: ThreadChoice | None = None  # number of threads, if it was measured
 
     @property
     def file_name(self) -> str:
@@ -88,7 +86,25 @@ class TrainingJob:
     ) -> tuple[Workspace, Trained]:
         """Train, save and enter into the manifest; returns the changed workspace."""
         with self._alone():
-            return self._run(worlds_per_step, resume, on_progress)
+            worlds_per_step = worlds_per_step or self.plan().worlds_per_step
+            with _fitting_memory(f"Training {worlds_per_step} worlds at a time", _smaller_steps(self.settings)):
+                trained = train_worlds(
+                    self.model,
+                    self.schedule,
+                    self.settings,
+                    base=self.workspace.base.fingerprint,
+                    worlds_per_step=worlds_per_step,
+                    folder=self.folder,
+                    resume=resume,
+                    on_progress=on_progress,
+                )
+            trained.stack.save(self.workspace.adapters_path / self.file_name)
+            if self.name.startswith("shards"):
+                shards = self.workspace.adapters_path / f"{self.name}.npz"
+                write_private_arrays(shards, membership=self.schedule.membership)  # (n, shards), rows as members()
+            workspace = self.workspace.with_adapters(self.file_name, self._details(trained))
+            Checkpoints(self.folder).remove()
+            return workspace, trained
 
     def refuse_if_running(self) -> None:
         """Raise if another process is training here: its checkpoints are not of a stopped run."""
@@ -97,33 +113,6 @@ class TrainingJob:
 
     def _alone(self) -> AbstractContextManager[None]:
         return only_one(self.workspace.path / ".training.lock", f"A training in {self.workspace.path}")
-
-    def _run(
-        self, worlds_per_step: int | None, resume: bool, on_progress: OnProgress | None
-    ) -> tuple[Workspace, Trained]:
-        worlds_per_step = worlds_per_step or self.plan().worlds_per_step
-        with _fitting_memory(f"Training {worlds_per_step} worlds at a time", _smaller_steps(self.settings)):
-            trained = train_worlds(
-                self.model,
-                self.schedule,
-                self.settings,
-                base=self.workspace.base.fingerprint,
-                worlds_per_step=worlds_per_step,
-                folder=self.folder,
-                resume=resume,
-                on_progress=on_progress,
-            )
-        path = self.workspace.adapters_path / self.file_name
-        trained.stack.save(path)
-        if self.name.startswith("shards"):
-            self._save_shards()
-        workspace = self.workspace.with_adapters(self.file_name, self._details(trained))
-        Checkpoints(self.folder).remove()
-        return workspace, trained
-
-    def _save_shards(self) -> None:
-        path = self.workspace.adapters_path / f"{self.name}.npz"
-        write_private_arrays(path, membership=self.schedule.membership)  # (n, shards), rows as members()
 
     def _details(self, trained: Trained) -> dict[str, Any]:
         return {

@@ -42,18 +42,12 @@ class TrainingPlan:
     num_worlds: int
     parameters_per_world: int
     worlds_per_step: int
-    num_steps: int
-    """Over all groups of worlds."""
-    num_tokens: int
-    """Predicted, over all worlds and epochs."""
-    num_positions: int
-    """Computed, padding included."""
-    memory_bytes: int
-    """Without the base model."""
-    disk_bytes: int
-    """While training; about half of it stays."""
-    seconds: float | None = None
-    """Estimated from one step; None if not asked for."""
+    num_steps: int  # over all groups of worlds
+    num_tokens: int  # predicted, over all worlds and epochs
+    num_positions: int  # computed, padding included
+    memory_bytes: int  # without the base model
+    disk_bytes: int  # while training; about half of it stays
+    seconds: float | None = None  # estimated from one step; None if not asked for
 
 
 def plan_training(

@@ -38,18 +38,12 @@ _LLAMA_PRODUCTS = (
 class Product:
     """y = x W + b, plus each world's adapter. Several layers with the same input are parts side by side."""
 
-    weight: Tensor
-    """(in, out)"""
-    bias: Tensor | None
-    """(out,)"""
-    A: Tensor | None
-    """(W, parts·r, in), contiguous along the input"""
-    B: Tensor | None
-    """(W, r, out), already scaled by α / r"""
-    parts: tuple[int, ...]
-    """Output sizes of the parts, in order."""
-    names: tuple[str, ...]
-    """Full names of the layers that are the parts."""
+    weight: Tensor  # (in, out)
+    bias: Tensor | None  # (out,)
+    A: Tensor | None  # (W, parts·r, in), contiguous along the input
+    B: Tensor | None  # (W, r, out), already scaled by α / r
+    parts: tuple[int, ...]  # output sizes of the parts, in order
+    names: tuple[str, ...]  # full names of the layers that are the parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +73,17 @@ class Block:
 class Weights:
     """Everything a forward pass of all worlds needs."""
 
-    num_worlds: int
-    """W: all worlds and the public model, which is the last."""
+    num_worlds: int  # W: all worlds and the public model, which is the last
     num_heads: int
     num_kv_heads: int
     head_size: int
     context: int
-    embed: Tensor
-    """(V, d)"""
-    position: Tensor | None
-    """(context, d), GPT-2"""
-    rotary: tuple[Tensor, Tensor] | None
-    """cos, sin (context, head_size), Llama"""
+    embed: Tensor  # (V, d)
+    position: Tensor | None  # (context, d), GPT-2
+    rotary: tuple[Tensor, Tensor] | None  # cos, sin (context, head_size), Llama
     blocks: tuple[Block, ...]
     norm: Norm
-    head: Tensor
-    """(V, d)"""
+    head: Tensor  # (V, d)
     activation: Callable[[Tensor], Tensor]
     activation_name: str
     is_gated: bool

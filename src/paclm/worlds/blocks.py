@@ -34,8 +34,7 @@ class TextEncoder(Protocol):
 class TokenCounts:
     """Lengths of the records in tokens, and what the cap cuts off."""
 
-    num_tokens: int
-    """Trained on, after the cap."""
+    num_tokens: int  # trained on, after the cap
     median_per_record: float
     longest_record: int
     num_records_cut: int

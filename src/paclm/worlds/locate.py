@@ -21,15 +21,11 @@ class Whereabouts:
     id: str
     part: Part
     group: str | None
-    group_members: tuple[str, ...]
-    """Ids of its group's records, all in the same worlds; empty without a group."""
-    same_text: tuple[str, ...]
-    """Ids of other records with the same text."""
+    group_members: tuple[str, ...]  # ids of its group's records, all in the same worlds; empty without a group
+    same_text: tuple[str, ...]  # ids of other records with the same text
     source: str
-    in_worlds: tuple[int, ...]
-    """Worlds trained on it."""
-    worlds: int
-    """Number of worlds of the workspace."""
+    in_worlds: tuple[int, ...]  # worlds trained on it
+    worlds: int  # number of worlds of the workspace
 
 
 def locate_record(workspace: Workspace, identifier: str) -> Whereabouts:

@@ -53,8 +53,7 @@ class ReadOptions:
     """Which field holds what, and whether rows that cannot be records are skipped."""
 
     text_field: str = "text"
-    id_field: str | None = None
-    """None: the field `id` where a row has one, else an id derived from the text."""
+    id_field: str | None = None  # none: the field `id` where a row has one, else an id derived from the text
     group_by: str | None = None
     skip_bad: bool = False
 

@@ -31,8 +31,7 @@ class Sighting:
     """Another workspace over (some of) the same records, with a ledger of its own."""
 
     path: Path
-    shared: float
-    """Estimated Jaccard similarity of the two corpora."""
+    shared: float  # estimated Jaccard similarity of the two corpora
     is_gone: bool
 
     def __str__(self) -> str:
@@ -45,8 +44,7 @@ class LedgerNote:
     """A ledger that was made for a workspace, whether or not it still exists."""
 
     ledger: str
-    made: str
-    """The day, in UTC."""
+    made: str  # the day, in UTC
 
 
 def overlap_sentence(sightings: list[Sighting]) -> str:

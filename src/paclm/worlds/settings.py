@@ -50,8 +50,7 @@ class Settings:
     """paclm.toml, checked."""
 
     path: Path
-    mechanism: Mapping[str, Any]
-    """As written; complete once both budgets are set."""
+    mechanism: Mapping[str, Any]  # as written; complete once both budgets are set
     runtime: RuntimeConfig
     server: ServerConfig
     training: TrainingConfig
