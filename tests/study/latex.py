@@ -23,7 +23,7 @@ class NotLatex(Exception):
     """What is wrong, and where."""
 
 
-def read_table(text: str) -> list[int]:
+def read_table(text):
     """Read a table to its end; how many cells each row has, heading first."""
     frame = _FRAME.fullmatch(text)
     if not text.isascii() or frame is None:
@@ -39,5 +39,5 @@ def read_table(text: str) -> list[int]:
     return [len(row) for row in rows]
 
 
-def _cells(row: str) -> list[str]:
+def _cells(row):
     return re.split(r"(?<!\\)&", row)

@@ -1,8 +1,5 @@
 """Every regime at a scale of seconds, for tests that need all tables of a study."""
 
-from pathlib import Path
-
-from paclm.study.lab import Lab
 from paclm.study.regimes import (
     NAMES,
     ablation,
@@ -24,7 +21,6 @@ from paclm.study.regimes import (
     tokens_only,
     universe,
 )
-from paclm.study.results import Result
 from paclm.study.run import run_regime
 from study.small_lab import build_study_workspace, open_lab
 
@@ -51,7 +47,7 @@ SCALES = {
 }
 
 
-def build_trainable_workspace(path: Path, texts: list[str], base: Path, num_canaries: int = 0) -> Path:
+def build_trainable_workspace(path, texts, base, num_canaries=0):
     """A small workspace whose further adapters are quickly trained, and fit beside those that are there."""
     built = build_study_workspace(path, texts, base, num_canaries)
     settings = built / "paclm.toml"
@@ -64,12 +60,12 @@ def build_trainable_workspace(path: Path, texts: list[str], base: Path, num_cana
     return built
 
 
-def rehearse(lab: Lab) -> dict[str, Result]:
+def rehearse(lab):
     """Run everything."""
     assert set(SCALES) == set(NAMES), "every regime needs a scale of seconds here"
     return {name: run_regime(lab, regime_named(name), "quick", scale=SCALES[name]) for name in NAMES}
 
 
-def open_rehearsal(folder: Path, texts: list[str], base: Path) -> Lab:
+def open_rehearsal(folder, texts, base):
     """A lab of one's own with canaries in its corpus."""
     return open_lab(build_trainable_workspace(folder / "template", texts[:40], base, num_canaries=8), folder / "lab")

@@ -1,15 +1,12 @@
 """A lab over a workspace with eight random worlds, made in a second; and votes that follow a script."""
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 
 from curator.deployments import build_workspace
 from paclm.config import RuntimeConfig
 from paclm.study.lab import Lab
-from paclm.study.regime import Regime
-from paclm.study.results import Row
 from paclm.study.run import run_regime
 from paclm.study.serving import Panel
 from paclm.worlds.workspace import Workspace
@@ -17,7 +14,7 @@ from paclm.worlds.workspace import Workspace
 RUNTIME = RuntimeConfig(device="cpu", context=64, prefill_chunk=16)
 
 
-def build_study_workspace(path: Path, texts: list[str], base: Path, num_canaries: int = 0) -> Path:
+def build_study_workspace(path, texts, base, num_canaries=0):
     """With a full-corpus adapter: that of the first world stands in for one, trained or not."""
     from paclm.engine.adapters import AdapterStack
 
@@ -28,14 +25,14 @@ def build_study_workspace(path: Path, texts: list[str], base: Path, num_canaries
     return workspace.with_adapters("full.safetensors").path
 
 
-def open_lab(template: Path, folder: Path, seed: int = 0) -> Lab:
+def open_lab(template, folder, seed=0):
     """A lab of one's own, over a copy."""
     if not folder.exists():
         shutil.copytree(template, folder)
     return Lab(Workspace.open(folder), seed=seed, runtime=RUNTIME)
 
 
-def rows_of(lab: Lab, regime: Regime, scale: object) -> list[Row]:
+def rows_of(lab, regime, scale):
     """A whole run: what it kept on the way is forgotten in the end."""
     return run_regime(lab, regime, "quick", scale=scale).rows
 
@@ -43,9 +40,9 @@ def rows_of(lab: Lab, regime: Regime, scale: object) -> list[Row]:
 class ScriptedStreams:
     """Worlds that split into two random camps on a chosen share of the tokens, and agree on the rest."""
 
-    def __init__(self, num_worlds: int, dissent: float, seed: int) -> None:
+    def __init__(self, num_worlds, dissent, seed):
         self._m, self._dissent, self._rng, self._n = num_worlds, dissent, np.random.default_rng(seed), 0
-        self.appended: list[np.ndarray] = []
+        self.appended = []
 
     def start(self, prompts, length):
         self._n = len(prompts)

@@ -9,7 +9,6 @@ from paclm.privacy.releases import rule_named
 from paclm.study.recorded_votes import TextVotes
 from paclm.study.regimes import accuracy, releases
 from paclm.study.regimes.accuracy import REGIME, AccuracyScale
-from paclm.study.results import Result, Row
 from paclm.study.run import run_regime
 from paclm.study.streams import play_fresh, play_sessions
 from paclm.study.table import to_markdown
@@ -17,7 +16,7 @@ from paclm.study.tables import table_named
 from study.small_lab import open_lab
 
 
-def scripted(positions: int, seed: int, split: bool, is_clustered: bool = True) -> TextVotes:
+def scripted(positions, seed, split, is_clustered=True):
     """The public model is right in 30 % of passages of 20, the full-corpus one and all worlds in 50 %.
 
     split: half of the worlds vote for something wrong instead. is_clustered: whether the errors know of the passages.
@@ -37,7 +36,7 @@ def scripted(positions: int, seed: int, split: bool, is_clustered: bool = True) 
 def test_the_retained_gain_has_the_error_that_repeated_samples_show(small_lab):
     """Sixty independent samples: their spread has an error of 9 %, and the stated one must be within 40 % of it."""
 
-    def rows(count: int, is_clustered: bool) -> list[Row]:
+    def rows(count, is_clustered):
         some = [scripted(1600, seed, split=True, is_clustered=is_clustered) for seed in range(count)]
         return [accuracy._at(small_lab, votes, 2.0**-32) for votes in some]
 
@@ -74,7 +73,7 @@ def test_the_releases_too_tell_a_share_of_a_gain_and_never_of_a_loss(small_lab):
 def test_more_sessions_on_the_same_text_do_not_make_its_error_smaller(small_lab):
     votes = scripted(1600, 3, split=True)
 
-    def row(release: str, sessions: int) -> Row:
+    def row(release, sessions):
         paper, own = (
             list(play_sessions(votes, rule_named(name), 2.0**-32, sessions, 1600, 1)) for name in ("gaussian", release)
         )
@@ -93,7 +92,7 @@ def result(study_template, tmp_path_factory):
     return run_regime(lab, REGIME, "quick", scale=AccuracyScale(60, 2))
 
 
-def changed(result: Result, **columns: object) -> Result:
+def changed(result, **columns):
     return replace(result, rows=[{**row, **columns} for row in result.rows])
 
 
@@ -105,7 +104,7 @@ def test_the_table_says_how_many_positions_each_decoder_has_and_shows_the_error_
 
 
 def test_the_setup_shows_how_many_records_are_held_out_and_not_how_many_were_asked_for(result):
-    def held_out(**origin: object) -> object:
+    def held_out(**origin):
         shown = table_named("tab:setup").build(
             {"accuracy": replace(result, provenance={**result.provenance, **origin})}
         )

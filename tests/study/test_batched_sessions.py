@@ -16,13 +16,11 @@ from paclm.study.batched_sessions import ResearchSessions, release_pairs
 from paclm.study.recorded_votes import RecordedVotes
 
 
-def noises(count: int, seed: int) -> list[ResearchNoise]:
+def noises(count, seed):
     return [ResearchNoise(child) for child in np.random.SeedSequence(seed).spawn(count)]
 
 
-def run_both(
-    votes: np.ndarray, release: str, per_token: float, seed: int = 3
-) -> tuple[ResearchSessions, list[ResearchSession]]:
+def run_both(votes, release, per_token, seed=3):
     """Votes (steps, sessions, m) through both; every step is compared exactly."""
     count, worlds = votes.shape[1:]
     together = ResearchSessions(worlds, rule_named(release), per_token, noises(count, seed))
@@ -102,11 +100,11 @@ def test_the_comparison_notices_noise_that_is_wrong_by_one_part_in_a_million():
 
 
 def test_only_algorithm_1_itself_is_vectorised_not_another_rule_of_its_name():
-    def loud(votes: np.ndarray, belief: np.ndarray, secret: int, per_token: float, noise: ResearchNoise) -> object:
+    def loud(votes, belief, secret, per_token, noise):
         return gaussian.release(votes, belief, secret, 4 * per_token, noise)
 
     votes = np.tile(np.arange(8) % 2, (40, 1))
-    rules = rule_named("gaussian"), Rule("gaussian", loud, reads_secret=True)  # type: ignore[arg-type]
+    rules = rule_named("gaussian"), Rule("gaussian", loud, reads_secret=True)
     scales = [ResearchSessions.seeded(8, rule, 0.01, 1, 40).release(votes).noise_scales for rule in rules]
     assert scales[0] == pytest.approx(2 * scales[1])
 

@@ -169,8 +169,7 @@ def test_sound_coins_leak_nothing_to_the_attacker(feature):
 
 
 @pytest.mark.parametrize(
-    ("draw", "feature"),
-    [(seeded_by_the_secret, "coins"), (drawn_until_the_realized_world_agrees, "agreement")],
+    ("draw", "feature"), [(seeded_by_the_secret, "coins"), (drawn_until_the_realized_world_agrees, "agreement")]
 )
 def test_coins_that_depend_on_the_secret_are_caught_by_reading_them(draw, feature):
     seen, secrets = watch(draw)

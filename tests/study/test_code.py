@@ -1,7 +1,6 @@
 """What is kept of an earlier run is kept for its code: an edit that can change numbers ends it, others do not."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ def sources(tmp_path, monkeypatch):
     code._read.cache_clear()
 
 
-def edited(path: Path, old: str, new: str, module: str) -> tuple[str, str]:
+def edited(path, old, new, module):
     """The digest of a module before and after an edit."""
     before, text = code_digest(module), path.read_text()
     assert old in text

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,15 +35,15 @@ TYPED = dict(
 ROOT = PAGE.parents[2]
 
 
-def load(name: str) -> dict[str, Any]:
+def load(name):
     """A block of the page, executed."""
     source = BLOCKS[NAMES.index(name)]
-    module: dict[str, Any] = {"__name__": f"extending_{name}"}
+    module = {"__name__": f"extending_{name}"}
     exec(compile(source, f"docs/internals/extending.md ({name})", "exec", dont_inherit=True), module)
     return module
 
 
-def type_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def type_in(name, monkeypatch):
     """What the page types at a Python prompt, with its block in the place that the block names."""
     block = ModuleType(name)
     block.__dict__.update(load(name))
@@ -75,7 +74,7 @@ def branch(tmp_path_factory):
     return {**os.environ, "PYTHONPATH": str(package.parent)}
 
 
-def scripted(num_worlds: int = 16, positions: int = 400) -> RecordedVotes:
+def scripted(num_worlds=16, positions=400):
     """Worlds that split into two random camps at every second position."""
     rng = np.random.default_rng(3)
     split = rng.permuted(np.tile(np.arange(num_worlds) % 2, (positions, 1)), axis=1)
@@ -190,13 +189,7 @@ def test_the_baseline_is_the_public_model_or_the_ensemble_at_its_ends(small_lab)
     assert 0.0 <= accuracy.mean <= 1.0
 
 
-def test_what_the_page_types_runs_and_prints(
-    study_template,
-    vote_files,
-    tmp_path,
-    monkeypatch,
-    capsys,
-):
+def test_what_the_page_types_runs_and_prints(study_template, vote_files, tmp_path, monkeypatch, capsys):
     shutil.copytree(study_template, tmp_path / "clinic")
     shutil.copyfile(vote_files["gumbel"], tmp_path / "votes.npz")
     monkeypatch.chdir(tmp_path)

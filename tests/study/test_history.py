@@ -14,7 +14,6 @@ from paclm.privacy.belief import uniform_belief
 from paclm.privacy.randomness import NoiseSource
 from paclm.privacy.releases import Rule, rule_named
 from paclm.study.history import follow_up, measure, play_queries
-from paclm.study.results import Row
 from paclm.study.serving import Played, carry_on, draw_secrets
 from paclm.worlds.assignment import assign_worlds
 from study.small_lab import ScriptedStreams
@@ -26,7 +25,7 @@ MEMBERSHIP = assign_worlds(40, M, seed=1)
 class HalfNoise(NoiseSource):
     """Half of every normal variable: what a per-token budget four times as large would draw."""
 
-    def __init__(self, source: NoiseSource) -> None:
+    def __init__(self, source):
         self._source = source
 
     def words(self, size):
@@ -40,9 +39,7 @@ def unaware(votes, belief, secret, per_token, noise):
     return gaussian.release(votes, belief, secret, per_token, HalfNoise(noise))
 
 
-def measured(
-    charged: float, horizon: int, noise_for: float | None = None, rule: Rule | None = None, dissent: float = 0.3
-) -> Row:
+def measured(charged, horizon, noise_for=None, rule=None, dissent=0.3):
     secrets = draw_secrets(M, seed=5, count=SESSIONS)
     played = play_queries(
         ScriptedStreams(M, dissent, seed=2),

@@ -66,13 +66,13 @@ def test_an_engine_is_kept_until_another_is_asked_for(small_lab):
 
 def test_what_a_study_needs_is_trained_once_and_kept(tmp_path, texts, small_base):
     workspace = build_workspace(tmp_path / "clinic", texts[:12], small_base)
-    started: list[str] = []
+    started = []
 
-    def start(what: str, _: int) -> object:
+    def start(what, _):
         started.append(what)
         return lambda _: None
 
-    lab = Lab(workspace, runtime=RUNTIME, start_task=start)  # type: ignore[arg-type]
+    lab = Lab(workspace, runtime=RUNTIME, start_task=start)
     lab.ensure("full")
     lab.ensure("full")
     assert started == ["train full"]
@@ -140,10 +140,10 @@ def test_whoever_trains_has_the_memory_of_the_engine(small_lab, monkeypatch):
     class Job:
         is_unfinished = False
 
-        def __init__(self, workspace: Workspace, name: str) -> None:
+        def __init__(self, workspace, name):
             held.append(small_lab._engine)
 
-        def run(self, **_: object) -> tuple[Workspace, None]:
+        def run(self, **_):
             return small_lab.workspace, None
 
     small_lab.engine()

@@ -13,11 +13,9 @@ import pytest
 from scipy.special import rel_entr
 
 from paclm.privacy import gaussian
-from paclm.privacy.belief import FloatArray, IntArray, Release, is_unanimous, tally, update_belief
+from paclm.privacy.belief import Release, is_unanimous, tally, update_belief
 from paclm.privacy.leak import leak_samples_by_entropy
-from paclm.privacy.randomness import NoiseSource
 from paclm.privacy.releases import RULES, Rule
-from paclm.study.lab import Lab
 from paclm.study.leak_tests import (
     FALSE_ALARMS,
     RELEASE_FALSE_ALARMS,
@@ -37,7 +35,6 @@ from paclm.study.leak_tests import (
 from paclm.study.recorded_votes import RecordedVotes
 from paclm.study.regimes import releases
 from paclm.study.replay import ReplaySettings, replay
-from paclm.study.results import Result
 from paclm.study.run import run_regime
 from study.small_lab import open_lab
 
@@ -45,7 +42,7 @@ FOLDER = Path(__file__).parent.parent / "fixtures" / "votes"
 PROVEN = ("gaussian", "plurality", "mixture", "channel")
 
 
-def warner(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Release:
+def warner(votes, belief, secret, per_token, noise):
     """The true vote in half of the cases, whatever the budget is; exact Bayes; declares its budget."""
     candidates, choice, mass = tally(votes, belief)
     shares = mass / mass.sum()
@@ -57,18 +54,18 @@ def warner(votes: IntArray, belief: FloatArray, secret: int, per_token: float, n
     return Release(int(candidates[index]), after, True, per_token)
 
 
-def honest(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Release:
+def honest(votes, belief, secret, per_token, noise):
     """Noise for twice the budget, and declares it."""
     return gaussian.release(votes, belief, secret, 2.0 * per_token, noise)
 
 
-def modest(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Release:
+def modest(votes, belief, secret, per_token, noise):
     """Keeps within its budget and declares a quarter of it."""
     step = gaussian.release(votes, belief, secret, per_token, noise)
     return step._replace(information=0.25 * step.information)
 
 
-def forgetful(votes: IntArray, belief: FloatArray, secret: int, per_token: float, _: NoiseSource) -> Release:
+def forgetful(votes, belief, secret, per_token, _):
     """The true vote, and a belief that is never updated."""
     return Release(int(votes[secret]), belief, not is_unanimous(votes), 0.0 if is_unanimous(votes) else per_token)
 
@@ -76,19 +73,19 @@ def forgetful(votes: IntArray, belief: FloatArray, secret: int, per_token: float
 class Quiet:
     """A noise source that draws normals a quarter as wide."""
 
-    def __init__(self, noise: NoiseSource) -> None:
+    def __init__(self, noise):
         self.noise = noise
 
-    def standard_normal(self, count: int) -> FloatArray:
+    def standard_normal(self, count):
         return 0.25 * self.noise.standard_normal(count)
 
 
-def quiet(votes: IntArray, belief: FloatArray, secret: int, per_token: float, noise: NoiseSource) -> Release:
+def quiet(votes, belief, secret, per_token, noise):
     """A sixteenth of the variance that its belief assumes."""
-    return gaussian.release(votes, belief, secret, per_token, Quiet(noise))  # type: ignore[arg-type]
+    return gaussian.release(votes, belief, secret, per_token, Quiet(noise))
 
 
-def seldom(votes: IntArray, belief: FloatArray, secret: int, _: float, noise: NoiseSource) -> Release:
+def seldom(votes, belief, secret, _, noise):
     """Sound, for two worlds: an informative token first, then rare ones. Exact; its declared information is skewed."""
     candidates, choice, mass = tally(votes, belief)
     shares = mass / mass.sum()
@@ -111,7 +108,7 @@ BROKEN = {
 }
 
 
-def votes_of(name: str) -> RecordedVotes:
+def votes_of(name):
     return RecordedVotes.load(FOLDER / f"smollm2-{name}.npz")
 
 
@@ -150,9 +147,7 @@ def test_noise_smaller_than_the_belief_assumes_is_caught_by_the_secrets(monkeypa
     assert replay(votes_of("wiki-gumbel"), fresh)["tells_more_than"] == ["belief"]
 
 
-def test_a_belief_that_is_never_updated_is_caught_by_the_tokens_where_the_bound_is_one(
-    monkeypatch,
-):
+def test_a_belief_that_is_never_updated_is_caught_by_the_tokens_where_the_bound_is_one(monkeypatch):
     """Its charge allows any leak and its belief stays uniform; twins with an exact belief raise no alarm."""
     monkeypatch.setitem(RULES, "forgetful", Rule("forgetful", forgetful, reads_secret=True))
     settings = ReplaySettings(release="forgetful", per_token=1.0, sessions=20, tokens=300)
@@ -169,7 +164,7 @@ def test_guesses_as_good_as_the_belief_allows_raise_no_alarm_and_better_ones_do(
     rng = np.random.default_rng(4)
     never, much = np.zeros(40), np.full(40, 99.0)
 
-    def alarms(times: float, runs: int) -> int:
+    def alarms(times, runs):
         some = [rng.uniform(0.1, 0.5, 40) for _ in range(runs)]
         right = [(rng.random(40) < times * known).astype(np.float64) for known in some]
         evidence = [LeakEvidence(never, NO_GAP, much, much, never, *one, 1.0) for one in zip(right, some, strict=True)]
@@ -190,7 +185,7 @@ def test_a_sound_release_whose_declarations_are_skewed_is_not_accused(monkeypatc
 @pytest.mark.parametrize("settings", [{"sessions": 6, "tokens": 300}, {"protocol": "fresh", "tokens": 2000}])
 def test_a_few_sessions_and_single_positions_are_enough_to_catch_a_gross_one(settings, monkeypatch):
     monkeypatch.setitem(RULES, "warner", Rule("warner", warner, reads_secret=True))
-    figures = replay(votes_of("wiki-gumbel"), ReplaySettings(release="warner", per_token=2.0**-16, **settings))  # type: ignore[arg-type]
+    figures = replay(votes_of("wiki-gumbel"), ReplaySettings(release="warner", per_token=2.0**-16, **settings))
     assert "budget" in figures["tells_more_than"]
 
 
@@ -204,13 +199,11 @@ def test_without_noise_there_is_no_bound_to_break(monkeypatch):
 NO_GAP = Gap.between(np.log(np.full((1, 16), 1 / 16)), np.array([3]))
 
 
-def evidence_of(
-    leaked: FloatArray, declared: FloatArray, budget: FloatArray, named: FloatArray, bound: float
-) -> LeakEvidence:
+def evidence_of(leaked, declared, budget, named, bound):
     return LeakEvidence(leaked, NO_GAP, declared, budget, named, named, np.ones_like(named), bound)
 
 
-def some_evidence(rng: np.random.Generator, excess: float = 0.0) -> LeakEvidence:
+def some_evidence(rng, excess=0.0):
     """Sixty secrets that leak exactly what is allowed, skewed as a leak is, and a world named at its bound."""
     budget = np.full(60, 0.01)
     named = (rng.random(60) < 0.1).astype(np.float64)
@@ -230,7 +223,7 @@ def test_few_secrets_at_the_bound_and_rare_leaks_within_it_raise_no_alarm():
     """A whole secret leaked once in a hundred is a mean of a hundredth; 2,000 runs of 20, more than 3 with 1e-4."""
     rng = np.random.default_rng(1)
 
-    def alarms(chance: float) -> int:
+    def alarms(chance):
         few = np.full(20, 0.01 * math.log(16))
         some = (evidence_of((rng.random(20) < chance) * math.log(16), few, few, few, 0.9) for _ in range(2000))
         return sum(bool(broken_bounds(evidence)) for evidence in some)
@@ -253,7 +246,7 @@ def test_secrets_drawn_from_their_beliefs_raise_no_alarm_and_those_of_sharper_on
     rng = np.random.default_rng(3)
     never, much = np.zeros(40), np.full(40, 99.0)
 
-    def alarms(power: float, runs: int) -> int:
+    def alarms(power, runs):
         found = 0
         for _ in range(runs):
             beliefs = rng.dirichlet(np.full(16, 0.5), 40)
@@ -298,7 +291,7 @@ def lab(study_template, tmp_path_factory):
     return open_lab(study_template, tmp_path_factory.mktemp("leak-tests") / "workspace")
 
 
-def regime_with(lab: Lab, name: str, monkeypatch: pytest.MonkeyPatch) -> Result:
+def regime_with(lab, name, monkeypatch):
     monkeypatch.setitem(RULES, name, Rule(name, BROKEN[name][0], reads_secret=True))
     return run_regime(lab, releases.REGIME, "quick", scale=releases.ReleasesScale(120, 2, 40, 240))
 
@@ -331,7 +324,7 @@ def test_the_regime_warns_of_an_added_release_and_of_no_other(lab, monkeypatch):
 CELLS, TRIALS = 24, 400
 
 
-def any_alarm(success: float, bound: float, rng: np.random.Generator) -> bool:
+def any_alarm(success, bound, rng):
     """Both attacks in 24 cells, one round."""
     hits = rng.binomial(TRIALS, success, CELLS)
     samples = rng.normal(success, 0.1, (CELLS, TRIALS))
@@ -385,7 +378,7 @@ def test_ties_are_broken_by_their_share():
     assert 140 < break_ties(np.full(1000, 0.2), rng) < 260
 
 
-def cell(membership: float, world: float = 0.01, sessions: int = 8, error: float = 0.02) -> dict[str, object]:
+def cell(membership, world=0.01, sessions=8, error=0.02):
     attacks = {"membership_rate": membership, "membership_stderr": error, "membership_bound": 0.5}
     attacks |= {"world_rate": world, "world_stderr": 0.0, "world_bound": 0.02}
     return {"budget": "2^-16", "horizon": 384, "sessions": sessions, **attacks}

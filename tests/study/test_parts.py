@@ -7,7 +7,7 @@ from paclm.study.parts import Parts
 def test_a_finished_part_is_read_and_not_made_again(tmp_path):
     made = []
 
-    def make() -> list[dict[str, float]]:
+    def make():
         made.append(1)
         return [{"x": np.float64(0.5)}]
 
@@ -26,7 +26,7 @@ def test_other_circumstances_find_nothing(tmp_path):
 def test_a_part_that_failed_leaves_nothing_behind(tmp_path):
     parts = Parts(tmp_path, [0])
 
-    def fail() -> list[dict[str, int]]:
+    def fail():
         raise RuntimeError("stopped")
 
     with pytest.raises(RuntimeError, match="stopped"):

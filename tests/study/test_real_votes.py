@@ -62,17 +62,17 @@ REGRESSION = {  # budget's exponent: accuracy and flips where worlds differ, mea
 }
 
 
-def votes_of(name: str) -> RecordedVotes:
+def votes_of(name):
     return RecordedVotes.load(FOLDER / f"smollm2-{name}.npz")
 
 
-def some_belief(seed: int, num_worlds: int = 128) -> np.ndarray:
+def some_belief(seed, num_worlds=128):
     """As after a long session: far from uniform."""
     weights = np.random.default_rng(seed).gamma(0.3, size=num_worlds) + 1e-9
     return np.log(weights / weights.sum())
 
 
-def parting(beliefs: np.ndarray, secrets: np.ndarray) -> float:
+def parting(beliefs, secrets):
     """By how many standard errors the two estimators of the leak part, paired by session."""
     by_entropy = np.array([leak_by_entropy(belief[None]).mean for belief in beliefs])
     by_truth = np.array([leak_by_truth(b[None], [s]).mean for b, s in zip(beliefs, secrets, strict=True)])

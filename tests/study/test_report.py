@@ -18,16 +18,16 @@ class Page(HTMLParser):
 
     VOID = ("meta", "br", "hr", "img", "link", "input")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.loads: list[str] = []
-        self.tags: list[str] = []
-        self.open: list[str] = []
+        self.ids = []
+        self.links = []
+        self.loads = []
+        self.tags = []
+        self.open = []
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         for name, value in attrs:
             if name == "id" and value:
@@ -39,12 +39,12 @@ class Page(HTMLParser):
         if tag not in self.VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.handle_starttag(tag, attrs)
         if tag not in self.VOID:
             self.open.pop()
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
 

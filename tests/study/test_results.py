@@ -11,10 +11,10 @@ from paclm.study.results import Result, load_results, plain, provenance
 from paclm.worlds.workspace import Workspace
 
 
-def make_result(**changes: object) -> Result:
+def make_result(**changes):
     fields = {"regime": "census", "preset": "quick", "seed": 3, "scale": {"positions": 8}, "seconds": 1.5}
     rows = [{"k": 50, "share": np.float64(0.5), "n": np.int64(7)}, {"k": 200, "share": math.nan, "n": 8}]
-    return Result(**{**fields, "rows": rows, **changes})  # type: ignore[arg-type]
+    return Result(**{**fields, "rows": rows, **changes})
 
 
 def test_a_result_survives_the_disk_and_numbers_that_are_none_become_null(tmp_path):
@@ -65,7 +65,7 @@ def test_the_commit_is_that_of_paclm_and_never_of_a_checkout_it_is_installed_in(
     package.write_text("")
     monkeypatch.setattr(results, "__file__", str(package))
 
-    def git(*words: str) -> None:
+    def git(*words):
         names = ["-c", "user.name=a", "-c", "user.email=a@b"]
         subprocess.run(["git", "-C", str(tmp_path), *names, *words], check=True, capture_output=True)
 

@@ -1,9 +1,7 @@
 """Running a regime: rows with their origin, collections, and going on after a stop."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
@@ -27,13 +25,13 @@ class Stopped(Exception):
     pass
 
 
-def make_regime(stop_at: int | None = None, made: list[int] | None = None) -> Regime:
-    def run(lab: Lab, scale: Scale) -> Findings:
+def make_regime(stop_at=None, made=None):
+    def run(lab, scale):
         parts = lab.parts("census", [scale.parts])
         rows = []
         for number in range(scale.parts):
 
-            def make(number: int = number) -> list[dict[str, object]]:
+            def make(number=number):
                 if number == stop_at:
                     raise Stopped
                 if made is not None:
@@ -58,7 +56,7 @@ def test_a_result_has_rows_notes_scale_and_origin_and_is_on_disk(small_lab):
 
 def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_numbers(small_lab):
     undisturbed = run_regime(small_lab, make_regime(), "quick").rows
-    made: list[int] = []
+    made = []
     with pytest.raises(Stopped):
         run_regime(small_lab, make_regime(stop_at=2, made=made), "quick")
     assert run_regime(small_lab, make_regime(made=made), "quick").rows == undisturbed
@@ -66,16 +64,16 @@ def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_numbers(small_lab
 
 
 def test_after_a_finished_run_nothing_is_taken_from_before(small_lab):
-    made: list[int] = []
+    made = []
     for _ in range(2):
         run_regime(small_lab, make_regime(made=made), "quick")
     assert made == [0, 1, 2, 3] * 2
 
 
 def test_a_result_that_cannot_be_written_loses_no_part(small_lab, monkeypatch):
-    made: list[int] = []
+    made = []
 
-    def full(self: Result, folder: Path) -> Path:
+    def full(self, folder):
         raise OSError("no space left")
 
     with monkeypatch.context() as disk:
@@ -88,12 +86,12 @@ def test_a_result_that_cannot_be_written_loses_no_part(small_lab, monkeypatch):
 
 def test_parts_of_the_first_collection_stay_until_the_second_is_done(small_lab, monkeypatch):
     @contextmanager
-    def second(self: Lab, number: int) -> Iterator[Lab]:
+    def second(self, number):
         yield self if number == 1 else self._changed(self.runtime, number)  # over the same worlds
 
     monkeypatch.setattr(Lab, "of_collection", second)
     monkeypatch.setattr(Lab, "worlds_name", "worlds")
-    made: list[int] = []
+    made = []
     other = make_regime(stop_at=2, made=made)
     first = make_regime(made=made)
     both = replace(first, run=lambda lab, scale: (first if lab.collection == 1 else other).run(lab, scale))
@@ -107,7 +105,7 @@ def test_parts_of_the_first_collection_stay_until_the_second_is_done(small_lab, 
 
 
 def test_parts_of_a_regime_that_failed_outlive_others_that_succeed(small_lab):
-    made: list[int] = []
+    made = []
     with pytest.raises(Stopped):
         run_regime(small_lab, make_regime(stop_at=2, made=made), "quick")
     run_regime(small_lab, make_regime(), "paper")
@@ -123,7 +121,7 @@ def test_another_seed_gives_other_numbers_also_when_parts_lie_around(small_lab):
 
 
 def test_parts_of_another_code_are_not_used(small_lab, monkeypatch):
-    made: list[int] = []
+    made = []
     with pytest.raises(Stopped):
         run_regime(small_lab, make_regime(stop_at=2, made=made), "quick")
     monkeypatch.setattr("paclm.study.lab.code_digest", lambda *_: "edited")
@@ -132,7 +130,7 @@ def test_parts_of_another_code_are_not_used(small_lab, monkeypatch):
 
 
 def test_parts_of_another_text_or_arithmetic_are_not_used(small_lab):
-    made: list[int] = []
+    made = []
     for lab in (
         small_lab,
         Lab(small_lab.workspace, test_text=[Passage.of([5, 6, 7])], runtime=small_lab.runtime),
@@ -144,14 +142,13 @@ def test_parts_of_another_text_or_arithmetic_are_not_used(small_lab):
 
 
 def test_a_result_says_how_much_of_it_is_of_an_earlier_run_and_again_makes_it_anew(small_lab):
-    def rerun(kept: Kept, made: list[int]) -> int:
+    def rerun(kept, made):
         with pytest.raises(Stopped):
             run_regime(Lab(small_lab.workspace, kept=Kept(again=True)), make_regime(stop_at=2), "quick")
         result = run_regime(Lab(small_lab.workspace, kept=kept), make_regime(made=made), "quick")
-        used: int = result.provenance["kept_from_before"]
-        return used
+        return result.provenance["kept_from_before"]
 
-    made: list[int] = []
+    made = []
     assert (rerun(Kept(), made), made) == (2, [2, 3])
     made = []
     assert (rerun(Kept(again=True), made), made) == (0, [0, 1, 2, 3])

@@ -7,15 +7,7 @@ from paclm.privacy.randomness import Coins, ResearchNoise
 from paclm.privacy.releases import rule_named
 from paclm.study.batched_sessions import ResearchSessions
 from paclm.study.decoding import GREEDY, GUMBEL, Decoding
-from paclm.study.serving import (
-    EngineStreams,
-    carry_on,
-    continue_by,
-    count_distinct,
-    draw_secrets,
-    engine_for,
-    play,
-)
+from paclm.study.serving import EngineStreams, carry_on, continue_by, count_distinct, draw_secrets, engine_for, play
 from study.small_lab import ScriptedStreams, build_study_workspace, open_lab
 
 GAUSSIAN = rule_named("gaussian")

@@ -44,11 +44,10 @@ def test_the_same_seed_gives_the_same_rows(module, lab, results):
     assert again_rows(again) == again_rows(results[module])
 
 
-def again_rows(result: Result) -> list[dict[str, object]]:
+def again_rows(result):
     from paclm.study.results import plain
 
-    rows: list[dict[str, object]] = plain(list(result.rows))
-    return rows
+    return plain(list(result.rows))
 
 
 def test_the_census_agrees_with_the_votes_and_leaves_out_what_the_vocabulary_cannot_hold(lab, results):
@@ -77,7 +76,7 @@ def test_without_noise_nothing_flips_and_with_noise_something_does(results):
             assert row["flip_dissent"] > 0.0
 
 
-def scripted_votes(num_worlds: int = 32, positions: int = 3000) -> TextVotes:
+def scripted_votes(num_worlds=32, positions=3000):
     """A third of the positions unanimous, a third an even split with the truth in it, a third one without."""
     rng = np.random.default_rng(0)
     split = rng.permuted(np.tile(np.arange(num_worlds) % 2, (positions, 1)), axis=1)
@@ -123,7 +122,7 @@ def test_budgets_of_flatness_share_the_noiseless_release(results):
 
 
 def test_a_release_that_was_added_is_drawn_and_described(lab, results, tmp_path, monkeypatch):
-    def first(votes: np.ndarray, belief: np.ndarray, *_: object) -> Release:
+    def first(votes, belief, *_):
         return Release(int(votes[0]), belief, True)
 
     monkeypatch.setitem(RULES, "first", Rule("first", first, reads_secret=False))
@@ -140,7 +139,7 @@ def test_a_release_that_was_added_is_drawn_and_described(lab, results, tmp_path,
 
 
 def test_a_rule_that_lies_about_reading_the_secret_is_refused_by_the_regime(lab, monkeypatch):
-    def cheat(votes: np.ndarray, belief: np.ndarray, secret: int, *_: object) -> Release:
+    def cheat(votes, belief, secret, *_):
         return Release(int(votes[secret]), belief, True)
 
     monkeypatch.setitem(RULES, "cheat", Rule("cheat", cheat, reads_secret=False))
@@ -163,9 +162,7 @@ def test_charging_dissent_only_makes_a_budget_last_longer(results):
     assert results[releases].one(release="gaussian", budget="2^-4")["tokens_until_every_token"] == 0
 
 
-def test_the_tracking_curator_tells_what_it_charges_and_the_forgetting_one_something_else(
-    results,
-):
+def test_the_tracking_curator_tells_what_it_charges_and_the_forgetting_one_something_else(results):
     for row in results[forgetting].select(curator="tracking"):
         assert row["can_tell_over_charged_most"] == pytest.approx(1.0)
     loose = results[forgetting].one(curator="forgetting", budget="2^-2", tokens=40)

@@ -11,19 +11,19 @@ from paclm.study.statistics import cluster_bootstrap, clustered_mean, retained_g
 DATASETS, CLUSTERS, SIZE = 300, 40, 10
 
 
-def clustered_data(rng: np.random.Generator, num: int = CLUSTERS, shared: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+def clustered_data(rng, num=CLUSTERS, shared=1.0):
     """Samples with mean zero, of which (with `shared` 1) half the variance is shared inside a cluster."""
     values = shared * rng.normal(size=(num, 1)) + rng.normal(size=(num, SIZE))
     return values.ravel(), np.repeat(np.arange(num), SIZE)
 
 
-def misses(error_of: object, num: int = CLUSTERS, shared: float = 1.0) -> int:
+def misses(error_of, num=CLUSTERS, shared=1.0):
     """In how many data sets the true mean lies more than two standard errors away."""
     rng = np.random.default_rng(5)
     count = 0
     for _ in range(DATASETS):
         values, clusters = clustered_data(rng, num, shared)
-        mean, stderr = error_of(values, clusters, rng)  # type: ignore[operator]
+        mean, stderr = error_of(values, clusters, rng)
         count += abs(mean) > 2 * stderr
     return count
 
@@ -41,7 +41,7 @@ def test_the_coverage_check_catches_an_error_that_takes_samples_for_independent(
     assert misses(lambda values, clusters, rng: mean_and_stderr(values)) > MOST_MISSES
 
 
-def bootstrap_alone(values: np.ndarray, clusters: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
+def bootstrap_alone(values, clusters, rng):
     return float(values.mean()), float(cluster_bootstrap(values, clusters, rng, 200).std(ddof=1))
 
 

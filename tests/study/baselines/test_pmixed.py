@@ -73,10 +73,7 @@ def test_all_queries_together_stay_within_epsilon(order, rate, queries, epsilon,
 
 
 @given(
-    rate=st.sampled_from([1e-3, 0.05, 1.0]),
-    queries=st.integers(1, 10**6),
-    epsilon=st.floats(0.1, 8.0),
-    made=ensembles,
+    rate=st.sampled_from([1e-3, 0.05, 1.0]), queries=st.integers(1, 10**6), epsilon=st.floats(0.1, 8.0), made=ensembles
 )
 def test_strict_queries_compose_within_epsilon_and_bound_every_ratio(rate, queries, epsilon, made):
     settings = PMixedSettings(num_shards=4, order=2, rate=rate, queries=queries, epsilon=epsilon, ball="strict")
