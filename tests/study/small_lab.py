@@ -37,6 +37,20 @@ def rows_of(lab, regime, scale):
     return run_regime(lab, regime, "quick", scale=scale).rows
 
 
+def interrupt(monkeypatch, owner, name, at):
+    """Make the method raise KeyboardInterrupt at its at-th call; the calls, each as its arguments after self."""
+    method, calls = getattr(owner, name), []
+
+    def interrupted(self, *given, **options):
+        calls.append((given, options))
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return method(self, *given, **options)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    return calls
+
+
 class ScriptedStreams:
     """Worlds that split into two random camps on a chosen share of the tokens, and agree on the rest."""
 

@@ -4,28 +4,18 @@ import pytest
 from paclm.study.continuations import Continuations
 from paclm.study.regimes.ablation import REGIME, VARIANTS, AblationScale, depth_of_dissent
 from paclm.study.run import run_regime
-from study.small_lab import build_study_workspace, open_lab, rows_of
+from study.small_lab import rows_of
 
 SCALE = AblationScale(trials=4, length=8, prompt=8)
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory, texts, small_base):
-    return build_study_workspace(tmp_path_factory.mktemp("ablation") / "template", texts[:60], small_base)
+def released(small_lab, budget, together=4):
+    prompts = small_lab.prompts(SCALE.trials, SCALE.prompt, "ablation")
+    return Continuations(small_lab, "ablation", 16, together).released(prompts, VARIANTS[1], budget, 3, SCALE.length)
 
 
-@pytest.fixture
-def lab(template, tmp_path):
-    return open_lab(template, tmp_path / "lab")
-
-
-def released(lab, budget, together=4):
-    prompts = lab.prompts(SCALE.trials, SCALE.prompt, "ablation")
-    return Continuations(lab, "ablation", 16, together).released(prompts, VARIANTS[1], budget, 3, SCALE.length)
-
-
-def test_every_rule_is_measured_at_both_budgets(lab):
-    result = run_regime(lab, REGIME, "quick", scale=SCALE)
+def test_every_rule_is_measured_at_both_budgets(small_lab):
+    result = run_regime(small_lab, REGIME, "quick", scale=SCALE)
     assert len(result.rows) == 2 * len(VARIANTS)
     coupled = result.one(variant="Gumbel, τ = 1.0", budget="2^-8")
     apart = result.one(variant="independent", budget="2^-8")
@@ -34,13 +24,13 @@ def test_every_rule_is_measured_at_both_budgets(lab):
     assert len(REGIME.summary(result)) == 2 * len(VARIANTS)
 
 
-def test_the_same_seed_gives_the_same_rows(lab):
-    assert rows_of(lab, REGIME, SCALE) == rows_of(lab, REGIME, SCALE)
+def test_the_same_seed_gives_the_same_rows(small_lab):
+    assert rows_of(small_lab, REGIME, SCALE) == rows_of(small_lab, REGIME, SCALE)
 
 
-def test_trials_are_paired_across_budgets(lab):
+def test_trials_are_paired_across_budgets(small_lab):
     """With the same coins, world and noise words, budgets can part only where noise decides: after a dissent."""
-    loose, tight = (released(lab, budget) for budget in SCALE.budgets)
+    loose, tight = (released(small_lab, budget) for budget in SCALE.budgets)
     assert np.array_equal(loose["distinct"][:, 0], tight["distinct"][:, 0])
     for trial in range(4):
         parted = np.flatnonzero(loose["tokens"][trial] != tight["tokens"][trial])
@@ -48,8 +38,8 @@ def test_trials_are_paired_across_budgets(lab):
             assert loose["distinct"][trial, parted[0]] > 1
 
 
-def test_smaller_batches_give_the_same_trials(lab):
-    whole, split = (released(lab, 2.0**-8, together) for together in (4, 3))
+def test_smaller_batches_give_the_same_trials(small_lab):
+    whole, split = (released(small_lab, 2.0**-8, together) for together in (4, 3))
     assert np.array_equal(whole["tokens"], split["tokens"])
 
 

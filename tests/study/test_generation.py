@@ -5,23 +5,13 @@ from paclm.study.continuations import Continuations
 from paclm.study.decoding import GREEDY
 from paclm.study.regimes.generation import REGIME, GenerationScale
 from paclm.study.run import run_regime
-from study.small_lab import build_study_workspace, open_lab, rows_of
+from study.small_lab import interrupt, rows_of
 
 SCALE = GenerationScale(sequences=4, lengths=(4, 8, 16), prompt=8, together=3)
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory, texts, small_base):
-    return build_study_workspace(tmp_path_factory.mktemp("generation") / "template", texts[:60], small_base)
-
-
-@pytest.fixture
-def lab(template, tmp_path):
-    return open_lab(template, tmp_path / "lab")
-
-
-def test_every_text_is_measured_at_every_length_beside_references_of_its_own_decoder(lab):
-    result = run_regime(lab, REGIME, "quick", scale=SCALE)
+def test_every_text_is_measured_at_every_length_beside_references_of_its_own_decoder(small_lab):
+    result = run_regime(small_lab, REGIME, "quick", scale=SCALE)
     sources = {(row["source"], row["decoder"], row["budget"]) for row in result.rows}
     assert len(sources) == 8
     assert len(result.rows) == 24
@@ -34,32 +24,24 @@ def test_every_text_is_measured_at_every_length_beside_references_of_its_own_dec
         assert result.one(source="full", decoder=decoder, length=8)["ratio"] == 1.0
 
 
-def test_the_same_seed_gives_the_same_numbers_and_a_stopped_run_goes_on(lab, monkeypatch):
-    whole = rows_of(lab, REGIME, SCALE)
-    released, asked = Continuations.released, []
-
-    def stopping(self, prompts, decoding, per_token, *rest, **options):
-        asked.append((decoding.name, per_token))
-        if len(asked) == 2:
-            raise KeyboardInterrupt
-        return released(self, prompts, decoding, per_token, *rest, **options)
-
-    monkeypatch.setattr(Continuations, "released", stopping)
+def test_the_same_seed_gives_the_same_numbers_and_a_stopped_run_goes_on(small_lab, monkeypatch):
+    whole = rows_of(small_lab, REGIME, SCALE)
+    calls = interrupt(monkeypatch, Continuations, "released", at=2)
     with pytest.raises(KeyboardInterrupt):
-        rows_of(lab, REGIME, SCALE)
-    assert rows_of(lab, REGIME, SCALE) == whole
-    assert asked.count(("greedy", 2.0**-16)) == 1
+        rows_of(small_lab, REGIME, SCALE)
+    assert rows_of(small_lab, REGIME, SCALE) == whole
+    assert [(given[1].name, given[2]) for given, _ in calls].count(("greedy", 2.0**-16)) == 1
 
 
-def test_text_too_short_for_a_length_is_said_and_not_made_up(lab):
-    found = run_regime(lab, REGIME, "quick", scale=GenerationScale(sequences=3, lengths=(4, 50), prompt=8))
+def test_text_too_short_for_a_length_is_said_and_not_made_up(small_lab):
+    found = run_regime(small_lab, REGIME, "quick", scale=GenerationScale(sequences=3, lengths=(4, 50), prompt=8))
     assert [row["length"] for row in found.rows if row["source"] == "human"] == [4]
     assert any("no human text of 50" in note for note in found.notes)
 
 
-def test_a_shorter_text_is_the_beginning_of_a_longer_one(lab):
-    prompts = lab.prompts(4, 8, "generation")
-    short, long = (Continuations(lab, "generation", 8 + length, 3) for length in (5, 16))
+def test_a_shorter_text_is_the_beginning_of_a_longer_one(small_lab):
+    prompts = small_lab.prompts(4, 8, "generation")
+    short, long = (Continuations(small_lab, "generation", 8 + length, 3) for length in (5, 16))
     assert np.array_equal(long.alone(prompts, "full", GREEDY, 16)[:, :5], short.alone(prompts, "full", GREEDY, 5))
     own = [
         texts.released(prompts, GREEDY, 2.0**-6, 1, length)["tokens"][:, :5]

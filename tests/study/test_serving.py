@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,16 +10,20 @@ from paclm.privacy.releases import rule_named
 from paclm.study.batched_sessions import ResearchSessions
 from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.serving import EngineStreams, carry_on, continue_by, count_distinct, draw_secrets, engine_for, play
-from study.small_lab import ScriptedStreams, build_study_workspace, open_lab
+from study.small_lab import ScriptedStreams, open_lab
 
 GAUSSIAN = rule_named("gaussian")
 LENGTH = 12
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory, texts, small_base):
-    folder = tmp_path_factory.mktemp("serving")
-    return open_lab(build_study_workspace(folder / "template", texts[:60], small_base), folder / "lab")
+def lab(study_template, tmp_path_factory):
+    return open_lab(study_template, tmp_path_factory.mktemp("serving") / "lab")
+
+
+@pytest.fixture
+def engine(lab):
+    return lab.engine(sequences=6, context=32)
 
 
 def sessions(count, per_token=2.0**-8, seed=3):
@@ -42,14 +48,11 @@ def test_a_sequence_is_the_same_alone_and_beside_others(lab):
         own = ResearchSessions(8, GAUSSIAN, 2.0**-8, [ResearchNoise(seeds)])
         alone = play(EngineStreams(engine, GUMBEL, coins(1, i), with_full=True), prompts[i : i + 1], own, LENGTH)
         assert alone.tokens[0].tolist() == together.tokens[i].tolist()
-        assert alone.full is not None
-        assert together.full is not None
         assert alone.full[0].tolist() == together.full[i].tolist()
         assert alone.distinct[0].tolist() == together.distinct[i].tolist()
 
 
-def test_without_noise_the_realized_world_is_followed(lab):
-    engine = lab.engine(sequences=6, context=32)
+def test_without_noise_the_realized_world_is_followed(lab, engine):
     found = play(EngineStreams(engine, GREEDY, coins(6)), lab.prompts(6, 8), sessions(6, np.inf), LENGTH)
     assert np.array_equal(found.tokens, found.realized)
     noisy = play(EngineStreams(engine, GREEDY, coins(6)), lab.prompts(6, 8), sessions(6, 2.0**-30), LENGTH)
@@ -69,8 +72,7 @@ def test_one_model_continues_by_its_own_votes(lab):
 
 
 @pytest.mark.parametrize("coupling", ["hybrid", "independent"])
-def test_other_rules_of_voting_are_played(lab, coupling):
-    engine = lab.engine(sequences=6, context=32)
+def test_other_rules_of_voting_are_played(lab, engine, coupling):
     prompts = lab.prompts(6, 8)
     decoding = Decoding(coupling, 1.0, coupling=coupling, threshold=0.0)
     found = play(EngineStreams(engine, decoding, coins(6)), prompts, sessions(6), LENGTH)
@@ -80,17 +82,11 @@ def test_other_rules_of_voting_are_played(lab, coupling):
     assert not same(found, coupled)
     if coupling == "independent":
         assert found.distinct.mean() > coupled.distinct.mean()
+    else:  # with a threshold never reached it is the coupled rule
+        never = EngineStreams(engine, replace(decoding, threshold=1.1), coins(6))
+        assert same(play(never, prompts, sessions(6), LENGTH), coupled)
     with pytest.raises(InvalidInput, match=coupling):
         EngineStreams(engine, decoding, coins(6), with_full=True)
-
-
-def test_the_hybrid_rule_with_a_threshold_never_reached_is_the_coupled_rule(lab):
-    engine = lab.engine(sequences=6, context=32)
-    prompts = lab.prompts(6, 8)
-    never = Decoding("never", 1.0, coupling="hybrid", threshold=1.1)
-    hybrid = play(EngineStreams(engine, never, coins(6)), prompts, sessions(6), LENGTH)
-    coupled = play(EngineStreams(engine, GUMBEL, coins(6)), prompts, sessions(6), LENGTH)
-    assert same(hybrid, coupled)
 
 
 def test_a_session_carried_on_in_two_goes_equals_one_go():
@@ -111,8 +107,7 @@ def test_a_session_carried_on_in_two_goes_equals_one_go():
     assert np.array_equal(start, np.tile(uniform_belief(8), (4, 1)))  # nothing is written into what was handed in
 
 
-def test_prompts_must_match_sessions_and_coins(lab):
-    engine = lab.engine(sequences=6, context=32)
+def test_prompts_must_match_sessions_and_coins(engine):
     with pytest.raises(InvalidInput, match="3 sessions"):
         play(ScriptedStreams(8, 0.5, 0), [[1]] * 2, sessions(3), 1)
     with pytest.raises(InvalidInput, match="3 sources"):

@@ -7,76 +7,49 @@ from paclm.errors import InvalidInput
 from paclm.study.regimes.sessions import REGIME, Sessions, SessionScale
 from paclm.study.run import run_regime
 from paclm.study.tables import table_named
-from study.small_lab import build_study_workspace, open_lab, rows_of
+from study.small_lab import interrupt, open_lab, rows_of
 
 SCALE = SessionScale(
     sessions=6, queries=4, tokens=8, horizons=(8, 32), budgets=(2.0**-4, 2.0**-6), prompt=8, queries_per_part=2
 )
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory, texts, small_base):
-    return build_study_workspace(tmp_path_factory.mktemp("sessions") / "template", texts[:60], small_base)
-
-
-@pytest.fixture
-def lab(template, tmp_path):
-    return open_lab(template, tmp_path / "lab")
-
-
-def test_the_same_seed_gives_the_same_rows_and_another_seed_others(template, lab, tmp_path):
-    first = rows_of(lab, REGIME, SCALE)
-    assert first == rows_of(lab, REGIME, SCALE)
+def test_the_same_seed_gives_the_same_rows_and_another_seed_others(study_template, small_lab, tmp_path):
+    first = rows_of(small_lab, REGIME, SCALE)
+    assert first == rows_of(small_lab, REGIME, SCALE)
     assert len(first) == 4
-    assert first != rows_of(open_lab(template, tmp_path / "lab", seed=1), REGIME, SCALE)
+    assert first != rows_of(open_lab(study_template, tmp_path / "other", seed=1), REGIME, SCALE)
 
 
-def test_a_run_that_was_stopped_goes_on_where_it_was_and_ends_with_the_same_numbers(lab, monkeypatch):
-    whole = rows_of(lab, REGIME, SCALE)
-    played = Sessions._play_queries
-    asked = []
-
-    def stopping(self, engine, rows, queries, beliefs):
-        asked.append(queries)
-        if len(asked) == 2:
-            raise KeyboardInterrupt
-        return played(self, engine, rows, queries, beliefs)
-
-    monkeypatch.setattr(Sessions, "_play_queries", stopping)
+def test_a_run_that_was_stopped_goes_on_where_it_was_and_ends_with_the_same_numbers(small_lab, monkeypatch):
+    whole = rows_of(small_lab, REGIME, SCALE)
+    calls = interrupt(monkeypatch, Sessions, "_play_queries", at=2)
     with pytest.raises(KeyboardInterrupt):
-        rows_of(lab, REGIME, SCALE)
-    assert rows_of(lab, REGIME, SCALE) == whole
-    parts = [range(2), range(2, 4)]
-    assert asked == [*parts, parts[1], *parts]  # the first part was not played again; then the second budget
-    assert not list((lab.folder / "parts").iterdir())
+        rows_of(small_lab, REGIME, SCALE)
+    assert rows_of(small_lab, REGIME, SCALE) == whole
+    first, second = range(2), range(2, 4)  # the first part is not played again; then the second budget
+    assert [given[2] for given, _ in calls] == [first, second, second, first, second]
+    assert not list((small_lab.folder / "parts").iterdir())
 
 
-def test_a_stopped_run_of_another_scale_is_not_continued(lab, monkeypatch):
-    played, asked = Sessions._play_queries, []
-
-    def stopping(self, engine, rows, queries, beliefs):
-        asked.append(queries)
-        if len(asked) == 2:
-            raise KeyboardInterrupt
-        return played(self, engine, rows, queries, beliefs)
-
-    monkeypatch.setattr(Sessions, "_play_queries", stopping)
+def test_a_stopped_run_of_another_scale_is_not_continued(small_lab, monkeypatch):
+    calls = interrupt(monkeypatch, Sessions, "_play_queries", at=2)
     with pytest.raises(KeyboardInterrupt):
-        rows_of(lab, REGIME, SCALE)
-    rows_of(lab, REGIME, replace(SCALE, budgets=(2.0**-4, 2.0**-8)))
-    assert asked[2] == range(2)
+        rows_of(small_lab, REGIME, SCALE)
+    rows_of(small_lab, REGIME, replace(SCALE, budgets=(2.0**-4, 2.0**-8)))
+    assert calls[2][0][2] == range(2)
 
 
-def test_smaller_batches_give_the_same_sessions(lab):
-    sessions = Sessions(lab, SCALE, 2.0**-4)
-    engine = lab.engine("worlds", "full", sequences=6, context=16)
+def test_smaller_batches_give_the_same_sessions(small_lab):
+    sessions = Sessions(small_lab, SCALE, 2.0**-4)
+    engine = small_lab.engine("worlds", "full", sequences=6, context=16)
     whole, split = (sessions.play(engine, together).arrays() for together in (6, 4))
     for name in whole:
         assert np.allclose(whole[name], split[name]), name
 
 
-def test_rows_are_charged_by_horizon_and_tables_show_the_tokens_in_between(lab):
-    result = run_regime(lab, REGIME, "quick", scale=SCALE)
+def test_rows_are_charged_by_horizon_and_tables_show_the_tokens_in_between(small_lab):
+    result = run_regime(small_lab, REGIME, "quick", scale=SCALE)
     assert [(row["budget"], row["horizon"]) for row in result.rows][:2] == [("2^-4", 8), ("2^-4", 32)]
     for row in result.rows:
         assert row["charged_nats"] == row["horizon"] * row["per_token_nats"]
