@@ -1,6 +1,7 @@
 """Recorded votes: the files, votes taken along a text, and the decodings they come from."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,18 +12,16 @@ from paclm.study.eval_text import Passage, cut_passages
 from paclm.study.recorded_votes import RecordedVotes, collect_votes
 
 
-def test_votes_and_columns_are_read(tmp_path):
-    path = tmp_path / "v.npz"
-    np.savez_compressed(path, votes=np.array([[1, 2], [3, 3]]), truth=np.array([1, -1]), extra=np.zeros(3))
-    recorded = RecordedVotes.load(path)
-    assert (recorded.num_positions, recorded.num_worlds) == (2, 2)
-    assert recorded.is_dissent.tolist() == [True, False]
-    assert recorded.public is None
+@pytest.fixture
+def engine(small_lab):
+    return small_lab.engine(support_size=40)
 
 
 def test_what_is_saved_is_read_again_and_the_same_votes_give_the_same_bytes(tmp_path):
     every = np.array([[1, 2, 9], [3, 3, 8]], dtype=np.int32)
     recorded = RecordedVotes(every[:, :2], truth=np.array([1, -1]), public=every[:, 2])  # also from a wider array
+    assert (recorded.num_positions, recorded.num_worlds) == (2, 2)
+    assert recorded.is_dissent.tolist() == [True, False]
     recorded.save(tmp_path / "v.npz")
     found = RecordedVotes.load(tmp_path / "v.npz")
     assert found.votes.tolist() == [[1, 2], [3, 3]]
@@ -60,8 +59,7 @@ def test_arrays_of_the_wrong_kind_are_refused(arrays, message):
         RecordedVotes(**arrays)
 
 
-def test_greedy_votes_are_those_the_engine_casts_along_the_text(small_lab):
-    engine = small_lab.engine(support_size=40)
+def test_greedy_votes_are_those_the_engine_casts_along_the_text(small_lab, engine):
     passages = small_lab.passages(50)
     votes = collect_votes(engine, passages, [GREEDY], [0], with_full=False)["greedy"]
     ballots = [ballot for p in passages for ballot in engine.teacher_forced(p.tokens, len(p))]
@@ -70,8 +68,7 @@ def test_greedy_votes_are_those_the_engine_casts_along_the_text(small_lab):
     assert votes.truth.tolist() == [token for passage in passages for token in passage.tokens[1:]]
 
 
-def test_draws_repeat_positions_with_coins_of_their_own(small_lab):
-    engine = small_lab.engine(support_size=40)
+def test_draws_repeat_positions_with_coins_of_their_own(small_lab, engine):
     passages = small_lab.passages(40)
     votes = collect_votes(engine, passages, [Decoding("gumbel", 1.0, 3)], [7], with_full=False)["gumbel"]
     assert votes.num_positions == 120
@@ -81,8 +78,7 @@ def test_draws_repeat_positions_with_coins_of_their_own(small_lab):
     assert (first != second).any()
 
 
-def test_what_is_not_scored_is_read_but_not_counted(small_lab):
-    engine = small_lab.engine(support_size=40)
+def test_what_is_not_scored_is_read_but_not_counted(small_lab, engine):
     (passage,) = small_lab.passages(12)[:1]
     some = Passage(passage.tokens, tuple(i % 2 == 0 for i in range(len(passage))))
     whole, part = (collect_votes(engine, [p], [GREEDY], [0], with_full=False)["greedy"] for p in (passage, some))
@@ -96,13 +92,11 @@ def test_with_the_full_adapter_it_looks_on_and_is_no_world(small_lab):
     votes = collect_votes(engine, small_lab.passages(20), [GREEDY], [0], with_full=True)["greedy"]
     assert votes.num_worlds == small_lab.num_worlds
     assert (votes.full == votes.votes[:, 0]).all()  # the first world's adapter stands in for it here
-    without = collect_votes(small_lab.engine(support_size=40), small_lab.passages(20), [GREEDY], [0], with_full=False)
     with pytest.raises(InvalidInput, match="full"):
-        without["greedy"].column("full")
+        replace(votes, full=None).column("full")
 
 
-def test_errors_are_over_documents_and_not_over_their_windows(small_lab):
-    engine = small_lab.engine(support_size=40)
+def test_errors_are_over_documents_and_not_over_their_windows(small_lab, engine):
     (passage,) = small_lab.passages(12)[:1]
     windows = cut_passages([Passage.of(passage.tokens[:9]), Passage.of(passage.tokens)], 5)
     votes = collect_votes(engine, windows, [GREEDY], [0], with_full=False)["greedy"]
@@ -110,12 +104,10 @@ def test_errors_are_over_documents_and_not_over_their_windows(small_lab):
     assert np.bincount(votes.passage).tolist() == [8, len(passage) - 1]
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"temperature": -0.5}, {"temperature": math.nan}, {"temperature": math.inf}, {"draws": 0}]
-)
-def test_a_decoding_needs_a_finite_temperature_and_a_draw(wrong):
-    with pytest.raises(InvalidInput, match=next(iter(wrong))):
-        Decoding(**{"name": "gumbel", "temperature": 1.0} | wrong)
+@pytest.mark.parametrize(("name", "value"), [("temperature", x) for x in (-0.5, math.nan, math.inf)] + [("draws", 0)])
+def test_a_decoding_needs_a_finite_temperature_and_a_draw(name, value):
+    with pytest.raises(InvalidInput, match=name):
+        Decoding(**{"name": "gumbel", "temperature": 1.0} | {name: value})
 
 
 def test_other_couplings_than_the_coupled_one_cannot_vote_on_a_text():
