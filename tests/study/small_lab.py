@@ -6,6 +6,7 @@ import numpy as np
 
 from curator.deployments import build_workspace
 from paclm.config import RuntimeConfig
+from paclm.privacy.randomness import NoiseSource
 from paclm.study.lab import Lab
 from paclm.study.run import run_regime
 from paclm.study.serving import Panel
@@ -49,6 +50,19 @@ def interrupt(monkeypatch, owner, name, at):
 
     monkeypatch.setattr(owner, name, interrupted)
     return calls
+
+
+class HalfNoise(NoiseSource):
+    """Half of every normal variable: what a per-token budget four times as large would draw."""
+
+    def __init__(self, source):
+        self._source = source
+
+    def words(self, size):
+        return self._source.words(size)
+
+    def standard_normal(self, size):
+        return 0.5 * self._source.standard_normal(size)
 
 
 class ScriptedStreams:

@@ -22,6 +22,8 @@ def test_what_is_saved_is_read_again_and_the_same_votes_give_the_same_bytes(tmp_
     recorded = RecordedVotes(every[:, :2], truth=np.array([1, -1]), public=every[:, 2])  # also from a wider array
     assert (recorded.num_positions, recorded.num_worlds) == (2, 2)
     assert recorded.is_dissent.tolist() == [True, False]
+    np.savez(tmp_path / "v.npz", votes=every[:, :2], extra=np.zeros(3))
+    assert RecordedVotes.load(tmp_path / "v.npz").public is None  # other arrays are ignored
     recorded.save(tmp_path / "v.npz")
     found = RecordedVotes.load(tmp_path / "v.npz")
     assert found.votes.tolist() == [[1, 2], [3, 3]]
