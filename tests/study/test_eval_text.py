@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 
+import numpy as np
 import pytest
 
 from paclm.errors import InvalidInput
@@ -63,8 +64,8 @@ def test_no_token_that_overlaps_an_unknown_word_is_scored_and_all_others_are(tmp
     path = tmp_path / "wiki.tokens.xz"
     path.write_bytes(lzma.compress(WIKITEXT.encode()))
     passage = read_test_text(path, small_tokenizer)[0]
-    hidden = small_tokenizer.decode([t for t, s in zip(passage.tokens, passage.is_scored, strict=True) if not s])
-    shown = small_tokenizer.decode([t for t, s in zip(passage.tokens, passage.is_scored, strict=True) if s])
+    tokens, is_scored = np.array(passage.tokens), np.array(passage.is_scored)
+    hidden, shown = small_tokenizer.decode(tokens[~is_scored]), small_tokenizer.decode(tokens[is_scored])
     assert hidden.strip() == "<unk>"
     assert "<unk>" not in shown
     assert "roof" in shown
@@ -83,20 +84,12 @@ def test_plain_text_is_split_at_two_empty_lines_and_scored_throughout(tmp_path, 
     assert all(all(passage.is_scored) for passage in passages)
 
 
-def test_records_are_read_as_init_reads_them(tmp_path, small_tokenizer):
+def test_records_are_read_as_init_reads_them_and_what_cannot_be_read_is_refused_by_its_name(tmp_path, small_tokenizer):
     path = tmp_path / "notes.jsonl"
     path.write_text("".join(json.dumps({"text": f"a note, number {n}"}) + "\n" for n in range(3)))
     assert len(read_test_text(path, small_tokenizer)) == 3
-
-
-def test_what_cannot_be_read_is_refused_by_its_name(tmp_path, small_tokenizer):
-    files = {
-        "missing.txt": None,
-        "broken.txt": b"\xff\xfe\x00",
-        "cut.xz": lzma.compress(b"hello")[:-9],
-        "cut.bz2": bz2.compress(b"hello")[:-9],
-        "empty.txt": b"\n\n\n",
-    }
+    cut = {"cut.xz": lzma.compress(b"hello")[:-9], "cut.bz2": bz2.compress(b"hello")[:-9]}
+    files = {"missing.txt": None, "broken.txt": b"\xff\xfe\x00", "empty.txt": b"\n\n\n", **cut}
     for name, content in files.items():
         if content is not None:
             (tmp_path / name).write_bytes(content)
@@ -104,23 +97,15 @@ def test_what_cannot_be_read_is_refused_by_its_name(tmp_path, small_tokenizer):
             read_test_text(tmp_path / name, small_tokenizer)
 
 
-def test_every_token_but_the_first_is_a_target_exactly_once():
-    passage = Passage.of(range(23))
+def test_every_token_but_the_first_is_a_target_exactly_once_and_scored_if_it_was():
+    passage = Passage(tuple(range(23)), tuple(i % 3 != 0 for i in range(23)))
     windows = cut_passages([passage], 8)
     assert [token for window in windows for token in window.tokens[1:]] == list(range(1, 23))
     assert max(map(len, windows)) == 8
-
-
-def test_windows_keep_what_is_not_to_be_scored():
-    passage = Passage(tuple(range(10)), tuple(i % 3 != 0 for i in range(10)))
-    windows = cut_passages([passage], 4)
-    assert sum(window.num_scored for window in windows) == passage.num_scored == 6
-
-
-def test_a_rest_without_a_target_is_dropped_and_a_window_without_one_refused():
-    assert [len(window) for window in cut_passages([Passage.of(range(8)), Passage.of([1])], 8)] == [8]
+    assert sum(window.num_scored for window in windows) == passage.num_scored == 15
+    assert [len(window) for window in cut_passages([Passage.of(range(8)), Passage.of([1])], 8)] == [8]  # no target
     with pytest.raises(InvalidInput, match="1"):
-        cut_passages([Passage.of(range(4))], 1)
+        cut_passages([passage], 1)
 
 
 @pytest.mark.parametrize("wanted", [1, 6, 7, 8, 20])

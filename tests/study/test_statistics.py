@@ -33,33 +33,28 @@ def misses(error_of, num=CLUSTERS, shared=1.0):
 MOST_MISSES = int(binom.isf(1e-4, DATASETS, 0.065))
 
 
-def test_the_error_over_clusters_covers_the_truth_as_often_as_it_says():
-    assert misses(lambda values, clusters, rng: clustered_mean(values, clusters, rng, 200)) <= MOST_MISSES
+def clustered(values, clusters, rng):
+    return clustered_mean(values, clusters, rng, 200)
 
 
-def test_the_coverage_check_catches_an_error_that_takes_samples_for_independent():
-    assert misses(lambda values, clusters, rng: mean_and_stderr(values)) > MOST_MISSES
+def independent(values, clusters, rng):
+    return mean_and_stderr(values)
 
 
 def bootstrap_alone(values, clusters, rng):
     return float(values.mean()), float(cluster_bootstrap(values, clusters, rng, 200).std(ddof=1))
 
 
-def test_four_clusters_that_happen_to_agree_do_not_make_a_small_error():
-    """Samples that are independent in truth, in four clusters: as a text of a few passages may be."""
-    assert misses(lambda values, clusters, rng: clustered_mean(values, clusters, rng, 200), 4, 0.0) <= MOST_MISSES
-    assert misses(bootstrap_alone, 4, 0.0) > MOST_MISSES
-
-
-def test_two_clusters_have_the_error_of_two_samples():
-    values, clusters = np.repeat([1.0, -1.0], SIZE), np.repeat([0, 1], SIZE)
-    stderr = clustered_mean(values, clusters, np.random.default_rng(0), 4000).stderr
-    assert stderr == pytest.approx(mean_and_stderr([1.0, -1.0]).stderr, rel=0.05)
-
-
-def test_the_mean_weighs_samples_and_not_clusters():
-    values, clusters = np.array([1.0, 1.0, 1.0, 0.0]), np.array([7, 7, 7, 2])
-    assert clustered_mean(values, clusters, np.random.default_rng(0)).mean == 0.75
+@pytest.mark.parametrize(
+    ("num", "shared", "wrong"),
+    [
+        (CLUSTERS, 1.0, independent),
+        (4, 0.0, bootstrap_alone),  # samples independent in truth, in four clusters that may happen to agree
+    ],
+)
+def test_the_error_over_clusters_covers_the_truth_as_often_as_it_says_and_a_wrong_one_does_not(num, shared, wrong):
+    assert misses(clustered, num, shared) <= MOST_MISSES
+    assert misses(wrong, num, shared) > MOST_MISSES
 
 
 def test_the_same_generator_gives_the_same_error_and_another_a_similar_one():
@@ -70,22 +65,19 @@ def test_the_same_generator_gives_the_same_error_and_another_a_similar_one():
     assert first.stderr == pytest.approx(other.stderr, rel=0.2)
 
 
-def test_one_cluster_has_a_mean_and_no_error():
-    mean, stderr = clustered_mean([1, 0], np.array([3, 3]), np.random.default_rng(0))
-    assert mean == 0.5
-    assert math.isnan(stderr)
-
-
-def test_resamples_are_of_whole_clusters():
+def test_resamples_are_of_whole_clusters_and_samples_without_them_are_refused():
+    rng = np.random.default_rng(0)
     values, clusters = np.repeat([0.0, 1.0], 50), np.repeat([0, 1], 50)
-    means = cluster_bootstrap(values, clusters, np.random.default_rng(0))
-    assert set(means) == {0.0, 0.5, 1.0}
-
-
-def test_samples_without_their_clusters_are_refused():
-    for samples, clusters in (([1.0, 2.0], [0]), ([], [])):
+    assert set(cluster_bootstrap(values, clusters, rng)) == {0.0, 0.5, 1.0}
+    two = clustered_mean(2 * values - 1, clusters, rng, 4000)  # the error of two samples
+    assert two.stderr == pytest.approx(mean_and_stderr([1.0, -1.0]).stderr, rel=0.05)
+    assert clustered_mean(np.array([1.0, 1.0, 1.0, 0.0]), np.array([7, 7, 7, 2]), rng).mean == 0.75  # not 0.5
+    mean, stderr = clustered_mean([1, 0], np.array([3, 3]), rng)
+    assert mean == 0.5
+    assert math.isnan(stderr), "one cluster has no error"
+    for samples, some in (([1.0, 2.0], [0]), ([], [])):
         with pytest.raises(InvalidInput):
-            clustered_mean(samples, np.array(clusters, dtype=int), np.random.default_rng(0))
+            clustered_mean(samples, np.array(some, dtype=int), rng)
 
 
 def test_retained_gain_is_a_ratio_with_an_error_and_none_without_a_gain():

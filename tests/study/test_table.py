@@ -1,7 +1,7 @@
 import csv
 import io
 
-from paclm.study.table import Cell, Table, TableData, to_csv, to_latex, to_markdown
+from paclm.study.table import Cell, TableData, to_csv, to_latex, to_markdown
 
 DATA = TableData(
     "A caption with 5 % and β.",
@@ -19,11 +19,8 @@ def test_markdown_shows_value_error_mark_and_the_papers_value():
     assert "| first_line | 50.0%† ± 1.0% [25.0%] | 1,234 |" in lines
     assert "| second | – [10.0%] | – |" in lines
     assert "† explained." in lines
-
-
-def test_every_line_of_markdown_has_as_many_cells_even_with_bars_in_headings():
-    table = [line for line in to_markdown(DATA).splitlines() if line.startswith("|")]
-    assert {line.replace("\\|", "").count("|") for line in table} == {4}
+    table = [line for line in lines if line.startswith("|")]
+    assert {line.replace("\\|", "").count("|") for line in table} == {4}, "also with bars in headings"
 
 
 def test_csv_keeps_numbers_unrounded_in_columns_of_their_own():
@@ -32,13 +29,6 @@ def test_csv_keeps_numbers_unrounded_in_columns_of_their_own():
     assert rows[0]["flip | dissent (error)"] == "0.01"
     assert rows[1]["flip | dissent (paper)"] == "0.1"
     assert rows[1]["n"] == "–"
-
-
-def test_latex_escapes_what_latex_would_read_and_has_the_label():
-    text = to_latex(DATA, "tab:example")
-    assert r"\label{tab:example}" in text
-    assert r"first\_line & 50.0\%$^\dagger$ $\pm$ 1.0\% [25.0\%] & 1,234 \\" in text
-    assert r"5 \% and $\beta$" in text
 
 
 def test_latex_writes_powers_as_powers_and_knows_every_sign_that_tables_use():
@@ -51,10 +41,6 @@ def test_latex_writes_powers_as_powers_and_knows_every_sign_that_tables_use():
     assert text.isascii()
 
 
-def test_a_label_becomes_a_file_name():
-    assert Table("tab:pmixed-full", (), lambda _: DATA).file_name == "tab_pmixed_full"
-
-
 def test_a_bound_is_rounded_up_with_a_decimal_more_and_the_papers_left_as_printed():
     bound = Cell(0.500021, paper=0.5, style=".3f", is_bound=True)
     assert f"{bound.ours()} [{bound.theirs()}]" == "0.5001 [0.500]"
@@ -63,16 +49,17 @@ def test_a_bound_is_rounded_up_with_a_decimal_more_and_the_papers_left_as_printe
     assert Cell(None, style=".3f", is_bound=True).ours() == "–"
 
 
-def test_latex_sets_minus_signs_names_and_quotes_and_explains_the_marks():
+def test_latex_escapes_sets_minus_signs_names_and_quotes_and_explains_the_marks():
+    text = to_latex(DATA, "tab:example")
+    assert r"\label{tab:example}" in text
+    assert r"first\_line & 50.0\%$^\dagger$ $\pm$ 1.0\% [25.0\%] & 1,234 \\" in text
+    assert r"5 \% and $\beta$" in text
     data = TableData('"none" at −1', ["T-5"], [[Cell(-0.5, style=".1f", mark="†")]], ("†: see `a_b`.", "Next."))
     text = to_latex(data, "tab:x")
     assert r"\caption{``none'' at $-$1}" in text
     assert "T-5 \\\\" in text
     assert r"$-$0.5$^\dagger$ \\" in text
     assert "\\footnotesize\n$^\\dagger$: see \\texttt{a\\_b}.\\par\nNext.\n" in text
-
-
-def test_a_table_without_rows_has_no_empty_line_in_latex():
     text = to_latex(TableData("None.", ["a"], []), "tab:x")
-    assert "\\midrule\n\\bottomrule" in text
+    assert "\\midrule\n\\bottomrule" in text, "no empty line without rows"
     assert "flushleft" not in text
