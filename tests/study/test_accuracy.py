@@ -48,26 +48,18 @@ def test_the_retained_gain_has_the_error_that_repeated_samples_show(small_lab):
     assert max(row["retained_gain_stderr"] for row in naive) < 0.5 * spread
 
 
-def test_worlds_that_vote_as_the_full_corpus_keep_the_whole_gain_without_error(small_lab):
-    row = accuracy._at(small_lab, scripted(400, 0, split=False), 2.0**-32)
-    assert (row["retained_gain"], row["retained_gain_stderr"]) == (1.0, 0.0)
-
-
-@pytest.mark.parametrize("is_worse", [False, True])
-def test_without_a_gain_there_is_no_share_of_it(small_lab, is_worse):
-    votes = scripted(400, 0, split=True)
-    public = votes.full if is_worse else votes.public  # the full corpus loses then, and a share of a loss says nothing
-    row = accuracy._at(small_lab, replace(votes, public=public, full=votes.public), 2.0**-32)
-    assert (row["retained_gain"], row["retained_gain_stderr"]) == (None, None)
-
-
-def test_the_releases_too_tell_a_share_of_a_gain_and_never_of_a_loss(small_lab):
+def test_both_regimes_give_a_share_of_a_gain_and_never_of_a_loss_or_of_nothing(small_lab):
     votes = scripted(400, 0, split=False)
     streams = list(play_fresh(votes, rule_named("gaussian"), 2.0**-32, 2, 400, 0))
-    assert releases._scores(small_lab, votes, streams, streams)["retained_gain"] == 1.0
-    lost = replace(votes, public=votes.full, full=votes.public)
-    row = releases._scores(small_lab, lost, streams, streams)
-    assert (row["retained_gain"], row["retained_gain_stderr"]) == (None, None)
+    cases = (
+        (votes, 1.0),
+        (replace(votes, public=votes.full, full=votes.public), None),
+        (replace(votes, full=votes.public), None),
+    )
+    for some, share in cases:  # the worlds vote as the full corpus; then it loses; then it is no better
+        of_releases = releases._scores(small_lab, some, streams, streams)
+        for row in (accuracy._at(small_lab, some, 2.0**-32), of_releases):
+            assert (row["retained_gain"], row["retained_gain_stderr"]) == (share, None if share is None else 0.0)
 
 
 def test_more_sessions_on_the_same_text_do_not_make_its_error_smaller(small_lab):

@@ -19,6 +19,7 @@ from paclm.privacy.bounds import success_bound
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth
 from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import Rule, rule_named
+from paclm.study import figures, regimes, tables
 from paclm.study.decoding import GREEDY
 from paclm.study.figure import save_figure
 from paclm.study.recorded_votes import RecordedVotes
@@ -81,11 +82,12 @@ def scripted(num_worlds=16, positions=400):
     return RecordedVotes(10 + split * (np.arange(positions) % 2)[:, None])
 
 
-def test_there_is_a_block_for_each_and_none_is_longer_than_fifty_lines():
+def test_there_is_a_block_for_each_which_names_its_file_and_is_shorter_than_fifty_lines():
     assert len(BLOCKS) == len(NAMES)
     for block in BLOCKS:
         assert len(block.splitlines()) < 50
         assert max(map(len, block.splitlines())) <= 120
+        assert re.search(r"src/paclm/\S+\.py", block.splitlines()[0])
 
 
 def test_the_regime_runs_and_its_table_and_figure_show_what_it_found(small_lab, tmp_path):
@@ -113,8 +115,7 @@ def test_the_attack_finds_the_world_without_noise_and_stays_within_the_bound_wit
 def test_the_release_tells_no_more_than_its_budget_and_its_belief_is_exact():
     rule = Rule("response", load("release")["release"], reads_secret=True)
     streams = list(play_sessions(scripted(), rule, 2.0**-7, 400, 60, 5))
-    beliefs = np.concatenate([stream.beliefs for stream in streams])
-    secrets = np.concatenate([stream.secrets for stream in streams])
+    beliefs, secrets = (np.concatenate([getattr(s, name) for s in streams]) for name in ("beliefs", "secrets"))
     by_entropy, by_truth = leak_by_entropy(beliefs), leak_by_truth(beliefs, secrets)
     budget = 30 * 2.0**-7  # half of the positions dissent
     # seeded; for a fresh seed, false alarm < 1e-4
@@ -132,9 +133,9 @@ def test_a_release_that_is_registered_as_the_page_says_is_replayed_and_tested_by
     words += ["--sessions", "20", "--tokens", "400", "--json"]
     done = subprocess.run([sys.executable, "-m", "paclm", *words], env=branch, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
-    assert figures["release"] == "response"
-    assert 0.0 < figures["conditional_information_nats"] < figures["charged_nats"]
+    found = json.loads(done.stdout)
+    assert found["release"] == "response"
+    assert 0.0 < found["conditional_information_nats"] < found["charged_nats"]
     words = [sys.executable, *shlex.split(tested)[1:], "-q", "-k", "response", "-p", "no:cacheprovider"]
     done = subprocess.run(words, env=branch, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
@@ -142,9 +143,7 @@ def test_a_release_that_is_registered_as_the_page_says_is_replayed_and_tested_by
 
 
 def test_a_registered_release_is_no_deployable_one(branch):
-    words = (
-        "from paclm.config import MechanismConfig; print(MechanismConfig(per_token=0.1, total=0.2, release='response'))"
-    )
+    words = "from paclm.config import MechanismConfig as C; C(per_token=0.1, total=0.2, release='response')"
     done = subprocess.run([sys.executable, "-c", words], env=branch, capture_output=True, text=True)
     assert "InvalidInput" in done.stderr
     assert "'response'" in done.stderr
@@ -200,14 +199,6 @@ def test_what_the_page_types_runs_and_prints(study_template, vote_files, tmp_pat
 
 
 def test_the_page_of_the_study_names_every_regime_table_and_figure():
-    from paclm.study import figures, regimes, tables
-
     page = (PAGE.parents[1] / "research" / "study.md").read_text(encoding="utf-8")
     wanted = [*regimes.NAMES, *(t.label for t in tables.all_tables()), *(f.label for f in figures.all_figures())]
-    missing = [name for name in wanted if f"`{name}`" not in page]
-    assert missing == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_block_says_which_file_it_is(name):
-    assert re.search(r"src/paclm/\S+\.py", BLOCKS[NAMES.index(name)].splitlines()[0])
+    assert [name for name in wanted if f"`{name}`" not in page] == []

@@ -18,12 +18,10 @@ def test_seeds_follow_from_seed_collection_and_names_and_nothing_else(small_lab)
     again = Lab(small_lab.workspace)
     assert small_lab.seed_for("sweep", "noise") == again.seed_for("sweep", "noise")
     others = [
-        small_lab.seed_for("sweep", "coins"),
-        small_lab.seed_for("sweepnoise"),
-        Lab(small_lab.workspace, seed=1).seed_for("sweep", "noise"),
-        Lab(small_lab.workspace, collection=2).seed_for("sweep", "noise"),
+        Lab(small_lab.workspace, **other).seed_for("sweep", "noise") for other in ({"seed": 1}, {"collection": 2})
     ]
-    assert len({small_lab.seed_for("sweep", "noise"), *others}) == 5
+    names = [small_lab.seed_for(*names) for names in (("sweep", "noise"), ("sweep", "coins"), ("sweepnoise",))]
+    assert len({*names, *others}) == 5
 
 
 def test_votes_are_taken_once_and_the_same_for_everyone_with_the_seed(small_lab, study_template, tmp_path, monkeypatch):
@@ -40,6 +38,15 @@ def test_votes_are_taken_once_and_the_same_for_everyone_with_the_seed(small_lab,
     assert (again["gumbel"].votes == first["gumbel"].votes).all()
 
 
+def test_the_text_that_is_given_is_scored_by_an_engine_that_is_kept_until_another_is_asked_for(small_lab):
+    lab = Lab(small_lab.workspace, test_text=[Passage((5, 6, 7, 8), (True, True, False, True))], runtime=RUNTIME)
+    assert lab.text_votes(100, (GREEDY,), with_full=False)["greedy"].truth.tolist() == [6, 8]
+    first = lab.engine(support_size=40)
+    assert lab.engine(support_size=40) is first
+    assert lab.engine(support_size=41) is not first
+    assert lab.engine("full", support_size=40).num_worlds == 1
+
+
 def test_prompts_are_stretches_of_the_test_text_drawn_by_name(small_lab):
     prompts = small_lab.prompts(5, 8, "sweep")
     texts = [list(passage.tokens) for passage in small_lab.test_passages]
@@ -49,19 +56,6 @@ def test_prompts_are_stretches_of_the_test_text_drawn_by_name(small_lab):
     assert prompts != small_lab.prompts(5, 8, "sessions")
     with pytest.raises(InvalidInput, match="500"):
         small_lab.prompts(1, 500)
-
-
-def test_the_text_that_is_given_is_the_text_that_is_scored(small_lab):
-    lab = Lab(small_lab.workspace, test_text=[Passage((5, 6, 7, 8), (True, True, False, True))], runtime=RUNTIME)
-    votes = lab.text_votes(100, (GREEDY,), with_full=False)["greedy"]
-    assert votes.truth.tolist() == [6, 8]
-
-
-def test_an_engine_is_kept_until_another_is_asked_for(small_lab):
-    first = small_lab.engine(support_size=40)
-    assert small_lab.engine(support_size=40) is first
-    assert small_lab.engine(support_size=41) is not first
-    assert small_lab.engine("full", support_size=40).num_worlds == 1
 
 
 def test_what_a_study_needs_is_trained_once_and_kept(tmp_path, texts, small_base):

@@ -14,7 +14,7 @@ from paclm.study.figure import save_figure
 from paclm.study.figures import figure_named, looks_of
 from paclm.study.recorded_votes import TextVotes
 from paclm.study.regimes import census, cost, flatness, forgetting, releases
-from paclm.study.results import Result
+from paclm.study.results import Result, plain
 from paclm.study.run import run_regime
 from study.small_lab import open_lab
 
@@ -39,20 +39,16 @@ def results(lab):
 
 @pytest.mark.parametrize("module", [census, flatness, releases, forgetting], ids=lambda module: module.REGIME.name)
 def test_the_same_seed_gives_the_same_rows(module, lab, results):
-    again = run_regime(lab, module.REGIME, "quick", scale=SCALES[module])
-    assert Result.load(lab.folder / "results" / f"{module.REGIME.name}.json").rows == again_rows(again)
-    assert again_rows(again) == again_rows(results[module])
-
-
-def again_rows(result):
-    from paclm.study.results import plain
-
-    return plain(list(result.rows))
+    again = plain(run_regime(lab, module.REGIME, "quick", scale=SCALES[module]).rows)
+    assert Result.load(lab.folder / "results" / f"{module.REGIME.name}.json").rows == again
+    assert plain(results[module].rows) == again
 
 
 def test_the_census_agrees_with_the_votes_and_leaves_out_what_the_vocabulary_cannot_hold(lab, results):
     result = results[census]
     assert [row["support_size"] for row in result.rows] == [50, 200]
+    fewer = census.run(lab, census.CensusScale(60, (50, 200), 20)).rows  # the largest support on fewer positions
+    assert [row["positions"] for row in fewer] == [60, 20]
     assert any("k = 1,000 is left out" in note for note in result.notes)
     votes = lab.text_votes(60, (GREEDY,), with_full=False)["greedy"]
     row = result.one(support_size=200)
@@ -61,19 +57,6 @@ def test_the_census_agrees_with_the_votes_and_leaves_out_what_the_vocabulary_can
     assert result.one(support_size=50)["mass_coverage"] < row["mass_coverage"] < 1.0
     assert 0.0 <= row["hybrid_scatter"] <= 0.1 * row["hybrid_share"] <= 0.1
     assert 0.0 < row["ceiling"] <= result.one(support_size=50)["ceiling"] <= 1.0
-
-
-def test_the_largest_support_can_be_taken_on_fewer_positions(lab):
-    rows = census.run(lab, census.CensusScale(60, (50, 200), 20)).rows
-    assert [row["positions"] for row in rows] == [60, 20]
-
-
-def test_without_noise_nothing_flips_and_with_noise_something_does(results):
-    for row in results[flatness].rows:
-        if row["budget"] == "inf":
-            assert row["flip"] == row["change"] == row["sigma_max"] == 0.0
-        else:
-            assert row["flip_dissent"] > 0.0
 
 
 def scripted_votes(num_worlds=32, positions=3000):
@@ -101,24 +84,20 @@ def test_flatness_finds_what_was_put_into_scripted_votes(lab):
     assert abs(loose["flip_dissent"] - loose["flip_limit"]) > 4 * loose["flip_dissent_stderr"]
 
 
-def test_noise_grows_as_one_over_the_root_of_the_budget(results):
+def test_the_arithmetic_of_flatness_closes_exactly_and_noise_grows_as_one_over_the_root_of_the_budget(results):
+    for row in results[flatness].rows:
+        assert row["change_by_arithmetic"] == pytest.approx(row["change"], abs=1e-12)
+        assert row["flip"] == pytest.approx(row["flip_dissent"] * row["dissent_fraction"], abs=1e-12)
+        if row["budget"] == "inf":
+            assert row["flip"] == row["change"] == row["sigma_max"] == 0.0
+        else:
+            assert row["flip_dissent"] > 0.0
     for decoder in ("greedy", "gumbel"):
+        rows = results[flatness].select(decoder=decoder)
+        assert len({round(row["accuracy"] - row["change"], 12) for row in rows}) == 1  # the noiseless release is shared
         loose, tight = (results[flatness].one(decoder=decoder, budget=budget) for budget in ("2^-4", "2^-32"))
         for name in ("sigma_median", "sigma_max"):
             assert tight[name] / loose[name] == pytest.approx(2.0**14)
-
-
-def test_the_arithmetic_of_flatness_closes_exactly(results):
-    for row in results[flatness].rows:
-        assert row["change_by_arithmetic"] == pytest.approx(row["change"], abs=1e-12)
-        flips = row["flip_dissent"] * row["dissent_fraction"]
-        assert row["flip"] == pytest.approx(flips, abs=1e-12)
-
-
-def test_budgets_of_flatness_share_the_noiseless_release(results):
-    for decoder in ("greedy", "gumbel"):
-        rows = results[flatness].select(decoder=decoder)
-        assert len({round(row["accuracy"] - row["change"], 12) for row in rows}) == 1
 
 
 def test_a_release_that_was_added_is_drawn_and_described(lab, results, tmp_path, monkeypatch):
@@ -147,14 +126,11 @@ def test_a_rule_that_lies_about_reading_the_secret_is_refused_by_the_regime(lab,
         releases.run(lab, SCALES[releases])
 
 
-def test_releases_that_never_read_the_secret_tell_and_cost_nothing(results):
+def test_charging_dissent_only_makes_a_budget_last_longer_and_secret_free_releases_cost_nothing(results):
     for name in ("plurality", "mixture"):
         row = results[releases].one(release=name)
         assert row["leaked_nats"] == row["can_tell_nats"] == row["charged_every_token"] == row["charged_dissent"] == 0.0
         assert row["tokens_until_every_token"] is None
-
-
-def test_charging_dissent_only_makes_a_budget_last_longer(results):
     row = results[releases].one(release="gaussian", budget="2^-32")
     assert row["tokens_until_dissent"] == pytest.approx(row["tokens_until_every_token"] / row["dissent"], rel=1e-3)
     assert row["charged_every_token"] == pytest.approx(40 * 2.0**-32)
@@ -169,13 +145,9 @@ def test_the_tracking_curator_tells_what_it_charges_and_the_forgetting_one_somet
     assert not math.isclose(loose["can_tell_nats"], loose["charged_dissent_nats"], rel_tol=0.05)
 
 
-def test_operation_counts_are_the_papers():
+def test_costs_are_positive_and_add_up_and_operation_counts_are_the_papers(results):
     row = cost.operations("the paper's sizes", 128, 50_257, 200, 2)
-    assert f"{row['dense']:.2e}" == "3.35e+09"
-    assert f"{row['collapsed']:.2e}" == "2.59e+04"
-
-
-def test_costs_are_positive_and_add_up(results):
+    assert (f"{row['dense']:.2e}", f"{row['collapsed']:.2e}") == ("3.35e+09", "2.59e+04")
     for row in (row for row in results[cost].rows if row["what"] == "serving"):
         step_ms = row["forward_ms"] + row["sequences"] * row["mechanism_ms"] + row["ledger_ms"]
         assert row["tokens_per_second"] == pytest.approx(1e3 * row["sequences"] / step_ms)
