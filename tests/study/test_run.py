@@ -127,7 +127,7 @@ def test_parts_of_another_text_or_arithmetic_are_not_used(small_lab):
 @pytest.mark.parametrize(("kept", "used", "expected"), [(Kept(), 2, [2, 3]), (Kept(again=True), 0, [0, 1, 2, 3])])
 def test_a_result_says_how_much_of_it_is_of_an_earlier_run_and_again_makes_all(small_lab, kept, used, expected):
     made = []
-    run_until_stopped(small_lab, make_regime(stop_at=2))
+    run_until_stopped(Lab(small_lab.workspace), make_regime(stop_at=2))  # with the runtime of the next
     result = run_regime(Lab(small_lab.workspace, kept=kept), make_regime(made=made), "quick")
     assert (result.provenance["kept_from_before"], made) == (used, expected)
 
