@@ -1,20 +1,10 @@
 """Small random models of real architectures, adapters that are far from zero, and PEFT as the reference."""
 
 import warnings
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.peft_io import export_peft
@@ -23,7 +13,7 @@ VOCABULARY = 97
 CONTEXT = 48
 
 
-def make_gpt2() -> PreTrainedModel:
+def make_gpt2():
     return GPT2LMHeadModel(
         GPT2Config(
             vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
@@ -31,7 +21,7 @@ def make_gpt2() -> PreTrainedModel:
     )
 
 
-def make_llama() -> PreTrainedModel:
+def make_llama():
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=VOCABULARY,
@@ -45,7 +35,7 @@ def make_llama() -> PreTrainedModel:
     )
 
 
-def make_qwen2() -> PreTrainedModel:
+def make_qwen2():
     return Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=VOCABULARY,
@@ -60,10 +50,10 @@ def make_qwen2() -> PreTrainedModel:
     )
 
 
-FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {"gpt2": make_gpt2, "llama": make_llama, "qwen2": make_qwen2}
+FAMILIES = {"gpt2": make_gpt2, "llama": make_llama, "qwen2": make_qwen2}
 
 
-def build(family: str) -> PreTrainedModel:
+def build(family):
     """The same random weights every time; large enough that layers matter and votes differ."""
     torch.manual_seed(7)
     model = FAMILIES[family]()
@@ -74,9 +64,7 @@ def build(family: str) -> PreTrainedModel:
     return model.eval()
 
 
-def random_stack(
-    model: PreTrainedModel, num_worlds: int, spec: AdapterSpec | None = None, seed: int = 3
-) -> AdapterStack:
+def random_stack(model, num_worlds, spec=None, seed=3):
     spec = spec or AdapterSpec(rank=4, alpha=8.0)
     start = AdapterStack.initial(find_targets(model, spec), spec, num_worlds, seed, base="test", coupled=False)
     generator = torch.Generator().manual_seed(seed + 1)
@@ -99,7 +87,7 @@ def peft_logits(tmp_path):
     """Logits of every world by PEFT itself, one world at a time: (worlds, rows, length, vocabulary)."""
     import peft
 
-    def logits(family: str, stack: AdapterStack, tokens: Tensor) -> Tensor:
+    def logits(family, stack, tokens):
         folders = export_peft(stack, tmp_path / "reference", "test", conv1d=family == "gpt2")
         results = []
         for folder in folders:

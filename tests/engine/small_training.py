@@ -1,20 +1,18 @@
 """A training of four small worlds, for tests of what it makes and of what stops it."""
 
 import numpy as np
-from transformers import PreTrainedModel
 
 from paclm.config import TrainingConfig
-from paclm.engine.adapters import AdapterStack
-from paclm.engine.schedule import Blocks, Schedule, make_blocks
-from paclm.engine.training import Trained, make_schedule, train_worlds
-from paclm.worlds.assignment import BoolArray, assign_worlds
+from paclm.engine.schedule import make_blocks
+from paclm.engine.training import make_schedule, train_worlds
+from paclm.worlds.assignment import assign_worlds
 
 SETTINGS = TrainingConfig(rank=4, alpha=8.0, batch_size=4, epochs=2, learning_rate=5e-3)
 WORLDS = 4
 SEED = 11
 
 
-def text_blocks(num_records: int = 40) -> Blocks:
+def text_blocks(num_records=40):
     """Records that repeat themselves, so that there is something to learn; of unequal lengths."""
     draws = np.random.default_rng(4)
     records = []
@@ -24,23 +22,23 @@ def text_blocks(num_records: int = 40) -> Blocks:
     return make_blocks(records, 16, 64)
 
 
-def members(num_records: int = 40) -> BoolArray:
+def members(num_records=40):
     membership = assign_worlds(num_records, WORLDS, seed=2)
     membership[:9, 1] = False  # worlds of clearly unequal sizes: some are done long before the others
     membership[9:12, 2] = True
     return membership
 
 
-def plan(settings: TrainingConfig = SETTINGS) -> Schedule:
+def plan(settings=SETTINGS):
     return make_schedule(text_blocks(), members(), settings, SEED)
 
 
-def train(model: PreTrainedModel, settings: TrainingConfig = SETTINGS, **options: object) -> Trained:
-    arguments: dict[str, object] = {"base": "test", "worlds_per_step": WORLDS} | options
-    return train_worlds(model, plan(settings), settings, **arguments)  # type: ignore[arg-type]
+def train(model, settings=SETTINGS, **options):
+    arguments = {"base": "test", "worlds_per_step": WORLDS} | options
+    return train_worlds(model, plan(settings), settings, **arguments)
 
 
-def largest_difference(one: AdapterStack, other: AdapterStack) -> float:
+def largest_difference(one, other):
     pairs = [(one.A[layer], other.A[layer]) for layer in one.layers]
     pairs += [(one.B[layer], other.B[layer]) for layer in one.layers]
     return max(float((a - b).abs().max()) for a, b in pairs)

@@ -42,7 +42,7 @@ def test_a_model_of_an_unknown_family_needs_targets():
 @pytest.mark.parametrize("bad", [{"rank": 0}, {"alpha": 0.0}, {"alpha": float("nan")}, {"dropout": 1.0}])
 def test_a_spec_outside_its_rule_is_refused(bad):
     with pytest.raises(InvalidInput):
-        AdapterSpec(**bad)  # type: ignore[arg-type]
+        AdapterSpec(**bad)
 
 
 def test_one_file_keeps_every_number_spec_and_base(tmp_path, build_model, make_stack):

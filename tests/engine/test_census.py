@@ -1,29 +1,22 @@
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from paclm.config import RuntimeConfig
 from paclm.engine import census as census_module
-from paclm.engine.adapters import AdapterStack
 from paclm.engine.census import census_of, take_census
 from paclm.engine.decode_step import top_tokens
-from paclm.engine.engine import Engine
 from paclm.engine.loading import build_engine
 
 WORLDS, SUPPORT, LARGE = 4, 12, 40
 
 
-def make_engine(model: PreTrainedModel, stack: AdapterStack) -> Engine:
+def make_engine(model, stack):
     runtime = RuntimeConfig(device="cpu", max_sequences=1, context=48, prefill_chunk=6)
     return build_engine(model, stack, runtime, SUPPORT)
 
 
-def test_the_census_equals_what_peft_logits_give(
-    build_model,
-    make_stack,
-    peft_logits,
-):
+def test_the_census_equals_what_peft_logits_give(build_model, make_stack, peft_logits):
     tokens = np.random.default_rng(0).integers(0, 97, 20).tolist()
     stack = make_stack(build_model("gpt2"), WORLDS)
     engine = make_engine(build_model("gpt2"), stack)
@@ -49,11 +42,7 @@ def test_the_census_equals_what_peft_logits_give(
     assert small.num_distinct.max() > 1, "worlds that never differ would prove nothing"
 
 
-def test_the_census_does_not_depend_on_how_many_logits_are_held(
-    build_model,
-    make_stack,
-    monkeypatch,
-):
+def test_the_census_does_not_depend_on_how_many_logits_are_held(build_model, make_stack, monkeypatch):
     engine = make_engine(build_model("gpt2"), make_stack(build_model("gpt2"), WORLDS))
     texts = [np.random.default_rng(1).integers(0, 97, n).tolist() for n in (20, 2, 9)]
     at_once = take_census(engine, texts, (SUPPORT,))[SUPPORT]

@@ -1,11 +1,9 @@
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
 
 from paclm.config import RuntimeConfig
-from paclm.engine.determinism import FloatArray, IntArray, check_repeatable, set_deterministic
+from paclm.engine.determinism import check_repeatable, set_deterministic
 from paclm.engine.loading import build_engine
 from paclm.errors import EngineError
 
@@ -15,11 +13,11 @@ class Unsteady:
 
     support_size = 4
 
-    def __init__(self, logits_too: bool) -> None:
+    def __init__(self, logits_too):
         self.calls = 0
         self.logits_too = logits_too
 
-    def probe(self, context: Sequence[int], coins: FloatArray | None) -> tuple[IntArray, FloatArray]:
+    def probe(self, context, coins):
         self.calls += 1
         logits = np.ones((3, 4), dtype=np.float32)
         if self.logits_too:

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from paclm.config import RuntimeConfig
@@ -15,7 +14,7 @@ WORLDS, SUPPORT = 5, 12
 RUNTIME = RuntimeConfig(device="cpu", max_sequences=3, context=48, prefill_chunk=7)
 
 
-def text(length: int, seed: int = 5) -> list[int]:
+def text(length, seed=5):
     return np.random.default_rng(seed).integers(0, 97, length).tolist()
 
 
@@ -36,7 +35,7 @@ def engine(family, way, build_model, stack):
     return build_engine(build_model(family), stack, RUNTIME, SUPPORT, "test")
 
 
-def restricted(logits: Tensor, support: np.ndarray) -> np.ndarray:
+def restricted(logits, support):
     return logits[:, torch.from_numpy(support)].numpy()
 
 
@@ -192,11 +191,11 @@ def test_running_out_of_memory_names_the_setting_to_lower(build_model, make_stac
     engine = build_engine(model, make_stack(model, 2), RUNTIME, SUPPORT)
     engine.add(text(4))
 
-    def exhausted(*arguments: object, **options: object) -> Tensor:
+    def exhausted(*arguments, **options):
         raise torch.OutOfMemoryError("no room")
 
-    engine._model.decode = exhausted  # type: ignore[method-assign]
-    engine._model.prefill = exhausted  # type: ignore[method-assign]
+    engine._model.decode = exhausted
+    engine._model.prefill = exhausted
     with pytest.raises(EngineError, match="max_sequences"):
         engine.step()
     with pytest.raises(EngineError, match="prefill_chunk"):

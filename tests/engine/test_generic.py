@@ -1,7 +1,6 @@
 import peft
 import pytest
 import torch
-from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, PhiConfig, PhiForCausalLM
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
@@ -13,7 +12,7 @@ from paclm.errors import EngineError, ModelError
 WORLDS = 3
 
 
-def tokens(rows: int, length: int) -> Tensor:
+def tokens(rows, length):
     return torch.randint(0, 97, (rows, length), generator=torch.Generator().manual_seed(5))
 
 

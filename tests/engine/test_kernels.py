@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton comes with torch's CUDA build only:
 if not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
     pytest.skip("Kernels are tested on a GPU, or slowly with TRITON_INTERPRET=1.", allow_module_level=True)
 
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.decode_step import coupled_votes, support_logits, top_tokens
@@ -31,14 +31,14 @@ VENDOR = replace(SMALL, wide=None, square=None, deep=None)
 CLOSE = {torch.float32: 5e-5, torch.bfloat16: 0.15}
 
 
-def gpt2() -> PreTrainedModel:
+def gpt2():
     config = GPT2Config(
         vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=128, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
     )
     return GPT2LMHeadModel(config)
 
 
-def llama() -> PreTrainedModel:
+def llama():
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=192,
@@ -70,17 +70,13 @@ def weights(request, dtype):
 def dtype(request):
     if request.param == torch.bfloat16 and DEVICE.type == "cpu":
         pytest.skip("Triton's interpreter multiplies bfloat16 wrongly")
-    chosen: torch.dtype = request.param
+    chosen = request.param
     return chosen
 
 
 @pytest.mark.parametrize(
     "choices",
-    [
-        SMALL,
-        replace(VENDOR, dots=True, block=32),
-        replace(VENDOR, dots=True, inner_from=1),
-    ],
+    [SMALL, replace(VENDOR, dots=True, block=32), replace(VENDOR, dots=True, inner_from=1)],
     ids=["own products, lanes", "vendor products, dots", "inner products apart"],
 )
 @pytest.mark.parametrize("lengths", [[9], [40, 1, 17]])

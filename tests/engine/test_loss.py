@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 from paclm.engine import loss as loss_module
-from paclm.engine.loss import Batch, _nll_and_slope, _nll_and_slope_in_place, batch_loss, make_batch, world_means
+from paclm.engine.loss import _nll_and_slope, _nll_and_slope_in_place, batch_loss, make_batch, world_means
 from paclm.engine.schedule import NOTHING, make_blocks
 
 BLOCKS = make_blocks([[1, 2, 3, 4], [5, 6], [7, 8, 9], [10, 11, 12, 13, 14], [15, 16]], 8, 8)
@@ -25,7 +25,7 @@ def test_columns_that_no_world_uses_are_not_computed():
     assert make_batch(BLOCKS, np.array([[0, NOTHING], [2, NOTHING]])).ids.shape == (2, 4)
 
 
-def plain_loss(hidden: torch.Tensor, head: nn.Linear, batch: Batch) -> torch.Tensor:
+def plain_loss(hidden, head, batch):
     """The loss as one would write it: all logits, then the mean of each world, then their sum."""
     each = functional.cross_entropy(head(hidden)[batch.where], batch.targets, reduction="none")
     return torch.stack([each[batch.worlds == world].mean() for world in range(batch.num_worlds)]).sum()

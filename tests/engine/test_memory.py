@@ -10,14 +10,14 @@ from paclm.engine.memory import GIB, MemoryPlan, available_memory
 from paclm.errors import EngineError, InvalidInput
 
 
-def gpt2_small_plan(**settings: object) -> MemoryPlan:
+def gpt2_small_plan(**settings):
     spec = AdapterSpec()
     with torch.device("meta"):
         model = GPT2LMHeadModel(GPT2Config())
         targets = find_targets(model, spec)
         A = {t.name: torch.zeros(128, 8, t.num_in) for t in targets}
         B = {t.name: torch.zeros(128, t.num_out, 8) for t in targets}
-    runtime = RuntimeConfig(**{"max_sequences": 1, "context": 128, "prefill_chunk": 16, **settings})  # type: ignore[arg-type]
+    runtime = RuntimeConfig(**{"max_sequences": 1, "context": 128, "prefill_chunk": 16, **settings})
     return plan_engine(model, AdapterStack(spec, "x", A, B), runtime, 200)
 
 
@@ -50,11 +50,7 @@ def test_what_does_not_fit_is_refused_with_the_setting_to_lower(plan, advice):
         plan.check(4 * GIB)
 
 
-def test_an_engine_that_cannot_fit_is_not_loaded(
-    monkeypatch,
-    build_model,
-    make_stack,
-):
+def test_an_engine_that_cannot_fit_is_not_loaded(monkeypatch, build_model, make_stack):
     monkeypatch.setattr("paclm.engine.loading.available_memory", lambda device: 1000)
     model = build_model("gpt2")
     with pytest.raises(EngineError, match="GiB"):

@@ -4,7 +4,7 @@ from paclm.engine.adapters import AdapterSpec, AdapterStack
 from paclm.engine.optimizer import StackedAdamW, flatten, unflatten
 
 
-def small_stack() -> AdapterStack:
+def small_stack():
     generator = torch.Generator().manual_seed(0)
     A = {name: torch.randn(3, 2, 5, generator=generator) for name in ("one", "two")}
     B = {name: torch.randn(3, 4, 2, generator=generator) for name in ("one", "two")}

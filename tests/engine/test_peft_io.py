@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -68,7 +67,7 @@ def test_a_full_disk_leaves_no_part_of_an_export(tmp_path, build_model, make_sta
         (tmp_path / "out").mkdir()
     written = []
 
-    def fill_up(path: Path, content: bytes) -> None:
+    def fill_up(path, content):
         written.append(path)
         if len(written) == 2:
             raise OSError(28, "No space left on device")

@@ -1,22 +1,22 @@
 import numpy as np
 import pytest
 
-from paclm.engine.schedule import NOTHING, Blocks, Schedule, make_blocks
+from paclm.engine.schedule import NOTHING, Schedule, make_blocks
 from paclm.errors import EngineError, InvalidInput
 from paclm.worlds.assignment import assign_worlds
 
 NUM_RECORDS, NUM_WORLDS = 37, 6
 
 
-def some_blocks(num_records: int = NUM_RECORDS, seed: int = 0) -> Blocks:
+def some_blocks(num_records=NUM_RECORDS, seed=0):
     draws = np.random.default_rng(seed)
     return make_blocks([draws.integers(0, 50, draws.integers(2, 40)).tolist() for _ in range(num_records)], 16, 64)
 
 
-def schedule(**changes: object) -> Schedule:
-    arguments: dict[str, object] = {"batch_size": 4, "epochs": 2, "seed": 5, "coupled": True} | changes
+def schedule(**changes):
+    arguments = {"batch_size": 4, "epochs": 2, "seed": 5, "coupled": True} | changes
     membership = assign_worlds(NUM_RECORDS, NUM_WORLDS, seed=1)
-    return Schedule(some_blocks(), membership, **arguments)  # type: ignore[arg-type]
+    return Schedule(some_blocks(), membership, **arguments)
 
 
 def test_a_record_is_cut_into_blocks_that_all_belong_to_it():
@@ -53,7 +53,7 @@ def test_only_the_last_batch_of_an_epoch_is_short():
 
 
 def test_coupled_worlds_walk_the_same_order_and_uncoupled_ones_do_not():
-    def shared_order(plan: Schedule) -> bool:
+    def shared_order(plan):
         first, second = plan.batches([0, 1]).reshape(2, -1)
         both = np.intersect1d(first, second)
         both = both[both != NOTHING]

@@ -12,7 +12,7 @@ from paclm.engine.threads import ThreadChoice, choose_threads, idle_cores, set_t
 from paclm.errors import InvalidInput
 
 
-def stat(*cpus: tuple[int, int], steal: int = 0) -> str:
+def stat(*cpus, steal=0):
     """A /proc/stat with (busy, idle) ticks per CPU."""
     lines = [f"cpu{number} {busy} 0 0 {idle} 0 0 0 {steal} 0 0" for number, (busy, idle) in enumerate(cpus)]
     return "\n".join(["cpu  99 0 99 99 0 0 0 0 0 0", *lines, "intr 123", "ctxt 5", "btime 1", ""])
@@ -60,7 +60,7 @@ def test_threads_are_whole_idle_cores_and_at_least_one(idle, chosen):
 
 
 def test_a_busy_machine_gives_fewer_threads_and_is_looked_at_once(monkeypatch):
-    looks: list[float] = []
+    looks = []
     monkeypatch.setattr(threads, "_look", lambda _: looks.append(1.2) or 1.2)
     choice = set_threads()
     assert choice == ThreadChoice(1, 4)

@@ -1,7 +1,6 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import peft
@@ -15,10 +14,10 @@ from paclm.engine import training
 from paclm.engine.adapters import AdapterStack, find_targets
 from paclm.engine.checkpoint import Checkpoints
 from paclm.engine.generic import attached_layers
-from paclm.engine.loss import Batch, world_means
+from paclm.engine.loss import world_means
 from paclm.engine.peft_io import export_peft
 from paclm.engine.schedule import NOTHING, Schedule
-from paclm.engine.training import GroupTraining, Progress, StepLoss, adapter_spec, train_worlds
+from paclm.engine.training import GroupTraining, StepLoss, adapter_spec, train_worlds
 from paclm.engine.training_forward import OwnForward, make_forward
 from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
@@ -26,9 +25,7 @@ from paclm.errors import EngineError
 Build = Callable[[str], PreTrainedModel]
 
 
-def train_alone_with_peft(
-    build_model: Build, family: str, start: AdapterStack, world: int, schedule: Schedule, folder: Path, num_steps: int
-) -> dict[str, torch.Tensor]:
+def train_alone_with_peft(build_model, family, start, world, schedule, folder, num_steps):
     """The reference: one world by itself with PEFT, torch's AdamW and the model's own loss."""
     (exported,) = export_peft(start.worlds([world]), folder / str(world), "test", conv1d=family == "gpt2")
     with warnings.catch_warnings():
@@ -91,7 +88,7 @@ def test_a_finished_world_is_not_touched_by_the_steps_of_the_others(build_model)
 
 
 def test_coupled_worlds_end_closer_to_each_other_than_uncoupled_ones(build_model):
-    def spread(settings: TrainingConfig) -> float:
+    def spread(settings):
         stack = train(build_model("llama"), settings).stack
         return sum(float(a.var(0).sum()) for a in stack.A.values())
 
@@ -99,7 +96,7 @@ def test_coupled_worlds_end_closer_to_each_other_than_uncoupled_ones(build_model
 
 
 def test_training_reports_every_step_and_leaves_the_model_as_it_was(build_model):
-    seen: list[Progress] = []
+    seen = []
     model = build_model("gpt2")
     ids = torch.arange(12).unsqueeze(0)
     with torch.no_grad():
@@ -117,7 +114,7 @@ def test_training_reports_every_step_and_leaves_the_model_as_it_was(build_model)
     assert (result.improvement.trained < result.improvement.public).all()
 
 
-def one_group(model: PreTrainedModel) -> GroupTraining:
+def one_group(model):
     """All worlds in one group, before their first step."""
     spec, (worlds,) = adapter_spec(SETTINGS), plan().groups(WORLDS)
     start = AdapterStack.initial(find_targets(model, spec), spec, WORLDS, SEED, "test").worlds(worlds.tolist())
@@ -133,16 +130,16 @@ def test_reports_are_those_of_steps_whose_loss_is_read_at_once(checkpoint_second
         taken = group.step(picks[:, step])
         expected.append((step + 1, taken.num_tokens, group.read(taken)))
     assert len({loss for _, _, loss in expected}) == len(expected), "equal losses could be swapped unseen"
-    seen: list[Progress] = []
+    seen = []
     train(build_model("gpt2"), folder=tmp_path / "run", on_progress=seen.append, checkpoint_seconds=checkpoint_seconds)
     assert [(now.step, now.num_tokens, now.loss) for now in seen] == expected
 
 
 def test_a_loss_is_read_after_the_next_step_is_launched(build_model, monkeypatch):
-    order: list[str] = []
+    order = []
     take = GroupTraining.step
 
-    def step(self: GroupTraining, picks: np.ndarray) -> StepLoss:
+    def step(self, picks):
         taken = take(self, picks)
         order.append(f"launch {taken.step}")
         return taken
@@ -158,18 +155,18 @@ def test_a_loss_still_on_its_way_is_waited_for(build_model, monkeypatch):
     """As on a GPU: the copy holds rubbish until its event has come."""
 
     class Arrival:
-        def __init__(self, copy: torch.Tensor, means: torch.Tensor) -> None:
+        def __init__(self, copy, means):
             self.copy, self.means = copy, means
 
-        def synchronize(self) -> None:
+        def synchronize(self):
             self.copy.copy_(self.means)
 
-    def send(means: torch.Tensor, step: int, num_tokens: int) -> StepLoss:
+    def send(means, step, num_tokens):
         copy = torch.full_like(means, torch.nan)
-        return StepLoss(step, num_tokens, copy, Arrival(copy, means))  # type: ignore[arg-type]
+        return StepLoss(step, num_tokens, copy, Arrival(copy, means))
 
-    plainly: list[Progress] = []
-    late: list[Progress] = []
+    plainly = []
+    late = []
     train(build_model("gpt2"), on_progress=plainly.append)
     monkeypatch.setattr(StepLoss, "send", send)
     train(build_model("gpt2"), on_progress=late.append)
@@ -183,9 +180,9 @@ LAST = int(plan().num_steps.max())
 @pytest.mark.parametrize("broken", [1, 2, 7, LAST])
 def test_a_broken_step_is_named_and_never_kept(broken, every_step, build_model, monkeypatch, tmp_path):
     steps = 0
-    seen: list[int] = []
+    seen = []
 
-    def break_one(each: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def break_one(each, batch):
         nonlocal steps
         steps += 1
         means = world_means(each, batch)
@@ -193,7 +190,7 @@ def test_a_broken_step_is_named_and_never_kept(broken, every_step, build_model, 
             means[0] = torch.nan
         return means
 
-    def measure(*_: object) -> None:
+    def measure(*_):
         raise AssertionError("a broken group is not measured")
 
     monkeypatch.setattr(training, "world_means", break_one)
@@ -225,7 +222,7 @@ def test_worlds_that_get_worse_are_named(build_model):
 
 
 def test_running_out_of_memory_says_what_to_lower(build_model, monkeypatch):
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise torch.OutOfMemoryError("no more")
 
     monkeypatch.setattr(training, "batch_loss", fail)

@@ -1,6 +1,3 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -69,13 +66,13 @@ def test_the_models_own_code_with_adapted_layers_is_the_same_function(family, bu
     assert not attached_layers(model)
 
 
-def operations(function: Callable[[], object]) -> int:
+def operations(function):
     """How many operations of torch a call takes; views count too."""
 
     class Counter(TorchDispatchMode):
         seen = 0
 
-        def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
             self.seen += 1
             return operation(*args, **(kwargs or {}))
 

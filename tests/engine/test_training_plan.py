@@ -5,7 +5,7 @@ import torch
 from paclm.config import TrainingConfig
 from paclm.engine import training_plan
 from paclm.engine.loss import make_batch
-from paclm.engine.schedule import Schedule, make_blocks
+from paclm.engine.schedule import make_blocks
 from paclm.engine.training import make_schedule
 from paclm.engine.training_plan import plan_training
 from paclm.errors import EngineError
@@ -15,7 +15,7 @@ SETTINGS = TrainingConfig(rank=4, alpha=8.0, batch_size=4)
 WORLDS = 8
 
 
-def schedule() -> Schedule:
+def schedule():
     draws = np.random.default_rng(0)
     records = [draws.integers(0, 97, draws.integers(3, 40)).tolist() for _ in range(50)]
     return make_schedule(make_blocks(records, 32, 64), assign_worlds(50, WORLDS, seed=1), SETTINGS, seed=5)

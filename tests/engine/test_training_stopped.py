@@ -8,7 +8,6 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ import torch
 from engine.small_training import SETTINGS, largest_difference, plan, train
 from paclm.engine import checkpoint, training
 from paclm.engine.checkpoint import CURRENT_FILE, Checkpoints, HeldInterrupt
-from paclm.engine.training import Progress
 from paclm.errors import EngineError
 
 
@@ -28,14 +26,14 @@ class KilledError(Exception):
 def test_a_killed_run_goes_on_where_it_stopped_and_ends_with_the_same_bits(kill_at, build_model, tmp_path):
     whole = train(build_model("gpt2"), worlds_per_step=2).stack
 
-    def kill(progress: Progress) -> None:
+    def kill(progress):
         if progress.step == kill_at:
             raise KilledError
 
     folder = tmp_path / "run"
     with pytest.raises(KilledError):
         train(build_model("gpt2"), worlds_per_step=2, folder=folder, on_progress=kill, checkpoint_seconds=0.0)
-    seen: list[Progress] = []
+    seen = []
     resumed = train(
         build_model("gpt2"), worlds_per_step=1, folder=folder, resume=True, on_progress=seen.append
     )  # the grouping of the first run holds
@@ -62,11 +60,11 @@ def test_a_process_killed_outright_can_be_resumed(build_model, tmp_path):
     assert largest_difference(train(build_model("gpt2")).stack, resumed.stack) < 1e-6
 
 
-def interrupt_call(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int) -> None:
+def interrupt_call(monkeypatch, owner, name, number):
     """Press Ctrl-C at the start of this call, counted from 1."""
     original, calls = getattr(owner, name), itertools.count(1)
 
-    def interrupted(*arguments: Any, **options: Any) -> Any:
+    def interrupted(*arguments, **options):
         if next(calls) == number:
             signal.raise_signal(signal.SIGINT)
         return original(*arguments, **options)
@@ -98,16 +96,10 @@ def test_ctrl_c_while_a_run_goes_back_to_its_place_loses_nothing(owner, name, bu
     ],
 )
 def test_ctrl_c_keeps_every_step_and_the_run_ends_with_the_same_bits(
-    owner,
-    name,
-    call,
-    num_kept,
-    build_model,
-    tmp_path,
-    monkeypatch,
+    owner, name, call, num_kept, build_model, tmp_path, monkeypatch
 ):
     whole = train(build_model("gpt2"), worlds_per_step=2).stack
-    seen: list[Progress] = []
+    seen = []
     with monkeypatch.context() as patch:
         interrupt_call(patch, owner, name, call)
         with pytest.raises(KeyboardInterrupt):
@@ -133,7 +125,7 @@ def test_a_second_ctrl_c_in_the_middle_of_a_step_keeps_nothing_that_is_torn(buil
 
 
 def test_an_interrupt_raised_by_the_program_keeps_no_step_whose_loss_is_unread(build_model, tmp_path):
-    def stop(progress: Progress) -> None:
+    def stop(progress):
         if progress.step == 3:
             raise KeyboardInterrupt
 
@@ -150,7 +142,7 @@ def test_a_run_with_other_settings_is_not_resumed(build_model, tmp_path):
 
 def test_a_fresh_run_forgets_the_one_before(build_model, tmp_path):
     train(build_model("gpt2"), folder=tmp_path / "run")
-    seen: list[Progress] = []
+    seen = []
     train(build_model("gpt2"), folder=tmp_path / "run", on_progress=seen.append)
     assert seen[0].step == 1
     assert not list((tmp_path / "run").glob("*.partial"))
@@ -159,7 +151,7 @@ def test_a_fresh_run_forgets_the_one_before(build_model, tmp_path):
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 
-def press_ctrl_c() -> None:
+def press_ctrl_c():
     signal.raise_signal(signal.SIGINT)
 
 
@@ -187,7 +179,7 @@ def test_the_second_ctrl_c_does_not_wait():
 
 
 def test_another_error_is_not_hidden_by_a_ctrl_c_that_came_before_it():
-    def fail() -> None:
+    def fail():
         with HeldInterrupt():
             press_ctrl_c()
             raise ValueError("first")
@@ -198,7 +190,7 @@ def test_another_error_is_not_hidden_by_a_ctrl_c_that_came_before_it():
 
 
 def test_a_program_with_a_handler_of_its_own_keeps_it():
-    seen: list[int] = []
+    seen = []
     before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
     try:
         with HeldInterrupt() as interrupt:
@@ -209,9 +201,9 @@ def test_a_program_with_a_handler_of_its_own_keeps_it():
 
 
 def test_in_another_thread_nothing_is_held():
-    done: list[bool] = []
+    done = []
 
-    def work() -> None:
+    def work():
         with HeldInterrupt() as interrupt:
             done.append(interrupt.came)
 

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor
 
 from paclm.engine.couplings import HybridCoins, coupling_ceiling, hybrid_votes, independent_votes
 from paclm.engine.decode_step import coupled_votes, pick, support_logits, top_tokens
@@ -12,17 +11,17 @@ DRAWS, WORLDS, SUPPORT = 20_000, 4, 6
 TOKENS = torch.tensor([31, 7, 90, 2, 55, 18])
 
 
-def some_logits(spread: float = 1.0) -> Tensor:
+def some_logits(spread=1.0):
     generator = torch.Generator().manual_seed(4)
     common = torch.randn(1, SUPPORT, generator=generator)
     return common + spread * torch.randn(WORLDS, SUPPORT, generator=generator)  # (W, k)
 
 
-def gumbel(*shape: int, seed: int = 0) -> Tensor:
+def gumbel(*shape, seed=0):
     return torch.from_numpy(np.random.default_rng(seed).gumbel(size=shape))
 
 
-def chi_square_p(votes: Tensor, logits: Tensor, temperature: float) -> list[float]:
+def chi_square_p(votes, logits, temperature):
     """One p-value per world: votes (draws, W) against softmax(logits / τ)."""
     expected = torch.softmax(logits.double() / temperature, -1) * len(votes)
     return [
@@ -35,7 +34,7 @@ def chi_square_p(votes: Tensor, logits: Tensor, temperature: float) -> list[floa
     ]
 
 
-def draw(rule: str, logits: Tensor, temperature: float) -> Tensor:
+def draw(rule, logits, temperature):
     """(draws, W) votes under fresh coins."""
     many, support = logits.expand(DRAWS, -1, -1), TOKENS.expand(DRAWS, -1)
     if rule == "coupled":

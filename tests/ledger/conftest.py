@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from paclm.config import MechanismConfig
-from paclm.ledger.events import Restored, Usage
+from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
 from paclm.ledger.recovery import adopt_restored, backup
-from paclm.privacy.accounting import Account, units_up
+from paclm.privacy.accounting import units_up
 
 KEY = bytes(range(32))
 NEW_KEY = bytes(range(1, 33))
@@ -24,7 +24,7 @@ class Setup:
 
     key, new_key, settings, price = KEY, NEW_KEY, SETTINGS, PRICE
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder / "curator"
         self.folder.mkdir(mode=0o700)
         self.path = self.folder / "ledger.sqlite"
@@ -34,7 +34,7 @@ class Setup:
         self.new_keys = {"mac_key": NEW_KEY, "old_keys": [KEY]}
         self.now = datetime(2026, 11, 20, 8, 30, tzinfo=UTC)
 
-    def create(self, **changes) -> Ledger:
+    def create(self, **changes):
         arguments = {
             "workspace": "digest of a workspace",
             "num_worlds": 128,
@@ -44,49 +44,49 @@ class Setup:
         }
         return Ledger.create(self.path, KEY, **(arguments | changes))
 
-    def open(self, **changes) -> Ledger:
+    def open(self, **changes):
         return Ledger.open(self.path, changes.pop("mac_key", KEY), **({"clock": self.clock} | changes))
 
-    def clock(self) -> datetime:
+    def clock(self):
         return self.now
 
-    def wait(self, **span) -> None:
+    def wait(self, **span):
         self.now += timedelta(**span)
 
     @staticmethod
-    def step(tokens: int = 4, key: str = "alice", dissent: int = 1, public: int = 0) -> list[Usage]:
+    def step(tokens=4, key="alice", dissent=1, public=0):
         return [Usage(key, tokens, dissent, tokens, tokens * PRICE, public)]
 
-    def with_steps(self, count: int, **changes) -> Ledger:
+    def with_steps(self, count, **changes):
         ledger = self.create(**changes)
         self.commit(ledger, *range(1, count + 1))
         return ledger
 
-    def commit(self, ledger: Ledger, *numbers: int) -> None:
+    def commit(self, ledger, *numbers):
         """Steps whose sealed beliefs have these numbers."""
         for n in numbers:
             ledger.commit(self.step(), b"sealed %d" % n)
 
-    def resume(self, *numbers: int, **options) -> None:
+    def resume(self, *numbers, **options):
         """Open, commit these steps and close."""
         with self.open(**options) as ledger:
             self.commit(ledger, *numbers)
 
-    def adopt(self, **options) -> Restored:
+    def adopt(self, **options):
         return adopt_restored(self.path, options.pop("mac_key", KEY), confirmed_by="ada", **options)
 
-    def copy(self, name: str = "before.sqlite") -> Path:
+    def copy(self, name="before.sqlite"):
         """A copy of the closed ledger made by hand, without the mark of a backup."""
         return Path(shutil.copy(self.path, self.folder.parent / name))
 
-    def roll_back_to(self, copy: Path) -> None:
+    def roll_back_to(self, copy):
         """Replace the ledger's files by a copy, as an operator might by hand."""
         for file in self.folder.glob("ledger.sqlite*"):
             file.unlink()
         shutil.copy(copy, self.path)
         self.path.chmod(0o600)
 
-    def lose_steps(self, steps: int) -> Account:
+    def lose_steps(self, steps):
         """Two steps with a witness, a backup, more steps, and a rollback to the backup; returns the lost account."""
         self.with_steps(2, witness=self.witness).close()
         backup(self.path, self.backup)

@@ -24,25 +24,19 @@ TOKENS = 3
 """Private tokens in one step."""
 
 
-def belief_after(tokens: int) -> bytes:
+def belief_after(tokens):
     """A stand-in for the sealed belief after so many tokens, which the driver can recompute."""
     return hashlib.sha512(b"%d" % tokens).digest() * 16
 
 
-def create(path: Path, witness: Path | None = None) -> None:
+def create(path, witness=None):
     """A fresh ledger for the kills."""
     Ledger.create(
-        path,
-        KEY,
-        workspace="kills",
-        num_worlds=128,
-        settings=SETTINGS,
-        sealed_belief=belief_after(0),
-        witness=witness,
+        path, KEY, workspace="kills", num_worlds=128, settings=SETTINGS, sealed_belief=belief_after(0), witness=witness
     ).close()
 
 
-def work(path: Path, order: str, witness: Path | None) -> None:
+def work(path, order, witness):
     """Step for ever; `left N` on standard output reports that the tokens up to N were released."""
     with Ledger.open(path, KEY, witness=witness, in_full=False) as ledger:
         while True:
@@ -71,11 +65,11 @@ class Tally:
 class Zygote:
     """A process that has imported everything and forks a worker on demand, so that a kill costs no import."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         command = [sys.executable, __file__, "zygote"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def start(self, path: Path, order: str, witness: Path | None) -> tuple[int, int]:
+    def start(self, path, order, witness):
         """A worker's process id and the pipe on which it reports what it released."""
         pipe = path.parent / "left.pipe"
         pipe.unlink(missing_ok=True)
@@ -85,19 +79,19 @@ class Zygote:
         reader = os.open(pipe, os.O_RDONLY)
         return int(self._process.stdout.readline()), reader
 
-    def reap(self) -> None:
+    def reap(self):
         """Let the zygote collect the worker that was just killed."""
         self._process.stdin.write("wait\n")
         self._process.stdin.flush()
         self._process.stdout.readline()
 
-    def close(self) -> None:
+    def close(self):
         self._process.stdin.close()
         self._process.stdout.close()
         self._process.wait()
 
 
-def be_zygote() -> None:
+def be_zygote():
     """Fork a worker for every line on standard input; `wait` collects the last one."""
     for line in sys.stdin:
         if line == "wait\n":
@@ -112,14 +106,14 @@ def be_zygote() -> None:
         print(child, flush=True)
 
 
-def read_until_end(reader: int) -> bytes:
+def read_until_end(reader):
     content = b""
     while part := os.read(reader, 65536):
         content += part
     return content
 
 
-def run_kills(folder: Path, kills: int, order: str, *, seed: int, with_witness: bool = False) -> Tally:
+def run_kills(folder, kills, order, *, seed, with_witness=False):
     """Kill a worker so many times, each after at least one step left, and restart from what is on the disk."""
     path, witness = folder / "ledger.sqlite", folder.parent / "kills.witness" if with_witness else None
     create(path, witness)

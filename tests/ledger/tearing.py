@@ -1,7 +1,6 @@
 """Writes that a crash cuts off, for tests."""
 
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -17,7 +16,7 @@ class Crash(BaseException):
 
 
 @contextmanager
-def torn(begin: bytes, keep: int, count: int = 1) -> Iterator[None]:
+def torn(begin, keep, count=1):
     """The count-th write that begins like this keeps so many bytes of the new content, and then the process dies."""
     real, left = os.pwrite, count
 

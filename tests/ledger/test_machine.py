@@ -34,7 +34,7 @@ class LedgerMachine(RuleBasedStateMachine):
     has_witness = False
     survives_a_crash = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.lock")
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         # Nothing here depends on a disk: use memory where there is such a folder.
         self._home = tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
@@ -47,7 +47,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.belief = b"belief 0"
         self.num_beliefs = 0
         self.lost = False
-        self.copies: list[Path] = []
+        self.copies = []
         self.path = self._folder("folder-0") / "ledger.sqlite"
         self.ledger = Ledger.create(
             self.path,
@@ -59,16 +59,16 @@ class LedgerMachine(RuleBasedStateMachine):
             witness=self.witness,
         )
 
-    def _folder(self, name: str) -> Path:
+    def _folder(self, name):
         folder = self.home / name
         folder.mkdir(mode=0o700)
         return folder
 
-    def _move_to(self, folder: Path) -> None:
+    def _move_to(self, folder):
         self.path = folder / "ledger.sqlite"
 
     @rule(tokens=st.integers(0, 3), dissent=st.integers(0, 3), key=st.sampled_from("ab"), public=st.integers(0, 2))
-    def charge(self, tokens: int, dissent: int, key: str, public: int) -> None:
+    def charge(self, tokens, dissent, key, public):
         """One step: commit, then release."""
         dissent = min(dissent, tokens)
         charged = dissent if self.config.charge == "dissent" else tokens
@@ -91,7 +91,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.belief = moved
 
     @rule()
-    def exhaust(self) -> None:
+    def exhaust(self):
         """Spend nearly all that is left."""
         price = units_up(self.config.per_token)
         tokens = self.ledger.account.remaining_units // price
@@ -101,13 +101,13 @@ class LedgerMachine(RuleBasedStateMachine):
             self.left = Usage("left", count, self.left.dissent_tokens + tokens - 1, units=units)
 
     @rule()
-    def restart(self) -> None:
+    def restart(self):
         """Close and open again."""
         self.ledger.close()
         self.ledger = Ledger.open(self.path, KEY, witness=self.witness)
 
     @rule()
-    def crash(self) -> None:
+    def crash(self):
         """Continue from the files as the dead process left them."""
         folder = self._folder(f"folder-{len(list(self.home.iterdir()))}")
         for name in self.survives_a_crash:
@@ -120,7 +120,7 @@ class LedgerMachine(RuleBasedStateMachine):
         per_token=st.sampled_from([2.0**-12, 2.0**-13, 3.0 * 2**-14]),
         charge=st.sampled_from(["every-token", "dissent"]),
     )
-    def change_settings(self, per_token: float, charge: str) -> None:
+    def change_settings(self, per_token, charge):
         """Other settings from now on."""
         config = replace(self.config, per_token=per_token, charge=charge)
         if self.lost and config != self.ledger.settings and units_down(config.total) < self.ledger.account.spent_units:
@@ -131,7 +131,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.change_settings(self.config)
 
     @rule(share=st.sampled_from([0.5, 0.9]))
-    def lower_total(self, share: float) -> None:
+    def lower_total(self, share):
         """A smaller total, down to what is spent."""
         config = replace(self.config, total=self.config.total * share)
         if units_down(config.total) < self.ledger.account.spent_units:
@@ -147,14 +147,14 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.lost and self.config.total < 2.0)
     @rule()
-    def extend(self) -> None:
+    def extend(self):
         """A larger total, confirmed."""
         self.config = replace(self.config, total=self.config.total * 1.5)
         self.largest_total = max(self.largest_total, self.config.total)
         self.ledger.extend(self.config.total, confirmed_by="machine")
 
     @rule()
-    def back_up(self) -> None:
+    def back_up(self):
         """Keep a copy for later, made while the ledger is in use."""
         copy = self.home / f"copy-{len(self.copies)}.sqlite"
         backup(self.path, copy)
@@ -162,7 +162,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.copies)
     @rule(data=st.data())
-    def restore(self, data: st.DataObject) -> None:
+    def restore(self, data):
         """Restore an old copy: refused as it is, adopted with or without the witness."""
         copy = data.draw(st.sampled_from(self.copies))
         self.ledger.close()
@@ -185,7 +185,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert self.ledger.account.remaining_units == 0
 
     @invariant()
-    def ledger_shows_at_least_what_was_released(self) -> None:
+    def ledger_shows_at_least_what_was_released(self):
         account = self.ledger.account
         assert account.spent_units >= self.left.units
         assert account.spent_units <= account.total_units <= self.ledger.state.committed_units
@@ -196,17 +196,17 @@ class LedgerMachine(RuleBasedStateMachine):
             assert self.ledger.sealed_belief == self.belief
 
     @invariant()
-    def figures_add_up(self) -> None:
+    def figures_add_up(self):
         sums = self.ledger.by_key().values()
         assert sum(usage.units for usage in sums) == self.ledger.account.spent_units
         assert sum(usage.tokens for usage in sums) == self.ledger.account.tokens
 
     @invariant()
-    def every_row_verifies(self) -> None:
+    def every_row_verifies(self):
         report = verify(self.path, [KEY])
         assert report.intact, report.problem
 
-    def teardown(self) -> None:
+    def teardown(self):
         self.ledger.close()
         self._home.cleanup()
 

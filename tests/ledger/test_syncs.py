@@ -42,7 +42,7 @@ kills.work(path, {order!r}, second)
 CALL = re.compile(r"(?:\[pid\s+\d+\] )?(?:\d+ +)?(\w+)\((\d+)<([^>]*)>(.*)")
 
 
-def unsynced_releases(trace: str) -> int:
+def unsynced_releases(trace):
     """Releases with bytes of the ledger's log or of its witness that were written and not yet synced."""
     dirty, bad = set(), 0
     for line in trace.splitlines():
@@ -59,7 +59,7 @@ def unsynced_releases(trace: str) -> int:
     return bad
 
 
-def trace(setup, order="commit-first", broken="") -> str:
+def trace(setup, order="commit-first", broken=""):
     if shutil.which("strace") is None:
         pytest.fail("This test traces system calls. Install strace, for example: apt-get install strace")
     program = WORKER.format(

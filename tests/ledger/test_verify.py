@@ -7,13 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from paclm.errors import (
-    LedgerBusy,
-    LedgerDamaged,
-    LedgerFull,
-    LedgerRolledBack,
-    LedgerUnwritable,
-)
+from paclm.errors import LedgerBusy, LedgerDamaged, LedgerFull, LedgerRolledBack, LedgerUnwritable
 from paclm.ledger import sqlite_file
 from paclm.ledger.recovery import backup
 from paclm.ledger.store import Store

@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paclm.errors import BudgetExceeded, InvalidInput
-from paclm.privacy.accounting import (
-    UNITS_PER_NAT,
-    Account,
-    charge_units,
-    nats_down,
-    nats_up,
-    units_down,
-    units_up,
-)
+from paclm.privacy.accounting import UNITS_PER_NAT, Account, charge_units, nats_down, nats_up, units_down, units_up
 
 nats = st.floats(2.0**-70, 8.0)
 # More than 53 bits: the nearest float is above some and below others.
