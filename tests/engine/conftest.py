@@ -13,44 +13,21 @@ VOCABULARY = 97
 CONTEXT = 48
 
 
-def make_gpt2():
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
-        )
-    )
-
-
-def make_llama():
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=56,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=CONTEXT,
-        )
-    )
-
-
-def make_qwen2():
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=56,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=CONTEXT,
-            tie_word_embeddings=True,
-        )
-    )
-
-
-FAMILIES = {"gpt2": make_gpt2, "llama": make_llama, "qwen2": make_qwen2}
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+}
+GPT2_SHAPE = {"vocab_size": VOCABULARY, "n_positions": CONTEXT, "n_embd": 32, "n_layer": 2, "n_head": 4}
+FAMILIES = {
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2_SHAPE, bos_token_id=0, eos_token_id=0)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=True)),
+}
 
 
 def build(family):
@@ -75,11 +52,6 @@ def random_stack(model, num_worlds, spec=None, seed=3):
 @pytest.fixture(params=sorted(FAMILIES))
 def family(request):
     return str(request.param)
-
-
-@pytest.fixture
-def model(family):
-    return build(family)
 
 
 @pytest.fixture

@@ -29,12 +29,9 @@ def test_llama_like_models_adapt_attention_and_down_projection(build_model):
         (AdapterSpec(targets=("c_fc",), attention_only=True), r"c_fc.*attention_only"),
     ],
 )
-def test_targets_that_match_no_layer_are_refused(build_model, spec, named):
+def test_targets_that_match_no_layer_and_unknown_families_without_targets_are_refused(build_model, spec, named):
     with pytest.raises(EngineError, match=named):
         find_targets(build_model("gpt2"), spec)
-
-
-def test_a_model_of_an_unknown_family_needs_targets():
     with pytest.raises(EngineError, match=r"'Sequential'.*: 0"):
         find_targets(nn.Sequential(nn.Linear(3, 4)), AdapterSpec())
 
@@ -45,25 +42,18 @@ def test_a_spec_outside_its_rule_is_refused(bad):
         AdapterSpec(**bad)
 
 
-def test_one_file_keeps_every_number_spec_and_base(tmp_path, build_model, make_stack):
-    stack = make_stack(build_model("llama"), 3)
-    stack.save(tmp_path / "adapters" / "worlds.safetensors")
-    again = AdapterStack.load(tmp_path / "adapters" / "worlds.safetensors")
-    assert (again.spec, again.base, again.num_worlds) == (stack.spec, stack.base, 3)
+def test_one_file_keeps_every_number_spec_and_base_and_some_worlds_can_be_read_alone(tmp_path, build_model, make_stack):
+    stack, path = make_stack(build_model("llama"), 5), tmp_path / "adapters" / "worlds.safetensors"
+    stack.save(path)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    again, some = AdapterStack.load(path), AdapterStack.load(path, worlds=slice(1, 3))
+    assert (again.spec, again.base, again.num_worlds, some.num_worlds) == (stack.spec, stack.base, 5, 2)
     assert again.num_parameters == stack.num_parameters
     assert set(again.layers) == set(stack.layers)
-    assert all(torch.equal(again.A[layer], stack.A[layer]) for layer in stack.layers)
-    assert all(torch.equal(again.B[layer], stack.B[layer]) for layer in stack.layers)
-    assert [path.name for path in (tmp_path / "adapters").iterdir()] == ["worlds.safetensors"]
-
-
-def test_some_worlds_can_be_read_alone(tmp_path, build_model, make_stack):
-    stack = make_stack(build_model("gpt2"), 5)
-    stack.save(tmp_path / "w.safetensors")
-    some = AdapterStack.load(tmp_path / "w.safetensors", worlds=slice(1, 3))
-    layer = stack.layers[0]
-    assert some.num_worlds == 2
-    assert torch.equal(some.A[layer], stack.A[layer][1:3])
+    for layer in stack.layers:
+        for read, expected in ((again, stack), (some, stack.worlds([1, 2]))):
+            assert torch.equal(read.A[layer], expected.A[layer])
+            assert torch.equal(read.B[layer], expected.B[layer])
 
 
 def test_layers_come_back_in_model_order(tmp_path):
@@ -73,15 +63,12 @@ def test_layers_come_back_in_model_order(tmp_path):
     assert list(AdapterStack.load(tmp_path / "w.safetensors").layers) == names
 
 
-def test_a_file_that_is_no_stack_is_refused(tmp_path):
+def test_a_file_that_is_no_stack_and_unequal_shapes_are_refused(tmp_path):
     save_file({"a": torch.zeros(1)}, tmp_path / "foreign.safetensors")
     (tmp_path / "broken.safetensors").write_bytes(b"\x00" * 64)
     for name in ("foreign", "broken", "missing"):
         with pytest.raises(EngineError, match=name):
             AdapterStack.load(tmp_path / f"{name}.safetensors")
-
-
-def test_a_stack_of_unequal_shapes_is_refused():
     with pytest.raises(EngineError, match=r"\(2, 8, 4\) and \(3, 6, 8\)"):
         AdapterStack(AdapterSpec(), "x", {"a": torch.zeros(2, 8, 4)}, {"a": torch.zeros(3, 6, 8)})
 

@@ -40,21 +40,14 @@ def gguf_file(tmp_path_factory, small_base):
     tokens = sorted(vocabulary["vocab"], key=vocabulary["vocab"].__getitem__)
     path = tmp_path_factory.mktemp("gguf") / "small.gguf"
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(64)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
-    writer.add_rope_dimension_count(HIDDEN // HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.CONTROL if t == "<|end|>" else gguf.TokenType.NORMAL for t in tokens])
-    writer.add_token_merges([" ".join(pair) for pair in vocabulary["merges"]])
-    writer.add_eos_token_id(0)
-    writer.add_bos_token_id(0)
+    fields = {"context_length": 64, "embedding_length": HIDDEN, "block_count": LAYERS, "feed_forward_length": INNER}
+    fields |= {"head_count": HEADS, "head_count_kv": HEADS, "rope_dimension_count": HIDDEN // HEADS}
+    fields |= {"layer_norm_rms_eps": 1e-5, "vocab_size": len(tokens), "eos_token_id": 0, "bos_token_id": 0}
+    fields |= {"tokenizer_model": "gpt2", "token_list": tokens}
+    fields["token_types"] = [gguf.TokenType.CONTROL if t == "<|end|>" else gguf.TokenType.NORMAL for t in tokens]
+    fields["token_merges"] = [" ".join(pair) for pair in vocabulary["merges"]]
+    for name, value in fields.items():
+        getattr(writer, f"add_{name}")(value)
     shapes = {"token_embd": (len(tokens), HIDDEN), "output_norm": (HIDDEN,)}
     for i in range(LAYERS):
         square = {f"blk.{i}.{name}": (HIDDEN, HIDDEN) for name in ("attn_q", "attn_k", "attn_v", "attn_output")}
@@ -184,33 +177,27 @@ def test_without_weights_and_network_the_error_names_the_ways_out(monkeypatch):
     assert "long explanation" not in message
 
 
-def test_a_hub_name_is_taken_from_the_cache_before_the_network(small_base, monkeypatch):
+def test_a_hub_name_is_taken_from_the_cache_and_refused_without_weights(small_base, tmp_path, monkeypatch):
     import huggingface_hub
 
-    calls = []
+    calls, folder = [], small_base
 
     def snapshot(name, **options):
         calls.append(options["local_files_only"])
-        return str(small_base)
+        return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     assert resolve_base("owner/model").folder == small_base
     assert calls == [True]
-
-
-def test_a_repository_without_weights_is_refused(tmp_path, monkeypatch):
-    import huggingface_hub
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: str(tmp_path))
+    folder = tmp_path
     with pytest.raises(ModelError, match="owner/model"):
         resolve_base("owner/model")
 
 
 def test_things_that_are_no_base_model_are_refused(tmp_path, small_base):
-    with pytest.raises(ModelError, match=str(tmp_path)):
-        resolve_base(str(tmp_path))
-    with pytest.raises(ModelError, match="/nowhere/to/be/found"):
-        resolve_base("/nowhere/to/be/found")
+    for place in (str(tmp_path), "/nowhere/to/be/found"):
+        with pytest.raises(ModelError, match=place):
+            resolve_base(place)
     broken = tmp_path / "broken"
     shutil.copytree(small_base, broken)
     (broken / "config.json").write_text("{")

@@ -31,30 +31,17 @@ VENDOR = replace(SMALL, wide=None, square=None, deep=None)
 CLOSE = {torch.float32: 5e-5, torch.bfloat16: 0.15}
 
 
-def gpt2():
-    config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=128, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
-    )
-    return GPT2LMHeadModel(config)
-
-
-def llama():
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=192,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        max_position_embeddings=CONTEXT,
-    )
-    return LlamaForCausalLM(config)
+LLAMA = {"vocab_size": VOCABULARY, "hidden_size": 192, "intermediate_size": 256, "num_hidden_layers": 2}
+LLAMA |= {"num_attention_heads": 3, "num_key_value_heads": 1, "max_position_embeddings": CONTEXT}
+GPT2 = {"vocab_size": VOCABULARY, "n_positions": CONTEXT, "n_embd": 128, "n_layer": 2, "n_head": 2}
+GPT2 |= {"bos_token_id": 0, "eos_token_id": 0}
 
 
 @pytest.fixture(params=["gpt2", "llama"])
 def weights(request, dtype):
     torch.manual_seed(0)
-    model = gpt2() if request.param == "gpt2" else llama()
+    is_llama = request.param == "llama"
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA)) if is_llama else GPT2LMHeadModel(GPT2Config(**GPT2))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -70,8 +57,7 @@ def weights(request, dtype):
 def dtype(request):
     if request.param == torch.bfloat16 and DEVICE.type == "cpu":
         pytest.skip("Triton's interpreter multiplies bfloat16 wrongly")
-    chosen = request.param
-    return chosen
+    return request.param
 
 
 @pytest.mark.parametrize(
