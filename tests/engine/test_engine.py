@@ -171,11 +171,8 @@ def test_misuse_is_refused(engine):
 
 def test_a_family_without_a_fast_path_runs_all_the_same(make_stack):
     torch.manual_seed(0)
-    config = GPTNeoXConfig(
-        vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=48,
-    )  # fmt: skip
-    model = GPTNeoXForCausalLM(config).eval()
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    model = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=97, max_position_embeddings=48, **shape)).eval()
     spec = AdapterSpec(rank=2, targets=("query_key_value",))
     engine = build_engine(model, make_stack(model, 3, spec), RUNTIME, SUPPORT)
     assert engine.votes(text(10)).shape == (3,)
@@ -215,33 +212,25 @@ def test_a_step_in_the_middle_of_a_text_is_refused(engine):
     assert engine.step([handle]).votes.shape == (1, WORLDS)
 
 
-@pytest.mark.parametrize("length", [3, 4, 6])  # of three prompts three, two and one fit a pass of 7 positions
-def test_prompts_read_together_equal_prompts_read_one_by_one(engine, length):
-    prompts = [text(length, seed) for seed in (1, 2, 3)]
+def test_prompts_read_together_equal_prompts_read_one_by_one(engine):
     coins = np.random.default_rng(0).gumbel(size=(3, SUPPORT))
-    alone = [engine.add(prompt, 4) for prompt in prompts]
-    support, logits = engine.scores(alone)
-    ballot = engine.step(alone, coins)
-    engine.clear()
-    together = engine.add_many(prompts, 4)
-    assert [engine.tokens(handle) for handle in together] == prompts
-    support_together, logits_together = engine.scores(together)
-    assert torch.equal(support_together, support)
-    assert (logits_together - logits).abs().max() < 1e-4
-    assert np.array_equal(engine.step(together, coins).votes, ballot.votes)
-    for handle in together:
-        engine.append(handle, 3)
-    for prompt, votes in zip(prompts, engine.step(together).votes, strict=True):
-        engine.remove(together.pop(0))
-        assert votes.tolist() == engine.votes([*prompt, 3]).tolist()
-
-
-def test_prompts_too_long_or_too_short_for_one_pass_are_read_one_by_one(engine):
-    for length in (1, 2, 8, 9, 20):  # a pass takes 7 positions
-        prompts = [text(length, seed) for seed in (1, 2)]
-        votes = engine.step(engine.add_many(prompts)).votes
+    for length in (1, 2, 3, 4, 6, 8, 9, 20):  # of three prompts three, two, one or none fit a pass of 7 positions
+        prompts = [text(length, seed) for seed in (1, 2, 3)]
+        alone = [engine.add(prompt, 4) for prompt in prompts]
+        support, logits = engine.scores(alone)
+        ballot = engine.step(alone, coins)
         engine.clear()
-        assert votes.tolist() == [engine.votes(prompt).tolist() for prompt in prompts]
+        together = engine.add_many(prompts, 4)
+        assert [engine.tokens(handle) for handle in together] == prompts
+        support_together, logits_together = engine.scores(together)
+        assert torch.equal(support_together, support)
+        assert (logits_together - logits).abs().max() < 1e-4
+        assert np.array_equal(engine.step(together, coins).votes, ballot.votes)
+        for handle in together:
+            engine.append(handle, 3)
+        for prompt, votes in zip(prompts, engine.step(together).votes, strict=True):
+            engine.remove(together.pop(0))
+            assert votes.tolist() == engine.votes([*prompt, 3]).tolist()
     assert engine.add_many([]) == []
 
 

@@ -25,13 +25,8 @@ def test_a_record_is_cut_into_blocks_that_all_belong_to_it():
     assert blocks.records.tolist() == [0, 0, 2]
 
 
-def test_records_without_two_tokens_are_refused():
-    with pytest.raises(EngineError, match="nothing to train on"):
-        make_blocks([[1], [2]], 8, 8)
-
-
 @pytest.mark.parametrize("coupled", [True, False])
-def test_every_world_sees_each_of_its_blocks_once_per_epoch_and_no_other(coupled):
+def test_every_world_sees_each_of_its_blocks_once_per_epoch_in_full_batches_and_no_other(coupled):
     plan = schedule(coupled=coupled)
     picks = plan.batches(np.arange(NUM_WORLDS))
     for world in range(NUM_WORLDS):
@@ -40,16 +35,9 @@ def test_every_world_sees_each_of_its_blocks_once_per_epoch_and_no_other(coupled
         assert (picks[world, steps:] == NOTHING).all()
         for epoch in np.split(picks[world, :steps], 2):
             assert sorted(epoch[epoch != NOTHING].tolist()) == own.tolist()
-        assert plan.num_tokens[world] == 2 * (plan.blocks.lengths[own] - 1).sum()
-
-
-def test_only_the_last_batch_of_an_epoch_is_short():
-    plan = schedule()
-    picks = plan.batches(np.arange(NUM_WORLDS))
-    for world in range(NUM_WORLDS):
-        for epoch in np.split(picks[world, : plan.num_steps[world]], 2):
-            assert (epoch[:-1] != NOTHING).all()
+            assert (epoch[:-1] != NOTHING).all()  # only the last batch is short
             assert epoch[-1, 0] != NOTHING
+        assert plan.num_tokens[world] == 2 * (plan.blocks.lengths[own] - 1).sum()
 
 
 def test_coupled_worlds_walk_the_same_order_and_uncoupled_ones_do_not():
@@ -72,11 +60,11 @@ def test_epochs_and_seeds_have_their_own_order():
     assert np.array_equal(plan.batches([0]), schedule().batches([0]))
 
 
-def test_a_canary_is_seen_as_often_as_it_is_repeated():
-    blocks = make_blocks([[1, 2, 3], [4, 5, 6], [7, 8, 9]], 8, 8, repetitions=[1, 4, 1])
-    plan = Schedule(blocks, np.ones((3, 1), dtype=bool), batch_size=4, epochs=2, seed=0)
-    picks = plan.batches([0])
-    assert np.bincount(picks[picks != NOTHING]).tolist() == [2, 8, 2]
+def test_a_canary_is_seen_as_often_as_it_is_repeated_and_by_its_own_worlds_only():
+    blocks = make_blocks([[1, 2, 3], [4, 5, 6], [7, 8, 9]], 8, 8, repetitions=[1, 16, 1])
+    membership = np.array([[True, True], [True, False], [True, True]])
+    batches = Schedule(blocks, membership, batch_size=4, epochs=2, seed=0).batches([0, 1])
+    assert [np.bincount(picks[picks != NOTHING]).tolist() for picks in batches] == [[2, 32, 2], [2, 0, 2]]
 
 
 def test_groups_hold_every_world_once_with_the_longest_first():
@@ -101,12 +89,11 @@ def test_blocks_met_in_the_same_step_have_like_lengths():
     assert used / padded > 0.7, "in plain random order about half of the computed positions would be padding"
 
 
-def test_a_world_without_blocks_is_named():
+def test_what_cannot_be_scheduled_is_refused():
+    with pytest.raises(EngineError, match="nothing to train on"):
+        make_blocks([[1], [2]], 8, 8)
     with pytest.raises(EngineError, match="world 1 "):
         Schedule(make_blocks([[1, 2]], 4, 4), np.array([[True, False]]), batch_size=1, epochs=1, seed=0)
-
-
-def test_a_membership_with_too_few_records_is_refused():
     with pytest.raises(InvalidInput, match="1 records"):
         Schedule(make_blocks([[1, 2], [3, 4]], 4, 4), np.array([[True]]), batch_size=1, epochs=1, seed=0)
 
@@ -118,11 +105,3 @@ def test_repeated_records_do_not_gather_in_batches_of_their_own():
     plan = Schedule(blocks, np.ones((258, 2), dtype=np.bool_), batch_size=8, epochs=2, seed=5)
     picks = plan.batches([0])[0]  # (steps, 8)
     assert not (picks >= 256).all(axis=1).any()  # by chance in fewer than 1e-3 of all seeds; sorted, in every window
-
-
-def test_a_repeated_record_is_seen_by_its_own_worlds_only():
-    blocks = make_blocks([[1, 2, 3], [4, 5, 6], [7, 8, 9]], 8, 8, repetitions=[1, 16, 1])
-    membership = np.array([[True, True], [True, False], [True, True]])
-    picks = Schedule(blocks, membership, batch_size=4, epochs=2, seed=0).batches([0, 1])
-    assert 1 in picks[0]
-    assert 1 not in picks[1]

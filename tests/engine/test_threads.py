@@ -34,24 +34,19 @@ def torch_as_it_was(monkeypatch):
     torch.set_num_threads(before)
 
 
-def test_idle_cores_are_counted_between_two_readings():
-    before = stat((100, 100), (0, 500), (7, 7))
-    after = stat((130, 100), (0, 530), (22, 22))
-    assert idle_cores(before, after, {0, 1, 2}) == pytest.approx(0 + 1 + 0.5)
-    assert idle_cores(before, after, {1}) == 1  # only those this process may run on
-
-
 @pytest.mark.parametrize(
-    ("before", "after", "idle"),
+    ("before", "after", "cpus", "idle"),
     [
-        ("cpu0 0 0 0 0 0 0 0 0 0 0", "cpu0 0 0 0 10 20 0 0 0 0 0", 1.0),  # waiting for a disk is idle
-        (stat((0, 0)), stat((0, 10), steal=30), 0.25),  # stolen time is not
-        ("cpu0 0 0 0 0 9 0 0 0 0 0", "cpu0 30 0 0 0 4 0 0 0 0 0", 0.0),  # the kernel reduced its count of disk waits
-        ("cpu0 0 0 0 0 0 0 0 0 0 0", "cpu0 10 0 0 10 0 0 0 0 10 0", 0.5),  # guests are part of user time
+        (stat((100, 100), (0, 500), (7, 7)), stat((130, 100), (0, 530), (22, 22)), {0, 1, 2}, 0 + 1 + 0.5),
+        (stat((100, 100), (0, 500)), stat((130, 100), (0, 530)), {1}, 1.0),  # only those this process may run on
+        ("cpu0 0 0 0 0 0 0 0 0 0 0", "cpu0 0 0 0 10 20 0 0 0 0 0", {0}, 1.0),  # waiting for a disk is idle
+        (stat((0, 0)), stat((0, 10), steal=30), {0}, 0.25),  # stolen time is not
+        ("cpu0 0 0 0 0 9 0 0 0 0 0", "cpu0 30 0 0 0 4 0 0 0 0 0", {0}, 0.0),  # the kernel reduced its disk waits
+        ("cpu0 0 0 0 0 0 0 0 0 0 0", "cpu0 10 0 0 10 0 0 0 0 10 0", {0}, 0.5),  # guests are part of user time
     ],
 )
-def test_ticks_are_counted_as_idle_or_busy(before, after, idle):
-    assert idle_cores(before, after, {0}) == pytest.approx(idle)
+def test_idle_cores_are_counted_between_two_readings(before, after, cpus, idle):
+    assert idle_cores(before, after, cpus) == pytest.approx(idle)
 
 
 @pytest.mark.parametrize(("idle", "chosen"), [(0.0, 1), (0.4, 1), (1.4, 1), (1.6, 2), (3.9, 4), (9.0, 4)])
@@ -64,7 +59,6 @@ def test_a_busy_machine_gives_fewer_threads_and_is_looked_at_once(monkeypatch):
     monkeypatch.setattr(threads, "_look", lambda _: looks.append(1.2) or 1.2)
     choice = set_threads()
     assert choice == ThreadChoice(1, 4)
-    assert choice is not None
     assert choice.busy == 3
     assert torch.get_num_threads() == 1
     assert len(looks) == 3
@@ -72,36 +66,27 @@ def test_a_busy_machine_gives_fewer_threads_and_is_looked_at_once(monkeypatch):
     assert len(looks) == 3
 
 
-def test_one_idle_look_is_enough(monkeypatch):
-    looks = iter([0.9, 3.8])
-    monkeypatch.setattr(threads, "_look", lambda _: next(looks))
-    assert set_threads() == ThreadChoice(4, 4)
+@pytest.mark.parametrize(("looks", "limit", "threads_set"), [([0.9, 3.8], float("inf"), 4), ([4.0], 2.0, 2)])
+def test_one_idle_look_is_enough_and_a_container_gets_no_more_than_its_share(monkeypatch, looks, limit, threads_set):
+    left = iter(looks)
+    monkeypatch.setattr(threads, "_look", lambda _: next(left))
+    monkeypatch.setattr(threads, "read_limit", lambda: limit)
+    assert set_threads() == ThreadChoice(threads_set, threads_set)
 
 
-def test_a_container_gets_no_more_than_its_share(monkeypatch):
-    monkeypatch.setattr(threads, "_look", lambda _: 4.0)
-    monkeypatch.setattr(threads, "read_limit", lambda: 2.0)
-    assert set_threads() == ThreadChoice(2, 2)
-
-
-def test_a_number_in_the_settings_holds(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert set_threads(2) is None
-    assert torch.get_num_threads() == 2
-
-
-def test_what_the_environment_or_the_process_sets_is_left_alone(monkeypatch):
+@pytest.mark.parametrize(
+    ("own", "environment", "setting", "expected"), [(4, "4", 2, 2), (3, None, 0, 3), (4, "4", 0, 4)]
+)
+def test_what_settings_environment_or_process_set_holds(monkeypatch, own, environment, setting, expected):
     monkeypatch.setattr(threads, "_look", lambda _: 1.0)
-    torch.set_num_threads(3)
-    assert set_threads() is None
-    assert torch.get_num_threads() == 3
-    torch.set_num_threads(4)
-    monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert set_threads() is None
-    assert torch.get_num_threads() == 4
+    torch.set_num_threads(own)
+    if environment:
+        monkeypatch.setenv("OMP_NUM_THREADS", environment)
+    assert set_threads(setting) is None
+    assert torch.get_num_threads() == expected
 
 
-def test_without_such_figures_torch_keeps_its_own_number(monkeypatch, tmp_path):
+def test_without_figures_of_the_cores_torch_keeps_its_own_number(monkeypatch, tmp_path):
     monkeypatch.setattr(threads, "_STAT", tmp_path / "none")
     assert set_threads() is None
     assert torch.get_num_threads() == 4
@@ -110,9 +95,6 @@ def test_without_such_figures_torch_keeps_its_own_number(monkeypatch, tmp_path):
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="only Linux says how busy its cores are")
 def test_this_machine_can_be_looked_at():
     assert 0 <= threads._look(range(os.cpu_count() or 1)) <= (os.cpu_count() or 1) + 1
-
-
-# --- cores -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -210,15 +210,17 @@ def test_a_broken_step_is_named_and_never_kept(broken, every_step, build_model, 
     assert checkpoints.load_group(0) is None
 
 
-def test_worlds_that_do_not_move_are_named(build_model):
-    with pytest.raises(EngineError, match=r"Worlds .*0.* learning_rate"):
-        train(build_model("gpt2"), replace(SETTINGS, learning_rate=1e-30, weight_decay=0.0))
-
-
-def test_worlds_that_get_worse_are_named(build_model):
-    """One step far too long; many of them would end wherever rounding sends them."""
-    with pytest.raises(EngineError, match=r"\(world \d: .*nats"):
-        train(build_model("gpt2"), replace(SETTINGS, learning_rate=1.0, batch_size=64, epochs=1))
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"learning_rate": 1e-30, "weight_decay": 0.0}, r"Worlds .*0.* learning_rate"),  # they do not move
+        # One step far too long; many of them would end wherever rounding sends them.
+        ({"learning_rate": 1.0, "batch_size": 64, "epochs": 1}, r"\(world \d: .*nats"),
+    ],
+)
+def test_worlds_that_do_not_improve_are_named(build_model, changes, named):
+    with pytest.raises(EngineError, match=named):
+        train(build_model("gpt2"), replace(SETTINGS, **changes))
 
 
 def test_running_out_of_memory_says_what_to_lower(build_model, monkeypatch):

@@ -60,7 +60,6 @@ def test_as_many_worlds_train_together_as_memory_allows(build_model, monkeypatch
 def test_time_is_that_of_a_real_step_and_a_broken_one_is_refused(build_model):
     model = build_model("gpt2")
     plan = plan_training(model, schedule(), SETTINGS, estimate_time=True)
-    assert plan.seconds is not None
     assert plan.seconds > 0
     with torch.no_grad():
         model.lm_head.weight[3] = torch.inf

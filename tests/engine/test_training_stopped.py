@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,7 +105,6 @@ def test_ctrl_c_keeps_every_step_and_the_run_ends_with_the_same_bits(
         with pytest.raises(KeyboardInterrupt):
             train(build_model("gpt2"), worlds_per_step=2, folder=tmp_path, on_progress=seen.append)
     kept = Checkpoints(tmp_path).load_position(0)
-    assert kept is not None
     assert kept.num_steps == (num_kept or plan().num_steps.max()) == seen[-1].step
     resumed = train(build_model("gpt2"), worlds_per_step=2, folder=tmp_path, resume=True, on_progress=seen.append)
     assert [now.step for now in seen] == list(range(1, seen[-1].num_steps + 1)), "no step is taken twice"
@@ -134,28 +133,21 @@ def test_an_interrupt_raised_by_the_program_keeps_no_step_whose_loss_is_unread(b
     assert Checkpoints(tmp_path).load_position(0) is None, "the fourth step is taken and not read"
 
 
-def test_a_run_with_other_settings_is_not_resumed(build_model, tmp_path):
+def test_a_run_with_other_settings_is_not_resumed_and_a_fresh_one_forgets_the_one_before(build_model, tmp_path):
     train(build_model("gpt2"), folder=tmp_path / "run")
     with pytest.raises(EngineError, match="--again"):
         train(build_model("gpt2"), replace(SETTINGS, learning_rate=1e-3), folder=tmp_path / "run", resume=True)
-
-
-def test_a_fresh_run_forgets_the_one_before(build_model, tmp_path):
-    train(build_model("gpt2"), folder=tmp_path / "run")
     seen = []
     train(build_model("gpt2"), folder=tmp_path / "run", on_progress=seen.append)
     assert seen[0].step == 1
     assert not list((tmp_path / "run").glob("*.partial"))
 
 
-# --- Ctrl-C ----------------------------------------------------------------------------------------------------------
-
-
 def press_ctrl_c():
     signal.raise_signal(signal.SIGINT)
 
 
-def test_the_first_ctrl_c_waits_until_it_is_released():
+def test_the_first_ctrl_c_waits_until_it_is_released_or_the_end_and_the_second_does_not():
     with HeldInterrupt() as interrupt:
         interrupt.release()  # nothing came yet
         press_ctrl_c()
@@ -163,14 +155,8 @@ def test_the_first_ctrl_c_waits_until_it_is_released():
         with pytest.raises(KeyboardInterrupt):
             interrupt.release()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_one_that_was_not_released_is_raised_at_the_end():
     with pytest.raises(KeyboardInterrupt), HeldInterrupt():
         press_ctrl_c()
-
-
-def test_the_second_ctrl_c_does_not_wait():
     with HeldInterrupt() as interrupt:
         press_ctrl_c()
         with pytest.raises(KeyboardInterrupt):
@@ -179,13 +165,9 @@ def test_the_second_ctrl_c_does_not_wait():
 
 
 def test_another_error_is_not_hidden_by_a_ctrl_c_that_came_before_it():
-    def fail():
-        with HeldInterrupt():
-            press_ctrl_c()
-            raise ValueError("first")
-
-    with pytest.raises(ValueError, match="first"):
-        fail()
+    with pytest.raises(ValueError, match="first"), HeldInterrupt():  # noqa: PT012
+        press_ctrl_c()
+        raise ValueError("first")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -201,13 +183,9 @@ def test_a_program_with_a_handler_of_its_own_keeps_it():
 
 
 def test_in_another_thread_nothing_is_held():
-    done = []
-
     def work():
         with HeldInterrupt() as interrupt:
-            done.append(interrupt.came)
+            return interrupt.came
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert done == [False]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(work).result() is False

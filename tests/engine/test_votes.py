@@ -23,15 +23,17 @@ def gumbel(*shape, seed=0):
 
 def chi_square_p(votes, logits, temperature):
     """One p-value per world: votes (draws, W) against softmax(logits / τ)."""
-    expected = torch.softmax(logits.double() / temperature, -1) * len(votes)
-    return [
-        float(
-            stats.chisquare(
-                [(votes[:, w] == t).sum().item() for t in TOKENS], expected[w].numpy(), sum_check=False
-            ).pvalue
-        )
-        for w in range(votes.shape[1])
-    ]
+    expected = (torch.softmax(logits.double() / temperature, -1) * len(votes)).numpy()
+    counts = (votes.unsqueeze(2) == TOKENS).sum(0).numpy()  # (W, k)
+    return [float(stats.chisquare(*both, sum_check=False).pvalue) for both in zip(counts, expected, strict=True)]
+
+
+def agreement(votes):
+    return float((votes == votes[:, :1]).all(1).double().mean())
+
+
+def ceiling_of(logits):
+    return float(coupling_ceiling(logits.unsqueeze(0))[0])
 
 
 def draw(rule, logits, temperature):
@@ -65,28 +67,18 @@ def test_the_marginal_check_catches_a_wrong_temperature(rule):
 @pytest.mark.parametrize("spread", [0.02, 0.3, 1.0])
 def test_worlds_never_agree_more_often_than_the_coupling_ceiling(rule, spread):
     logits = some_logits(spread)
-    votes = draw(rule, logits, 1.0)
-    agreed = float((votes == votes[:, :1]).all(1).double().mean())
-    ceiling = float(coupling_ceiling(logits.unsqueeze(0))[0])
+    ceiling = ceiling_of(logits)
     # 4.5 standard errors; for fresh seeds a false alarm has probability below 1e-4.
-    assert agreed <= ceiling + 4.5 * (ceiling * (1 - ceiling) / DRAWS) ** 0.5
-
-
-def test_the_ceiling_check_catches_votes_that_copy_one_world():
-    logits = some_logits()
-    assert float(coupling_ceiling(logits.unsqueeze(0))[0]) < 0.9  # copying agrees always
+    assert agreement(draw(rule, logits, 1.0)) <= ceiling + 4.5 * (ceiling * (1 - ceiling) / DRAWS) ** 0.5
+    assert spread < 1.0 or ceiling < 0.9  # votes that copy one world agree always, and would be caught
 
 
 def test_hybrid_reaches_the_ceiling_where_coupled_gumbel_does_not():
     logits = some_logits(0.05)
-    ceiling = float(coupling_ceiling(logits.unsqueeze(0))[0])
-    agreed = {}
-    for rule in ("coupled", "hybrid"):
-        votes = draw(rule, logits, 1.0)
-        agreed[rule] = float((votes == votes[:, :1]).all(1).double().mean())
+    ceiling, hybrid = ceiling_of(logits), agreement(draw("hybrid", logits, 1.0))
     assert ceiling >= 0.9
-    assert agreed["hybrid"] > ceiling - 4.5 * (ceiling * (1 - ceiling) / DRAWS) ** 0.5  # false alarm below 1e-5
-    assert agreed["hybrid"] >= agreed["coupled"] - 0.01
+    assert hybrid > ceiling - 4.5 * (ceiling * (1 - ceiling) / DRAWS) ** 0.5  # false alarm below 1e-5
+    assert hybrid >= agreement(draw("coupled", logits, 1.0)) - 0.01
 
 
 def test_hybrid_below_the_threshold_is_coupled_gumbel():
@@ -99,25 +91,17 @@ def test_hybrid_below_the_threshold_is_coupled_gumbel():
 
 def test_identical_worlds_always_agree_and_have_ceiling_one():
     logits = some_logits()[:1].expand(WORLDS, -1)
-    for rule in ("coupled", "hybrid"):
-        votes = draw(rule, logits, 1.0)
-        assert bool((votes == votes[:, :1]).all())
-    assert float(coupling_ceiling(logits.unsqueeze(0))[0]) == pytest.approx(1.0)
+    assert agreement(draw("coupled", logits, 1.0)) == agreement(draw("hybrid", logits, 1.0)) == 1.0
+    assert ceiling_of(logits) == pytest.approx(1.0)
 
 
-def test_temperature_towards_zero_is_greedy_and_zero_is_exactly_greedy():
+def test_greedy_is_the_argmax_and_the_limit_of_small_temperatures():
     logits, support = some_logits().expand(500, -1, -1), TOKENS.expand(500, -1)
     greedy = coupled_votes(logits, support, None)
+    assert torch.equal(greedy, TOKENS[logits.argmax(-1)])
     for temperature in (0.0, 1e-40, 1e-6):
         assert torch.equal(coupled_votes(logits, support, gumbel(500, SUPPORT), temperature), greedy)
     assert not torch.equal(coupled_votes(logits, support, gumbel(500, SUPPORT), 1.0), greedy)
-
-
-def test_greedy_is_the_argmax():
-    logits = some_logits()
-    assert (
-        coupled_votes(logits.unsqueeze(0), TOKENS.unsqueeze(0), None)[0].tolist() == TOKENS[logits.argmax(-1)].tolist()
-    )
 
 
 def test_equal_scores_go_to_the_smaller_token_id():
@@ -133,14 +117,11 @@ def test_the_support_breaks_ties_by_token_id(k):
     assert top_tokens(logits, k).tolist() == expected
 
 
-def test_the_support_orders_extreme_and_negative_logits():
+def test_the_support_orders_extreme_logits_and_is_no_larger_than_the_vocabulary():
     logits = torch.tensor([[-1e30, 5.0, -2.5, float("-inf"), 1e-40, 0.0, -1e-40, 3e38]])
     assert top_tokens(logits, 8)[0].tolist() == [7, 1, 4, 5, 6, 2, 0, 3]
-
-
-def test_a_support_larger_than_the_vocabulary_is_refused():
-    with pytest.raises(InvalidInput, match=r"65 .* 64"):
-        top_tokens(torch.zeros(1, 64), 65)
+    with pytest.raises(InvalidInput, match=r"9 .* 8"):
+        top_tokens(logits, 9)
 
 
 def test_nothing_outside_the_support_is_voted_for_not_even_a_special_token_every_world_loves():
