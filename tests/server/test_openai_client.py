@@ -103,6 +103,12 @@ def test_without_usage_every_event_of_a_stream_has_a_choice(client):
     assert events[-1].model_extra["privacy"]["charged_nats"] > 0  # type: ignore[index]
 
 
+def test_every_answer_of_a_stream_ends_once_under_its_own_number(client: openai.OpenAI) -> None:
+    events = client.completions.create(model="clinic", prompt=["the", "of"], n=2, max_tokens=4, stream=True)
+    ends = [choice.index for event in events for choice in event.choices if choice.finish_reason]
+    assert sorted(ends) == [0, 1, 2, 3]
+
+
 def test_a_stop_string_ends_an_answer_and_is_not_shown(client):
     whole = client.completions.create(model="clinic", prompt="the", max_tokens=30, temperature=0).choices[0].text
     stop = whole.strip()[2:4]
