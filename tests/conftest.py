@@ -1,13 +1,9 @@
 """What all tests share. Property tests are derandomised: a failure is the same failure for everyone."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -23,21 +19,21 @@ settings.load_profile("paclm")
 
 
 @pytest.fixture
-def vote_files() -> dict[str, Path]:
+def vote_files():
     """Votes of 128 worlds at 32,768 positions of real text, by decoder."""
     folder = Path(__file__).parent / "fixtures" / "votes"
     return {name: folder / f"wikipedia-{name}.npz" for name in ("greedy", "gumbel")}
 
 
 @pytest.fixture(autouse=True, scope="session")
-def ctrl_c_raises() -> None:
+def ctrl_c_raises():
     """A shell starts what runs in the background with SIGINT ignored; tests that press Ctrl-C would wait in vain."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
-def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_folders(tmp_path_factory):
     """No test reads or writes the user's own cache and state."""
     folder = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
@@ -47,7 +43,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def own_state(tmp_path: Path) -> Iterator[None]:
+def own_state(tmp_path):
     """Tests share workspaces made once; what one of them had on record is nothing to the next."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACLM_STATE_DIR", str(tmp_path / ".state"))
@@ -61,7 +57,7 @@ WORDS = (
 )
 
 
-def make_texts(count: int, seed: int = 0) -> list[str]:
+def make_texts(count, seed=0):
     """Texts of everyday words, all different."""
     draw = random.Random(seed)
     return [
@@ -71,12 +67,12 @@ def make_texts(count: int, seed: int = 0) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def texts() -> list[str]:
+def texts():
     return make_texts(200)
 
 
 @pytest.fixture(scope="session")
-def small_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_base(tmp_path_factory):
     """A random GPT-2 with its own byte-level tokenizer, in a folder as the hub has them."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -91,7 +87,7 @@ def small_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=700, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
     )
     bpe.train_from_iterator(make_texts(300, seed=1), trainer)
-    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|end|>", pad_token="<|end|>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|end|>", pad_token="<|end|>")
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=32, n_layer=2, n_head=4)
@@ -100,7 +96,7 @@ def small_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def small_tokenizer(small_base: Path) -> Any:
+def small_tokenizer(small_base):
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(small_base)

@@ -1,7 +1,5 @@
 """Settings and the way budgets are written."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex
@@ -57,7 +55,7 @@ def test_powers_of_two_are_written_as_such_and_come_back(exponent):
     ("seconds", "said"),
     [(40, "40 s"), (720, "12 min"), (12600, "3.5 h"), (1e6, "12 days"), (1e8, "3 years"), (1e12, "31,688 years")],
 )
-def test_times_are_said_as_people_say_them(seconds: float, said: str) -> None:
+def test_times_are_said_as_people_say_them(seconds, said):
     assert format_duration(seconds) == said
 
 

@@ -1,7 +1,5 @@
 """The files in deploy/ match the program: paths, metrics and secrets they name exist. Runs no container."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -56,7 +54,7 @@ def exported():
     standing = Standing(
         spent_nats=0.5, total_nats=1.0, remaining_tokens=5, running=1, queued=0, is_serving=True, keys=(key,)
     )
-    series: dict[str, dict[str, set[str]]] = {}
+    series = {}
     for family in text_string_to_metric_families(metrics.render(standing).decode()):
         for sample in family.samples:
             for label, value in sample.labels.items():

@@ -1,7 +1,5 @@
 """Generated pages are current, links resolve, named tests exist."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import tomllib
@@ -53,7 +51,7 @@ def test_files_named_in_the_documentation_exist(page):
             assert any((ROOT / "src" / "paclm" / "engine").glob(name)), f"{page.name} names {name}"
 
 
-def slug(heading: str) -> str:
+def slug(heading):
     """The anchor that the site gives a heading."""
     plain = unicodedata.normalize("NFKD", re.sub(r"[`*]", "", heading)).encode("ascii", "ignore").decode()
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())

@@ -1,19 +1,15 @@
 """The notebook runs from top to bottom, and says what it claims to say."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
 
-import pytest
-
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "first-look.ipynb"
 
 
-def test_the_notebook_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_notebook_runs_from_top_to_bottom(capsys):
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    space: dict[str, object] = {"__name__": "__main__"}
+    space = {"__name__": "__main__"}
     for cell in cells:
         if cell["cell_type"] == "code":
             exec(compile("".join(cell["source"]), cell["id"], "exec"), space)
@@ -25,7 +21,7 @@ def test_the_notebook_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]
     assert float(lines[0][0]) > float(lines[2][1]) + 5.0
 
 
-def test_the_notebook_keeps_the_outputs_of_one_run_as_text_and_nothing_about_where_it_ran() -> None:
+def test_the_notebook_keeps_the_outputs_of_one_run_as_text_and_nothing_about_where_it_ran():
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     for cell in (cell for cell in cells if cell["cell_type"] == "code"):
         assert cell["outputs"], cell["id"]

@@ -1,11 +1,8 @@
 """What `import paclm` gives, and what it says where a part is not installed."""
 
-from __future__ import annotations
-
 import builtins
 import pickle
 import sys
-from typing import Any
 
 import pytest
 
@@ -13,7 +10,7 @@ import paclm
 from paclm.errors import MissingExtra
 
 
-def test_every_public_name_is_there_and_listed_once() -> None:
+def test_every_public_name_is_there_and_listed_once():
     assert all(getattr(paclm, name) is not None for name in paclm.__all__)
     assert len(dir(paclm)) == len(set(dir(paclm)))
     assert set(paclm.__all__) <= set(dir(paclm))
@@ -28,19 +25,17 @@ def test_every_public_name_is_there_and_listed_once() -> None:
         ("a_package_of_nobody", ModuleNotFoundError, "a_package_of_nobody"),
     ],
 )
-def test_a_name_that_needs_an_extra_says_which(
-    missing: str, error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_needs_an_extra_says_which(missing, error, words, monkeypatch):
     monkeypatch.delitem(vars(paclm), "Curator", raising=False)
     monkeypatch.delitem(sys.modules, "paclm.curator.curator", raising=False)
     real = builtins.__import__
 
-    def bare(name: str, *rest: Any, **options: Any) -> Any:
+    def bare(name, *rest, **options):
         if name.startswith("paclm.curator") and name != "paclm.curator":
             raise ModuleNotFoundError(f"No module named {missing!r}", name=f"{missing}.part")
         return real(name, *rest, **options)
 
-    def import_module(name: str) -> Any:
+    def import_module(name):
         return bare(name)
 
     monkeypatch.setattr("importlib.import_module", import_module)
@@ -48,7 +43,7 @@ def test_a_name_that_needs_an_extra_says_which(
         _ = paclm.Curator
 
 
-def test_a_missing_extra_is_an_import_error_and_can_cross_processes() -> None:
+def test_a_missing_extra_is_an_import_error_and_can_cross_processes():
     error = MissingExtra("torch")
     assert isinstance(error, ImportError)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)

@@ -1,15 +1,11 @@
 """The results page matches the committed result files; no number in it is typed by hand."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import jinja2
 import numpy as np
@@ -57,7 +53,7 @@ LINKED_ONLY = {"wikitext/flatness", "earlier_wiki/census", "earlier_cables/censu
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
+def tool():
     spec = importlib.util.spec_from_file_location("make_results", ROOT / "tools" / "make_results.py")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
     spec.loader.exec_module(module)
@@ -65,12 +61,12 @@ def tool() -> ModuleType:
 
 
 @pytest.fixture
-def studies(tool: ModuleType, tmp_path: Path) -> Path:
+def studies(tool, tmp_path):
     """A copy of the results that a test may change."""
     return Path(shutil.copytree(tool.RESULTS, tmp_path / "results"))
 
 
-def change(studies: Path, result: str, column: str, factor: float) -> None:
+def change(studies, result, column, factor):
     name, regime = result.split("/")
     path = studies / name / "results" / f"{regime}.json"
     found = json.loads(path.read_text())
@@ -80,14 +76,14 @@ def change(studies: Path, result: str, column: str, factor: float) -> None:
     path.write_text(json.dumps(found))
 
 
-def stray_figures(source: str) -> list[str]:
+def stray_figures(source):
     """Digits in the text of a template, and literals that its expressions would print or compute with."""
     tree = jinja2.Environment().parse(source)
     words = "".join(text.data for text in tree.find_all(nodes.TemplateData))
     return [*re.findall(r"\S*\d\S*", NAMES.sub("", words)), *_literals(tree)]
 
 
-def _literals(node: nodes.Node) -> Iterator[str]:
+def _literals(node):
     """Constants with figures; those that only choose or test (arguments of calls and filters, places) do not count."""
     if isinstance(node, nodes.Const) and re.search(r"\d", NAMES.sub("", str(node.value))):
         yield str(node.value)
@@ -96,16 +92,16 @@ def _literals(node: nodes.Node) -> Iterator[str]:
         yield from _literals(child)
 
 
-def test_the_page_is_what_the_results_give(tool: ModuleType) -> None:
+def test_the_page_is_what_the_results_give(tool):
     assert tool.PAGE.read_text(encoding="utf-8") == tool.render(), "run: python tools/make_results.py"
 
 
-def test_the_page_of_tables_is_what_the_results_give(tool: ModuleType) -> None:
+def test_the_page_of_tables_is_what_the_results_give(tool):
     page = tool.PAGE.read_text(encoding="utf-8")
     assert tool.TABLES.read_text(encoding="utf-8") == tool.render_tables(page), "run: python tools/make_results.py"
 
 
-def test_exactly_the_figures_that_the_page_shows_are_kept(tool: ModuleType) -> None:
+def test_exactly_the_figures_that_the_page_shows_are_kept(tool):
     shown = re.findall(r"!\[.*?\]\((.*?)\)", tool.PAGE.read_text(encoding="utf-8"))
     assert len(shown) >= 4
     kept = [path.relative_to(tool.PAGE.parent).as_posix() for path in tool.RESULTS.rglob("*") if path.suffix != ".json"]
@@ -113,7 +109,7 @@ def test_exactly_the_figures_that_the_page_shows_are_kept(tool: ModuleType) -> N
     assert all((tool.PAGE.parent / path).read_text(encoding="utf-8").startswith("<?xml") for path in shown)
 
 
-def test_no_figure_is_written_by_hand(tool: ModuleType) -> None:
+def test_no_figure_is_written_by_hand(tool):
     assert stray_figures(tool.TEMPLATE.read_text(encoding="utf-8")) == []
 
 
@@ -130,11 +126,11 @@ def test_no_figure_is_written_by_hand(tool: ModuleType) -> None:
         "{% if kept %}in 1,024 tokens{% endif %}",
     ],
 )
-def test_a_figure_by_hand_would_be_seen(line: str) -> None:
+def test_a_figure_by_hand_would_be_seen(line):
     assert stray_figures(f"At 2^-32 {{{{ wiki.row('census', support_size=200).unanimity|percent(1) }}}}. {line}") != []
 
 
-def test_every_result_is_on_the_page_with_its_command(tool: ModuleType) -> None:
+def test_every_result_is_on_the_page_with_its_command(tool):
     page = tool.PAGE.read_text(encoding="utf-8")
     shown = {f"{study}/{name}" for study in tool.STUDIES for name in tool.Evaluation(tool.RESULTS / study).results}
     assert shown == set(TWINS) | LINKED_ONLY
@@ -147,9 +143,7 @@ def test_every_result_is_on_the_page_with_its_command(tool: ModuleType) -> None:
             assert f"`{name}`" in page.split("## What was cut")[1]
 
 
-def test_every_command_on_the_page_is_one_that_the_script_takes(
-    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_on_the_page_is_one_that_the_script_takes(tool, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "wikitext-test.tokens.xz").touch()
     for study in tool.STUDIES:
@@ -161,12 +155,12 @@ def test_every_command_on_the_page_is_one_that_the_script_takes(
 
 
 @pytest.mark.parametrize(("result", "column"), TWINS.items())
-def test_another_result_gives_another_page(tool: ModuleType, studies: Path, result: str, column: str) -> None:
+def test_another_result_gives_another_page(tool, studies, result, column):
     change(studies, result, column, 1.02)
     assert tool.render(studies) != tool.PAGE.read_text(encoding="utf-8")
 
 
-def test_the_same_results_give_the_same_page_elsewhere(tool: ModuleType, studies: Path) -> None:
+def test_the_same_results_give_the_same_page_elsewhere(tool, studies):
     assert tool.render(studies) == tool.PAGE.read_text(encoding="utf-8")
 
 
@@ -209,15 +203,13 @@ def test_the_same_results_give_the_same_page_elsewhere(tool: ModuleType, studies
         ("wiki/tokens_only", "tokens_over_history_stderr", 9.0),
     ],
 )
-def test_a_claim_that_the_results_contradict_is_not_written(
-    tool: ModuleType, studies: Path, result: str, column: str, factor: float
-) -> None:
+def test_a_claim_that_the_results_contradict_is_not_written(tool, studies, result, column, factor):
     change(studies, result, column, factor)
     with pytest.raises(tool.Overturned, match="contradict"):
         tool.render(studies)
 
 
-def test_the_error_of_a_gap_leaves_out_what_leak_and_charge_have_in_common(tool: ModuleType) -> None:
+def test_the_error_of_a_gap_leaves_out_what_leak_and_charge_have_in_common(tool):
     """For sessions that leak their own charge on average, the gap in standard errors is standard normal.
 
     400 sets: their standard deviation is within 0.15 of 1 but with probability 3e-5. In errors of the leak it is not.

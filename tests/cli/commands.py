@@ -4,9 +4,7 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from click.testing import Result
 from typer.testing import CliRunner
 
 from paclm.cli.main import app
@@ -16,7 +14,7 @@ SECRET_WORDS = "zinnober quetzal"
 INIT = "init w --base model --worlds 4 --corpus"
 
 
-def invoke(*arguments: object, **options: Any) -> Result:
+def invoke(*arguments, **options):
     """Run a command. An error that the entry point would print is raised instead."""
     done = CliRunner().invoke(app, [str(argument) for argument in arguments], **options)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
@@ -24,11 +22,10 @@ def invoke(*arguments: object, **options: Any) -> Result:
     return done
 
 
-def figures_of(*arguments: object) -> dict[str, Any]:
+def figures_of(*arguments):
     """The JSON object that a command prints."""
     done = invoke(*arguments, "--json")
-    figures: dict[str, Any] = json.loads(done.stdout)
-    return figures
+    return json.loads(done.stdout)
 
 
 @dataclass(frozen=True)
@@ -47,15 +44,15 @@ class Desk:
     folder: Path
     base: Path
 
-    def write(self, name: str, content: str | bytes) -> None:
+    def write(self, name, content):
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
-    def edit(self, name: str, old: str, new: str) -> None:
+    def edit(self, name, old, new):
         self.write(name, (self.folder / name).read_text().replace(old, new))
 
-    def other_base(self, name: str, **changes: object) -> Path:
+    def other_base(self, name, **changes):
         """A copy of the base model with other entries in its config.json."""
         folder = self.folder / name
         shutil.copytree(self.base, folder)
@@ -64,11 +61,11 @@ class Desk:
         return folder
 
 
-def split(command: str) -> list[str]:
+def split(command):
     return [word if word != "''" else "" for word in command.split(" ")]
 
 
-def check(outcome: Outcome, *words: str) -> None:
+def check(outcome, *words):
     """Exactly one error with these words, no traceback, nothing private and nothing on standard output."""
     assert (outcome.status, outcome.out) == (2, ""), outcome
     assert [word for word in words if word not in outcome.err] == [], outcome.err

@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -20,8 +19,7 @@ def no_keys_of_the_user(monkeypatch):
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory, texts, small_base):
-    path: Path = build_workspace(tmp_path_factory.mktemp("cli") / "clinic", texts[:60], small_base).path
-    return path
+    return build_workspace(tmp_path_factory.mktemp("cli") / "clinic", texts[:60], small_base).path
 
 
 @pytest.fixture
@@ -46,7 +44,7 @@ def paclm(monkeypatch, capfd):
     """Run a command through the real entry point, in this process."""
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")  # main sets it; this keeps it from staying set
 
-    def run(*arguments: str) -> Outcome:
+    def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["paclm", *arguments])
         capfd.readouterr()
         with pytest.raises(SystemExit) as left:

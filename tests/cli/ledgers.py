@@ -2,8 +2,6 @@
 
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from cli.commands import figures_of, invoke
 from paclm.config import MechanismConfig
@@ -17,7 +15,7 @@ run = partial(invoke, "ledger")
 figures = partial(figures_of, "ledger")
 
 
-def make_used_workspace(folder: Path) -> Path:
+def make_used_workspace(folder):
     """Settings, a key and a ledger with five days of use."""
     (folder / "curator").mkdir(parents=True)
     (folder / "curator").chmod(0o700)
@@ -33,7 +31,7 @@ def make_used_workspace(folder: Path) -> Path:
     return folder
 
 
-def open_ledger(folder: Path, **changes: Any) -> Ledger:
+def open_ledger(folder, **changes):
     key = load_keys(folder / "curator", may_create=True).mac.reveal()
     path = folder / "curator" / "ledger.sqlite"
     if path.exists():
@@ -44,5 +42,5 @@ def open_ledger(folder: Path, **changes: Any) -> Ledger:
     )
 
 
-def write_total(folder: Path, total: str) -> None:
+def write_total(folder, total):
     (folder / "paclm.toml").write_text(f'[mechanism]\nper_token = "2^-32"\ntotal = "{total}"\n')

@@ -23,7 +23,7 @@ def test_infinities_become_null_at_any_depth(capsys):
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == expected
 
 
-def on_a_terminal(*arguments: str, columns: int = 80) -> list[str]:
+def on_a_terminal(*arguments, columns=80):
     """The lines that a command writes to a terminal of this width."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))

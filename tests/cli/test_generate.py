@@ -9,7 +9,6 @@ import pytest
 from cli.commands import figures_of, invoke
 from curator.deployments import set_mechanism
 from paclm.curator.curator import Curator
-from paclm.curator.streams import Generation, Stream
 from paclm.errors import InvalidInput, WorkspaceError
 from paclm.worlds.manifest import load_manifest
 
@@ -37,7 +36,7 @@ def test_json_has_the_keys_of_the_contract_and_the_budget_is_kept_between_calls(
 
 def test_a_crash_of_a_command_that_holds_the_secret_leaves_no_core_file(clinic, monkeypatch):
     for command in (("generate", clinic, *ONE), ("ledger", "rotate-key", clinic)):
-        limits: dict[int, tuple[int, int]] = {}
+        limits = {}
         monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
         assert invoke(*command).exit_code == 0
         assert limits[resource.RLIMIT_CORE] == (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
@@ -58,7 +57,7 @@ def test_an_answer_of_an_end_token_alone_is_reported(clinic, monkeypatch):
     assert "empty answer" not in run(clinic, *ONE).stderr
     result = Curator.result
 
-    def only_an_end_token(curator: Curator, stream: Stream) -> Generation:
+    def only_an_end_token(curator, stream):
         return replace(result(curator, stream), text="", finish_reason="stop")
 
     monkeypatch.setattr(Curator, "result", only_an_end_token)

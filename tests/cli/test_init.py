@@ -7,13 +7,9 @@ import lzma
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
-from click.testing import Result
 
 from cli.commands import figures_of, invoke
 from paclm.config import in_shell
@@ -36,20 +32,20 @@ def rows(texts):
 
 @pytest.fixture
 def init(tmp_path, small_base):
-    def init(corpus: str | Path, *options: str, name: str = "clinic", base: str | None = None) -> Result:
+    def init(corpus, *options, name="clinic", base=None):
         arguments = ["init", tmp_path / name, "--corpus", corpus, "--base", base or small_base]
         return invoke(*arguments, "--worlds", "8", *options)
 
     return init
 
 
-def write_jsonl(path: Path, rows: list[dict[str, str]], opener: Callable[..., Any] = open) -> Path:
+def write_jsonl(path, rows, opener=open):
     with opener(path, "wt", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     return path
 
 
-def write_csv(path: Path, rows: list[dict[str, str]]) -> Path:
+def write_csv(path, rows):
     with path.open("w", newline="") as file:
         table = csv.DictWriter(file, list(rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
         table.writeheader()
@@ -57,7 +53,7 @@ def write_csv(path: Path, rows: list[dict[str, str]]) -> Path:
     return path
 
 
-def write_folder(path: Path, rows: list[dict[str, str]]) -> Path:
+def write_folder(path, rows):
     for row in rows:
         file = path / row["patient"] / f"{row['id']}.txt"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +61,7 @@ def write_folder(path: Path, rows: list[dict[str, str]]) -> Path:
     return path
 
 
-READERS: dict[str, tuple[Callable[[Path, list[dict[str, str]]], Path], str]] = {
+READERS = {
     "notes.jsonl": (write_jsonl, "patient"),
     "notes.jsonl.gz": (lambda path, rows: write_jsonl(path, rows, gzip.open), "patient"),
     "notes.jsonl.xz": (lambda path, rows: write_jsonl(path, rows, lzma.open), "patient"),
@@ -92,9 +88,9 @@ def test_init_works_on_every_reader(init, rows, tmp_path, name):
 
 def test_init_reads_parquet_and_data_sets_where_their_packages_are(init, rows, tmp_path, monkeypatch):
     batch = SimpleNamespace(to_pylist=lambda: rows)
-    parquet: Any = ModuleType("pyarrow.parquet")
+    parquet = ModuleType("pyarrow.parquet")
     parquet.ParquetFile = lambda path: SimpleNamespace(iter_batches=lambda: [batch])
-    datasets: Any = ModuleType("datasets")
+    datasets = ModuleType("datasets")
     datasets.load_dataset = lambda name, split: rows
     monkeypatch.setitem(sys.modules, "pyarrow", ModuleType("pyarrow"))
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", parquet)
@@ -181,7 +177,7 @@ def test_models_can_be_listed_and_fetched(tmp_path, small_base, monkeypatch):
     assert "paclm models get smollm2" in listed
     folder = tmp_path / "cache" / "models" / "smollm2"
 
-    def fetch() -> tuple[Path, bool]:
+    def fetch():
         is_new = not folder.exists()
         if is_new:
             folder.parent.mkdir(parents=True)

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,7 +28,7 @@ from paclm.ledger.events import key_name
 OPERATIONS = Path(__file__).parent.parent.parent / "docs" / "guide" / "operations.md"
 
 
-def open_curator(clinic: Path, tokenizer: Any, **options: Any) -> Curator:
+def open_curator(clinic, tokenizer, **options):
     return Curator.open(clinic, engine=ScriptedEngine(), tokenizer=tokenizer, **options)
 
 

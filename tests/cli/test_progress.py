@@ -8,7 +8,7 @@ from rich.console import Console
 from paclm.cli.progress import SECONDS, PlainProgress, format_task, progress
 
 
-def written_by(step: float, seconds: float = SECONDS, until: str = "") -> list[str]:
+def written_by(step, seconds=SECONDS, until=""):
     """What a task of four steps of this length by its own clock prints; before the last one come these words."""
     file, now = io.StringIO(), 0.0
     console = Console(file=file, soft_wrap=True)
@@ -48,9 +48,7 @@ def test_tasks_without_a_total_and_slow_ones():
     assert format_task(bar.tasks[1]) == "training: 3 of 20, 0.6 per minute, about 28 min left"
 
 
-def test_long_lines_are_not_wrapped_without_a_terminal_and_quiet_prints_nothing(
-    capsys,
-):
+def test_long_lines_are_not_wrapped_without_a_terminal_and_quiet_prints_nothing(capsys):
     sentence = "word " * 100
     with progress() as bar:
         assert isinstance(bar, PlainProgress)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
@@ -24,7 +23,7 @@ from paclm.server import logs, run, web_server
 from paclm.server.run import is_loopback_address
 
 
-def serve(path: Path, *options: str) -> None:
+def serve(path, *options):
     invoke("serve", path, *options)
 
 
@@ -80,7 +79,7 @@ def test_it_prints_its_address_answers_and_ends_cleanly_on_sigterm(clinic):
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert process.stderr is not None
     try:
-        banner: dict[str, str] = {}
+        banner = {}
         while "admin" not in banner:
             line = process.stderr.readline()
             assert line, "it ended by itself"
@@ -109,8 +108,8 @@ def test_it_prints_its_address_answers_and_ends_cleanly_on_sigterm(clinic):
 
 @pytest.mark.parametrize("is_nohup", [False, True])
 def test_a_closed_terminal_ends_it_in_order_and_nohup_outlives_it(is_nohup):
-    called: list[str] = []
-    service: Any = SimpleNamespace(drain=lambda: called.append("drain"))
+    called = []
+    service = SimpleNamespace(drain=lambda: called.append("drain"))
     server = web_server.WebServer(uvicorn.Config(app=lambda: None, log_config=None), service)
     missed = lambda *_: called.append("missed")  # noqa: E731  (what a signal does by itself would end these tests too)
     started_with = signal.SIG_IGN if is_nohup else missed
@@ -129,13 +128,13 @@ def test_with_a_witness_and_a_key_elsewhere_the_banner_has_nothing_to_add(
 ):
     write_key(tmp_path / "key", new_key())
     monkeypatch.setenv("PACLM_KEY_FILE", str(tmp_path / "key"))
-    opened: dict[str, Any] = {}
+    opened = {}
 
-    def open_curator(workspace: Any, witness: Path | None) -> Curator:
+    def open_curator(workspace, witness):
         opened["witness"] = witness
         return real_open(workspace, witness=witness, engine=ScriptedEngine(), tokenizer=small_tokenizer)
 
-    def stop(*_: Any) -> None:
+    def stop(*_):
         raise SystemExit(0)
 
     real_open = Curator.open

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +24,7 @@ def test_a_regime_is_run_its_rows_are_kept_and_a_report_is_written(workspace):
     assert "census: 2 rows" in done.output
     assert "unanimity, k = 200" in done.output
     assert str(workspace / "study" / "results") in done.stdout
-    result: dict[str, Any] = json.loads((workspace / "study" / "results" / "census.json").read_text())
+    result = json.loads((workspace / "study" / "results" / "census.json").read_text())
     assert result["preset"] == "quick"
     assert result["provenance"]["stamp"].startswith("NOT PRIVATE")
     figures = figures_of("study", "report", workspace)
@@ -39,7 +38,7 @@ def test_a_regime_that_fails_does_not_stop_the_others(workspace, paclm, monkeypa
 
     really = running.run_regime
 
-    def refuse(lab: Any, regime: Any, *more: Any) -> Any:
+    def refuse(lab, regime, *more):
         if regime.name == "census":
             raise EngineError("No room for a census.")
         return really(lab, regime, *more)

@@ -2,14 +2,10 @@
 
 import json
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from click.testing import Result
 
 from cli.commands import figures_of, invoke
 from paclm.cli.training_advice import after_training, learned_little
@@ -18,7 +14,7 @@ from paclm.engine import training_job
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.schedule import expected_steps, make_blocks
 from paclm.engine.threads import ThreadChoice
-from paclm.engine.training import Progress, make_schedule
+from paclm.engine.training import make_schedule
 from paclm.engine.training_job import TrainingJob, prepare_training
 from paclm.errors import EngineError, InvalidInput, WorkspaceError
 from paclm.worlds.assignment import assign_worlds
@@ -40,27 +36,27 @@ def clinic(tmp_path, texts, small_base):
     return path
 
 
-def set_training(path: Path, old: str, new: str) -> None:
+def set_training(path, old, new):
     settings = (path / "paclm.toml").read_text()
     assert old in settings
     (path / "paclm.toml").write_text(settings.replace(old, new))
 
 
-def train(path: Path, *options: str) -> Result:
+def train(path, *options):
     exact = () if "--dtype" in options else ("--dtype", "float32")  # auto depends on the machine
     return invoke("train", path, *exact, *options)
 
 
-def figures(path: Path, *options: str) -> dict[str, Any]:
+def figures(path, *options):
     return figures_of("train", path, *options)
 
 
-def adapters(path: Path, name: str = "worlds") -> AdapterStack:
+def adapters(path, name="worlds"):
     return AdapterStack.load(path / "adapters" / f"{name}.safetensors")
 
 
-def fail_with(error: BaseException) -> Callable[..., None]:
-    def fail(*_: Any, **__: Any) -> None:
+def fail_with(error):
+    def fail(*_, **__):
         raise error
 
     return fail
@@ -184,7 +180,7 @@ def test_adapters_are_not_replaced_unless_asked(clinic):
 def test_a_stopped_run_is_resumed_from_the_command_line(clinic, monkeypatch):
     run = TrainingJob.run
 
-    def stop(progress: Progress) -> None:
+    def stop(progress):
         if progress.group == 1:
             raise KeyboardInterrupt
 
@@ -244,9 +240,9 @@ def test_worlds_that_have_served_are_never_replaced(clinic):
 
 def test_a_second_training_at_the_same_time_is_refused_and_a_dead_one_holds_nothing(clinic):
     job = prepare_training(Workspace.open(clinic), "full", dtype="float32")
-    refused: list[bool] = []
+    refused = []
 
-    def train_another(_: Progress) -> None:
+    def train_another(_):
         if not refused:
             with pytest.raises(WorkspaceError, match=f"process {os.getpid()}"):
                 train(clinic)
@@ -279,7 +275,7 @@ def test_little_is_a_small_gain_in_few_steps(public, trained, steps, is_little):
 
 
 def test_the_remedy_names_only_what_can_still_be_raised():
-    def remedy(**settings: Any) -> str:
+    def remedy(**settings):
         return after_training(5.0, 4.9, 12, TrainingConfig(**settings), "paclm train clinic --again")
 
     assert "set batch_size = 2 in [training]" in remedy(learning_rate=0.005)

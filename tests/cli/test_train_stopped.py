@@ -4,12 +4,10 @@ import json
 import re
 import shlex
 import signal
-from pathlib import Path
 
 import pytest
 import torch
 
-from cli.commands import Outcome
 from paclm.cli.console import STOP_MESSAGE
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.checkpoint import Checkpoints
@@ -34,12 +32,12 @@ def stop(paclm, monkeypatch):
     """Run a command and press Ctrl-C in the third step of training."""
     step = GroupTraining.step
 
-    def press_ctrl_c(group: GroupTraining, picks: object) -> object:
+    def press_ctrl_c(group, picks):
         if group.optimizer.num_steps == STOPPED_AT - 1:
             signal.raise_signal(signal.SIGINT)
-        return step(group, picks)  # type: ignore[arg-type]
+        return step(group, picks)
 
-    def run(*arguments: str) -> Outcome:
+    def run(*arguments):
         with monkeypatch.context() as patch:
             patch.setattr(GroupTraining, "step", press_ctrl_c)
             return paclm(*arguments)
@@ -47,15 +45,15 @@ def stop(paclm, monkeypatch):
     return run
 
 
-def adapters(path: Path) -> AdapterStack:
+def adapters(path):
     return AdapterStack.load(path / "adapters" / "worlds.safetensors")
 
 
-def are_equal(one: AdapterStack, other: AdapterStack) -> bool:
+def are_equal(one, other):
     return all(torch.equal(one.B[layer], other.B[layer]) for layer in one.layers)
 
 
-def commands_in(text: str) -> list[list[str]]:
+def commands_in(text):
     """Every command of paclm in a text, as a shell would split it."""
     return [shlex.split(found)[1:] for found in re.findall(r"paclm (?:train|plan|generate|votes)[^;\n]*", text)]
 
@@ -86,7 +84,7 @@ def test_a_stopped_retraining_continues_by_the_command_it_printed(spaced, paclm,
 
 
 def test_ctrl_c_before_training_began_promises_nothing(clinic, paclm, monkeypatch):
-    def press_ctrl_c(*_: object, **__: object) -> None:
+    def press_ctrl_c(*_, **__):
         raise KeyboardInterrupt
 
     STOP_MESSAGE.set("")

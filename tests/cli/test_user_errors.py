@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,15 +21,15 @@ BUDGETS = 'per_token = "2^-16"\ntotal = "2^-4"'
 Prepare = Callable[[Desk], object] | None
 
 
-def write(name: str, content: str | bytes) -> Callable[[Desk], None]:
+def write(name, content):
     return lambda desk: desk.write(name, content)
 
 
-def settings(text: str) -> Callable[[Desk], None]:
+def settings(text):
     return write("clinic/paclm.toml", f"[mechanism]\n{text}\n[runtime]\ncontext = 64\n")
 
 
-MISTAKES: dict[str, tuple[Prepare, str, list[str]]] = {
+MISTAKES = {
     "no workspace": (None, "generate gone --prompt x --max-tokens 2", ["gone"]),
     "a file for a workspace": (None, "train notes.jsonl", ["notes.jsonl"]),
     "serve elsewhere": (None, "serve model", ["model", "paclm init"]),
@@ -106,30 +105,30 @@ def test_a_mistake_is_one_error_that_names_it_and_makes_nothing(desk, paclm, mis
     assert not (desk.folder / "w").exists()
 
 
-def without_tokenizer(desk: Desk) -> Path:
+def without_tokenizer(desk):
     folder = desk.other_base("b")
     for path in folder.glob("tokenizer*"):
         path.unlink()
     return folder
 
 
-def with_bias(desk: Desk) -> Path:
+def with_bias(desk):
     folder = desk.other_base("b")
     save_file({"lm_head.bias": np.zeros(4, dtype=np.float32)}, folder / "model-2.safetensors")
     return folder
 
 
-def cut_weights(desk: Desk) -> Path:
+def cut_weights(desk):
     folder = desk.other_base("b")
     os.truncate(folder / "model.safetensors", 3000)
     return folder
 
 
-def of_type(model_type: str, architecture: str) -> Callable[[Desk], Path]:
+def of_type(model_type, architecture):
     return lambda desk: desk.other_base("b", model_type=model_type, architectures=[architecture])
 
 
-BASES: dict[str, tuple[Callable[[Desk], object], list[str]]] = {
+BASES = {
     "no name": (lambda desk: "", ["--base tiny"]),
     "no such folder": (lambda desk: "./gone", ["'./gone'", "--base tiny"]),
     "smollm2 is not fetched": (lambda desk: "smollm2", ["paclm models get smollm2"]),
@@ -193,7 +192,7 @@ def test_settings_changed_after_training_stop_the_first_token_and_studies(desk, 
 
 
 def test_errors_of_the_system_are_printed_as_errors(desk, paclm, monkeypatch):
-    def full(*_: object, **__: object) -> None:
+    def full(*_, **__):
         raise OSError(28, "No space left on device", "/disk/votes.npz")
 
     load = "paclm.study.recorded_votes.RecordedVotes.load"
@@ -248,7 +247,7 @@ def test_no_warning_of_a_library_precedes_the_error(desk):
 
 
 def test_ctrl_c_ends_with_status_130_and_what_is_kept(desk, paclm, monkeypatch):
-    def stop(*_: object, **__: object) -> None:
+    def stop(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

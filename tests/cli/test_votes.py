@@ -27,7 +27,7 @@ run = partial(invoke, "votes")
 figures = partial(figures_of, "votes")
 
 
-def adapters(workspace: Workspace, worlds: int, seed: int) -> AdapterStack:
+def adapters(workspace, worlds, seed):
     base = base_of(workspace)
     model = load_model(base, torch.float32)
     start = AdapterStack.initial(find_targets(model, AdapterSpec()), AdapterSpec(), worlds, seed, base.fingerprint)
@@ -70,7 +70,7 @@ def test_a_prompt_gives_support_votes_and_unanimity(workspace):
 
 
 def test_the_same_seed_gives_the_same_votes_and_another_seed_others(workspace):
-    def votes(seed: int) -> tuple[int, ...]:
+    def votes(seed):
         return tuple(figures(workspace, "--prompt", "Then", "--seed", seed, "--temperature", 3)["votes"])
 
     assert votes(1) == votes(1)

@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,8 +22,7 @@ MAKE_AGAIN = "run `python tools/tiny card` to measure the notes and write the ca
 
 @pytest.fixture(scope="module")
 def facts():
-    found: dict[str, Any] = read_facts(DOCS)
-    return found
+    return read_facts(DOCS)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ BENCH = Path(__file__).parents[2] / "tools" / "gpu" / "bench_gpu_training.py"
 def test_operations_of_both_passes_are_counted_and_views_are_not():
     x = torch.ones(3, 4, requires_grad=True)
 
-    def step() -> None:
+    def step():
         (x.T.reshape(4, 3).exp() * 2.0).sum().backward()
 
     counted = count_launches(step, torch.device("cpu"))

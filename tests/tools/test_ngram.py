@@ -8,13 +8,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
-from tiny.data import TokenArray
 from tiny.ngram import discounts, next_token, token_nats, train_ngrams
 
 END, A, B, C = range(4)
 
 
-def tokens(*ids: int) -> TokenArray:
+def tokens(*ids):
     return np.array(ids, dtype=np.uint16)
 
 

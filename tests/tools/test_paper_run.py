@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 from unittest.mock import Mock
 
 import numpy as np
@@ -39,7 +38,7 @@ def corpus(tmp_path, texts):
     return path
 
 
-def run(module: ModuleType, monkeypatch: pytest.MonkeyPatch, corpus: Path, base: Path, *options: str) -> Path:
+def run(module, monkeypatch, corpus, base, *options):
     out = corpus.parent / "out"
     words = ["paper_run.py", "--stage", "1", "--small", "--corpus", str(corpus), "--base", str(base)]
     monkeypatch.setattr(sys, "argv", [*words, "--work", str(corpus.parent / "work"), "--out", str(out), *options])
@@ -77,8 +76,8 @@ def test_a_stage_trains_once_and_leaves_small_results_and_votes(paper_run, monke
 def test_a_regime_that_fails_or_comes_too_late_is_named_and_the_others_run(paper_run, monkeypatch, corpus, small_base):
     genuine = paper_run.run_regime
 
-    def fail(lab: object, regime: object, *rest: object) -> object:
-        if regime.name == "flatness":  # type: ignore[attr-defined]
+    def fail(lab, regime, *rest):
+        if regime.name == "flatness":
             raise ValueError("broken on purpose")
         return genuine(lab, regime, *rest)
 
@@ -140,15 +139,7 @@ def test_worlds_can_be_trained_alone_and_sessions_cut_and_another_text_scored(
         ("--test-text nowhere.txt", "nowhere.txt"),
     ],
 )
-def test_bad_options_are_refused_before_any_work(
-    paper_run,
-    monkeypatch,
-    corpus,
-    small_base,
-    capsys,
-    words,
-    reason,
-):
+def test_bad_options_are_refused_before_any_work(paper_run, monkeypatch, corpus, small_base, capsys, words, reason):
     with pytest.raises(SystemExit) as left:
         run(paper_run, monkeypatch, corpus, small_base, *words.split())
     assert left.value.code == 2
@@ -156,13 +147,7 @@ def test_bad_options_are_refused_before_any_work(
     assert not (corpus.parent / "work").exists()
 
 
-def test_a_missing_input_ends_with_an_error_line(
-    paper_run,
-    monkeypatch,
-    corpus,
-    small_base,
-    capsys,
-):
+def test_a_missing_input_ends_with_an_error_line(paper_run, monkeypatch, corpus, small_base, capsys):
     with pytest.raises(SystemExit, match=r"^Error: .*nowhere"):
         run(paper_run, monkeypatch, corpus, small_base, "--corpus", "nowhere.jsonl")
     words = ["paper_run.py", "--stage", "1", "--corpus", str(corpus), "--base", str(small_base)]

@@ -65,7 +65,7 @@ def test_muon_treats_fused_query_key_value_as_three_matrices():
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 47, 48, 49, 100])
 def test_windows_score_every_token_exactly_once_with_half_a_context_before_it(length):
     document = np.arange(1, length + 1, dtype=np.uint16)
-    scored: list[int] = []
+    scored = []
     for number, (tokens, first) in enumerate(windows(document, 0, 32)):
         assert len(tokens) <= 33
         assert number == 0 or first >= 16

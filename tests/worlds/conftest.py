@@ -1,10 +1,8 @@
 """A small corpus and workspaces over it."""
 
-from typing import Any
-
 import pytest
 
-from paclm.worlds.creation import Created, create_workspace
+from paclm.worlds.creation import create_workspace
 from paclm.worlds.fingerprints import Base, fingerprint_base
 from paclm.worlds.records import ReadOptions, SourceRow, collect_records
 
@@ -30,7 +28,7 @@ def state_folder(tmp_path, monkeypatch):
 def make(tmp_path, state_folder, corpus, base, small_tokenizer):
     """Make a workspace in this test's folder; anything can be changed."""
 
-    def make(name: str = "clinic", **changes: Any) -> Created:
+    def make(name="clinic", **changes):
         arguments = {
             "corpus": corpus,
             "base": base,

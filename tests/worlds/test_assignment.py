@@ -11,7 +11,6 @@ from scipy import stats
 import paclm
 from paclm.errors import InvalidInput
 from paclm.worlds.assignment import (
-    BoolArray,
     _draw_rows,
     assign_groups,
     assign_shards,
@@ -25,19 +24,19 @@ NUM_RECORDS, NUM_WORLDS, SEED = 2064, 128, 101
 ALARM = 1e-6  # each p-value below must exceed this; for a fresh seed, five of them: false alarm <= 5e-6
 
 
-def two_sided(distribution: object, value: float) -> float:
+def two_sided(distribution, value):
     """Too irregular and too regular are both wrong."""
-    return float(2 * min(distribution.cdf(value), distribution.sf(value)))  # type: ignore[attr-defined]
+    return float(2 * min(distribution.cdf(value), distribution.sf(value)))
 
 
-def p_world_sizes(membership: BoolArray) -> float:
+def p_world_sizes(membership):
     """Sizes of worlds: a row has covariance m/(4(m-1)) (I - 11'/m), so the scaled squares add up to chi² with m-1."""
     n, m = membership.shape
     squares = ((membership.sum(axis=0) - n / 2) ** 2).sum()
     return two_sided(stats.chi2(m - 1), squares / (n * m / (4 * (m - 1))))
 
 
-def p_neighbouring_worlds(membership: BoolArray) -> float:
+def p_neighbouring_worlds(membership):
     """Overlaps of worlds 0-1, 2-3, …: how many of the pairs of a record are split, against its exact moments."""
     n, m = membership.shape
     split = (membership[:, 0::2] != membership[:, 1::2]).sum(axis=1)  # (n,)
@@ -48,7 +47,7 @@ def p_neighbouring_worlds(membership: BoolArray) -> float:
     return two_sided(stats.norm(), (split.sum() - n * half * p) / np.sqrt(n * variance))
 
 
-def p_all_world_overlaps(membership: BoolArray) -> float:
+def p_all_world_overlaps(membership):
     """Overlaps of all pairs of worlds: the Frobenius norm of the centred Gram matrix, against 100 other draws.
 
     The null distribution is estimated from sorted random keys, a different construction from the one under test.
@@ -56,7 +55,7 @@ def p_all_world_overlaps(membership: BoolArray) -> float:
     n, m = membership.shape
     rng = np.random.default_rng(7)
 
-    def norm(rows: BoolArray) -> float:
+    def norm(rows):
         signs = np.where(rows, 1.0, -1.0)
         gram = signs.T @ signs  # (m, m)
         return float(np.sum((gram[~np.eye(m, dtype=bool)] + n / (m - 1)) ** 2))
@@ -65,7 +64,7 @@ def p_all_world_overlaps(membership: BoolArray) -> float:
     return two_sided(stats.t(99), (norm(membership) - draws.mean()) / (draws.std(ddof=1) * np.sqrt(1 + 1 / 100)))
 
 
-def p_record_overlaps(membership: BoolArray) -> float:
+def p_record_overlaps(membership):
     """Worlds shared by disjoint pairs of neighbouring records: hypergeometric if the records are independent."""
     n, m = membership.shape
     shared = (membership[0 : n - 1 : 2] & membership[1:n:2]).sum(axis=1)
@@ -76,7 +75,7 @@ def p_record_overlaps(membership: BoolArray) -> float:
     return float(stats.chisquare(counts, probabilities * shared.size).pvalue)
 
 
-def p_serial(membership: BoolArray) -> float:
+def p_serial(membership):
     """Memberships of one world along the records: no more and no fewer changes than independent rows have."""
     n, m = membership.shape
     centred = np.where(membership, 1.0, -1.0)
@@ -92,30 +91,30 @@ def test_assignment_looks_uniform_and_independent(check):
     assert check(assign_worlds(NUM_RECORDS, NUM_WORLDS, SEED)) > ALARM
 
 
-def favours_early_worlds() -> BoolArray:
+def favours_early_worlds():
     keys = np.random.default_rng(0).random((NUM_RECORDS, NUM_WORLDS)) + np.linspace(0, 0.2, NUM_WORLDS)
     return np.argsort(np.argsort(keys, axis=1), axis=1) < NUM_WORLDS // 2
 
 
-def balances_worlds_exactly() -> BoolArray:
+def balances_worlds_exactly():
     half = assign_worlds(NUM_RECORDS // 2, NUM_WORLDS, 3)
     return np.random.default_rng(1).permutation(np.concatenate([half, ~half]), axis=0)
 
 
-def keeps_pairs_of_worlds_together() -> BoolArray:
+def keeps_pairs_of_worlds_together():
     return np.repeat(assign_worlds(NUM_RECORDS, NUM_WORLDS // 2, SEED), 2, axis=1)
 
 
-def draws_from_few_rows() -> BoolArray:
+def draws_from_few_rows():
     rows = assign_worlds(64, NUM_WORLDS, SEED)
     return rows[np.random.default_rng(2).integers(64, size=NUM_RECORDS)]
 
 
-def repeats_every_row() -> BoolArray:
+def repeats_every_row():
     return np.repeat(assign_worlds(NUM_RECORDS // 2, NUM_WORLDS, SEED), 2, axis=0)
 
 
-def slides_along_the_worlds() -> BoolArray:
+def slides_along_the_worlds():
     row = assign_worlds(1, NUM_WORLDS, SEED)[0]
     return np.array([np.roll(row, i) for i in range(NUM_RECORDS)])
 
@@ -168,15 +167,15 @@ def test_other_seeds_give_other_assignments():
 
 def test_a_row_with_tied_keys_is_drawn_again():
     class TiedThenFree:
-        def __init__(self) -> None:
+        def __init__(self):
             self.batches = [[5, 5, 5, 9, 1, 2, 3, 4], [4, 3, 2, 1]]
 
-        def random_raw(self, size: int) -> np.ndarray:
+        def random_raw(self, size):
             batch = self.batches.pop(0)
             assert len(batch) == size
             return np.array(batch, dtype=np.uint64)
 
-    rows = _draw_rows(TiedThenFree(), 2, 4)  # type: ignore[arg-type]
+    rows = _draw_rows(TiedThenFree(), 2, 4)
     np.testing.assert_array_equal(rows, [[False, False, True, True], [True, True, False, False]])
 
 
@@ -220,7 +219,7 @@ def test_assign_worlds_is_a_public_name():
 # --- held out ---------------------------------------------------------------------------------------------------------
 
 
-def numbered(count: int, group_size: int | None = None) -> list[Record]:
+def numbered(count, group_size=None):
     return [Record(str(i), f"text {i}", None if group_size is None else f"g{i // group_size}") for i in range(count)]
 
 

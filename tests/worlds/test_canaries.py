@@ -2,7 +2,6 @@
 
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -10,7 +9,7 @@ from paclm.errors import InvalidInput
 from paclm.worlds.canaries import PAYLOAD_TOKENS, TRIGGER_TOKENS, make_canaries
 
 
-def encode(tokenizer: Any, text: str) -> tuple[int, ...]:
+def encode(tokenizer, text):
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -64,28 +63,28 @@ def test_a_vocabulary_without_english_words_still_gives_common_canaries(small_to
 
         all_special_ids: tuple[int, ...] = ()
 
-        def __len__(self) -> int:
+        def __len__(self):
             return 900
 
-        def __call__(self, text: list[str], **options: Any) -> dict[str, list[list[int]]]:
+        def __call__(self, text, **options):
             return {"input_ids": [[int(t[i : i + 3]) - 100 for i in range(0, len(t), 3) if t.isdigit()] for t in text]}
 
-        def decode(self, token_ids: list[int], **options: Any) -> str:
+        def decode(self, token_ids, **options):
             return "".join(str(token + 100) for token in token_ids)
 
-    made = make_canaries(2, Digits(), seed=1)  # type: ignore[arg-type]
+    made = make_canaries(2, Digits(), seed=1)
     assert [canary.kind for canary in made] == ["C-OOD", "C-COMMON"]
     assert min(made[0].trigger_ids) >= 450 > max(made[1].trigger_ids)
 
 
 def test_a_tokenizer_that_does_not_round_trip_is_refused(small_tokenizer):
     class Forgetful(SimpleNamespace):
-        def __len__(self) -> int:
+        def __len__(self):
             return 50
 
-        def __call__(self, text: list[str], **options: Any) -> dict[str, list[list[int]]]:
+        def __call__(self, text, **options):
             return {"input_ids": [[0] for _ in text]}
 
     tokenizer = Forgetful(all_special_ids=[], decode=lambda token_ids, **options: "x")
     with pytest.raises(InvalidInput, match="--canaries 0"):
-        make_canaries(1, tokenizer, seed=1)  # type: ignore[arg-type]
+        make_canaries(1, tokenizer, seed=1)

@@ -20,7 +20,6 @@ from paclm.worlds.clinic.measurements import ANALYTES
 from paclm.worlds.clinic.medicines import MEDICINES
 from paclm.worlds.clinic.notes import written_visits
 from paclm.worlds.clinic.phrases import RULES
-from paclm.worlds.clinic.visits import Visit
 
 AGE = re.compile(r"\b(\d{1,3})(?:-year-old|-yo)\b|\baged (\d{1,3})\b|\bis (\d{1,3})(?: now|[,;])")
 
@@ -95,10 +94,10 @@ def test_a_rare_fact_stands_in_one_note_only(written, texts):
 
 def test_a_rare_fact_that_was_told_before_is_drawn_again():
     class Parrot:
-        def __init__(self) -> None:
+        def __init__(self):
             self.sayings = iter(["a", "a", "b"])
 
-        def say(self, rule: str) -> str:
+        def say(self, rule):
             return next(self.sayings)
 
     parrot, seen = Parrot(), set()
@@ -168,7 +167,7 @@ def test_side_stays_and_a_background_illness_is_never_lost(written):
 
 
 def test_a_dose_moves_one_step_at_a_time_and_only_by_a_written_change(written):
-    steps: dict[str, dict[str, int]] = {}
+    steps = {}
     moved = 0
     for visit, _, _ in written:
         names = [one.medicine.name for one in visit.prescriptions]
@@ -186,7 +185,7 @@ def test_a_dose_moves_one_step_at_a_time_and_only_by_a_written_change(written):
 
 
 def test_blood_pressure_and_sugar_follow_the_illness(written):
-    def mean(values: list[float]) -> float:
+    def mean(values):
         return sum(values) / len(values)
 
     with_it = [v.vitals.systolic for v, _, _ in written if v.condition.name == "high blood pressure"]
@@ -202,7 +201,7 @@ def test_blood_pressure_and_sugar_follow_the_illness(written):
 
 
 def test_a_quoted_earlier_value_is_the_value_that_was_measured_then(written):
-    measured: dict[tuple[str, str], float] = {}
+    measured = {}
     quoted = 0
     for visit, _, _ in written:
         for one in visit.readings:
@@ -260,10 +259,10 @@ def test_vocabularies_are_long_tailed(written):
 # Not a template: the measure, and a twin that shows it would notice one
 
 
-def repeated_share(corpus: list[str], heldout: list[str], size: int = 8) -> float:
+def repeated_share(corpus, heldout, size=8):
     """The share of runs of `size` words in held-out texts that some text of the corpus has too."""
 
-    def runs(text: str) -> list[tuple[str, ...]]:
+    def runs(text):
         words = text.split()
         return [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
 
@@ -272,13 +271,13 @@ def repeated_share(corpus: list[str], heldout: list[str], size: int = 8) -> floa
     return sum(found) / len(found)
 
 
-def bits_per_character(texts: list[str], size: int = 1_000_000) -> float:
+def bits_per_character(texts, size=1_000_000):
     data = "\n\n".join(texts).encode()[:size]
     assert len(data) == size
     return 8 * len(lzma.compress(data, preset=6)) / len(data)
 
 
-def rigid_template(visit: Visit) -> str:
+def rigid_template(visit):
     """The same facts, poured into one form."""
     patient, vitals = visit.patient, visit.vitals
     pressure = f"{vitals.systolic}/{vitals.diastolic}"

@@ -12,15 +12,15 @@ import pytest
 from paclm.errors import InvalidInput, WorkspaceError
 from paclm.worlds import creation
 from paclm.worlds.fingerprints import Base
-from paclm.worlds.records import Corpus, ReadOptions, Record, SourceRow, collect_records
+from paclm.worlds.records import ReadOptions, Record, SourceRow, collect_records
 from paclm.worlds.workspace import Workspace
 
 
-def corpus_of(texts: list[str], name: str = "notes") -> Corpus:
+def corpus_of(texts, name="notes"):
     return collect_records(name, (SourceRow(f"n:{i}", {"text": text}) for i, text in enumerate(texts)), ReadOptions())
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -68,7 +68,7 @@ def test_a_changed_corpus_is_refused_with_its_counts(make, texts):
         make(corpus=corpus_of([*texts[1:], "another"]), group_by=None)
 
 
-def grouped(texts: list[str], group_by: str | None) -> Corpus:
+def grouped(texts, group_by):
     rows = (
         SourceRow(
             f"n:{i}", {"text": text, "patient": f"p{i // 2}", "ward": f"w{i % 20}", "clinic": "north", "folder": "."}
@@ -122,7 +122,7 @@ def test_a_place_that_cannot_be_written_says_so(make, tmp_path):
 
 
 def test_a_full_disk_leaves_nothing_behind(make, tmp_path, monkeypatch):
-    def no_space(path: Path, content: bytes) -> None:
+    def no_space(path, content):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(creation, "write_private", no_space)
@@ -212,13 +212,13 @@ print("touches", touches, flush=True)
 """
 
 
-def start(target: Path, base: Base, how: str) -> subprocess.Popen[str]:
+def start(target, base, how):
     """An init that waits for ever before the end, or is killed before so many touches of the disk, or goes through."""
     command = [sys.executable, "-c", WORKER, str(target), str(base.folder), how]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def wait_for(worker: subprocess.Popen[str], word: str) -> None:
+def wait_for(worker, word):
     assert worker.stdout is not None
     for line in worker.stdout:
         if line.strip() == word:
@@ -226,7 +226,7 @@ def wait_for(worker: subprocess.Popen[str], word: str) -> None:
     raise AssertionError(f"the worker ended without saying {word!r}")
 
 
-def finish(worker: subprocess.Popen[str], kill: bool) -> int:
+def finish(worker, kill):
     if kill:
         worker.send_signal(signal.SIGKILL)
     worker.communicate()
@@ -278,7 +278,7 @@ def test_a_running_init_is_not_disturbed_by_a_second_one(make, state_folder, bas
 def test_two_inits_at_once_do_not_mix(make, tmp_path, monkeypatch):
     publish = creation._publish
 
-    def lose_the_race(site: Path, target: Path) -> None:
+    def lose_the_race(site, target):
         monkeypatch.setattr(creation, "_publish", publish)
         make(seed=7)
         publish(site, target)

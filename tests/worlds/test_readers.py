@@ -7,10 +7,8 @@ import json
 import lzma
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +16,7 @@ from hypothesis import strategies as st
 
 from paclm.errors import CorpusError, InvalidInput
 from paclm.worlds.readers import read_corpus
-from paclm.worlds.records import Corpus, ReadOptions
+from paclm.worlds.records import ReadOptions
 
 ROWS = [
     {"id": "a1", "text": "First note.", "patient": "p1"},
@@ -27,19 +25,19 @@ ROWS = [
 ]
 
 
-def as_jsonl(path: Path, opener: Callable[..., Any] = open) -> None:
+def as_jsonl(path, opener=open):
     with opener(path, "wt", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
 
 
-def as_table(path: Path, delimiter: str, opener: Callable[..., Any] = open) -> None:
+def as_table(path, delimiter, opener=open):
     with opener(path, "wt", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, ["id", "text", "patient"], delimiter=delimiter)
         table.writeheader()
         table.writerows(ROWS)
 
 
-WRITERS: dict[str, Callable[[Path], None]] = {
+WRITERS = {
     "notes.jsonl": as_jsonl,
     "notes.ndjson": as_jsonl,
     "notes.jsonl.gz": lambda path: as_jsonl(path, gzip.open),
@@ -51,12 +49,12 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def write(path: Path, content: str | bytes) -> str:
+def write(path, content):
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return str(path)
 
 
-def essence(corpus: Corpus) -> list[tuple[str, str, str | None]]:
+def essence(corpus):
     return [(record.id, record.text, record.group) for record in corpus.records]
 
 
@@ -204,7 +202,7 @@ REFUSED = {
 def test_a_file_that_cannot_be_read_is_refused_by_name(name, content, options, named, tmp_path):
     path = write(tmp_path / name, content)
     with pytest.raises(CorpusError, match=named) as raised:
-        read_corpus(path, ReadOptions(**options))  # type: ignore[arg-type]
+        read_corpus(path, ReadOptions(**options))
     assert path in str(raised.value)
 
 
@@ -278,17 +276,17 @@ def test_a_missing_package_is_named_with_its_command(tmp_path, monkeypatch):
 
 
 class FakeParquetFile:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         if Path(path).read_bytes() != b"PAR1":
             raise ValueError("Parquet magic bytes not found")
 
-    def iter_batches(self) -> list[SimpleNamespace]:
+    def iter_batches(self):
         return [SimpleNamespace(to_pylist=lambda: ROWS[:2]), SimpleNamespace(to_pylist=lambda: ROWS[2:])]
 
 
 def test_parquet_rows_become_records(tmp_path, monkeypatch):
     module = ModuleType("pyarrow.parquet")
-    module.ParquetFile = FakeParquetFile  # type: ignore[attr-defined]
+    module.ParquetFile = FakeParquetFile
     monkeypatch.setitem(sys.modules, "pyarrow", ModuleType("pyarrow"))
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", module)
     corpus = read_corpus(write(tmp_path / "n.parquet", "PAR1"), ReadOptions(group_by="patient"))
@@ -299,13 +297,13 @@ def test_parquet_rows_become_records(tmp_path, monkeypatch):
 
 
 def test_a_data_set_name_reads_the_split_that_was_asked_for(monkeypatch):
-    def load_dataset(name: str, split: str) -> list[dict[str, str]]:
+    def load_dataset(name, split):
         if split not in ("train", "test"):
             raise ValueError(f"Unknown split {split!r}")
         return ROWS[:1] if split == "test" else ROWS
 
     module = ModuleType("datasets")
-    module.load_dataset = load_dataset  # type: ignore[attr-defined]
+    module.load_dataset = load_dataset
     monkeypatch.setitem(sys.modules, "datasets", module)
     assert len(read_corpus("owner/notes").records) == 3
     assert read_corpus("owner/notes:test").records[0].source == "owner/notes[test]:1"

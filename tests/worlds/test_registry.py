@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from paclm.worlds.creation import Created
 from paclm.worlds.records import Corpus, ReadOptions, SourceRow, collect_records
 from paclm.worlds.registry import (
     find_overlaps,
@@ -20,11 +19,11 @@ from paclm.worlds.registry import (
 )
 
 
-def corpus_of(texts: list[str]) -> Corpus:
+def corpus_of(texts):
     return collect_records("notes", (SourceRow(f"n:{i}", {"text": t}) for i, t in enumerate(texts)), ReadOptions())
 
 
-def give_ledger(created: Created) -> Path:
+def give_ledger(created):
     """As a first token leaves it: the file, and the note that it was made."""
     (created.workspace.curator_path / "ledger.sqlite").touch()
     remember_ledger(created.workspace.manifest.id, "ledger of it")

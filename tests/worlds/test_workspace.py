@@ -7,8 +7,6 @@ import shlex
 import shutil
 import stat
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ import paclm
 from paclm.config import MechanismConfig, RuntimeConfig, TrainingConfig
 from paclm.errors import InvalidInput, WorkspaceError
 from paclm.worlds.creation import create_workspace
-from paclm.worlds.fingerprints import Base, fingerprint_base
+from paclm.worlds.fingerprints import fingerprint_base
 from paclm.worlds.registry import remember_ledger
 from paclm.worlds.storage import refuse_if_others_can_enter
 from paclm.worlds.workspace import Workspace
@@ -49,7 +47,7 @@ def test_a_workspace_holds_what_it_was_made_of(make, corpus, base):
 
 def test_records_of_one_group_are_in_the_same_worlds_and_on_one_side_of_the_holdout(make):
     workspace = make(holdout=30).workspace
-    rows: dict[str | None, np.ndarray] = {}
+    rows = {}
     for record, row in zip(workspace.members(), workspace.membership, strict=True):
         np.testing.assert_array_equal(rows.setdefault(record.group, row), row)
     assert len({row.tobytes() for row in rows.values()}) > 10
@@ -107,7 +105,7 @@ def test_a_changed_or_missing_file_is_refused_by_its_name(make, name):
     Workspace.open(path)
 
 
-def copy_of(base: Base, folder: Path) -> Base:
+def copy_of(base, folder):
     shutil.copytree(base.folder, folder)
     return replace(base, folder=folder)
 
@@ -186,7 +184,7 @@ def test_a_manifest_that_cannot_be_read_is_refused(make, content):
         Workspace.open(path)
 
 
-def with_settings(path: Path, text: str) -> Workspace:
+def with_settings(path, text):
     (path / "paclm.toml").write_text(text)
     return Workspace.open(path)
 
@@ -267,12 +265,12 @@ def test_missing_settings_are_an_error_and_empty_ones_are_the_defaults(make):
 
 def test_an_unknown_part_is_refused(make):
     with pytest.raises(WorkspaceError, match=r"train, heldout, canaries.*'test'"):
-        make().workspace.records("test")  # type: ignore[arg-type]
+        make().workspace.records("test")
 
 
 def test_create_from_python_opens_what_is_there_and_warns(make, corpus, base, small_tokenizer, tmp_path):
     first = make().workspace
-    arguments: dict[str, Any] = {
+    arguments = {
         "corpus": corpus, "base": base, "tokenizer": small_tokenizer, "num_worlds": 8, "group_by": "patient"
     }  # fmt: skip
     assert Workspace.create(first.path, **arguments).manifest == first.manifest
