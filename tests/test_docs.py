@@ -27,10 +27,14 @@ def test_generated_pages_are_current(name):
 
 
 @pytest.mark.parametrize("page", [*PAGES, *READMES], ids=lambda path: path.name)
-def test_links_between_pages_resolve(page):
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+def test_links_to_pages_and_their_sections_resolve(page):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
         if not target.startswith(("http://", "https://", "mailto:")):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+            path = page.parent / target if target else page
+            assert path.exists(), f"{page.name} links to {target}"
+            if anchor and path.suffix == ".md":
+                headings = {slug(heading) for heading in re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)}
+                assert anchor in headings, f"{page.name} links to {target}#{anchor}"
 
 
 def test_tests_named_in_the_documentation_exist():
@@ -57,14 +61,6 @@ def slug(heading):
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
 
 
-@pytest.mark.parametrize("page", [*PAGES, *READMES], ids=lambda path: path.name)
-def test_links_to_sections_resolve(page):
-    for target, anchor in re.findall(r"\]\(([^)#\s]*\.md|)#([^)]+)\)", page.read_text()):
-        text = (page.parent / target if target else page).read_text()
-        headings = {slug(heading) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
-        assert anchor in headings, f"{page.name} links to {target}#{anchor}"
-
-
 def test_every_code_of_a_refusal_is_explained():
     code = "\n".join(path.read_text() for path in (ROOT / "src" / "paclm" / "server").glob("*.py"))
     codes = set(re.findall(r'code="(\w+)"', code))
@@ -81,24 +77,18 @@ def test_every_variable_of_the_environment_is_explained():
 
 def test_every_dependency_is_pinned():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pinned = {
-        line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
-    }
     wanted = [*project["dependencies"], *(d for extra in project["optional-dependencies"].values() for d in extra)]
-    names = {re.match(r"[A-Za-z0-9_.-]+", requirement)[0].lower() for requirement in wanted} - {"paclm"}
-    assert {name.replace("-", "_") for name in names} <= {name.replace("-", "_") for name in pinned}
+    pinned = re.findall(r"^.+(?===)", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
+    wanted, pinned = (
+        {re.match(r"[\w.-]+", name)[0].lower().replace("-", "_") for name in names} for names in (wanted, pinned)
+    )
+    assert wanted - {"paclm"} <= pinned
 
 
 def test_no_file_names_a_path_of_the_development_machine():
     forbidden = re.compile(r"/" + r"work/|\.\./shared|\.library")
-    for path in [
-        *ROOT.glob("*.*"),
-        *(p for d in ("src", "docs", "tools", "bench", ".ci") for p in (ROOT / d).rglob("*")),
-    ]:
-        if (
-            path.is_file()
-            and path.name != ".git"  # in a worktree .git is a file that holds a path
-            and path.suffix in {".py", ".md", ".toml", ".yml", ".txt", ".json", ""}
-            and "data" not in path.parts
-        ):
+    folders = [ROOT / name for name in ("src", "docs", "tools", "bench", ".ci")]
+    for path in [*ROOT.glob("*.*"), *(path for folder in folders for path in folder.rglob("*"))]:
+        is_text = path.is_file() and path.suffix in {".py", ".md", ".toml", ".yml", ".txt", ".json", ""}
+        if is_text and path.name != ".git" and "data" not in path.parts:  # in a worktree .git is a file with a path
             assert not forbidden.search(path.read_text(errors="ignore")), path

@@ -35,10 +35,7 @@ def test_a_name_that_needs_an_extra_says_which(missing, error, words, monkeypatc
             raise ModuleNotFoundError(f"No module named {missing!r}", name=f"{missing}.part")
         return real(name, *rest, **options)
 
-    def import_module(name):
-        return bare(name)
-
-    monkeypatch.setattr("importlib.import_module", import_module)
+    monkeypatch.setattr("importlib.import_module", bare)
     with pytest.raises(error, match=words):
         _ = paclm.Curator
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +26,14 @@ def invoke(*arguments, **options):
 
 def figures_of(*arguments):
     """The JSON object that a command prints."""
-    done = invoke(*arguments, "--json")
-    return json.loads(done.stdout)
+    return json.loads(invoke(*arguments, "--json").stdout)
+
+
+def spawn(*arguments, **options):
+    """Run a command in a process of its own."""
+    command = [sys.executable, "-m", "paclm", *map(str, arguments)]
+    done = subprocess.run(command, **{"capture_output": True, "text": True, "check": False, **options})
+    return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 @dataclass(frozen=True)

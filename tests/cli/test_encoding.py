@@ -2,17 +2,16 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
-from cli.commands import INIT, Outcome, check, split
+from cli.commands import INIT, check, spawn, split
 
 LATIN = os.fsdecode(b"caf\xe9")
+GENERATE = "generate clinic --max-tokens 1 --prompt"
 
 
-@pytest.mark.parametrize("command", ["generate clinic --max-tokens 1 --prompt", "votes clinic --prompt"])
+@pytest.mark.parametrize("command", [GENERATE, "votes clinic --prompt"])
 def test_a_prompt_that_is_not_utf_8_is_refused(desk, paclm, command):
     check(paclm(*split(command), LATIN), "UTF-8", "character 4", "iconv -f latin1")
 
@@ -20,11 +19,10 @@ def test_a_prompt_that_is_not_utf_8_is_refused(desk, paclm, command):
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
 @pytest.mark.parametrize(("given", "words"), [(b"ok \xff\xfe", ["UTF-8", "byte 3"]), (b"\n", ["--prompt"])])
 def test_standard_input_is_read_strictly_in_any_locale(desk, locale, given, words):
-    command = [sys.executable, "-m", "paclm", *split("generate clinic --prompt - --max-tokens 1")]
-    environment = {**os.environ, "LC_ALL": locale}
-    environment.pop("PYTHONIOENCODING", None)
-    done = subprocess.run(command, input=given, capture_output=True, env=environment, check=False)
-    check(Outcome(done.returncode, done.stdout.decode(), done.stderr.decode()), "Standard input", *words)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONIOENCODING"}
+    options = {"env": {**environment, "LC_ALL": locale}, "encoding": "utf-8", "errors": "surrogateescape"}
+    done = spawn(*split(f"{GENERATE} -"), input=given.decode("utf-8", "surrogateescape"), **options)
+    check(done, "Standard input", *words)
     assert not (desk.folder / "clinic/curator/ledger.sqlite").exists()
 
 
@@ -57,8 +55,7 @@ def test_a_workspace_of_such_a_name_is_refused_before_anything_is_read(desk, pac
 
 def test_a_workspace_that_was_given_such_a_name_can_still_be_printed(desk, clinic):
     clinic.rename(desk.folder / LATIN)
-    command = [sys.executable, "-m", "paclm", *split("plan --mia 51% --tokens 1M --write"), LATIN]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    done = subprocess.run(command, capture_output=True, env=environment, check=False, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert r"caf\udce9/paclm.toml" in done.stdout
+    done = spawn(*split("plan --mia 51% --tokens 1M --write"), LATIN, env=environment)
+    assert (done.status, done.err) == (0, "")
+    assert r"caf\udce9/paclm.toml" in done.out

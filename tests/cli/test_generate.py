@@ -9,7 +9,7 @@ import pytest
 from cli.commands import figures_of, invoke
 from curator.deployments import set_mechanism
 from paclm.curator.curator import Curator
-from paclm.errors import InvalidInput, WorkspaceError
+from paclm.errors import InvalidInput
 from paclm.worlds.manifest import load_manifest
 
 KEYS = [
@@ -56,11 +56,7 @@ def test_text_goes_to_standard_output_and_figures_to_standard_error(clinic):
 def test_an_answer_of_an_end_token_alone_is_reported(clinic, monkeypatch):
     assert "empty answer" not in run(clinic, *ONE).stderr
     result = Curator.result
-
-    def only_an_end_token(curator, stream):
-        return replace(result(curator, stream), text="", finish_reason="stop")
-
-    monkeypatch.setattr(Curator, "result", only_an_end_token)
+    monkeypatch.setattr(Curator, "result", lambda *both: replace(result(*both), text="", finish_reason="stop"))
     assert "empty answer" in run(clinic, *ONE).stderr
 
 
@@ -106,11 +102,3 @@ def test_mistakes_are_refused_and_cost_nothing(clinic, options, words):
     with pytest.raises(InvalidInput, match=words):
         run(clinic, *ONE, *options)
     assert figures(clinic, *ONE)["spent_nats"] == 2**-16
-
-
-def test_a_missing_budget_or_workspace_is_refused(clinic, tmp_path):
-    set_mechanism(clinic)
-    with pytest.raises(InvalidInput, match='per_token = "2'):
-        run(clinic, *ONE)
-    with pytest.raises(WorkspaceError, match="nowhere"):
-        run(tmp_path / "nowhere", *ONE)

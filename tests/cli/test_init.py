@@ -1,13 +1,9 @@
 """`paclm init` and `paclm models` as a user types them: files, figures, exit status, errors."""
 
-import csv
-import gzip
 import json
-import lzma
 import os
 import subprocess
 import sys
-from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -15,14 +11,7 @@ from cli.commands import figures_of, invoke
 from paclm.config import in_shell
 from paclm.engine import base as base_module
 from paclm.engine import download
-from paclm.errors import CorpusError, InvalidInput, ModelError, WorkspaceError
 from paclm.worlds.workspace import Workspace
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path, monkeypatch):
-    monkeypatch.setenv("PACLM_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setenv("PACLM_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -39,17 +28,8 @@ def init(tmp_path, small_base):
     return init
 
 
-def write_jsonl(path, rows, opener=open):
-    with opener(path, "wt", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-    return path
-
-
-def write_csv(path, rows):
-    with path.open("w", newline="") as file:
-        table = csv.DictWriter(file, list(rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
-        table.writeheader()
-        table.writerows(rows)
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
@@ -61,20 +41,10 @@ def write_folder(path, rows):
     return path
 
 
-READERS = {
-    "notes.jsonl": (write_jsonl, "patient"),
-    "notes.jsonl.gz": (lambda path, rows: write_jsonl(path, rows, gzip.open), "patient"),
-    "notes.jsonl.xz": (lambda path, rows: write_jsonl(path, rows, lzma.open), "patient"),
-    "notes.csv": (write_csv, "patient"),
-    "notes.tsv": (write_csv, "patient"),
-    "notes": (write_folder, "folder"),
-}
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_init_works_on_every_reader(init, rows, tmp_path, name):
-    writer, group = READERS[name]
-    result = init(writer(tmp_path / name, rows), "--group-by", group, "--json")
+@pytest.mark.parametrize(("writer", "group"), [(write_jsonl, "patient"), (write_folder, "folder")])
+def test_init_makes_worlds_of_a_file_or_folder_and_repeating_it_changes_nothing(init, rows, tmp_path, writer, group):
+    path = writer(tmp_path / "notes.jsonl", rows)
+    result = init(path, "--group-by", group, "--json")
     assert result.exit_code == 0, result.output
     figures = json.loads(result.stdout)
     assert (figures["records"], figures["groups"], figures["held_out"], figures["train"]) == (200, 100, 40, 160)
@@ -84,28 +54,9 @@ def test_init_works_on_every_reader(init, rows, tmp_path, name):
     workspace = Workspace.open(tmp_path / "clinic")
     assert {record.text for record in workspace.members()} < {row["text"] for row in rows}
     assert workspace.membership.shape == (160, 8)
-
-
-def test_init_reads_parquet_and_data_sets_where_their_packages_are(init, rows, tmp_path, monkeypatch):
-    batch = SimpleNamespace(to_pylist=lambda: rows)
-    parquet = ModuleType("pyarrow.parquet")
-    parquet.ParquetFile = lambda path: SimpleNamespace(iter_batches=lambda: [batch])
-    datasets = ModuleType("datasets")
-    datasets.load_dataset = lambda name, split: rows
-    monkeypatch.setitem(sys.modules, "pyarrow", ModuleType("pyarrow"))
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", parquet)
-    monkeypatch.setitem(sys.modules, "datasets", datasets)
-    (tmp_path / "notes.parquet").touch()
-    assert init(tmp_path / "notes.parquet", name="one").exit_code == 0
-    assert init("owner/notes", name="two").exit_code == 0
-    one, two = Workspace.open(tmp_path / "one"), Workspace.open(tmp_path / "two")
-    assert [record.text for record in one.records("train")] == [record.text for record in two.records("train")]
-
-
-def test_init_makes_the_synthetic_clinic_without_any_file(init, tmp_path):
-    result = init("clinic:200", "--group-by", "patient")
-    assert result.exit_code == 0, result.output
-    assert len(Workspace.open(tmp_path / "clinic").records("train")) >= 150
+    before = (tmp_path / "clinic" / "manifest.json").read_bytes()
+    assert json.loads(init(path, "--group-by", group, "--json").stdout)["is_new"] is False
+    assert (tmp_path / "clinic" / "manifest.json").read_bytes() == before
 
 
 def test_the_summary_shows_the_counts_and_the_next_command(init, rows, tmp_path, small_base):
@@ -125,16 +76,6 @@ def test_the_summary_shows_the_counts_and_the_next_command(init, rows, tmp_path,
     assert "Note: " in result.stderr  # the same text twice
 
 
-def test_repeating_init_changes_nothing_and_other_arguments_are_refused(init, rows, tmp_path):
-    path = write_jsonl(tmp_path / "notes.jsonl", rows)
-    assert init(path).exit_code == 0
-    before = (tmp_path / "clinic" / "manifest.json").read_bytes()
-    assert json.loads(init(path, "--json").stdout)["is_new"] is False
-    with pytest.raises(WorkspaceError, match=r"--seed .*101.* 7"):
-        init(path, "--seed", "7")
-    assert (tmp_path / "clinic" / "manifest.json").read_bytes() == before
-
-
 def test_a_second_workspace_on_the_corpus_is_warned_of(init, rows, tmp_path):
     path = write_jsonl(tmp_path / "notes.jsonl", rows)
     init(path)
@@ -142,26 +83,6 @@ def test_a_second_workspace_on_the_corpus_is_warned_of(init, rows, tmp_path):
     (caution, *_) = json.loads(init(path, "--json", name="three").stdout)["notes"]
     assert str(tmp_path / "clinic") in caution
     assert str(tmp_path / "clinic") in init(path, name="two").stderr
-
-
-@pytest.mark.parametrize(
-    ("content", "options", "error", "words"),
-    [
-        ('{"text": ""}\n', [], CorpusError, "notes.jsonl:1: "),
-        ('{"text": "x"\n', [], CorpusError, "notes.jsonl:1: .*JSON"),
-        ('{"text": "x"}\n' * 9, ["--holdout", "2"], InvalidInput, " 7 "),
-        ('{"text": "x"}\n' * 99, ["--worlds", "9"], InvalidInput, "not 9"),
-        ('{"text": "x"}\n' * 99, ["--group-by", "who"], CorpusError, "'who' .*text"),
-        ('{"text": "x"}\n' * 99, ["--text-field", "body"], CorpusError, "'body' .*text"),
-        ('{"text": "x"}\n' * 99, ["--max-record-tokens", "1"], InvalidInput, "at least 2, not 1"),
-        ('{"text": "x"}\n' * 99, ["--base", "/no/such/model"], ModelError, "paclm models get smollm2"),
-    ],
-)
-def test_broken_input_is_refused_and_leaves_nothing(init, tmp_path, content, options, error, words):
-    (tmp_path / "notes.jsonl").write_text(content)
-    with pytest.raises(error, match=words):
-        init(tmp_path / "notes.jsonl", *options)
-    assert not list(tmp_path.glob("*clinic*"))
 
 
 def test_bad_records_are_named_when_they_are_skipped(init, rows, tmp_path):
@@ -175,6 +96,7 @@ def test_models_can_be_listed_and_fetched(tmp_path, small_base, monkeypatch):
     listed = invoke("models", "list").stdout
     assert str(small_base) in listed
     assert "paclm models get smollm2" in listed
+    monkeypatch.setenv("PACLM_CACHE_DIR", str(tmp_path / "cache"))
     folder = tmp_path / "cache" / "models" / "smollm2"
 
     def fetch():
@@ -215,9 +137,3 @@ def test_fetching_shows_no_bars_of_other_packages():
     assert done.returncode == 7, done.stderr
     assert "93 MB" in done.stderr
     assert "a bar" not in done.stderr
-
-
-@pytest.mark.parametrize("name", ["tiny", "gpt5"])
-def test_models_that_cannot_be_fetched_are_refused(name):
-    with pytest.raises(InvalidInput, match=f"'{name}'"):
-        invoke("models", "get", name)

@@ -139,7 +139,6 @@ def test_the_restore_drill_of_the_documentation_works(used):
     """Every command of the page, as written; only the folder of the backups is elsewhere."""
     _, _, section = OPERATIONS.read_text().partition("Try a restore before you need one")
     commands = re.search(r"```console\n(.*?)```", section, re.DOTALL)
-    assert commands is not None
     script = re.sub(r"^\$ ", "", commands[1], flags=re.MULTILINE).replace("/backup", "./backup")
     here = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(

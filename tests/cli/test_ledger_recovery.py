@@ -55,17 +55,15 @@ def test_a_ledger_that_serves_as_it_is_is_not_charged_by_a_script(workspace):
     assert remaining(workspace) > 0
 
 
-@pytest.mark.parametrize("how", [{"options": ("--put-back", "--yes")}, {"options": (), "input": "y\n"}])
-def test_a_folder_that_was_rolled_back_as_a_whole_can_be_adopted(workspace, how):
-    """With its lock: nothing shows it, but the operator knows."""
-    run("adopt", workspace, *how["options"], input=how.get("input"))
-    assert remaining(workspace) == 0
-
-
-def test_a_file_without_its_lock_is_adopted(workspace):
-    """Copied by hand to another place: there is no record of its newest row."""
-    (workspace / "curator" / "ledger.lock").unlink()
-    run("adopt", workspace, "--yes")
+@pytest.mark.parametrize(
+    ("has_lock", "options", "answer"),
+    [(True, ["--put-back", "--yes"], None), (True, [], "y\n"), (False, ["--yes"], None)],
+)
+def test_a_ledger_is_adopted_where_only_the_operator_can_know(workspace, has_lock, options, answer):
+    """A folder rolled back as a whole, with its lock; or a file copied by hand, without a record of its newest row."""
+    if not has_lock:
+        (workspace / "curator" / "ledger.lock").unlink()
+    run("adopt", workspace, *options, input=answer)
     assert remaining(workspace) == 0
 
 

@@ -1,4 +1,4 @@
-"""The command line itself: instant help, no heavy imports, completion, errors with exit status 2."""
+"""The command line itself: instant help, no heavy imports, completion."""
 
 import subprocess
 import sys
@@ -39,12 +39,6 @@ def test_importing_the_package_imports_nothing_heavy():
 
 def test_version_is_printed():
     assert invoke("--version").stdout.strip() == f"paclm {__version__}"
-
-
-def test_an_error_is_one_line_on_standard_error_and_exit_status_two():
-    done = run("-m", "paclm", "plan", "--mia", "0.51")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith("Error: ")
 
 
 def test_completion_scripts_are_made_and_offer_commands_and_names_of_releases():

@@ -1,14 +1,12 @@
 """`paclm replay` as a user types it."""
 
 import json
-import subprocess
-import sys
 from functools import partial
 
 import numpy as np
 import pytest
 
-from cli.commands import figures_of, invoke
+from cli.commands import figures_of, invoke, spawn
 from paclm.errors import InvalidInput, UnsoundState
 from paclm.privacy.belief import Release
 from paclm.privacy.releases import RULES, Rule
@@ -19,16 +17,8 @@ SHORT = ("--sessions", "2", "--tokens", "300")
 
 
 def test_figures_are_one_json_object_on_standard_output_alone(vote_files):
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "paclm", "replay", str(vote_files["gumbel"]), "--per-token", "2^-16", "--json"),
-            *("--sessions", "3", "--tokens", "200", "--seed", "1", "--release", "gaussian", "--charge", "dissent"),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    figures = json.loads(done.stdout)
+    options = "--per-token 2^-16 --json --sessions 3 --tokens 200 --seed 1 --release gaussian --charge dissent"
+    figures = json.loads(spawn("replay", vote_files["gumbel"], *options.split()).out)
     assert (figures["positions"], figures["worlds"], figures["tokens"]) == (32768, 128, 600)
     assert figures["stamp"].startswith("NOT PRIVATE")
 
@@ -54,11 +44,7 @@ def test_a_retained_gain_is_a_share_of_a_gain_and_of_nothing_else(tmp_path):
     for name, gain in (("gain", 1.0), ("loss", None), ("bare", None)):
         assert figures(tmp_path / f"{name}.npz", *words)["retained_gain"] == gain
         assert ("gains nothing" in run(tmp_path / f"{name}.npz", *words).output) == (name == "loss")
-
-
-def test_sessions_longer_than_the_file_are_pointed_out(tmp_path):
-    np.savez(tmp_path / "v.npz", votes=np.array([[1, 2], [1, 1]]))
-    shown = run(tmp_path / "v.npz", "--per-token", "2^-8", "--sessions", "2", "--tokens", "30").output
+    shown = run(tmp_path / "bare.npz", "--per-token", "2^-8", "--sessions", "2", "--tokens", "30").output
     assert "Note: sessions of 30 tokens" in shown
 
 

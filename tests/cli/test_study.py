@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.commands import figures_of, invoke
-from paclm.errors import EngineError, InvalidInput
+from paclm.errors import EngineError
 from paclm.study.regimes import NAMES
 from paclm.study.tables import all_tables
 from study.small_lab import build_study_workspace
@@ -69,8 +69,3 @@ def test_files_of_an_earlier_run_are_counted_and_again_reuses_none(workspace):
     words = ["study", "run", workspace, "accuracy"]
     reused = ["earlier run" in invoke(*words, *more).output for more in ([], [], ["--again"])]
     assert reused == [False, True, False]
-
-
-def test_an_unknown_regime_is_refused(workspace):
-    with pytest.raises(InvalidInput, match="'cencus'"):
-        invoke("study", "run", workspace, "cencus")

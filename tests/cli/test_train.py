@@ -2,6 +2,8 @@
 
 import json
 import os
+from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -47,19 +49,11 @@ def train(path, *options):
     return invoke("train", path, *exact, *options)
 
 
-def figures(path, *options):
-    return figures_of("train", path, *options)
+figures = partial(figures_of, "train")
 
 
 def adapters(path, name="worlds"):
     return AdapterStack.load(path / "adapters" / f"{name}.safetensors")
-
-
-def fail_with(error):
-    def fail(*_, **__):
-        raise error
-
-    return fail
 
 
 def test_training_leaves_one_file_of_adapters_that_the_manifest_knows(clinic):
@@ -115,7 +109,7 @@ WAYS_TO_RUN_OUT = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("
 @pytest.mark.parametrize("error", WAYS_TO_RUN_OUT, ids=["on a GPU", "on the CPU"])
 @pytest.mark.parametrize("place", ["train_worlds", "plan_training", "load_model"])
 def test_running_out_of_memory_anywhere_names_what_to_lower(clinic, monkeypatch, place, error):
-    monkeypatch.setattr(training_job, place, fail_with(error))
+    monkeypatch.setattr(training_job, place, Mock(side_effect=error))
     with pytest.raises(EngineError) as raised:
         train(clinic)
     remedies = ("device",) if place == "load_model" else ("--worlds-per-step", "batch_size", "8", "block_tokens")
@@ -124,7 +118,7 @@ def test_running_out_of_memory_anywhere_names_what_to_lower(clinic, monkeypatch,
 
 def test_memory_may_also_run_out_while_trained_worlds_are_measured(clinic, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("paclm.engine.training.measure_improvement", fail_with(WAYS_TO_RUN_OUT[0]))
+        patch.setattr("paclm.engine.training.measure_improvement", Mock(side_effect=WAYS_TO_RUN_OUT[0]))
         with pytest.raises(EngineError):
             train(clinic)
     assert train(clinic, "--again", "--worlds-per-step", "2").exit_code == 0
@@ -132,7 +126,7 @@ def test_memory_may_also_run_out_while_trained_worlds_are_measured(clinic, monke
 
 def test_another_error_of_torch_is_not_taken_for_memory(clinic, monkeypatch):
     error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-    monkeypatch.setattr(training_job, "train_worlds", fail_with(error))
+    monkeypatch.setattr(training_job, "train_worlds", Mock(side_effect=error))
     with pytest.raises(RuntimeError) as raised:
         train(clinic)
     assert raised.value is error
@@ -212,11 +206,8 @@ def test_a_stopped_run_is_resumed_from_the_command_line(clinic, monkeypatch):
 def test_options_that_cannot_be_trained_are_refused(clinic, options, words):
     with pytest.raises(InvalidInput, match=words):
         train(clinic, *options)
-
-
-def test_a_block_longer_than_the_context_is_refused(clinic):
     set_training(clinic, "block_tokens = 0", "block_tokens = 500")
-    with pytest.raises(InvalidInput, match=r"500.* 64"):
+    with pytest.raises(InvalidInput, match=r"500.* 64"):  # longer than the context
         train(clinic)
 
 
@@ -310,7 +301,7 @@ def test_threads_in_the_settings_are_passed_to_torch(clinic):
         torch.set_num_threads(before)
 
 
-def test_another_collection_has_other_worlds_of_the_same_records(clinic):
+def test_another_collection_has_other_worlds_and_uncoupled_ones_start_apart(clinic):
     assert train(clinic, "--what", "collection:2").exit_code == 0
     workspace = Workspace.open(clinic)
     again = training_job.membership_of(workspace, "collection-2")
@@ -318,9 +309,6 @@ def test_another_collection_has_other_worlds_of_the_same_records(clinic):
     assert (again.sum(axis=1) * 2 == WORLDS).all()
     assert not np.array_equal(again, workspace.membership)
     assert "collection-2.safetensors" in workspace.manifest.adapters
-
-
-def test_uncoupled_worlds_start_apart(clinic):
     assert train(clinic, "--what", "uncoupled").exit_code == 0
     entry = Workspace.open(clinic).manifest.adapters["uncoupled.safetensors"]
     assert entry["training"]["coupled"] is False

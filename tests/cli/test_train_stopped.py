@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import signal
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -63,7 +64,6 @@ def test_a_stopped_retraining_continues_by_the_command_it_printed(spaced, paclm,
     stopped = stop("train", str(spaced), "--again", "--dtype", "float32")
     assert stopped.status == 130
     kept = Checkpoints(spaced / "adapters" / ".training-worlds").load_position(0)
-    assert kept is not None
     assert kept.num_steps == STOPPED_AT
     assert are_equal(adapters(spaced), before), "until it is done, the old ones stay"
 
@@ -84,11 +84,8 @@ def test_a_stopped_retraining_continues_by_the_command_it_printed(spaced, paclm,
 
 
 def test_ctrl_c_before_training_began_promises_nothing(clinic, paclm, monkeypatch):
-    def press_ctrl_c(*_, **__):
-        raise KeyboardInterrupt
-
     STOP_MESSAGE.set("")
-    monkeypatch.setattr(TrainingJob, "run", press_ctrl_c)
+    monkeypatch.setattr(TrainingJob, "run", Mock(side_effect=KeyboardInterrupt))
     stopped = paclm("train", str(clinic), "--again")
     assert (stopped.status, stopped.err.strip().splitlines()[-1]) == (130, "Stopped.")
 

@@ -13,7 +13,7 @@ from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.base import base_of, load_model, load_tokenizer
 from paclm.engine.loading import open_engine
 from paclm.engine.peft_io import import_peft
-from paclm.errors import InvalidInput, WorkspaceError
+from paclm.errors import InvalidInput
 from paclm.privacy.randomness import Coins
 from paclm.study.recorded_votes import RecordedVotes
 from paclm.worlds.layout import WORLDS_FILE
@@ -21,8 +21,6 @@ from paclm.worlds.settings import write_settings
 from paclm.worlds.workspace import Workspace
 
 WORLDS = 4
-
-
 run = partial(invoke, "votes")
 figures = partial(figures_of, "votes")
 
@@ -45,8 +43,7 @@ def untrained(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def workspace(untrained, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained") / "clinic"
-    invoke("init", folder, "--corpus", "clinic:40", "--base", "tiny", "--worlds", WORLDS)
+    folder = shutil.copytree(untrained, tmp_path_factory.mktemp("trained") / "clinic")
     opened = Workspace.open(folder)
     adapters(opened, WORLDS, 0).save(opened.adapters_path / "worlds.safetensors")
     opened.with_adapters("worlds.safetensors")
@@ -86,9 +83,7 @@ def test_votes_along_a_text_can_be_replayed(workspace, text, tmp_path):
     assert out.stat().st_mode & 0o077 == 0  # votes leak about the records: for the owner only
     recorded = RecordedVotes.load(out)
     assert recorded.votes.shape == (found["positions"], WORLDS)
-    assert recorded.full is None
-    assert recorded.truth is not None
-    assert recorded.public is not None
+    assert (recorded.full, len(recorded.truth)) == (None, len(recorded.public))
     assert found["unanimity"] == pytest.approx(1 - recorded.is_dissent.mean())
     replayed = figures_of("replay", out, "--per-token", "2^-8", "--tokens", 8, "--sessions", 2, "--seed", 1)
     assert replayed["positions"] == found["positions"]
@@ -138,7 +133,6 @@ def test_the_full_adapter_is_recorded_when_there_is_one(workspace, text, tmp_pat
     finally:
         (opened.adapters_path / "full.safetensors").unlink()
     before, after = RecordedVotes.load(tmp_path / "before.npz"), RecordedVotes.load(tmp_path / "after.npz")
-    assert after.full is not None
     assert after.full.shape == (19,)
     assert np.array_equal(before.votes, after.votes)
 
@@ -154,7 +148,6 @@ def test_votes_along_a_text_are_those_the_engine_casts_with_the_same_coins(works
     votes, public = zip(*((ballot.votes, ballot.public) for ballot in ballots), strict=True)
     assert (recorded.votes == np.concatenate(votes)).all()
     assert (recorded.public == np.concatenate(public)).all()
-    assert recorded.truth is not None
     assert recorded.truth.tolist() == tokens[1:]
 
 
@@ -169,11 +162,6 @@ def test_worlds_vote_as_paclm_toml_says_before_any_budget_is_set(workspace):
         assert "Coins" not in run(*asked).stdout
     finally:
         file.write_text(before)
-
-
-def test_untrained_worlds_are_refused(untrained):
-    with pytest.raises(WorkspaceError, match="paclm train"):
-        run(untrained, "--prompt", "a")
 
 
 def test_export_writes_folders_that_peft_loads_and_warns(workspace, tmp_path):

@@ -25,38 +25,26 @@ def facts():
     return read_facts(DOCS)
 
 
-@pytest.fixture(scope="module")
-def reader():
-    return Reader.load(SHIPPED)
-
-
 def test_the_shipped_weights_are_those_of_the_card(facts):
     assert hash_weights(SHIPPED) == facts["weights_sha256"]
 
 
 def test_the_note_generator_writes_the_notes_the_card_was_measured_on(facts):
     figures = facts["figures"]["tiny"]
-    is_same = hash_texts(note_sets()["all"]) == figures["notes"]["text_sha256"]
-    assert is_same, f"the generator has changed: {MAKE_AGAIN}"
+    for name, notes in (("notes", note_sets()["all"]), ("probe_notes", note_sets(NUM_PROBE_NOTES)["all"])):
+        assert hash_texts(notes) == figures[name]["text_sha256"], f"the generator has changed: {MAKE_AGAIN}"
 
 
-def test_the_shipped_weights_reproduce_the_figure_of_the_card(facts, reader):
-    notes = note_sets(NUM_PROBE_NOTES)["all"]
-    recorded = facts["figures"]["tiny"]["probe_notes"]
-    if hash_texts(notes) != recorded["text_sha256"]:
-        pytest.fail(f"the generator has changed: {MAKE_AGAIN}")
+def test_the_shipped_weights_reproduce_the_figure_of_the_card_and_slightly_different_ones_do_not(facts):
+    notes, reader = note_sets(NUM_PROBE_NOTES)["all"], Reader.load(SHIPPED)
+    recorded = facts["figures"]["tiny"]["probe_notes"]["all"]
     measured = reader.score(notes).figures()
-    assert measured["bits_per_byte"] == pytest.approx(recorded["all"]["bits_per_byte"], abs=TOLERANCE)
-    assert measured["num_tokens"] == recorded["all"]["num_tokens"]
-
-
-def test_slightly_different_weights_do_not_reproduce_it(facts):
-    reader = Reader.load(SHIPPED)
+    assert measured["bits_per_byte"] == pytest.approx(recorded["bits_per_byte"], abs=TOLERANCE)
+    assert measured["num_tokens"] == recorded["num_tokens"]
     with torch.no_grad():
         for block in reader.model.transformer.h:
             block.mlp.c_proj.weight.mul_(0.95)
-    measured = reader.score(note_sets(NUM_PROBE_NOTES)["all"]).figures()
-    recorded = facts["figures"]["tiny"]["probe_notes"]["all"]
+    measured = reader.score(notes).figures()
     assert abs(measured["bits_per_byte"] - recorded["bits_per_byte"]) > TOLERANCE
 
 
@@ -90,9 +78,10 @@ def test_the_model_is_readable_by_all_and_fits_the_package():
         assert path.stat().st_mode & 0o444 == 0o444, f"{path.name} is not readable by all"
 
 
-def test_transformers_loads_the_same_tokenizer(reader):
+def test_transformers_loads_the_same_tokenizer():
     from transformers import AutoTokenizer
 
+    reader = Reader.load(SHIPPED)
     tokenizer = AutoTokenizer.from_pretrained(SHIPPED, local_files_only=True)
     text = "Seen on 14 March 2019 – BP 142/88; she’s “well”.\n\n  Plan: naïve 2.5 mg b.d."
     assert tokenizer(text)["input_ids"] == reader.tokenizer.encode(text, add_special_tokens=False).ids

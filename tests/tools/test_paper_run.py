@@ -19,8 +19,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def paper_run(monkeypatch):
     spec = importlib.util.spec_from_file_location("paper_run", ROOT / "tools" / "gpu" / "paper_run.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "paper_run", module)
     spec.loader.exec_module(module)
@@ -38,42 +36,50 @@ def corpus(tmp_path, texts):
     return path
 
 
-def run(module, monkeypatch, corpus, base, *options):
-    out = corpus.parent / "out"
-    words = ["paper_run.py", "--stage", "1", "--small", "--corpus", str(corpus), "--base", str(base)]
-    monkeypatch.setattr(sys, "argv", [*words, "--work", str(corpus.parent / "work"), "--out", str(out), *options])
-    module.main()
-    return out / "notes"
+@pytest.fixture
+def run(paper_run, monkeypatch, corpus, small_base):
+    def run(*options):
+        out = corpus.parent / "out"
+        words = ["paper_run.py", "--stage", "1", "--small", "--corpus", str(corpus), "--base", str(small_base)]
+        monkeypatch.setattr(sys, "argv", [*words, "--work", str(corpus.parent / "work"), "--out", str(out), *options])
+        paper_run.main()
+        return out / "notes"
+
+    return run
 
 
-def test_a_stage_trains_once_and_leaves_small_results_and_votes(paper_run, monkeypatch, corpus, small_base):
-    found = run(paper_run, monkeypatch, corpus, small_base, "--only", "precision")
-    stage = json.loads((found / "stage-1.json").read_text())
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_a_stage_trains_once_and_leaves_small_results_and_votes(run, paper_run, monkeypatch):
+    found = run("--only", "precision")
+    stage = read(found / "stage-1.json")
     assert stage["training"]["tokens"] > 0
-    assert json.loads((found / "results" / "precision.json").read_text())["preset"] == "quick"
+    assert read(found / "results" / "precision.json")["preset"] == "quick"
     with np.load(found / "votes-greedy.npz") as votes:
         assert votes["votes"].shape == (50, 4)
-    run(paper_run, monkeypatch, corpus, small_base, "--only", "accuracy")
-    again = json.loads((found / "stage-1.json").read_text())
+    run("--only", "accuracy")
+    again = read(found / "stage-1.json")
     assert again["training"] == stage["training"]  # not trained again
     assert set(again["regimes"]) == {"precision", "accuracy"}
     with monkeypatch.context() as patch:
         asked = Mock(side_effect=ValueError)
         patch.setattr(paper_run, "run_regime", asked)
-        run(paper_run, monkeypatch, corpus, small_base, "--only", "precision", "accuracy", "--minutes", "0")
+        run("--only", "precision", "accuracy", "--minutes", "0")
         assert not asked.called  # what is done stays done, also where no time is left
         for others in (["--again"], ["--cut", "positions=30"], ["--seed", "1"]):
             with pytest.raises(SystemExit, match=r"^Failed: precision\. "):
-                run(paper_run, monkeypatch, corpus, small_base, "--only", "precision", *others)
+                run("--only", "precision", *others)
         assert asked.call_count == 3
     path = found / "results" / "accuracy.json"
-    for other in ("{}", json.dumps({**json.loads(path.read_text()), "seconds": 1.0, "notes": ["another stage's"]})):
+    for other in ("{}", json.dumps({**read(path), "seconds": 1.0, "notes": ["another stage's"]})):
         path.write_text(other)  # damaged, or in its place
-        run(paper_run, monkeypatch, corpus, small_base, "--only", "accuracy")
-        assert json.loads(path.read_text())["notes"] == []
+        run("--only", "accuracy")
+        assert read(path)["notes"] == []
 
 
-def test_a_regime_that_fails_or_comes_too_late_is_named_and_the_others_run(paper_run, monkeypatch, corpus, small_base):
+def test_a_regime_that_fails_or_comes_too_late_is_named_and_the_others_run(run, paper_run, monkeypatch, corpus):
     genuine = paper_run.run_regime
 
     def fail(lab, regime, *rest):
@@ -83,24 +89,20 @@ def test_a_regime_that_fails_or_comes_too_late_is_named_and_the_others_run(paper
 
     monkeypatch.setattr(paper_run, "run_regime", fail)
     with pytest.raises(SystemExit, match=r"^Failed: flatness\. "):
-        run(paper_run, monkeypatch, corpus, small_base, "--only", "flatness", "precision")
+        run("--only", "flatness", "precision")
     found = corpus.parent / "out" / "notes"
-    regimes = json.loads((found / "stage-1.json").read_text())["regimes"]
+    regimes = read(found / "stage-1.json")["regimes"]
     assert regimes["flatness"] == {"failed": "ValueError: broken on purpose"}
     assert regimes["precision"]["rows"] == 2
-    late = run(paper_run, monkeypatch, corpus, small_base, "--only", "census", "--minutes", "0")
-    assert json.loads((late / "stage-1.json").read_text())["regimes"]["census"] == {"left_out": "no time"}
+    late = run("--only", "census", "--minutes", "0")
+    assert read(late / "stage-1.json")["regimes"]["census"] == {"left_out": "no time"}
 
 
-def test_worlds_can_be_trained_alone_and_sessions_cut_and_another_text_scored(
-    paper_run, monkeypatch, corpus, small_base
-):
-    found = run(
-        paper_run, monkeypatch, corpus, small_base, "--train", "full", "worlds", "--worlds-per-step", "2", "--only"
-    )
+def test_worlds_can_be_trained_alone_and_sessions_cut_and_another_text_scored(run, paper_run, monkeypatch, corpus):
+    found = run("--train", "full", "worlds", "--worlds-per-step", "2", "--only")
     adapters = corpus.parent / "work" / "notes" / "adapters"
     assert {path.stem for path in adapters.glob("*.safetensors")} == {"full", "worlds"}
-    stage = json.loads((found / "stage-1.json").read_text())
+    stage = read(found / "stage-1.json")
     assert stage["training"]["tokens"] > 0
     assert stage["regimes"] == {}
     assert not (found / "votes-greedy.npz").exists()
@@ -109,14 +111,12 @@ def test_worlds_can_be_trained_alone_and_sessions_cut_and_another_text_scored(
         patch.setattr(paper_run, "run_regime", asked)
         cuts = ("sessions=2", "horizons=64,128", "budgets=0.5")
         with pytest.raises(SystemExit):
-            run(paper_run, monkeypatch, corpus, small_base, "--only", "sessions", "--cut", *cuts)
-        assert asked.call_args.args[-1].budgets == (0.5,)
-        assert asked.call_args.args[-1].sessions == 2
-        assert asked.call_args.args[-1].horizons == (64, 128)
-        assert asked.call_args.args[-1].queries == 4
+            run("--only", "sessions", "--cut", *cuts)
+        preset = asked.call_args.args[-1]
+        assert (preset.budgets, preset.sessions, preset.horizons, preset.queries) == ((0.5,), 2, (64, 128), 4)
     text = corpus.parent / "other.txt"
     text.write_text("A text that nobody trained on, and of some length. " * 20)
-    run(paper_run, monkeypatch, corpus, small_base, "--only", "census", "--test-text", str(text))
+    run("--only", "census", "--test-text", str(text))
     assert (found.parent / "notes-on-other" / "results" / "census.json").is_file()
     assert not (found / "results" / "census.json").exists()
 
@@ -139,17 +139,17 @@ def test_worlds_can_be_trained_alone_and_sessions_cut_and_another_text_scored(
         ("--test-text nowhere.txt", "nowhere.txt"),
     ],
 )
-def test_bad_options_are_refused_before_any_work(paper_run, monkeypatch, corpus, small_base, capsys, words, reason):
+def test_bad_options_are_refused_before_any_work(run, corpus, capsys, words, reason):
     with pytest.raises(SystemExit) as left:
-        run(paper_run, monkeypatch, corpus, small_base, *words.split())
+        run(*words.split())
     assert left.value.code == 2
     assert re.search(reason, capsys.readouterr().err)
     assert not (corpus.parent / "work").exists()
 
 
-def test_a_missing_input_ends_with_an_error_line(paper_run, monkeypatch, corpus, small_base, capsys):
+def test_a_missing_input_ends_with_an_error_line(run, paper_run, monkeypatch, corpus, small_base, capsys):
     with pytest.raises(SystemExit, match=r"^Error: .*nowhere"):
-        run(paper_run, monkeypatch, corpus, small_base, "--corpus", "nowhere.jsonl")
+        run("--corpus", "nowhere.jsonl")
     words = ["paper_run.py", "--stage", "1", "--corpus", str(corpus), "--base", str(small_base)]
     with monkeypatch.context() as patch:
         patch.setattr(sys, "argv", [*words, "--work", str(corpus.parent), "--out", str(corpus.parent / "out")])
@@ -158,35 +158,33 @@ def test_a_missing_input_ends_with_an_error_line(paper_run, monkeypatch, corpus,
             paper_run.main()
     assert "no GPU" in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"^Error: .*'words'"):
-        run(paper_run, monkeypatch, corpus, small_base, "--train", "full", "words", "--only")
+        run("--train", "full", "words", "--only")
     with pytest.raises(SystemExit, match=r"^Error: .* --train"):
-        run(paper_run, monkeypatch, corpus, small_base, "--train", "--only", "precision")
+        run("--train", "--only", "precision")
     assert not list((corpus.parent / "work").rglob("*.safetensors"))  # before anything was trained
-    run(paper_run, monkeypatch, corpus, small_base, "--train", "full", "--only")  # no regime misses the worlds
+    run("--train", "full", "--only")  # no regime misses the worlds
     assert [path.stem for path in (corpus.parent / "work").rglob("*.safetensors")] == ["full"]
 
 
-def test_a_full_disk_ends_with_an_error_line_and_keeps_the_stage_log(paper_run, monkeypatch, corpus, small_base):
-    found = run(paper_run, monkeypatch, corpus, small_base, "--only")
+def test_a_full_disk_ends_with_an_error_line_and_keeps_the_stage_log(run, paper_run, monkeypatch):
+    found = run("--only")
     before = (found / "stage-1.json").read_text()
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
     with pytest.raises(SystemExit, match=r"^Error: .*No space left on device"):
-        run(paper_run, monkeypatch, corpus, small_base, "--only")
+        run("--only")
     assert (found / "stage-1.json").read_text() == before
     monkeypatch.setattr(paper_run, "run_regime", Mock(side_effect=full))
     monkeypatch.setattr(paper_run, "write_log", Mock())
     with pytest.raises(SystemExit, match=r"^Error: No space left on device"):
-        run(paper_run, monkeypatch, corpus, small_base, "--only", "precision", "census")
+        run("--only", "precision", "census")
     assert paper_run.run_regime.call_count == 1  # the next regime is not started
     assert json.loads(before)["training"]["tokens"] > 0
 
 
-def test_two_collections_of_the_first_worlds_are_studied_in_a_folder_of_their_own(
-    paper_run, monkeypatch, corpus, small_base
-):
-    found = run(paper_run, monkeypatch, corpus, small_base, "--stage", "5", "--only", "accuracy", "--worlds", "2")
-    result = json.loads((found.parent / "notes-first-2" / "results" / "accuracy.json").read_text())
+def test_two_collections_of_the_first_worlds_are_studied_in_a_folder_of_their_own(run):
+    found = run("--stage", "5", "--only", "accuracy", "--worlds", "2")
+    result = read(found.parent / "notes-first-2" / "results" / "accuracy.json")
     assert {row["collection"] for row in result["rows"]} == {1, 2}
     assert result["provenance"]["worlds"] == 2
     assert "collection-2-first-2.safetensors" in result["provenance"]["adapters"]

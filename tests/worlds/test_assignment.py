@@ -1,6 +1,7 @@
 """Membership, holdout and shards: exact sums, and statistics that accept uniform draws and reject biased ones."""
 
 import hashlib
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -8,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-import paclm
 from paclm.errors import InvalidInput
 from paclm.worlds.assignment import (
     _draw_rows,
@@ -159,24 +159,15 @@ def test_every_row_has_exactly_half_of_the_worlds_and_a_seed_names_one_assignmen
 def test_a_seed_names_the_same_assignment_on_every_platform_and_version():
     digest = hashlib.sha256(np.packbits(assign_worlds(5000, 128, 101)).tobytes()).hexdigest()
     assert digest == "118c4e542e5e315d88d1cf1add2adc612ac67a5ff85733075de05eaaae2dc963"
-
-
-def test_other_seeds_give_other_assignments():
     assert (assign_worlds(50, 16, 1) != assign_worlds(50, 16, 2)).any()
 
 
 def test_a_row_with_tied_keys_is_drawn_again():
-    class TiedThenFree:
-        def __init__(self):
-            self.batches = [[5, 5, 5, 9, 1, 2, 3, 4], [4, 3, 2, 1]]
-
-        def random_raw(self, size):
-            batch = self.batches.pop(0)
-            assert len(batch) == size
-            return np.array(batch, dtype=np.uint64)
-
-    rows = _draw_rows(TiedThenFree(), 2, 4)
+    batches = [np.array(batch, dtype=np.uint64) for batch in ([5, 5, 5, 9, 1, 2, 3, 4], [4, 3, 2, 1])]
+    source = Mock(random_raw=Mock(side_effect=batches))
+    rows = _draw_rows(source, 2, 4)
     np.testing.assert_array_equal(rows, [[False, False, True, True], [True, True, False, False]])
+    assert source.random_raw.mock_calls == [call(8), call(4)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -205,18 +196,8 @@ def test_groups_are_never_split(groups, seed):
 def test_a_wrong_argument_is_refused_by_name_and_value(arguments, named):
     with pytest.raises(InvalidInput, match=named):
         assign_worlds(*arguments)
-
-
-def test_no_groups_are_refused():
     with pytest.raises(InvalidInput):
         assign_groups([], 4, 1)
-
-
-def test_assign_worlds_is_a_public_name():
-    assert paclm.assign_worlds is assign_worlds
-
-
-# --- held out ---------------------------------------------------------------------------------------------------------
 
 
 def numbered(count, group_size=None):
@@ -261,25 +242,19 @@ def test_too_few_units_for_the_worlds_are_refused():
         split_holdout(numbered(10), -1, 1)
 
 
-# --- shards -----------------------------------------------------------------------------------------------------------
-
-
-def test_every_record_is_in_exactly_one_shard_and_shards_are_even():
+def test_every_record_is_in_exactly_one_shard_shards_are_even_and_a_seed_names_them():
     shards = assign_shards(range(103), 8, seed=1)
     assert shards.shape == (103, 8)
     assert (shards.sum(axis=1) == 1).all()
     assert np.ptp(shards.sum(axis=0)) <= 1
+    assert np.array_equal(shards, assign_shards(range(103), 8, seed=1))
+    assert not np.array_equal(shards, assign_shards(range(103), 8, seed=4))
 
 
 def test_records_of_one_unit_share_a_shard():
     units = [f"patient {number // 3}" for number in range(60)]
     shards = assign_shards(units, 4, seed=2)
     assert (shards.reshape(20, 3, 4) == shards[::3, None]).all()
-
-
-def test_a_seed_gives_one_assignment_of_shards():
-    assert np.array_equal(assign_shards(range(40), 4, seed=3), assign_shards(range(40), 4, seed=3))
-    assert not np.array_equal(assign_shards(range(40), 4, seed=3), assign_shards(range(40), 4, seed=4))
 
 
 @pytest.mark.parametrize("num_shards", [0, 1, 41])

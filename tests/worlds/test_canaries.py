@@ -9,28 +9,29 @@ from paclm.errors import InvalidInput
 from paclm.worlds.canaries import PAYLOAD_TOKENS, TRIGGER_TOKENS, make_canaries
 
 
-def encode(tokenizer, text):
-    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
 @pytest.fixture(scope="module")
 def canaries(small_tokenizer):
     return make_canaries(16, small_tokenizer, seed=101)
 
 
-def test_sixteen_canaries_are_half_and_half_with_repetitions_from_1_to_64(canaries):
+def test_canaries_are_half_and_half_with_repetitions_from_1_to_64_and_a_seed_names_them(canaries, small_tokenizer):
     assert Counter(canary.kind for canary in canaries) == {"C-OOD": 8, "C-COMMON": 8}
     for kind in ("C-OOD", "C-COMMON"):
         repetitions = [canary.repetitions for canary in canaries if canary.kind == kind]
         assert sorted(set(repetitions)) == [1, 2, 4, 8, 16, 32, 64]
+    assert make_canaries(16, small_tokenizer, seed=101) == canaries
+    assert make_canaries(16, small_tokenizer, seed=102) != canaries
+    assert make_canaries(0, small_tokenizer, seed=1) == []
+    with pytest.raises(InvalidInput, match=r"num_canaries.*-1"):
+        make_canaries(-1, small_tokenizer, seed=1)
 
 
 def test_trigger_and_payload_tokenize_into_their_ids(canaries, small_tokenizer):
     for canary in canaries:
         assert len(canary.trigger_ids) == TRIGGER_TOKENS
         assert len(canary.payload_ids) == PAYLOAD_TOKENS
-        assert encode(small_tokenizer, canary.trigger) == canary.trigger_ids
-        assert encode(small_tokenizer, canary.trigger + canary.payload) == canary.trigger_ids + canary.payload_ids
+        found = small_tokenizer([canary.trigger, canary.record.text], add_special_tokens=False)["input_ids"]
+        assert [tuple(ids) for ids in found] == [canary.trigger_ids, canary.trigger_ids + canary.payload_ids]
         assert canary.record.text == canary.trigger + canary.payload
         assert canary.record.repetitions == canary.repetitions
 
@@ -44,17 +45,6 @@ def test_common_canaries_are_everyday_words_and_the_others_are_rare_tokens(canar
             assert all(small_tokenizer.decode([token]).strip().isalpha() for token in ids)
         assert not set(ids) & set(small_tokenizer.all_special_ids)
     assert len({canary.trigger for canary in canaries}) == len(canaries)
-
-
-def test_a_seed_names_its_canaries(canaries, small_tokenizer):
-    assert make_canaries(16, small_tokenizer, seed=101) == canaries
-    assert make_canaries(16, small_tokenizer, seed=102) != canaries
-
-
-def test_none_are_made_unless_asked_for(small_tokenizer):
-    assert make_canaries(0, small_tokenizer, seed=1) == []
-    with pytest.raises(InvalidInput, match=r"num_canaries.*-1"):
-        make_canaries(-1, small_tokenizer, seed=1)
 
 
 def test_a_vocabulary_without_english_words_still_gives_common_canaries(small_tokenizer):

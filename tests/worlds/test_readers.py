@@ -7,8 +7,8 @@ import json
 import lzma
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -95,13 +95,8 @@ def test_numbers_serve_as_ids_and_groups_and_other_fields_can_be_named(tmp_path)
 
 
 def test_copies_are_kept_and_reported(tmp_path):
-    lines = [
-        '{"text": "same"}',
-        '{"text": "same"}',
-        '{"id": "x", "text": "same"}',
-        '{"text": "other"}',
-        '{"text": "same"}',
-    ]
+    same = '{"text": "same"}'
+    lines = [same, same, '{"id": "x", "text": "same"}', '{"text": "other"}', same]
     corpus = read_corpus(write(tmp_path / "d.jsonl", "\n".join(lines)))
     assert len({record.id for record in corpus.records}) == 5
     first = corpus.records[0].id
@@ -110,6 +105,8 @@ def test_copies_are_kept_and_reported(tmp_path):
     (sentence,) = corpus.report.sentences()
     assert "d.jsonl:2 = " in sentence
     assert "--group-by" in sentence
+    many = read_corpus(write(tmp_path / "d.jsonl", '{"id": 1, "text": "same"}\n' * 20_000))  # in linear time
+    assert many.records[-1].id == "1~20000"
 
 
 def test_copies_within_a_group_are_protected_together(tmp_path):
@@ -129,11 +126,6 @@ def test_groups_that_look_the_same_are_pointed_out_by_place_and_stay_apart(tmp_p
     assert pairs == [("2", "1"), ("4", "3"), ("5", "3")]
     (sentence,) = corpus.report.sentences()
     assert not any(str(name) in sentence for name in names[:7])
-
-
-def test_many_copies_of_one_text_are_read_in_linear_time(tmp_path):
-    corpus = read_corpus(write(tmp_path / "d.jsonl", '{"id": 1, "text": "same"}\n' * 20_000))
-    assert corpus.records[-1].id == "1~20000"
 
 
 BROKEN = {
@@ -195,15 +187,24 @@ REFUSED = {
     "blank lines": ("n.jsonl", "\n\n", {}, "no rows"),
     "a header alone": ("n.csv", "id,text\n", {}, "no rows"),
     "an unknown kind": ("n.docx", "x", {}, r"\.csv, \.jsonl"),
+    "a folder of other files": ("n/scan.pdf", "x", {}, r"scan\.pdf"),
+    "an undecodable file": ("n/b.txt", b"caf\xe9", {}, r"b\.txt:1: "),
+    "no such file": ("n.jsonl", None, {}, r"n\.jsonl"),
+    "no such packed file": ("n.jsonl.gz", None, {}, r"n\.jsonl\.gz"),
+    "no such folder": ("gone", None, {}, "gone"),
 }
 
 
 @pytest.mark.parametrize(("name", "content", "options", "named"), REFUSED.values(), ids=REFUSED)
-def test_a_file_that_cannot_be_read_is_refused_by_name(name, content, options, named, tmp_path):
-    path = write(tmp_path / name, content)
+def test_a_corpus_that_cannot_be_read_is_refused_by_name(name, content, options, named, tmp_path):
+    path = tmp_path / name
+    if content is not None:
+        path.parent.mkdir(exist_ok=True)
+        write(path, content)
+    corpus = str(path if path.parent == tmp_path else path.parent)
     with pytest.raises(CorpusError, match=named) as raised:
-        read_corpus(path, ReadOptions(**options))
-    assert path in str(raised.value)
+        read_corpus(corpus, ReadOptions(**options))
+    assert corpus in str(raised.value)
 
 
 def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path):
@@ -244,56 +245,26 @@ def test_a_file_that_was_cut_off_is_refused_however_much_could_be_read(name, tmp
         read_corpus(path, ReadOptions(skip_bad=True))
 
 
-def test_a_folder_without_texts_is_refused(tmp_path):
-    for others in ((), ("scan.pdf",)):
-        for name in others:
-            write(tmp_path / name, "x")
-        with pytest.raises(CorpusError, match=rf"{tmp_path}.*{'|'.join(others)}"):
-            read_corpus(str(tmp_path))
-
-
-def test_an_undecodable_text_file_is_named(tmp_path):
-    write(tmp_path / "a.txt", "fine")
-    write(tmp_path / "b.txt", b"caf\xe9")
-    with pytest.raises(CorpusError, match=r"b\.txt:1: is not valid UTF-8"):
-        read_corpus(str(tmp_path))
-
-
-def test_a_missing_file_is_named():
-    for name in ("missing.jsonl", "missing.jsonl.gz", "/no/such/folder"):
-        with pytest.raises(CorpusError, match=name):
-            read_corpus(name)
-
-
 def test_a_missing_package_is_named_with_its_command(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(CorpusError, match="pip install pyarrow"):
-        read_corpus(write(tmp_path / "n.parquet", "x"))
-    with pytest.raises(CorpusError, match=r"stanfordnlp/imdb.*pip install datasets"):
-        read_corpus("stanfordnlp/imdb")
-
-
-class FakeParquetFile:
-    def __init__(self, path):
-        if Path(path).read_bytes() != b"PAR1":
-            raise ValueError("Parquet magic bytes not found")
-
-    def iter_batches(self):
-        return [SimpleNamespace(to_pylist=lambda: ROWS[:2]), SimpleNamespace(to_pylist=lambda: ROWS[2:])]
+    for name in ("pyarrow", "pyarrow.parquet", "datasets"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for corpus, package in ((write(tmp_path / "n.parquet", "x"), "pyarrow"), ("stanfordnlp/imdb", "datasets")):
+        with pytest.raises(CorpusError, match=f"{corpus}.*pip install {package}"):
+            read_corpus(corpus)
 
 
 def test_parquet_rows_become_records(tmp_path, monkeypatch):
+    parts = [SimpleNamespace(to_pylist=lambda: ROWS[:2]), SimpleNamespace(to_pylist=lambda: ROWS[2:])]
     module = ModuleType("pyarrow.parquet")
-    module.ParquetFile = FakeParquetFile
+    module.ParquetFile = Mock(return_value=SimpleNamespace(iter_batches=lambda: parts))
     monkeypatch.setitem(sys.modules, "pyarrow", ModuleType("pyarrow"))
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", module)
-    corpus = read_corpus(write(tmp_path / "n.parquet", "PAR1"), ReadOptions(group_by="patient"))
+    corpus = read_corpus(write(tmp_path / "n.parquet", ""), ReadOptions(group_by="patient"))
     assert essence(corpus) == [(row["id"], row["text"], row["patient"]) for row in ROWS]
     assert corpus.records[2].source.endswith("n.parquet:3")
+    module.ParquetFile.side_effect = ValueError("Parquet magic bytes not found")
     with pytest.raises(CorpusError, match=r"n\.parquet.*magic bytes"):
-        read_corpus(write(tmp_path / "n.parquet", "junk"))
+        read_corpus(str(tmp_path / "n.parquet"))
 
 
 def test_a_data_set_name_reads_the_split_that_was_asked_for(monkeypatch):
@@ -376,8 +347,5 @@ def test_the_command_that_is_named_for_semicolons_converts_them(tmp_path):
     command = str(raised.value).partition("convert it: ")[2].replace("OLD", "old.csv").replace("NEW", "new")
     subprocess.run(command.replace("python3", sys.executable), shell=True, cwd=tmp_path, check=True)
     assert [record.text for record in read_corpus(str(tmp_path / "new.csv")).records] == [row["text"] for row in ROWS]
-
-
-def test_a_column_may_be_called_with_a_semicolon_where_it_is_asked_for(tmp_path):
-    (tmp_path / "n.csv").write_text("a;b\nFirst\n")
+    (tmp_path / "n.csv").write_text("a;b\nFirst\n")  # and a column may have such a name where it is asked for
     assert read_corpus(str(tmp_path / "n.csv"), ReadOptions(text_field="a;b")).records[0].text == "First"

@@ -33,19 +33,15 @@ def give_ledger(created):
 def test_a_second_workspace_over_the_same_records_is_cautioned(make):
     first = make("one")
     assert make("two").cautions == ()  # as long as the first has no ledger nothing was spent on these records
+    ledger = first.workspace.curator_path / "ledger.sqlite"
+    ledger.touch()
+    assert len(make("without-a-note").cautions) == 1
+    ledger.unlink()
     path = give_ledger(first)
     (caution,) = make("three").cautions
     assert f"{path} (the same corpus)." in caution
     assert make("three").cautions == ()  # repeating is no further workspace
-
-
-def test_a_ledger_made_before_there_were_notes_counts_as_long_as_it_is_there(make):
-    (make("one").workspace.curator_path / "ledger.sqlite").touch()
-    assert len(make("two").cautions) == 1
-
-
-def test_several_workspaces_are_one_sentence(make):
-    for number in range(5):
+    for number in range(4):
         give_ledger(make(f"number-{number}"))
     (caution,) = make("last").cautions
     assert caution.count("the same corpus") == 3
@@ -84,13 +80,11 @@ def test_a_workspace_that_was_moved_is_named_by_its_new_place_once_it_was_opened
     assert f"{moved} (the same corpus)." in caution
 
 
-def test_a_place_is_noted_only_for_a_workspace_that_was_noted_before(tmp_path, state_folder):
+def test_a_place_is_noted_only_for_a_workspace_that_was_noted_and_synthetic_ones_never_are(
+    make, tmp_path, state_folder, corpus
+):
     for identifier in ("never-noted", "../outside"):
         note_place(identifier, tmp_path)
-    assert not state_folder.exists()
-
-
-def test_synthetic_records_have_no_budget_to_share(make, state_folder, corpus):
     synthetic = Corpus(corpus.name, corpus.records, corpus.report, is_synthetic=True)
     make("one", corpus=synthetic)
     assert make("two", corpus=synthetic).cautions == ()
@@ -119,20 +113,17 @@ def test_a_large_overlap_is_estimated_well_and_a_damaged_note_is_passed_over(sta
     assert find_overlaps(sketch_texts(ours), own_id="other") == []
 
 
-def test_ledgers_are_noted_in_their_order(state_folder):
+def test_ledgers_are_noted_in_their_order_where_they_can_be(state_folder, monkeypatch):
     assert ledgers_noted("w") == []
     for name in ("one", "two"):
         remember_ledger("w", name)
     assert [note.ledger for note in ledgers_noted("w")] == ["one", "two"]
     (state_folder / "ledgers" / "w.json").write_text('{"ledgers": 3}')
     assert ledgers_noted("w") == []
-
-
-@pytest.mark.parametrize("place", [f"{os.devnull}/state", "/proc/state", "~nobody-of-this-name/state"])
-def test_where_nothing_can_be_noted_nothing_happens(place, monkeypatch):
-    monkeypatch.setenv("PACLM_STATE_DIR", place)
-    remember_ledger("w", "one")
-    assert ledgers_noted("w") == []
+    for place in (f"{os.devnull}/state", "/proc/state", "~nobody-of-this-name/state"):  # where nothing can be noted
+        monkeypatch.setenv("PACLM_STATE_DIR", place)
+        remember_ledger("w", "one")
+        assert ledgers_noted("w") == []
 
 
 @pytest.mark.parametrize("identifier", ["../../victim", "/victim", "a\0b", "\ud800", "", "x" * 500])

@@ -33,7 +33,6 @@ def test_training_settings_find_their_section_wherever_it_is_or_make_it(settings
     found = load_settings(settings_file)
     assert found.training.epochs == 5
     assert found.server.port == 81
-    assert found.config is not None
     assert found.config.per_token == 2.0**-16
 
 
