@@ -217,9 +217,9 @@ def test_the_template_explains_every_setting_and_its_examples_are_valid(make):
         ("[training]\ntargets = []\n", "targets.*auto"),
         ("[runtime]\ncontext = 2\n", "context.*2"),
         ("[server]\nport = 2026-01-01\n", 'port.*8000.*"2026-01-01"'),
-        ("[server]\ncors_origins = ['notes.example']\n", "https://.*'notes.example'"),
-        ("[server]\ncors_origins = ['https://a.example/']\n", "path.*'https://a.example/'"),
-        ("[server]\ncors_origins = ['https://*.a.example']\n", r"'https://\*\."),
+        ("[server]\ncors_origins = ['notes.example']\n", "cors_origins.*'notes.example'"),
+        ("[server]\ncors_origins = ['https://a.example/']\n", "cors_origins.*'https://a.example/'"),
+        ("[server]\ncors_origins = ['https://*.a.example']\n", r"cors_origins.*'https://\*\."),
     ],
 )
 def test_wrong_settings_are_refused_by_name_and_value(make, text, named):
