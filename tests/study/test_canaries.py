@@ -29,12 +29,9 @@ def test_forced_canaries_have_the_advantage_of_theory(exponent):
     assert emitted.mean() == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(40_000))  # the payload is said all the same
 
 
-def test_the_check_sees_noise_for_four_times_the_budget():
-    found = advantage(*forced_trials(2.0**-4, 6000, factor=4.0))
-    assert found.mean - even_split_advantage(2.0**-4) > 4 * found.stderr
-
-
-def test_the_theory_is_the_published_one_and_no_noise_gives_everything_away():
+def test_the_theory_is_the_published_one_and_less_noise_gives_more_away():
+    generous = advantage(*forced_trials(2.0**-4, 6000, factor=4.0))  # noise for four times the budget
+    assert generous.mean - even_split_advantage(2.0**-4) > 4 * generous.stderr
     assert [round(even_split_advantage(2.0**-n), 4) for n in (4, 8, 16)] == [0.2763, 0.0704, 0.0044]
     assert even_split_advantage(math.inf) == 1.0
     assert advantage(*forced_trials(math.inf, 200)) == (1.0, 0.0)

@@ -8,17 +8,13 @@ from paclm.errors import InvalidInput
 from paclm.study.quality import diversity, measure_text, perplexity, perplexity_ratio, public_surprise, repetition
 
 
-def test_repetition_is_the_share_of_three_grams_already_seen():
+def test_repetition_is_the_share_of_three_grams_already_seen_and_diversity_of_distinct_tokens():
+    assert (diversity([1, 2, 3, 4]), diversity([1, 1, 1, 1])) == (1.0, 0.25)
     assert repetition([1, 2, 3, 4, 5]) == 0.0
     assert repetition([1, 2, 3, 1, 2, 3]) == 1 / 4  # 123 231 312 123
     assert repetition([7] * 10) == 7 / 8
     with pytest.raises(InvalidInput, match="2"):
         repetition([1, 2])
-
-
-def test_diversity_is_distinct_tokens_over_tokens():
-    assert diversity([1, 2, 3, 4]) == 1.0
-    assert diversity([1, 1, 1, 1]) == 0.25
 
 
 def test_perplexity_and_its_ratio_are_exponentials_of_means():
@@ -29,6 +25,8 @@ def test_perplexity_and_its_ratio_are_exponentials_of_means():
     assert ratio.mean == pytest.approx(2.0)
     assert ratio.stderr == pytest.approx(0.0, abs=1e-12)  # paired: every sequence has the same ratio
     assert math.isnan(perplexity(surprise[:1], rng).stderr)
+    row = measure_text(np.array([[1, 2, 3]] * 3), np.ones((3, 3)), None, rng)
+    assert (row["perplexity"], row["ratio"]) == (pytest.approx(math.e), None)
     with pytest.raises(InvalidInput, match=r"\(2, 1\)"):
         perplexity_ratio(surprise, surprise[:, :1], rng)
 
@@ -39,12 +37,6 @@ def test_errors_are_over_sequences_not_tokens():
     error = perplexity(between, rng).stderr
     expected = perplexity(between, rng).mean * between[:, 0].std() / math.sqrt(50)
     assert error == pytest.approx(expected, rel=0.2)
-
-
-def test_a_row_has_no_ratio_without_a_reference():
-    row = measure_text(np.array([[1, 2, 3]] * 3), np.ones((3, 3)), None, np.random.default_rng(0))
-    assert row["ratio"] is None
-    assert row["perplexity"] == pytest.approx(math.e)
 
 
 def test_surprise_is_that_of_the_public_model(small_lab, small_base):

@@ -23,29 +23,20 @@ def test_a_result_survives_the_disk_and_numbers_that_are_none_become_null(tmp_pa
     assert found.rows == [{"k": 50, "share": 0.5, "n": 7}, {"k": 200, "share": None, "n": 8}]
     assert load_results(tmp_path) == {"census": found}
     assert "NaN" not in path.read_text()
+    assert plain({1: (np.float32(0.5), math.inf, [np.bool_(True)])}) == {"1": [0.5, None, [True]]}
+    for text in ("not json", json.dumps({"regime": "census"}), "[]"):
+        path.write_text(text)
+        with pytest.raises(InvalidInput, match=r"census\.json"):
+            load_results(tmp_path)
 
 
 def test_rows_are_found_by_their_values_and_one_means_one():
     result = make_result()
     assert result.one(k=50)["n"] == 7
     assert len(result.select()) == 2
-    with pytest.raises(InvalidInput, match="2 rows of census"):
-        result.one()
-    with pytest.raises(InvalidInput, match="0 rows of census"):
-        result.one(k=51)
-
-
-def test_a_file_that_is_no_result_is_refused(tmp_path):
-    for text in ("not json", json.dumps({"regime": "census"}), "[]"):
-        (tmp_path / "census.json").write_text(text)
-        with pytest.raises(InvalidInput, match="not a result file"):
-            load_results(tmp_path)
-
-
-def test_plain_values_hold_nothing_that_json_does_not_know():
-    value = plain({1: (np.float32(0.5), math.inf, [np.bool_(True)]), "text": None})
-    assert value == {"1": [0.5, None, [True]], "text": None}
-    assert json.loads(json.dumps(value)) == value
+    for wanted, found in (({}, "2 rows of census"), ({"k": 51}, "0 rows of census")):
+        with pytest.raises(InvalidInput, match=found):
+            result.one(**wanted)
 
 
 def test_the_origin_names_everything_a_number_depends_on(study_template):

@@ -70,12 +70,10 @@ def test_submix_can_clip_any_pair_of_distributions_and_leaves_alone_what_is_insi
     assert float((submix.clip(close, public, 5.0) - close).abs().max()) < 1e-4
 
 
-def test_submix_clips_ratios_and_takes_the_largest_weight_that_either_half_allows():
+def test_submix_takes_the_largest_weight_that_either_half_allows():
     shards, public, _ = ensemble(3.0)
     settings = SubMixSettings(epsilon=1.0, queries=50, gamma=4.0)
     clipped = submix.clip(shards, public.unsqueeze(1), 2.0)
-    assert float((clipped - public.unsqueeze(1)).abs().max()) <= 2.0 + 1e-4
-    assert clipped.exp().sum(-1).numpy() == pytest.approx(1.0)
     pairs = np.array([[0, 2], [3, 1]])
     found = submix.answer(shards, public, pairs, settings)
     one, two, p0 = clipped[0, 0].numpy(), clipped[0, 2].numpy(), public[0].numpy()
@@ -91,16 +89,12 @@ def test_submix_clips_ratios_and_takes_the_largest_weight_that_either_half_allow
     assert differs(weight * 1.001) > settings.allowance
 
 
-def test_submix_is_public_for_ever_once_a_pair_has_spent_its_share():
-    settings = SubMixSettings(epsilon=1.0, queries=50)
-    losses = np.stack([np.full(40, 0.01), np.full(40, 0.11)], axis=1)
-    assert submix.within(losses, settings) == 9
-    assert submix.within(losses * 0.01, SubMixSettings(epsilon=1.0, queries=5)) == 5
-
-
-def test_pairs_use_every_shard_once():
+def test_pairs_use_every_shard_once_and_are_public_for_ever_once_one_has_spent_its_share():
     pairs = submix.random_pairs(9, np.random.default_rng(1))
     assert pairs.shape == (4, 2)
     assert len(set(pairs.flatten().tolist())) == 8
     with pytest.raises(InvalidInput, match="3"):
         submix.random_pairs(3, np.random.default_rng(1))
+    losses = np.stack([np.full(40, 0.01), np.full(40, 0.11)], axis=1)
+    assert submix.within(losses, SubMixSettings(epsilon=1.0, queries=50)) == 9
+    assert submix.within(losses * 0.01, SubMixSettings(epsilon=1.0, queries=5)) == 5
