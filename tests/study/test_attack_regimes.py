@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paclm.study.canaries import choose_forced, imagined_canaries, planted_canaries, trigger_votes
 from paclm.study.continuations import Continuations
 from paclm.study.likelihood import score_targets
 from paclm.study.regimes import canaries, capacity, coupling, regime_named, tokens_only, universe
+from paclm.study.regimes.canaries import choose_forced, imagined_canaries, planted_canaries, trigger_votes
 from paclm.study.run import run_regime
 from paclm.study.tables import all_tables, table_named
 from paclm.worlds.workspace import Workspace
@@ -95,7 +95,7 @@ def test_the_table_of_the_universe_names_the_second_collection(result_of):
 
 def test_without_canaries_the_regime_says_so_and_forces_made_up_ones(result_of):
     result = result_of("canaries")
-    assert "without canaries" in result.notes[0]
+    assert "--canaries 16" in result.notes[0]
     assert not result.select(part="organic")
     assert result.select(part="forced")
 

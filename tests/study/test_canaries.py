@@ -7,7 +7,7 @@ import pytest
 
 from paclm.privacy.releases import rule_named
 from paclm.study.batched_sessions import ResearchSessions
-from paclm.study.canaries import advantage, even_split_advantage, force_votes, gap
+from paclm.study.regimes.canaries import advantage, even_split_advantage, force_votes, gap
 from paclm.worlds.assignment import assign_worlds
 
 WORLDS, PAYLOAD, OTHER = 32, 7, 3

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paclm.study.canaries import even_split_advantage
 from paclm.study.figure import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, Figure
 from paclm.study.mechanism_drawing import MECHANISM
+from paclm.study.regimes.canaries import even_split_advantage
 from paclm.study.results import Result, Row
 
 if TYPE_CHECKING:

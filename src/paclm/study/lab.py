@@ -26,7 +26,7 @@ from paclm.config import RuntimeConfig
 from paclm.errors import InvalidInput
 from paclm.privacy.belief import BoolArray
 from paclm.study.code import code_digest
-from paclm.study.decoding import Decoding
+from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.eval_text import Passage, cut_passages, take_positions
 from paclm.study.parts import Kept, Parts
 from paclm.study.recorded_votes import TextVotes, collect_votes
@@ -102,8 +102,6 @@ class Lab:
             kept=self.kept,
         )
 
-    # --- seeds ---------------------------------------------------------------------------------------------------
-
     def seed_for(self, *names: object) -> int:
         """A seed of 63 bits for a purpose: follows from the lab's seed, its collection and the names alone."""
         text = json.dumps([self.seed, self.collection, *map(str, names)])
@@ -112,8 +110,6 @@ class Lab:
     def rng(self, *names: object) -> np.random.Generator:
         """A generator for a purpose."""
         return np.random.default_rng(self.seed_for(*names))
-
-    # --- worlds --------------------------------------------------------------------------------------------------
 
     @property
     def num_worlds(self) -> int:
@@ -205,8 +201,6 @@ class Lab:
         self._engine = None
         release_memory()
 
-    # --- text and votes ------------------------------------------------------------------------------------------
-
     @cached_property
     def tokenizer(self) -> Any:
         """Of the base model."""
@@ -275,7 +269,9 @@ class Lab:
         arrays = self.kept.arrays(path, take)
         return {decoding.name: TextVotes.from_arrays(arrays, decoding.name) for decoding in decodings}
 
-    # --- files ---------------------------------------------------------------------------------------------------
+    def gumbel_votes(self, num_positions: int, draws: int) -> TextVotes:
+        """Coupled Gumbel votes, from the votes of both decoders that `accuracy` takes and other regimes share."""
+        return self.text_votes(num_positions, (GREEDY, GUMBEL.times(draws)))[GUMBEL.name]
 
     @property
     def folder(self) -> Path:

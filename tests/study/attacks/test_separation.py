@@ -7,7 +7,7 @@ import pytest
 from scipy.special import ndtr
 
 from paclm.errors import InvalidInput
-from paclm.study.attacks.separation import roc, separate
+from paclm.study.attacks.record_scores import roc, separate
 
 RNG = np.random.default_rng
 

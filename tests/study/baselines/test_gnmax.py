@@ -7,7 +7,7 @@ import pytest
 from scipy.special import log_ndtr, ndtr
 
 from paclm.errors import InvalidInput
-from paclm.study.baselines.accountants import ORDERS, best_epsilon
+from paclm.study.baselines.accountants import ORDERS, best_epsilon, renyi_divergence
 from paclm.study.baselines.gnmax import (
     dependent_epsilon,
     dependent_rdp,
@@ -16,7 +16,6 @@ from paclm.study.baselines.gnmax import (
     noise_for,
     release,
 )
-from paclm.study.baselines.renyi import renyi_divergence
 
 
 @pytest.mark.parametrize("queries", [1, 100, 10**4])

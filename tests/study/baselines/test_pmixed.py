@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paclm.errors import InvalidInput
-from paclm.study.baselines.accountants import composed_pure, epsilon_of
+from paclm.study.baselines.accountants import composed_pure, epsilon_of, mix, renyi_divergence, symmetric_divergence
 from paclm.study.baselines.pmixed import (
     PMixedSettings,
     mixing_weight,
@@ -16,7 +16,6 @@ from paclm.study.baselines.pmixed import (
     strict_query_epsilon,
     strict_weight,
 )
-from paclm.study.baselines.renyi import mix, renyi_divergence, symmetric_divergence
 
 ensembles = st.tuples(st.integers(0, 10**6), st.sampled_from([0.05, 0.5, 2.0, 4.0]))
 orders = st.sampled_from([2, 3, 8, 32, 64])

@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from paclm.study.baselines.accountants import matched_nats, rdp_for, success_at_half
+from paclm.study.baselines.accountants import matched_nats, rdp_for, renyi_divergence, success_at_half
 from paclm.study.baselines.pmixed import PMixedSettings, query_loss
-from paclm.study.baselines.renyi import renyi_divergence
 
 
 @pytest.mark.parametrize(

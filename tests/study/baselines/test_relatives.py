@@ -6,10 +6,9 @@ import torch
 
 from paclm.errors import InvalidInput
 from paclm.study.baselines import adapmixed, submix
-from paclm.study.baselines.accountants import epsilon_of
+from paclm.study.baselines.accountants import epsilon_of, mix, renyi_divergence, symmetric_divergence
 from paclm.study.baselines.adapmixed import AdaSettings
 from paclm.study.baselines.pmixed import mixing_weight
-from paclm.study.baselines.renyi import mix, renyi_divergence, symmetric_divergence
 from paclm.study.baselines.submix import SubMixSettings
 
 

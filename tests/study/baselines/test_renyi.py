@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paclm.errors import InvalidInput
 from paclm.study.baselines import distributions
-from paclm.study.baselines.renyi import mix, renyi_divergence, symmetric_divergence
+from paclm.study.baselines.accountants import mix, renyi_divergence, symmetric_divergence
 
 
 def random_logs(rng, *shape, spread=2.0):

@@ -1,15 +1,13 @@
-"""From the engine's hidden states to distributions, digests, the search and generated text."""
+"""From the engine's hidden states to distributions, digests and the search."""
 
 import numpy as np
 import pytest
 import torch
 
-from paclm.errors import BudgetExceeded, InvalidInput
-from paclm.study.baselines.digest import make_digest
-from paclm.study.baselines.distributions import next_distributions, text_distributions
-from paclm.study.baselines.generation import PMixedSession, generate
+from paclm.errors import InvalidInput
+from paclm.study.baselines.distributions import text_distributions
 from paclm.study.baselines.pmixed import PMixedSettings, release_distribution
-from paclm.study.baselines.search import DpTarget, choose, play
+from paclm.study.baselines.search import DpTarget, choose, make_digest, play
 
 ORDERS = (2, 8)
 
@@ -37,14 +35,6 @@ def test_distributions_are_normalised_in_order_and_agree_with_the_votes(lab, eng
     inside = parts[0].log_shards.gather(-1, parts[0].support.unsqueeze(1).expand(-1, 4, -1)).argmax(-1)
     favourite = parts[0].support.gather(-1, inside).numpy()
     assert np.array_equal(favourite, ballot.votes[: len(favourite)])
-
-
-def test_the_next_distribution_is_that_of_the_text(lab, engine):
-    (passage, *_) = lab.passages(30)
-    (part, *_) = text_distributions(engine, [passage])
-    shards, public = next_distributions(engine, passage.tokens[:3])
-    assert torch.allclose(shards, part.log_shards[2], atol=1e-5)
-    assert torch.allclose(public, part.log_public[2], atol=1e-5)
 
 
 def test_small_parts_and_large_ones_give_the_same_digest(lab, engine, digest, monkeypatch):
@@ -96,39 +86,3 @@ def test_a_release_cut_to_the_support_gives_nothing_outside_and_more_inside(dige
     assert (digest.public_inside()[digest.is_inside] >= digest.truth_public[digest.is_inside]).all()
     with pytest.raises(InvalidInput, match="order 3"):
         digest.weights(PMixedSettings(num_shards=4, order=3, queries=10, epsilon=8.0), 4, (np.arange(2), np.arange(2)))
-
-
-def test_after_t_queries_the_shard_models_are_not_asked_again(lab, engine):
-    prompt = list(lab.test_passages[0].tokens[:6])
-    settings = PMixedSettings(num_shards=4, order=8, rate=1.0, queries=5, epsilon=8.0)
-    answers = generate(engine, prompt, 9, PMixedSession(settings, seed=1))
-    assert [answer.is_charged for answer in answers] == [True] * 5 + [False] * 4
-    assert [answer.members for answer in answers] == [4] * 5 + [0] * 4
-    again = generate(engine, prompt, 9, PMixedSession(settings, seed=1))
-    assert [answer.token for answer in again] == [answer.token for answer in answers]
-
-
-def test_a_session_may_refuse_instead_and_an_empty_sample_counts(lab):
-    public = np.log(np.full(5, 0.2))
-    settings = PMixedSettings(num_shards=2, order=8, rate=1e-4, queries=3, epsilon=8.0)
-    session = PMixedSession(settings, seed=1, on_exhausted="refuse")
-    answers = [session.answer(np.stack([public, public]), public) for _ in range(3)]
-    assert [answer.members for answer in answers] == [0, 0, 0]
-    assert session.remaining == 0
-    assert "NOT PRIVATE" in session.stamp
-    with pytest.raises(BudgetExceeded, match="3"):
-        session.answer(np.stack([public, public]), public)
-
-
-def test_sampled_tokens_follow_the_release_and_the_check_sees_the_public_model_instead():
-    public, shards = np.log([0.5, 0.3, 0.2]), np.log([[0.1, 0.1, 0.8]] * 2)
-    settings = PMixedSettings(num_shards=2, order=2, queries=800, epsilon=1e4, reading="generous")
-    session = PMixedSession(settings, seed=3)
-    drawn = np.bincount([session.answer(shards, public).token for _ in range(800)], minlength=3) / 800
-    released, _ = release_distribution(shards, public, np.ones(2, dtype=bool), settings)
-
-    def distance(probabilities):
-        return np.abs(drawn - probabilities) / np.sqrt(probabilities * (1 - probabilities) / 800)
-
-    assert distance(np.exp(released)).max() < 4.5  # seeded; for a fresh seed, false alarm < 1e-4
-    assert distance(np.exp(public)).max() > 4.5

@@ -6,7 +6,6 @@ Tensors because a vocabulary times all shard models is worth a GPU; float64 thro
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -67,14 +66,6 @@ def log_distributions(hidden: Tensor, head: Tensor) -> Tensor:
     """Log probabilities (n, W, V) in float64 from last hidden states (W, n, d); logits are formed in float32."""
     logits = torch.matmul(hidden.float(), head.T)  # (W, n, V)
     return torch.log_softmax(logits.transpose(0, 1).double(), -1)
-
-
-@torch.inference_mode()
-def next_distributions(engine: Engine, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """After a context: (N, V) and (V,) float64. Reads the whole context each time: for research, not for speed."""
-    ((_, hidden),) = deque(engine.hidden_states(tokens), maxlen=1)
-    logs = log_distributions(hidden[:, -1:], engine.head.float())[0]
-    return logs[:-1], logs[-1]
 
 
 def divergence(log_p: Tensor, log_q: Tensor, order: float) -> Tensor:

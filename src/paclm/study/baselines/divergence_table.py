@@ -25,7 +25,7 @@ from torch import Tensor
 
 from paclm.errors import InvalidInput
 from paclm.privacy.belief import FloatArray
-from paclm.study.baselines.renyi import check_whole_order
+from paclm.study.baselines.accountants import check_whole_order
 
 _LARGEST_LOG_RATIO = 64.0
 _SMALLEST_LOG_PUBLIC = -180.0

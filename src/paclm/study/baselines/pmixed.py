@@ -27,14 +27,16 @@ from paclm.errors import InvalidInput
 from paclm.privacy.belief import BoolArray, FloatArray
 from paclm.study.baselines.accountants import (
     Reading,
+    check_whole_order,
     composed_pure,
     largest,
     log_expm1,
+    log_sum_exp,
+    mix,
     rdp_for,
     sampled_pure,
     sampled_rdp,
 )
-from paclm.study.baselines.renyi import check_whole_order, log_sum_exp, mix
 
 Ball = Literal["one-order", "strict"]
 

@@ -16,8 +16,8 @@ from scipy.stats import binom
 
 from paclm.errors import InvalidInput
 from paclm.privacy.belief import FloatArray
+from paclm.study.baselines.accountants import mix, symmetric_divergence
 from paclm.study.baselines.pmixed import PMixedSettings
-from paclm.study.baselines.renyi import mix, symmetric_divergence
 
 
 class ExactLoss(NamedTuple):

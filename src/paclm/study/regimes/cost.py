@@ -22,7 +22,6 @@ from paclm.privacy.accounting import units_up
 from paclm.privacy.belief import IntArray
 from paclm.privacy.randomness import Coins, ResearchNoise
 from paclm.privacy.releases import rule_named
-from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Row
@@ -51,8 +50,7 @@ class CostScale:
 def run(lab: Lab, scale: CostScale) -> Findings:
     """Engines, mechanism and ledger, one after another."""
     advance = lab.start_task("cost", len(scale.batches) + 3)
-    decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))  # as accuracy asks: shared
-    votes = lab.text_votes(scale.positions, decodings)[GUMBEL.name].votes
+    votes = lab.gumbel_votes(scale.positions, scale.gumbel_draws).votes
     mechanism = _time_mechanism(lab, votes)
     advance(1)
     one, _ = _time_forward(lab, scale, 1, "full")

@@ -19,7 +19,6 @@ from paclm.privacy.calibration import calibrate_noise, information_bound
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
 from paclm.privacy.randomness import NoiseSource
 from paclm.privacy.releases import Rule
-from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
 from paclm.study.recorded_votes import TextVotes
 from paclm.study.regime import Findings, Regime, headline
@@ -66,8 +65,7 @@ class ForgettingScale:
 
 def run(lab: Lab, scale: ForgettingScale) -> Findings:
     """Both curators at every budget and horizon."""
-    decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))  # the votes of `accuracy`
-    votes = lab.text_votes(scale.positions, decodings)[GUMBEL.name]
+    votes = lab.gumbel_votes(scale.positions, scale.gumbel_draws)
     cells = [(b, t, c) for b in scale.budgets for t in scale.horizons for c in CURATORS]
     advance = lab.start_task("forgetting", len(cells))
     parts = lab.parts("forgetting", [asdict(scale), votes.digest])

@@ -15,21 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from paclm.privacy.belief import FloatArray
+from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.leak import mean_and_stderr
-from paclm.study.baselines.accountants import success_at_half
-from paclm.study.baselines.comparison import accuracy_row, pac_rows
-from paclm.study.baselines.digest import Digest, make_digest
+from paclm.privacy.releases import RULES, Rule
+from paclm.study.baselines.accountants import matched_nats, success_at_half
 from paclm.study.baselines.distributions import Distributions, text_distributions
 from paclm.study.baselines.neighbours import Neighbours
 from paclm.study.baselines.pmixed import PMixedSettings
-from paclm.study.baselines.search import Choice, DpTarget, choose, play
+from paclm.study.baselines.search import Choice, Digest, DpTarget, choose, make_digest, play
 from paclm.study.baselines.shards import authors_training, ensure_shards
 from paclm.study.baselines.worst_case import worst_loss
 from paclm.study.lab import Lab
+from paclm.study.recorded_votes import TextVotes
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
-from paclm.study.statistics import cluster_bootstrap, retained_gain
+from paclm.study.statistics import cluster_bootstrap, clustered_mean, retained_gain
+from paclm.study.streams import play_fresh
 from paclm.worlds.layout import adapters_file
 
 DELTA = 1e-5
@@ -130,9 +131,8 @@ def _validation(lab: Lab, digest: Digest) -> Row:
     played = play(digest, settings, lab.rng("pmixed", "validation"))
     gain = played.truth - digest.truth_public
     spread = cluster_bootstrap(gain, digest.passage, lab.rng("pmixed", "bootstrap"))
-    headroom = retained_gain(
-        played.truth, digest.truth_public, digest.ceiling(), digest.passage, lab.rng("pmixed", "headroom")
-    )
+    rng = lab.rng("pmixed", "headroom")
+    headroom = retained_gain(played.truth, digest.truth_public, digest.ceiling(), digest.passage, rng)
     low, high = np.quantile(spread, [0.025, 0.975])
     least = min(float(played.truth.min()), float(digest.truth_public.min()))
     return {
@@ -214,9 +214,26 @@ def _near_figures(lab: Lab, digest: Digest, truth: FloatArray, private_share: fl
 
 
 def _figures(digest: Digest, truth: FloatArray, rng: np.random.Generator) -> Row:
-    """How likely the true token is at the first positions, (n,), and the share of the ceiling; errors over passages."""
+    """How likely the true token is at the first positions, (n,), and the share of the ceiling."""
     n = len(truth)
     return accuracy_row(truth, digest.truth_public[:n], digest.ceiling()[:n], digest.passage[:n], rng, rng)
+
+
+def accuracy_row(
+    truth: FloatArray,
+    public: FloatArray,
+    ceiling: FloatArray,
+    passage: IntArray,
+    rng: np.random.Generator,
+    headroom_rng: np.random.Generator,
+) -> Row:
+    """Mean probability of the true token (n,), and the share of the gain up to the ceiling; errors over passages."""
+    row: Row = {}
+    row["accuracy"], row["stderr"] = clustered_mean(truth, passage, rng)
+    row |= {"accuracy_public": float(public.mean()), "accuracy_ceiling": float(ceiling.mean())}
+    headroom = retained_gain(truth, public, ceiling, passage, headroom_rng)
+    row["headroom"], row["headroom_stderr"] = headroom or (None, None)
+    return row
 
 
 def _select(rows: list[Row]) -> None:
@@ -233,17 +250,44 @@ def _select(rows: list[Row]) -> None:
 
 
 def _pac(lab: Lab, scale: PMixedScale) -> list[Row]:
-    scored = sum(passage.num_scored for passage in lab.passages(scale.positions))
-    return pac_rows(
-        lab,
-        positions=scored,
-        vote_positions=scale.vote_positions,
-        gumbel_draws=scale.gumbel_draws,
-        passes=scale.passes,
-        points=[(e, t) for e in scale.epsilons for t in scale.horizons],
-        delta=DELTA,
-        near=(scale.epsilons[0], min(scale.neighbour_queries, scored)),
-    )
+    """Every release at the budget that matches each (ε, T), and at the neighbours' point on their first queries."""
+    votes = lab.gumbel_votes(scale.vote_positions, scale.gumbel_draws)
+    positions = sum(passage.num_scored for passage in lab.passages(scale.positions))
+    near = scale.epsilons[0], min(scale.neighbour_queries, positions)
+    points = [(e, t) for e in scale.epsilons for t in scale.horizons]
+    rows: list[Row] = []
+    advance = lab.start_task("PAC at matched bounds", len(points) * len(RULES))
+    for rule in RULES.values():
+        whole: Row | None = None
+        for epsilon, queries in points:
+            per_token = matched_nats(epsilon, DELTA) / queries
+            if whole is None or rule.reads_secret:
+                whole = _pac_figures(lab, votes, positions, rule, per_token, scale.passes)
+            bound = success_at_half(epsilon, DELTA)
+            point = {"epsilon": epsilon, "queries": queries, "per_token_nats": per_token, "mia_bound": bound}
+            rows.append({"kind": "pac", "method": "PAC", "release": rule.name, **point, **whole})
+            advance(1)
+        epsilon, queries = near
+        total = matched_nats(epsilon, DELTA)
+        figures = _pac_figures(lab, votes, queries, rule, total / queries, scale.passes)
+        guarantee = f"mutual information: {total:.3f} nats over {queries:,} tokens"
+        if not rule.reads_secret:
+            guarantee = "mutual information: none at all about which world was realized"
+        named = {"kind": "neighbour", "method": f"PAC, {rule.name}", "guarantee": guarantee, "epsilon": epsilon}
+        rows.append({**named, "queries": queries, "private_share": 1.0, **figures})
+    return rows
+
+
+def _pac_figures(lab: Lab, votes: TextVotes, positions: int, rule: Rule, per_token: float, passes: int) -> Row:
+    """How often the token released at the first positions is the true one, averaged over secrets and noise."""
+    keep = votes.position < positions  # in all draws
+    votes = TextVotes(**{name: column[keep] for name, column in votes.columns().items()})
+    truth, seed = votes.truth, lab.seed_for("pmixed", "pac")
+    hits = [s.released == truth for s in play_fresh(votes, rule, per_token, passes, votes.num_positions, seed)]
+    noiseless: FloatArray = (votes.votes == truth[:, None]).mean(axis=1)  # exact: the mean over worlds
+    public = (votes.public == truth).astype(np.float64)
+    rngs = [lab.rng("pmixed", "pac", name) for name in ("bootstrap", "headroom")]
+    return accuracy_row(np.mean(hits, axis=0), public, noiseless, votes.passage, *rngs)
 
 
 def _perplexity(truth: FloatArray) -> float:

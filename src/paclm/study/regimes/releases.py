@@ -19,7 +19,6 @@ from paclm.privacy.leak import leak_by_entropy, leak_by_truth, leak_samples_by_e
 from paclm.privacy.planner import plan
 from paclm.privacy.releases import RULES, Rule
 from paclm.study.attacks.belief import chance_to_name
-from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
 from paclm.study.leak_tests import Gap, LeakEvidence, broken_bounds, chances_by_agreement, describe_broken_bounds
 from paclm.study.recorded_votes import TextVotes
@@ -48,8 +47,7 @@ class ReleasesScale:
 
 def run(lab: Lab, scale: ReleasesScale) -> Findings:
     """Every release at every budget; those that never read the secret have none."""
-    decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))  # the votes of `accuracy`
-    votes = lab.text_votes(scale.positions, decodings)[GUMBEL.name]
+    votes = lab.gumbel_votes(scale.positions, scale.gumbel_draws)
     parts = lab.parts("releases", [asdict(scale), votes.digest])
     cells = [(rule, b) for rule in RULES.values() for b in (BUDGETS if rule.reads_secret else BUDGETS[:1])]
     paper = _play(lab, scale, votes, RULES["gaussian"], BUDGETS[-1])

@@ -18,7 +18,6 @@ from paclm.privacy.leak import leak_by_entropy, leak_by_truth, leak_samples_by_e
 from paclm.privacy.releases import rule_named
 from paclm.study.attacks.belief import attack_beliefs
 from paclm.study.attacks.token_only import leak_by_tokens, leak_samples_by_tokens, token_belief
-from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Advance, Lab
 from paclm.study.recorded_votes import RecordedVotes
 from paclm.study.regime import Findings, Regime, headline
@@ -42,8 +41,7 @@ class TokensOnlyScale:
 def run(lab: Lab, scale: TokensOnlyScale) -> Findings:
     """Both releases that read the secret, every budget, on recorded Gumbel votes."""
     lab.need_all_worlds()
-    decodings = (GREEDY, GUMBEL.times(scale.gumbel_draws))
-    recorded = lab.text_votes(scale.positions, decodings)[GUMBEL.name]
+    recorded = lab.gumbel_votes(scale.positions, scale.gumbel_draws)
     parts = lab.parts("tokens_only", asdict(scale))
     rows: list[Row] = []
     for release in ("gaussian", "channel"):

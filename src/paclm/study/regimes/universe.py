@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paclm.errors import InvalidInput
 from paclm.privacy.belief import BoolArray, FloatArray, IntArray
-from paclm.study.attacks.record_scores import Surrogate, informed_scores, shared_ngrams
-from paclm.study.attacks.separation import roc, separate
+from paclm.study.attacks.record_scores import Surrogate, informed_scores, roc, separate, shared_ngrams
 from paclm.study.continuations import Continuations
 from paclm.study.decoding import GUMBEL
 from paclm.study.history import Arrays
@@ -27,9 +25,6 @@ from paclm.study.parts import Parts
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Row
 from paclm.worlds.layout import adapters_file
-
-if TYPE_CHECKING:
-    pass
 
 PER_TOKEN = 2.0**-16
 _ROC_POINTS = 60
