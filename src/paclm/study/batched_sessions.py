@@ -30,8 +30,7 @@ from paclm.privacy.calibration import helmert, pair_variance
 from paclm.privacy.randomness import NoiseSource, ResearchNoise, WordArray, normals_of
 from paclm.privacy.releases import Rule, unreadable_secret
 
-_AHEAD = 64
-"""Random words fetched at a time per session."""
+_AHEAD = 64  # random words fetched at a time per session
 
 
 class BatchRelease(NamedTuple):

@@ -17,10 +17,8 @@ class Cell:
     value: Value
     stderr: float | None = None
     paper: Value = None
-    style: str = ".4g"
-    """Number format such as .1% or .4f, used for all three."""
-    mark: str = ""
-    """A sign after the value, explained in the notes: † …"""
+    style: str = ".4g"  # number format such as .1% or .4f, used for all three
+    mark: str = ""  # a sign after the value, explained in the notes: † …
     is_bound: bool = False
     """An upper bound on an attack. Ours is rounded up and has one decimal more than the paper's, which stays as
     printed: with the same decimals a bound just above 0.5 would read 0.501."""
@@ -47,8 +45,7 @@ class Column(NamedTuple):
     later collections of worlds."""
     style: str = ".4g"
     is_bound: bool = False
-    mark: str = ""
-    """A sign, and the column that decides whether it is shown: "† is_stopped"."""
+    mark: str = ""  # a sign, and the column that decides whether it is shown: "† is_stopped"
 
     def cell(self, row: Row, paper: Row | None = None) -> Cell | str:
         """The cell of a row, with the paper's values for that row."""

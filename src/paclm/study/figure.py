@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paclm.study.results import Result
-from paclm.study.table import file_name_of
 from paclm.worlds.storage import write_private
 
 if TYPE_CHECKING:
@@ -46,8 +45,7 @@ class Figure:
 
     @property
     def file_name(self) -> str:
-        """The label as a file name."""
-        return file_name_of(self.label)
+        return self.label.replace(":", "_").replace("-", "_")
 
 
 def save_figure(figure: Figure, results: Mapping[str, Result], folder: Path) -> list[Path]:

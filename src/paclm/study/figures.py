@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 Draw = Callable[[Result], "Canvas"]
-Look = tuple[str, str]
-"""Colour and marker."""
+Look = tuple[str, str]  # colour and marker
 
 
 def all_figures() -> list[Figure]:

@@ -113,7 +113,6 @@ class Lab:
 
     @property
     def num_worlds(self) -> int:
-        """m"""
         return self.first_worlds or self.workspace.num_worlds
 
     @property

@@ -26,13 +26,10 @@ from paclm.privacy.leak import leak_samples_by_entropy
 from paclm.study.attacks.belief import chance_to_name
 from paclm.study.results import Row
 
-FALSE_ALARMS = 0.01
-"""Probability of any false alarm over all cells of an attack."""
-RELEASE_FALSE_ALARMS = 1e-4
-"""Probability of any false alarm about a sound release."""
+FALSE_ALARMS = 0.01  # probability of any false alarm over all cells of an attack
+RELEASE_FALSE_ALARMS = 1e-4  # probability of any false alarm about a sound release
 RELEASE_TESTS = 6
-MIN_SAMPLES = 30
-"""Samples from which their own variance is used."""
+MIN_SAMPLES = 30  # samples from which their own variance is used
 
 _ROUNDING = 1e-9
 _STAKES = 2.0 ** -np.arange(8)  # shares of the wealth that a bet risks

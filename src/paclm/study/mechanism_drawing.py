@@ -65,8 +65,7 @@ _LABELS: tuple[tuple[float, float, str, str, float], ...] = (  # x, y, text, hor
     (65.4, 28.0, "charge b first", "left", 6.0),
 )
 _NAMES: tuple[tuple[float, float, str], ...] = ((18, 48.2, "m worlds"), (18, 29.7, "m adapters"))
-_VOTES = (BLUE, BLUE, ORANGE, BLUE, BLUE, BLUE, ORANGE, BLUE)
-"""Votes of eight of the worlds."""
+_VOTES = (BLUE, BLUE, ORANGE, BLUE, BLUE, BLUE, ORANGE, BLUE)  # votes of eight of the worlds
 
 
 def _draw(results: Mapping[str, Result]) -> Canvas:

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 from paclm.study.results import Row, Value
 
-ACCURACY_STDERR = 0.0036
-"""Of an accuracy under Gumbel, from the paper's text; it gives none for paired differences."""
-SPREAD_OF_RATIO = 0.061
-"""Standard deviation of leak ÷ charge across budgets, in percentage points."""
+ACCURACY_STDERR = 0.0036  # of an accuracy under Gumbel, from the paper's text; it gives none for paired differences
+SPREAD_OF_RATIO = 0.061  # standard deviation of leak ÷ charge across budgets, in percentage points
 CANARIES = "gaps within ±0.12 nats, ranks 87–157 (C-COMMON) and about 26,000–33,000 (C-OOD) for both, no votes"
 COST_SETUP = "128 worlds of GPT-2-small on an H100"
 
@@ -22,8 +20,7 @@ COST_SETUP = "128 worlds of GPT-2-small on an H100"
 class Numbers:
     """The paper's numbers for one table."""
 
-    by: tuple[str, ...]
-    """Columns of our rows that say which row of the paper belongs beside one of ours."""
+    by: tuple[str, ...]  # columns of our rows that say which row of the paper belongs beside one of ours
     rows: Mapping[tuple[Value, ...], Row]
 
     def beside(self, row: Row) -> Row:

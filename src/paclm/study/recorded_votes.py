@@ -47,12 +47,10 @@ class RecordedVotes:
 
     @property
     def num_positions(self) -> int:
-        """n"""
         return int(self.votes.shape[0])
 
     @property
     def num_worlds(self) -> int:
-        """m"""
         return int(self.votes.shape[1])
 
     @property

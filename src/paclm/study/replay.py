@@ -30,16 +30,13 @@ Protocol = Literal["session", "fresh"]
 class ReplaySettings:
     """What to replay. Defaults follow the paper's sessions; `fresh` covers every position once."""
 
-    release: str = "gaussian"
-    """Any registered rule, including those that cannot be deployed."""
-    per_token: float | None = None
-    """b; not needed by a rule that never reads the secret."""
+    release: str = "gaussian"  # any registered rule, including those that cannot be deployed
+    per_token: float | None = None  # b; not needed by a rule that never reads the secret
     charge: ChargeName = "every-token"
     protocol: Protocol = "session"
     sessions: int | None = None
     """How many secrets (`session`, default 100) or passes over the positions (`fresh`, default 1)."""
-    tokens: int | None = None
-    """Tokens per session (default 4,096) or positions per pass (default all of them)."""
+    tokens: int | None = None  # tokens per session (default 4,096) or positions per pass (default all of them)
     seed: int = 0
 
     def __post_init__(self) -> None:

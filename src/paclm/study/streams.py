@@ -15,8 +15,7 @@ from paclm.privacy.releases import Rule
 from paclm.study.batched_sessions import ResearchSessions
 from paclm.study.recorded_votes import RecordedVotes
 
-_BATCH = 128
-"""Sessions in one batch. Their noise is independent, so batches of any size give the same figures."""
+_BATCH = 128  # Sessions in one batch. Their noise is independent, so batches of any size give the same figures.
 
 
 class RecordedStream(NamedTuple):

@@ -36,8 +36,7 @@ class Table:
 
     @property
     def file_name(self) -> str:
-        """The label as a file name."""
-        return file_name_of(self.label)
+        return self.label.replace(":", "_").replace("-", "_")
 
 
 Notes = Sequence[str] | Callable[[Result], Sequence[str]]
@@ -95,11 +94,6 @@ def _filled(caption: str, result: Result, rows: Sequence[Row]) -> str:
 
 def _noted(notes: Notes, result: Result) -> Sequence[str]:
     return notes(result) if callable(notes) else notes
-
-
-def file_name_of(label: str) -> str:
-    """A label of the paper (`tab:census`) as a file name."""
-    return label.replace(":", "_").replace("-", "_")
 
 
 def to_markdown(data: TableData) -> str:

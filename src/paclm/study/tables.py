@@ -7,30 +7,12 @@ list: nothing in it is executed but the constructors.
 
 from __future__ import annotations
 
+from paclm.study import table_rows as rows
 from paclm.study.cell import Column
 from paclm.study.computed_tables import CANARY, EVAL_REGIMES, PMIXED_FULL, PMIXED_FULL_EPS2, SETUP
 from paclm.study.paper_numbers import CANARIES, COST_SETUP
 from paclm.study.regimes.releases import TARGET
 from paclm.study.table import Table, quantities_table, rows_table
-from paclm.study.table_rows import (
-    at_both_ends,
-    at_floor,
-    by_arithmetic,
-    by_decoder,
-    by_sequences,
-    by_training,
-    neighbours,
-    operations,
-    organic,
-    own_notes,
-    scores,
-    session_notes,
-    sweep_notes,
-    with_end,
-    with_names,
-    with_stretch,
-    without_errors_of_no_noise,
-)
 
 
 def all_tables() -> list[Table]:
@@ -65,7 +47,7 @@ _TABLES = (
             Column("p5 mass", "mass_coverage_p5", ".3f"),
             Column("β", "ceiling ±", ".3f"),
         ),
-        notes=own_notes,
+        notes=rows.own_notes,
     ),
     quantities_table(
         "tab:accuracy",
@@ -83,7 +65,7 @@ _TABLES = (
             Column("noise cost", "noise_points ± noise_stderr", ".2%"),
             Column("retained gain", "retained_gain ±", ".2%"),
         ),
-        by_decoder,
+        rows.by_decoder,
     ),
     rows_table(
         "tab:flatness",
@@ -101,7 +83,7 @@ _TABLES = (
             Column("flip | unanimous", "flip_unanimous", ".4f"),
             Column("flip | dissent", "flip_dissent ±", ".4f"),
         ),
-        without_errors_of_no_noise,
+        rows.without_errors_of_no_noise,
     ),
     quantities_table(
         "tab:flatness-closing",
@@ -126,7 +108,7 @@ _TABLES = (
             Column("Δ accuracy | majority right", "change_majority_right ±", ".1%"),
             Column("Δ accuracy | majority wrong", "change_majority_wrong ±", ".1%"),
         ),
-        at_both_ends,
+        rows.at_both_ends,
     ),
     rows_table(
         "tab:sweep",
@@ -148,7 +130,7 @@ _TABLES = (
             Column("smaller p", "smaller_p", ".2g"),
         ),
         lambda result: [{**row, "smaller_p": min(row["world_p"], row["membership_p"])} for row in result.rows],
-        sweep_notes,
+        rows.sweep_notes,
     ),
     rows_table(
         "tab:session",
@@ -171,7 +153,7 @@ _TABLES = (
             Column("world", "world_rate ± world_stderr", ".3f"),
             Column("bound ", "world_bound", ".3f", is_bound=True),
         ),
-        notes=session_notes,
+        notes=rows.session_notes,
     ),
     rows_table(
         "tab:session-accuracy",
@@ -186,7 +168,7 @@ _TABLES = (
             *(Column(f"accuracy, {name}", f"accuracy_{voter} ±", ".1%") for voter, name in _VOTERS.items()),
             *(Column(f"agreement, {name}", f"agreement_{voter} ±", ".2%") for voter, name in _VOTERS.items()),
         ),
-        with_stretch,
+        rows.with_stretch,
     ),
     rows_table(
         "tab:generation",
@@ -203,7 +185,7 @@ _TABLES = (
             Column("ratio", "ratio ±", ".3f"),
             Column("unanimity", "unanimity ±", ".3f"),
         ),
-        with_names,
+        rows.with_names,
         (
             "Under greedy decoding unanimity rises with T and the ratio falls, because text falls into loops: a low "
             "measured cost at long lengths is no merit of the mechanism.",
@@ -243,8 +225,8 @@ _TABLES = (
             Column("votes, others", "vote_share_other_gumbel", ".2%"),
             Column("in support", "in_support"),
         ),
-        organic,
-        own_notes,
+        rows.organic,
+        rows.own_notes,
     ),
     rows_table(
         "tab:capacity",
@@ -260,7 +242,7 @@ _TABLES = (
             Column("rank in control", "median_rank_control", ",.1f"),
             Column("argmax", "argmax_share", ".0%"),
         ),
-        notes=own_notes,
+        notes=rows.own_notes,
     ),
     quantities_table(
         "tab:cost",
@@ -278,8 +260,8 @@ _TABLES = (
             Column("all worlds ÷ one model", "times_one_model", ".1f"),
             Column("worlds one by one ÷ all in one pass", "cheaper_than_one_by_one", ".1f"),
         ),
-        by_sequences,
-        own_notes,
+        rows.by_sequences,
+        rows.own_notes,
     ),
     rows_table(
         "tab:operations",
@@ -293,7 +275,7 @@ _TABLES = (
             Column("on distinct votes", "collapsed", ".3g"),
             Column("factor", "factor", ".3g"),
         ),
-        operations,
+        rows.operations,
     ),
     rows_table(
         "tab:precision",
@@ -305,7 +287,7 @@ _TABLES = (
             Column("bfloat16", "bfloat16", ".2%"),
             Column("difference", "difference ± stderr", ".3%"),
         ),
-        by_arithmetic,
+        rows.by_arithmetic,
     ),
     rows_table(
         "tab:pmixed-val",
@@ -325,7 +307,7 @@ _TABLES = (
             Column("least probability", "least_probability", ".1e"),
         ),
         lambda result: result.select(kind="validation"),
-        at_floor,
+        rows.at_floor,
     ),
     PMIXED_FULL,
     PMIXED_FULL_EPS2,
@@ -346,7 +328,7 @@ _TABLES = (
             Column("private answers", "private_share", ".0%"),
             Column("what its guarantee is", "{guarantee}"),
         ),
-        neighbours,
+        rows.neighbours,
         (
             "ε of PAC is the one its bound on membership inference is matched to. Data-dependent ε are computed from "
             "private records and may not be published as they are.",
@@ -376,8 +358,8 @@ _TABLES = (
             Column(f"tokens to {TARGET:.0%}: every token", "tokens_until_every_token"),
             Column(f"tokens to {TARGET:.0%}: dissent", "tokens_until_dissent"),
         ),
-        with_end,
-        own_notes,
+        rows.with_end,
+        rows.own_notes,
     ),
     rows_table(
         "tab:forgetting",
@@ -414,7 +396,7 @@ _TABLES = (
             Column("retained gain at 2^-32", "retained_gain ±", ".1%"),
             Column("coupling ceiling β (τ = 1)", "ceiling ±", ".3f"),
         ),
-        by_training,
+        rows.by_training,
     ),
     rows_table(
         "tab:tokens-only",
@@ -451,7 +433,7 @@ _TABLES = (
             Column("AUC", "auc ±", ".3f"),
             Column("members found at 1 % false positives", "true_positives ±", ".1%"),
         ),
-        scores,
-        own_notes,
+        rows.scores,
+        rows.own_notes,
     ),
 )

@@ -37,7 +37,6 @@ class Distributions:
 
     @property
     def num_positions(self) -> int:
-        """c"""
         return int(self.truth.shape[0])
 
 

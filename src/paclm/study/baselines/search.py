@@ -40,12 +40,10 @@ class Digest:
 
     @property
     def num_shards(self) -> int:
-        """N"""
         return int(self.truth_shards.shape[1])
 
     @property
     def num_positions(self) -> int:
-        """n"""
         return int(self.truth_shards.shape[0])
 
     def ceiling(self) -> FloatArray:

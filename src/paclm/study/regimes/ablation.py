@@ -39,8 +39,6 @@ NOTES = [
 
 @dataclass(frozen=True, slots=True)
 class AblationScale:
-    """How much is generated."""
-
     trials: int
     length: int = 64
     budgets: tuple[float, ...] = (2.0**-8, 2.0**-16)

@@ -27,8 +27,6 @@ FOOTNOTE = (2.0**-2, 1.0, 2.0**2, 2.0**4)
 
 @dataclass(frozen=True, slots=True)
 class AccuracyScale:
-    """How much is measured."""
-
     positions: int
     gumbel_draws: int  # votes per position under Gumbel, with fresh coins each
 

@@ -134,8 +134,6 @@ OTHERS = {"agree": True, "own": False}  # worlds without the canary vote as most
 
 @dataclass(frozen=True, slots=True)
 class CanariesScale:
-    """How much is measured."""
-
     trials: int  # single-token releases per canary, decoder and budget
     trials_outside: int  # the same for each C-OOD canary, which can never be emitted
     draws: int  # coin draws for the vote share at a trigger

@@ -30,8 +30,6 @@ BATCH = 8  # blocks per step, as in the paper
 
 @dataclass(frozen=True, slots=True)
 class CapacityScale:
-    """How much is trained."""
-
     records: int  # clean records, the same for every adapter
     record_tokens: int  # of each record that are trained on, at most
     canaries: int  # half of them C-OOD, half C-COMMON

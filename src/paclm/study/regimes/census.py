@@ -27,8 +27,6 @@ HYBRID_THRESHOLD = 0.9
 
 @dataclass(frozen=True, slots=True)
 class CensusScale:
-    """How much is measured."""
-
     positions: int
     support_sizes: tuple[int, ...] = (50, 200, 1000)
     positions_at_largest: int | None = None  # of the largest support, as in the paper; None: all

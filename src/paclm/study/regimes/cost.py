@@ -37,8 +37,6 @@ SETTINGS = MechanismConfig(per_token=2.0**-32, total=2.0**-10)
 
 @dataclass(frozen=True, slots=True)
 class CostScale:
-    """How much is measured."""
-
     positions: int
     gumbel_draws: int
     steps: int  # decode steps timed per engine

@@ -31,8 +31,6 @@ PAIRED = ("unanimity", "accuracy_world", "accuracy_private")  # compared positio
 
 @dataclass(frozen=True, slots=True)
 class CouplingScale:
-    """How much is measured."""
-
     positions: int
     gumbel_draws: int  # as in the accuracy regime, which shares the coupled votes
     ceiling_positions: int  # for β

@@ -30,8 +30,6 @@ BUDGETS = tuple(2.0**-n for n in range(4, 33, 4))
 
 @dataclass(frozen=True, slots=True)
 class FlatnessScale:
-    """How much is measured."""
-
     positions: int
     draws: int  # of coins under Gumbel; of secret and noise under greedy
 

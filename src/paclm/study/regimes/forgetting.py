@@ -54,8 +54,6 @@ CURATORS = {
 
 @dataclass(frozen=True, slots=True)
 class ForgettingScale:
-    """How much is measured."""
-
     positions: int
     gumbel_draws: int
     sessions: int

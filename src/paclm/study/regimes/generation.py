@@ -33,8 +33,6 @@ NOTES = [
 
 @dataclass(frozen=True, slots=True)
 class GenerationScale:
-    """How much is generated."""
-
     sequences: int
     lengths: tuple[int, ...] = (16, 64, 256)
     prompt: int = 32

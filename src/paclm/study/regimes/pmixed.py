@@ -41,8 +41,6 @@ ORDERS = (2, 3, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True, slots=True)
 class PMixedScale:
-    """How much is measured."""
-
     positions: int
     shard_counts: tuple[int, ...]  # N
     uses_authors_training: bool  # shard models are trained with PMixED's published settings, or else as the worlds were

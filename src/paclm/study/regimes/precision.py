@@ -24,8 +24,6 @@ TOLERANCE = 0.005  # half a point: the most by which unanimity and accuracy may 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionScale:
-    """How much is measured."""
-
     positions: int
 
 

@@ -37,8 +37,6 @@ RARE = (
 
 @dataclass(frozen=True, slots=True)
 class ReleasesScale:
-    """How much is measured."""
-
     positions: int
     gumbel_draws: int
     sessions: int

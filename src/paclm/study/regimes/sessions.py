@@ -41,8 +41,6 @@ NOTES = [
 
 @dataclass(frozen=True, slots=True)
 class SessionScale:
-    """How much is played."""
-
     sessions: int  # per budget
     queries: int
     tokens: int  # released per query

@@ -36,8 +36,6 @@ NOTES = [
 
 @dataclass(frozen=True, slots=True)
 class SweepScale:
-    """How much is generated."""
-
     trials: int
     long_trials: int  # at the longest length
     lengths: tuple[int, ...] = (16, 64, 256)

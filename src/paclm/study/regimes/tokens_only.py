@@ -29,8 +29,6 @@ BUDGETS = tuple(2.0**-n for n in (4, 8, 12, 16))
 
 @dataclass(frozen=True, slots=True)
 class TokensOnlyScale:
-    """How much is measured."""
-
     positions: int
     gumbel_draws: int  # of the recorded votes, as in the accuracy regime, which shares them
     sessions: int

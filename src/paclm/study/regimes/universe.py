@@ -32,8 +32,6 @@ _ROC_POINTS = 60
 
 @dataclass(frozen=True, slots=True)
 class UniverseScale:
-    """How much is measured."""
-
     records: int  # at most, of members and of others
     tokens: int  # of each record that are scored by loss
     prompt: int  # tokens of a record that the black-box attacker prompts with
