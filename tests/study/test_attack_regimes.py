@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paclm.study.continuations import Continuations
-from paclm.study.likelihood import score_targets
+from paclm.study.quality import score_targets
 from paclm.study.regimes import canaries, capacity, coupling, regime_named, tokens_only, universe
 from paclm.study.regimes.canaries import choose_forced, imagined_canaries, planted_canaries, trigger_votes
 from paclm.study.run import run_regime

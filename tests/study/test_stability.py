@@ -9,9 +9,9 @@ import pytest
 from paclm.errors import UnsoundState
 from paclm.privacy.belief import Release
 from paclm.privacy.releases import RULES, Rule
+from paclm.study import figures
 from paclm.study.decoding import GREEDY
 from paclm.study.figure import save_figure
-from paclm.study.figures import figure_named, looks_of
 from paclm.study.recorded_votes import TextVotes
 from paclm.study.regimes import census, cost, flatness, forgetting, releases
 from paclm.study.results import Result, plain
@@ -110,10 +110,10 @@ def test_a_release_that_was_added_is_drawn_and_described(lab, results, tmp_path,
     drawn = replace(result, rows=[{**row, "retained_gain": 0.5} for row in result.rows])  # these worlds gain nothing
     for name in ("first", "other"):
         assert any(f"retained gain, {name}" in line for line in releases.REGIME.summary(drawn))
-    svg = save_figure(figure_named("fig:releases"), {"releases": drawn}, tmp_path)[0].read_text()
+    svg = save_figure(figures.releases, {"releases": drawn}, tmp_path)[0].read_text()
     assert "first (leaks nothing)" in svg
     assert ">other<" in svg
-    looks = looks_of(["gaussian", *(f"added {i}" for i in range(30))])
+    looks = figures.looks_of(["gaussian", *(f"added {i}" for i in range(30))])
     assert len({looks[f"added {i}"] for i in range(18)} | {looks["gaussian"]}) == 19, "told apart"
 
 

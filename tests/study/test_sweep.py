@@ -68,4 +68,4 @@ def test_the_papers_scale_has_24_cells():
     paper = REGIME.presets["paper"]
     assert len(paper.budgets) * len(paper.lengths) == 24
     assert [paper.realized(2.0**-4, length) for length in paper.lengths] == [16, 16, 16]
-    assert [paper.trials_at(length) for length in paper.lengths] == [1000, 1000, 100]
+    assert (paper.trials, paper.long_trials) == (1000, 100)

@@ -80,7 +80,13 @@ class ResearchSessions:
         one_by_one = done.is_dissent
         if self._can_vectorise:
             is_pair = one_by_one & ((votes == low[:, None]) | (votes == high[:, None])).all(axis=1)
-            self._release_pairs(votes, sessions, np.flatnonzero(is_pair), done)
+            rows = np.flatnonzero(is_pair)
+            at = sessions[rows]
+            normals = normals_of(self._noise.take_one(at))
+            done.tokens[rows], self.beliefs[at], done.noise_scales[rows] = release_pairs(
+                votes[rows], self.beliefs[at], self.secrets[at], self._per_token, normals
+            )
+            done.information[rows] = self._per_token
             one_by_one = one_by_one & ~is_pair
         for row in np.flatnonzero(one_by_one).tolist():
             session = int(sessions[row])
@@ -90,14 +96,6 @@ class ResearchSessions:
             done.tokens[row], self.beliefs[session] = released.token, released.belief
             done.information[row], done.noise_scales[row] = released.information, released.noise_scale
         return done
-
-    def _release_pairs(self, votes: IntArray, sessions: IntArray, rows: IntArray, done: BatchRelease) -> None:
-        at = sessions[rows]
-        normals = normals_of(self._noise.take_one(at))
-        done.tokens[rows], self.beliefs[at], done.noise_scales[rows] = release_pairs(
-            votes[rows], self.beliefs[at], self.secrets[at], self._per_token, normals
-        )
-        done.information[rows] = self._per_token
 
 
 def release_pairs(

@@ -25,7 +25,10 @@ class Cell:
 
     def ours(self) -> str:
         """Our value with its error."""
-        text = (_rounded_up(self.value, self.style) if self.is_bound else _written(self.value, self.style)) + self.mark
+        if self.is_bound and isinstance(self.value, float):
+            text = round_up(self.value, int(self.style[1:-1]) + 1) + self.mark
+        else:
+            text = _written(self.value, self.style) + self.mark
         if self.stderr is None or not math.isfinite(self.stderr):
             return text
         return f"{text} ± {_written(self.stderr, self.style.lstrip('+'))}"
@@ -78,7 +81,3 @@ def _written(value: Value, style: str) -> str:
     if isinstance(value, int) and not style.endswith("%"):
         return f"{value:,}"
     return value if isinstance(value, str) else format(value, style)
-
-
-def _rounded_up(value: Value, style: str) -> str:
-    return round_up(value, int(style[1:-1]) + 1) if isinstance(value, float) else _written(value, style)

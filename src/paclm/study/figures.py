@@ -28,11 +28,6 @@ def all_figures() -> list[Figure]:
     return [canary, degeneracy, flatness, MECHANISM, pmixed, releases, session, universe]
 
 
-def figure_named(label: str) -> Figure:
-    """The figure of that label."""
-    return next(figure for figure in all_figures() if figure.label == label)
-
-
 def drawn(label: str, regime: str, caption: str) -> Callable[[Draw], Figure]:
     """Makes a figure of a function that draws one result."""
     return lambda draw: Figure(label, caption, (regime,), lambda results: draw(results[regime]))
@@ -57,7 +52,6 @@ def _points(rows: Sequence[Row], x: str, y: str, error: str = "", aside: float =
     "membership no longer shows, while the payload is still emitted.",
 )
 def canary(result: Result) -> Canvas:
-    """Left: advantage against budget with the even split's curve. Right: emission under both hypotheses."""
     canvas = _canvas(6.6, 2.6, None)
     left, right = canvas.subplots(1, 2)
     powers = np.linspace(-17, -3, 200)
@@ -109,7 +103,6 @@ _TEXTS = (  # source, decoder, budget, name, colour, marker, line
     "measured cost falls. Errors: bootstrap over sequences.",
 )
 def degeneracy(result: Result) -> Canvas:
-    """(a) rep-3, (b) distinct-1, (c) unanimity and (d) the perplexity ratio of private text, all against length."""
     canvas = _canvas(6.6, 4.6, None)
     panels = canvas.subplots(2, 2, sharex=True)
     columns = {
@@ -149,7 +142,6 @@ def degeneracy(result: Result) -> Canvas:
     "and accuracy moves only as long as flips do. Bars: one standard error over passages.",
 )
 def flatness(result: Result) -> Canvas:
-    """(a) σ against b with a 1/√b line; (b) flips and accuracy against b."""
     from matplotlib.lines import Line2D
 
     canvas = _canvas(6.4, 2.7)
@@ -231,7 +223,6 @@ def looks_of(names: Iterable[str], known: Mapping[str, Look] = _RELEASES) -> dic
     "0.1 %, and empty where the ceiling lies below the public model.",
 )
 def pmixed(result: Result) -> Canvas:
-    """(a) accuracy with four reference lines; (b) share of the own ceiling's gain, on a logarithmic scale."""
     canvas = _canvas(7.2, 2.9)
     left, right = canvas.subplots(1, 2)
     known = {"gaussian": (BLUE, "o"), "plurality": (SKY, "s"), "mixture": (GREEN, "^"), "channel": (PINK, "v")}
@@ -278,7 +269,6 @@ def pmixed(result: Result) -> Canvas:
     "nothing. Bars: one standard error over passages of the text.",
 )
 def releases(result: Result) -> Canvas:
-    """Retained gain against leak; releases that leak nothing are horizontal lines."""
     canvas = _canvas(4.6, 2.9)
     axes = canvas.subplots()
     for name, (color, marker) in looks_of(row["release"] for row in result.rows).items():
@@ -308,7 +298,6 @@ def releases(result: Result) -> Canvas:
     "same sessions (open squares). Horizons of one budget share sessions.",
 )
 def session(result: Result) -> Canvas:
-    """One colour per budget: points with errors are the leak, open squares the dissent."""
     from matplotlib.lines import Line2D
 
     rows = result.select(collection=1)
@@ -346,7 +335,6 @@ def session(result: Result) -> Canvas:
     "who reads text. The guarantee does not cover this question.",
 )
 def universe(result: Result) -> Canvas:
-    """ROC curves, one panel per attacker."""
     canvas = _canvas(6.6, 3.1, None)
     curves = {
         "holds the adapters": [("adapters", attack) for attack in ("loss", "reference", "min-k", "spread")],

@@ -74,40 +74,26 @@ def measure(played: Played, per_token: float, secrets: IntArray, horizon: int, m
     num_worlds = beliefs.shape[1]
     charged = horizon * units_up(per_token) / UNITS_PER_NAT
     leaked = leak_samples_by_entropy(beliefs)
-    by_entropy, by_truth = leak_by_entropy(beliefs), leak_by_truth(beliefs, secrets)
     is_dissent = played.distinct[:, :horizon] > 1
-    dissent = mean_and_stderr(is_dissent.mean(axis=1))
-    gap = mean_and_stderr(leaked / charged - is_dissent.mean(axis=1))
-    parting = mean_and_stderr(leaked - (np.log(num_worlds) + beliefs[np.arange(len(secrets)), secrets]))
+    by_truth = np.log(num_worlds) + beliefs[np.arange(len(secrets)), secrets]
     attack = attack_beliefs(beliefs, secrets, membership)
     depth = played.distinct[:, :horizon][is_dissent]
-    return {
-        "budget": format_budget(per_token),
-        "per_token_nats": per_token,
-        "horizon": horizon,
-        "sessions": len(secrets),
-        "charged_nats": charged,
-        "leaked_nats": by_entropy.mean,
-        "leaked_stderr": by_entropy.stderr,
-        "leaked_by_truth_nats": by_truth.mean,
-        "leaked_by_truth_stderr": by_truth.stderr,
-        "estimators_parting": parting.mean,
-        "estimators_parting_stderr": parting.stderr,
-        "step_information_nats": float(played.information[:, :horizon].sum(axis=1).mean()),
-        "leaked_over_charged": by_entropy.mean / charged,
-        "leaked_over_charged_stderr": by_entropy.stderr / charged,
-        "dissent": dissent.mean,
-        "dissent_stderr": dissent.stderr,
-        "gap": gap.mean,
-        "gap_stderr": gap.stderr,
-        "distinct_given_dissent": float(depth.mean()) if depth.size else None,
-        "membership_rate": attack.membership.mean,
-        "membership_stderr": attack.membership.stderr,
-        "membership_bound": success_bound(charged, 0.5),
-        "world_rate": attack.world.mean,
-        "world_stderr": attack.world.stderr,
-        "world_bound": success_bound(charged, 1.0 / num_worlds),
-    }
+    row: Row = {"budget": format_budget(per_token), "per_token_nats": per_token, "horizon": horizon}
+    row |= {"sessions": len(secrets), "charged_nats": charged}
+    row["leaked_nats"], row["leaked_stderr"] = leak_by_entropy(beliefs)
+    row["leaked_by_truth_nats"], row["leaked_by_truth_stderr"] = leak_by_truth(beliefs, secrets)
+    row["estimators_parting"], row["estimators_parting_stderr"] = mean_and_stderr(leaked - by_truth)
+    row["step_information_nats"] = float(played.information[:, :horizon].sum(axis=1).mean())
+    row["leaked_over_charged"] = row["leaked_nats"] / charged
+    row["leaked_over_charged_stderr"] = row["leaked_stderr"] / charged
+    row["dissent"], row["dissent_stderr"] = mean_and_stderr(is_dissent.mean(axis=1))
+    row["gap"], row["gap_stderr"] = mean_and_stderr(leaked / charged - is_dissent.mean(axis=1))
+    row["distinct_given_dissent"] = float(depth.mean()) if depth.size else None
+    row["membership_rate"], row["membership_stderr"] = attack.membership
+    row["membership_bound"] = success_bound(charged, 0.5)
+    row["world_rate"], row["world_stderr"] = attack.world
+    row["world_bound"] = success_bound(charged, 1.0 / num_worlds)
+    return row
 
 
 def follow_up(played: Played, truth: IntArray, start: int, end: int) -> Row:

@@ -12,17 +12,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 _INK, _EDGE = "#1d1d1d", "#8a8a8a"
-_PLAIN, _WHITE, _LEAF, _SAND, _ROSE, _SKIN, _AIR = (
-    *("#eef2f6", "#ffffff", "#e3f0ea", "#fdf1d9", "#f5e6ef", "#fde9e0", "#e6f3fb"),
-)
+_PLAIN, _WHITE, _LEAF, _SAND = "#eef2f6", "#ffffff", "#e3f0ea", "#fdf1d9"
+_ROSE, _SKIN, _AIR = "#f5e6ef", "#fde9e0", "#e6f3fb"
 _PANELS: tuple[tuple[float, float, float, float, str], ...] = (  # x, y, width, height, title
     (2, 4, 34, 74, "offline, once"),
     (39, 30, 107, 48, "one token, while the budget lasts"),
     (39, 4, 107, 22, ""),
 )
-_BOXES: tuple[
-    tuple[float, float, float, float, str, str, str, str], ...
-] = (  # x, y, width, height, title, text below, fill, edge
+_BOXES: Any = (  # x, y, width, height, title, text below, fill, edge
     (6, 59, 26, 11, "private records", "the universe, known", _PLAIN, _EDGE),
     *((6 + shift, 41 + shift, 24, 10.5, "", "", _LEAF, _EDGE) for shift in (2.4, 1.2, 0.0)),
     *((6 + shift, 22.5 + shift, 24, 10.5, "", "", _SAND, _EDGE) for shift in (2.4, 1.2, 0.0)),

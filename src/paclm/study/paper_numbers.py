@@ -122,11 +122,7 @@ PAPER: Mapping[str, Numbers] = {
         ("private", "gumbel", "2^-24", 256, 0.050, 0.571, "1.11–1.16", None),
         ("human", None, None, 256, 0.047, 0.573, None, None),
     ),
-    "tab:operations": _numbers(
-        "sizes",
-        "dense collapsed factor",
-        ("the paper's sizes", 3.35e9, 2.59e4, 1.3e5),
-    ),
+    "tab:operations": _numbers("sizes", "dense collapsed factor", ("the paper's sizes", 3.35e9, 2.59e4, 1.3e5)),
     "tab:pmixed-full, PAC": _numbers(
         "epsilon release queries",
         "accuracy headroom",

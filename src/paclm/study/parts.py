@@ -26,36 +26,28 @@ class Kept:
 
     def __init__(self, again: bool = False) -> None:
         self._again = again
-        self._made: set[Path] = set()
-        self._parts: list[Parts] = []
+        self.made: set[Path] = set()  # files that this run wrote
+        self.parts: list[Parts] = []  # of the running regime
         self.from_before: set[Path] = set()  # files of earlier runs that were read
 
     def begin(self) -> None:
         """Start of a regime: forget what was read for the one before, and which parts it had."""
         self.from_before.clear()
-        self._parts.clear()
+        self.parts.clear()
 
     def end(self) -> None:
         """The result of the regime is written: delete its parts."""
-        for parts in self._parts:
+        for parts in self.parts:
             parts.clear()
-        self._parts.clear()
-
-    def opened(self, parts: Parts) -> None:
-        """These parts belong to the running regime."""
-        self._parts.append(parts)
+        self.parts.clear()
 
     def has(self, path: Path) -> bool:
         """Whether this file may be reused."""
-        if not path.is_file() or (self._again and path not in self._made):
+        if not path.is_file() or (self._again and path not in self.made):
             return False
-        if path not in self._made:
+        if path not in self.made:
             self.from_before.add(path)
         return True
-
-    def made(self, path: Path) -> None:
-        """This run wrote the file."""
-        self._made.add(path)
 
     def arrays(self, path: Path, make: Callable[[], Mapping[str, Array]]) -> dict[str, Array]:
         """The arrays of an .npz file, read if it may be reused, else made and written."""
@@ -63,7 +55,7 @@ class Kept:
             arrays = make()
             make_private_folder(path.parent)
             write_private_arrays(path, **arrays)
-            self.made(path)
+            self.made.add(path)
         with np.load(path, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
 
@@ -76,7 +68,7 @@ class Parts:
         self._folder = folder
         self._kept = kept or Kept()
         self.key = hashlib.sha256(text.encode()).hexdigest()[:16]  # of the dependencies
-        self._kept.opened(self)
+        self._kept.parts.append(self)
 
     def rows(self, name: str, make: Callable[[], list[Row]]) -> list[Row]:
         """The rows of a part, read if it was finished before, else made and written."""
@@ -87,7 +79,7 @@ class Parts:
         made: list[Row] = plain(make())
         make_private_folder(self._folder)
         write_private_json(path, made)
-        self._kept.made(path)
+        self._kept.made.add(path)
         return made
 
     def arrays(self, name: str, make: Callable[[], Mapping[str, Array]]) -> dict[str, Array]:

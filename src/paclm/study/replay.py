@@ -122,8 +122,7 @@ def replay(
 
 def planned_tokens(recorded: RecordedVotes, settings: ReplaySettings) -> int:
     """How many tokens a replay will release: the total of a progress bar."""
-    sessions, tokens = _shape(recorded, settings)
-    return sessions * tokens
+    return math.prod(_shape(recorded, settings))
 
 
 def _shape(recorded: RecordedVotes, settings: ReplaySettings) -> tuple[int, int]:

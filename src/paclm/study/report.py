@@ -136,6 +136,7 @@ def _origin(results: Mapping[str, Result]) -> dict[str, Any]:
     def seen(values: Sequence[Any]) -> str:
         return "; ".join(dict.fromkeys(str(value) for value in values))
 
+    worlds = [str(result.provenance.get("adapters", {}).get(WORLDS_FILE)) for result in every]
     return {
         "provenance": origin,
         "presets": seen([result.preset for result in every]),
@@ -143,9 +144,5 @@ def _origin(results: Mapping[str, Result]) -> dict[str, Any]:
         "machines": seen([result.provenance.get("machine") for result in every]),
         "commits": seen([result.provenance.get("commit") or "not a checkout" for result in every]),
         "duration": format_duration(sum(result.seconds for result in every)),
-        "is_mixed": len({(r.preset, r.seed, _worlds_hash(r)) for r in every}) > 1,
+        "is_mixed": len({(r.preset, r.seed, own) for r, own in zip(every, worlds, strict=True)}) > 1,
     }
-
-
-def _worlds_hash(result: Result) -> str:
-    return str(result.provenance.get("adapters", {}).get(WORLDS_FILE))

@@ -40,6 +40,7 @@ class Table:
 
 
 Notes = Sequence[str] | Callable[[Result], Sequence[str]]
+Layout = tuple[Sequence[Row], Sequence[str], Sequence[Sequence[Cell | str]]]  # rows shown, headings, lines
 
 
 def rows_table(
@@ -56,15 +57,12 @@ def rows_table(
     """
     paper = PAPER.get(label, NOTHING)
 
-    def build(results: Mapping[str, Result]) -> TableData:
-        result = results[regime]
+    def lay_out(result: Result) -> Layout:
         found = rows(result)
         lines = [[column.cell(row, paper.beside(row)) for column in columns] for row in found]
-        return TableData(
-            _filled(caption, result, found), [column.heading for column in columns], lines, _noted(notes, result)
-        )
+        return found, [column.heading for column in columns], lines
 
-    return Table(label, (regime,), build)
+    return _table(label, regime, caption, lay_out, notes)
 
 
 def quantities_table(
@@ -78,28 +76,29 @@ def quantities_table(
     """A table with one line per quantity and one column per row; `across` gives the rows by heading."""
     paper = PAPER.get(label, NOTHING)
 
-    def build(results: Mapping[str, Result]) -> TableData:
-        result = results[regime]
+    def lay_out(result: Result) -> Layout:
         found = across(result)
         cells = [[line.heading, *(line.cell(row, paper.beside(row)) for row in found.values())] for line in lines]
-        return TableData(_filled(caption, result, list(found.values())), ["", *found], cells, _noted(notes, result))
+        return list(found.values()), ["", *found], cells
+
+    return _table(label, regime, caption, lay_out, notes)
+
+
+def _table(label: str, regime: str, caption: str, lay_out: Callable[[Result], Layout], notes: Notes) -> Table:
+    def build(results: Mapping[str, Result]) -> TableData:
+        result = results[regime]
+        rows, columns, lines = lay_out(result)
+        fields = {**(rows[0] if rows else {}), "scale": result.scale, "machine": result.provenance.get("machine")}
+        return TableData(caption.format_map(fields), columns, lines, notes(result) if callable(notes) else notes)
 
     return Table(label, (regime,), build)
 
 
-def _filled(caption: str, result: Result, rows: Sequence[Row]) -> str:
-    first = rows[0] if rows else {}
-    return caption.format_map({**first, "scale": result.scale, "machine": result.provenance.get("machine")})
-
-
-def _noted(notes: Notes, result: Result) -> Sequence[str]:
-    return notes(result) if callable(notes) else notes
-
-
 def to_markdown(data: TableData) -> str:
     """Markdown, with the paper's values in brackets beside ours."""
-    lines = [_line([_escape(column) for column in data.columns]), _line(["---"] * len(data.columns))]
-    lines += [_line([_escape(_both(cell)) for cell in row]) for row in data.rows]
+    rows = (data.columns, ["---"] * len(data.columns), *data.rows)
+    cells = ([_both(cell).replace("|", "\\|") for cell in row] for row in rows)
+    lines = [f"| {' | '.join(row)} |" for row in cells]
     notes = "".join(f"\n{note}\n" for note in data.notes)
     return f"{data.caption}\n\n" + "\n".join(lines) + f"\n{notes}"
 
@@ -108,21 +107,17 @@ def to_csv(data: TableData) -> str:
     """CSV: value, error and the paper's value in separate columns, unrounded."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    wide = [i for i in range(len(data.columns)) if any(isinstance(row[i], Cell) for row in data.rows)]
-    writer.writerow(
-        [
-            name
-            for i, c in enumerate(data.columns)
-            for name in ([c, f"{c} (error)", f"{c} (paper)"] if i in wide else [c])
-        ]
-    )
+    is_wide = [any(isinstance(cell, Cell) for cell in cells) for cells in zip(*data.rows, strict=True)]
+    is_wide = is_wide or [False] * len(data.columns)  # no rows
+    heads: list[str] = []
+    for column, wide in zip(data.columns, is_wide, strict=True):
+        heads += [column, f"{column} (error)", f"{column} (paper)"] if wide else [column]
+    writer.writerow(heads)
     for row in data.rows:
         fields: list[Value] = []
-        for i, cell in enumerate(row):
-            if isinstance(cell, Cell):
-                fields += [cell.value, cell.stderr, cell.paper]
-            else:
-                fields += [cell, None, None] if i in wide else [cell]
+        for cell, wide in zip(row, is_wide, strict=True):
+            own = (cell.value, cell.stderr, cell.paper) if isinstance(cell, Cell) else (cell, None, None)
+            fields += own if wide else own[:1]
         writer.writerow(fields)
     return out.getvalue()
 
@@ -145,14 +140,6 @@ def _both(cell: Cell | str) -> str:
     if isinstance(cell, str):
         return cell
     return f"{cell.ours()} [{cell.theirs()}]" if cell.theirs() else cell.ours()
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 _TEX = (

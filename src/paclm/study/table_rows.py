@@ -110,7 +110,7 @@ def session_notes(result: Result) -> list[str]:
     notes = [
         "Leak: I(S; H_T) of the whole history, estimated from the entropy of the beliefs and, beside it, from the "
         "belief in the realized world; the two agree when the belief is the true posterior. Difference: leak ÷ charged "
-        "minus the dissent of the same sessions up to the same horizon, session by session.",
+        "minus the dissent of the same sessions up to the same horizon, session by session."
     ]
     spread = spread_of_ratio(result.select(collection=1))
     if spread is not None:

@@ -9,10 +9,10 @@ from scipy.special import ndtr
 from paclm.curator.research import ResearchSession
 from paclm.errors import InvalidInput
 from paclm.privacy.calibration import calibrate_noise, pair_variance
-from paclm.privacy.leak import leak_by_entropy, leak_by_truth
+from paclm.privacy.leak import leak_by_entropy, leak_by_truth, mean_and_stderr
 from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import rule_named
-from paclm.study.attacks.token_only import calibrate_many, leak_by_tokens, leak_samples_by_tokens, token_belief
+from paclm.study.attacks.token_only import calibrate_many, leak_samples_by_tokens, token_belief
 
 HALF = 1 / math.sqrt(2)
 
@@ -65,7 +65,7 @@ def test_two_tokens_agree_with_integration_over_the_hidden_r():
 
 def test_at_small_budgets_two_votes_let_tokens_tell_two_over_pi_of_the_history():
     beliefs, _, seen = play(2.0**-10, 24, 200, 2)
-    leaked = leak_by_tokens(beliefs, filtered(seen, 2.0**-10, 48))
+    leaked = mean_and_stderr(leak_samples_by_tokens(beliefs, filtered(seen, 2.0**-10, 48)))
     history = leak_by_entropy(beliefs)
     error = math.hypot(leaked.stderr, 2 / math.pi * history.stderr)
     assert abs(leaked.mean - 2 / math.pi * history.mean) < 4 * error  # false alarm under 1e-4
@@ -75,7 +75,7 @@ def test_at_small_budgets_two_votes_let_tokens_tell_two_over_pi_of_the_history()
 def test_with_more_votes_the_bound_lies_between_nothing_and_the_history():
     beliefs, secrets, seen = play(2.0**-4, 20, 60, 4)
     q = filtered(seen, 2.0**-4, 48)
-    leaked, history = leak_by_tokens(beliefs, q), leak_by_entropy(beliefs)
+    leaked, history = mean_and_stderr(leak_samples_by_tokens(beliefs, q)), leak_by_entropy(beliefs)
     assert 4 * leaked.stderr < leaked.mean < history.mean
     by_truth = leak_by_truth(q, secrets)
     assert abs(by_truth.mean - leaked.mean) < 4 * by_truth.stderr  # two estimates of the same expectation
@@ -84,7 +84,7 @@ def test_with_more_votes_the_bound_lies_between_nothing_and_the_history():
 def test_an_attacker_with_the_wrong_votes_shows_no_leak():
     beliefs, _, seen = play(2.0**-4, 20, 40, 2)
     wrong = [(np.roll(votes, 1, axis=1), tokens) for votes, tokens in seen]
-    assert leak_by_tokens(beliefs, filtered(wrong, 2.0**-4, 32)).mean < 0.0
+    assert leak_samples_by_tokens(beliefs, filtered(wrong, 2.0**-4, 32)).mean() < 0.0
 
 
 def test_unanimous_votes_teach_nothing_and_a_world_ruled_out_by_the_history_does_not_count():

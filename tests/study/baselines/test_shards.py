@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from paclm.errors import InvalidInput
-from paclm.study.baselines.shards import authors_training, check_disjoint, ensure_shards, load_shards
+from paclm.study.baselines.shards import check_disjoint, ensure_shards, load_shards
+from paclm.study.regimes.pmixed import AUTHORS_TRAINING
 from paclm.worlds.assignment import assign_worlds
 
 
@@ -52,5 +53,5 @@ def test_missing_shards_are_trained_with_the_settings_given_and_the_workspace_ke
     assert ensure_shards(lab, 2, wanted).num_worlds == 2
     assert lab.workspace.training == own
     assert lab.workspace.manifest.adapters["shards-2.safetensors"]["training"]["epochs"] == 3
-    authors = authors_training(own, 10)
-    assert (authors.rank, authors.alpha, authors.epochs, authors.batch_size) == (4, 32.0, 10, 8)
+    authors = replace(own, **AUTHORS_TRAINING)
+    assert (authors.rank, authors.alpha, authors.epochs, authors.batch_size) == (4, 32.0, own.epochs, 8)

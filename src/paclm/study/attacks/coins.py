@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binom
 
-from paclm.errors import InvalidInput
 from paclm.privacy.belief import FloatArray, IntArray
 
 
@@ -32,8 +31,6 @@ def attack_coins(seen: FloatArray, secrets: IntArray, num_worlds: int) -> CoinsA
     seen: (sessions, d) any numbers that follow from public coins and known adapters alone: the coins themselves, or
     how often each world voted with the others. secrets: (sessions,), drawn uniformly.
     """
-    if seen.ndim != 2 or secrets.shape != seen.shape[:1] or len(seen) < 2:
-        raise InvalidInput(f"There must be one secret per session, at least two, not {secrets.shape} for {seen.shape}.")
     half = len(seen) // 2
     known, own = seen[:half], secrets[:half]
     worlds = np.unique(own)

@@ -23,7 +23,6 @@ from scipy.special import log_ndtr, logsumexp, ndtri_exp
 from paclm.errors import InvalidInput
 from paclm.privacy.belief import FloatArray, IntArray, uniform_belief
 from paclm.privacy.calibration import FLOOR, UPWARD, helmert, pair_variance
-from paclm.privacy.leak import Estimate, mean_and_stderr
 
 PARTICLES = 64
 _PROPOSALS = 32  # R drawn per particle where more than two votes are cast: one that gives the token is kept
@@ -115,17 +114,13 @@ def _resampled(beliefs: FloatArray, log_weights: FloatArray, rng: np.random.Gene
     return beliefs[drawn], np.zeros(count)
 
 
-def leak_by_tokens(beliefs: FloatArray, token_beliefs: FloatArray) -> Estimate:
-    """A lower bound on I(S; tokens): log m + E Σ_s belief(s) · log q(s), from final beliefs and q, (sessions, m) each.
+def leak_samples_by_tokens(beliefs: FloatArray, token_beliefs: FloatArray) -> FloatArray:
+    """Their mean is a lower bound on I(S; tokens): log m + Σ_s belief(s) · log q(s), from beliefs and q (sessions, m).
 
     Given the whole history the secret is distributed as the belief says, so this is E[log q(S | tokens)] with far
-    less sampling error than the realized secrets alone would give; `leak_by_truth` on q is that plain average.
+    less sampling error than the realized secrets alone would give; `leak_by_truth` on q is that plain average. Worlds
+    that the history rules out do not count, whatever q says.
     """
-    return mean_and_stderr(leak_samples_by_tokens(beliefs, token_beliefs))
-
-
-def leak_samples_by_tokens(beliefs: FloatArray, token_beliefs: FloatArray) -> FloatArray:
-    """The terms of that mean, (sessions,). Worlds that the history rules out do not count, whatever q says."""
     p = np.exp(beliefs)
     terms = p * np.where(p > 0.0, token_beliefs, 0.0)
     leaked: FloatArray = math.log(beliefs.shape[1]) + terms.sum(axis=1)

@@ -22,7 +22,6 @@ GUARANTEE_DEPENDENT = "data-dependent ε: computed from private votes, so not pu
 
 def independent_rdp(noise: float, orders: FloatArray) -> FloatArray:
     """a/σ², for any votes."""
-    _check_noise(noise)
     return orders / noise**2
 
 
@@ -37,7 +36,6 @@ def noise_for(epsilon: float, delta: float, queries: int) -> float:
 
 def log_miss_bound(counts: FloatArray, noise: float) -> FloatArray:
     """ln q ≥ ln P(the argmax is not released), by a union over the others: counts (…, candidates)."""
-    _check_noise(noise)
     best = counts.argmax(-1)
     gaps = np.take_along_axis(counts, best[..., None], -1) - counts  # (…, candidates)
     terms = log_ndtr(-gaps / (math.sqrt(2.0) * noise))
@@ -77,11 +75,7 @@ def dependent_epsilon(counts: FloatArray, noise: float, delta: float) -> float:
 
 def release(counts: FloatArray, noise: float, rng: np.random.Generator) -> IntArray:
     """The candidate with the largest noisy count, per row."""
-    _check_noise(noise)
-    chosen: IntArray = (counts + rng.normal(0.0, noise, counts.shape)).argmax(-1)
-    return chosen
-
-
-def _check_noise(noise: float) -> None:
     if not (math.isfinite(noise) and noise > 0.0):
         raise InvalidInput(f"σ must be a positive number, not {noise!r}.")
+    chosen: IntArray = (counts + rng.normal(0.0, noise, counts.shape)).argmax(-1)
+    return chosen

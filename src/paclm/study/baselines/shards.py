@@ -53,11 +53,6 @@ def load_shards(workspace: Workspace, num_shards: int) -> AdapterStack:
     return stack
 
 
-def authors_training(own: TrainingConfig, epochs: int) -> TrainingConfig:
-    """The published settings of PMixED as far as this engine has them: no dropout, no warm-up, no best epoch."""
-    return replace(own, rank=4, alpha=32.0, learning_rate=2e-4, weight_decay=0.01, batch_size=8, epochs=epochs)
-
-
 def ensure_shards(lab: Lab, num_shards: int, training: TrainingConfig) -> AdapterStack:
     """The shard models of a workspace, trained with these settings if there are none yet."""
     if adapters_file(f"shards-{num_shards}") not in lab.workspace.manifest.adapters:

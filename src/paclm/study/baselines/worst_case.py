@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binom
 
-from paclm.errors import InvalidInput
 from paclm.privacy.belief import FloatArray
 from paclm.study.baselines.accountants import mix, symmetric_divergence
 from paclm.study.baselines.pmixed import PMixedSettings
@@ -35,8 +34,6 @@ def exact_losses(
 ) -> list[ExactLoss]:
     """Examples with p0 = (1−w, w) and one shard model (1−c, c), each against the public model alone."""
     w, c = np.asarray(public_masses, dtype=np.float64), np.asarray(shard_masses, dtype=np.float64)
-    if not (((w > 0.0) & (w < 1.0)).all() and ((c > 0.0) & (c < 1.0)).all()):
-        raise InvalidInput("All masses of the examples must lie strictly between 0 and 1.")
     public, shard = np.log(np.stack([1.0 - w, w], -1)), np.log(np.stack([1.0 - c, c], -1))  # (examples, 2)
     others = np.arange(settings.num_shards)
     chance = binom.pmf(others, settings.num_shards - 1, settings.rate)

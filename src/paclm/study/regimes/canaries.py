@@ -26,7 +26,7 @@ from paclm.study.batched_sessions import ResearchSessions
 from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.lab import Lab
 from paclm.study.leak_tests import FALSE_ALARMS
-from paclm.study.likelihood import score_targets
+from paclm.study.quality import score_targets
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Result, Row
 from paclm.worlds.assignment import assign_worlds
@@ -34,7 +34,6 @@ from paclm.worlds.canaries import Canary, make_canaries
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Engine
-
 
 _DRAWS_AT_ONCE = 128
 
@@ -186,8 +185,6 @@ def _organic(lab: Lab, engine: Engine, one: Planted, draws: int) -> Row:
     tokens = [*canary.trigger_ids, *canary.payload_ids]
     scores = score_targets(engine, tokens, first=len(canary.trigger_ids))  # (W, payload)
     first, rank = scores.log_probability[:-1, 0], 1.0 + scores.rank[:-1, 0].astype(np.float64)  # (m,)
-    difference, stderr = gap(first, is_member)
-    whole, whole_stderr = gap(scores.log_probability[:-1].mean(axis=1), is_member)
     row: Row = {
         "part": "organic",
         "canary": canary.id,
@@ -195,13 +192,11 @@ def _organic(lab: Lab, engine: Engine, one: Planted, draws: int) -> Row:
         "repetitions": canary.repetitions,
         "log_probability_member": float(first[is_member].mean()),
         "log_probability_other": float(first[~is_member].mean()),
-        "gap_nats": difference,
-        "gap_stderr": stderr,
-        "payload_gap_nats": whole,
-        "payload_gap_stderr": whole_stderr,
-        "rank_member": float(rank[is_member].mean()),
-        "rank_other": float(rank[~is_member].mean()),
     }
+    row["gap_nats"], row["gap_stderr"] = gap(first, is_member)
+    whole = scores.log_probability[:-1].mean(axis=1)
+    row["payload_gap_nats"], row["payload_gap_stderr"] = gap(whole, is_member)
+    row["rank_member"], row["rank_other"] = float(rank[is_member].mean()), float(rank[~is_member].mean())
     row["rank_difference"], row["rank_stderr"] = gap(rank, is_member)
     for decoding in (GREEDY, GUMBEL):
         at = _votes_at(lab, engine, one, decoding, draws if decoding.temperature else 1)
@@ -228,12 +223,9 @@ def _key(part: str, one: Planted, decoding: Decoding, per_token: float, trials: 
 def _forced(lab: Lab, one: Planted, at: TriggerVotes, decoding: Decoding, others: str, per_token: float) -> Row:
     votes = force_votes(at.votes, one.is_member, one.canary.payload_ids[0], others_agree=OTHERS[others])
     emitted, realized = _emit(lab, one, votes, per_token, decoding.name, others)
-    mean, stderr = advantage(emitted, realized)
-    return {
-        **_key("forced", one, decoding, per_token, len(votes)),
-        "others": others,
-        "advantage": mean,
-        "advantage_stderr": stderr,
+    row = {**_key("forced", one, decoding, per_token, len(votes)), "others": others}
+    row["advantage"], row["advantage_stderr"] = advantage(emitted, realized)
+    return row | {
         "advantage_even_split": even_split_advantage(per_token),
         "advantage_bound": 2.0 * success_bound(per_token, 0.5) - 1.0,
         "emitted_member": float(emitted[realized].mean()),

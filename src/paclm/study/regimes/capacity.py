@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from paclm.privacy.belief import BoolArray
 from paclm.privacy.leak import mean_and_stderr
 from paclm.study.lab import Lab
-from paclm.study.likelihood import TargetScores, score_targets
+from paclm.study.quality import TargetScores, score_targets
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Row
 from paclm.worlds.canaries import Canary, make_canaries
@@ -61,20 +62,10 @@ def run(lab: Lab, scale: CapacityScale) -> Findings:
     parts = lab.parts("capacity", asdict(scale))
     rows: list[Row] = []
     for rank, epochs in SETTINGS:
-        training = lab.workspace.training
-        settings = dataclasses.replace(
-            training,
-            rank=rank,
-            epochs=epochs,
-            alpha=training.alpha / training.rank * rank,
-            batch_size=BATCH,
-            coupled=True,
-        )
-
-        def make(settings: TrainingConfig = settings) -> list[Row]:
-            return _measure(pilot, settings, _scores(lab, pilot, _train(lab, scale, pilot, settings)))
-
-        rows += parts.rows(f"rank-{rank}", make)
+        own = lab.workspace.training
+        training = dataclasses.replace(own, rank=rank, epochs=epochs, alpha=own.alpha / own.rank * rank)
+        settings = dataclasses.replace(training, batch_size=BATCH, coupled=True)
+        rows += parts.rows(f"rank-{rank}", partial(_rows, lab, scale, pilot, settings))
     rate = lab.workspace.training.learning_rate
     note = f"How soon a canary is learnt depends on the learning rate: {rate:g} here, 0.0002 in the paper."
     return Findings(rows, [note])
@@ -132,7 +123,8 @@ def _scores(lab: Lab, pilot: Pilot, stack: AdapterStack) -> list[TargetScores]:
     ]
 
 
-def _measure(pilot: Pilot, settings: TrainingConfig, scores: list[TargetScores]) -> list[Row]:
+def _rows(lab: Lab, scale: CapacityScale, pilot: Pilot, settings: TrainingConfig) -> list[Row]:
+    scores = _scores(lab, pilot, _train(lab, scale, pilot, settings))
     rows: list[Row] = []
     for kind in ("C-COMMON", "C-OOD"):
         chosen = [i for i, canary in enumerate(pilot.canaries) if canary.kind == kind]

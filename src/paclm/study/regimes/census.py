@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paclm.privacy.belief import BoolArray, IntArray
-from paclm.study.eval_text import Passage
 from paclm.study.lab import Lab
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Row
@@ -44,7 +43,8 @@ def run(lab: Lab, scale: CensusScale) -> Findings:
         if size not in sizes
     ]
     passages = lab.passages(scale.positions)
-    keep, cluster = _scored(passages)
+    keep = np.concatenate([np.asarray(passage.is_scored[1:], dtype=np.bool_) for passage in passages])
+    cluster = np.concatenate([np.full(passage.num_scored, passage.document) for passage in passages])  # where kept
     if keep.sum() < scale.positions:
         notes.append(f"The test text has {keep.sum():,} positions of the {scale.positions:,} asked for.")
     advance = lab.start_task("census", len(keep))
@@ -54,13 +54,6 @@ def run(lab: Lab, scale: CensusScale) -> Findings:
         limit = scale.positions_at_largest if size == max(scale.support_sizes) else None
         rows.append(_row(lab, size, census, keep, cluster, limit))
     return Findings(rows, notes)
-
-
-def _scored(passages: list[Passage]) -> tuple[BoolArray, IntArray]:
-    """Which positions count, and the passage of each that does."""
-    keep = np.concatenate([np.asarray(passage.is_scored[1:], dtype=np.bool_) for passage in passages])
-    cluster = np.concatenate([np.full(passage.num_scored, passage.document) for passage in passages])
-    return keep, cluster
 
 
 def _row(lab: Lab, size: int, census: Census, keep: BoolArray, cluster: IntArray, limit: int | None) -> Row:
@@ -96,10 +89,7 @@ REGIME = Regime(
     name="census",
     title="Stability census",
     question="How often do worlds trained on different halves of the records vote for the same token?",
-    presets={
-        "quick": CensusScale(2048),
-        "paper": CensusScale(65_053, positions_at_largest=19_982),
-    },
+    presets={"quick": CensusScale(2048), "paper": CensusScale(65_053, positions_at_largest=19_982)},
     run=run,
     headlines=(
         headline("unanimity, k = {support_size}", "unanimity ±", ".1%"),

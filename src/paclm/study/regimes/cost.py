@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,9 +26,6 @@ from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Row
 from paclm.study.serving import count_distinct
 from paclm.worlds.layout import LEDGER_FILE
-
-if TYPE_CHECKING:
-    from paclm.engine.engine import Engine
 
 SUPPORT = 200
 SETTINGS = MechanismConfig(per_token=2.0**-32, total=2.0**-10)
@@ -57,25 +53,16 @@ def run(lab: Lab, scale: CostScale) -> Findings:
     for batch in scale.batches:
         forward, memory = _time_forward(lab, scale, batch)
         ledger = _time_ledger(lab, scale.commits, batch)
-        step = forward + batch * mechanism + ledger
-        rows.append(
-            {
-                "what": "serving",
-                "sequences": batch,
-                "worlds": lab.num_worlds,
-                "forward_ms": 1e3 * forward,
-                "mechanism_ms": 1e3 * mechanism,
-                "ledger_ms": 1e3 * ledger,
-                "mechanism_share": batch * mechanism / (forward + batch * mechanism),
-                "tokens_per_second": batch / step,
-                "tokens_per_second_without_ledger": batch / (forward + batch * mechanism),
-                "memory_bytes": memory,
-                "one_model_ms": 1e3 * one,
-                "times_one_model": forward / one if batch == 1 else None,
-                "one_by_one_ms": 1e3 * one * lab.num_worlds,
-                "cheaper_than_one_by_one": one * lab.num_worlds / forward if batch == 1 else None,
-            }
-        )
+        row: Row = {"what": "serving", "sequences": batch, "worlds": lab.num_worlds}
+        row |= {"forward_ms": 1e3 * forward, "mechanism_ms": 1e3 * mechanism, "ledger_ms": 1e3 * ledger}
+        row["mechanism_share"] = batch * mechanism / (forward + batch * mechanism)
+        row["tokens_per_second"] = batch / (forward + batch * mechanism + ledger)
+        row["tokens_per_second_without_ledger"] = batch / (forward + batch * mechanism)
+        row |= {"memory_bytes": memory, "one_model_ms": 1e3 * one}
+        row["times_one_model"] = forward / one if batch == 1 else None
+        row["one_by_one_ms"] = 1e3 * one * lab.num_worlds
+        row["cheaper_than_one_by_one"] = one * lab.num_worlds / forward if batch == 1 else None
+        rows.append(row)
         advance(1)
     distinct = count_distinct(votes)
     typical = int(np.median(distinct[distinct > 1])) if (distinct > 1).any() else 1
@@ -96,15 +83,22 @@ def operations(sizes: str, worlds: int, vocabulary: int, support_size: int, dist
 
 
 def _time_forward(lab: Lab, scale: CostScale, batch: int, *adapters: str) -> tuple[float, int]:
-    """Seconds of one decode step (median) and bytes in use, with `batch` sequences."""
+    """Seconds of one decode step (median) and peak bytes, of the GPU or else of this process."""
+    import resource
+
+    import torch
+
     engine = lab.engine(*adapters, sequences=batch, context=scale.prompt + 1, support_size=SUPPORT)
     handles = [engine.add(prompt) for prompt in lab.prompts(batch, scale.prompt, "cost")]
     coins = Coins(lab.seed_for("cost", "coins"))
     drawn = np.stack([coins.gumbel(SUPPORT) for _ in handles])
-    _forget_peak(engine)
+    if engine.head.is_cuda:
+        torch.cuda.reset_peak_memory_stats(engine.head.device)  # peaks of earlier work do not count
     try:
         seconds = _median(lambda: engine.step(handles, drawn), scale.steps)
-        return seconds, _memory(engine)
+        if engine.head.is_cuda:
+            return seconds, int(torch.cuda.max_memory_allocated(engine.head.device))
+        return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     finally:
         for handle in handles:
             engine.remove(handle)
@@ -151,25 +145,6 @@ def _median(work: Callable[[], object], count: int) -> float:
         work()
         seconds.append(time.perf_counter() - started)
     return float(np.median(seconds))
-
-
-def _forget_peak(engine: Engine) -> None:
-    """Peaks of earlier work do not count."""
-    import torch
-
-    if engine.head.is_cuda:
-        torch.cuda.reset_peak_memory_stats(engine.head.device)
-
-
-def _memory(engine: Engine) -> int:
-    """Peak bytes: of the GPU, or of this process where there is none."""
-    import resource
-
-    import torch
-
-    if engine.head.is_cuda:
-        return int(torch.cuda.max_memory_allocated(engine.head.device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 REGIME = Regime(

@@ -15,7 +15,7 @@ import numpy as np
 
 from paclm.privacy.belief import FloatArray
 from paclm.privacy.releases import rule_named
-from paclm.study.decoding import GREEDY, GUMBEL, Decoding
+from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
 from paclm.study.recorded_votes import TextVotes, collect_votes
 from paclm.study.regime import Findings, Regime, headline
@@ -44,7 +44,10 @@ def run(lab: Lab, scale: CouplingScale) -> Findings:
     lab.ensure(uncoupled)
 
     def make() -> list[Row]:
-        loose = _votes_of(lab, uncoupled, scale, decodings)
+        passages = lab.passages(scale.positions)
+        advance = lab.start_task("votes of uncoupled worlds", sum(passage.num_scored for passage in passages))
+        seeds = [lab.seed_for("coins", decoding.name) for decoding in decodings]  # the coins of the coupled votes
+        loose = collect_votes(lab.engine(uncoupled, "full"), passages, decodings, seeds, True, advance)
         return [row for name in coupled for row in _rows_of(lab, name, coupled[name], loose[name])]
 
     trained = lab.workspace.manifest.adapters[adapters_file(uncoupled)]["sha256"]
@@ -56,25 +59,16 @@ def run(lab: Lab, scale: CouplingScale) -> Findings:
     return Findings(rows, [])
 
 
-def _votes_of(lab: Lab, uncoupled: str, scale: CouplingScale, decodings: tuple[Decoding, ...]) -> dict[str, TextVotes]:
-    passages = lab.passages(scale.positions)
-    advance = lab.start_task("votes of uncoupled worlds", sum(passage.num_scored for passage in passages))
-    seeds = [lab.seed_for("coins", decoding.name) for decoding in decodings]  # the coins of the coupled votes
-    return collect_votes(lab.engine(uncoupled, "full"), passages, decodings, seeds, True, advance)
-
-
 def _rows_of(lab: Lab, decoder: str, coupled: TextVotes, uncoupled: TextVotes) -> list[Row]:
     """Both ways of training, and their difference, paired position by position."""
     common: Row = {"decoder": decoder, "positions": coupled.num_positions}
     tied, loose = (_at_positions(lab, votes) for votes in (coupled, uncoupled))
-    rows: list[Row] = [
-        {"training": "coupled", **common, **_figures(lab, coupled, tied)},
-        {"training": "uncoupled", **common, **_figures(lab, uncoupled, loose)},
-    ]
+    both = (("coupled", coupled, tied), ("uncoupled", uncoupled, loose))
+    rows: list[Row] = [{"training": way, **common, **_figures(lab, votes, values)} for way, votes, values in both]
     added: Row = {"training": "difference", **common}
     for name in PAIRED:
-        found = clustered_mean(tied[name] - loose[name], coupled.passage, lab.rng("coupling", "bootstrap"))
-        added |= {name: found.mean, f"{name}_stderr": found.stderr}
+        paired, rng = tied[name] - loose[name], lab.rng("coupling", "bootstrap")
+        added[name], added[f"{name}_stderr"] = clustered_mean(paired, coupled.passage, rng)
     return [*rows, added]
 
 

@@ -78,14 +78,11 @@ def run(lab: Lab, scale: ForgettingScale) -> Findings:
 def _rows(lab: Lab, scale: ForgettingScale, votes: TextVotes, per_token: float, tokens: int, curator: str) -> list[Row]:
     seed = lab.seed_for("forgetting", per_token)
     is_dissent, truth = votes.is_dissent, votes.truth
-    beliefs, secrets, told, right, dissent = [], [], [], [], []
-    for stream in play_sessions(votes, CURATORS[curator], per_token, scale.sessions, tokens, seed):
-        beliefs.append(stream.beliefs[0])
-        secrets.append(stream.secrets[0])
-        told.append(stream.information)
-        right.append(float((stream.released == truth[stream.positions]).mean()))
-        dissent.append(float(is_dissent[stream.positions].mean()))
-    final: FloatArray = np.array(beliefs)
+    streams = list(play_sessions(votes, CURATORS[curator], per_token, scale.sessions, tokens, seed))
+    final, secrets = (np.concatenate([getattr(s, name) for s in streams]) for name in ("beliefs", "secrets"))
+    leaks = [stream.information for stream in streams]  # at most
+    right = [float((stream.released == truth[stream.positions]).mean()) for stream in streams]
+    dissent = [float(is_dissent[stream.positions].mean()) for stream in streams]
     row: Row = {
         "curator": curator,
         "budget": format_budget(per_token),
@@ -97,12 +94,12 @@ def _rows(lab: Lab, scale: ForgettingScale, votes: TextVotes, per_token: float, 
         "charged_dissent_nats": tokens * per_token * float(np.mean(dissent)),
     }
     row["leaked_nats"], row["leaked_stderr"] = leak_by_entropy(final)
-    row["leaked_nats_by_truth"], row["leaked_stderr_by_truth"] = leak_by_truth(final, np.array(secrets))
-    row["can_tell_nats"], row["can_tell_stderr"] = mean_and_stderr(told)
+    row["leaked_nats_by_truth"], row["leaked_stderr_by_truth"] = leak_by_truth(final, secrets)
+    row["can_tell_nats"], row["can_tell_stderr"] = mean_and_stderr(leaks)
     own_charges = [tokens * per_token * share for share in dissent]
-    row["can_tell_over_charged_most"] = max((t / c for t, c in zip(told, own_charges, strict=True) if c), default=None)
+    row["can_tell_over_charged_most"] = max((t / c for t, c in zip(leaks, own_charges, strict=True) if c), default=None)
     row["accuracy"], row["accuracy_stderr"] = mean_and_stderr(right)
-    row["world_id_rate"] = float((final.argmax(axis=1) == np.array(secrets)).mean())
+    row["world_id_rate"] = float((final.argmax(axis=1) == secrets).mean())
     return [row]
 
 

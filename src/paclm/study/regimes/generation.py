@@ -109,10 +109,7 @@ REGIME = Regime(
     name="generation",
     title="Generation quality",
     question="Does private text degenerate, and does the mechanism cause it?",
-    presets={
-        "quick": GenerationScale(sequences=4, prompt=16),
-        "paper": GenerationScale(sequences=100),
-    },
+    presets={"quick": GenerationScale(sequences=4, prompt=16), "paper": GenerationScale(sequences=100)},
     run=run,
     headlines=(
         headline("rep-3, {source}, {decoder}, {budget}", "rep3 ±", ".3f", largest="length"),

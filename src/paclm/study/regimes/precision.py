@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paclm.privacy.belief import FloatArray
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Lab
 from paclm.study.recorded_votes import TextVotes
@@ -34,11 +33,14 @@ def run(lab: Lab, scale: PrecisionScale) -> Findings:
     for decoder in ("greedy", "gumbel"):
         wide, narrow = found["float32"][decoder], found["bfloat16"][decoder]
         row: dict[str, object] = {"decoder": decoder, "positions": wide.num_positions}
-        for name, score in (("unanimity", _agrees), ("accuracy", _is_right)):
-            first, second = score(wide), score(narrow)
-            rng = lab.rng("precision", decoder, name)
+        scores = {
+            "unanimity": [~votes.is_dissent for votes in (wide, narrow)],
+            "accuracy": [(votes.votes == votes.truth[:, None]).mean(axis=1) for votes in (wide, narrow)],  # of worlds
+        }
+        for name, (first, second) in scores.items():
+            paired, rng = np.subtract(second, first, dtype=np.float64), lab.rng("precision", decoder, name)
             row[f"{name}_float32"], row[f"{name}_bfloat16"] = float(first.mean()), float(second.mean())
-            row[f"{name}_difference"], row[f"{name}_stderr"] = clustered_mean(second - first, wide.passage, rng)
+            row[f"{name}_difference"], row[f"{name}_stderr"] = clustered_mean(paired, wide.passage, rng)
         row["equal_votes"] = float((wide.votes == narrow.votes).mean())
         rows.append(row)
     return Findings(rows, [])
@@ -47,15 +49,6 @@ def run(lab: Lab, scale: PrecisionScale) -> Findings:
 def _votes(lab: Lab, dtype: str, positions: int) -> dict[str, TextVotes]:
     runtime = dataclasses.replace(lab.runtime, dtype=dtype)  # type: ignore[arg-type]
     return lab.with_runtime(runtime).text_votes(positions, (GREEDY, GUMBEL), with_full=False)
-
-
-def _agrees(votes: TextVotes) -> FloatArray:
-    return (~votes.is_dissent).astype(np.float64)
-
-
-def _is_right(votes: TextVotes) -> FloatArray:
-    """The share of worlds that vote for the true token, at every position."""
-    return np.asarray((votes.votes == votes.truth[:, None]).mean(axis=1), dtype=np.float64)
 
 
 def verdicts(result: Result) -> list[str]:

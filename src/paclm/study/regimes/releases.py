@@ -88,19 +88,9 @@ def _rows(
         units = charge_units(charge, per_token, reads_secret=rule.reads_secret, is_dissent=True)
         row[f"charged_{name}"] = scale.tokens * share * nats_up(units)
         row[f"tokens_until_{name}"] = _tokens_until(lab, per_token, share) if rule.reads_secret else None
-    evidence = _evidence(votes, streams, rule, per_token)
-    row["budget_nats"] = evidence.budget.mean()
-    row["world_rate"], row["world_bound"] = evidence.world_id_rate, evidence.world_id_bound
-    runs = len(BUDGETS) if rule.reads_secret else 1  # one alarm for all of them
-    row["tells_more_than"] = ", ".join(broken_bounds(evidence, runs)) or None
-    return [row]
-
-
-def _evidence(votes: TextVotes, streams: list[RecordedStream], rule: Rule, per_token: float) -> LeakEvidence:
-    beliefs, secrets = (np.concatenate([getattr(s, name) for s in streams]) for name in ("beliefs", "secrets"))
     cost = nats_up(charge_units("dissent", per_token, reads_secret=rule.reads_secret, is_dissent=True))
     agreeing = [chances_by_agreement(votes.votes[s.positions], s.released, s.secrets) for s in streams]
-    return LeakEvidence(
+    evidence = LeakEvidence(
         leaked=leak_samples_by_entropy(beliefs),
         gap=Gap.between(beliefs, secrets),
         declared=np.array([stream.information for stream in streams]),
@@ -108,8 +98,13 @@ def _evidence(votes: TextVotes, streams: list[RecordedStream], rule: Rule, per_t
         named=chance_to_name(beliefs, secrets),
         agreeing=np.concatenate(agreeing),
         known=np.exp(beliefs.max(axis=1)),
-        world_id_bound=success_bound(streams[0].positions.size * cost, 1.0 / votes.num_worlds),
+        world_id_bound=success_bound(scale.tokens * cost, 1.0 / votes.num_worlds),
     )
+    row["budget_nats"] = evidence.budget.mean()
+    row["world_rate"], row["world_bound"] = evidence.world_id_rate, evidence.world_id_bound
+    runs = len(BUDGETS) if rule.reads_secret else 1  # one alarm for all of them
+    row["tells_more_than"] = ", ".join(broken_bounds(evidence, runs)) or None
+    return [row]
 
 
 def _scores(lab: Lab, votes: TextVotes, streams: list[RecordedStream], paper: list[RecordedStream]) -> Row:
@@ -148,7 +143,9 @@ def verdicts(result: Result) -> list[str]:
     names = dict.fromkeys(row["release"] for row in own)
     alarms = (_alarm([row for row in own if row["release"] == name]) for name in names)
     gaussian = [row for row in own if row["release"] == "gaussian"]
-    distance = max(abs(row["leaked_nats"] - row["leaked_nats_by_truth"]) / _error(row) for row in gaussian)
+    errors = [math.hypot(row["leaked_stderr"] or 0.0, row["leaked_stderr_by_truth"] or 0.0) for row in gaussian]
+    gaps = [abs(row["leaked_nats"] - row["leaked_nats_by_truth"]) for row in gaussian]
+    distance = max(gap / (error or math.inf) for gap, error in zip(gaps, errors, strict=True))
     alarm = "" if distance < 4.0 else "ALARM: "
     return [
         *filter(None, alarms),
@@ -177,10 +174,6 @@ def _alarm(rows: list[Row]) -> str:
     )
     where = f", at {len(broken)} of {len(rows)} budgets" if row["reads_secret"] else ""
     return f"ALARM{where}: {found}"
-
-
-def _error(row: Row) -> float:
-    return math.hypot(row["leaked_stderr"] or 0.0, row["leaked_stderr_by_truth"] or 0.0) or math.inf
 
 
 REGIME = Regime(

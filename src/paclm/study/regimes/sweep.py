@@ -48,10 +48,6 @@ class SweepScale:
         """Tokens until the total is spent: the stop rule is fixed before the first one."""
         return min(length, Account.open(self.total).remaining_tokens(per_token))
 
-    def trials_at(self, length: int) -> int:
-        """How many sequences reach this length."""
-        return self.long_trials if length == max(self.lengths) else self.trials
-
 
 def play_sweep(lab: Lab, scale: SweepScale) -> dict[tuple[float, int], tuple[FloatArray, IntArray]]:
     """By budget and nominal length: beliefs (trials, m) and distinct votes (trials, tokens).
@@ -68,9 +64,9 @@ def play_sweep(lab: Lab, scale: SweepScale) -> dict[tuple[float, int], tuple[Flo
         texts = Continuations(lab, "sweep", scale.prompt + nominal, scale.together)
         for b in scale.budgets:
             lengths = {n: scale.realized(b, n) for n in scale.lengths if n <= nominal}
-            horizons = sorted(set(lengths.values()))
+            horizons, seed = sorted(set(lengths.values())), lab.seed_for("sweep", "noise", b)  # the same in any batch
             for first in range(trials.start, trials.stop, scale.together):
-                own, seed = prompts[b][first : min(first + scale.together, trials.stop)], noise_seed(lab, b)
+                own = prompts[b][first : min(first + scale.together, trials.stop)]
                 make = partial(texts.released, own, GREEDY, b, seed, horizons[-1], first=first, horizons=horizons)
                 played = parts.arrays(f"sweep-{nominal}-{format_budget(b)}-{first}", make)
                 for n, tokens in lengths.items():
@@ -82,16 +78,11 @@ def play_sweep(lab: Lab, scale: SweepScale) -> dict[tuple[float, int], tuple[Flo
     }
 
 
-def noise_seed(lab: Lab, per_token: float) -> int:
-    """Of secrets and noise at one budget: trial i has the same in whatever batch it runs."""
-    return lab.seed_for("sweep", "noise", per_token)
-
-
 def run(lab: Lab, scale: SweepScale) -> Findings:
     """Play everything, then every cell."""
     lab.need_all_worlds()
     cells = play_sweep(lab, scale)
-    secrets = {b: draw_secrets(lab.num_worlds, noise_seed(lab, b), scale.trials) for b in scale.budgets}
+    secrets = {b: draw_secrets(lab.num_worlds, lab.seed_for("sweep", "noise", b), scale.trials) for b in scale.budgets}
     rows = [
         measure(lab, scale, nominal, b, beliefs, distinct, secrets[b], len(cells))
         for (b, nominal), (beliefs, distinct) in cells.items()

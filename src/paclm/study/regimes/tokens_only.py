@@ -14,10 +14,10 @@ import numpy as np
 
 from paclm.config import format_budget
 from paclm.privacy.belief import FloatArray
-from paclm.privacy.leak import leak_by_entropy, leak_by_truth, leak_samples_by_entropy
+from paclm.privacy.leak import leak_by_entropy, leak_by_truth, leak_samples_by_entropy, mean_and_stderr
 from paclm.privacy.releases import rule_named
 from paclm.study.attacks.belief import attack_beliefs
-from paclm.study.attacks.token_only import leak_by_tokens, leak_samples_by_tokens, token_belief
+from paclm.study.attacks.token_only import leak_samples_by_tokens, token_belief
 from paclm.study.lab import Advance, Lab
 from paclm.study.recorded_votes import RecordedVotes
 from paclm.study.regime import Findings, Regime, headline
@@ -82,7 +82,7 @@ def _figures(lab: Lab, streams: list[RecordedStream], seen: FloatArray) -> Row:
     secrets = np.concatenate([stream.secrets for stream in streams])
     row: Row = {}
     row["leaked_history_nats"], row["leaked_history_stderr"] = leak_by_entropy(beliefs)
-    row["leaked_tokens_nats"], row["leaked_tokens_stderr"] = leak_by_tokens(beliefs, seen)
+    row["leaked_tokens_nats"], row["leaked_tokens_stderr"] = mean_and_stderr(leak_samples_by_tokens(beliefs, seen))
     row["leaked_tokens_by_truth_nats"], row["leaked_tokens_by_truth_stderr"] = leak_by_truth(seen, secrets)
     row["leaked_tokens_by_entropy_nats"] = leak_by_entropy(seen).mean
     row["tokens_over_history"], row["tokens_over_history_stderr"] = _ratio(beliefs, seen)

@@ -20,8 +20,8 @@ from paclm.study.continuations import Continuations
 from paclm.study.decoding import GUMBEL
 from paclm.study.history import Arrays
 from paclm.study.lab import Lab
-from paclm.study.likelihood import score_targets
 from paclm.study.parts import Parts
+from paclm.study.quality import score_targets
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Row
 from paclm.worlds.layout import adapters_file
@@ -69,22 +69,17 @@ def run(lab: Lab, scale: UniverseScale) -> Findings:
         false, true = roc(values, candidates.is_member)
         for i in np.unique(np.linspace(0, len(false) - 1, _ROC_POINTS).round().astype(int)):
             rows.append({"part": "roc", **key, "false_positives": false[i], "true_positives": true[i]})
-    return Findings(rows, _notes(candidates, scale))
-
-
-def _notes(candidates: Candidates, scale: UniverseScale) -> list[str]:
-    others = int((~candidates.is_member).sum())
     notes = [
         "The guarantee does not cover this question: it hides which world was realized, not what the corpus is.",
         f"Black-box: every candidate's first {scale.prompt} tokens were answered once, each against its own secret; "
         "the corpus is common to all secrets.",
     ]
-    if others < 100:
+    if rows[0]["others"] < 100:
         notes.append(
-            f"With {others} records held out, 1 % false positives means none: true positives are those above every "
-            "held-out record, a coarse measure."
+            f"With {rows[0]['others']} records held out, 1 % false positives means none: true positives are those "
+            "above every held-out record, a coarse measure."
         )
-    return notes
+    return Findings(rows, notes)
 
 
 def choose_candidates(lab: Lab, scale: UniverseScale) -> Candidates:
