@@ -247,7 +247,7 @@ class Lab:
         return [list(long[i][start : start + length]) for i, start in zip(chosen, starts, strict=True)]
 
     def text_votes(
-        self, num_positions: int, decodings: Sequence[Decoding], *, with_full: bool = True, support_size: int = 200
+        self, num_positions: int, decodings: Sequence[Decoding], *, with_full: bool = True
     ) -> dict[str, TextVotes]:
         """Every world's teacher-forced vote, per decoding; kept in the workspace and shared by all regimes."""
         names = (self.worlds_name, "full") if with_full else (self.worlds_name,)
@@ -256,14 +256,14 @@ class Lab:
 
         def take() -> dict[str, Any]:
             advance = self.start_task("teacher-forced votes", sum(passage.num_scored for passage in passages))
-            engine = self.engine(*names, support_size=support_size)
+            engine = self.engine(*names)
             seeds = [self.seed_for("coins", decoding.name) for decoding in decodings]
             found = collect_votes(engine, passages, decodings, seeds, with_full, advance)
             return {key: array for name, votes in found.items() for key, array in votes.arrays(name).items()}
 
         code = code_digest("paclm.study.recorded_votes", "paclm.engine.loading")
         text, adapters = _digest_of(passages), self._adapters(names)
-        key = json.dumps([repr(tuple(decodings)), adapters, support_size, text, self.seed, self._arithmetic, code])
+        key = json.dumps([repr(tuple(decodings)), adapters, text, self.seed, self._arithmetic, code])
         path = self.folder / "votes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
         arrays = self.kept.arrays(path, take)
         return {decoding.name: TextVotes.from_arrays(arrays, decoding.name) for decoding in decodings}

@@ -46,8 +46,7 @@ class EngineStreams:
     def __init__(self, engine: Engine, decoding: Decoding, coins: Sequence[Coins], with_full: bool = False) -> None:
         if with_full and decoding.coupling != "coupled":
             raise InvalidInput(f"The full-corpus adapter can vote under coupled decoding only, not {decoding.name}.")
-        self._engine, self._decoding, self._coins = engine, decoding, coins
-        self._with_full = with_full
+        self._engine, self._decoding, self._coins, self._with_full = engine, decoding, coins, with_full
         self._handles: list[int] = []
 
     def start(self, prompts: Prompts, length: int) -> None:

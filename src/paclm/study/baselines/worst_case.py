@@ -51,9 +51,9 @@ def exact_losses(
     return found
 
 
-def worst_loss(settings: PMixedSettings, num_masses: int = 24) -> ExactLoss:
+def worst_loss(settings: PMixedSettings) -> ExactLoss:
     """The example of this kind with the largest δ, by a coarse search: a lower bound on the worst case."""
-    pairs = itertools.product(np.geomspace(1e-5, 0.45, num_masses), (0.5, 0.7, 0.9, 0.97, 0.99, 0.999))
+    pairs = itertools.product(np.geomspace(1e-5, 0.45, 24), (0.5, 0.7, 0.9, 0.97, 0.99, 0.999))
     public, shard = zip(*pairs, strict=True)
     return max(exact_losses(settings, public, shard), key=lambda example: example.delta)
 

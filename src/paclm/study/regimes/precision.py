@@ -6,8 +6,7 @@ hold is that unanimity and accuracy do not change by more than the tolerance.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,7 +27,10 @@ class PrecisionScale:
 
 def run(lab: Lab, scale: PrecisionScale) -> Findings:
     """Both decoders in both arithmetics."""
-    found = {dtype: _votes(lab, dtype, scale.positions) for dtype in ("float32", "bfloat16")}
+    found: dict[str, dict[str, TextVotes]] = {}
+    for dtype in ("float32", "bfloat16"):
+        other = lab.with_runtime(replace(lab.runtime, dtype=dtype))
+        found[dtype] = other.text_votes(scale.positions, (GREEDY, GUMBEL), with_full=False)
     rows = []
     for decoder in ("greedy", "gumbel"):
         wide, narrow = found["float32"][decoder], found["bfloat16"][decoder]
@@ -44,11 +46,6 @@ def run(lab: Lab, scale: PrecisionScale) -> Findings:
         row["equal_votes"] = float((wide.votes == narrow.votes).mean())
         rows.append(row)
     return Findings(rows, [])
-
-
-def _votes(lab: Lab, dtype: str, positions: int) -> dict[str, TextVotes]:
-    runtime = dataclasses.replace(lab.runtime, dtype=dtype)  # type: ignore[arg-type]
-    return lab.with_runtime(runtime).text_votes(positions, (GREEDY, GUMBEL), with_full=False)
 
 
 def verdicts(result: Result) -> list[str]:
