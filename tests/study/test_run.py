@@ -83,7 +83,7 @@ def test_a_result_that_cannot_be_written_loses_no_part(small_lab, monkeypatch):
 def test_parts_of_the_first_collection_stay_until_the_second_is_done(small_lab, monkeypatch):
     @contextmanager
     def second(self, number):
-        yield self if number == 1 else self._changed(self.runtime, number)  # over the same worlds
+        yield self if number == 1 else self.with_runtime(self.runtime, number)  # over the same worlds
 
     monkeypatch.setattr(Lab, "of_collection", second)
     monkeypatch.setattr(Lab, "worlds_name", "worlds")

@@ -79,17 +79,14 @@ class Lab:
             yield self
             return
         self.ensure(self.named(f"collection-{number}"))
-        other = self._changed(self.runtime, number)
+        other = self.with_runtime(self.runtime, number)
         try:
             yield other
         finally:
             other.release_engine()  # a reference to the other lab that outlives this block must hold no memory
 
-    def with_runtime(self, runtime: RuntimeConfig) -> Lab:
-        """The same lab with other settings of speed and arithmetic."""
-        return self._changed(runtime, self.collection)
-
-    def _changed(self, runtime: RuntimeConfig, collection: int) -> Lab:
+    def with_runtime(self, runtime: RuntimeConfig, collection: int | None = None) -> Lab:
+        """The same lab with other settings of speed and arithmetic, and of another collection if one is given."""
         self.release_engine()  # two engines may not fit
         return Lab(
             self.workspace,
@@ -97,7 +94,7 @@ class Lab:
             start_task=self.start_task,
             test_text=self._given_text,
             runtime=runtime,
-            collection=collection,
+            collection=collection or self.collection,
             first_worlds=self.first_worlds,
             kept=self.kept,
         )

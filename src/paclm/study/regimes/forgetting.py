@@ -83,16 +83,9 @@ def _rows(lab: Lab, scale: ForgettingScale, votes: TextVotes, per_token: float, 
     leaks = [stream.information for stream in streams]  # at most
     right = [float((stream.released == truth[stream.positions]).mean()) for stream in streams]
     dissent = [float(is_dissent[stream.positions].mean()) for stream in streams]
-    row: Row = {
-        "curator": curator,
-        "budget": format_budget(per_token),
-        "per_token_nats": per_token,
-        "tokens": tokens,
-        "sessions": scale.sessions,
-        "dissent": float(np.mean(dissent)),
-        "charged_nats": tokens * per_token,
-        "charged_dissent_nats": tokens * per_token * float(np.mean(dissent)),
-    }
+    row: Row = {"curator": curator, "budget": format_budget(per_token), "per_token_nats": per_token}
+    row |= {"tokens": tokens, "sessions": scale.sessions, "dissent": float(np.mean(dissent))}
+    row |= {"charged_nats": tokens * per_token, "charged_dissent_nats": tokens * per_token * row["dissent"]}
     row["leaked_nats"], row["leaked_stderr"] = leak_by_entropy(final)
     row["leaked_nats_by_truth"], row["leaked_stderr_by_truth"] = leak_by_truth(final, secrets)
     row["can_tell_nats"], row["can_tell_stderr"] = mean_and_stderr(leaks)
