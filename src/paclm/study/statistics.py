@@ -24,15 +24,19 @@ def cluster_sums(values: npt.ArrayLike, clusters: IntArray) -> tuple[FloatArray,
     return sums, np.bincount(index).astype(np.float64)
 
 
-def cluster_bootstrap(values: npt.ArrayLike, clusters: IntArray, rng: np.random.Generator) -> FloatArray:
+def cluster_bootstrap(
+    values: npt.ArrayLike, clusters: IntArray, rng: np.random.Generator, resamples: int = RESAMPLES
+) -> FloatArray:
     """Means of resampled clusters, (resamples,). Clusters are drawn whole: samples inside are not independent."""
     sums, counts = cluster_sums(values, clusters)
-    drawn = rng.integers(len(sums), size=(RESAMPLES, len(sums)))
+    drawn = rng.integers(len(sums), size=(resamples, len(sums)))
     means: FloatArray = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
     return means
 
 
-def clustered_mean(values: npt.ArrayLike, clusters: IntArray, rng: np.random.Generator) -> Estimate:
+def clustered_mean(
+    values: npt.ArrayLike, clusters: IntArray, rng: np.random.Generator, resamples: int = RESAMPLES
+) -> Estimate:
     """Mean and its standard error by the cluster bootstrap (NaN for a single cluster).
 
     A few clusters may agree by chance, so the spread is corrected for their number and never below the error of
@@ -42,7 +46,7 @@ def clustered_mean(values: npt.ArrayLike, clusters: IntArray, rng: np.random.Gen
     mean, independent = mean_and_stderr(values)
     if len(sums) == 1:
         return Estimate(mean, math.nan)
-    spread = cluster_bootstrap(values, clusters, rng).std(ddof=1)
+    spread = cluster_bootstrap(values, clusters, rng, resamples).std(ddof=1)
     return Estimate(mean, max(float(spread) * math.sqrt(len(sums) / (len(sums) - 1)), independent))
 
 
