@@ -1,7 +1,6 @@
 """Small workspaces with random adapters: real engine, real ledger, real files."""
 
 import shutil
-from typing import Any
 
 import pytest
 
@@ -44,7 +43,7 @@ def scripted():
 def open_curator(scripted, small_tokenizer):
     """A curator over the scripted engine, unless the options name another."""
 
-    def open_curator(workspace: Workspace, **options: Any) -> Curator:
+    def open_curator(workspace, **options):
         return Curator.open(workspace, **{"engine": scripted, "tokenizer": small_tokenizer, **options})
 
     return open_curator
@@ -54,7 +53,7 @@ def open_curator(scripted, small_tokenizer):
 def make(tmp_path, template):
     """A fresh copy of the workspace with these settings in [mechanism]."""
 
-    def make(name: str = "clinic", **mechanism: Any) -> Workspace:
+    def make(name="clinic", **mechanism):
         target = tmp_path / name
         if not target.exists():
             shutil.copytree(template, target)

@@ -2,10 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +14,7 @@ SUPPORT = 40
 CONTEXT = 64
 
 
-def build_workspace(
-    path: Path,
-    texts: list[str],
-    base_folder: Path,
-    num_worlds: int = WORLDS,
-    spread: float = 0.6,
-    num_canaries: int = 0,
-) -> Any:
+def build_workspace(path, texts, base_folder, num_worlds=WORLDS, spread=0.6, num_canaries=0):
     """A workspace over a few texts, whose worlds have random adapters that disagree now and then."""
     import torch
     from transformers import AutoTokenizer
@@ -56,14 +46,14 @@ def build_workspace(
 
 
 @contextmanager
-def without_notes() -> Iterator[None]:
+def without_notes():
     """Copies of one workspace are many deployments over the same records; where nothing is noted nothing is said."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACLM_STATE_DIR", f"{os.devnull}/state")
         yield
 
 
-def set_mechanism(path: Path, **settings: Any) -> None:
+def set_mechanism(path, **settings):
     """Write these settings, and no others, into [mechanism]."""
     lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
     runtime = '\n[runtime]\ndevice = "cpu"\nmax_sequences = 64\ncontext = 64\n'
@@ -73,43 +63,43 @@ def set_mechanism(path: Path, **settings: Any) -> None:
 class ScriptedEngine:
     """Votes by a fixed rule of context and coins, no model: quick, and every ballot is kept for the test to replay."""
 
-    def __init__(self, vocabulary: int = 700, dissent: float = 0.5, num_slots: int = 64, distinct: int = 2) -> None:
+    def __init__(self, vocabulary=700, dissent=0.5, num_slots=64, distinct=2):
         self.num_worlds, self.support_size, self.vocabulary, self.context = WORLDS, SUPPORT, vocabulary, CONTEXT
         self.dissent, self.distinct = dissent, distinct
         self.num_slots = num_slots
-        self.ballots: list[Ballot] = []
-        self.sequences: dict[int, list[int]] = {}
+        self.ballots = []
+        self.sequences = {}
         self.num_added = 0
 
     @property
-    def num_free(self) -> int:
+    def num_free(self):
         return self.num_slots - len(self.sequences)
 
-    def add(self, tokens: Sequence[int], max_new_tokens: int = 0) -> int:
+    def add(self, tokens, max_new_tokens=0):
         assert len(tokens) + max_new_tokens <= self.context
         assert self.num_free
         self.num_added += 1
         self.sequences[self.num_added] = list(tokens)
         return self.num_added
 
-    def append(self, handle: int, token: int) -> None:
+    def append(self, handle, token):
         self.sequences[handle].append(token)
 
-    def remove(self, handle: int) -> None:
+    def remove(self, handle):
         del self.sequences[handle]
 
-    def step(self, handles: Sequence[int], coins: np.ndarray, temperature: Sequence[float]) -> Ballot:
+    def step(self, handles, coins, temperature):
         assert coins.shape == (len(handles), self.support_size)
         rows = [self._vote(self.sequences[h], c, t) for h, c, t in zip(handles, coins, temperature, strict=True)]
         self.ballots.append(Ballot(*(np.array(part) for part in zip(*rows, strict=True))))
         return self.ballots[-1]
 
-    def probe(self, context: Sequence[int], coins: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    def probe(self, context, coins):
         no_coins = np.zeros(self.support_size)
         _, votes, _ = self._vote(list(context), no_coins if coins is None else coins, 0.0 if coins is None else 1.0)
         return votes, np.zeros(1)
 
-    def _vote(self, tokens: list[int], coins: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray, int]:
+    def _vote(self, tokens, coins, temperature):
         rng = np.random.default_rng(tokens)
         support = np.sort(rng.choice(np.arange(1, self.vocabulary), self.support_size, replace=False))
         score = rng.normal(size=self.support_size) + temperature * coins
@@ -125,10 +115,10 @@ class ScriptedEngine:
 class Talkative(ScriptedEngine):
     """All worlds say the same words, then end."""
 
-    def __init__(self, tokens: list[int]) -> None:
+    def __init__(self, tokens):
         super().__init__()
         self.tokens = tokens
 
-    def _vote(self, tokens: list[int], coins: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray, int]:
+    def _vote(self, tokens, coins, temperature):
         said = self.tokens[min(len(tokens) - 1, len(self.tokens) - 1)]
         return np.full(self.support_size, said), np.full(self.num_worlds, said), said

@@ -15,21 +15,20 @@ import select
 import signal
 import sys
 import time
-from typing import Any
 
 STREAMS = 4
 TOKENS = 30
 
 
-def serve(curator: Any, pipe: int, order: str) -> None:
+def serve(curator, pipe, order):
     """Serve until killed."""
     custody = curator._custody
     original = custody.ledger.commit
 
-    def say(*words: object) -> None:
+    def say(*words):
         os.write(pipe, (" ".join(map(str, words)) + "\n").encode())  # short lines: one write, whole or not at all
 
-    def commit(entries: Any, sealed: bytes | None) -> None:
+    def commit(entries, sealed):
         entries = list(entries)
         if order == "release-first":  # what must never be: tokens are out before they are paid for
             for entry in entries:
@@ -40,7 +39,7 @@ def serve(curator: Any, pipe: int, order: str) -> None:
 
     original_commit = type(custody).commit
 
-    def announced(self: Any, entries: Any, belief: Any) -> None:
+    def announced(self, entries, belief):
         say("commit", custody.ledger.head.seq + 1, hashlib.sha256(belief.reveal().tobytes()).hexdigest())
         original_commit(self, entries, belief)
 
@@ -54,7 +53,7 @@ def serve(curator: Any, pipe: int, order: str) -> None:
                 say("token", stream.charged_units // len(stream.tokens))
 
 
-def live_and_die(path: str, engine: Any, tokenizer: Any, order: str, chance: random.Random) -> dict[str, Any]:
+def live_and_die(path, engine, tokenizer, order, chance):
     """One life of a worker: what it said until it was killed."""
     from paclm import Curator
 
@@ -86,7 +85,7 @@ def live_and_die(path: str, engine: Any, tokenizer: Any, order: str, chance: ran
     }
 
 
-def look(workspace: Any) -> tuple[int, int, str]:
+def look(workspace):
     """What a restart finds: units spent, the newest row, and the hash of the belief."""
     from paclm.curator.custody import open_custody
 
@@ -97,7 +96,7 @@ def look(workspace: Any) -> tuple[int, int, str]:
     return spent, row, found
 
 
-def main() -> None:
+def main():
     path, kills, order, seed = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     import torch
     from transformers.utils import logging
@@ -112,7 +111,7 @@ def main() -> None:
     engine = open_engine(workspace, workspace.mechanism().support_size)
     tokenizer = load_tokenizer(base_of(workspace))
     chance = random.Random(seed)
-    report: dict[str, Any] = {"kills": 0, "undercounts": 0, "worst_overcharge": 0, "wrong_beliefs": 0, "left_tokens": 0}
+    report = {"kills": 0, "undercounts": 0, "worst_overcharge": 0, "wrong_beliefs": 0, "left_tokens": 0}
     left_units = lost_units = 0
     _, row, found = look(workspace)  # makes ledger and secret
     beliefs = {row: found}

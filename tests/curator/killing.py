@@ -5,13 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from curator.kill_driver import STREAMS
-from paclm import Workspace
 
 
-def drive(workspace: Workspace, kills: int, order: str, seed: int) -> dict[str, Any]:
+def drive(workspace, kills, order, seed):
     program = Path(__file__).parent / "kill_driver.py"
     done = subprocess.run(
         [sys.executable, str(program), str(workspace.path), str(kills), order, str(seed)],
@@ -21,11 +19,10 @@ def drive(workspace: Workspace, kills: int, order: str, seed: int) -> dict[str, 
         env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
     )
     assert done.returncode == 0, done.stderr[-800:]
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return report
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def check_report(report: dict[str, Any], kills: int) -> None:
+def check_report(report, kills):
     assert report["kills"] == kills
     assert report["left_tokens"] >= kills
     assert report["undercounts"] == 0

@@ -3,7 +3,7 @@
 import traceback
 
 
-def everything_in(error: BaseException) -> str:
+def everything_in(error):
     """An error as a thorough reporter would write it: all frames, local variables, causes and contexts."""
     said, pending, seen = "", [error], set()
     while pending:

@@ -15,15 +15,12 @@ import os
 import re
 import shutil
 import signal
-import sqlite3
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from paclm.curator import rotation
-from paclm.curator.custody import Custody, open_custody
-from paclm.curator.master_key import KEY_FILE, KEY_VARIABLE, NEW_KEY_FILE, MasterKeys
+from paclm.curator.custody import open_custody
+from paclm.curator.master_key import KEY_FILE, KEY_VARIABLE, NEW_KEY_FILE
 from paclm.curator.redacted import Redacted
 from paclm.curator.sealed import SealedFile
 from paclm.curator.secret import seal_belief, unseal_belief
@@ -41,66 +38,66 @@ CALLS = ("write", "pwrite", "fsync", "fdatasync", "link", "replace", "unlink")
 class Fate:
     """Counts touches of the disk, notes the last one on a pipe, and kills the process before the one it is told."""
 
-    def __init__(self, last: int, pipe: int) -> None:
+    def __init__(self, last, pipe):
         self._left = last
         self._note = os.write
         self._pipe = pipe
 
-    def touch(self, what: str) -> None:
+    def touch(self, what):
         self._left -= 1
         if self._left == 0:
             self._note(self._pipe, " ".join(what.split()[:3]).encode())
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def begin(self, custody: Custody) -> Custody:
+    def begin(self, custody):
         self.watch(custody.ledger.store.db)
         self.watch_calls()
         return custody
 
-    def watch(self, db: sqlite3.Connection) -> sqlite3.Connection:
+    def watch(self, db):
         db.set_trace_callback(self.touch)
         return db
 
-    def watch_calls(self) -> None:
+    def watch_calls(self):
         for name in CALLS:
             setattr(os, name, self._told(name, getattr(os, name)))
 
-    def _told(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def told(*arguments: Any, **options: Any) -> Any:
+    def _told(self, name, call):
+        def told(*arguments, **options):
             self.touch(name)
             return call(*arguments, **options)
 
         return told
 
 
-def exchange(path: Path, witness: Path, order: str, master: Redacted[bytes] | None, fate: Fate) -> None:
+def exchange(path, witness, order, master, fate):
     """The exchange, told to the driver; in the order of earlier versions if that is asked for."""
-    opened: list[Custody] = []
+    opened = []
 
-    def open_and_begin(*arguments: Any) -> Custody:
+    def open_and_begin(*arguments):
         opened.append(fate.begin(open_custody(*arguments)))
         return opened[0]
 
-    def sign_first(ledger: Any, keys: MasterKeys, _: bytes) -> None:
+    def sign_first(ledger, keys, _):
         ledger.rotate_key(keys.mac.reveal())
         if order == "two-commits":
             ledger.commit((), seal_belief(opened[0].belief, keys, opened[0].digest))
 
-    rotation.open_custody = open_and_begin  # type: ignore[attr-defined]
+    rotation.open_custody = open_and_begin
     if order in ("two-commits", "key-alone"):
         rotation._sign_with = sign_first
     rotation.rotate_key(Workspace.open(path), master, witness)
 
 
-def reopen(path: Path, witness: Path, fate: Fate) -> None:
+def reopen(path, witness, fate):
     """An opening, told to the driver from its first touch of the ledger on."""
     workspace, open_writer = Workspace.open(path), sqlite_file.open_writer
-    sqlite_file.open_writer = lambda place: fate.watch(open_writer(place))  # type: ignore[assignment]
+    sqlite_file.open_writer = lambda place: fate.watch(open_writer(place))
     fate.watch_calls()
     open_custody(workspace, witness).ledger.close()
 
 
-def live_and_die(path: Path, witness: Path, order: str, master: Redacted[bytes] | None, last: int) -> str | None:
+def live_and_die(path, witness, order, master, last):
     """What the process was about to do when it was killed; None if it came to its end."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -126,14 +123,14 @@ def live_and_die(path: Path, witness: Path, order: str, master: Redacted[bytes] 
     return said
 
 
-def openings(old: str, is_kept_elsewhere: bool) -> list[str | None]:
+def openings(old, is_kept_elsewhere):
     return [old, NEW.hex()] if is_kept_elsewhere else [None]
 
 
-def look(path: Path, witness: Path, variables: list[str | None]) -> dict[str, Any]:
+def look(path, witness, variables):
     """What the next opening finds, how many rows it had to add, and which slots of the witness its key opens then."""
     rows = verify(path / "curator" / LEDGER_FILE).num_events
-    opened: list[dict[str, Any]] = []
+    opened = []
     for value in variables:
         os.environ.pop(KEY_VARIABLE, None)
         if value is not None:
@@ -142,7 +139,7 @@ def look(path: Path, witness: Path, variables: list[str | None]) -> dict[str, An
             custody = open_custody(Workspace.open(path), witness)
         except LedgerWrongKey:
             continue
-        world = custody.secret._Secret__world.reveal()  # type: ignore[attr-defined]
+        world = custody.secret._Secret__world.reveal()
         belief = hashlib.sha256(custody.belief.reveal().tobytes()).hexdigest()
         sealings = SealedFile(path / "curator").read()
         opened.append(
@@ -169,7 +166,7 @@ def look(path: Path, witness: Path, variables: list[str | None]) -> dict[str, An
     return {**found, "new_keys_in_clear": len(list((path / "curator").glob(f"*{NEW_KEY_FILE}*")))}
 
 
-def main() -> None:
+def main():
     template, template_witness, scratch = map(Path, sys.argv[1:4])
     order, is_kept_elsewhere = sys.argv[4], sys.argv[5] == "kept-elsewhere"
     old = (template / "curator" / KEY_FILE).read_text().strip()

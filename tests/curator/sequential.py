@@ -1,14 +1,11 @@
 """The plain twin of the curator's bookkeeping: the same votes and noise, one release after another."""
 
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
-from paclm import Curator
-from paclm.engine.engine import Ballot
 from paclm.privacy.belief import uniform_belief
 from paclm.privacy.randomness import NoiseSource
 from paclm.privacy.releases import rule_named
@@ -19,22 +16,22 @@ class Recorded(NoiseSource):
 
     __slots__ = ("_words",)
 
-    def __init__(self, draws: list[bytes]) -> None:
+    def __init__(self, draws):
         self._words = iter(draws)
 
-    def words(self, size: int) -> np.ndarray:
+    def words(self, size):
         draw = next(self._words)
         assert len(draw) == 8 * size
         return np.frombuffer(draw, dtype=np.uint64)
 
 
 @contextmanager
-def recorded_noise() -> Iterator[list[bytes]]:
+def recorded_noise():
     """Every draw that releases make from the operating system; sealing draws 12 bytes at a time and is left out."""
-    draws: list[bytes] = []
+    draws = []
     original = os.urandom
 
-    def urandom(size: int) -> bytes:
+    def urandom(size):
         drawn = original(size)
         if size % 8 == 0:
             draws.append(drawn)
@@ -45,24 +42,24 @@ def recorded_noise() -> Iterator[list[bytes]]:
         yield draws
 
 
-def world_of(curator: Curator) -> int:
-    return int(curator._custody.secret._Secret__world.reveal())  # type: ignore[attr-defined]
+def world_of(curator):
+    return int(curator._custody.secret._Secret__world.reveal())
 
 
-def belief_of(curator: Curator) -> np.ndarray:
+def belief_of(curator):
     return curator._custody.belief.reveal()
 
 
 class Reference:
     """Replays what the engine voted, from a uniform belief."""
 
-    def __init__(self, num_worlds: int, world: int, draws: list[bytes]) -> None:
+    def __init__(self, num_worlds, world, draws):
         self.belief = uniform_belief(num_worlds)
         self.world = world
         self.noise = Recorded(draws)
-        self.tokens: list[int] = []
+        self.tokens = []
 
-    def follow(self, ballot: Ballot, is_private: list[bool], release: str, per_token: float) -> None:
+    def follow(self, ballot, is_private, release, per_token):
         for votes, public, private in zip(ballot.votes, ballot.public.tolist(), is_private, strict=True):
             if private:
                 step = rule_named(release).release(votes, self.belief, self.world, per_token, self.noise)

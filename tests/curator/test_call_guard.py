@@ -5,15 +5,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from curator.deployments import WORLDS, ScriptedEngine
 from curator.sequential import Reference, belief_of, recorded_noise, world_of
-from paclm import Curator
 from paclm.curator.custody import CallGuard
 from paclm.curator.secret import Secret
 from paclm.errors import CuratorError, UnsoundState
@@ -22,11 +20,11 @@ from paclm.errors import CuratorError, UnsoundState
 class Interrupted(ScriptedEngine):
     """Calls somebody in the middle of a step, once."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(dissent=1.0)
-        self.call: Callable[[], object] | None = None
+        self.call = None
 
-    def step(self, *args: Any) -> Any:
+    def step(self, *args):
         ballot = super().step(*args)
         call, self.call = self.call, None
         if call is not None:
@@ -39,13 +37,13 @@ def test_a_call_from_inside_a_step_is_refused_and_the_step_goes_on(make, open_cu
     engine = Interrupted()
     with open_curator(make(), engine=engine) as curator:
         stream = curator.submit(curator.request("the", 4))
-        calls: dict[str, Callable[[], object]] = {
+        calls = {
             "step": curator.step,
             "submit": lambda: curator.submit(stream.request),
             "generate": lambda: curator.generate("the", 2),
         }
 
-        def call() -> None:
+        def call():
             with pytest.raises(CuratorError):
                 calls[what]()
 
@@ -62,7 +60,7 @@ def test_no_belief_is_lost_to_a_step_between_release_and_commit(make, open_curat
         draws.clear()
         original, refused = Secret.release, []
 
-        def release(self: Secret, *args: Any) -> Any:
+        def release(self, *args):
             released = original(self, *args)
             try:
                 curator.step()
@@ -89,14 +87,14 @@ def test_a_commit_that_would_undo_another_is_refused(make, open_curator):
         curator.submit(curator.request("the", 4))
         original = curator._releaser.release
 
-        def let_in(*args: Any) -> Any:
-            curator._releaser.release = original  # type: ignore[method-assign]
+        def let_in(*args):
+            curator._releaser.release = original
             released = original(*args)
             curator._guard._is_inside = False
             curator.step()
             return released
 
-        curator._releaser.release = let_in  # type: ignore[method-assign]
+        curator._releaser.release = let_in
         with pytest.raises(UnsoundState):
             curator.step()
         assert curator.account.tokens == 1
@@ -118,7 +116,7 @@ def test_a_lost_iterator_that_is_collected_inside_a_step_harms_nobody(make, open
     engine = Interrupted()
     with open_curator(make(), engine=engine) as curator:
         kept = curator.submit(curator.request("the", 5))
-        lost: list[Any] = [curator.stream("patient", 5)]
+        lost = [curator.stream("patient", 5)]
         next(lost[0])
         gc.disable()  # or it might come before the step
         try:
@@ -152,25 +150,19 @@ def test_a_signal_that_closes_the_curator_lets_the_step_end_first(make, open_cur
 
 
 def test_many_clients_that_read_slowly_get_every_token_they_paid_for(make, open_curator):
-    got: dict[int, int] = {}
-
-    def read(curator: Curator, number: int) -> None:
+    def read(curator, number):
         count = 0
         for _ in curator.stream("the", 12, coins_seed=number):
             count += 1
             time.sleep(0.0005)
-        got[number] = count
+        return count
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with open_curator(make(per_token="2^-32")) as curator:
-            threads = [threading.Thread(target=read, args=(curator, number)) for number in range(12)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert got == dict.fromkeys(range(12), 12)
+            with ThreadPoolExecutor(12) as threads:
+                assert list(threads.map(lambda number: read(curator, number), range(12))) == [12] * 12
             assert curator.account.tokens == 144
     finally:
         sys.setswitchinterval(interval)
@@ -180,7 +172,7 @@ def test_a_finalizer_never_waits_for_another_thread_and_its_work_is_done_after_t
     turns, done = CallGuard(), []
     is_inside, may_leave = threading.Event(), threading.Event()
 
-    def stay() -> None:
+    def stay():
         with turns.exclusive():
             is_inside.set()
             may_leave.wait(60)

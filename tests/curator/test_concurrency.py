@@ -3,7 +3,7 @@
 import random
 import shutil
 import tempfile
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from hypothesis.stateful import (
 from curator.deployments import WORLDS, ScriptedEngine, set_mechanism
 from curator.sequential import Reference, belief_of, recorded_noise, world_of
 from paclm import Curator
-from paclm.curator.streams import Stream
 from paclm.errors import BudgetExceeded, InvalidInput, LedgerRolledBack
 from paclm.ledger.ledger import Ledger
 from paclm.privacy.accounting import units_up
@@ -39,9 +38,9 @@ def test_64_clients_in_random_order_leave_the_sequential_belief_and_the_exact_su
     with recorded_noise() as draws, open_curator(workspace, engine=engine) as curator:
         draws.clear()  # those of making keys
         waiting = [curator.request("the", chance.randint(1, 12), tag=f"client {i}") for i in range(64)]
-        streams: list[Stream] = []
+        streams = []
         reference = Reference(WORLDS, world_of(curator), draws)
-        left: dict[str, int] = {}
+        left = {}
         tokens = []
         while waiting or curator.num_active:
             for _ in range(min(len(waiting), chance.choice([0, 0, 1, 5]))):
@@ -70,15 +69,8 @@ def test_threads_that_all_generate_at_once_are_served_one_after_another(make, op
     engine = ScriptedEngine()
     with recorded_noise() as draws, open_curator(make(per_token="2^-10", total="0.6"), engine=engine) as curator:
         draws.clear()
-        results: list[Any] = []
-        threads = [
-            threading.Thread(target=lambda n=n: results.append(curator.generate("the", 6, tag=f"{n}")))
-            for n in range(16)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(16) as threads:
+            results = list(threads.map(lambda n: curator.generate("the", 6, tag=f"{n}"), range(16)))
         reference = Reference(WORLDS, world_of(curator), draws)
         for ballot in engine.ballots:
             reference.follow(ballot, [True] * len(ballot.votes), "gaussian", B)
@@ -94,41 +86,41 @@ class Lifetime(RuleBasedStateMachine):
     tokenizer: Any
     has_witness = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.path = self.folder / "clinic"
-        self.copies: dict[Path, int] = {}
+        self.copies = {}
         shutil.copytree(self.template, self.path)
         self.settings = {"per_token": 2.0**-10, "total": 2.0**-5, "support_size": 40}
         self.engine = ScriptedEngine()
         self.left_units = 0
-        self.reference: Reference | None = None
-        self.draws: list[bytes] = []
-        self.streams: list[Stream] = []
+        self.reference = None
+        self.draws = []
+        self.streams = []
         self.recording = recorded_noise()
         self.all_draws = self.recording.__enter__()
 
     @initialize()
-    def start(self) -> None:
+    def start(self):
         self.open()
         self.reference = Reference(WORLDS, world_of(self.curator), self.draws)
 
-    def open(self) -> None:
+    def open(self):
         set_mechanism(self.path, **self.settings)
         self.engine.sequences.clear()
         self.streams = []
         witness = self.folder / "witness" if self.has_witness else None
         self.curator = Curator.open(
             self.path,
-            engine=self.engine,  # type: ignore[arg-type]
+            engine=self.engine,
             tokenizer=self.tokenizer,
             witness=witness,
         )
         self.all_draws.clear()
 
     @rule(requests=st.lists(st.integers(1, 12), max_size=3), steps=st.integers(0, 6))
-    def serve(self, requests: list[int], steps: int) -> None:
+    def serve(self, requests, steps):
         for tokens in requests:
             try:
                 self.streams.append(self.curator.submit(self.curator.request("the", tokens)))
@@ -139,7 +131,7 @@ class Lifetime(RuleBasedStateMachine):
             if delivered:
                 self.record([piece.mark for _, piece in delivered])
 
-    def record(self, marks: list[str]) -> None:
+    def record(self, marks):
         assert self.reference is not None
         price = units_up(float(self.settings["per_token"]))
         is_free = self.settings.get("charge") == "dissent"
@@ -152,23 +144,23 @@ class Lifetime(RuleBasedStateMachine):
 
     @precondition(lambda self: self.streams)
     @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
+    def cancel(self, data):
         self.curator.cancel(data.draw(st.sampled_from(self.streams)))
 
     @rule()
-    def crash_and_restart(self) -> None:
+    def crash_and_restart(self):
         self.curator._custody.ledger.close()  # what the operating system does for a process that dies
         self.open()
 
     @precondition(lambda self: self.curator.num_active)
     @rule()
-    def crash_after_the_commit(self) -> None:
+    def crash_after_the_commit(self):
         """Charged, and the tokens never left: the ledger is ahead, the belief includes the step."""
 
-        def die(*_: Any) -> Any:
+        def die(*_):
             raise KeyboardInterrupt
 
-        self.curator._deliver = die  # type: ignore[method-assign]
+        self.curator._deliver = die
         spent, left = self.curator.account.spent_units, self.left_units
         with pytest.raises(KeyboardInterrupt):
             self.curator.step()
@@ -176,7 +168,7 @@ class Lifetime(RuleBasedStateMachine):
         self.left_units = left
         self.crash_and_restart()
 
-    def marks_of_last_step(self, spent: int) -> list[str]:
+    def marks_of_last_step(self, spent):
         """Which rows of the last ballot were released: in order, as long as the budget lasted."""
         price, is_free = units_up(float(self.settings["per_token"])), self.settings.get("charge") == "dissent"
         marks, left = [], self.curator.account.total_units - spent
@@ -193,24 +185,20 @@ class Lifetime(RuleBasedStateMachine):
     @rule(
         change=st.sampled_from(
             [
-                {"per_token": 2.0**-12},
-                {"per_token": 2.0**-9},
-                {"charge": "dissent"},
-                {"charge": "every-token"},
-                {"release": "channel"},
-                {"release": "gaussian"},
-                {"on_exhausted": "refuse"},
-                {"on_exhausted": "public"},
+                *({"per_token": per_token} for per_token in (2.0**-12, 2.0**-9)),
+                *({"charge": charge} for charge in ("dissent", "every-token")),
+                *({"release": release} for release in ("channel", "gaussian")),
+                *({"on_exhausted": on_exhausted} for on_exhausted in ("refuse", "public")),
             ]
         )
     )
-    def change_settings(self, change: dict[str, Any]) -> None:
+    def change_settings(self, change):
         self.curator.close()
         self.settings = {**self.settings, **change}
         self.open()
 
     @rule()
-    def lower_the_total(self) -> None:
+    def lower_the_total(self):
         account = self.curator.account
         lower = (account.spent_units + account.total_units) // 2 / 2**60
         self.curator.close()
@@ -219,7 +207,7 @@ class Lifetime(RuleBasedStateMachine):
 
     @precondition(lambda self: self.settings["total"] < 0.4)
     @rule()
-    def raise_the_total(self) -> None:
+    def raise_the_total(self):
         larger = float(self.settings["total"]) * 1.5
         self.curator.close()
         old, self.settings = self.settings, {**self.settings, "total": larger}
@@ -234,21 +222,21 @@ class Lifetime(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.copies) < 2)
     @rule()
-    def copy_the_curators_folder(self) -> None:
+    def copy_the_curators_folder(self):
         self.curator.close()
         copy = self.folder / f"copy-{len(self.copies)}"
         shutil.copytree(self.path / "curator", copy)
         self.open()
         self.copies[copy] = self.curator._custody.ledger.head.seq
 
-    def put_back(self, copy: Path) -> None:
+    def put_back(self, copy):
         """The whole folder as it was: ledger, secret and key."""
         shutil.rmtree(self.path / "curator")
         shutil.copytree(copy, self.path / "curator")
 
     @precondition(lambda self: self.old_copies())
     @rule(data=st.data())
-    def restore_an_old_file(self, data: st.DataObject) -> None:
+    def restore_an_old_file(self, data):
         copy = data.draw(st.sampled_from(self.old_copies()))
         self.curator.close()
         today = self.folder / "today"
@@ -260,25 +248,25 @@ class Lifetime(RuleBasedStateMachine):
         shutil.rmtree(today)
         self.open()
 
-    def old_copies(self) -> list[Path]:
+    def old_copies(self):
         now = self.curator._custody.ledger.head.seq
         return [copy for copy, row in self.copies.items() if row < now]
 
     @invariant()
-    def the_ledger_has_at_least_what_left_and_never_more_than_the_total(self) -> None:
+    def the_ledger_has_at_least_what_left_and_never_more_than_the_total(self):
         if self.reference is not None:
             assert self.left_units <= self.curator.account.spent_units <= self.curator.account.total_units
 
     @invariant()
-    def the_belief_is_the_sequential_one(self) -> None:
+    def the_belief_is_the_sequential_one(self):
         if self.reference is not None:
             assert belief_of(self.curator).tobytes() == self.reference.belief.tobytes()
 
-    def check_all(self) -> None:
+    def check_all(self):
         self.the_belief_is_the_sequential_one()
         self.the_ledger_has_at_least_what_left_and_never_more_than_the_total()
 
-    def teardown(self) -> None:
+    def teardown(self):
         self.curator.close()
         self.recording.__exit__(None, None, None)
         shutil.rmtree(self.folder)

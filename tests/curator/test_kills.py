@@ -5,9 +5,7 @@ import pytest
 from curator.killing import check_report, drive
 
 
-def test_kills_at_random_instants_overcharge_one_step_at_most_and_never_undercharge(
-    make,
-):
+def test_kills_at_random_instants_overcharge_one_step_at_most_and_never_undercharge(make):
     check_report(drive(make(per_token="2^-24"), kills=6, order="right", seed=1), kills=6)
 
 

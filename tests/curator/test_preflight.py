@@ -2,76 +2,58 @@
 
 import dataclasses
 import os
-from typing import Any
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
-from curator.deployments import SUPPORT, WORLDS, ScriptedEngine, set_mechanism
+from curator.deployments import SUPPORT, WORLDS, set_mechanism
 from paclm import Curator, Workspace
 from paclm.config import RELEASES
 from paclm.curator import custody, preflight
 from paclm.curator.custody import open_custody
 from paclm.curator.preflight import WORLDS_FILE, worlds_digest
 from paclm.engine import loading
-from paclm.errors import (
-    CuratorError,
-    InvalidInput,
-    WorkspaceError,
-)
+from paclm.errors import CuratorError, InvalidInput, WorkspaceError
 from paclm.ledger.verify import verify
 from paclm.privacy.releases import RULES
 from paclm.worlds.layout import LEDGER_FILE
 
 
-def change_adapters(workspace: Workspace) -> None:
+def change_adapters(workspace):
     path = workspace.adapters_path / WORLDS_FILE
     content = bytearray(path.read_bytes())
     content[-400:] = bytes(400)
     path.write_bytes(content)
 
 
-def test_adapters_that_changed_behind_an_open_workspace_are_refused(used, open_curator):
-    change_adapters(used)
-    with pytest.raises(WorkspaceError):
-        open_curator(used)
-
-
-def test_adapters_that_changed_and_kept_size_and_time_are_refused(used, open_curator):
+@pytest.mark.parametrize("keeps_time", [False, True])
+def test_adapters_that_changed_are_refused_also_where_size_and_time_are_kept(used, open_curator, keeps_time):
     path = used.adapters_path / WORLDS_FILE
     before = path.stat()
     change_adapters(used)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    Workspace.open(used.path)  # a quick look does not notice
+    if keeps_time:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        Workspace.open(used.path)  # a quick look does not notice
     with pytest.raises(WorkspaceError):
-        open_curator(used.path)
+        open_curator(used.path if keeps_time else used)
 
 
-def test_files_are_hashed_under_the_lock_and_before_they_are_loaded(used, small_tokenizer, monkeypatch):
-    """Adapters that change between the first look and the loading: here, when the lock is taken."""
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_adapters_that_change_while_the_workspace_is_opened_are_refused(used, small_tokenizer, monkeypatch, is_trained):
+    """Here, when the lock is taken: files are hashed under it and before they are loaded."""
     original = custody.open_ledger
 
-    def change_then_open(*args: Any) -> Any:
+    def change_then_open(*args):
         change_adapters(used)
+        if is_trained:
+            used.with_adapters(WORLDS_FILE)  # a whole manifest, of other adapters than the ledger is about
         return original(*args)
 
     monkeypatch.setattr(custody, "open_ledger", change_then_open)
     monkeypatch.setattr(loading, "load_stack", lambda *_: pytest.fail("loaded what was not verified"))
-    with pytest.raises(WorkspaceError):
+    with pytest.raises(CuratorError if is_trained else WorkspaceError, match="adapters"):
         Curator.open(used, tokenizer=small_tokenizer)
-
-
-def test_adapters_trained_while_the_workspace_is_being_opened_are_refused(used, open_curator, monkeypatch):
-    original = custody.open_ledger
-
-    def train_then_open(*args: Any) -> Any:
-        change_adapters(used)
-        used.with_adapters(WORLDS_FILE)  # a whole manifest, of other adapters than the ledger is about
-        return original(*args)
-
-    monkeypatch.setattr(custody, "open_ledger", train_then_open)
-    with pytest.raises(CuratorError, match="adapters"):
-        open_curator(used)
 
 
 def test_worlds_that_were_trained_again_are_refused(used):
@@ -81,17 +63,16 @@ def test_worlds_that_were_trained_again_are_refused(used):
         open_custody(used.with_adapters(WORLDS_FILE))
 
 
-def test_other_records_are_refused(used):
-    manifest = dataclasses.replace(used.manifest, files={**used.manifest.files, "membership.npz": "0" * 64})
-    with pytest.raises(CuratorError, match="records"):
-        open_custody(dataclasses.replace(used, manifest=manifest))
-
-
-def test_as_long_as_nothing_left_the_refusal_says_how_to_start_anew(make):
+@pytest.mark.parametrize(("tokens", "named"), [(2, "records"), (0, "empty")])
+def test_other_records_are_refused_and_before_the_first_token_the_way_to_start_again_is_named(
+    make, open_curator, tokens, named
+):
     workspace = make()
-    open_custody(workspace).ledger.close()
+    with open_curator(workspace) as curator:
+        if tokens:
+            curator.generate("the", tokens)
     manifest = dataclasses.replace(workspace.manifest, files={**workspace.manifest.files, "membership.npz": "0" * 64})
-    with pytest.raises(CuratorError, match="empty"):
+    with pytest.raises(CuratorError, match=named):
         open_custody(dataclasses.replace(workspace, manifest=manifest))
 
 
@@ -141,20 +122,18 @@ def test_a_total_of_ln_2_is_served_with_a_warning(make, open_curator):
         open_curator(make(total="0.7")).close()
 
 
-def test_lowering_the_total_after_the_first_charge_does_not_silence_the_warning(make, open_curator):
-    with pytest.warns(UserWarning, match="1 nats"), open_curator(make(total="1")) as curator:
-        curator.generate("the", 2)
+@pytest.mark.parametrize("has_charged", [True, False])
+def test_a_lowered_total_silences_the_warning_only_before_the_first_charge(make, open_curator, has_charged):
     with pytest.warns(UserWarning, match="1 nats"):
+        first = open_curator(make(total="1"))
+    with first as curator:
+        if has_charged:
+            curator.generate("the", 2)
+    with pytest.warns(UserWarning, match="1 nats") if has_charged else nullcontext():  # warnings are errors
         lowered = open_curator(make(total="0.5"))
     with lowered as curator:
-        assert curator.generate("the", 2).mia_bound == 1.0
+        assert (curator.generate("the", 2).mia_bound == 1.0) is has_charged
         assert curator.account.total_nats == 0.5
-
-
-def test_a_total_lowered_before_the_first_charge_needs_no_warning(make, open_curator):
-    with pytest.warns(UserWarning, match="1 nats"):
-        open_curator(make(total="1")).close()
-    open_curator(make(total="0.5")).close()  # warnings are errors
 
 
 def test_a_missing_budget_says_what_to_write(make):
@@ -167,29 +146,19 @@ def test_a_missing_budget_says_what_to_write(make):
 @pytest.mark.parametrize(
     "change",
     [
-        {"total": "2^-5"},
-        {"per_token": "2^-20"},
-        {"temperature": 0.5},
-        {"decoder": "greedy"},
-        {"release": "channel"},
-        {"charge": "dissent"},
-        {"on_exhausted": "refuse"},
+        *({"total": "2^-5"}, {"per_token": "2^-20"}, {"temperature": 0.5}, {"decoder": "greedy"}),
+        *({"release": "channel"}, {"charge": "dissent"}, {"on_exhausted": "refuse"}, {"support_size": 50}),
     ],
+    ids=str,
 )
-def test_other_settings_hold_from_now_on_and_are_recorded(used, make, open_curator, change):
+def test_other_settings_hold_from_now_on_and_are_recorded(used, make, open_curator, scripted, change):
+    scripted.support_size = change.get("support_size", SUPPORT)
     with open_curator(make(**change)) as curator:
         assert curator.config == make(**change).config
         rows = curator._custody.ledger.head.seq
         curator.generate("the", 2)
     with open_curator(make(**change)) as curator:  # the same again: no further event
         assert curator._custody.ledger.head.seq == rows + 2
-
-
-def test_a_larger_support_is_a_setting_too(used, make, small_tokenizer):
-    engine = ScriptedEngine()
-    engine.support_size = 50
-    with Curator.open(make(support_size=50), engine=engine, tokenizer=small_tokenizer) as curator:
-        curator.generate("the", 2)
 
 
 def test_a_larger_total_needs_the_command_that_asks(used, make):

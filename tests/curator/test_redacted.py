@@ -14,24 +14,17 @@ from paclm.errors import CuratorError, UnsoundState
 TELLTALE = 982451653
 
 
-def test_a_hidden_value_shows_in_no_way_that_programs_print():
+def test_a_hidden_value_is_not_printed_pickled_copied_or_compared():
     box = Redacted(TELLTALE)
     for said in (repr(box), str(box), f"{box}", f"{box!r:>20}", format(box, ""), f"{[box]} { ({'a': box}) }"):
         assert str(TELLTALE) not in said
     assert box.reveal() == TELLTALE
-    with pytest.raises(TypeError):
-        vars(box)
-    with pytest.raises(TypeError):
-        json.dumps(box)
-
-
-def test_a_hidden_value_is_neither_pickled_nor_copied_nor_compared():
-    box = Redacted(TELLTALE)
-    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+    for attempt in (pickle.dumps, copy.copy, copy.deepcopy, Redacted.__getstate__):
         with pytest.raises(UnsoundState):
             attempt(box)
-    with pytest.raises(UnsoundState):
-        box.__getstate__()
+    for attempt in (vars, json.dumps):
+        with pytest.raises(TypeError):
+            attempt(box)
     assert box != Redacted(TELLTALE)
     assert box == box
     assert len({box, Redacted(TELLTALE)}) == 2
@@ -42,7 +35,7 @@ class Oddity(Exception):
 
 
 @redact_errors
-def fails(box: Redacted[int], kind: type[BaseException]) -> None:
+def fails(box, kind):
     inside = box.reveal()
     raise kind(f"the value is {inside}")
 
@@ -68,7 +61,7 @@ def test_an_interruption_is_passed_on_without_the_frames_it_met():
 @pytest.mark.parametrize(("code", "kept"), [(3, 3), (0, 0), (None, None), (f"the value is {TELLTALE}", 1), (True, 1)])
 def test_an_exit_keeps_its_status_and_nothing_else(code, kept):
     @redact_errors
-    def leaves(box: Redacted[object]) -> None:
+    def leaves(box):
         raise SystemExit(box.reveal())
 
     with pytest.raises(SystemExit) as caught:
@@ -80,7 +73,7 @@ def test_an_exit_keeps_its_status_and_nothing_else(code, kept):
 
 def test_our_own_errors_can_keep_their_message_and_lose_their_frames():
     @redact_traceback
-    def opens(box: Redacted[int]) -> None:
+    def opens(box):
         key = box.reveal()
         try:
             raise OSError(key)
@@ -94,7 +87,7 @@ def test_our_own_errors_can_keep_their_message_and_lose_their_frames():
 
 
 def test_the_reporter_would_see_a_value_that_is_not_hidden():
-    def careless(value: int) -> None:
+    def careless(value):
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no") as caught:
@@ -103,7 +96,7 @@ def test_the_reporter_would_see_a_value_that_is_not_hidden():
 
 
 def test_raising_from_none_would_not_have_been_enough():
-    def half_careful(box: Redacted[int]) -> None:
+    def half_careful(box):
         try:
             inside = box.reveal()
             raise ValueError(inside)

@@ -1,7 +1,5 @@
 """What a token costs is decided on the very votes that are released."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -15,14 +13,12 @@ WORLDS = 8
 DISPUTED = np.repeat([3, 5], WORLDS // 2)
 
 
-def releaser() -> tuple[Releaser, Account]:
+def releaser():
     config = MechanismConfig(per_token=2.0**-8, total=1.0, charge="dissent")
     return Releaser(Secret(Redacted(1), WORLDS), config), Account.open(config.total)
 
 
-def released(
-    own: Releaser, votes: np.ndarray, account: Account, belief: Redacted[np.ndarray]
-) -> tuple[list, list, Any]:
+def released(own, votes, account, belief):
     """Charges, tokens and the belief after one step on these votes (n, m)."""
     checked = own.checked(votes, len(votes))
     charges = own.charges(checked, account)
@@ -53,7 +49,7 @@ def test_an_engine_that_writes_into_its_votes_meanwhile_changes_nothing(monkeypa
     votes = np.full((1, WORLDS), 4)
     price = Releaser.price
 
-    def overwrite(self: Releaser, *, is_dissent: bool) -> int:
+    def overwrite(self, *, is_dissent):
         votes[0] = DISPUTED
         return price(self, is_dissent=is_dissent)
 

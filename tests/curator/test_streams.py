@@ -21,6 +21,8 @@ from paclm.errors import InvalidInput
         ({"stop": ("",)}, "stop"),
         ({"prompt": [1, 700]}, "699"),
         ({"prompt": [-1]}, "699"),
+        *(({"prompt": kind(b"x")}, kind.__name__) for kind in (bytes, bytearray, memoryview)),
+        ({"prompt": "caf\udce9"}, "4"),
         ({"tag": "x" * 201}, "200"),
         ({"tag": "\ud800"}, "UTF-8"),
         ({"tag": b"x"}, "bytes"),
@@ -66,29 +68,21 @@ def test_requests_beyond_the_engines_places_wait_their_turn(make, open_curator):
         assert curator.step() == []
 
 
-def test_closing_a_stream_early_ends_it(make, open_curator):
-    engine = ScriptedEngine()
-    with open_curator(make(), engine=engine) as curator:
-        pieces = curator.stream("the", 30)
-        next(pieces)
-        pieces.close()
-        assert curator.num_active == 0
-        assert engine.sequences == {}
-        assert curator.account.tokens == 1
-        assert list(pieces) == []
-
-
+@pytest.mark.parametrize("pieces_read", [0, 1])
 @pytest.mark.parametrize("how", ["closed", "lost"])
-def test_a_stream_that_was_never_asked_for_a_piece_ends_too(make, open_curator, how):
+def test_a_stream_that_is_closed_early_or_lost_ends(make, open_curator, scripted, how, pieces_read):
     with open_curator(make(on_exhausted="refuse")) as curator:
         pieces = curator.stream("the", 10)
+        for _ in range(pieces_read):
+            next(pieces)
         assert curator.num_active == 1
         if how == "closed":
             pieces.close()
+            assert list(pieces) == []
         del pieces
-        assert (curator.num_active, curator.reserved_units) == (0, 0)
+        assert (curator.num_active, curator.reserved_units, scripted.sequences) == (0, 0, {})
         curator.generate("patient", 5)
-        assert curator.account.tokens == 5
+        assert curator.account.tokens == 5 + pieces_read
 
 
 def test_pieces_that_came_while_others_were_served_are_not_lost(make, open_curator):

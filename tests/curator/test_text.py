@@ -1,7 +1,5 @@
 """Text as it comes: whole characters only, nothing of a stop string, and in the end the very text of the tokens."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 from paclm.curator.streams import TextStream
 
 
-def pieces(tokenizer: Any, text: str, stop: tuple[str, ...] = (), prompt: str = "the") -> tuple[list[str], TextStream]:
+def pieces(tokenizer, text, stop=(), prompt="the"):
     stream = TextStream(tokenizer, tokenizer.encode(prompt), stop)
     out = []
     for token in tokenizer.encode(text):

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    pass
 
 VARIABLE = "PACLM_CHROMIUM"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -29,7 +28,7 @@ document.addEventListener("securitypolicyviolation", (event) =>
 """
 
 
-def find_chromium() -> Path | None:
+def find_chromium():
     """The browser that PACLM_CHROMIUM names, or the first on the search path."""
     if named := os.environ.get(VARIABLE):
         return Path(named) if Path(named).is_file() else None
@@ -38,7 +37,7 @@ def find_chromium() -> Path | None:
 
 
 @contextmanager
-def open_browser() -> Iterator[Browser]:
+def open_browser():
     """Headless Chromium; ends with the block."""
     from playwright.sync_api import sync_playwright
 
@@ -53,46 +52,46 @@ def open_browser() -> Iterator[Browser]:
 class Visit:
     """One page in a fresh profile, and everything it said and asked for."""
 
-    def __init__(self, browser: Browser, address: str, **context: Any) -> None:
+    def __init__(self, browser, address, **context):
         self.address = address
-        self.complaints: list[str] = []
-        self.foreign: list[str] = []
-        self.refused: list[int] = []
+        self.complaints = []
+        self.foreign = []
+        self.refused = []
         """Status codes of 400 and more."""
         self._context = browser.new_context(
             **{"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce", **context}
         )
         self._context.set_default_timeout(60_000)
         self._context.add_init_script(_REPORT_VIOLATIONS)
-        self.page: Page = self._context.new_page()
+        self.page = self._context.new_page()
         self.page.on("console", self._heard)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", self._saw_request)
         self.page.on("response", lambda response: self.refused.append(response.status) if not response.ok else None)
 
-    def _heard(self, message: Any) -> None:
+    def _heard(self, message):
         # Chromium itself writes a line for every status of 400 and more; `refused` has those.
         if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
             self.complaints.append(message.text)
 
-    def _saw_request(self, request: Any) -> None:
+    def _saw_request(self, request):
         if urlsplit(request.url).netloc != urlsplit(self.address).netloc and not request.url.startswith("data:"):
             self.foreign.append(request.url)
 
-    def log_in(self, key: str) -> Page:
+    def log_in(self, key):
         """Open the page and hand the key over, as somebody with a keyboard does."""
         self.page.goto(self.address)
         self.page.locator("#key").fill(key)
         self.page.keyboard.press("Enter")
         return self.page
 
-    def open_panel(self, key: str) -> Page:
+    def open_panel(self, key):
         """Log in and wait for the figures."""
         page = self.log_in(key)
         page.locator("#panel").wait_for(state="visible")
         return page
 
-    def close(self) -> None:
+    def close(self):
         """Forget the profile."""
         self._context.close()
 

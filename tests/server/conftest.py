@@ -2,9 +2,7 @@
 
 import copy
 import shutil
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
@@ -12,12 +10,10 @@ from curator.conftest import make, no_keys_around, no_notes, template
 from curator.deployments import ScriptedEngine, set_mechanism
 from paclm import Workspace
 from paclm.server.api_keys import service_path
-from server.live import CHAT_TEMPLATE, Live, serve
+from server.live import CHAT_TEMPLATE, serve
 from server.stepped import SteppedEngine
 
 __all__ = ["make", "no_keys_around", "no_notes", "template"]
-
-Start = Callable[..., Live]
 
 
 @pytest.fixture
@@ -25,7 +21,7 @@ def start(make, small_tokenizer):
     """Start a server with these settings in [mechanism]; `engine`, `tokenizer` and what `serve` takes can be given."""
     with ExitStack() as servers:
 
-        def start(**options: Any) -> Live:
+        def start(**options):
             engine = options.pop("engine", None) or ScriptedEngine()
             tokenizer = options.pop("tokenizer", small_tokenizer)
             names = ("settings", "is_loopback", "quota", "unit", "has_ward")
@@ -44,7 +40,7 @@ def engine():
 
 @pytest.fixture
 def path(tmp_path):
-    """Where the service's books would be, in a folder that is closed to others."""
+    """Path of the service database, in a folder that is closed to others."""
     place = service_path(tmp_path)
     place.parent.mkdir(mode=0o700)
     return place
@@ -65,8 +61,7 @@ def shared(template, tmp_path_factory, small_tokenizer):
         for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_WITNESS"):
             environment.delenv(name, raising=False)
         server = serve(Workspace.open(folder), ScriptedEngine(), small_tokenizer)
-        with ExitStack() as until_the_end:
-            live = until_the_end.enter_context(server)
+        with server as live:
             environment.undo()
             yield live
 

@@ -1,17 +1,14 @@
 """A real server in a thread of the test process: real HTTP, real ledger, votes by a fixed rule by default."""
 
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import httpx
 import uvicorn
 
 from curator.deployments import without_notes
-from paclm import Curator, Workspace
+from paclm import Curator
 from paclm.config import ServerConfig
 from paclm.server.address import listen
 from paclm.server.api_keys import Database, KeyStore, service_path
@@ -40,29 +37,29 @@ class Live:
     server: uvicorn.Server
 
     @property
-    def curator(self) -> Curator:
+    def curator(self):
         return self.service.curator
 
     @property
-    def spent_tokens(self) -> int:
+    def spent_tokens(self):
         """Private tokens in the ledger."""
         return self.curator.account.tokens
 
-    def complete(self, prompt: Any = "the patient", max_tokens: int = 4, **more: Any) -> httpx.Response:
+    def complete(self, prompt="the patient", max_tokens=4, **more):
         headers = more.pop("headers", {})
         body = {"model": "clinic", "prompt": prompt, "max_tokens": max_tokens, **more}
         return self.http.post("/v1/completions", json=body, headers=headers)
 
-    def as_admin(self, path: str) -> Any:
+    def as_admin(self, path):
         return self.http.get(path, headers=bearer(self.admin)).json()
 
 
-def bearer(key: str) -> dict[str, str]:
+def bearer(key):
     return {"authorization": f"Bearer {key}"}
 
 
 @contextmanager
-def serve(workspace: Workspace, engine: Any, tokenizer: Any, **options: Any) -> Iterator[Live]:
+def serve(workspace, engine, tokenizer, **options):
     """Serve until the block ends.
 
     Options: `settings`, `is_loopback`, `unit`, `quota` (of the ward's key), `has_ward` (an ordinary key), `admin_name`.
@@ -100,7 +97,7 @@ def serve(workspace: Workspace, engine: Any, tokenizer: Any, **options: Any) -> 
             assert not thread.is_alive()
 
 
-def ledger_rows(path: Path) -> int:
+def ledger_rows(path):
     """Private tokens that a closed ledger knows of."""
     from paclm.ledger.verify import verify
 
@@ -108,3 +105,8 @@ def ledger_rows(path: Path) -> int:
     assert report.intact, report.problem
     assert report.contents is not None
     return report.contents.state.tokens
+
+
+def bytes_on_disk(path):
+    """All bytes of the folder of this file: the file and what SQLite keeps beside it."""
+    return b"".join(file.read_bytes() for file in path.parent.iterdir())

@@ -6,7 +6,6 @@ import json
 import random
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
 
@@ -29,12 +28,12 @@ class Received:
     between: list[float] = field(default_factory=list)
 
 
-def prompt_of(client: int) -> str:
+def prompt_of(client):
     """Each client has its own: an answer that went to another client would show."""
     return f"the patient number {client} has"
 
 
-async def _stream(http: httpx.AsyncClient, client: int, tokens: int, got: Received, leaves_after: int | None) -> None:
+async def _stream(http, client, tokens, got, leaves_after):
     prompt, text, ids, arrived = prompt_of(client), "", set(), 0
     body = {"model": "clinic", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, "echo": True}
     started = last = time.perf_counter()
@@ -49,7 +48,7 @@ async def _stream(http: httpx.AsyncClient, client: int, tokens: int, got: Receiv
                 break
             if not line.startswith("data: "):
                 continue
-            event: dict[str, Any] = json.loads(line[6:])
+            event = json.loads(line[6:])
             if "error" in event:
                 break
             ids.add(event["id"])
@@ -75,9 +74,7 @@ async def _stream(http: httpx.AsyncClient, client: int, tokens: int, got: Receiv
         got.problems.append(f"client {client} got {arrived} of {tokens} tokens")
 
 
-async def _client(
-    url: str, key: str, client: int, got: Received, *, until: float, at_least: int, tokens: int, leaving: float
-) -> None:
+async def _client(url, key, client, got, *, until, at_least, tokens, leaving):
     chance = random.Random(client)
     limits = httpx.Limits(max_connections=2)
     headers = {"authorization": f"Bearer {key}"}
@@ -92,13 +89,13 @@ async def _client(
                 return
 
 
-async def _all(url: str, key: str, clients: int, seconds: float, got: Received, **load: Any) -> Received:
+async def _all(url, key, clients, seconds, got, **load):
     until = time.monotonic() + seconds
     await asyncio.gather(*(_client(url, key, number, got, until=until, **load) for number in range(clients)))
     return got
 
 
-def ask_for(url: str, key: str, *, clients: int, seconds: float, tokens: int, **more: Any) -> Received:
+def ask_for(url, key, *, clients, seconds, tokens, **more):
     """So many clients stream one answer after another for so long.
 
     More: `leaving`, the share that leaves in the middle; `at_least`, how often each asks however slow the machine is;

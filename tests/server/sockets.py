@@ -3,16 +3,14 @@
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
 
-from server.live import Live
 from server.stepped import wait_until
 
 _FITS = 30_000
 """Bytes that a connection takes though nobody reads them yet."""
 
 
-def connect(live: Live, **options: int) -> socket.socket:
+def connect(live, **options):
     host, port = live.url.removeprefix("http://").split(":")
     connection = socket.socket()
     for name, value in options.items():
@@ -22,7 +20,7 @@ def connect(live: Live, **options: int) -> socket.socket:
     return connection
 
 
-def read_to_end(connection: socket.socket) -> bytes:
+def read_to_end(connection):
     """What comes until the other side ends the connection; waiting in vain is an error."""
     said = bytearray()
     with contextlib.suppress(ConnectionResetError):
@@ -32,14 +30,14 @@ def read_to_end(connection: socket.socket) -> bytes:
 
 
 @contextlib.contextmanager
-def standing_still(live: Live) -> Iterator[None]:
+def standing_still(live):
     """The server looks at nothing during the block, and then finds all that was sent in it.
 
     Its patience begins when it looks: a test that is slow to send is not taken for a client that does not.
     """
     stands, may_go = threading.Event(), threading.Event()
 
-    def stand() -> None:
+    def stand():
         stands.set()
         may_go.wait(60)
 
@@ -52,7 +50,7 @@ def standing_still(live: Live) -> Iterator[None]:
         may_go.set()
 
 
-def ask(live: Live, request: bytes) -> bytes:
+def ask(live, request):
     """All that the server says to this."""
     with standing_still(live):
         connection = connect(live)
@@ -63,7 +61,7 @@ def ask(live: Live, request: bytes) -> bytes:
         return read_to_end(connection)
 
 
-def post_with_key(live: Live) -> bytes:
+def post_with_key(live):
     """The head of a good request for an answer, but for what says how long its body is."""
     lines = ["POST /v1/completions HTTP/1.1", "host: 127.0.0.1", "content-type: application/json"]
     return "\r\n".join([*lines, f"authorization: Bearer {live.ward}", ""]).encode()

@@ -3,15 +3,10 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
-
-import numpy as np
 
 from curator.deployments import ScriptedEngine
-from server.live import Live
 
 LONG = {"model": "clinic", "prompt": "the", "max_tokens": 40, "temperature": 0}
 
@@ -22,15 +17,15 @@ class SteppedEngine(ScriptedEngine):
     A step that begins has its batch: who comes while the engine stands in it waits for its end, for certain.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options):
         super().__init__(**options)
-        self.orders: list[list[int]] = []
+        self.orders = []
         self.fails = False
         self._gate = threading.Condition()
         self._is_free = False
         self._num_begun = self._num_allowed = 0
 
-    def step(self, handles: Sequence[int], coins: np.ndarray, temperature: Sequence[float]) -> Any:
+    def step(self, handles, coins, temperature):
         with self._gate:
             self._num_begun += 1
             self._gate.notify_all()
@@ -40,35 +35,35 @@ class SteppedEngine(ScriptedEngine):
         self.orders.append(list(handles))
         return super().step(handles, coins, temperature)
 
-    def let(self, steps: int) -> None:
+    def let(self, steps):
         """Let it do so many steps more."""
         with self._gate:
             self._num_allowed += steps
             self._gate.notify_all()
 
     @property
-    def stands(self) -> bool:
+    def stands(self):
         """Whether a step has begun and waits to be let."""
         return self._num_begun > self._num_allowed
 
-    def wait_until_it_stands(self) -> None:
+    def wait_until_it_stands(self):
         """All that it was let do is done, and the next step has begun; there must be somebody to step for."""
         with self._gate:
             assert self._gate.wait_for(lambda: self.stands, 60), "waited in vain"
 
-    def run_free(self) -> None:
+    def run_free(self):
         with self._gate:
             self._is_free = True
             self._gate.notify_all()
 
-    def stand_still(self) -> None:
+    def stand_still(self):
         """Stop before the next step; nothing may be under way."""
         with self._gate:
             self._is_free = False
             self._num_allowed = self._num_begun
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_until(is_so, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline, "waited in vain"
@@ -76,7 +71,7 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 @contextmanager
-def asking(engine: SteppedEngine) -> Iterator[ThreadPoolExecutor]:
+def asking(engine):
     """Clients that ask at the same time; whatever happens, none is left waiting for an engine that stands still."""
     with ThreadPoolExecutor(16) as pool:
         try:
@@ -85,7 +80,7 @@ def asking(engine: SteppedEngine) -> Iterator[ThreadPoolExecutor]:
             engine.run_free()
 
 
-def num_known(live: Live) -> int:
+def num_known(live):
     """Answers that run or wait, and calls of others that have just reached the stepping thread.
 
     Another thread may come between the two looks: what moves from the calls to the seats is missed, not counted twice.
@@ -94,7 +89,7 @@ def num_known(live: Live) -> int:
 
 
 @contextmanager
-def sent(live: Live, **more: str) -> Iterator[None]:
+def sent(live, **more):
     """A request for `LONG` whose client leaves at the end of the block; `more` are headers."""
     request = live.http.build_request("POST", "/v1/completions", json=LONG, headers=more)
     head = ["POST /v1/completions HTTP/1.1", *(f"{name}: {value}" for name, value in request.headers.items()), "", ""]

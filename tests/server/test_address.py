@@ -62,35 +62,25 @@ def test_a_copied_workspace_has_no_running_server(folder, tmp_path):
         *(b"", b"{", b"[]", b"{}", b'{"url": 3}', b"\xff\xfe", b'{"url": "http://a:1\\nexport X=1"}', b"x" * 5000),
         b'{"url": "http://h:1", "process": 1e999, "service_file": [1, 2]}',
         b"[" * 4000,
+        *({"process": process} for process in (0, -1, 2**70, "a dead one")),
+        *({"url": f"http://{rest}"} for rest in ("x:1 rm", "u@h:1", "h:1/v1")),
+        *({"url": url} for url in ("https://evil.example/", "file:///etc")),
     ],
 )
-def test_a_note_that_was_changed_says_nothing(folder, content):
+def test_a_note_that_was_changed_or_outlives_its_server_is_no_running_server(folder, content):
+    if content == {"process": "a dead one"}:
+        with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+            content = {"process": ended.pid}
+    if isinstance(content, dict):
+        right = {"url": URL, "process": os.getpid(), "service_file": identity(service_path(folder))}
+        content = json.dumps({**right, **content}).encode()
     with noted(folder, URL):
         note_path(folder).write_bytes(content)
         assert running_server(folder) is None
 
 
-@pytest.mark.parametrize("process", [0, -1, 2**70, "a dead one"])
-def test_a_lock_that_outlives_its_server_is_no_running_server(folder, process):
-    if process == "a dead one":
-        with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-            process = ended.pid
-    with noted(folder, URL):
-        note_path(folder).write_text(json.dumps({"url": URL, "process": process, "service_file": [1, 2]}))
-        assert running_server(folder) is None
-
-
-@pytest.mark.parametrize(
-    "url", ["http://x:1 rm", "https://evil.example/", "http://u@h:1", "file:///etc", "http://h:1/v1"]
-)
-def test_only_an_address_is_taken_for_one(folder, url):
-    with noted(folder, URL):
-        note_path(folder).write_text(json.dumps({"url": url, "process": 1, "service_file": [1, 2]}))
-        assert running_server(folder) is None
-
-
 def test_a_folder_without_room_is_named(folder, monkeypatch):
-    def full(*_: object) -> int:
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)

@@ -2,9 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import openai
 import pytest
@@ -15,21 +13,26 @@ from paclm.privacy.accounting import units_up
 from paclm.server import api_keys, completions, service
 from paclm.server.api_keys import service_path
 from paclm.server.openai_format import Reply
-from server.live import Live, bearer
+from server.live import bearer
 from server.stepped import asking, num_known, sent, wait_until
 
 ASK = {"model": "clinic", "prompt": "the", "max_tokens": 4, "temperature": 0}
 
 
-def ward(live: Live) -> Any:
+def ward(live):
     return next(key for key in live.keys.list() if key.name == "ward")
 
 
-def nothing_is_held(live: Live) -> bool:
+def nothing_is_held(live):
     return ward(live).reserved_tokens == 0 and live.curator.reserved_units == 0 and num_known(live) == 0
 
 
-# --- charges -----------------------------------------------------------------------------------------------------
+def fail(*_, **__):
+    raise RuntimeError("ZEBRA")
+
+
+def num_disputed(engine):
+    return sum(len(set(votes.tolist())) > 1 for ballot in engine.ballots for votes in ballot.votes)
 
 
 def test_whoever_chooses_the_coins_pays_for_exactly_the_disputed_tokens(start):
@@ -37,7 +40,7 @@ def test_whoever_chooses_the_coins_pays_for_exactly_the_disputed_tokens(start):
     live = start(engine=engine, charge="dissent", per_token="2^-12", total="2^-2")
     for seed in (0, 1, -1, 2**63 - 1, 7, 7):
         assert live.complete(max_tokens=8, seed=seed, temperature=1.0).status_code == 200
-    disputed = sum(len(set(votes.tolist())) > 1 for ballot in engine.ballots for votes in ballot.votes)
+    disputed = num_disputed(engine)
     assert 0 < disputed < live.curator.account.tokens
     assert live.curator.account.dissent_tokens == live.curator.account.charged_tokens == disputed
     assert live.curator.account.spent_units == disputed * units_up(2**-12)
@@ -53,24 +56,17 @@ def test_a_budget_that_ends_in_the_middle_of_a_batch_is_not_overdrawn(start):
     assert marks.count("disputed") == live.curator.account.charged_tokens == 5
     assert marks.count("public") > 0
     assert live.curator.account.spent_units <= live.curator.account.total_units
-    disputed = sum(len(set(votes.tolist())) > 1 for ballot in engine.ballots for votes in ballot.votes)
-    assert marks.count("disputed") + marks.count("public") == disputed
+    assert marks.count("disputed") + marks.count("public") == num_disputed(engine)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-45, -0.0, 2])
-def test_the_smallest_and_largest_temperatures_are_served(shared, temperature):
+def test_the_smallest_and_largest_temperatures_are_served_and_no_others(shared, temperature):
     assert shared.complete(temperature=temperature).status_code == 200
     assert shared.service.state == "serving"
-
-
-@pytest.mark.parametrize("temperature", [2.0000001, -1e-9, 1e308, True, "1"])
-def test_temperatures_beyond_the_bounds_are_refused(shared, temperature):
     spent = shared.spent_tokens
-    assert shared.complete(temperature=temperature).status_code == 400
+    for beyond in (2.0000001, -1e-9, 1e308, True, "1"):
+        assert shared.complete(temperature=beyond).status_code == 400
     assert shared.spent_tokens == spent
-
-
-# --- replies -----------------------------------------------------------------------------------------------------
 
 
 def test_a_repeated_request_asks_neither_engine_nor_noise_and_another_key_gets_its_own(start):
@@ -88,11 +84,8 @@ def test_a_repeated_request_asks_neither_engine_nor_noise_and_another_key_gets_i
     assert live.spent_tokens > spent
 
 
-# --- holds -------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
-def books_locked(live: Live) -> Iterator[None]:
+def books_locked(live):
     """Another program holds the file for writing."""
     other = sqlite3.connect(live.keys._db.path, isolation_level=None)
     try:
@@ -142,9 +135,6 @@ def test_what_the_books_cannot_take_at_the_end_of_an_answer_is_brought_in_later(
 def test_an_answer_that_cannot_be_prepared_holds_nothing(start, monkeypatch):
     live = start(on_exhausted="refuse")
 
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("ZEBRA")
-
     monkeypatch.setattr(completions, "reply_for", fail)
     answer = live.complete(headers={"idempotency-key": "one"})
     assert answer.status_code == 500
@@ -158,9 +148,6 @@ def test_an_answer_that_cannot_be_prepared_holds_nothing(start, monkeypatch):
 @pytest.mark.parametrize("part", ["whole", "events", "closing"])
 def test_an_answer_that_breaks_midway_frees_what_it_held_and_does_not_end_like_a_whole_one(start, monkeypatch, part):
     live = start(on_exhausted="refuse", quota=100)
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("ZEBRA")
 
     monkeypatch.setattr(Reply, part, fail)
     answer = live.complete(stream=part != "whole", headers={"idempotency-key": "one"})
@@ -203,9 +190,12 @@ def test_one_key_cannot_fill_the_queue_for_the_others(start, engine):
         more = [pool.submit(live.complete, max_tokens=2, headers=bearer(key)) for key in (live.ward, quiet)]
         wait_until(lambda: live.service.scheduler.num_calls == 2)
         engine.run_free()
-        assert more[0].result(60).json()["error"]["code"] == "queue_full"
+        refused = more[0].result(60)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+        assert int(refused.headers["retry-after"]) > 0
         assert more[1].result(60).status_code == 200
         assert [job.result(60).status_code for job in greedy] == [200] * 5
+    assert live.complete().status_code == 200
 
 
 def test_an_answer_cut_off_by_the_server_is_not_asked_for_again_by_itself(start, engine):
@@ -227,14 +217,11 @@ def test_an_answer_cut_off_by_the_server_is_not_asked_for_again_by_itself(start,
     assert b'paclm_refusals_total{reason="stopping"} 0.0' in scrape(live)
 
 
-def scrape(live: Live) -> bytes:
+def scrape(live):
     return live.http.get("/metrics", headers=bearer(live.admin)).content
 
 
-# --- what is said ------------------------------------------------------------------------------------------------
-
-
-def events(said: str) -> list[Any]:
+def events(said):
     """The events of a stream, by the letter of the standard: lines, and data in front."""
     lines = [line for line in said.replace("\r\n", "\n").replace("\r", "\n").split("\n") if line]
     assert all(line.startswith("data: ") for line in lines)
@@ -260,13 +247,3 @@ def test_a_key_sees_its_own_figures_and_no_other_names(live):
         assert "ward" not in said
     own = live.http.get("/v1/privacy", headers=bearer(other)).json()["key"]
     assert own == {"name": "other", "quota_tokens": 50, "used_tokens": 0}
-
-
-@pytest.mark.parametrize("header", ["x-forwarded-host", "x-forwarded-proto", "x-client-ip", "cf-connecting-ip"])
-def test_what_a_proxy_adds_ends_the_right_to_do_without_a_key(start, header):
-    live = start()
-    live.keys._db._connection.execute("DELETE FROM keys WHERE name = 'ward'")
-    body = {**ASK, "max_tokens": 1}
-    del live.http.headers["authorization"]
-    assert live.http.post("/v1/completions", json=body).status_code == 200
-    assert live.http.post("/v1/completions", json=body, headers={header: "1"}).status_code == 401

@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from paclm.errors import InvalidInput, RepliesFull, ReplyConflict
 from paclm.server.api_keys import Database, KeyStore
 from paclm.server.idempotency import Fresh, InProgress, Keep, Lost, Replies, Stored, body_digest
+from server.live import bytes_on_disk
 
 BODY = body_digest("/v1/completions", b'{"prompt": "the patient"}')
 OTHER = body_digest("/v1/completions", b'{"prompt": "the doctor"}')
@@ -41,33 +43,29 @@ def replies(db, clock):
     return Replies(db, clock=clock)
 
 
-def store(replies, key="uuid-1", name="alice", body=TEXT, digest=BODY):
-    replies.finish(replies.begin(name, key, digest).ticket, status=200, body=body, media_type="application/json")
+def finish(replies, ticket, body=TEXT, media_type="application/json"):
+    replies.finish(ticket, status=200, body=body, media_type=media_type)
 
 
-def bytes_on_disk(path):
-    return b"".join(file.read_bytes() for file in path.parent.iterdir())
+def store(replies, key="uuid-1", name="alice", body=TEXT):
+    finish(replies, replies.begin(name, key, BODY).ticket, body)
 
 
-def test_the_same_key_and_body_get_the_same_bytes_again_and_again(replies):
-    store(replies)
+@pytest.mark.parametrize(
+    ("body", "media_type"),
+    [(TEXT, "application/json"), (b'data: {"text": "a\\n"}\n\ndata: [DONE]\n\n', "text/event-stream")],
+)
+def test_the_same_key_and_body_get_the_same_bytes_again_and_again(replies, body, media_type):
+    finish(replies, replies.begin("alice", "uuid-1", BODY).ticket, body, media_type)
     for _ in range(3):
-        assert replies.begin("alice", "uuid-1", BODY) == Stored(200, TEXT, "application/json")
-
-
-def test_a_stream_is_repeated_event_by_event_as_it_was(replies):
-    events = [b'data: {"text": "a\\n"}\n\n', b"data: [DONE]\n\n"]
-    ticket = replies.begin("alice", "uuid-1", BODY).ticket
-    replies.finish(ticket, status=200, body=b"".join(events), media_type="text/event-stream")
-    again = replies.begin("alice", "uuid-1", BODY)
-    assert (again.body, again.media_type) == (b"".join(events), "text/event-stream")
+        assert replies.begin("alice", "uuid-1", BODY) == Stored(200, body, media_type)
 
 
 @pytest.mark.parametrize("state", ["running", "stored", "lost"])
 def test_the_same_key_with_another_body_is_a_conflict_in_every_state(replies, state):
     ticket = replies.begin("alice", "uuid-1", BODY).ticket
     if state == "stored":
-        replies.finish(ticket, status=200, body=TEXT, media_type="application/json")
+        finish(replies, ticket)
     elif state == "lost":
         replies.lose(ticket)
     with pytest.raises(ReplyConflict):
@@ -79,19 +77,10 @@ def test_the_same_bytes_to_another_path_are_another_request():
     assert body_digest("/a", b"bc") != body_digest("/ab", b"c")
 
 
-def test_another_api_key_never_sees_the_reply(replies):
-    store(replies)
-    assert isinstance(replies.begin("bob", "uuid-1", BODY), Fresh)
-
-
-def test_names_and_idempotency_keys_cannot_be_cut_differently_to_meet(replies):
+def test_another_api_key_never_sees_the_reply_however_names_and_keys_are_cut(replies):
     store(replies, name="ab", key="c")
-    assert isinstance(replies.begin("a", "bc", BODY), Fresh)
-
-
-def test_a_second_request_while_the_first_runs_is_told_so(replies):
-    replies.begin("alice", "uuid-1", BODY)
-    assert replies.begin("alice", "uuid-1", BODY) == InProgress()
+    for name, key in (("bob", "c"), ("a", "bc")):
+        assert isinstance(replies.begin(name, key, BODY), Fresh)
 
 
 def test_of_many_at_once_exactly_one_goes_on(path, replies):
@@ -101,12 +90,8 @@ def test_of_many_at_once_exactly_one_goes_on(path, replies):
         start.wait()
         answers.append(mine.begin("alice", "uuid-1", BODY))
 
-    with Database.open(path) as other:
-        threads = [threading.Thread(target=ask, args=(r,)) for r in (replies, Replies(other, clock=Clock())) * 4]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with Database.open(path) as other, ThreadPoolExecutor(8) as threads:
+        list(threads.map(ask, (replies, Replies(other, clock=Clock())) * 4))
     assert sorted(type(answer).__name__ for answer in answers) == ["Fresh"] + ["InProgress"] * 7
 
 
@@ -115,17 +100,14 @@ def test_a_request_that_cost_nothing_leaves_its_key_free_also_for_another_body(r
     assert isinstance(replies.begin("alice", "uuid-1", OTHER), Fresh)
 
 
-def test_a_stored_reply_cannot_be_abandoned_or_lost_afterwards(replies):
+def test_a_stored_reply_cannot_be_abandoned_or_lost_and_a_lost_one_is_not_charged_again(replies):
     ticket = replies.begin("alice", "uuid-1", BODY).ticket
-    replies.finish(ticket, status=200, body=TEXT, media_type="application/json")
+    finish(replies, ticket)
     replies.abandon(ticket)
     replies.lose(ticket)
     assert isinstance(replies.begin("alice", "uuid-1", BODY), Stored)
-
-
-def test_a_request_that_was_charged_and_has_no_reply_is_never_charged_again_in_silence(replies):
-    replies.lose(replies.begin("alice", "uuid-1", BODY).ticket)
-    assert replies.begin("alice", "uuid-1", BODY) == Lost()
+    replies.lose(replies.begin("alice", "uuid-2", BODY).ticket)
+    assert replies.begin("alice", "uuid-2", BODY) == Lost()
 
 
 def test_what_a_killed_server_had_under_way_is_lost_and_what_it_had_stored_is_not(path):
@@ -148,16 +130,12 @@ os.kill(os.getpid(), {signal.SIGKILL})
         assert replies.begin("alice", "done", BODY).body == TEXT
 
 
-def test_a_reply_is_forgotten_when_its_time_is_over_and_its_key_starts_anew(replies, clock):
+def test_a_reply_is_forgotten_when_its_time_is_over_and_one_that_runs_does_not_start_twice(replies, clock):
     store(replies)
     clock.now += 24 * 3600 - 1
     assert isinstance(replies.begin("alice", "uuid-1", BODY), Stored)
     clock.now += 1
     assert isinstance(replies.begin("alice", "uuid-1", BODY), Fresh)
-
-
-def test_one_that_runs_past_its_time_does_not_start_twice(replies, clock):
-    replies.begin("alice", "uuid-1", BODY)
     clock.now += 10 * 24 * 3600
     assert replies.forget_expired() == 0
     assert replies.begin("alice", "uuid-1", BODY) == InProgress()
@@ -225,7 +203,7 @@ def test_nothing_is_kept_for_an_api_key_that_was_revoked_meanwhile(db, replies):
     keys.add("alice")
     ticket = replies.begin("alice", "uuid-1", BODY).ticket
     keys.revoke("alice")
-    replies.finish(ticket, status=200, body=TEXT, media_type="application/json")
+    finish(replies, ticket)
     with db.reading() as connection:
         assert connection.execute("SELECT count(*) FROM replies").fetchone() == (0,)
 
@@ -304,7 +282,7 @@ def test_keeping_nothing_is_not_a_way_to_keep(field):
 
 def test_neither_ticket_nor_reply_shows_its_contents(replies):
     fresh = replies.begin("alice", "uuid-1", BODY)
-    replies.finish(fresh.ticket, status=200, body=TEXT, media_type="application/json")
+    finish(replies, fresh.ticket)
     assert repr(fresh) == "Fresh(ticket=Ticket())"
     assert "cough" not in repr(replies.begin("alice", "uuid-1", BODY))
 
@@ -320,5 +298,5 @@ def test_no_two_replies_are_ever_sealed_under_one_key(replies):
     store(replies, key="uuid-2")
     ticket = replies.begin("alice", "uuid-3", BODY).ticket
     for body in (TEXT, b"another"):
-        replies.finish(ticket, status=200, body=body, media_type="application/json")
+        finish(replies, ticket, body)
     assert replies.begin("alice", "uuid-3", BODY).body == TEXT

@@ -73,11 +73,14 @@ def test_an_api_key_cannot_stand_where_its_name_should():
         Entry(event="answered", key="paclm-AcB_supAxBLgHEAdgtAwgEItsvktBx2GL7grjN2jmwE")
 
 
-def test_anything_else_that_is_logged_is_reduced_to_who_spoke_and_where(stream):
+def test_anything_else_that_is_logged_is_reduced_to_its_logger_place_and_uvicorns_template(stream):
     logging.getLogger("somebody").warning("got %s", PROMPT)
     logging.getLogger("somebody").warning(f"got {PROMPT}", extra={"entry": {"prompt": PROMPT}})
+    logging.getLogger("uvicorn.error").info("%s - bad request %s", "10.0.0.1", PROMPT)
     assert "Miller" not in stream.getvalue()
-    for line in lines(stream):
+    *others, uvicorns = lines(stream)
+    assert uvicorns["template"] == "%s - bad request %s"
+    for line in others:
         assert set(line) == {"time", "level", "event", "logger", "at"}
         assert line["at"].startswith("test_logs:")
 
@@ -106,13 +109,6 @@ def test_the_standard_formatter_would_have_told_the_prompt():
     assert "Miller" not in JsonLines().format(record)
 
 
-def test_arguments_of_a_uvicorn_message_are_left_out(stream):
-    logging.getLogger("uvicorn.error").info("%s - bad request %s", "10.0.0.1", PROMPT)
-    (line,) = lines(stream)
-    assert line["template"] == "%s - bad request %s"
-    assert "Miller" not in stream.getvalue()
-
-
 def test_an_exception_that_asyncio_finds_later_is_reduced_too(stream):
     async def fail():
         raise_with_the_prompt()
@@ -136,15 +132,11 @@ def test_an_endless_chain_of_causes_ends():
     assert len(describe_error(first)["caused_by"]) < 20
 
 
-def test_uvicorns_talk_of_start_and_stop_is_off_and_its_warnings_are_not():
+def test_uvicorns_access_log_and_its_talk_of_start_and_stop_are_off_and_its_warnings_are_not():
     loggers = logging_config()["loggers"]
     assert loggers[logs.LOGGER]["level"] == "INFO"
     assert {loggers[name]["level"] for name in ("uvicorn", "uvicorn.error")} == {"WARNING"}
-
-
-def test_the_access_log_with_its_paths_is_off():
-    config = logging_config()
-    assert config["loggers"]["uvicorn.access"] == {"handlers": [], "level": "CRITICAL", "propagate": False}
+    assert loggers["uvicorn.access"] == {"handlers": [], "level": "CRITICAL", "propagate": False}
 
 
 def test_whatever_a_process_says_by_whatever_way_is_a_json_line_without_the_prompt():

@@ -7,11 +7,11 @@ from typing import Any
 import openai
 import pytest
 
+from curator.deployments import ScriptedEngine
 from paclm.server.refusals import budget_exhausted
-from server.live import Live
 
 
-def client_of(live: Live, key: str | None = None, **options: Any) -> openai.OpenAI:
+def client_of(live, key=None, **options):
     return openai.OpenAI(base_url=f"{live.url}/v1", api_key=key or live.ward, **options)
 
 
@@ -27,7 +27,7 @@ def shared_client(shared):
         yield client
 
 
-def num_requests(live: Live) -> int:
+def num_requests(live):
     """How many requests for answers reached the server, whatever became of them."""
     text = live.http.get("/metrics", headers={"authorization": f"Bearer {live.admin}"}).text
     lines = [line for line in text.splitlines() if line.startswith("paclm_requests_total") and 'completions"' in line]
@@ -40,7 +40,7 @@ def test_the_example_of_the_readme_works_on_a_fresh_workspace(start, capsys):
     example = re.search(r"## Over HTTP.*?```python\n(.*?)```", readme, re.DOTALL)
     assert example is not None
     assert "http://127.0.0.1:8000/v1" in example[1]
-    names: dict[str, Any] = {}
+    names = {}
     try:
         exec(compile(example[1].replace("http://127.0.0.1:8000", live.url), "README.md", "exec"), names)
     finally:
@@ -54,6 +54,10 @@ def test_there_is_one_model_and_no_world_is_listed(client):
     assert client.models.retrieve("clinic").owned_by == "paclm"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("clinic-world-3")
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.completions.create(model="ZEBRA", prompt="the")
+    assert refused.value.code == "model_not_found"
+    assert "ZEBRA" not in refused.value.response.text
 
 
 def test_a_completion_says_what_it_used_and_what_it_cost(client, live):
@@ -62,7 +66,7 @@ def test_a_completion_says_what_it_used_and_what_it_cost(client, live):
     assert answer.usage is not None
     assert answer.usage.completion_tokens == live.spent_tokens
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
-    privacy = answer.model_extra["privacy"]  # type: ignore[index]
+    privacy = answer.model_extra["privacy"]
     assert privacy["private_tokens"] == live.spent_tokens
     assert privacy["public_tokens"] == 0
     assert privacy["charged_nats"] == live.curator.account.spent_nats
@@ -86,21 +90,17 @@ def test_a_prompt_is_text_or_token_ids_one_or_several(shared_client, prompt):
 
 
 def test_a_stream_has_the_same_text_and_ends_with_usage(client, live):
-    options: Any = {"model": "clinic", "prompt": "the patient", "max_tokens": 12, "seed": 3, "temperature": 0}
+    options = {"model": "clinic", "prompt": "the patient", "max_tokens": 12, "seed": 3, "temperature": 0}
     events = list(client.completions.create(**options, stream=True, stream_options={"include_usage": True}))
     assert events[-1].choices == []
     assert events[-1].usage is not None
     assert events[-1].usage.completion_tokens == live.spent_tokens
     assert all(event.usage is None for event in events[:-1])
     assert events[-2].choices[0].finish_reason in ("length", "stop")
-    assert events[-2].model_extra["privacy"]["private_tokens"] == live.spent_tokens  # type: ignore[index]
-
-
-def test_without_usage_every_event_of_a_stream_has_a_choice(client):
-    events = list(client.completions.create(model="clinic", prompt="the", max_tokens=6, stream=True))
-    assert all(event.choices for event in events)
+    assert events[-2].model_extra["privacy"]["private_tokens"] == live.spent_tokens
+    events = list(client.completions.create(**options, stream=True))  # without usage every event has a choice
     assert {len(event.choices) for event in events} == {1}
-    assert events[-1].model_extra["privacy"]["charged_nats"] > 0  # type: ignore[index]
+    assert events[-1].model_extra["privacy"]["charged_nats"] > 0
 
 
 def test_every_answer_of_a_stream_ends_once_under_its_own_number(client: openai.OpenAI) -> None:
@@ -118,13 +118,12 @@ def test_a_stop_string_ends_an_answer_and_is_not_shown(client):
 
 def test_a_seed_repeats_the_coins_and_the_answers_of_one_request_differ(start):
     """All worlds agree here, so that the coins alone decide."""
-    from curator.deployments import ScriptedEngine
-
     with client_of(start(engine=ScriptedEngine(dissent=0.0))) as client:
-        ask = lambda seed: [  # noqa: E731
-            choice.text
-            for choice in client.completions.create(model="clinic", prompt="the", max_tokens=9, n=2, seed=seed).choices
-        ]
+
+        def ask(seed):
+            answer = client.completions.create(model="clinic", prompt="the", max_tokens=9, n=2, seed=seed)
+            return [choice.text for choice in answer.choices]
+
         first = ask(7)
         assert ask(7) == first
         assert ask(-8) != first
@@ -134,7 +133,7 @@ def test_a_seed_repeats_the_coins_and_the_answers_of_one_request_differ(start):
 def test_a_conversation_is_answered_where_the_model_has_a_template(start, chat_tokenizer):
     live = start(tokenizer=chat_tokenizer)
     with client_of(live) as client:
-        messages: Any = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "the cough"}]
+        messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "the cough"}]
         answer = client.chat.completions.create(model="clinic", messages=messages, max_completion_tokens=5)
         assert answer.choices[0].message.role == "assistant"
         assert answer.usage is not None
@@ -146,15 +145,13 @@ def test_a_conversation_is_answered_where_the_model_has_a_template(start, chat_t
         events = list(stream)
         assert events[0].choices[0].delta.role == "assistant"
         assert events[-1].choices[0].finish_reason in ("length", "stop")
-        parts: Any = [
-            {"role": "user", "content": [{"type": "text", "text": "the "}, {"type": "text", "text": "cough"}]}
-        ]
+        parts = [{"role": "user", "content": [{"type": "text", "text": "the "}, {"type": "text", "text": "cough"}]}]
         assert client.chat.completions.create(model="clinic", messages=parts, max_tokens=2).choices
 
 
 def test_a_conversation_that_the_template_refuses_is_not_quoted(start, chat_tokenizer):
     live = start(tokenizer=chat_tokenizer)
-    messages: Any = [{"role": "assistant", "content": "ZEBRA"}]
+    messages = [{"role": "assistant", "content": "ZEBRA"}]
     with client_of(live) as client, pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="clinic", messages=messages, max_tokens=5)
     assert refused.value.code == "chat_template_refused"
@@ -192,7 +189,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_offered_is_refused_with_a_reason_before_anything_is_charged(shared_client, shared, name):
-    options: Any = {"model": "clinic", "prompt": "ZEBRA", "max_tokens": 4, **REFUSED[name]}
+    options = {"model": "clinic", "prompt": "ZEBRA", "max_tokens": 4, **REFUSED[name]}
     spent = shared.spent_tokens
     with pytest.raises(openai.BadRequestError) as refused:
         shared_client.completions.create(**options)
@@ -216,13 +213,6 @@ def test_options_that_change_nothing_or_work_are_taken(shared_client, options):
     assert shared_client.completions.create(model="clinic", prompt="the", max_tokens=2, **options).choices
 
 
-def test_another_model_is_not_found(client):
-    with pytest.raises(openai.NotFoundError) as refused:
-        client.completions.create(model="ZEBRA", prompt="the")
-    assert refused.value.code == "model_not_found"
-    assert "ZEBRA" not in refused.value.response.text
-
-
 def test_an_exhausted_budget_is_told_once_and_not_retried(start):
     live = start(per_token="2^-8", total="2^-4", on_exhausted="refuse")  # sixteen tokens
     with client_of(live, max_retries=4) as client:
@@ -243,71 +233,56 @@ def test_an_exhausted_budget_is_told_once_and_not_retried(start):
 
 def test_the_public_model_answers_when_the_budget_is_gone_and_is_marked(start):
     live = start(per_token="2^-8", total="2^-6", on_exhausted="public")  # four tokens
+    first = live.complete(max_tokens=1)
+    assert first.json()["privacy"]["private_tokens"] == 1
+    assert "paclm-budget" not in first.headers
     with client_of(live) as client:
         answer = client.completions.create(model="clinic", prompt="the", max_tokens=9, n=2)
-        privacy = answer.model_extra["privacy"]  # type: ignore[index]
-        assert privacy["private_tokens"] == 4
+        privacy = answer.model_extra["privacy"]
+        assert (privacy["private_tokens"], privacy["remaining_tokens"]) == (3, 0)
         assert privacy["public_tokens"] > 0
-        assert privacy["remaining_tokens"] == 0
         events = list(client.completions.create(model="clinic", prompt="the", max_tokens=4, stream=True))
         marks = [mark for event in events for mark in (event.model_extra or {}).get("privacy", {}).get("marks", [])]
-        assert marks
         assert set(marks) == {"public"}
+    for is_stream in (False, True):
+        assert live.complete(max_tokens=2, stream=is_stream).headers["paclm-budget"] == "exhausted"
 
 
-def test_a_header_says_that_the_budget_is_gone_and_the_public_model_answered(start):
-    live = start(per_token="2^-8", total="2^-6", on_exhausted="public")  # four tokens
-    assert "paclm-budget" not in live.complete(max_tokens=1).headers
-    assert live.complete(max_tokens=9).headers["paclm-budget"] == "exhausted"
-    assert live.complete(max_tokens=2, stream=True).headers["paclm-budget"] == "exhausted"
-
-
-def test_a_budget_that_is_gone_is_said_without_advice_that_only_the_operator_can_follow(start):
-    live = start(per_token="2^-8", total="2^-6", on_exhausted="refuse")  # four tokens
-    while live.spent_tokens < 4:
-        live.complete(max_tokens=4 - live.spent_tokens)
+@pytest.mark.parametrize(("tokens", "is_spent"), [(4, True), (1.5, False)])
+def test_a_budget_that_is_gone_is_told_from_a_price_above_what_is_left(start, tokens, is_spent):
+    live = start(per_token="2^-8", total=tokens * 2.0**-8, on_exhausted="refuse")
+    while live.spent_tokens < int(tokens):
+        live.complete(max_tokens=int(tokens) - live.spent_tokens)
     refused = live.complete(max_tokens=1)
     assert refused.status_code == 429
-    assert refused.json()["error"]["message"] == budget_exhausted(0, is_spent=True).message
-
-
-def test_a_price_above_what_is_left_is_not_called_a_budget_that_is_gone(start):
-    live = start(per_token="2^-8", total=1.5 * 2.0**-8, on_exhausted="refuse")
-    live.complete(max_tokens=1)
-    refused = live.complete(max_tokens=1)
-    assert refused.status_code == 429
-    assert refused.json()["error"]["message"] == budget_exhausted(0, is_spent=False).message
+    assert refused.json()["error"]["message"] == budget_exhausted(0, is_spent=is_spent).message
     sentences = live.as_admin("/v1/admin/overview")["sentences"]
     for sentence in (live.http.get("/v1/privacy").json()["sentence"], sentences["left"], sentences["guarantee"]):
-        assert "One token costs more than is left of the budget" in sentence
-        assert "budget is spent" not in sentence
+        assert ("One token costs more than is left of the budget" in sentence) is not is_spent
+        assert ("budget is spent" in sentence) is is_spent
 
 
-def test_a_retry_with_the_same_idempotency_key_is_charged_once(client, live):
-    ask: Any = {"model": "clinic", "prompt": "the", "max_tokens": 6, "extra_headers": {"Idempotency-Key": "one"}}
-    first = client.completions.create(**ask)
-    spent = live.spent_tokens
-    again = client.completions.create(**ask)
-    assert again == first
-    assert live.spent_tokens == spent
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_retry_with_the_same_idempotency_key_is_charged_once(client, live, is_stream):
+    def ask(tokens):
+        once = {"Idempotency-Key": "one"}
+        answer = client.completions.create(
+            model="clinic", prompt="the", max_tokens=tokens, stream=is_stream, extra_headers=once
+        )
+        return list(answer) if is_stream else answer
+
+    first, spent = ask(6), live.spent_tokens
+    assert ask(6) == first
     with pytest.raises(openai.ConflictError) as refused:
-        client.completions.create(**{**ask, "max_tokens": 7})
+        ask(7)
     assert refused.value.code == "idempotency_key_reused"
-    assert live.spent_tokens == spent
+    assert live.spent_tokens == spent > 0
 
 
-def test_a_stream_is_repeated_event_by_event(client, live):
-    ask: Any = {"model": "clinic", "prompt": "the", "max_tokens": 6, "stream": True}
-    first = list(client.completions.create(**ask, extra_headers={"Idempotency-Key": "two"}))
-    spent = live.spent_tokens
-    assert list(client.completions.create(**ask, extra_headers={"Idempotency-Key": "two"})) == first
-    assert live.spent_tokens == spent
-
-
-def test_a_request_that_was_refused_leaves_its_idempotency_key_free(client, start):
-    live = start(name="small", per_token="2^-8", total="2^-4", on_exhausted="refuse")
+def test_a_request_that_was_refused_leaves_its_idempotency_key_free(start):
+    live = start(per_token="2^-8", total="2^-4", on_exhausted="refuse")
     with client_of(live) as client:
-        ask: Any = {"model": "clinic", "prompt": "the", "extra_headers": {"Idempotency-Key": "three"}}
+        ask = {"model": "clinic", "prompt": "the", "extra_headers": {"Idempotency-Key": "three"}}
         with pytest.raises(openai.RateLimitError):
             client.completions.create(**ask, max_tokens=17)
         assert client.completions.create(**ask, max_tokens=3).choices

@@ -5,11 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from paclm.config import ServerConfig
 from paclm.server.openapi import ChatCompletion, Completion, Error, History, Models, Overview, Privacy, RequestPlan
-from server.live import Live, bearer
+from server.live import bearer
 
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
@@ -19,7 +17,7 @@ CHECKS = (
 
 def test_schemathesis_finds_nothing(start, chat_tokenizer, tmp_path):
     """Bounded and seeded. Unforeseen answers, undescribed statuses and accepted nonsense would fail it."""
-    live: Live = start(tokenizer=chat_tokenizer, settings=ServerConfig(default_max_tokens=2))
+    live = start(tokenizer=chat_tokenizer, settings=ServerConfig(default_max_tokens=2))
     command = [
         *(str(Path(sys.executable).parent / "schemathesis"), "run", f"{live.url}/openapi.json"),
         *("--header", f"Authorization: Bearer {live.admin}", "--checks", CHECKS, "--seed", "1"),
@@ -34,22 +32,7 @@ def test_schemathesis_finds_nothing(start, chat_tokenizer, tmp_path):
     assert live.service.state == "serving"
 
 
-@pytest.mark.parametrize(
-    ("path", "shape"),
-    [
-        ("/v1/models", Models),
-        ("/v1/privacy", Privacy),
-        ("/v1/admin/overview", Overview),
-        ("/v1/admin/history", History),
-        ("/nothing", Error),
-    ],
-)
-def test_answers_have_the_shapes_that_the_document_shows(live, path, shape):
-    live.complete()
-    shape.model_validate(live.http.get(path, headers=bearer(live.admin)).json())
-
-
-def test_completions_and_plans_have_the_shapes_that_the_document_shows(start, chat_tokenizer):
+def test_answers_have_the_shapes_that_the_document_shows(start, chat_tokenizer):
     live = start(tokenizer=chat_tokenizer)
     ask = {"model": "clinic", "max_tokens": 3}
     prompt, messages = {"prompt": "the"}, {"messages": [{"role": "user", "content": "the"}]}
@@ -60,40 +43,37 @@ def test_completions_and_plans_have_the_shapes_that_the_document_shows(start, ch
         ("/v1/privacy/plan", messages, RequestPlan),
     ):
         shape.model_validate(live.http.post(path, json={**ask, **more}).json())
+    for path, shape in (
+        ("/v1/models", Models),
+        ("/v1/privacy", Privacy),
+        ("/v1/admin/overview", Overview),
+        ("/v1/admin/history", History),
+        ("/nothing", Error),
+    ):
+        shape.model_validate(live.as_admin(path))
 
 
 def test_a_plan_costs_nothing_and_says_what_the_request_would(start):
-    live = start(per_token="2^-8", total="2^-4", on_exhausted="refuse")
-    plan = live.http.post(
-        "/v1/privacy/plan", json={"model": "clinic", "prompt": ["the", "a"], "n": 2, "max_tokens": 5}
-    ).json()
-    assert plan["max_tokens"] == 20
-    assert plan["max_nats"] == 20 * 2.0**-8
-    assert plan["fits"] is False
-    assert live.spent_tokens == 0
-    assert live.curator.reserved_units == 0
-
-
-def test_a_plan_knows_the_quota_of_its_key(start):
-    live = start(quota=6)
+    live = start(per_token="2^-8", total="2^-4", on_exhausted="refuse", quota=6)
     ask = {"model": "clinic", "prompt": "the"}
-    small, large = (live.http.post("/v1/privacy/plan", json={**ask, "max_tokens": tokens}).json() for tokens in (6, 7))
-    assert [small["fits"], large["fits"]] == [True, False]
-    assert small["remaining_quota_tokens"] == 6
+
+    def plan(key=live.ward, **more):
+        return live.http.post("/v1/privacy/plan", json={**ask, **more}, headers=bearer(key)).json()
+
+    many = plan(live.admin, prompt=["the", "a"], n=2, max_tokens=5)  # a key without a quota
+    assert (many["max_tokens"], many["max_nats"], many["fits"]) == (20, 20 * 2.0**-8, False)
+    assert [plan(max_tokens=6)["fits"], plan(max_tokens=7)["fits"]] == [True, False]
+    assert plan(max_tokens=6)["remaining_quota_tokens"] == 6
     assert live.complete(max_tokens=7).status_code == 429
+    assert (live.spent_tokens, live.curator.reserved_units) == (0, 0)
 
 
-def test_unknown_fields_are_forbidden_in_every_described_body(live):
+def test_unknown_fields_are_forbidden_and_no_status_is_described_that_is_never_sent(live):
     document = live.as_admin("/openapi.json")
     schemas = document["components"]["schemas"]
     for name in ("CompletionAsk", "ChatAsk", "Message", "StreamOptions"):
         assert schemas[name]["additionalProperties"] is False, name
     assert "/metrics" not in document["paths"]
-
-
-def test_the_document_describes_no_status_that_is_never_sent(live):
-    document = live.as_admin("/openapi.json")
-    for path, methods in document["paths"].items():
-        for route in methods.values():
-            assert "422" not in route["responses"], path
-    assert "HTTPValidationError" not in document["components"]["schemas"]
+    routes = [route for methods in document["paths"].values() for route in methods.values()]
+    assert not [route for route in routes if "422" in route["responses"]]
+    assert "HTTPValidationError" not in schemas

@@ -4,11 +4,8 @@ import ast
 import re
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import paclm
 from server.live import bearer, serve
@@ -21,18 +18,18 @@ MOST_FILES = 30
 class Trace:
     """The modules of paclm in which a function was called, in any thread, while it is on."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.is_on = False
-        self.modules: set[str] = set()
+        self.modules = set()
 
-    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+    def __call__(self, frame, event, _):
         path = frame.f_code.co_filename
         if self.is_on and event == "call" and path.startswith(f"{SOURCE}/"):
             self.modules.add(path.removeprefix(f"{SOURCE}/"))
 
 
 @contextmanager
-def traced() -> Iterator[Trace]:
+def traced():
     """Trace every thread started inside the block."""
     trace = Trace()
     threading.setprofile(trace)
@@ -44,7 +41,7 @@ def traced() -> Iterator[Trace]:
         sys.setprofile(None)
 
 
-def drawn() -> set[str]:
+def drawn():
     """The modules that the page's drawing names."""
     (drawing,) = re.findall(r"^```text\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     return set(re.findall(r"\b[a-z]+/[a-z_]+\.py\b", drawing))

@@ -3,8 +3,6 @@
 import json
 import logging
 import random
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,7 @@ WORD = "ZEBRA-7731"
 JSON = {"content-type": "application/json"}
 
 
-def filled(**more: Any) -> bytes:
+def filled(**more):
     return json.dumps({"model": "clinic", "prompt": WORD, "max_tokens": 2, **more}).encode()
 
 
@@ -70,10 +68,10 @@ BODIES: dict[str, bytes] = {
 @pytest.fixture
 def said(live):
     """Everything that is logged, as it would be written; also what is said below the level of warnings."""
-    lines: list[str] = []
+    lines = []
 
     class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
+        def emit(self, record):
             lines.append(logs.JsonLines().format(record))
 
     listener, ours = Listener(), logging.getLogger(logs.LOGGER)
@@ -106,30 +104,21 @@ def test_bad_token_ids_are_a_matter_of_the_prompt(shared, prompt):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
 
 
-def test_the_search_would_find_a_prompt_that_is_logged(live, said):
-    logging.getLogger("uvicorn.error").error(f"{WORD} in a template")
-    assert [line for line in said if WORD in line]
-
-
-def test_an_answer_leaves_no_text_in_the_log(live, said):
+def test_an_answer_leaves_no_text_in_the_log_and_the_search_would_find_it(live, said):
     text = live.complete(prompt=f"{WORD} the patient", max_tokens=20).json()["choices"][0]["text"]
     live.complete(prompt=f"{WORD} the patient", max_tokens=20, stream=True)
     wait_until(lambda: len([line for line in said if '"answered"' in line]) >= 2)
     assert len([line for line in said if '"answered"' in line]) == 2
     assert not [line for line in said if WORD in line or text in line]
+    logging.getLogger("uvicorn.error").error(f"{WORD} in a template")
+    assert [line for line in said if WORD in line]
 
 
 def test_a_hundred_megabytes_are_refused_whether_announced_or_streamed(live):
     piece = b" " * 2**20
-
-    def pieces() -> Iterator[bytes]:
-        for _ in range(100):
-            yield piece
-
-    streamed = live.http.post("/v1/completions", content=pieces(), headers=JSON)
-    announced = live.http.post("/v1/completions", content=piece * 100, headers=JSON)
-    assert [streamed.status_code, announced.status_code] == [413, 413]
-    assert streamed.json()["error"]["code"] == "body_too_large"
+    for content in ((piece for _ in range(100)), piece * 100):
+        answer = live.http.post("/v1/completions", content=content, headers=JSON)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
     assert live.complete().status_code == 200
 
 
@@ -149,17 +138,16 @@ def test_a_body_that_does_not_come_is_not_waited_for(start):
 
 
 @pytest.mark.parametrize(
-    "content_type", ["", "text/plain", "multipart/form-data", "application/json; charset=utf-16", "application/xml"]
+    ("status", "content_type"),
+    [
+        *((415, name) for name in ("", "text/plain", "multipart/form-data", "application/xml")),
+        (415, "application/json; charset=utf-16"),
+        *((200, name) for name in ("application/json", "Application/JSON", 'application/json; charset="UTF-8"')),
+    ],
 )
-def test_a_body_that_is_not_json_is_refused(shared, content_type):
+def test_a_body_is_json_however_that_is_spelt_and_nothing_else(shared, status, content_type):
     answer = shared.http.post("/v1/completions", content=filled(), headers={"content-type": content_type})
-    assert answer.status_code == 415
-
-
-@pytest.mark.parametrize("content_type", ["application/json", "Application/JSON", 'application/json; charset="UTF-8"'])
-def test_json_is_json_however_it_is_spelt(shared, content_type):
-    answer = shared.http.post("/v1/completions", content=filled(), headers={"content-type": content_type})
-    assert answer.status_code == 200
+    assert answer.status_code == status
 
 
 def test_random_damage_to_a_good_body_never_breaks_the_server(live):

@@ -13,7 +13,7 @@ from paclm.config import ServerConfig
 from paclm.server.api_keys import Database, KeyStore, service_path
 from paclm.server.idempotency import Replies
 from paclm.server.service import Service, Setup
-from server.live import Live, bearer, ledger_rows, serve
+from server.live import bearer, ledger_rows, serve
 from server.stepped import LONG, SteppedEngine, asking, num_known, sent, wait_until
 
 
@@ -36,9 +36,9 @@ def test_requests_join_and_leave_between_steps(start, engine):
 def test_a_busy_key_delays_a_quiet_one_by_its_running_answers_only(start, engine):
     live = start(engine=engine)
     quiet = live.keys.add("quiet")
-    done: list[str] = []
+    done = []
 
-    def ask(name: str, key: str) -> None:
+    def ask(name, key):
         assert live.complete(max_tokens=2, temperature=0, headers=bearer(key)).status_code == 200
         done.append(name)
 
@@ -55,26 +55,6 @@ def test_a_busy_key_delays_a_quiet_one_by_its_running_answers_only(start, engine
             job.result(60)
 
 
-def test_a_full_queue_is_refused_with_a_time_to_come_back(start, engine):
-    live = start(engine=engine, settings=ServerConfig(max_waiting=3, max_answers=3))
-    with asking(engine) as pool:
-        jobs = [pool.submit(live.complete, max_tokens=20, temperature=0) for _ in range(5)]
-        wait_until(lambda: num_known(live) == 5)
-        engine.let(1)
-        engine.wait_until_it_stands()
-        assert live.service.scheduler.num_waiting == 3
-        sixth = pool.submit(live.complete)
-        wait_until(lambda: num_known(live) == 6)
-        engine.let(1)
-        refused = sixth.result(60)
-        assert refused.status_code == 503
-        assert refused.json()["error"]["code"] == "queue_full"
-        assert int(refused.headers["retry-after"]) > 0
-        engine.run_free()
-        assert [job.result(60).status_code for job in jobs] == [200] * 5
-    assert live.complete().status_code == 200
-
-
 def test_a_client_that_leaves_frees_its_place_at_once_and_pays_for_what_left(start, engine):
     live = start(engine=engine, on_exhausted="refuse")
     engine.let(3)
@@ -87,8 +67,8 @@ def test_a_client_that_leaves_frees_its_place_at_once_and_pays_for_what_left(sta
     engine.let(1)  # the step that was under way when it left
     wait_until(lambda: live.service.scheduler.num_running == 0 and live.curator.reserved_units == 0)
     assert live.spent_tokens == 4
-    wait_until(lambda: next(key for key in live.keys.list() if key.name == "ward").reserved_tokens == 0)
-    assert next(key for key in live.keys.list() if key.name == "ward").used_tokens == 4
+    wait_until(lambda: not any(key.reserved_tokens for key in live.keys.list()))
+    assert sum(key.used_tokens for key in live.keys.list()) == 4
 
 
 def test_a_client_that_leaves_the_queue_is_never_charged(start, engine):
@@ -172,18 +152,6 @@ def test_a_step_that_fails_ends_the_service_and_says_nothing(start, engine):
     assert live.spent_tokens == 0
 
 
-def test_a_server_that_ends_finishes_what_is_under_way(start, engine):
-    live = start(engine=engine)
-    with asking(engine) as pool:
-        jobs = [pool.submit(live.complete, max_tokens=4, temperature=0) for _ in range(2)]
-        wait_until(lambda: num_known(live) == 2)
-        live.service.drain()
-        assert live.complete().status_code == 503
-        assert live.http.get("/health").json() == {"status": "draining"}
-        engine.run_free()
-        assert [job.result(60).status_code for job in jobs] == [200, 200]
-
-
 def test_a_signal_before_the_start_is_kept_for_it(make, small_tokenizer):
     workspace = make()
     with (
@@ -196,16 +164,16 @@ def test_a_signal_before_the_start_is_kept_for_it(make, small_tokenizer):
         assert service.state == "draining"
 
 
-def count_looks(live: Live) -> list[bool]:
+def count_looks(live):
     """Grows whenever uvicorn looks whether it should exit, by what it found."""
-    looks: list[bool] = []
+    looks = []
     look = live.server.on_tick
 
-    async def counted(counter: int) -> bool:
+    async def counted(counter):
         looks.append(await look(counter))
         return looks[-1]
 
-    live.server.on_tick = counted  # type: ignore[method-assign]
+    live.server.on_tick = counted
     return looks
 
 
@@ -220,12 +188,11 @@ def test_the_port_stays_open_and_says_draining_until_the_last_answer(start, engi
         wait_until(lambda: len(looks) >= 3)  # the first of them may have begun before the signal
         health = httpx.get(f"{live.url}/health", timeout=60)
         assert (health.status_code, health.json()) == (503, {"status": "draining"})
-        refused = httpx.post(f"{live.url}/v1/completions", json={}, headers=bearer(live.ward), timeout=60)
-        assert refused.status_code in (400, 503)
+        assert live.complete().status_code == 503
         engine.run_free()
         assert job.result(60).status_code == 200
 
-    def is_closed() -> bool:
+    def is_closed():
         try:
             httpx.get(f"{live.url}/health", timeout=60)
         except httpx.TransportError:
@@ -237,7 +204,7 @@ def test_the_port_stays_open_and_says_draining_until_the_last_answer(start, engi
 
 def test_the_ledger_has_what_clients_received_after_a_stop_in_the_middle(make, small_tokenizer):
     workspace = make()
-    received: list[int] = []
+    received = []
     engine = SteppedEngine(dissent=0.0)
     with ThreadPoolExecutor(4) as clients, serve(workspace, engine, small_tokenizer) as live, asking(engine):
         jobs = [clients.submit(stream_tokens, live, received) for _ in range(4)]
@@ -308,7 +275,7 @@ def test_answers_that_nobody_listens_to_share_the_time_to_end_with_the_others(ma
     assert ledger_rows(workspace.path) == 2
 
 
-def stream_tokens(live: Live, received: list[int]) -> str | None:
+def stream_tokens(live, received):
     """Count the tokens that really arrived; returns the code of an error in the stream."""
     code = None
     body, headers = {**LONG, "stream": True}, bearer(live.admin)  # marks count tokens exactly

@@ -2,10 +2,8 @@
 
 import json
 import resource
-import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,13 +19,6 @@ HEAD = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 IMPATIENT = ServerConfig(read_seconds=0.4)
 
 
-def dribble(connection: socket.socket, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        connection.sendall(b"x")
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("beginning", [b"", b"G", HEAD, HEAD + b"\r\n" + HEAD])
 def test_a_connection_that_does_not_finish_its_request_is_ended(start, beginning):
     said = ask(start(settings=IMPATIENT), beginning)  # comes to its end
@@ -37,7 +28,7 @@ def test_a_connection_that_does_not_finish_its_request_is_ended(start, beginning
 def test_a_head_that_comes_byte_by_byte_is_not_waited_for(start):
     live = start(settings=IMPATIENT)
     with connect(live) as connection, pytest.raises(ConnectionError):
-        dribble(connection, seconds=60)
+        wait_until(lambda: connection.sendall(b"x"))
 
 
 def test_a_reader_that_never_reads_is_ended_and_one_that_reads_gets_everything(start):
@@ -72,7 +63,7 @@ def test_a_reader_that_never_reads_is_ended_and_one_that_reads_gets_everything(s
 
 def test_an_answer_may_take_longer_than_its_request_may(start):
     class Slow(ScriptedEngine):
-        def step(self, *arguments: Any) -> Any:
+        def step(self, *arguments):
             time.sleep(0.25)
             return super().step(*arguments)
 
@@ -119,11 +110,8 @@ KEYLESS = b"connection: close\r\n\r\n"
 @pytest.mark.parametrize(
     ("head", "status"),
     [
-        (b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\norigin: http://[\r\n", 403),
-        (
-            b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\norigin: http://127.0.0.1\r\norigin: http://evil.example\r\n",
-            403,
-        ),
+        (HEAD + b"origin: http://[\r\n", 403),
+        (HEAD + b"origin: http://127.0.0.1\r\norigin: http://evil.example\r\n", 403),
         (b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\norigin: ftp://127.0.0.1\r\n", 403),
         (b"GET /health HTTP/1.1\r\nhost: evil.example@127.0.0.1\r\n", 403),
         (b"GET /health HTTP/1.1\r\nhost: 127.0.0.1/evil.example\r\n", 403),
