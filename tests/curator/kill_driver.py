@@ -21,7 +21,6 @@ TOKENS = 30
 
 
 def serve(curator, pipe, order):
-    """Serve until killed."""
     custody = curator._custody
     original = custody.ledger.commit
 

@@ -1,4 +1,4 @@
-"""Run the kill driver in a process of its own, and what its report must say."""
+"""Run a driver in a process of its own, and what the report of the kill driver must say."""
 
 import json
 import os
@@ -9,10 +9,10 @@ from pathlib import Path
 from curator.kill_driver import STREAMS
 
 
-def drive(workspace, kills, order, seed):
-    program = Path(__file__).parent / "kill_driver.py"
+def run_driver(name, *arguments):
+    """What the driver of this name, in a process of its own, reports."""
     done = subprocess.run(
-        [sys.executable, str(program), str(workspace.path), str(kills), order, str(seed)],
+        [sys.executable, *map(str, [Path(__file__).parent / name, *arguments])],
         capture_output=True,
         text=True,
         check=False,
@@ -20,6 +20,10 @@ def drive(workspace, kills, order, seed):
     )
     assert done.returncode == 0, done.stderr[-800:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def drive(workspace, kills, order, seed):
+    return run_driver("kill_driver.py", workspace.path, kills, order, seed)
 
 
 def check_report(report, kills):

@@ -1,10 +1,9 @@
-"""An error as a thorough error reporter would write it down."""
+"""An error as a thorough reporter would write it: all frames, local variables, causes and contexts."""
 
 import traceback
 
 
 def everything_in(error):
-    """An error as a thorough reporter would write it: all frames, local variables, causes and contexts."""
     said, pending, seen = "", [error], set()
     while pending:
         current = pending.pop()

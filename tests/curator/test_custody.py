@@ -17,13 +17,7 @@ from paclm.cli.ledger_keys import mac_keys
 from paclm.curator.custody import open_custody
 from paclm.curator.master_key import KEY_FILE
 from paclm.curator.sealed import SECRET_FILE
-from paclm.errors import (
-    CuratorError,
-    EngineError,
-    LedgerBusy,
-    LedgerRolledBack,
-    WitnessMissing,
-)
+from paclm.errors import CuratorError, EngineError, LedgerBusy, LedgerRolledBack, WitnessMissing
 from paclm.ledger.recovery import adopt_restored, backup
 from paclm.worlds.layout import LEDGER_FILE
 from paclm.worlds.registry import remember_workspace

@@ -44,19 +44,15 @@ def test_anything_else_is_refused_without_repeating_it(text):
     assert not text or text not in str(caught.value)
 
 
-def test_a_key_file_that_others_can_read_is_refused(tmp_path):
-    write_key(tmp_path / "key", Redacted(MASTER))
-    (tmp_path / "key").chmod(0o640)
-    with pytest.raises(CuratorError, match="chmod 600"):
-        read_key(tmp_path / "key")
-
-
-def test_a_key_file_is_never_overwritten(tmp_path):
+def test_a_key_file_is_never_overwritten_and_refused_where_others_can_read_it(tmp_path):
     write_key(tmp_path / "key", Redacted(MASTER))
     with pytest.raises(CuratorError):
         write_key(tmp_path / "key", Redacted(bytes(32)))
     assert read_key(tmp_path / "key").reveal() == MASTER
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
+    (tmp_path / "key").chmod(0o640)
+    with pytest.raises(CuratorError, match="chmod 600"):
+        read_key(tmp_path / "key")
 
 
 @pytest.mark.parametrize("interruption", [None, KeyboardInterrupt])

@@ -1,14 +1,11 @@
 """Exchanging the key: everything is readable at every instant, by the key in force and by no other."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from curator.killing import run_driver
 from curator.sequential import belief_of, world_of
 from paclm.cli.ledger_keys import mac_keys
 from paclm.curator import rotation
@@ -161,17 +158,7 @@ def killed_at_every_touch(workspace, open_curator, order, where):
     folder = workspace.path.parent
     with open_curator(workspace, witness=folder / "witness") as curator:
         curator.generate("the", 8)
-    program = Path(__file__).parent / "rotation_driver.py"
-    places = [workspace.path, folder / "witness", folder / "scratch"]
-    done = subprocess.run(
-        [sys.executable, *map(str, [program, *places, order, where])],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-800:]
-    return json.loads(done.stdout)
+    return run_driver("rotation_driver.py", workspace.path, folder / "witness", folder / "scratch", order, where)
 
 
 def check_found(found):

@@ -139,26 +139,20 @@ def test_a_token_that_was_not_committed_is_in_no_traceback(curator, monkeypatch)
     assert any("'tokens': <redacted>" in repr(frame.f_locals) for frame in frames)
 
 
-def test_nothing_is_logged_and_no_warning_given(make, open_curator, caplog, capfd):
+def test_nothing_is_logged_or_written_in_clear(make, open_curator, caplog, capfd):
     caplog.set_level(logging.DEBUG)
-    with open_curator(make(), engine=ScriptedEngine(dissent=1.0)) as curator:
+    workspace = make()
+    with open_curator(workspace, engine=ScriptedEngine(dissent=1.0)) as curator:
         curator.generate("a very private prompt", 20, tag="someone")
         said = caplog.text + "".join(capfd.readouterr())
         assert_silent(said, curator)
         assert "private prompt" not in said
-
-
-def test_no_file_of_the_workspace_holds_them_in_clear(make, open_curator):
-    workspace = make()
-    with open_curator(workspace, engine=ScriptedEngine(dissent=1.0)) as curator:
-        curator.generate("the", 20)
         belief = curator._custody.belief.reveal()
         files = [path for path in workspace.curator_path.iterdir() if path.is_file()]
         assert {path.name for path in files} >= {"ledger.sqlite", "secret.json", "key"}
-        for path in files:
-            content = path.read_bytes()
+        for content in (path.read_bytes() for path in files):
             assert belief.tobytes()[:16] not in content
-            assert b"the patient" not in content
+            assert b"private prompt" not in content
 
 
 def calls_during(work):

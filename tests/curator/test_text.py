@@ -1,6 +1,5 @@
 """Text as it comes: whole characters only, nothing of a stop string, and in the end the very text of the tokens."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,9 +16,9 @@ def pieces(tokenizer, text, stop=(), prompt="the"):
     return [*out, stream.finish()], stream
 
 
-@given(st.text(max_size=40))
-def test_the_pieces_add_up_to_the_text_and_hold_whole_characters(small_tokenizer, text):
-    parts, _ = pieces(small_tokenizer, text)
+@given(st.text(max_size=40), st.sampled_from(["", "the", "the patient"]))
+def test_the_pieces_add_up_to_the_text_and_hold_whole_characters(small_tokenizer, text, prompt):
+    parts, _ = pieces(small_tokenizer, text, prompt=prompt)
     assert "".join(parts) == text
     assert all("\ufffd" not in part for part in parts) or "\ufffd" in text
 
@@ -77,9 +76,3 @@ def test_what_could_begin_a_stop_string_is_held_back_until_it_is_certain(small_t
 def test_end_tokens_leave_no_text(small_tokenizer):
     stream = TextStream(small_tokenizer, small_tokenizer.encode("the"))
     assert stream.push(small_tokenizer.eos_token_id) + stream.finish() == ""
-
-
-@pytest.mark.parametrize("prompt", ["", "the patient"])
-def test_a_prompt_contributes_nothing_to_the_text(small_tokenizer, prompt):
-    parts, _ = pieces(small_tokenizer, " reports fever", prompt=prompt)
-    assert "".join(parts) == " reports fever"

@@ -38,7 +38,6 @@ def find_chromium():
 
 @contextmanager
 def open_browser():
-    """Headless Chromium; ends with the block."""
     from playwright.sync_api import sync_playwright
 
     executable = find_chromium()
@@ -86,13 +85,11 @@ class Visit:
         return self.page
 
     def open_panel(self, key):
-        """Log in and wait for the figures."""
         page = self.log_in(key)
         page.locator("#panel").wait_for(state="visible")
         return page
 
     def close(self):
-        """Forget the profile."""
         self._context.close()
 
 

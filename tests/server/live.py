@@ -42,7 +42,6 @@ class Live:
 
     @property
     def spent_tokens(self):
-        """Private tokens in the ledger."""
         return self.curator.account.tokens
 
     def complete(self, prompt="the patient", max_tokens=4, **more):

@@ -89,12 +89,6 @@ async def _client(url, key, client, got, *, until, at_least, tokens, leaving):
                 return
 
 
-async def _all(url, key, clients, seconds, got, **load):
-    until = time.monotonic() + seconds
-    await asyncio.gather(*(_client(url, key, number, got, until=until, **load) for number in range(clients)))
-    return got
-
-
 def ask_for(url, key, *, clients, seconds, tokens, **more):
     """So many clients stream one answer after another for so long.
 
@@ -102,4 +96,12 @@ def ask_for(url, key, *, clients, seconds, tokens, **more):
     `got`, for others to look at while it goes on.
     """
     load = {"leaving": 0.0, "at_least": 1, "got": Received(), **more}
-    return asyncio.run(_all(url, key, clients, seconds, tokens=tokens, **load))
+
+    async def ask_all():
+        until = time.monotonic() + seconds
+        await asyncio.gather(
+            *(_client(url, key, number, until=until, tokens=tokens, **load) for number in range(clients))
+        )
+
+    asyncio.run(ask_all())
+    return load["got"]

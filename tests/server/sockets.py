@@ -51,7 +51,6 @@ def standing_still(live):
 
 
 def ask(live, request):
-    """All that the server says to this."""
     with standing_still(live):
         connection = connect(live)
         connection.sendall(request[:_FITS])

@@ -36,7 +36,6 @@ class SteppedEngine(ScriptedEngine):
         return super().step(handles, coins, temperature)
 
     def let(self, steps):
-        """Let it do so many steps more."""
         with self._gate:
             self._num_allowed += steps
             self._gate.notify_all()

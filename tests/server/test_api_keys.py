@@ -29,15 +29,11 @@ def counters(store, name="alice"):
     return key.used_tokens, key.reserved_tokens
 
 
-def test_a_key_is_32_random_bytes_behind_a_recognisable_prefix(store):
-    key = store.add("alice")
-    assert key.startswith(KEY_PREFIX)
-    assert len(base64.urlsafe_b64decode(key.removeprefix(KEY_PREFIX) + "=")) == KEY_BYTES == 32
-    assert key != store.add("bob")
-
-
-def test_a_key_is_known_by_its_name_quota_and_rank(store):
+def test_a_key_is_32_random_bytes_behind_a_prefix_and_known_by_its_name_quota_and_rank(store):
     alice, root = store.add("alice", quota_tokens=10), store.add("root", admin=True)
+    assert alice.startswith(KEY_PREFIX)
+    assert len(base64.urlsafe_b64decode(alice.removeprefix(KEY_PREFIX) + "=")) == KEY_BYTES == 32
+    assert alice != root
     known = store.identify(alice)
     assert known == KeyInfo("alice", False, 10, 0, 0, known.created, None)
     assert (known.remaining_tokens, store.identify(root).remaining_tokens) == (10, None)

@@ -86,7 +86,6 @@ def test_a_repeated_request_asks_neither_engine_nor_noise_and_another_key_gets_i
 
 @contextmanager
 def books_locked(live):
-    """Another program holds the file for writing."""
     other = sqlite3.connect(live.keys._db.path, isolation_level=None)
     try:
         other.execute("BEGIN IMMEDIATE")

@@ -82,12 +82,10 @@ def visit(browser, deployment):
 
 
 def number(page, selector):
-    """The whole number that stands there."""
     return int(page.locator(selector).inner_text().replace(",", ""))
 
 
 def wait_for_number(page, selector, is_right):
-    """Within a minute."""
     for _ in range(600):
         if is_right(found := number(page, selector)):
             return

@@ -288,7 +288,6 @@ def test_neither_ticket_nor_reply_shows_its_contents(replies):
 
 
 def test_no_two_replies_are_ever_sealed_under_one_key(replies):
-    """Which is why the nonce may be fixed."""
     seals = set()
     for _ in range(3):
         ticket = replies.begin("alice", "uuid-1", BODY).ticket

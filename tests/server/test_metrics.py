@@ -46,6 +46,7 @@ def test_tokens_are_counted_by_mark_and_by_the_name_of_the_key():
     metrics = Metrics()
     for key, mark in (("alice", "agreed"), ("alice", "disputed"), ("bob", "agreed")):
         metrics.count_token(key, mark)
+    Metrics().count_token("alice", "agreed")  # another registry
     found = samples(metrics)
     assert [value(found, "paclm_tokens_total", mark=mark) for mark in ("agreed", "disputed", "public")] == [2, 1, 0]
     assert [value(found, "paclm_key_tokens_total", key=key) for key in ("alice", "bob")] == [2, 1]
@@ -128,9 +129,3 @@ def test_what_is_in_no_list_cannot_become_a_label():
     assert "patient" not in text
     assert 'route="other"' in text
     assert 'status="123xx"' not in text
-
-
-def test_two_registries_do_not_meet():
-    first, second = Metrics(), Metrics()
-    first.replays.inc()
-    assert value(samples(second), "paclm_replays_total") == 0

@@ -30,7 +30,6 @@ class Trace:
 
 @contextmanager
 def traced():
-    """Trace every thread started inside the block."""
     trace = Trace()
     threading.setprofile(trace)
     sys.setprofile(trace)
