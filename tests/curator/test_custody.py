@@ -63,7 +63,7 @@ def test_a_ledger_from_which_nothing_left_may_get_its_secret_later(used, make):
 
 
 @pytest.mark.parametrize(
-    ("lost", "named"), [(SECRET_FILE, "6 private tokens"), (KEY_FILE, ""), (f"{LEDGER_FILE}*", LEDGER_FILE)]
+    ("lost", "named"), [(SECRET_FILE, "6 private tokens"), (KEY_FILE, None), (f"{LEDGER_FILE}*", LEDGER_FILE)]
 )
 def test_a_used_workspace_whose_secret_key_or_ledger_is_gone_is_refused_and_nothing_is_replaced(used, lost, named):
     """A deleted ledger does not give the budget back."""
