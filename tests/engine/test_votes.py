@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy import stats
 
-from paclm.engine.couplings import HybridCoins, coupling_ceiling, hybrid_votes, independent_votes
+from paclm.engine.census import HybridCoins, coupling_ceiling, hybrid_votes, independent_votes
 from paclm.engine.decode_step import coupled_votes, pick, support_logits, top_tokens
 from paclm.errors import InvalidInput
 

@@ -110,7 +110,7 @@ def test_an_occupied_place_is_never_written_over(make, tmp_path, monkeypatch):
 
 
 def test_a_full_disk_leaves_nothing_behind(make, tmp_path, monkeypatch):
-    monkeypatch.setattr(creation, "write_private", Mock(side_effect=OSError(28, "No space left on device")))
+    monkeypatch.setattr(creation.storage, "write_private", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(WorkspaceError, match=r"clinic.*No space left on device"):
         make()
     assert not list(tmp_path.glob("*clinic*"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import os
 import re
 import sys
@@ -66,10 +65,9 @@ def open_trained(path: Path) -> Workspace:
 
 def warn_of_threads(workspace: Workspace) -> None:
     """Warn if [runtime] sets more threads than there are cores; raise if far more."""
-    from paclm.engine.cores import check_threads, crowding
+    from paclm.engine.cores import check_threads
 
-    check_threads(workspace.runtime.threads)
-    if warning := crowding(workspace.runtime.threads):
+    if warning := check_threads(workspace.runtime.threads):
         typer.echo(f"Warning: {warning}", err=True)
 
 
@@ -97,15 +95,8 @@ def whole_number(option: str, text: str) -> int:
 
 def print_json(figures: dict[str, Any]) -> None:
     """Print one JSON object; infinities and NaN, which JSON lacks, become null at any depth."""
-    typer.echo(json.dumps(_finite(figures), indent=2, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    finite = json.loads(json.dumps(figures), parse_constant=lambda _: None)
+    typer.echo(json.dumps(finite, indent=2, allow_nan=False))
 
 
 def print_fields(fields: Mapping[str, str], *, indent: int = 2, err: bool = False) -> None:

@@ -22,7 +22,6 @@ from typing import Any, Self
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from paclm.engine.adapters import save_tensors
@@ -90,7 +89,7 @@ class Checkpoints:
 
     def load_group(self, group: int) -> dict[str, Tensor] | None:
         path = self._group_file(group)
-        return _read(path, load_file) if path.is_file() else None
+        return _read(path)[0] if path.is_file() else None
 
     def save_position(self, position: Position) -> None:
         tensors = {name: getattr(position, name) for name in ("rows", "first", "second")}
@@ -102,7 +101,7 @@ class Checkpoints:
         path = self.folder / CURRENT_FILE
         if not path.is_file():
             return None
-        tensors, notes = _read(path, _with_notes)
+        tensors, notes = _read(path)
         if int(notes["group"]) != group:
             return None
         return Position(group, int(notes["num_steps"]), **tensors)
@@ -115,15 +114,11 @@ class Checkpoints:
         return self.folder / f"group-{group:04d}.safetensors"
 
 
-def _with_notes(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    with safe_open(path, framework="pt") as file:
-        notes: dict[str, str] = file.metadata() or {}
-        return {name: file.get_tensor(name) for name in file.keys()}, notes  # noqa: SIM118
-
-
-def _read(path: Path, reader: Any) -> Any:
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and notes of a safetensors file."""
     try:
-        return reader(path)
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except SafetensorError as error:
         raise EngineError(f"{path} is damaged ({error}). Start a new run with --again.") from error
 

@@ -31,26 +31,13 @@ def usable_cores() -> int:
     return max(1, math.ceil(min(cpus, read_limit())))
 
 
-def check_threads(threads: int) -> None:
-    """Raise on a number of threads that would stall the machine."""
+def check_threads(threads: int) -> str:
+    """A caution about more threads than cores, else empty; raises on a number that would stall the machine."""
     cores = usable_cores()
-    if threads > MOST_PER_CORE * cores:
-        raise InvalidInput(
-            f"threads = {threads} in [runtime] of paclm.toml, but paclm may use {_count(cores)} here: with so many "
-            f"threads a token takes minutes. Set {cores}, or 0 for as many as are idle."
-        )
-
-
-def crowding(threads: int) -> str:
-    """A caution about more threads than cores; empty if there are few enough, or so many that they are refused."""
-    cores = usable_cores()
-    if not cores < threads <= MOST_PER_CORE * cores:
+    if threads <= cores:
         return ""
-    return (
-        f"threads = {threads} in [runtime], but paclm may use {_count(cores)} here: this is slow. "
-        f"Set {cores}, or 0 for as many as are idle."
-    )
-
-
-def _count(cores: int) -> str:
-    return f"{cores} core{'s' * (cores != 1)}"
+    found = f"threads = {threads} in [runtime], but paclm may use {cores} core{'s' * (cores != 1)} here"
+    remedy = f"Set {cores}, or 0 for as many as are idle."
+    if threads > MOST_PER_CORE * cores:
+        raise InvalidInput(f"{found}: with so many threads a token takes minutes. {remedy}")
+    return f"{found}: this is slow. {remedy}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,19 +13,10 @@ BETA_FIRST, BETA_SECOND = 0.9, 0.999
 EPSILON = 1e-8
 
 
-@dataclass(frozen=True, slots=True)
-class Flat:
-    """A stack as one row per world, and as tensors in the same memory."""
-
-    rows: Tensor  # (G, p)
-    stack: AdapterStack  # views into `rows`
-
-
-def flatten(stack: AdapterStack) -> Flat:
-    """Copy a stack into one float32 row per world."""
+def flatten(stack: AdapterStack) -> Tensor:
+    """Copy a stack into one float32 row per world, (G, p)."""
     pieces = [tensors[layer] for layer in stack.layers for tensors in (stack.A, stack.B)]
-    rows = torch.cat([piece.detach().float().flatten(1) for piece in pieces], 1)  # (G, p)
-    return Flat(rows, unflatten(rows, stack))
+    return torch.cat([piece.detach().float().flatten(1) for piece in pieces], 1)
 
 
 def unflatten(rows: Tensor, like: AdapterStack) -> AdapterStack:

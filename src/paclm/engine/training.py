@@ -88,12 +88,10 @@ OnProgress = Callable[[Progress], None]
 
 def adapter_spec(settings: TrainingConfig) -> AdapterSpec:
     """The adapters that [training] sets."""
-    if settings.targets == "attention":
-        return AdapterSpec(rank=settings.rank, alpha=settings.alpha, attention_only=True)
-    if settings.targets == "auto":
-        return AdapterSpec(rank=settings.rank, alpha=settings.alpha)
-    names = (settings.targets,) if isinstance(settings.targets, str) else settings.targets
-    return AdapterSpec(rank=settings.rank, alpha=settings.alpha, targets=names)
+    wanted = settings.targets
+    names = () if wanted in ("auto", "attention") else (wanted,) if isinstance(wanted, str) else wanted
+    only = wanted == "attention"
+    return AdapterSpec(rank=settings.rank, alpha=settings.alpha, targets=names, attention_only=only)
 
 
 def make_schedule(blocks: Blocks, membership: BoolArray, settings: TrainingConfig, seed: int) -> Schedule:
@@ -133,7 +131,7 @@ def train_worlds(
         worlds_per_step = earlier or worlds_per_step
     groups = schedule.groups(worlds_per_step)
     group_steps = [int(schedule.num_steps[worlds].max()) for worlds in groups]
-    rows = flatten(start).rows  # (m, p)
+    rows = flatten(start)  # (m, p)
     figures = np.zeros((3, schedule.num_worlds))  # public, trained, moved
     head, forward = output_layer(model), make_forward(model)
     try:
@@ -176,12 +174,12 @@ class GroupTraining:
         worlds: IntArray,
         settings: TrainingConfig,
     ) -> None:
-        flat = flatten(start.to(head.weight.device))
+        rows = flatten(start.to(head.weight.device))  # (G, p)
         self.forward = forward
         self.head = head
-        self.stack = flat.stack
-        self._trained = trainable(flat.stack, len(worlds))  # rebuilt only when worlds finish: hundreds of tensors
-        self.optimizer = StackedAdamW(flat.rows, settings.learning_rate, settings.weight_decay)
+        self.stack = unflatten(rows, start)
+        self._trained = trainable(self.stack, len(worlds))  # rebuilt only when worlds finish: hundreds of tensors
+        self.optimizer = StackedAdamW(rows, settings.learning_rate, settings.weight_decay)
         self.schedule = schedule
         self.worlds = worlds
         self.num_steps = schedule.num_steps[worlds]  # (G,), falling

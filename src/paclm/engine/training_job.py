@@ -140,12 +140,14 @@ def prepare_training(workspace: Workspace, what: str = "worlds", *, dtype: Dtype
     with _fitting_memory("The base model", 'choose a smaller one, or device = "cpu" in [runtime]'):
         model: Any = load_model(base, pick_dtype(dtype, device)).to(device)
     encoded = encode_texts(load_tokenizer(base), [record.text for record in records])
-    blocks = make_blocks(
-        encoded,
-        _block_tokens(settings, int(model.config.max_position_embeddings)),
-        settings.max_record_tokens,
-        [record.repetitions for record in records],
-    )
+    context = int(model.config.max_position_embeddings)
+    if settings.block_tokens > context:
+        raise InvalidInput(
+            f"block_tokens = {settings.block_tokens} is longer than the base model's context of {context}. "
+            "Lower it in [training], or set 0 for the context itself."
+        )
+    repetitions = [record.repetitions for record in records]
+    blocks = make_blocks(encoded, block_length(settings, context), settings.max_record_tokens, repetitions)
     return TrainingJob(workspace, name, model, make_schedule(blocks, membership, settings, seed), settings, threads)
 
 
@@ -213,12 +215,3 @@ def membership_of(workspace: Workspace, what: str) -> BoolArray:
         f"{what!r} cannot be trained. Choose worlds, full, shards:N such as shards:16, collection:N with N from 2 on, "
         "or uncoupled."
     )
-
-
-def _block_tokens(settings: TrainingConfig, context: int) -> int:
-    if settings.block_tokens > context:
-        raise InvalidInput(
-            f"block_tokens = {settings.block_tokens} is longer than the base model's context of {context}. "
-            "Lower it in [training], or set 0 for the context itself."
-        )
-    return block_length(settings, context)

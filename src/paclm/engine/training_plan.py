@@ -103,16 +103,10 @@ def _choose(schedule: Schedule, per_world: int, free: int, device: str) -> int:
     return max(1, min(fitting, _ENOUGH_POSITIONS.get(device, 2048) // positions, schedule.num_worlds))
 
 
-def _longest(schedule: Schedule, num_worlds: int) -> IntArray:
-    """The batch of the longest blocks, for each world."""
-    longest = np.argsort(-schedule.blocks.lengths, kind="stable")[: schedule.batch_size]
-    return np.tile(longest, (num_worlds, 1))
-
-
 def _kept_bytes_per_world(forward: Forward, head: nn.Linear, two: AdapterStack, schedule: Schedule) -> int:
-    kept = []
+    kept, longest = [], np.argsort(-schedule.blocks.lengths, kind="stable")[: schedule.batch_size]
     for worlds in (1, 2):
-        batch = make_batch(schedule.blocks, _longest(schedule, worlds), head.weight.device)
+        batch = make_batch(schedule.blocks, np.tile(longest, (worlds, 1)), head.weight.device)
         own = trainable(two, worlds)
         with _counting_kept_bytes() as storages:
             total, _ = batch_loss(forward(batch.ids, own.A, own.B, two.spec.scale), head, batch)

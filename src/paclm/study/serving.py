@@ -79,7 +79,7 @@ class EngineStreams:
     def _other_votes(self) -> Panel:
         import torch
 
-        from paclm.engine.couplings import HybridCoins, hybrid_votes, independent_votes
+        from paclm.engine.census import HybridCoins, hybrid_votes, independent_votes
 
         support, logits = self._engine.scores(self._handles)
         worlds, k = logits[:, :-1], support.shape[1]  # β is about the worlds, not the public model

@@ -21,6 +21,7 @@ from typing import Any
 
 from paclm.config import TrainingConfig
 from paclm.errors import InvalidInput, WorkspaceError
+from paclm.worlds import layout, storage
 from paclm.worlds.assignment import (
     BoolArray,
     assign_groups,
@@ -33,42 +34,18 @@ from paclm.worlds.assignment import (
 from paclm.worlds.blocks import TextEncoder, count_tokens
 from paclm.worlds.canaries import make_canaries
 from paclm.worlds.fingerprints import Base
-from paclm.worlds.layout import (
-    ADAPTERS_FOLDER,
-    CORPUS_FOLDER,
-    CURATOR_FOLDER,
-    MANIFEST_FILE,
-    MEMBERSHIP_FILE,
-    SETTINGS_FILE,
-    STUDY_FOLDER,
-)
 from paclm.worlds.manifest import FORMAT, Manifest, describe_base, installed_versions
 from paclm.worlds.records import Corpus
 from paclm.worlds.registry import find_overlaps, overlap_sentence, remember_workspace, sketch_texts
 from paclm.worlds.settings import render_settings
-from paclm.worlds.storage import (
-    hash_file,
-    in_utf8,
-    make_private_folder,
-    sync_folder,
-    try_lock,
-    write_private,
-    write_private_arrays,
-)
 from paclm.worlds.workspace import PARTS, Workspace
 
 _FEW_UNITS = 64
 
-_WORDS = {
-    "corpus_digest": "the records",
-    "base_fingerprint": "the base model",
-    "worlds": "--worlds",
-    "seed": "--seed",
-    "holdout": "--holdout",
-    "canaries": "--canaries",
-    "group_by": "--group-by",
-    "max_record_tokens": "--max-record-tokens",
-}
+_MADE_FROM = (
+    *("corpus_digest", "base_fingerprint"),
+    *("worlds", "seed", "holdout", "canaries", "group_by", "max_record_tokens"),  # options of init
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +83,7 @@ def create_workspace(
         "group_by": group_by,
         "max_record_tokens": max_record_tokens,
     }
-    if (target / MANIFEST_FILE).exists():
+    if (target / layout.MANIFEST_FILE).exists():
         workspace = _reopen(target, arguments, corpus)
         _note_in_registry(workspace, corpus)  # the first init may have been killed before this line
         return Created(workspace, False, ())
@@ -126,7 +103,7 @@ def check_place(path: str | Path) -> Path:
         str(place).encode()
     except UnicodeEncodeError:
         raise WorkspaceError(
-            f"The name of {in_utf8(place)} is not valid UTF-8. Choose another name for the workspace."
+            f"The name of {storage.in_utf8(place)} is not valid UTF-8. Choose another name for the workspace."
         ) from None
     return place
 
@@ -152,7 +129,7 @@ def _reopen(target: Path, arguments: Mapping[str, Any], corpus: Corpus) -> Works
     """Open the existing workspace if it was made from the same arguments; else raise with what differs."""
     workspace = Workspace.open(target)
     made_from = workspace.manifest.arguments
-    differences = [name for name in _WORDS if made_from.get(name) != arguments[name]]
+    differences = [name for name in _MADE_FROM if made_from.get(name) != arguments[name]]
     if not differences:
         return workspace
     if {"corpus_digest", "group_by"} <= set(differences) and _has_same_texts(workspace, corpus):
@@ -168,7 +145,7 @@ def _reopen(target: Path, arguments: Mapping[str, Any], corpus: Corpus) -> Works
         elif name == "base_fingerprint":
             found.append(f"the base model (was {workspace.base.name}, {made_from[name][:12]}…)")
         else:
-            found.append(f"{_WORDS[name]} (was {made_from[name]}, now {arguments[name]})")
+            found.append(f"--{name.replace('_', '-')} (was {made_from[name]}, now {arguments[name]})")
     raise WorkspaceError(
         f"The workspace {target} exists and was made from something else: {'; '.join(found)}. Its worlds and budget "
         "belong to that, so it is left unchanged. Choose another folder."
@@ -202,7 +179,7 @@ def _building_site(target: Path) -> Iterator[Path]:
         raise WorkspaceError(f"{target} cannot be made: {error.strerror}: {error.filename}.") from None
     site.chmod(0o700)
     try:
-        with try_lock(site):  # so that `_clear_abandoned` of another process leaves it
+        with storage.try_lock(site):  # so that `_clear_abandoned` of another process leaves it
             yield site
     except OSError as error:
         raise WorkspaceError(f"{target} cannot be made: {error.strerror or error}.") from None
@@ -213,7 +190,7 @@ def _building_site(target: Path) -> Iterator[Path]:
 def _clear_abandoned(parent: Path, prefix: str) -> None:
     """Delete the folders of killed runs: they hold private text."""
     for site in [path for path in parent.iterdir() if path.name.startswith(prefix)]:
-        with suppress(OSError), try_lock(site) as (_, is_abandoned):  # OSError: another process has deleted it
+        with suppress(OSError), storage.try_lock(site) as (_, is_abandoned):  # OSError: another process has deleted it
             if is_abandoned:
                 shutil.rmtree(site, ignore_errors=True)
 
@@ -236,14 +213,14 @@ def _build(
     spared = count_tokens(held_out, tokenizer, training.max_record_tokens) if held_out else None
     cautions = _judge_worlds(membership, len(set(units)))
 
-    for name in (CORPUS_FOLDER, ADAPTERS_FOLDER, CURATOR_FOLDER, STUDY_FOLDER):
-        make_private_folder(site / name)
-    _write_jsonl(site / CORPUS_FOLDER / "train.jsonl", map(asdict, train))
-    _write_jsonl(site / CORPUS_FOLDER / "heldout.jsonl", map(asdict, held_out))
-    _write_jsonl(site / CORPUS_FOLDER / "canaries.jsonl", map(asdict, canaries))
-    write_private_arrays(site / MEMBERSHIP_FILE, membership=membership)
-    write_private(site / SETTINGS_FILE, render_settings(training).encode())
-    files = [*(f"{CORPUS_FOLDER}/{part}.jsonl" for part in PARTS), MEMBERSHIP_FILE]
+    for name in (layout.CORPUS_FOLDER, layout.ADAPTERS_FOLDER, layout.CURATOR_FOLDER, layout.STUDY_FOLDER):
+        storage.make_private_folder(site / name)
+    _write_jsonl(site / layout.CORPUS_FOLDER / "train.jsonl", map(asdict, train))
+    _write_jsonl(site / layout.CORPUS_FOLDER / "heldout.jsonl", map(asdict, held_out))
+    _write_jsonl(site / layout.CORPUS_FOLDER / "canaries.jsonl", map(asdict, canaries))
+    storage.write_private_arrays(site / layout.MEMBERSHIP_FILE, membership=membership)
+    storage.write_private(site / layout.SETTINGS_FILE, render_settings(training).encode())
+    files = [*(f"{layout.CORPUS_FOLDER}/{part}.jsonl" for part in PARTS), layout.MEMBERSHIP_FILE]
     summary = {
         "records": len(corpus.records),
         "train": len(train),
@@ -268,7 +245,7 @@ def _build(
         versions=installed_versions(),
         arguments=arguments,
         summary=summary,
-        files={name: hash_file(site / name) for name in files},
+        files={name: storage.hash_file(site / name) for name in files},
         base=describe_base(base),
     )
     manifest.write(site)
@@ -302,7 +279,7 @@ def _judge_worlds(membership: BoolArray, num_units: int) -> list[str]:
 
 
 def _write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    write_private(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+    storage.write_private(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
 
 
 def _publish(site: Path, target: Path) -> None:
@@ -313,4 +290,4 @@ def _publish(site: Path, target: Path) -> None:
         raise WorkspaceError(
             f"{target} was created by another process meanwhile, or cannot be made: {error.strerror}."
         ) from None
-    sync_folder(target.parent)
+    storage.sync_folder(target.parent)

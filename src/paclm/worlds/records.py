@@ -40,14 +40,6 @@ class SourceRow:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RejectedRow:
-    """A row that cannot be a record."""
-
-    source: str
-    reason: str
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadOptions:
     """Which field holds what, and whether rows that cannot be records are skipped."""
@@ -62,7 +54,7 @@ class ReadOptions:
 class ReadReport:
     """Outcome of reading: every row is a record, a problem or a blank line."""
 
-    problems: tuple[RejectedRow, ...] = ()
+    problems: tuple[SourceRow, ...] = ()
     duplicates: tuple[tuple[str, str], ...] = ()
     """(source, source of the first record with the same text), where the two do not share a group."""
     num_copies_in_groups: int = 0
@@ -137,7 +129,7 @@ def collect_records(
     Rows that cannot be records raise; with `skip_bad` they are left out and named in the report.
     """
     records: list[Record] = []
-    problems: list[RejectedRow] = []
+    problems: list[SourceRow] = []
     duplicates: list[tuple[str, str]] = []
     by_id: dict[str, Record] = {}
     num_copies: Counter[str] = Counter()
@@ -152,7 +144,7 @@ def collect_records(
         if isinstance(found, Record):
             found = _with_unique_id(found, by_id, num_copies)
         if isinstance(found, str):
-            problems.append(RejectedRow(row.source, found))
+            problems.append(SourceRow(row.source, problem=found))
             continue
         by_id[found.id] = found
         num_line_ends += "\r" in str(row.fields[options.text_field])
@@ -271,9 +263,9 @@ def _lacks(name: str, row: SourceRow, hint: str) -> str:
     return f"has no field {name!r} ({fields}); {hint}"
 
 
-def _refusal(name: str, problems: Sequence[RejectedRow], num_rows: int) -> str:
+def _refusal(name: str, problems: Sequence[SourceRow], num_rows: int) -> str:
     """One sentence where every row fails for the same reason (a wrong option), else the rows with their reasons."""
-    reasons = {problem.reason for problem in problems}
+    reasons = {row.problem for row in problems}
     convert = " Convert other encodings: iconv -f latin1 -t utf-8." if _NOT_UTF8 in reasons else ""
     if len(problems) == num_rows and num_rows > 1 and len(reasons) == 1:
         (reason,) = reasons
@@ -283,8 +275,8 @@ def _refusal(name: str, problems: Sequence[RejectedRow], num_rows: int) -> str:
     return f"{len(problems):,} of {num_rows:,} rows of {name} cannot be records:\n{_listing(problems)}\n{fix}{convert}"
 
 
-def _listing(problems: Sequence[RejectedRow]) -> str:
-    lines = [f"  {problem.source}: {problem.reason}" for problem in problems[:_SHOWN]]
+def _listing(problems: Sequence[SourceRow]) -> str:
+    lines = [f"  {row.source}: {row.problem}" for row in problems[:_SHOWN]]
     if len(problems) > _SHOWN:
         lines.append(f"  … and {len(problems) - _SHOWN:,} more")
     return "\n".join(lines)

@@ -18,20 +18,11 @@ import numpy as np
 
 from paclm.config import MechanismConfig, RuntimeConfig, TrainingConfig
 from paclm.errors import WorkspaceError
+from paclm.worlds import layout
 from paclm.worlds.assignment import BoolArray
 from paclm.worlds.blocks import TextEncoder
 from paclm.worlds.canaries import Canary, canary_from_json
 from paclm.worlds.fingerprints import Base
-from paclm.worlds.layout import (
-    ADAPTERS_FOLDER,
-    CORPUS_FOLDER,
-    CURATOR_FOLDER,
-    MEMBERSHIP_FILE,
-    SETTINGS_FILE,
-    STUDY_FOLDER,
-    WORLDS_FILE,
-    ledger_path,
-)
 from paclm.worlds.manifest import Manifest, load_manifest, verify_adapters, verify_base, verify_files
 from paclm.worlds.records import Corpus, Record
 from paclm.worlds.settings import Settings, load_settings
@@ -59,11 +50,11 @@ class Workspace:
         folder = Path(path).expanduser().absolute()
         manifest = load_manifest(folder)
         refuse_if_others_can_enter(folder)
-        refuse_if_others_can_enter(folder / CURATOR_FOLDER)
+        refuse_if_others_can_enter(folder / layout.CURATOR_FOLDER)
         verify_files(folder, manifest)
         verify_base(manifest, verify_in_full)
         verify_adapters(folder, manifest, verify_in_full)
-        return cls(folder, manifest, load_settings(folder / SETTINGS_FILE))
+        return cls(folder, manifest, load_settings(folder / layout.SETTINGS_FILE))
 
     @classmethod
     def create(
@@ -134,30 +125,31 @@ class Workspace:
     @property
     def adapters_path(self) -> Path:
         """Folder of the stacked adapters."""
-        return self.path / ADAPTERS_FOLDER
+        return self.path / layout.ADAPTERS_FOLDER
 
     @property
     def curator_path(self) -> Path:
         """Folder of secret and ledger."""
-        return self.path / CURATOR_FOLDER
+        return self.path / layout.CURATOR_FOLDER
 
     @property
     def ledger_path(self) -> Path:
         """Path of the ledger, whether or not it exists."""
-        return ledger_path(self.path)
+        return layout.ledger_path(self.path)
 
     @property
     def study_path(self) -> Path:
         """Folder of study results."""
-        return self.path / STUDY_FOLDER
+        return self.path / layout.STUDY_FOLDER
 
     @cached_property
     def membership(self) -> BoolArray:
         """Who is in which world, (n, m) bool; rows as in `members()`."""
-        with np.load(io.BytesIO((self.path / MEMBERSHIP_FILE).read_bytes()), allow_pickle=False) as arrays:
+        path = self.path / layout.MEMBERSHIP_FILE
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
             membership: BoolArray = arrays["membership"]
         if membership.dtype != np.bool_ or (membership.sum(axis=1) * 2 != self.num_worlds).any():
-            raise WorkspaceError(f"{self.path / MEMBERSHIP_FILE} does not put every record into half of the worlds.")
+            raise WorkspaceError(f"{path} does not put every record into half of the worlds.")
         membership.setflags(write=False)
         return membership
 
@@ -177,7 +169,7 @@ class Workspace:
 
     def training_changes(self) -> str:
         """How [training] differs from the settings the worlds were trained with; empty if it does not."""
-        trained = self.manifest.adapters.get(WORLDS_FILE, {}).get("training", {})
+        trained = self.manifest.adapters.get(layout.WORLDS_FILE, {}).get("training", {})
         now = json.loads(json.dumps(asdict(self.training)))  # tuples are lists in the manifest
         changed = [name for name in now if name in trained and trained[name] != now[name]]
         return ", ".join(f"{name} was {trained[name]!r}, now {now[name]!r}" for name in changed)
@@ -191,6 +183,6 @@ class Workspace:
     def _lines(self, part: str) -> Iterator[dict[str, Any]]:
         if part not in PARTS:
             raise WorkspaceError(f"A workspace has the parts {', '.join(PARTS)}, not {part!r}.")
-        with (self.path / CORPUS_FOLDER / f"{part}.jsonl").open(encoding="utf-8", newline="\n") as lines:
+        with (self.path / layout.CORPUS_FOLDER / f"{part}.jsonl").open(encoding="utf-8", newline="\n") as lines:
             for line in lines:
                 yield json.loads(line)

@@ -101,7 +101,7 @@ def _figures(lab: Lab, votes: TextVotes, values: dict[str, FloatArray]) -> Row:
 
 def _ceiling(lab: Lab, scale: CouplingScale, adapters: str) -> list[Row]:
     """Mean β: the largest rate of agreement that any coupling of the decoders could reach."""
-    from paclm.engine.couplings import coupling_ceiling
+    from paclm.engine.census import coupling_ceiling
 
     each = 1 + math.ceil(scale.ceiling_positions / len(lab.test_passages))  # a little of every window: many clusters
     passages = [(passage.document, passage.tokens[: 1 + each]) for passage in lab.test_passages]
