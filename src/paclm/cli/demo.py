@@ -27,14 +27,11 @@ if TYPE_CHECKING:
 NOTES = 90
 WORLDS = 32
 HELD_OUT_TOKENS = 2000
-DRAWS = 2
-"""Of coins, where votes are sampled."""
+DRAWS = 2  # of coins, where votes are sampled
 NEW_TOKENS = 60
-TEMPERATURE = 0.3
-"""Low: at τ = 1 a model this small writes poor text."""
+TEMPERATURE = 0.3  # low: at τ = 1 a model this small writes poor text
 COLOURS = {"agreed": "", "disputed": "\x1b[33m", "public": "\x1b[34m"}
-BRACKETS = {"agreed": "", "disputed": "⟨", "public": "⟨public: "}
-"""Marks of tokens where there are no colours."""
+BRACKETS = {"agreed": "", "disputed": "⟨", "public": "⟨public: "}  # marks of tokens where there are no colours
 PER_TOKEN, TOTAL = "2^-16", "2^-6"
 PROMPT = "[synthetic note]\nThe patient"
 TRAINING = {**SMALL_CORPUS, "epochs": 1}
@@ -71,8 +68,7 @@ def demo(
     _head(4, f"Generate a private completion at temperature {TEMPERATURE} ({dissent}: tokens on which worlds differ)")
     _generate(opened)
     _head(5, "Measure accuracy on held-out notes (next token, greedy)")
-    recorded = _votes(opened)
-    _accuracy(recorded)
+    recorded = _accuracy(opened)
     _head(6, "Attack: which records were in the realized world?")
     _attack(opened, recorded)
     _head(7, "Write a report: the paper's accuracy, flatness and releases on these worlds")
@@ -176,17 +172,13 @@ def _lab(workspace: Workspace) -> Iterator[Lab]:
         yield Lab(workspace, start_task=task_starter(bar, indent=3))
 
 
-def _votes(workspace: Workspace) -> RecordedVotes:
-    """Greedy votes along held-out notes; the report's regimes reuse them."""
+def _accuracy(workspace: Workspace) -> RecordedVotes:
+    """Replay greedy votes along held-out notes; returns the votes, which the report's regimes reuse."""
     from paclm.study.decoding import GREEDY, GUMBEL
+    from paclm.study.replay import ReplaySettings, replay
 
     with _lab(workspace) as lab:
-        found = lab.text_votes(HELD_OUT_TOKENS, (GREEDY, GUMBEL.times(DRAWS)))
-    return found[GREEDY.name]
-
-
-def _accuracy(recorded: RecordedVotes) -> None:
-    from paclm.study.replay import ReplaySettings, replay
+        recorded = lab.text_votes(HELD_OUT_TOKENS, (GREEDY, GUMBEL.times(DRAWS)))[GREEDY.name]
 
     def run(release: str) -> dict[str, float]:
         price = parse_budget(PER_TOKEN)
@@ -209,6 +201,7 @@ def _accuracy(recorded: RecordedVotes) -> None:
         else f"{share:.0%} of the gain over the public model is retained (other decoders and samples differ)."
     )
     _print(f"{recorded.num_positions:,} positions; the worlds agree on {private['unanimity']:.1%}; {kept}")
+    return recorded
 
 
 def _report(workspace: Workspace) -> Path:

@@ -25,7 +25,7 @@ from paclm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from paclm.curator.curator import Curator
-    from paclm.curator.streams import Generation, Stream
+    from paclm.curator.streams import Generation
 
 _FIGURES = (
     *("private_tokens", "public_tokens", "charged_nats", "spent_nats", "total_nats", "remaining_tokens"),
@@ -69,8 +69,10 @@ def generate(
         )
         while stream.finish_reason is None:
             curator.step()
-            if not as_json:
-                _show_pieces(stream)
+            for piece in () if as_json else stream.take():
+                is_dim = piece.mark == "public" and piece.text  # text of the public model alone
+                typer.echo(typer.style(piece.text, dim=True) if is_dim else piece.text, nl=False)
+            sys.stdout.flush()
         generation, price = curator.result(stream), curator.config.per_token
     if as_json:
         counts = {"text": generation.text, "tokens": len(generation.tokens)}
@@ -110,13 +112,6 @@ def _open(path: Path, witness: Path | None) -> Curator:
     for caution in curator.cautions:
         print_wrapped(f"Warning: {caution}", err=True)
     return curator
-
-
-def _show_pieces(stream: Stream) -> None:
-    """Print new text; the public model's is dimmed on a terminal."""
-    for piece in stream.take():
-        typer.echo(typer.style(piece.text, dim=True) if piece.mark == "public" and piece.text else piece.text, nl=False)
-    sys.stdout.flush()
 
 
 def _show_figures(generation: Generation, per_token: float, workspace: Path) -> None:

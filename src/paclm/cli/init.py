@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -85,7 +85,10 @@ def init(
     )
     notes = [*read.report.sentences(), *created.cautions, *_advice(created, workspace)]
     if as_json:
-        print_json(_figures(created, notes))
+        manifest = created.workspace.manifest
+        figures = {"workspace": str(created.workspace.path), "is_new": created.is_new, **manifest.summary}
+        public = {"base": manifest.base["name"], "base_fingerprint": manifest.base["fingerprint"]}
+        print_json({**figures, "seed": manifest.arguments["seed"], **public, "notes": notes})
         return
     for note in notes:
         typer.echo(f"Note: {note}", err=True)
@@ -103,19 +106,6 @@ def _advice(created: Created, named: Path) -> list[str]:
     steps = expected_steps(opened.training, counts["records_per_world"], tokens_per_record, context_of(base_of(opened)))
     is_default = opened.training.learning_rate == TrainingConfig().learning_rate
     return [before_training(steps, named)] if steps < FEW_STEPS and is_default and not opened.manifest.adapters else []
-
-
-def _figures(created: Created, notes: list[str]) -> dict[str, Any]:
-    manifest = created.workspace.manifest
-    return {
-        "workspace": str(created.workspace.path),
-        "is_new": created.is_new,
-        **manifest.summary,
-        "seed": manifest.arguments["seed"],
-        "base": manifest.base["name"],
-        "base_fingerprint": manifest.base["fingerprint"],
-        "notes": notes,
-    }
 
 
 def _print_summary(created: Created, named: Path) -> None:

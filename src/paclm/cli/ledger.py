@@ -43,8 +43,7 @@ _UNPLACED = (
 )
 _BARS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 60
-_UNNAMED = "(no name)"
-"""Charged from Python, without a tag."""
+_UNNAMED = "(no name)"  # charged from Python, without a tag
 
 
 def operator() -> str:

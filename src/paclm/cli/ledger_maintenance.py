@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,9 +13,6 @@ from paclm.cli.ledger import operator
 from paclm.cli.ledger_keys import ledger_path, mac_keys
 from paclm.config import in_shell, parse_budget
 from paclm.errors import InvalidInput, LedgerMissing, PaclmError
-
-if TYPE_CHECKING:
-    from paclm.curator.redacted import Redacted
 
 _NAME_THE_TOTAL = (
     "Without a witness the bound is stated at the largest total ever committed, and this copy may be older than the "
@@ -193,7 +190,7 @@ def rotate_key(
         paclm ledger rotate-key clinic
         PACLM_KEY_FILE=/safe/old.key paclm ledger rotate-key clinic --new-key-file /safe/new.key
     """
-    from paclm.curator.master_key import KEY_FILE, KEY_FILE_VARIABLE, KEY_VARIABLE, keeps_own_key
+    from paclm.curator import master_key as keys
     from paclm.curator.redacted import disable_core_dumps
     from paclm.curator.rotation import rotate_key as rotate
     from paclm.worlds.workspace import Workspace
@@ -203,30 +200,24 @@ def rotate_key(
     if not ledger_path(workspace).exists():
         raise LedgerMissing(
             f"{workspace} has served nothing yet, so it has no key. The first token makes one; to keep it elsewhere "
-            f"from the start, set {KEY_FILE_VARIABLE}."
+            f"from the start, set {keys.KEY_FILE_VARIABLE}."
         )
-    own_file = opened.curator_path / KEY_FILE
-    variable = KEY_VARIABLE if os.environ.get(KEY_VARIABLE) else KEY_FILE_VARIABLE
-    if keeps_own_key():
+    own_file = opened.curator_path / keys.KEY_FILE
+    variable = keys.KEY_VARIABLE if os.environ.get(keys.KEY_VARIABLE) else keys.KEY_FILE_VARIABLE
+    if keys.keeps_own_key():
         if new_key_file is not None:
             raise InvalidInput(
                 f"The key is in {own_file}, where the new one is written: leave out --new-key-file. To keep it "
-                f"elsewhere, first move that file and set {KEY_FILE_VARIABLE}."
+                f"elsewhere, first move that file and set {keys.KEY_FILE_VARIABLE}."
             )
         done = f"The key {rotate(opened, witness=witness)} is in force, in {own_file}."
     elif new_key_file is None:
         raise InvalidInput(f"The key comes from {variable}. Name a file for the new one: --new-key-file FILE")
     else:
-        name = rotate(opened, _new_key(new_key_file.expanduser()), witness)
-        content = "the content of " if variable == KEY_VARIABLE else ""
+        path = new_key_file.expanduser()
+        if not path.exists():
+            keys.write_key(path, keys.new_key())  # on disk before anything is sealed with it
+        name = rotate(opened, keys.read_key(path), witness)
+        content = "the content of " if variable == keys.KEY_VARIABLE else ""
         done = f"The key {name} is in force. From now on set {variable} to {content}{new_key_file}."
     typer.echo(f"{done} Back it up apart from the workspace.")
-
-
-def _new_key(path: Path) -> Redacted[bytes]:
-    """The key in a file, on disk before anything is sealed with it."""
-    from paclm.curator.master_key import new_key, read_key, write_key
-
-    if not path.exists():
-        write_key(path, new_key())
-    return read_key(path)

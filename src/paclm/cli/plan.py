@@ -56,6 +56,7 @@ def plan(
         paclm plan --mia 0.51 --tokens 1000000 --charge dissent --dissent-rate 0.24
         paclm plan --tokens 1M --per-token 2^-32 --rate 20k --json | jq .days
     """
+    from paclm.privacy.bounds import success_bound
     from paclm.privacy.planner import plan as make_plan
 
     found: dict[str, Any] = {} if write is None else _read_workspace(write, worlds)
@@ -80,7 +81,9 @@ def plan(
     stated, committed, note = plans[chosen], 0.0, ""
     if write is not None:
         committed, note = _write(write, settings, num_worlds)
-        stated = _at_least(stated, committed, parse_probability(prior), num_worlds)
+        if committed > stated.total_nats:
+            bounds = success_bound(committed, parse_probability(prior)), success_bound(committed, 1 / num_worlds)
+            stated = dataclasses.replace(stated, mia_bound=bounds[0], world_id_bound=bounds[1])
     if as_json:
         figures = dataclasses.asdict(stated)
         print_json(figures if write is None else {**figures, "workspace": str(write)})
@@ -172,17 +175,6 @@ def _check_total(path: Path, total: float, contents: Contents) -> tuple[float, s
     return 0.0, (
         f"The ledger has {format_budget(account.total_nats)} nats committed and nothing charged. Before you serve: "
         f"paclm ledger extend {in_shell(path)}"
-    )
-
-
-def _at_least(plan: Plan, committed: float, prior: float, num_worlds: int) -> Plan:
-    """The plan with its bounds at what is already committed, if that is more."""
-    from paclm.privacy.bounds import success_bound
-
-    if committed <= plan.total_nats:
-        return plan
-    return dataclasses.replace(
-        plan, mia_bound=success_bound(committed, prior), world_id_bound=success_bound(committed, 1 / num_worlds)
     )
 
 

@@ -11,8 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID,
 
 from paclm.config import format_duration
 
-SECONDS = 30.0
-"""Between two lines."""
+SECONDS = 30.0  # between two lines
 
 
 def progress(quiet: bool = False, transient: bool = False) -> Progress:

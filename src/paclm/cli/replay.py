@@ -93,6 +93,8 @@ def _print_figures(figures: dict[str, Any]) -> None:
 
     unit, per_token = _unit(figures), figures["per_token_nats"]
     price = "no budget" if per_token is None else f"{figures['charge']}, {format_budget(per_token)} per token"
+    known = None not in (figures["accuracy_public"], figures["accuracy_full"])
+    no_gain = " (the full corpus gains nothing here)" if known and figures["retained_gain"] is None else ""
     can = "can leak" if figures["release"] in RELEASES else "declare"
     print_fields(
         {
@@ -103,7 +105,7 @@ def _print_figures(figures: dict[str, Any]) -> None:
             "accuracy": f"{show('accuracy', '.4f')} ± {show('accuracy_stderr', '.4f')}  "
             f"(public {show('accuracy_public', '.4f')}, full corpus {show('accuracy_full', '.4f')}, "
             f"no noise {show('accuracy_noiseless', '.4f')})",
-            "retained gain": show("retained_gain", ".3f") + _why_no_share(figures),
+            "retained gain": show("retained_gain", ".3f") + no_gain,
             "flips given dissent": show("flip_given_dissent", ".4f"),
             "noise σ": f"median {show('sigma_median', '.4g')}, max {show('sigma_max', '.4g')}",
             f"charged {unit}": f"{show('charged_nats', '.4g')} nats ({price})",
@@ -151,12 +153,6 @@ def _broken_bounds(figures: dict[str, Any]) -> str:
         bound=figures["world_id_bound"],
         unit=_unit(figures),
     )
-
-
-def _why_no_share(figures: dict[str, Any]) -> str:
-    """The reason for a missing retained gain if both accuracies are known."""
-    known = None not in (figures["accuracy_public"], figures["accuracy_full"])
-    return " (the full corpus gains nothing here)" if known and figures["retained_gain"] is None else ""
 
 
 def _is_far_below(figures: dict[str, Any]) -> bool:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from paclm.study.regime import Regime
     from paclm.study.results import Result
     from paclm.study.table import Table
-    from paclm.worlds.workspace import Workspace
 
 study = typer.Typer(
     help="Rerun the paper's tables and figures on a workspace.", no_args_is_help=True, rich_markup_mode=None
@@ -81,7 +80,12 @@ def run(
     if collections < 1:
         raise InvalidInput(f"--collections must be at least 1, not {collections}.")
     opened = open_trained(workspace)
-    _refuse_other_settings(opened, workspace)
+    if changes := opened.training_changes():
+        remedy = "." if opened.ledger_path.exists() else f", or train again: paclm train {in_shell(workspace)} --again"
+        raise WorkspaceError(
+            f"[training] was changed after the worlds were trained: {changes}. Adapters that a study trains would not "
+            f"be comparable. Change it back{remedy}"
+        )
     STOP_MESSAGE.set("Finished regimes and trained adapters are kept. Run the same command to continue.")
     from paclm.cli.progress import progress, task_starter
     from paclm.study.eval_text import read_test_text
@@ -124,17 +128,6 @@ def run(
         typer.echo(f"Results are in {lab.folder / 'results'}. Next: paclm study report {in_shell(workspace)}")
     if failed:
         raise InvalidInput(f"Regimes that failed, with their errors above: {', '.join(failed)}.")
-
-
-def _refuse_other_settings(opened: Workspace, named: Path) -> None:
-    """Adapters that a study trains are comparable only if they are trained like the worlds."""
-    if changes := opened.training_changes():
-        has_served = opened.ledger_path.exists()
-        again = "." if has_served else f", or train the worlds again: paclm train {in_shell(named)} --again"
-        raise WorkspaceError(
-            f"[training] was changed after the worlds were trained: {changes}. Adapters that a study trains would not "
-            f"be comparable. Change it back{again}"
-        )
 
 
 @study.command()

@@ -55,7 +55,9 @@ def train(
         paclm train clinic --resume
         paclm train clinic --what shards:16
     """
-    group_size = _group_size(worlds_per_step)
+    group_size = int(worlds_per_step) if worlds_per_step.isdecimal() else None
+    if worlds_per_step != "auto" and not group_size:
+        raise InvalidInput(f"--worlds-per-step must be auto or a number of at least 1, not {worlds_per_step!r}.")
     from paclm.worlds.workspace import Workspace
 
     if resume and again:
@@ -77,8 +79,11 @@ def train(
     if dry_run:
         _show_plan(job, job.plan(group_size, estimate_time=True), as_json)
         return
-    if what == "worlds":
-        _refuse_if_served(job, workspace)
+    if what == "worlds" and opened.ledger_path.exists():
+        raise WorkspaceError(
+            f"{workspace} has served tokens, and its secret and ledger are bound to its worlds: new adapters would "
+            "make them unusable. To retrain, make another workspace; budgets over the same records add up."
+        )
     job.refuse_if_running()
     if not again:
         _refuse_to_overwrite(job, is_trained, resume, command)
@@ -125,23 +130,6 @@ def _threads() -> int:
     import torch
 
     return torch.get_num_threads()
-
-
-def _group_size(text: str) -> int | None:
-    if text == "auto":
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise InvalidInput(f"--worlds-per-step must be auto or a number of at least 1, not {text!r}.")
-    return int(text)
-
-
-def _refuse_if_served(job: TrainingJob, named: Path) -> None:
-    """Secret and ledger are bound to the adapters that served: with others they could never be opened again."""
-    if job.workspace.ledger_path.exists():
-        raise WorkspaceError(
-            f"{named} has served tokens, and its secret and ledger are bound to its worlds: new adapters would make "
-            "them unusable. To retrain, make another workspace; budgets over the same records add up."
-        )
 
 
 def _refuse_to_overwrite(job: TrainingJob, is_trained: bool, resume: bool, command: str) -> None:

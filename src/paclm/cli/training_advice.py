@@ -11,15 +11,11 @@ from pathlib import Path
 from paclm.config import TrainingConfig
 from paclm.worlds.layout import SETTINGS_FILE
 
-FEW_STEPS = 60
-"""AdamW steps per world; with fewer, the paper's learning rate hardly changes an adapter."""
-SMALL_SHARE = 0.15
-"""A gain below this share of the public model's loss, after few steps, is small."""
-SMALL_GAIN = 0.02
-"""Nats per token; a gain below this is small, however many steps it took."""
+FEW_STEPS = 60  # adamW steps per world; with fewer, the paper's learning rate hardly changes an adapter
+SMALL_SHARE = 0.15  # A gain below this share of the public model's loss, after few steps, is small
+SMALL_GAIN = 0.02  # nats per token; a gain below this is small, however many steps it took
 
-SMALL_CORPUS: dict[str, float] = {"learning_rate": 0.002, "batch_size": 2}
-"""Settings for a few hundred records."""
+SMALL_CORPUS: dict[str, float] = {"learning_rate": 0.002, "batch_size": 2}  # settings for a few hundred records
 
 
 def learned_little(public_loss: float, trained_loss: float, steps: int) -> bool:

@@ -33,16 +33,11 @@ LLAMA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj")
 class AdapterSpec:
     """Shape of an adapter and the layers it adapts; empty `targets`: the default layers of the model's family."""
 
-    rank: int = 8
-    """r, the inner size of each adapter."""
-    alpha: float = 16.0
-    """α; the adapter's output is scaled by α / r."""
-    dropout: float = 0.0
-    """Dropout on the adapter's input while training."""
-    targets: tuple[str, ...] = ()
-    """Last parts of the names of the adapted layers."""
-    attention_only: bool = False
-    """Keep only targets inside attention blocks (GPT-2's `c_proj` exists in both attention and MLP)."""
+    rank: int = 8  # r, the inner size of each adapter
+    alpha: float = 16.0  # α; the adapter's output is scaled by α / r
+    dropout: float = 0.0  # dropout on the adapter's input while training
+    targets: tuple[str, ...] = ()  # last parts of the names of the adapted layers
+    attention_only: bool = False  # only targets inside attention blocks: GPT-2's `c_proj` is also in its MLP
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "targets", tuple(self.targets))

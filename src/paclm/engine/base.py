@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,16 +169,11 @@ def locate_base(spec: str) -> Path:
 
 def _from_hub(name: str) -> Path:
     """The files of a hub model in the user's Hugging Face cache, downloaded if missing."""
-    snapshot_download = _import("huggingface_hub").snapshot_download
-
-    def fetch(weights: str, *, offline: bool) -> Path:
-        wanted = [*_HUB_FILES, weights]
-        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*"], local_files_only=offline))
-
+    fetch = partial(_import("huggingface_hub").snapshot_download, name, ignore_patterns=["*/*"])
     for weights in ("*.safetensors", "pytorch_model*.bin"):
         for offline in (True, False):
             try:
-                folder = fetch(weights, offline=offline)
+                folder = Path(fetch(allow_patterns=[*_HUB_FILES, weights], local_files_only=offline))
             except (OSError, ValueError) as error:
                 if offline:
                     continue
@@ -207,11 +203,10 @@ def _shortly(error: BaseException) -> str:
 @contextmanager
 def _no_progress_bars(transformers: Any) -> Iterator[None]:
     bars = transformers.utils.logging
-    if not bars.is_progress_bar_enabled():
-        yield
-        return
+    was_enabled = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
     try:
         yield
     finally:
-        bars.enable_progress_bar()
+        if was_enabled:
+            bars.enable_progress_bar()

@@ -25,14 +25,10 @@ _LOGITS_AT_ONCE = {"cuda": 2**28, "cpu": 2**24}
 class Census:
     """Figures per position of a text at one support size; coverage is averaged over worlds."""
 
-    num_distinct: IntArray
-    """(n,) how many different tokens the worlds vote for, greedily"""
-    ceiling: FloatArray
-    """(n,) β = Σ_v min_s p_s(v) over the renormalised support: no coupling agrees more often"""
-    argmax_coverage: FloatArray
-    """(n,) fraction of worlds whose most likely token is in the support"""
-    mass_coverage: FloatArray
-    """(n,) mean probability of the support"""
+    num_distinct: IntArray  # (n,) different tokens that the worlds vote for, greedily
+    ceiling: FloatArray  # (n,) β of the worlds' votes, see `coupling_ceiling`
+    argmax_coverage: FloatArray  # (n,) fraction of worlds whose most likely token is in the support
+    mass_coverage: FloatArray  # (n,) mean probability of the support
 
 
 def take_census(

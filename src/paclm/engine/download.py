@@ -124,13 +124,7 @@ def _save_as_folder(gguf: Path, folder: Path) -> None:
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    except (
-        ValueError,
-        LookupError,
-        NotImplementedError,
-        RuntimeError,
-        struct.error,
-    ) as error:  # if damaged
+    except (ValueError, LookupError, NotImplementedError, RuntimeError, struct.error) as error:  # if damaged
         raise ModelError(f"{gguf} cannot be read as GGUF by this version of Transformers: {error}") from error
     # The weights are float32 now, but Transformers does not save a model that is marked as quantized.
     model.hf_quantizer = None

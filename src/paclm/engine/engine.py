@@ -30,8 +30,7 @@ from paclm.engine.decode_step import (
 from paclm.engine.determinism import FloatArray, IntArray
 from paclm.errors import ContextExceeded, EngineError, InvalidInput
 
-_PROMPTS_TOGETHER = 64
-"""Prompts per pass: attention kernels count sequences times worlds in 16 bits."""
+_PROMPTS_TOGETHER = 64  # prompts per pass: attention kernels count sequences times worlds in 16 bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,16 +26,11 @@ _CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**31}  # of float32 logits; a CPU keeps t
 class Batch:
     """Rows of k worlds, world by world, and the positions whose successor is to be predicted."""
 
-    ids: Tensor
-    """(k · rows, length); right of a block's end are zeros, which causal attention keeps out of the block."""
-    where: Tensor
-    """(N,): positions that predict, as places in the flattened ids."""
-    targets: Tensor
-    """(N,): the token after each."""
-    weights: Tensor
-    """(N,) float32: 1 / number of predictions of the same world, so that a world's loss is the mean of its own."""
-    worlds: Tensor
-    """(N,): which of the k worlds."""
+    ids: Tensor  # (k · rows, length); zeros right of a block's end, which causal attention keeps out of it
+    where: Tensor  # (N,): positions that predict, as places in the flattened ids
+    targets: Tensor  # (N,): the token after each
+    weights: Tensor  # (N,) float32: 1 / predictions of the same world, so that a world's loss is its own mean
+    worlds: Tensor  # (N,): which of the k worlds
     num_worlds: int
 
     @property
@@ -88,13 +83,7 @@ def world_means(each: Tensor, batch: Batch) -> Tensor:
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        flat: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        where: Tensor,
-        targets: Tensor,
-        weights: Tensor,
+        ctx: Any, flat: Tensor, weight: Tensor, bias: Tensor | None, where: Tensor, targets: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         needs_gradient = bool(ctx.needs_input_grad[0])
         gradient = torch.zeros_like(flat) if needs_gradient else None

@@ -59,12 +59,10 @@ def import_peft(folders: Sequence[Path], base: str) -> AdapterStack:
     """Stack PEFT folders, one world each, in the order given; they must agree in shape and settings."""
     if not folders:
         raise EngineError("No PEFT folder was given to import.")
-    specs = [_read_spec(folder) for folder in folders]
-    for folder, spec in zip(folders, specs, strict=True):
+    specs, worlds = [_read_spec(folder) for folder in folders], [_read_tensors(folder) for folder in folders]
+    for folder, spec, tensors in zip(folders, specs, worlds, strict=True):
         if spec != specs[0]:
             raise EngineError(f"{folder} has other adapter settings ({spec}) than {folders[0]} ({specs[0]}).")
-    worlds = [_read_tensors(folder) for folder in folders]
-    for folder, tensors in zip(folders, worlds, strict=True):
         if {key: value.shape for key, value in tensors.items()} != {k: v.shape for k, v in worlds[0].items()}:
             raise EngineError(f"{folder} adapts other layers or sizes than {folders[0]}.")
     stacked = {key: torch.stack([tensors[key] for tensors in worlds]) for key in worlds[0]}

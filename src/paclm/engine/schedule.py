@@ -34,14 +34,10 @@ _LIKE_LENGTHS = 16  # tokens; blocks that differ by less keep their random order
 class Blocks:
     """Token blocks, each cut from one record."""
 
-    tokens: IntArray
-    """All blocks end to end."""
-    starts: IntArray
-    """(k + 1,): block i is tokens[starts[i] : starts[i + 1]]"""
-    records: IntArray
-    """(k,): the record each block belongs to."""
-    repetitions: IntArray
-    """(k,): how often a world with the record sees the block in one epoch; 1 except for canaries."""
+    tokens: IntArray  # all blocks end to end
+    starts: IntArray  # (k + 1,): block i is tokens[starts[i] : starts[i + 1]]
+    records: IntArray  # (k,): the record each block belongs to
+    repetitions: IntArray  # (k,): how often a world sees the block in one epoch; 1 except for canaries
 
     @property
     def lengths(self) -> IntArray:

@@ -7,6 +7,7 @@ may be public (the paper's adversary knows all worlds, `sec:threat-model`). Know
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -85,9 +86,7 @@ def split_holdout(records: Sequence[Record], num_held_out: int, seed: int) -> tu
     """Split into (train, held out), both in reading order; whole units are drawn until `num_held_out` is reached."""
     check_whole("holdout", num_held_out, at_least=0)
     units = units_of(records)
-    sizes: dict[str, int] = {}
-    for unit in units:
-        sizes[unit] = sizes.get(unit, 0) + 1
+    sizes = Counter(units)
     names = list(sizes)
     held_out: set[str] = set()
     num_drawn = 0

@@ -196,12 +196,7 @@ def _clear_abandoned(parent: Path, prefix: str) -> None:
 
 
 def _build(
-    site: Path,
-    corpus: Corpus,
-    base: Base,
-    tokenizer: TextEncoder,
-    arguments: dict[str, Any],
-    training: TrainingConfig,
+    site: Path, corpus: Corpus, base: Base, tokenizer: TextEncoder, arguments: dict[str, Any], training: TrainingConfig
 ) -> list[str]:
     """Write all files of the workspace; returns cautions for its owner."""
     _refuse_one_group(corpus, arguments["group_by"])

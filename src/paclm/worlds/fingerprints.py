@@ -16,14 +16,8 @@ from paclm.worlds.storage import hash_file
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _TOKENIZER = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json"),
+    *("special_tokens_map.json", "chat_template.jinja"),
 )
 _NOT_CONTENT = ("transformers_version", "_name_or_path", "name_or_path", "local_files_only", "is_local")
 

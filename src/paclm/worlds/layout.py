@@ -13,8 +13,7 @@ ADAPTERS_FOLDER = "adapters"
 CURATOR_FOLDER = "curator"
 STUDY_FOLDER = "study"
 
-LEDGER_FILE = "ledger.sqlite"
-"""In the curator's folder."""
+LEDGER_FILE = "ledger.sqlite"  # in the curator's folder
 
 
 def adapters_file(name: str) -> str:

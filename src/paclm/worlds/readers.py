@@ -229,8 +229,7 @@ _KINDS: dict[str, Callable[[Path, ReadOptions], Iterable[SourceRow | None]]] = {
     ".tsv": _read_csv,
     ".parquet": _read_parquet,
 }
-RECORD_SUFFIXES = frozenset(_KINDS)
-"""Suffixes of files with many records; a compression suffix may follow."""
+RECORD_SUFFIXES = frozenset(_KINDS)  # suffixes of files with many records; a compression suffix may follow
 
 
 def _read_folder(folder: Path, options: ReadOptions) -> Corpus:

@@ -23,12 +23,9 @@ class Record:
 
     id: str
     text: str
-    group: str | None = None
-    """Records of one group are in the same worlds; None: the record is its own unit of privacy."""
-    source: str = ""
-    """Where it was read, as file:line."""
-    repetitions: int = 1
-    """How often training repeats it; more than once only for canaries."""
+    group: str | None = None  # records of one group are in the same worlds; None: its own unit of privacy
+    source: str = ""  # where it was read, as file:line
+    repetitions: int = 1  # how often training repeats it; more than once only for canaries
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +52,12 @@ class ReadReport:
     """Outcome of reading: every row is a record, a problem or a blank line."""
 
     problems: tuple[SourceRow, ...] = ()
-    duplicates: tuple[tuple[str, str], ...] = ()
-    """(source, source of the first record with the same text), where the two do not share a group."""
-    num_copies_in_groups: int = 0
-    """Records whose text is in the same group already."""
-    groups_alike: tuple[tuple[str, str], ...] = ()
-    """(source, source of an earlier group), where the names of two groups look the same."""
+    duplicates: tuple[tuple[str, str], ...] = ()  # (source, first source of the same text), of different groups
+    num_copies_in_groups: int = 0  # records whose text is in the same group already
+    groups_alike: tuple[tuple[str, str], ...] = ()  # sources of two groups whose names look the same
     num_blank_lines: int = 0
     ignored_files: tuple[str, ...] = ()
-    num_line_ends: int = 0
-    """Records whose lines ended with CR LF or CR; converted to LF."""
+    num_line_ends: int = 0  # records whose lines ended with CR LF or CR; converted to LF
 
     def sentences(self) -> list[str]:
         """Findings for the owner of the corpus, one sentence each; empty when there are none."""
