@@ -75,11 +75,8 @@ for command in _COMMANDS:
     app.command()(command)
 for command in _LEDGER_COMMANDS:
     ledger.command()(command)
-app.add_typer(ledger, name="ledger")
-app.add_typer(keys, name="keys")
-app.add_typer(study, name="study")
-app.add_typer(records, name="records")
-app.add_typer(models, name="models")
+for name, group in {"ledger": ledger, "keys": keys, "study": study, "records": records, "models": models}.items():
+    app.add_typer(group, name=name)
 
 
 def main() -> None:

@@ -98,11 +98,6 @@ def find_targets(model: nn.Module, spec: AdapterSpec) -> tuple[Target, ...]:
     return tuple(found)
 
 
-def num_parameters(targets: tuple[Target, ...], spec: AdapterSpec) -> int:
-    """Parameters of one world's adapter."""
-    return sum(spec.rank * (target.num_in + target.num_out) for target in targets)
-
-
 def _matches(name: str, want: str) -> bool:
     return name == want or name.endswith("." + want)
 

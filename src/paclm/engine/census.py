@@ -47,7 +47,8 @@ def take_census(
                 for size, found in census_of(logits, support_sizes, temperature).items():
                     figures[size].append(found)
             advance(hidden.shape[1])
-    return {size: _gathered(found) for size, found in figures.items()}
+    columns = {size: torch.cat(found).T.cpu().numpy() for size, found in figures.items()}  # waits for the device
+    return {size: Census(each[0].astype(np.int64), *each[1:]) for size, each in columns.items()}
 
 
 @torch.inference_mode()
@@ -77,11 +78,6 @@ def _few_positions(engine: Engine, hidden: Tensor) -> Iterable[Tensor]:
     room = _LOGITS_AT_ONCE["cuda" if hidden.is_cuda else "cpu"]
     size = max(1, room // (hidden.shape[0] * engine.vocabulary))
     return (hidden[:, start : start + size] for start in range(0, hidden.shape[1], size))
-
-
-def _gathered(pieces: list[Tensor]) -> Census:
-    columns = torch.cat(pieces).T.cpu().numpy()  # the only synchronization with the device
-    return Census(columns[0].astype(np.int64), *columns[1:])
 
 
 def independent_votes(logits: Tensor, support: Tensor, coins: Tensor, temperature: float) -> Tensor:

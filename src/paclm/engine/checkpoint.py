@@ -129,20 +129,17 @@ class HeldInterrupt:
     Works only in the main thread, which receives signals, and only if the program has no handler of its own.
     """
 
-    def __init__(self) -> None:
-        self.came = False
-        self._holds = False
+    came = False
 
     def __enter__(self) -> Self:
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._holds = True
+        self._holds = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._holds:
             signal.signal(signal.SIGINT, self._note)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._holds:
-            self._holds = False
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if error is None:
             self.release()

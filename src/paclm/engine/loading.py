@@ -10,6 +10,7 @@ import torch
 
 from paclm.config import RuntimeConfig
 from paclm.engine.adapters import AdapterStack, linear_layers
+from paclm.engine.base import base_of, load_model
 from paclm.engine.decode_step import DecodeStep, PlainStep, WorldsModel
 from paclm.engine.determinism import set_deterministic
 from paclm.engine.engine import Engine, check_support_size
@@ -136,8 +137,6 @@ def open_engine(
     stack: AdapterStack | None = None,
 ) -> Engine:
     """The engine of a workspace: its base model and all its worlds."""
-    from paclm.engine.base import base_of, load_model
-
     runtime = runtime or workspace.runtime
     stack = stack or load_stack(workspace)
     base = base_of(workspace)

@@ -88,8 +88,6 @@ class Schedule:
     num_tokens: IntArray = field(init=False)  # (m,): tokens each world is trained to predict, over all epochs
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.epochs < 1:
-            raise InvalidInput(f"batch_size and epochs must be at least 1, not {self.batch_size} and {self.epochs}.")
         if len(self.membership) <= int(self.blocks.records.max()):
             raise InvalidInput(
                 f"The membership has {len(self.membership)} records, the blocks {self.blocks.records.max() + 1}."
@@ -113,8 +111,6 @@ class Schedule:
 
         Worlds then finish from the end of their group, and the unfinished ones are always the first k.
         """
-        if worlds_per_step < 1:
-            raise InvalidInput(f"worlds_per_step must be at least 1, not {worlds_per_step}.")
         by_steps = np.argsort(-self.num_steps, kind="stable")  # (m,)
         return np.array_split(by_steps, -(-self.num_worlds // worlds_per_step))
 

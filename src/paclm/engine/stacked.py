@@ -53,6 +53,7 @@ class StackedModel:
         w = self.weights = weights
         shape = (num_slots, w.num_worlds, w.num_kv_heads, w.context, w.head_size)
         self.cache = KVCache(len(w.blocks), shape, w.dtype, w.device)
+        self.move = self.cache.move
         self.num_worlds, self.num_slots, self.context, self.head = w.num_worlds, num_slots, w.context, w.head
 
     @torch.inference_mode()
@@ -110,9 +111,6 @@ class StackedModel:
             out = out.view(n, w.num_worlds, -1).transpose(0, 1)
             x = self._finish(x, out, block)
         return normalise(x, w.norm)
-
-    def move(self, source: int, target: int, length: int) -> None:
-        self.cache.move(source, target, length)
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         w = self.weights

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paclm.config import TrainingConfig
-from paclm.engine.adapters import AdapterStack, find_targets, num_parameters
+from paclm.engine.adapters import AdapterStack, find_targets
 from paclm.engine.loss import batch_loss, make_batch
 from paclm.engine.memory import available_memory
 from paclm.engine.schedule import NOTHING, IntArray, Schedule
@@ -61,10 +61,10 @@ def plan_training(
     """Measure the memory of a world, choose how many train together (unless given), and count steps and tokens."""
     spec = adapter_spec(settings)
     targets = find_targets(model, spec)
-    size = num_parameters(targets, spec)
     head, forward = output_layer(model), make_forward(model)
     try:
         start = AdapterStack.initial(targets, spec, 2, schedule.seed, "", settings.coupled).to(model.device)
+        size = start.num_parameters
         per_world = int(_HEADROOM * _kept_bytes_per_world(forward, head, start, schedule)) + _BYTES_PER_NUMBER * size
         if worlds_per_step is None:
             worlds_per_step = _choose(schedule, per_world, _free_bytes(model.device), model.device.type)

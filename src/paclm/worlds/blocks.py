@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from paclm.config import TrainingConfig
-from paclm.errors import InvalidInput
 from paclm.worlds.records import Record
 
 _TEXTS_AT_ONCE = 1000
@@ -57,10 +56,6 @@ def cut_blocks(token_ids: Sequence[int], block_tokens: int, max_record_tokens: i
 
     Each block starts with the last token of the one before, so every token but the first is a target exactly once.
     """
-    if block_tokens < 2:
-        raise InvalidInput(f"block_tokens must be at least 2 (a token and its successor), not {block_tokens}.")
-    if max_record_tokens < 1:
-        raise InvalidInput(f"max_record_tokens must be at least 1, not {max_record_tokens}.")
     kept = list(token_ids[:max_record_tokens])
     stride = block_tokens - 1
     return [kept[start : start + block_tokens] for start in range(0, max(len(kept) - 1, 1), stride)]

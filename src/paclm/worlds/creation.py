@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -132,8 +132,10 @@ def _reopen(target: Path, arguments: Mapping[str, Any], corpus: Corpus) -> Works
     differences = [name for name in _MADE_FROM if made_from.get(name) != arguments[name]]
     if not differences:
         return workspace
-    if {"corpus_digest", "group_by"} <= set(differences) and _has_same_texts(workspace, corpus):
-        differences.remove("corpus_digest")  # it covers the groups, which --group-by has changed
+    if {"corpus_digest", "group_by"} <= set(differences):
+        had = Counter((record.id, record.text) for part in ("train", "heldout") for record in workspace.records(part))
+        if had == Counter((record.id, record.text) for record in corpus.records):
+            differences.remove("corpus_digest")  # it covers the groups, which --group-by has changed
     if "corpus_digest" in differences and "holdout" in differences:
         differences.remove("holdout")  # its default follows the number of records
     found = []
@@ -150,12 +152,6 @@ def _reopen(target: Path, arguments: Mapping[str, Any], corpus: Corpus) -> Works
         f"The workspace {target} exists and was made from something else: {'; '.join(found)}. Its worlds and budget "
         "belong to that, so it is left unchanged. Choose another folder."
     )
-
-
-def _has_same_texts(workspace: Workspace, corpus: Corpus) -> bool:
-    """Whether the workspace has the records of the corpus, whatever their groups."""
-    had = [*workspace.records("train"), *workspace.records("heldout")]
-    return Counter((r.id, r.text) for r in had) == Counter((r.id, r.text) for r in corpus.records)
 
 
 def _refuse_occupied(target: Path) -> None:
@@ -208,11 +204,12 @@ def _build(
     spared = count_tokens(held_out, tokenizer, training.max_record_tokens) if held_out else None
     cautions = _judge_worlds(membership, len(set(units)))
 
-    for name in (layout.CORPUS_FOLDER, layout.ADAPTERS_FOLDER, layout.CURATOR_FOLDER, layout.STUDY_FOLDER):
-        storage.make_private_folder(site / name)
-    _write_jsonl(site / layout.CORPUS_FOLDER / "train.jsonl", map(asdict, train))
-    _write_jsonl(site / layout.CORPUS_FOLDER / "heldout.jsonl", map(asdict, held_out))
-    _write_jsonl(site / layout.CORPUS_FOLDER / "canaries.jsonl", map(asdict, canaries))
+    for folder in (layout.CORPUS_FOLDER, layout.ADAPTERS_FOLDER, layout.CURATOR_FOLDER, layout.STUDY_FOLDER):
+        storage.make_private_folder(site / folder)
+    parts: tuple[Sequence[Any], ...] = (train, held_out, canaries)
+    for name, part in zip(PARTS, parts, strict=True):
+        lines = "".join(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in part)
+        storage.write_private(site / layout.CORPUS_FOLDER / f"{name}.jsonl", lines.encode())
     storage.write_private_arrays(site / layout.MEMBERSHIP_FILE, membership=membership)
     storage.write_private(site / layout.SETTINGS_FILE, render_settings(training).encode())
     files = [*(f"{layout.CORPUS_FOLDER}/{part}.jsonl" for part in PARTS), layout.MEMBERSHIP_FILE]
@@ -271,10 +268,6 @@ def _judge_worlds(membership: BoolArray, num_units: int) -> list[str]:
             f"There are only {num_units} units of privacy: each weighs much in its worlds, which will dissent often."
         ]
     return []
-
-
-def _write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    storage.write_private(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
 
 
 def _publish(site: Path, target: Path) -> None:

@@ -34,7 +34,13 @@ def locate_record(workspace: Workspace, identifier: str) -> Whereabouts:
     everyone = [record for found in parts.values() for record in found]
     places = [(part, record) for part, found in parts.items() for record in found if record.id == identifier]
     if not places:
-        raise InvalidInput(_not_found(identifier, [record.id for record in everyone if record.group == identifier]))
+        if members := [record.id for record in everyone if record.group == identifier]:
+            raise InvalidInput(f"{identifier!r} is a group, not a record. Its records: {name_some(members)}.")
+        raise InvalidInput(
+            f"No record has the id {identifier!r}. An id is the field id (or --id-field) of the corpus, the path of a "
+            "file in a folder, or the first 16 digits of the SHA-256 of the text. corpus/*.jsonl in the workspace list "
+            "all."
+        )
     part, record = places[0]
     in_worlds: tuple[int, ...] = ()
     if part != "heldout":
@@ -56,12 +62,3 @@ def name_some(ids: Sequence[str]) -> str:
     """The first ids, and how many more there are."""
     more = f" and {len(ids) - _SHOWN:,} more (--json lists all)" if len(ids) > _SHOWN else ""
     return ", ".join(ids[:_SHOWN]) + more
-
-
-def _not_found(identifier: str, group_members: list[str]) -> str:
-    if group_members:
-        return f"{identifier!r} is a group, not a record. Its records: {name_some(group_members)}."
-    return (
-        f"No record has the id {identifier!r}. An id is the field id (or --id-field) of the corpus, the path of a file "
-        "in a folder, or the first 16 digits of the SHA-256 of the text. corpus/*.jsonl in the workspace list all."
-    )

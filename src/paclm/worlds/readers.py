@@ -93,7 +93,9 @@ def _rows_of_file(path: Path, options: ReadOptions) -> Iterator[SourceRow | None
     """The rows of one file; damage to the file itself becomes one CorpusError."""
     kind = kind_of(path)
     if kind not in _KINDS:
-        raise CorpusError(_other_kind(path, kind))
+        known = f"{', '.join(sorted(_KINDS))} (also with .gz, .xz, .bz2), or a folder of .txt and .md"
+        way = _WAYS.get(kind, _WAYS[""])
+        raise CorpusError(f"{path} is of an unsupported kind. Supported are: {known}. {way}")
     last = "its start"
     try:
         for row in _KINDS[kind](path, options):
@@ -106,11 +108,6 @@ def _rows_of_file(path: Path, options: ReadOptions) -> Iterator[SourceRow | None
         raise CorpusError(f"{path} is damaged or cut off after {last}: {error}. Make or fetch it again.") from None
     except OSError as error:
         raise CorpusError(f"{path} cannot be read: {error.strerror or error}. Check its permissions: ls -l") from None
-
-
-def _other_kind(path: Path, kind: str) -> str:
-    known = f"{', '.join(sorted(_KINDS))} (also with .gz, .xz, .bz2), or a folder of .txt and .md"
-    return f"{path} is of an unsupported kind. Supported are: {known}. {_WAYS.get(kind, _WAYS[''])}"
 
 
 @contextmanager
