@@ -118,10 +118,7 @@ def format_guarantee(mia: float, world_id: float, num_worlds: int, unit: str, *,
 
 
 def print_wrapped(text: str, *, err: bool = False, column: int = 0) -> None:
-    """Print sentences that start in this column. On a terminal they wrap at words; in a pipe they stay as written.
-
-    For lines that a program reads, or that are pasted as a whole, use `typer.echo`.
-    """
+    """Print sentences that start in this column, wrapped at words on a terminal; lines to paste use `typer.echo`."""
     width = _width(sys.stderr if err else sys.stdout)
     typer.echo(text if width is None else wrap(text, width, column), err=err)
 

@@ -123,10 +123,7 @@ def _read_workspace(path: Path, worlds: int | None) -> dict[str, Any]:
 
 
 def _write(path: Path, settings: dict[str, Any], num_worlds: int) -> tuple[float, str]:
-    """Write the settings into paclm.toml if the ledger accepts them.
-
-    Returns the nats that the guarantee is already stated at, and a note for the user, if any.
-    """
+    """Write settings that the ledger accepts; returns the nats the guarantee is stated at already, and a note or ""."""
     from paclm.cli.ledger_keys import ledger_path
     from paclm.curator.preflight import check_budgets
     from paclm.ledger.verify import verify

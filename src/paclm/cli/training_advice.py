@@ -35,11 +35,9 @@ def before_training(steps: int, path: Path) -> str:
 
 def after_training(public_loss: float, trained_loss: float, steps: int, training: TrainingConfig, again: str) -> str:
     """Advice for worlds that learned little; `again` is the command that retrains them."""
-    changes: dict[str, float] = {}
-    if training.learning_rate < SMALL_CORPUS["learning_rate"]:
-        changes["learning_rate"] = SMALL_CORPUS["learning_rate"]
-    if training.batch_size > SMALL_CORPUS["batch_size"]:
-        changes["batch_size"] = SMALL_CORPUS["batch_size"]
+    is_slow = training.learning_rate < SMALL_CORPUS["learning_rate"]
+    helps = {"learning_rate": is_slow, "batch_size": training.batch_size > SMALL_CORPUS["batch_size"]}
+    changes = {name: value for name, value in SMALL_CORPUS.items() if helps[name]}
     return (
         f"The worlds learned little (loss {public_loss:.3f} → {trained_loss:.3f} in {steps} steps each): answers will "
         f"read like the public model's. To train more, set {_as_settings(changes or {'epochs': 2 * training.epochs})} "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from paclm.errors import EngineError, InvalidInput
 FORMAT = "paclm-adapters-1"
 GPT2_TARGETS = ("c_attn", "c_proj")
 LLAMA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj")
+_IN_ATTENTION = re.compile(r"(attn|attention).*\.")  # in a part of the name before the last
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +91,7 @@ def find_targets(model: nn.Module, spec: AdapterSpec) -> tuple[Target, ...]:
             f"No layer of this model is called {', '.join(unmatched)}. Layers that can be adapted: {', '.join(leaves)}."
         )
     if spec.attention_only:
-        found = [target for target in found if _in_attention(target.name)]
+        found = [target for target in found if _IN_ATTENTION.search(target.name)]
         if not found:
             raise EngineError(
                 f"None of the layers {', '.join(wanted)} is inside an attention block of this model. "
@@ -100,10 +102,6 @@ def find_targets(model: nn.Module, spec: AdapterSpec) -> tuple[Target, ...]:
 
 def _matches(name: str, want: str) -> bool:
     return name == want or name.endswith("." + want)
-
-
-def _in_attention(name: str) -> bool:
-    return any("attn" in part or "attention" in part for part in name.split(".")[:-1])
 
 
 def _family_targets(model: nn.Module, leaves: list[str]) -> tuple[str, ...]:
@@ -128,9 +126,7 @@ class AdapterStack:
 
     def __post_init__(self) -> None:
         if not self.A or set(self.A) != set(self.B):
-            raise EngineError(
-                "An adapter stack needs both an A and a B for each of its layers, and at least one layer."
-            )
+            raise EngineError("An adapter stack needs at least one layer, and an A and a B for each.")
         worlds, rank = self.num_worlds, self.spec.rank
         for layer, a in self.A.items():
             b = self.B[layer]

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from paclm.worlds.workspace import Workspace
 
-__all__ = ["Base", "base_of", "check_base", "load_model", "load_tokenizer", "locate_base", "resolve_base"]
-
 TINY_FOLDER = Path(__file__).resolve().parents[1] / "data" / "tiny"
 
 WAYS_OUT = (

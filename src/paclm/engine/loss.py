@@ -112,10 +112,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
 
 @cache
 def _kernel(device: str) -> Kernel:
-    if device == "cuda":
-        compiled: Kernel = torch.compile(_nll_and_slope)
-        return compiled
-    return _nll_and_slope_in_place
+    return torch.compile(_nll_and_slope) if device == "cuda" else _nll_and_slope_in_place
 
 
 def _nll_and_slope(logits: Tensor, targets: Tensor, weights: Tensor, needs_slope: bool) -> tuple[Tensor, Tensor]:

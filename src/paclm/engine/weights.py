@@ -145,6 +145,7 @@ def take_apart(model: PreTrainedModel, stack: AdapterStack, context: int) -> Wei
         cos, sin = decoder.rotary_emb(embed[:1].unsqueeze(0), places)
         rotary = (cos[0].contiguous(), sin[0].contiguous())
     activation = config.activation_function if is_gpt2 else config.hidden_act
+    is_tanh = activation in ("gelu_new", "gelu_pytorch_tanh")  # in one pass instead of Transformers' eight
     return Weights(
         num_worlds=stack.num_worlds + 1,
         num_heads=heads,
@@ -157,7 +158,7 @@ def take_apart(model: PreTrainedModel, stack: AdapterStack, context: int) -> Wei
         blocks=tuple(_block(layer, f"{path}.{i}.", is_gpt2, stack) for i, layer in enumerate(layers)),
         norm=_norm(decoder.ln_f if is_gpt2 else decoder.norm),
         head=model.get_output_embeddings().weight,
-        activation=_activation(activation),
+        activation=partial(functional.gelu, approximate="tanh") if is_tanh else ACT2FN[activation],
         activation_name=activation,
         is_gated=not is_gpt2,
     )
@@ -172,14 +173,6 @@ def _block(layer: Any, path: str, is_gpt2: bool, stack: AdapterStack) -> Block:
     before, after, own = layer.input_layernorm, layer.post_attention_layernorm, layer.self_attn
     norms = [_norm(getattr(own, name)) if hasattr(own, name) else None for name in ("q_norm", "k_norm")]
     return Block(_norm(before), attention_in, attention_out, _norm(after), mlp_in, mlp_out, *norms)
-
-
-def _activation(name: str) -> Callable[[Tensor], Tensor]:
-    """An activation by its name in Transformers; GELU's tanh form in one pass instead of eight."""
-    if name in ("gelu_new", "gelu_pytorch_tanh"):
-        return partial(functional.gelu, approximate="tanh")
-    function: Callable[[Tensor], Tensor] = ACT2FN[name]
-    return function
 
 
 def _norm(module: Any) -> Norm:
