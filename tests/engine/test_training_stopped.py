@@ -73,7 +73,7 @@ def interrupt_call(monkeypatch, owner, name, number):
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(checkpoint, "_with_notes"), (training.GroupTraining, "restore"), (training, "make_forward")]
+    ("owner", "name"), [(checkpoint, "_read"), (training.GroupTraining, "restore"), (training, "make_forward")]
 )
 def test_ctrl_c_while_a_run_goes_back_to_its_place_loses_nothing(owner, name, build_model, tmp_path, monkeypatch):
     for where, call, options in (((training, "make_batch"), 6, {}), ((owner, name), 1, {"resume": True})):
