@@ -11,6 +11,7 @@ from scipy.special import ndtr
 
 from paclm.errors import InvalidInput
 from paclm.privacy.belief import uniform_belief
+from paclm.privacy.bounds import success_bound
 from paclm.privacy.leak import leak_by_entropy, leak_by_truth
 from paclm.privacy.releases import RULES
 from paclm.study.recorded_votes import RecordedVotes
@@ -116,6 +117,16 @@ def test_large_budget_finds_the_world_within_a_session_and_stops_flipping(record
     figures = replay(recorded, ReplaySettings(per_token=2.0**-4, sessions=6, tokens=2048))
     assert figures["flip_given_dissent"] < 0.12
     assert figures["world_id_rate"] == 1.0
+
+
+def test_charging_by_dissent_charges_the_dissenting_tokens_and_states_the_same_bound(vote_files):
+    recorded = RecordedVotes.load(vote_files["greedy"])
+    every = replay(recorded, ReplaySettings(per_token=2.0**-16, sessions=3, tokens=256))
+    assert every["mia_bound"] == success_bound(256 * 2.0**-16, 1 / 2)
+    assert every["world_id_bound"] == success_bound(256 * 2.0**-16, 1 / 128)
+    figures = replay(recorded, ReplaySettings(per_token=2.0**-16, charge="dissent", sessions=3, tokens=256))
+    assert figures["charged_nats"] == pytest.approx(2.0**-16 * 256 * figures["dissent"])
+    assert figures["mia_bound"] == every["mia_bound"]  # the committed total covers the worst case either way
 
 
 def test_all_contract_keys_are_there_and_the_same_seed_gives_the_same_figures(recorded):
