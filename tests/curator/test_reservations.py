@@ -67,6 +67,13 @@ def test_closing_ends_what_is_held(make, open_curator):
         curator.hold([stream.request])
 
 
+def test_the_leak_estimate_has_three_digits_and_moves_with_the_belief(make, open_curator):
+    with open_curator(make(per_token="2^-8", total="2^-1"), engine=ScriptedEngine(dissent=1.0)) as curator:
+        assert curator.leak_estimate() == 0.0
+        curator.generate("the", 30)
+        assert curator.leak_estimate() == float(f"{curator.leak_estimate():.3g}") > 0
+
+
 def test_usage_is_told_by_tag_and_by_hour(make, open_curator):
     with open_curator(make()) as curator:
         curator.generate("the", 3, tag="ward")

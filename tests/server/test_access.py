@@ -95,7 +95,6 @@ def test_no_spelling_of_a_path_opens_an_admin_path(shared, path):
 
 
 def test_belief_and_leak_are_said_to_the_admin_alone_and_to_three_digits(live):
-    assert live.as_admin("/v1/admin/overview")["belief"]["leak_estimate_nats"] == 0.0
     live.complete(max_tokens=20)
     for answer in (live.http.get("/v1/privacy"), live.complete(), live.http.get("/health")):
         assert "leak" not in answer.text
