@@ -16,7 +16,7 @@ from typer.main import get_command
 from paclm.cli.main import app
 from paclm.config import ServerConfig
 from paclm.server.api_keys import KeyInfo
-from paclm.server.metrics import MARKS, REFUSALS, ROUTES, Metrics, Standing
+from paclm.server.telemetry import MARKS, REFUSALS, ROUTES, Metrics, Standing
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"

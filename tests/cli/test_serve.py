@@ -20,7 +20,7 @@ from curator.deployments import ScriptedEngine
 from paclm import Curator
 from paclm.curator.master_key import new_key, write_key
 from paclm.errors import InvalidInput, LedgerBusy, ServiceError, WorkspaceError
-from paclm.server import logs, run, web_server
+from paclm.server import run, telemetry, web_server
 from paclm.server.run import is_loopback_address
 
 serve = partial(invoke, "serve")
@@ -115,7 +115,7 @@ def test_with_a_witness_and_a_key_elsewhere_the_banner_has_nothing_to_add(
     opening = Mock(side_effect=partial(Curator.open, engine=ScriptedEngine(), tokenizer=small_tokenizer))
     monkeypatch.setattr(Curator, "open", opening)
     monkeypatch.setattr(run, "web_server", Mock())
-    monkeypatch.setattr(logs, "install", Mock(side_effect=SystemExit(0)))
+    monkeypatch.setattr(telemetry, "install", Mock(side_effect=SystemExit(0)))
     banner = serve(clinic, "--port", "0", "--witness", tmp_path / "witness").stderr
     assert opening.call_args.kwargs["witness"] == tmp_path / "witness"
     assert "guarantee" in banner

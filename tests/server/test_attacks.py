@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import threading
 from contextlib import contextmanager
 
 import openai
@@ -13,8 +14,8 @@ from paclm.privacy.accounting import units_up
 from paclm.server import api_keys, completions, service
 from paclm.server.api_keys import service_path
 from paclm.server.openai_format import Reply
-from server.live import bearer
-from server.stepped import asking, num_known, sent, wait_until
+from server.live import bearer, serve
+from server.stepped import SteppedEngine, asking, num_known, sent, wait_until
 
 ASK = {"model": "clinic", "prompt": "the", "max_tokens": 4, "temperature": 0}
 
@@ -153,13 +154,14 @@ def test_an_answer_that_breaks_midway_frees_what_it_held_and_does_not_end_like_a
     assert "ZEBRA" not in answer.text
     assert "[DONE]" not in answer.text
     assert '"internal_error"' in answer.text
+    assert part != "whole" or answer.headers["x-should-retry"] == "false"
     wait_until(lambda: nothing_is_held(live))
     assert ward(live).used_tokens == live.spent_tokens > 0
     again = live.complete(stream=part != "whole", headers={"idempotency-key": "one"})
     assert again.json()["error"]["code"] == "idempotency_reply_lost"
 
 
-def test_an_admission_that_nobody_waits_for_any_more_is_undone(start, engine):
+def test_a_client_that_left_before_its_admission_is_never_admitted(start, engine):
     live = start(engine=engine, on_exhausted="refuse")
     with asking(engine) as pool:
         running = pool.submit(live.complete, max_tokens=2, temperature=0)
@@ -167,14 +169,56 @@ def test_an_admission_that_nobody_waits_for_any_more_is_undone(start, engine):
         with sent(live):
             wait_until(lambda: live.service.scheduler.num_calls == 1)
         wait_until(lambda: b"paclm_disconnects_total 1.0" in scrape(live))
-        engine.let(1)
-        wait_until(lambda: live.service.num_requests["ward"] == 2)  # it was let in, and nobody is there to hear it
-        wait_until(lambda: num_known(live) == 1 or live.service.scheduler.num_calls == 1)
-        engine.let(1)
+        engine.let(2)
         assert running.result(60).status_code == 200
         wait_until(lambda: nothing_is_held(live))
-    assert len(engine.orders) == 2  # it does not run on: at most it was part of the step under way
-    assert ward(live).used_tokens == live.spent_tokens == sum(len(order) for order in engine.orders) <= 3
+    assert [len(order) for order in engine.orders] == [1, 1]
+    assert live.service.num_requests["ward"] == 1
+    assert ward(live).used_tokens == live.spent_tokens
+
+
+def test_an_answer_that_never_started_may_be_sent_again(make, small_tokenizer):
+    """At a stop nothing was charged for it: its idempotency key is free, and a retry is suggested."""
+    engine, once = SteppedEngine(num_slots=1, dissent=0.0), {"idempotency-key": "waiting"}
+    workspace, settings = make(), ServerConfig(shutdown_seconds=0.1)
+    with serve(workspace, engine, small_tokenizer, settings=settings) as live, asking(engine) as pool:
+        pool.submit(live.complete, max_tokens=30, temperature=0)
+        engine.wait_until_it_stands()
+        waiting = pool.submit(live.http.post, "/v1/completions", json=ASK, headers=once)
+        wait_until(lambda: live.service.scheduler.num_calls == 1)
+        engine.let(1)
+        engine.wait_until_it_stands()
+        live.service.drain()
+        wait_until(lambda: live.service.scheduler.num_calls == 1)
+        engine.run_free()
+        refused = waiting.result(60)
+    assert refused.json()["error"]["code"] == "server_stopping"
+    assert refused.headers["retry-after"]
+    engine = SteppedEngine(dissent=0.0)
+    engine.run_free()
+    with serve(workspace, engine, small_tokenizer, admin_name="again") as live:
+        headers = {**bearer(live.keys.add("ward-2")), **once}
+        assert live.http.post("/v1/completions", json=ASK, headers=headers).status_code == 200
+
+
+def test_a_panic_in_the_scheduler_thread_stops_the_service(start, monkeypatch):
+    """Native libraries raise panics as BaseException: no caller may wait for ever."""
+
+    class Panic(BaseException):
+        pass
+
+    def panic(*_):
+        raise Panic
+
+    live = start()
+    stopped = threading.Event()
+    live.service.on_failure = stopped.set
+    monkeypatch.setattr(live.curator, "hold", panic)
+    assert live.complete().status_code == 500
+    monkeypatch.undo()
+    monkeypatch.setattr(live.curator, "step", panic)
+    assert live.complete().json()["error"]["code"] == "answer_cut_off"
+    assert stopped.wait(60)
 
 
 def test_one_key_cannot_fill_the_queue_for_the_others(start, engine):

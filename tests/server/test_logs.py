@@ -13,8 +13,8 @@ from dataclasses import fields
 import pytest
 
 from paclm.errors import InvalidInput
-from paclm.server import logs
-from paclm.server.logs import Entry, JsonLines, describe_error, logging_config, write
+from paclm.server import telemetry
+from paclm.server.telemetry import Entry, JsonLines, describe_error, logging_config, write
 
 PROMPT = "Mrs Miller presents with a persistent cough"
 
@@ -26,7 +26,7 @@ def stream():
     handler.setFormatter(JsonLines())
     here = threading.get_ident()
     handler.addFilter(lambda record: record.thread == here)  # a server of other tests may still have something to say
-    ours = logging.getLogger(logs.LOGGER)
+    ours = logging.getLogger(telemetry.LOGGER)
     others = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio", "somebody")]
     before = [(logger, logger.level, logger.propagate) for logger in (ours, *others)]
     for logger in (ours, *others):
@@ -134,7 +134,7 @@ def test_an_endless_chain_of_causes_ends():
 
 def test_uvicorns_access_log_and_its_talk_of_start_and_stop_are_off_and_its_warnings_are_not():
     loggers = logging_config()["loggers"]
-    assert loggers[logs.LOGGER]["level"] == "INFO"
+    assert loggers[telemetry.LOGGER]["level"] == "INFO"
     assert {loggers[name]["level"] for name in ("uvicorn", "uvicorn.error")} == {"WARNING"}
     assert loggers["uvicorn.access"] == {"handlers": [], "level": "CRITICAL", "propagate": False}
 
@@ -142,9 +142,9 @@ def test_uvicorns_access_log_and_its_talk_of_start_and_stop_are_off_and_its_warn
 def test_whatever_a_process_says_by_whatever_way_is_a_json_line_without_the_prompt():
     program = f"""
 import logging, threading, warnings
-from paclm.server import logs
-logs.install()
-logs.write(logs.Entry(event="started"))
+from paclm.server import telemetry
+telemetry.install()
+telemetry.write(telemetry.Entry(event="started"))
 warnings.warn({PROMPT!r})
 logging.getLogger("transformers").error({PROMPT!r})
 logging.getLogger("uvicorn.access").info({PROMPT!r})

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from paclm import __version__
 from paclm.server.api_keys import KeyInfo
-from paclm.server.metrics import MARKS, REFUSALS, ROUTES, STATUS_CLASSES, Metrics, Standing
+from paclm.server.telemetry import MARKS, REFUSALS, ROUTES, STATUS_CLASSES, Metrics, Standing
 
 ALICE = KeyInfo("alice", False, 100, 30, 20, "2026-11-15", None)
 ROOT = KeyInfo("root", True, None, 5, 0, "2026-11-15", None)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from paclm.config import ServerConfig
-from paclm.server import logs
+from paclm.server import telemetry
 from server.sockets import ask, post_with_key
 from server.stepped import wait_until
 
@@ -72,9 +72,9 @@ def said(live):
 
     class Listener(logging.Handler):
         def emit(self, record):
-            lines.append(logs.JsonLines().format(record))
+            lines.append(telemetry.JsonLines().format(record))
 
-    listener, ours = Listener(), logging.getLogger(logs.LOGGER)
+    listener, ours = Listener(), logging.getLogger(telemetry.LOGGER)
     level = ours.level
     logging.getLogger().addHandler(listener)
     ours.setLevel(logging.DEBUG)

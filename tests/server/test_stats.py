@@ -5,9 +5,9 @@ import logging
 import pytest
 
 from curator.deployments import ScriptedEngine
-from paclm.server import logs
-from paclm.server.metrics import BIN_SECONDS, Recent
+from paclm.server import telemetry
 from paclm.server.stats import guarantee, spent
+from paclm.server.telemetry import BIN_SECONDS, Recent
 from server.live import bearer, serve
 from server.stepped import wait_until
 
@@ -73,7 +73,7 @@ def entries(caplog):
 
 
 def test_little_left_and_nothing_left_are_said_once_each(start, caplog):
-    caplog.set_level(logging.INFO, logger=logs.LOGGER)
+    caplog.set_level(logging.INFO, logger=telemetry.LOGGER)
     live = start(per_token="2^-8", total=20 * 2.0**-8, on_exhausted="public")
     assert entries(caplog) == []
     while live.spent_tokens < 17:
@@ -90,7 +90,7 @@ def test_a_start_without_budget_says_what_happens_now(make, small_tokenizer, cap
     workspace = make(per_token="2^-8", total="2^-8", on_exhausted=on_exhausted)
     with serve(workspace, ScriptedEngine(), small_tokenizer) as live:
         live.complete(max_tokens=1)
-    caplog.set_level(logging.INFO, logger=logs.LOGGER)
+    caplog.set_level(logging.INFO, logger=telemetry.LOGGER)
     caplog.clear()
     with serve(workspace, ScriptedEngine(), small_tokenizer, admin_name="again") as live:
         privacy = live.http.get("/v1/privacy").json()

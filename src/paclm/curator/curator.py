@@ -20,7 +20,8 @@ import numpy as np
 
 from paclm.curator.custody import CallGuard, Custody, named_witness, open_custody
 from paclm.curator.preflight import cautions, deployment_cautions, load_models, training_cautions
-from paclm.curator.secret import Charge, Releaser, leak_to_three_digits, usage_by_tag
+from paclm.curator.secret import leak_to_three_digits
+from paclm.curator.step import Charge, Releaser, usage_by_tag
 from paclm.curator.streams import (
     BudgetFigures,
     Generation,
@@ -173,7 +174,7 @@ class Curator:
     def step(self) -> list[tuple[Stream, Piece]]:
         """Release the next token of every stream: one engine step, one commit. Empty when no stream is active."""
         with self._guard.exclusive(), self._stops_on_failure():
-            self._admit()
+            self._fill_batch()
             if not self._running:
                 return []
             streams = list(self._running)
@@ -273,7 +274,7 @@ class Curator:
 
     # --- the parts of a step --------------------------------------------------------------------------------------
 
-    def _admit(self) -> None:
+    def _fill_batch(self) -> None:
         while self._waiting and self._engine.num_free:
             stream = self._waiting[0]
             stream.handle = self._engine.add(stream.request.prompt, stream.request.max_new_tokens)

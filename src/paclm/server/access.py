@@ -25,9 +25,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paclm.server.api_keys import LOCAL, KeyInfo
-from paclm.server.metrics import Route
 from paclm.server.refusals import Refused, internal_error, no_key, not_admin, unknown_key
 from paclm.server.service import Service, log_error
+from paclm.server.telemetry import Route
 
 _PROXY_HEADERS = re.compile(r"forwarded|via|x-forwarded.*|x-real-ip|(x-|true-|cf-connecting-|x-cluster-)(client-)?ip")
 """Behind a proxy the peer on loopback is not the caller. A proxy that adds no header cannot be detected."""

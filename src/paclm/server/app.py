@@ -14,7 +14,7 @@ from starlette.staticfiles import StaticFiles
 
 from paclm import __version__
 from paclm.errors import CuratorError, ServiceError
-from paclm.server import completions, logs, stats
+from paclm.server import completions, stats, telemetry
 from paclm.server.access import AccessMiddleware, AnyCaller, TheService, route_of
 from paclm.server.openapi import Health, Model, Models, describe, described
 from paclm.server.refusals import Refused, database_unavailable, error_body, stopping
@@ -105,8 +105,8 @@ async def _refuse(request: Request, refusal: Exception) -> Response:
         return refusal.response()
     service: Service = request.app.state.service
     service.metrics.count_refusal(refusal.reason)
-    logs.write(
-        logs.Entry(
+    telemetry.write(
+        telemetry.Entry(
             event="refused",
             request=request.state.request_id,
             key=getattr(request.state, "key_name", None),

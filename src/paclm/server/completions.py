@@ -16,10 +16,10 @@ from paclm.curator.streams import encode_prompt
 from paclm.errors import ContextExceeded, EngineError, InvalidInput
 from paclm.privacy.accounting import nats_up
 from paclm.server.access import AnyCaller, Caller, TheService
+from paclm.server.answer import Answer
 from paclm.server.openai_format import reply_for
 from paclm.server.openapi import ANSWER_ERRORS, ChatCompletion, Completion, RequestPlan, described
 from paclm.server.refusals import Refused, invalid
-from paclm.server.responses import Answer
 from paclm.server.schemas import Ask, ChatAsk, CompletionAsk, Prompt, check, parse_object, read_body
 from paclm.server.service import Service
 

@@ -89,7 +89,7 @@ class Lost:
     """The first attempt was charged, or may have been, and its text is lost."""
 
 
-Answer = Fresh | InProgress | Stored | Lost
+Found = Fresh | InProgress | Stored | Lost
 
 
 def body_digest(path: str, body: bytes) -> bytes:
@@ -119,7 +119,7 @@ class Replies:
         self.forget_expired()
         return lost
 
-    def begin(self, key_name: str, idempotency_key: str, digest: bytes) -> Answer:
+    def begin(self, key_name: str, idempotency_key: str, digest: bytes) -> Found:
         """Look up a request. `digest` comes from `body_digest`."""
         if not _IDEMPOTENCY_KEY.fullmatch(idempotency_key):
             raise InvalidInput(

@@ -1,4 +1,4 @@
-"""Error responses in OpenAI's format, one function per reason.
+"""Error responses in OpenAI's format. Reasons that several modules share are functions here.
 
 No message repeats anything that a client sent: prompts would end up in error messages, and those in logs.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from paclm.errors import QuotaExceeded
-from paclm.server.metrics import Refusal as Reason
+from paclm.server.telemetry import RefusalReason
 
 NO_RETRY = {"x-should-retry": "false"}
 """The official clients retry a refused request unless this header says no."""
@@ -27,7 +27,7 @@ _KINDS = {
 
 
 class Refused(Exception):
-    """A request that gets an error response. Nothing was charged for it, except for `cut_off`."""
+    """A request that gets an error response. Nothing was charged, except for `cut_off` and `internal_error`."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class Refused(Exception):
         code: str | None = None,
         param: str | None = None,
         headers: dict[str, str] | None = None,
-        reason: Reason | None = "input",
+        reason: RefusalReason | None = "input",
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
         self.headers = headers or {}
-        self.reason: Reason | None = reason
+        self.reason: RefusalReason | None = reason
         """Its label in the metrics; None if something may have been charged."""
 
     def body(self) -> dict[str, Any]:
@@ -181,4 +181,4 @@ def database_unavailable() -> Refused:
 
 def internal_error() -> Refused:
     """An unexpected error."""
-    return Refused(500, "Internal error. The server's log says where.", code="internal_error")
+    return Refused(500, "Internal error. The server's log says where.", code="internal_error", headers=NO_RETRY)

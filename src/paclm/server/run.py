@@ -17,7 +17,7 @@ from paclm.curator.curator import Curator
 from paclm.curator.preflight import budgets_of
 from paclm.curator.redacted import disable_core_dumps
 from paclm.errors import ServiceError
-from paclm.server import address, logs
+from paclm.server import address, telemetry
 from paclm.server.api_keys import Database, KeyStore, service_path
 from paclm.server.app import create_app
 from paclm.server.idempotency import Keep, Replies
@@ -83,7 +83,7 @@ def _run(
 ) -> None:
     server = web_server(create_app(service), service, settings)
     announce(started)
-    logs.install()
+    telemetry.install()
     server.run(sockets=[listening])
 
 

@@ -44,6 +44,13 @@ class Subscriber:
         self.owner = owner
         self.queue: asyncio.Queue[StepPieces | None] = asyncio.Queue()
         self.loop = asyncio.get_running_loop()
+        self.has_left = False
+        """Read by the scheduler thread: a client that has left is not admitted."""
+
+    def leave(self) -> None:
+        """The client is gone: end the wait for pieces."""
+        self.has_left = True
+        self.queue.put_nowait(None)
 
 
 class FairQueue(Generic[T]):
@@ -139,7 +146,10 @@ class Scheduler:
         return await asyncio.wrap_future(self._post(lambda: work(self._curator)))
 
     async def admit(self, subscriber: Subscriber, requests: Sequence[Request]) -> list[Stream]:
-        """Reserve the worst case of all these answers, or refuse them all. The caller must not be cancelled."""
+        """Reserve the worst case of all these answers, or refuse them all.
+
+        Call it from a task of the service: were the caller cancelled, its streams would have no owner.
+        """
         return await asyncio.wrap_future(self._post(lambda: self._admit(subscriber, requests)))
 
     async def cancel(self, streams: Sequence[Stream]) -> None:
@@ -164,7 +174,7 @@ class Scheduler:
                 return
             try:
                 future.set_result(work())
-            except Exception as error:  # any error belongs to the caller, not to the scheduler thread
+            except BaseException as error:  # any error belongs to the caller, a panic of a native library included
                 future.set_exception(error)
 
         with self._gate:
@@ -183,7 +193,7 @@ class Scheduler:
                 self._fill_batch()
                 if self._curator.num_active and not self._is_over:
                     self._step()
-        except Exception as error:  # the curator has stopped itself: report it so that the process is restarted
+        except BaseException as error:  # the curator has stopped itself: report it so that the process is restarted
             self._stop()
             self._on_failure(error)
         finally:
@@ -200,7 +210,7 @@ class Scheduler:
             is_idle = False
 
     def _admit(self, subscriber: Subscriber, requests: Sequence[Request]) -> list[Stream]:
-        if self._is_over:
+        if self._is_over or subscriber.has_left:
             raise stopping()
         if self._is_full_for(subscriber.owner, len(requests)):
             raise queue_full(len(self._waiting))
@@ -214,7 +224,7 @@ class Scheduler:
         return streams
 
     def _is_full_for(self, owner: str, wanted: int) -> bool:
-        """One key cannot fill the queue for the others: a key with nothing waiting has twice the limit."""
+        """The queue takes `max_waiting` answers, and up to twice that from keys that have none waiting."""
         limit = self._max_waiting * (1 if self._waiting.num_of(owner) else 2)
         return len(self._waiting) + wanted > limit + self._curator.num_free
 

@@ -19,12 +19,12 @@ from paclm.curator.curator import Curator
 from paclm.curator.streams import Piece, Stream
 from paclm.errors import ServiceError
 from paclm.privacy.accounting import units_up
-from paclm.server import logs
+from paclm.server import telemetry
 from paclm.server.api_keys import KeyStore
 from paclm.server.idempotency import Replies
-from paclm.server.metrics import Metrics, Recent
 from paclm.server.refusals import Refused, stopping
 from paclm.server.scheduler import Scheduler
+from paclm.server.telemetry import Metrics, Recent
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class Service:
         self.is_draining = False
         self.scheduler = Scheduler(curator, setup.settings.max_waiting, self._stepped, self._step_failed)
         self._started = time.monotonic()
-        self._logged: set[logs.EventName] = set()
+        self._logged: set[telemetry.EventName] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._retries: deque[Callable[[], None]] = deque()  # writes that the database could not take yet
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -77,7 +77,7 @@ class Service:
     async def start(self) -> None:
         """Begin to step, and to delete expired replies."""
         self._loop = asyncio.get_running_loop()
-        logs.write(logs.Entry(event="started", remaining_tokens=self.remaining_tokens))
+        telemetry.write(telemetry.Entry(event="started", remaining_tokens=self.remaining_tokens))
         self._watch_budget()
         self.scheduler.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
@@ -91,7 +91,7 @@ class Service:
 
     def _begin_drain(self) -> None:
         running, queued = self.scheduler.num_running, self.scheduler.num_waiting
-        logs.write(logs.Entry(event="stopping", running=running, queued=queued))
+        telemetry.write(telemetry.Entry(event="stopping", running=running, queued=queued))
         asyncio.get_running_loop().call_later(self.setup.settings.shutdown_seconds, self.scheduler.stop)
 
     async def close(self) -> None:
@@ -103,11 +103,13 @@ class Service:
         await asyncio.to_thread(self.scheduler.close)
         await self._retry_writes()
         await asyncio.to_thread(self.curator.close)
-        logs.write(logs.Entry(event="stopped", seconds=self.uptime_seconds))
+        telemetry.write(telemetry.Entry(event="stopped", seconds=self.uptime_seconds))
 
     @property
     def is_idle(self) -> bool:
         """Whether no answer is in progress, with or without a client."""
+        if self.scheduler.is_over:
+            return True  # `close` waits for the rest
         return not self._tasks and not self.scheduler.num_running and not self.scheduler.num_waiting
 
     @property
@@ -164,7 +166,7 @@ class Service:
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
-            await self._retry_writes()
+            await asyncio.shield(self.spawn(self._retry_writes()))  # cancelled in the middle it would lose a write
             try:
                 await asyncio.to_thread(self.replies.forget_expired)
             except ServiceError as error:  # tried again in the next round: private text must not stay
@@ -193,14 +195,16 @@ class Service:
     def _watch_budget(self) -> None:
         """Log `budget_low` at a tenth and `budget_exhausted`, once per process."""
         left = self.remaining_tokens
-        event: logs.EventName = "budget_low" if left else "budget_exhausted"
+        event: telemetry.EventName = "budget_low" if left else "budget_exhausted"
         total = self.curator.account.total_units // units_up(self.curator.config.per_token)
         if left * _LOW_SHARE <= total and event not in self._logged:
             self._logged.add(event)
             on_exhausted = self.curator.config.on_exhausted
-            logs.write(logs.Entry(event=event, remaining_tokens=left, on_exhausted=on_exhausted), logging.WARNING)
+            telemetry.write(
+                telemetry.Entry(event=event, remaining_tokens=left, on_exhausted=on_exhausted), logging.WARNING
+            )
 
 
 def log_error(what: str, error: BaseException) -> None:
     """Log an error; the formatter keeps type and place only."""
-    logging.getLogger(logs.LOGGER).error(what, exc_info=error)
+    logging.getLogger(telemetry.LOGGER).error(what, exc_info=error)

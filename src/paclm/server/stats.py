@@ -23,9 +23,9 @@ from paclm.privacy.bounds import format_bound
 from paclm.server.access import Admin, AnyCaller, TheService
 from paclm.server.api_keys import KeyInfo
 from paclm.server.completions import has_chat_template
-from paclm.server.metrics import BIN_SECONDS, CONTENT_TYPE, Standing
 from paclm.server.openapi import History, Overview, Privacy, described
 from paclm.server.service import Service
+from paclm.server.telemetry import BIN_SECONDS, CONTENT_TYPE, Standing
 
 router = APIRouter()
 

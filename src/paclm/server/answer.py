@@ -19,8 +19,16 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paclm.curator.streams import Piece, Request, Stream
-from paclm.errors import CuratorError, InvalidInput, KeyRefused, QuotaExceeded, RepliesFull, ReplyConflict
-from paclm.server import logs
+from paclm.errors import (
+    CuratorError,
+    InvalidInput,
+    KeyRefused,
+    PaclmError,
+    QuotaExceeded,
+    RepliesFull,
+    ReplyConflict,
+)
+from paclm.server import telemetry
 from paclm.server.access import Caller, route_of
 from paclm.server.idempotency import Fresh, InProgress, Stored, Ticket, body_digest
 from paclm.server.openai_format import Figures, Reply, cost_of, event
@@ -50,7 +58,7 @@ class Interrupted(Exception):
 
 
 class Answer:
-    """Answers one HTTP request. The only owner of its streams: nothing else cancels them."""
+    """Answers one HTTP request and owns its streams: while the scheduler runs, nothing else cancels them."""
 
     def __init__(
         self, service: Service, caller: Caller, requests: Sequence[Request], reply: Reply, *, is_stream: bool
@@ -65,6 +73,7 @@ class Answer:
         self._has_client = True
         self._is_kept = False
         self._is_settled = False
+        self._is_over = False
         self._streams: list[Stream] = []
         self._num_open = len(requests)
         self._started = time.perf_counter()
@@ -89,11 +98,11 @@ class Answer:
 
     def client_left(self) -> None:
         """Note that the connection is gone."""
-        if self._num_open and self._has_client:
+        if not self._is_over and self._has_client:
             self._has_client = False
             self._service.metrics.disconnects.inc()
             if not self._is_kept:
-                self._subscriber.queue.put_nowait(None)
+                self._subscriber.leave()
 
     # --- the task -------------------------------------------------------------------------------------------------
 
@@ -101,11 +110,15 @@ class Answer:
         try:
             stored = await self._begin(http, body)
             if stored is not None:
+                self._is_over = True
                 self._set_response(stored)
                 return
             await self._admit()
         except Exception as error:  # nothing was charged, so the idempotency key may be used again
+            self._is_over = True
             await self._end_ticket(self._service.replies.abandon)
+            if not isinstance(error, PaclmError | Refused):
+                log_error("task failed", error)
             self._set_error(error)
             return
         line = {"request": http.state.request_id, "key": self._caller.name, "route": route_of(http.url.path)}
@@ -115,8 +128,9 @@ class Answer:
         except Exception as error:
             await self._give_up()  # tokens are final from here on
             self._log("failed" if self._has_client else "disconnected", None, line)
-            self._fail(cut_off() if isinstance(error, Interrupted) else error)
+            self._fail(error)
         finally:
+            self._is_over = True
             self.chunks.put_nowait(None)
 
     async def _begin(self, http: HttpRequest, body: bytes) -> Response | None:
@@ -140,10 +154,10 @@ class Answer:
                 return None
             case Stored(status, stored, media_type):
                 self._service.metrics.replays.inc()
-                entry = logs.Entry(
+                entry = telemetry.Entry(
                     event="replayed", request=http.state.request_id, key=self._caller.name, status=status
                 )
-                logs.write(entry)
+                telemetry.write(entry)
                 return Response(stored, status, {"idempotent-replayed": "true"}, media_type=media_type)
             case InProgress():
                 headers = {"retry-after": "1", "x-should-retry": "true"}
@@ -183,7 +197,7 @@ class Answer:
         self._set_response(Response(body, media_type=JSON, headers=BUDGET_GONE if cost["public_tokens"] else None))
 
     async def _stream(self) -> None:
-        """Emit events; the last ones when everything is settled and stored."""
+        """Emit events: the cost when everything is settled, [DONE] when the reply is stored."""
         sent: list[bytes] = []
 
         def emit(chunk: bytes) -> None:
@@ -194,11 +208,12 @@ class Answer:
         self._set_response(EventStream(self, headers=BUDGET_GONE if self._service.is_public_now else None))
         for chunk in self._reply.opening(len(self._streams)):
             emit(chunk)
+        cost: Figures | None = None
         async for answer, piece in self._pieces():
             cost = None if self._num_open else await self._settle()
             for chunk in self._reply.events(answer, piece, cost):
                 emit(chunk)
-        closing = self._reply.closing(self._streams, cost_of(self._streams, self._service.curator.figures()))
+        closing = self._reply.closing(self._streams, cost or {})
         await self._store(b"".join([*sent, closing]), EVENTS)
         self.chunks.put_nowait(closing)
 
@@ -219,9 +234,14 @@ class Answer:
             with suppress(CuratorError):  # it has stopped, and with it every stream
                 await self._service.scheduler.cancel(self._streams)
         await self._settle()
-        await self._end_ticket(self._service.replies.lose)
+        await self._end_ticket(self._service.replies.lose if self._has_started else self._service.replies.abandon)
 
     # --- parts ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _has_started(self) -> bool:
+        """Whether any stream got into the batch, so that tokens may have been charged."""
+        return any(stream.handle is not None for stream in self._streams)
 
     @property
     def _max_tokens(self) -> int:
@@ -253,16 +273,18 @@ class Answer:
 
     def _fail(self, error: Exception) -> None:
         """Tell the client that the answer broke off: an error event in a stream, an error response otherwise."""
-        if not isinstance(error, Refused):
-            log_error("task failed", error)
-        if not self._is_stream:
-            self._set_error(error)
-        elif isinstance(error, Refused):
-            for chunk in self._reply.held_back(self._streams) if self._has_client else ():
-                self.chunks.put_nowait(chunk)
-            self.chunks.put_nowait(event(error.body()))
+        if isinstance(error, Interrupted):
+            refusal = cut_off() if self._has_started else stopping()
         else:
-            self.chunks.put_nowait(event(internal_error().body()))
+            log_error("task failed", error)
+            refusal = internal_error()
+        if not self._is_stream:
+            self._set_error(refusal)
+            return
+        if self._has_client and isinstance(error, Interrupted):
+            for chunk in self._reply.held_back(self._streams):
+                self.chunks.put_nowait(chunk)
+        self.chunks.put_nowait(event(refusal.body()))
 
     def _observe(self, answer: int, at: float) -> None:
         before = self._last_token.get(answer)
@@ -273,9 +295,9 @@ class Answer:
             self._first_token_seconds = at - self._started
             self._service.metrics.first_token_seconds.observe(self._first_token_seconds)
 
-    def _log(self, what: logs.EventName, status: int | None, line: dict[str, Any]) -> None:
+    def _log(self, what: telemetry.EventName, status: int | None, line: dict[str, Any]) -> None:
         cost = cost_of(self._streams, self._service.curator.figures())
-        entry = logs.Entry(
+        entry = telemetry.Entry(
             event=what,
             status=status,
             prompt_tokens=sum(len(request.prompt) for request in self._requests),
@@ -286,7 +308,7 @@ class Answer:
             seconds=time.perf_counter() - self._started,
             **line,
         )
-        logs.write(entry)
+        telemetry.write(entry)
 
 
 class EventStream(Response):

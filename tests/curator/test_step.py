@@ -5,7 +5,8 @@ import pytest
 
 from paclm.config import MechanismConfig
 from paclm.curator.redacted import Redacted
-from paclm.curator.secret import Releaser, Secret, prior_belief
+from paclm.curator.secret import Secret, prior_belief
+from paclm.curator.step import Releaser
 from paclm.errors import UnsoundState
 from paclm.privacy.accounting import Account
 
