@@ -214,7 +214,7 @@ def test_a_panic_in_the_scheduler_thread_stops_the_service(start, monkeypatch):
     stopped = threading.Event()
     live.service.on_failure = stopped.set
     monkeypatch.setattr(live.curator, "hold", panic)
-    assert live.complete().status_code == 500
+    assert live.complete().status_code == 503
     monkeypatch.undo()
     monkeypatch.setattr(live.curator, "step", panic)
     assert live.complete().json()["error"]["code"] == "answer_cut_off"

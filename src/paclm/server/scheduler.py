@@ -174,8 +174,10 @@ class Scheduler:
                 return
             try:
                 future.set_result(work())
-            except BaseException as error:  # any error belongs to the caller, a panic of a native library included
+            except Exception as error:  # any error belongs to the caller, not to the scheduler thread
                 future.set_exception(error)
+            except BaseException as error:  # a panic of a native library: as an Exception, which every caller handles
+                future.set_exception(CuratorError(f"A call to the curator failed ({type(error).__name__})."))
 
         with self._gate:
             if self._is_over:
