@@ -4,8 +4,6 @@ Other tests look at an error's class and attributes; wording is compared here al
 `python tests/test_messages.py` and read the diff of messages.txt.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -19,12 +17,12 @@ FRAGMENTS = {"BadRow", "_tampered", "_problem"}  # the rest of a sentence that a
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def name_of(node: ast.expr | None) -> str:
+def name_of(node):
     """The last name of `errors.InvalidInput`, `InvalidInput` or "InvalidInput"."""
     return str(getattr(node, "attr", getattr(node, "id", getattr(node, "value", ""))))
 
 
-def error_makers(nodes: list[ast.AST]) -> set[str]:
+def error_makers(nodes):
     """Names of our exception classes, and of the functions that return one of them."""
     found = set(BUILT_IN)
     for _ in range(4):  # as deep as the classes are derived from each other
@@ -34,7 +32,7 @@ def error_makers(nodes: list[ast.AST]) -> set[str]:
     return found | {node.name for node in nodes if isinstance(node, Function) and name_of(node.returns) in found}
 
 
-def written(text: str) -> str:
+def written(text):
     """What is left of a template without its {expressions}."""
     shorter = re.sub(r"\{[^{}]*\}", "", text)
     return text if shorter == text else written(shorter)
@@ -43,14 +41,14 @@ def written(text: str) -> str:
 class Messages(ast.NodeVisitor):
     """The messages of one file. What is computed stands as {expression}, alternatives as <this | that>."""
 
-    def __init__(self, tree: ast.Module, makers: set[str]) -> None:
+    def __init__(self, tree, makers):
         self.makers, self.found = makers, set[str]()
         self.scopes: list[ast.AST] = [tree]
         self.functions = {node.name: node for node in ast.walk(tree) if isinstance(node, Function)}
         self.rendering: list[str] = []
         self.visit(tree)
 
-    def generic_visit(self, node: ast.AST) -> None:
+    def generic_visit(self, node):
         is_scope = isinstance(node, Function | ast.ClassDef)
         self.scopes += [node] * is_scope
         if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):  # not a docstring
@@ -58,13 +56,13 @@ class Messages(ast.NodeVisitor):
         if is_scope:
             self.scopes.pop()
 
-    def visit_JoinedStr(self, node: ast.JoinedStr | ast.Constant) -> None:
+    def visit_JoinedStr(self, node):
         if isinstance(self.scopes[-1], Function) and "caution" in self.scopes[-1].name:
             self.add(self.scopes[-1].name, node)
 
     visit_Constant = visit_JoinedStr  # noqa: N815
 
-    def visit_Call(self, node: ast.Call) -> None:
+    def visit_Call(self, node):
         name = name_of(node.func)
         if name == "__init__":
             name = next((scope.name for scope in reversed(self.scopes) if isinstance(scope, ast.ClassDef)), name)
@@ -73,12 +71,12 @@ class Messages(ast.NodeVisitor):
                 self.add(name, given)
         self.generic_visit(node)
 
-    def add(self, name: str, node: ast.expr) -> None:
+    def add(self, name, node):
         text = self.render(node)
         if " " in written(text):  # not a code, a path or a number
             self.found.add(f"{name}  {text}")
 
-    def render(self, node: ast.expr) -> str:
+    def render(self, node):
         match node:
             case ast.Constant(value=str(text)):
                 return text.replace("\n", "\\n")
@@ -105,7 +103,7 @@ class Messages(ast.NodeVisitor):
             return f"{{{ast.unparse(node)}}}"
         return texts[0] if len(texts) == 1 else f"<{' | '.join(texts)}>"
 
-    def assigned(self, name: str) -> list[ast.expr]:
+    def assigned(self, name):
         """What the nearest scope assigns to a name."""
         for scope in reversed(self.scopes):
             if found := [
@@ -119,7 +117,7 @@ class Messages(ast.NodeVisitor):
         return []
 
 
-def messages() -> list[str]:
+def messages():
     trees = {path.relative_to(SOURCE): ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
     makers = error_makers([node for tree in trees.values() for node in ast.walk(tree)])
     return sorted(f"{path}  {line}" for path, tree in trees.items() for line in Messages(tree, makers).found)

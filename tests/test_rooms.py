@@ -1,7 +1,5 @@
 """The doors between the rooms: an import that the design does not draw fails here."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
@@ -41,7 +39,7 @@ LIBRARIES = {
 BARE_ROOMS = ("privacy", "worlds", "engine", "study", "curator.research")
 
 
-def imports_of(path: Path) -> set[str]:
+def imports_of(path):
     """Every module a file imports, also inside functions; `from paclm import x` counts as paclm.x."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -55,7 +53,7 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
-def forbidden_imports(room: str, source: Path = SOURCE) -> list[str]:
+def forbidden_imports(room, source=SOURCE):
     problems = []
     for path in sorted((source / room).rglob("*.py")):
         for name in imports_of(path):
@@ -70,7 +68,7 @@ def forbidden_imports(room: str, source: Path = SOURCE) -> list[str]:
     return problems
 
 
-def is_standard(name: str) -> bool:
+def is_standard(name):
     return name in sys.stdlib_module_names or name == "paclm"
 
 

@@ -1,12 +1,10 @@
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import peft
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from engine.small_training import SEED, SETTINGS, WORLDS, largest_difference, plan, train
 from paclm.config import TrainingConfig
@@ -21,8 +19,6 @@ from paclm.engine.training import GroupTraining, StepLoss, adapter_spec, train_w
 from paclm.engine.training_forward import OwnForward, make_forward
 from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
-
-Build = Callable[[str], PreTrainedModel]
 
 
 def train_alone_with_peft(build_model, family, start, world, schedule, folder, num_steps):

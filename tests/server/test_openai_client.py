@@ -103,7 +103,7 @@ def test_a_stream_has_the_same_text_and_ends_with_usage(client, live):
     assert events[-1].model_extra["privacy"]["charged_nats"] > 0
 
 
-def test_every_answer_of_a_stream_ends_once_under_its_own_number(client: openai.OpenAI) -> None:
+def test_every_answer_of_a_stream_ends_once_under_its_own_number(client):
     events = client.completions.create(model="clinic", prompt=["the", "of"], n=2, max_tokens=4, stream=True)
     ends = [choice.index for event in events for choice in event.choices if choice.finish_reason]
     assert sorted(ends) == [0, 1, 2, 3]

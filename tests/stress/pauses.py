@@ -7,8 +7,6 @@ import functools
 import os
 import random
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -16,18 +14,18 @@ LONGEST = 0.3  # seconds
 _draw = random.Random(int(os.environ.get("PACLM_PAUSES", "0")))
 
 
-def pause() -> None:
+def pause():
     """Mostly nothing, sometimes a thread's turn, sometimes long enough for everybody else to be done."""
     kind = _draw.random()
     if kind > 0.5:
         time.sleep(_draw.random() * (LONGEST if kind > 0.8 else 0.01))
 
 
-def with_pauses(work: Callable[..., Any]) -> Callable[..., Any]:
+def with_pauses(work):
     """Before and after."""
 
     @functools.wraps(work)
-    def paused(*arguments: Any, **options: Any) -> Any:
+    def paused(*arguments, **options):
         pause()
         try:
             return work(*arguments, **options)

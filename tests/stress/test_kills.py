@@ -30,7 +30,7 @@ def test_a_belief_that_is_not_committed_is_reported(make):
     assert report["undercounts"] == 0
 
 
-def release_seconds(world: int, rounds: int) -> float:
+def release_seconds(world, rounds):
     secret, belief, rule, noise = Secret(Redacted(world), WORLDS), prior_belief(WORLDS), rule_named("gaussian"), Noise()
     votes = np.array([3, 3, 9, 9, 9, 4, 4, 9])
     started = time.perf_counter()
@@ -39,7 +39,7 @@ def release_seconds(world: int, rounds: int) -> float:
     return time.perf_counter() - started
 
 
-def differ(slow: int | None = None) -> bool:
+def differ(slow=None):
     """Whether releases take longer for some secret: by 5 % in the median, and more than chance explains.
 
     Secrets take turns in every round and only ranks within a round count, so that slow phases of a machine do not.

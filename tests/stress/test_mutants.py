@@ -4,15 +4,12 @@
 That every text stands in its file exactly once is checked with every `make test`, so that the list stays current.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +19,7 @@ MUTANTS = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text())["m
 SOME_TESTS_FAILED = 1  # pytest's exit status; others mean that none ran
 
 
-def test_every_mutant_replaces_one_text_and_names_tests_that_exist() -> None:
+def test_every_mutant_replaces_one_text_and_names_tests_that_exist():
     for mutant in MUTANTS:
         assert (SOURCE / mutant["file"]).read_text().count(mutant["old"]) == 1, mutant
         for name in mutant["tests"]:
@@ -32,7 +29,7 @@ def test_every_mutant_replaces_one_text_and_names_tests_that_exist() -> None:
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("src") / "paclm"
     shutil.copytree(SOURCE, folder, ignore=shutil.ignore_patterns("__pycache__", "data"))
     (folder / "data").symlink_to(SOURCE / "data")
@@ -41,7 +38,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.stress
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant["breaks"])
-def test_a_mutant_is_caught(mutant: dict[str, Any], copy: Path) -> None:
+def test_a_mutant_is_caught(mutant, copy):
     path = copy / mutant["file"]
     sound = path.read_text()
     path.write_text(sound.replace(mutant["old"], mutant["new"]))

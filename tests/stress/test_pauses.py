@@ -13,7 +13,7 @@ STRESS = Path(__file__).parent
 SERVER = STRESS.parent / "server"
 
 
-def run(seed: int, *files: Path) -> subprocess.CompletedProcess[str]:
+def run(seed, *files):
     environment = {**os.environ, "PACLM_PAUSES": str(seed)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "stress.pauses", *map(str, files)]
     return subprocess.run(command, cwd=STRESS.parents[1], env=environment, capture_output=True, text=True, timeout=900)

@@ -15,7 +15,7 @@ from server.load import ask_for
 pytestmark = pytest.mark.stress
 
 
-def resident_megabytes(pid: int) -> float:
+def resident_megabytes(pid):
     found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found
     return int(found[1]) / 1024
