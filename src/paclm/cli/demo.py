@@ -68,7 +68,8 @@ def demo(
     _head(4, f"Generate a private completion at temperature {TEMPERATURE} ({dissent}: tokens on which worlds differ)")
     _generate(opened)
     _head(5, "Measure accuracy on held-out notes (next token, greedy)")
-    recorded = _accuracy(opened)
+    recorded = _votes(opened)
+    _accuracy(recorded)
     _head(6, "Attack: which records were in the realized world?")
     _attack(opened, recorded)
     _head(7, "Write a report: the paper's accuracy, flatness and releases on these worlds")
@@ -172,13 +173,16 @@ def _lab(workspace: Workspace) -> Iterator[Lab]:
         yield Lab(workspace, start_task=task_starter(bar, indent=3))
 
 
-def _accuracy(workspace: Workspace) -> RecordedVotes:
-    """Replay greedy votes along held-out notes; returns the votes, which the report's regimes reuse."""
+def _votes(workspace: Workspace) -> RecordedVotes:
+    """Greedy votes along held-out notes; the report's regimes reuse them."""
     from paclm.study.decoding import GREEDY, GUMBEL
-    from paclm.study.replay import ReplaySettings, replay
 
     with _lab(workspace) as lab:
-        recorded = lab.text_votes(HELD_OUT_TOKENS, (GREEDY, GUMBEL.times(DRAWS)))[GREEDY.name]
+        return lab.text_votes(HELD_OUT_TOKENS, (GREEDY, GUMBEL.times(DRAWS)))[GREEDY.name]
+
+
+def _accuracy(recorded: RecordedVotes) -> None:
+    from paclm.study.replay import ReplaySettings, replay
 
     def run(release: str) -> dict[str, float]:
         price = parse_budget(PER_TOKEN)
@@ -201,7 +205,6 @@ def _accuracy(workspace: Workspace) -> RecordedVotes:
         else f"{share:.0%} of the gain over the public model is retained (other decoders and samples differ)."
     )
     _print(f"{recorded.num_positions:,} positions; the worlds agree on {private['unanimity']:.1%}; {kept}")
-    return recorded
 
 
 def _report(workspace: Workspace) -> Path:
