@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paclm.study.results import Result
+from paclm.study.table import file_name_of
 from paclm.worlds.storage import write_private
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Figure:
 
     @property
     def file_name(self) -> str:
-        return self.label.replace(":", "_").replace("-", "_")
+        return file_name_of(self.label)
 
 
 def save_figure(figure: Figure, results: Mapping[str, Result], folder: Path) -> list[Path]:

@@ -36,7 +36,7 @@ class Table:
 
     @property
     def file_name(self) -> str:
-        return self.label.replace(":", "_").replace("-", "_")
+        return file_name_of(self.label)
 
 
 Notes = Sequence[str] | Callable[[Result], Sequence[str]]
@@ -82,6 +82,11 @@ def quantities_table(
         return list(found.values()), ["", *found], cells
 
     return _table(label, regime, caption, lay_out, notes)
+
+
+def file_name_of(label: str) -> str:
+    """A label of the paper (`tab:census`) as a file name."""
+    return label.replace(":", "_").replace("-", "_")
 
 
 def _table(label: str, regime: str, caption: str, lay_out: Callable[[Result], Layout], notes: Notes) -> Table:
