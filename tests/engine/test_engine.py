@@ -116,13 +116,9 @@ def test_teacher_forced_votes_equal_votes_one_by_one(engine):
         start = position - position % 11  # windows of 12 share one token
         alone = engine.ballot(tokens[start : position + 1], drawn[position], 0.7)
         assert votes[position].tolist() == alone.votes[0].tolist()
-
-
-def test_worlds_disagree_here_so_that_equal_votes_mean_something(engine):
-    votes = np.concatenate([ballot.votes for ballot in engine.teacher_forced(text(40), 20)])
-    dissent = (votes != votes[:, :1]).any(1).mean()
-    assert dissent > 0.2
-    assert np.isin(votes, np.arange(97)).all()
+    greedy = np.concatenate([ballot.votes for ballot in engine.teacher_forced(text(40), 20)])
+    assert (greedy != greedy[:, :1]).any(1).mean() > 0.2, "worlds that agree would prove nothing"
+    assert np.isin(greedy, np.arange(97)).all()
 
 
 def test_each_sequence_has_its_own_temperature(engine):

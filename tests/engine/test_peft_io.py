@@ -31,10 +31,13 @@ def test_a_folder_saved_by_peft_itself_can_be_imported(tmp_path, build_model):
     assert stack.spec == AdapterSpec(rank=4, alpha=8.0, targets=("o_proj", "q_proj"))
 
 
-def test_a_folder_that_is_not_empty_is_left_alone(tmp_path, build_model, make_stack):
+def test_a_folder_that_is_not_empty_and_one_without_adapters_are_refused(tmp_path, build_model, make_stack):
     (tmp_path / "note.txt").write_text("mine")
     with pytest.raises(EngineError, match=str(tmp_path)):
         export_peft(make_stack(build_model("gpt2"), 1), tmp_path, "x", conv1d=True)
+    for folders, named in (([tmp_path], r"adapter_config\.json"), ([], "")):
+        with pytest.raises(EngineError, match=named):
+            import_peft(folders, base="test")
 
 
 @pytest.mark.parametrize(
@@ -52,13 +55,6 @@ def test_what_cannot_be_stacked_is_refused(tmp_path, build_model, make_stack, ch
     (folders[1] / CONFIG).write_text(json.dumps(config | change))
     with pytest.raises(EngineError, match=complaint):
         import_peft(folders, base="test")
-
-
-def test_missing_parts_are_refused(tmp_path):
-    with pytest.raises(EngineError, match=r"adapter_config\.json"):
-        import_peft([tmp_path], base="test")
-    with pytest.raises(EngineError):
-        import_peft([], base="test")
 
 
 @pytest.mark.parametrize("is_there", [False, True])

@@ -8,15 +8,11 @@ from paclm.worlds.assignment import assign_worlds
 NUM_RECORDS, NUM_WORLDS = 37, 6
 
 
-def some_blocks(num_records=NUM_RECORDS, seed=0):
-    draws = np.random.default_rng(seed)
-    return make_blocks([draws.integers(0, 50, draws.integers(2, 40)).tolist() for _ in range(num_records)], 16, 64)
-
-
 def schedule(**changes):
     arguments = {"batch_size": 4, "epochs": 2, "seed": 5, "coupled": True} | changes
-    membership = assign_worlds(NUM_RECORDS, NUM_WORLDS, seed=1)
-    return Schedule(some_blocks(), membership, **arguments)
+    draws = np.random.default_rng(0)
+    records = [draws.integers(0, 50, draws.integers(2, 40)).tolist() for _ in range(NUM_RECORDS)]
+    return Schedule(make_blocks(records, 16, 64), assign_worlds(NUM_RECORDS, NUM_WORLDS, seed=1), **arguments)
 
 
 def test_a_record_is_cut_into_blocks_that_all_belong_to_it():

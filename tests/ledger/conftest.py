@@ -68,9 +68,10 @@ class Setup:
             ledger.commit(self.step(), b"sealed %d" % n)
 
     def resume(self, *numbers, **options):
-        """Open, commit these steps and close."""
+        """Open, commit these steps and close; the closed ledger still shows its state."""
         with self.open(**options) as ledger:
             self.commit(ledger, *numbers)
+        return ledger
 
     def adopt(self, **options):
         return adopt_restored(self.path, options.pop("mac_key", KEY), confirmed_by="ada", **options)
@@ -90,9 +91,7 @@ class Setup:
         """Two steps with a witness, a backup, more steps, and a rollback to the backup; returns the lost account."""
         self.with_steps(2, witness=self.witness).close()
         backup(self.path, self.backup)
-        with self.open(witness=self.witness) as ledger:
-            self.commit(ledger, *range(3, steps + 3))
-            account = ledger.account
+        account = self.resume(*range(3, steps + 3), witness=self.witness).account
         self.newest = self.copy("newest.sqlite")
         self.roll_back_to(self.backup)
         return account

@@ -32,26 +32,20 @@ from paclm.privacy.bounds import success_bound
 
 def test_account_and_belief_come_back_exactly(setup):
     with setup.create() as ledger:
-        ledger.commit(
-            [Usage("alice", 3, 1, 3, 3 * setup.price), Usage("bob", 2, 0, 2, 2 * setup.price, 7)], b"sealed 1"
-        )
+        ledger.commit([*setup.step(3), Usage("bob", 2, 0, 2, 2 * setup.price, 7)], b"sealed 1")
         account, head = ledger.account, ledger.head
     for in_full in (True, False):
-        with setup.open(in_full=in_full) as ledger:
-            assert ledger.account == account
-            assert (account.tokens, account.dissent_tokens, account.spent_units) == (5, 1, 5 * setup.price)
-            assert ledger.head == head
-            assert ledger.sealed_belief == b"sealed 1"
-            assert ledger.state.public_tokens == 7
-            assert ledger.settings == setup.settings
+        ledger = setup.resume(in_full=in_full)
+        assert (ledger.account, ledger.head, ledger.sealed_belief) == (account, head, b"sealed 1")
+        assert (account.tokens, account.dissent_tokens, account.spent_units) == (5, 1, 5 * setup.price)
+        assert (ledger.state.public_tokens, ledger.settings) == (7, setup.settings)
 
 
 def test_a_step_without_a_new_belief_keeps_the_old_one(setup):
     with setup.with_steps(2) as ledger:
         ledger.commit(setup.step(dissent=0), None)
-    with setup.open() as ledger:
-        assert ledger.sealed_belief == b"sealed 2"
-        assert (ledger.head.seq, ledger.state.belief_seq) == (4, 3)
+    ledger = setup.resume()
+    assert (ledger.sealed_belief, ledger.head.seq, ledger.state.belief_seq) == (b"sealed 2", 4, 3)
 
 
 def test_every_commit_is_in_the_file_when_it_returns(setup):
@@ -118,16 +112,11 @@ def test_a_step_charged_below_its_price_is_refused(setup, charge, usage):
         assert ledger.by_key() == {}
 
 
-def test_under_dissent_only_tokens_with_dissent_are_charged(setup):
-    with setup.create(settings=replace(setup.settings, charge="dissent")) as ledger:
-        ledger.commit([Usage("a", 9, 2, 2, 2 * setup.price)], b"sealed 1")
-        assert ledger.account.spent_units == 2 * setup.price
-
-
-def test_a_release_that_never_reads_the_secret_costs_nothing(setup):
-    with setup.create(settings=replace(setup.settings, release="plurality")) as ledger:
-        ledger.commit([Usage("a", 9, 2, 0, 0)], None)
-        assert ledger.account.spent_units == 0
+@pytest.mark.parametrize(("change", "charged"), [({"charge": "dissent"}, 2), ({"release": "plurality"}, 0)])
+def test_only_dissent_is_charged_under_dissent_and_nothing_if_the_secret_is_not_read(setup, change, charged):
+    with setup.create(settings=replace(setup.settings, **change)) as ledger:
+        ledger.commit([Usage("a", 9, 2, charged, charged * setup.price)], b"sealed 1" if charged else None)
+        assert ledger.account.spent_units == charged * setup.price
 
 
 def test_totals_past_the_integers_of_sqlite_are_kept_exactly(setup):
@@ -140,21 +129,13 @@ def test_totals_past_the_integers_of_sqlite_are_kept_exactly(setup):
         assert ledger.by_key()["a"].units == 30 * UNITS_PER_NAT
 
 
-@pytest.mark.parametrize("change", [{"per_token": float("inf")}, {"total": float("inf")}])
-def test_a_budget_without_end_is_refused(setup, change):
-    with pytest.raises(InvalidInput):
-        setup.create(settings=replace(setup.settings, **change))
-    assert not setup.path.exists()
-
-
 def test_settings_change_from_now_on_and_are_recorded(setup):
     with setup.with_steps(1) as ledger:
         assert not ledger.change_settings(setup.settings)
         assert ledger.change_settings(replace(setup.settings, per_token=2**-21, charge="dissent", support_size=50))
         ledger.commit([Usage("a", 4, 1, 1, setup.price // 2)], b"sealed 2")
-    with setup.open() as ledger:
-        assert ledger.settings.charge == "dissent"
-        assert ledger.sealed_belief == b"sealed 2"
+    ledger = setup.resume()
+    assert (ledger.settings.charge, ledger.sealed_belief) == ("dissent", b"sealed 2")
     assert verify(setup.path, [setup.key]).intact
 
 
@@ -286,8 +267,7 @@ def test_a_forked_child_may_not_write(setup):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "LedgerStopped" in done.stderr
-    with setup.open() as ledger:
-        assert ledger.head.seq == 1
+    assert setup.resume().head.seq == 1
 
 
 def test_a_closed_ledger_refuses_and_closing_twice_is_fine(setup):
@@ -322,15 +302,16 @@ def test_growth_per_step_is_bounded_and_does_not_hold_beliefs(setup):
     assert (setup.path.stat().st_size - before) / 200 < 900
 
 
-@pytest.mark.parametrize("bad", [{"tokens": -1}, {"units": 1.5}, {"public_tokens": True}, {"key": "x" * 201}])
-def test_an_entry_that_is_no_count_is_refused(bad):
-    with pytest.raises(InvalidInput):
-        Usage(**({"key": "alice"} | bad))
-
-
-def test_a_short_key_is_refused(setup):
+def test_a_short_key_an_infinite_budget_and_entries_that_are_no_counts_are_refused(setup):
     with pytest.raises(InvalidInput, match="32"):
         Ledger.create(setup.path, b"short", workspace="w", num_worlds=2, settings=setup.settings, sealed_belief=b"")
+    for name in ("per_token", "total"):
+        with pytest.raises(InvalidInput):
+            setup.create(settings=replace(setup.settings, **{name: float("inf")}))
+    assert not setup.path.exists()
+    for bad in ({"tokens": -1}, {"units": 1.5}, {"public_tokens": True}, {"key": "x" * 201}):
+        with pytest.raises(InvalidInput):
+            Usage(**({"key": "alice"} | bad))
 
 
 @pytest.mark.parametrize("is_early", [True, False])

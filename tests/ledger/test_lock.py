@@ -105,8 +105,7 @@ def test_removing_the_log_after_a_kill_restores_no_budget(without_log):
     setup.adopt()
     assert verify(setup.path, [setup.key]).intact
     for _ in range(2):
-        with setup.open() as ledger:
-            assert ledger.account.remaining_units == 0
+        assert setup.resume().account.remaining_units == 0
 
 
 def test_a_backup_beside_its_ledger_is_intact_though_it_is_older(setup):
@@ -149,8 +148,7 @@ def test_a_lock_without_a_note_refuses_nothing(killed, content):
     if content is not None:
         killed.lock.write_bytes(content)
         killed.lock.chmod(0o600)
-    with killed.open() as ledger:
-        assert ledger.account.tokens == 17
+    assert killed.resume().account.tokens == 17
 
 
 def test_the_note_may_be_behind_the_ledger(setup):
@@ -176,10 +174,9 @@ def test_a_witness_that_was_rolled_back_with_its_ledger_is_refused(setup, tmp_pa
     setup.resume(3, witness=setup.witness)
     setup.roll_back_to(ledger_copy)
     shutil.copy(witness_copy, setup.witness)
-    with pytest.raises(LedgerRolledBack, match=r"row 4.*row 5"):
-        setup.open(witness=setup.witness)
-    with pytest.raises(LedgerRolledBack, match=r"row 4.*row 5"):
-        setup.adopt(witness=setup.witness)
+    for attempt in (setup.open, setup.adopt):
+        with pytest.raises(LedgerRolledBack, match=r"row 4.*row 5"):
+            attempt(witness=setup.witness)
     setup.adopt()
     setup.open().close()
 
@@ -194,8 +191,7 @@ def test_a_second_writer_after_the_lock_was_removed_is_not_taken_for_damage(setu
     with pytest.raises(LedgerStopped):
         setup.commit(first, 2)
     first.close()
-    with setup.open() as ledger:
-        assert ledger.sealed_belief == b"second 2"
+    assert setup.resume().sealed_belief == b"second 2"
 
 
 def failing(*_):
@@ -213,15 +209,8 @@ def test_a_note_that_cannot_be_written_stops_the_ledger(setup, monkeypatch):
 
 def open_descriptors_of(path):
     """How many descriptors of this process are that file."""
-    found = path.stat()
-    count = 0
-    for descriptor in range(3, 256):
-        try:
-            status = os.fstat(descriptor)
-        except OSError:
-            continue
-        count += (status.st_dev, status.st_ino) == (found.st_dev, found.st_ino)
-    return count
+    descriptors = [f"/dev/fd/{number}" for number in range(3, 256)]
+    return sum(os.path.exists(name) and os.path.samefile(name, path) for name in descriptors)
 
 
 def test_a_failing_disk_keeps_no_lock_and_no_descriptor(tmp_path, monkeypatch):
@@ -237,9 +226,7 @@ def test_a_failing_disk_keeps_no_lock_and_no_descriptor(tmp_path, monkeypatch):
         patch.setattr(os, "fstat", failing)
         with pytest.raises(OSError, match="Input/output error"):
             WriterLock(path)
-    assert open_descriptors_of(path) == 1
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fstat", failing)
+        assert open_descriptors_of(path) == 1
         lock.release()
     assert len(held - locking._HELD_HERE) == 1
     assert open_descriptors_of(path) == 0

@@ -26,19 +26,14 @@ def rolled_back(setup):
     """Three steps, a copy by hand, three more steps, and a rollback to the copy; the witness records all six."""
     setup.with_steps(3, witness=setup.witness).close()
     copy = setup.copy()
-    with setup.open(witness=setup.witness) as ledger:
-        setup.commit(ledger, 4, 5, 6)
-        setup.account_before = ledger.account
+    setup.account_before = setup.resume(4, 5, 6, witness=setup.witness).account
     setup.roll_back_to(copy)
     return setup
 
 
-def test_a_rolled_back_ledger_is_refused_by_its_witness(rolled_back):
+def test_a_rolled_back_ledger_is_refused_by_its_witness_and_never_opens_without(rolled_back):
     with pytest.raises(LedgerRolledBack, match=r"row 5.*row 8"):
         rolled_back.open(witness=rolled_back.witness)
-
-
-def test_a_ledger_with_a_witness_never_opens_without(rolled_back):
     with pytest.raises(WitnessMissing, match="PACLM_WITNESS=PATH or --witness PATH"):
         rolled_back.open()
     rolled_back.witness.unlink()
@@ -69,16 +64,19 @@ def test_adopting_with_the_witness_loses_neither_charge_nor_belief(rolled_back):
     assert verify(setup.path, [setup.key]).intact
 
 
-def test_adopting_a_backup_that_lacks_nothing_charges_nothing(setup):
-    setup.with_steps(3, witness=setup.witness).close()
+@pytest.mark.parametrize("is_rotated", [False, True])
+def test_adopting_a_backup_that_lacks_nothing_charges_nothing(setup, is_rotated):
+    with setup.with_steps(3, witness=setup.witness) as ledger:
+        if is_rotated:
+            ledger.rotate_key(setup.new_key, b"new seal")
+    keys = {"witness": setup.witness} | (setup.new_keys if is_rotated else {})
     backup(setup.path, setup.backup)
     setup.roll_back_to(setup.backup)
     with pytest.raises(LedgerRolledBack, match="paclm ledger adopt"):
-        setup.open(witness=setup.witness)
-    assert setup.adopt(witness=setup.witness).proof == "current"
-    with setup.open(witness=setup.witness) as ledger:
-        assert ledger.account.tokens == 12
-        setup.commit(ledger, 4)
+        setup.open(**keys)
+    assert setup.adopt(**keys).proof == "current"
+    assert setup.resume(**keys).account.tokens == 12
+    setup.resume(4, **keys)
 
 
 def test_settings_changed_in_lost_rows_are_restored_from_the_witness(setup):
@@ -89,8 +87,8 @@ def test_settings_changed_in_lost_rows_are_restored_from_the_witness(setup):
         ledger.change_settings(replace(ledger.settings, charge="dissent"))
     setup.roll_back_to(copy)
     setup.adopt(witness=setup.witness)
-    with setup.open(witness=setup.witness) as ledger:
-        assert (ledger.settings.charge, ledger.account.total_nats) == ("dissent", 2.0**-8)
+    ledger = setup.resume(witness=setup.witness)
+    assert (ledger.settings.charge, ledger.account.total_nats) == ("dissent", 2.0**-8)
 
 
 def test_adopting_without_a_witness_charges_everything_for_good(setup):
@@ -120,17 +118,16 @@ def test_adopting_without_a_witness_counts_a_total_that_the_copy_lacks(setup):
         ledger.extend(2.0**-6, confirmed_by="ada")
     setup.roll_back_to(setup.backup)
     setup.adopt(largest_total=2.0**-6)
-    with setup.open() as ledger:
-        assert ledger.account.spent_nats == ledger.account.total_nats == 2.0**-6
-        assert ledger.bounds == ledger.bounds_for(2.0**-6)
+    ledger = setup.resume()
+    assert ledger.account.spent_nats == ledger.account.total_nats == 2.0**-6
+    assert ledger.bounds == ledger.bounds_for(2.0**-6)
 
 
 def test_a_restore_never_lowers_the_spend(rolled_back):
     spent = []
     for witness in (rolled_back.witness, rolled_back.witness, None):
         rolled_back.adopt(witness=witness)
-        with rolled_back.open(witness=witness) as ledger:
-            spent.append(ledger.account.spent_units)
+        spent.append(rolled_back.resume(witness=witness).account.spent_units)
     assert rolled_back.account_before.spent_units == spent[0] == spent[1] < spent[2]
 
 

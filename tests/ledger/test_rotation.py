@@ -6,7 +6,7 @@ import pytest
 
 from paclm.errors import LedgerError, LedgerRolledBack, LedgerStopped, LedgerWrongKey
 from paclm.ledger import ledger as ledger_module
-from paclm.ledger.recovery import adopt_restored, backup
+from paclm.ledger.recovery import backup
 from paclm.ledger.verify import verify
 from paclm.ledger.witness import Witness
 
@@ -28,7 +28,7 @@ def assert_nothing_is_lost(setup, keys, steps):
 
 
 def test_rotation_signs_new_rows_with_the_new_key_and_stores_the_belief_under_its_new_seal(setup):
-    keys = {"mac_key": setup.new_key, "old_keys": [setup.key], "witness": setup.witness}
+    keys = setup.new_keys | {"witness": setup.witness}
     with setup.with_steps(2, witness=setup.witness) as ledger:
         ledger.rotate_key(setup.new_key, b"sealed 2 under the new key")
         with pytest.raises(LedgerError):
@@ -91,8 +91,7 @@ def test_a_backup_from_before_a_rotation_is_adopted_without_a_witness(setup, rot
     with pytest.raises(LedgerWrongKey):  # without the key that signed it
         setup.adopt(mac_key=keys["mac_key"])
     assert setup.adopt(**keys).proof == "none"
-    with setup.open(**keys) as ledger:
-        assert ledger.account.remaining_units == 0
+    assert setup.resume(**keys).account.remaining_units == 0
     report = verify(setup.path, setup.keys)
     assert report.intact, report.problem
 
@@ -118,8 +117,7 @@ def test_a_crash_in_the_middle_of_adopting_leaves_a_copy(setup, rotated, monkeyp
     with pytest.raises(LedgerRolledBack, match="paclm ledger adopt"):
         setup.open(**keys)
     setup.adopt(**keys)
-    with setup.open(**keys) as ledger:
-        assert ledger.account.remaining_units == 0
+    assert setup.resume(**keys).account.remaining_units == 0
 
 
 @pytest.mark.parametrize("steps", [0, 1])
@@ -135,28 +133,18 @@ def test_adopting_with_the_witness_is_repeated_after_a_crash_and_loses_nothing(s
     assert_nothing_is_lost(setup, keys, steps)
 
 
-def test_a_backup_that_ends_with_the_rotation_lacks_nothing(setup):
-    with setup.with_steps(2, witness=setup.witness) as ledger:
-        ledger.rotate_key(setup.new_key, b"new seal")
-    backup(setup.path, setup.backup)
-    setup.roll_back_to(setup.backup)
-    keys = {"mac_key": setup.new_key, "old_keys": [setup.key], "witness": setup.witness}
-    assert setup.adopt(**keys).proof == "current"
-
-
 def test_a_crash_between_the_restore_and_its_witness_is_repaired_by_adopting_again(setup, monkeypatch):
     before = setup.lose_steps(1)
-    again = {"mac_key": setup.key, "confirmed_by": "ada", "witness": setup.witness}
     monkeypatch.setattr(Witness, "write", crash)
     with pytest.raises(KeyboardInterrupt):
-        adopt_restored(setup.path, **again)
+        setup.adopt(witness=setup.witness)
     monkeypatch.undo()
     half = setup.copy("half.sqlite")
     for start in (half, setup.backup):
         setup.roll_back_to(start)
-        assert adopt_restored(setup.path, **again).proof == "witness"
-        with setup.open(witness=setup.witness) as ledger:
-            assert (ledger.account, ledger.sealed_belief) == (before, b"sealed 3")
+        assert setup.adopt(witness=setup.witness).proof == "witness"
+        ledger = setup.resume(witness=setup.witness)
+        assert (ledger.account, ledger.sealed_belief) == (before, b"sealed 3")
         assert verify(setup.path, [setup.key]).intact
 
 

@@ -16,24 +16,16 @@ def test_the_first_row_opens_the_ledger_and_no_other_does():
         apply(START, 2, OPENED)
     with pytest.raises(BadRow):
         apply(None, 1, Stepped((), None))
+    with pytest.raises(BadRow, match="hearsay"):  # a restore without a known proof
+        apply(START, 2, Restored("hearsay", 1, 1, 100, None, None, None, "ada"))
 
 
-def test_a_step_adds_up_its_entries():
-    after = apply(START, 2, Stepped((Usage("a", 3, 1, 3, 30, 2), Usage("b", 1, 0, 1, 10)), "ff"))
-    assert (after.spent_units, after.tokens, after.dissent_tokens, after.public_tokens) == (40, 4, 1, 2)
+def test_a_step_adds_up_its_entries_and_spends_at_most_the_last_unit():
+    after = apply(START, 2, Stepped((Usage("a", 3, 1, 3, 60, 2), Usage("b", 1, 0, 1, 40)), "ff"))
+    assert (after.spent_units, after.tokens, after.dissent_tokens, after.public_tokens) == (100, 4, 1, 2)
     assert (after.belief_row, after.belief_seq) == (2, 2)
-
-
-def test_a_step_may_spend_the_last_unit_and_not_one_more():
-    assert apply(START, 2, Stepped((Usage("a", 3, 1, 3, 60), Usage("b", 1, 0, 1, 40)), None)).spent_units == 100
     with pytest.raises(BudgetExceeded):
         apply(START, 2, Stepped((Usage("a", 3, 1, 3, 60), Usage("b", 1, 0, 1, 41)), None))
-
-
-def test_a_restore_without_a_known_proof_is_refused():
-    event = Restored("hearsay", 1, 1, 100, None, None, None, "ada")
-    with pytest.raises(BadRow, match="hearsay"):
-        apply(START, 2, event)
 
 
 @pytest.mark.parametrize("change", [{"tokens": -1}, {"tokens": True}, {"spent_units": 101}, {"tokens": "1"}])

@@ -25,6 +25,7 @@ from paclm.errors import (
 from paclm.ledger import sqlite_file
 from paclm.ledger.events import Head, LedgerKeys, Row, digest_of, make_row
 from paclm.ledger.state import parse_row, to_state_fields
+from paclm.ledger.store import transaction
 from paclm.ledger.verify import verify
 
 
@@ -35,17 +36,18 @@ def closed(setup):
     return setup
 
 
+def run(path, statement, *arguments):
+    """The rows of one SQL statement, as somebody with SQLite's own program would run it."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        return db.execute(statement, *arguments).fetchall()
+
+
 def edit(path, *statements):
     """Change the file with the triggers removed, then restore them."""
-    db = sqlite3.connect(path, isolation_level=None)
-    triggers = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
-    for name, _ in triggers:
-        db.execute(f"DROP TRIGGER {name}")
-    for statement, *arguments in statements:
-        db.execute(statement, *arguments)
-    for _, sql in triggers:
-        db.execute(sql)
-    db.close()
+    triggers = run(path, "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'")
+    dropped, restored = [(f"DROP TRIGGER {name}",) for name, _ in triggers], [(sql,) for _, sql in triggers]
+    for statement in (*dropped, *statements, *restored):
+        run(path, *statement)
 
 
 def refused(setup, error, match="ledger"):
@@ -59,11 +61,9 @@ def refused(setup, error, match="ledger"):
 
 
 def test_rows_cannot_be_changed_through_sqlite(closed):
-    db = sqlite3.connect(closed.path)
     for statement in ("UPDATE events SET body = 'x' WHERE seq = 3", "DELETE FROM events WHERE seq = 3"):
         with pytest.raises(sqlite3.IntegrityError, match="append-only"):
-            db.execute(statement)
-    db.close()
+            run(closed.path, statement)
 
 
 def test_a_truncated_an_emptied_and_an_overwritten_file_are_refused(closed):
@@ -104,16 +104,13 @@ def test_a_signed_row_of_another_history_breaks_the_link_of_the_next(setup):
     """It has the same charge and belief and a MAC of the same key; only the row after it does not follow from it."""
     setup.with_steps(3).close()
     before = setup.copy()
-    with setup.open() as ledger:
-        setup.commit(ledger, 4, 5)
+    setup.resume(4, 5)
     newest = setup.copy("newest.sqlite")
     setup.roll_back_to(before)
     setup.lock.unlink()
     setup.wait(seconds=1)
-    with setup.open() as ledger:
-        setup.commit(ledger, 4)
-    with closing(sqlite3.connect(setup.path)) as db:
-        other = db.execute("SELECT at, digest, mac FROM events WHERE seq = 5").fetchone()
+    setup.resume(4)
+    (other,) = run(setup.path, "SELECT at, digest, mac FROM events WHERE seq = 5")
     setup.roll_back_to(newest)
     setup.lock.unlink()
     edit(setup.path, ("UPDATE events SET at = ?, digest = ?, mac = ? WHERE seq = 5", other))
@@ -122,9 +119,8 @@ def test_a_signed_row_of_another_history_breaks_the_link_of_the_next(setup):
 
 def test_a_belief_of_another_type_is_refused(closed):
     """One bit of a record's header makes text of a blob; STRICT tables do not check types when reading."""
-    with closing(sqlite3.connect(closed.path)) as db:
-        ((sealed,),) = db.execute("SELECT sealed FROM belief").fetchall()
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    ((sealed,),) = run(closed.path, "SELECT sealed FROM belief")
+    run(closed.path, "PRAGMA wal_checkpoint(TRUNCATE)")
     data = bytearray(closed.path.read_bytes())
     blob = bytes([2 * len(sealed) + 12])  # SQLite's mark of a blob of this length; text has the next number
     data[data.rindex(blob, 0, data.rindex(sealed))] += 1
@@ -141,26 +137,20 @@ def test_a_changed_belief_is_refused(closed, change):
 
 
 def test_a_removed_trigger_is_refused(closed):
-    db = sqlite3.connect(closed.path)
-    db.execute("DROP TRIGGER events_no_delete")
-    db.close()
+    run(closed.path, "DROP TRIGGER events_no_delete")
     refused(closed, LedgerTampered, "events_no_delete")
 
 
 def test_changed_figures_by_key_are_found(closed):
     edit(closed.path, ("UPDATE usage SET units = '0'",))
     report = verify(closed.path)
-    assert not report.intact
-    assert report.bad_seq is None
+    assert (report.intact, report.bad_seq) == (False, None)
 
 
 def forge(setup, change):
     """Rewrite the last row and its digest as is possible without the key, signed with another key."""
-    db = sqlite3.connect(setup.path)
-    rows = [Row(*found) for found in db.execute("SELECT * FROM events ORDER BY seq")]
-    db.close()
-    event, after = parse_row(rows[-1])
-    event, after = change(event, after)
+    rows = [Row(*found) for found in run(setup.path, "SELECT * FROM events ORDER BY seq")]
+    event, after = change(*parse_row(rows[-1]))
     forged = make_row(Head(10, rows[-2].digest), 11, rows[-1].at, event, to_state_fields(after), LedgerKeys(bytes(32)))
     row = forged._replace(key=rows[-1].key)
     row = row._replace(digest=digest_of(*row[:6]))
@@ -187,12 +177,10 @@ def test_a_row_forged_with_correct_hashes_and_sums_fails_its_mac(closed):
 
 def free(event, after):
     entry = event.entries[0]
-    charged = {
-        "spent_units": after.spent_units - entry.units,
-        "charged_tokens": after.charged_tokens - entry.charged_tokens,
-    }
+    spent, charged = after.spent_units - entry.units, after.charged_tokens - entry.charged_tokens
     entry = dataclasses.replace(entry, units=0, charged_tokens=0)
-    return dataclasses.replace(event, entries=(entry,)), dataclasses.replace(after, **charged)
+    after = dataclasses.replace(after, spent_units=spent, charged_tokens=charged)
+    return dataclasses.replace(event, entries=(entry,)), after
 
 
 @pytest.mark.parametrize(
@@ -206,26 +194,17 @@ def test_a_row_below_its_price_or_with_wrong_totals_is_found_without_a_key(close
 
 @pytest.mark.parametrize("body", ["", "{}", "[]", '{"event":{},"after":{}}', '{"event":1,"after":2}'])
 def test_a_row_that_cannot_be_read_is_named(closed, body):
-    db = sqlite3.connect(closed.path)
-    row = Row(*db.execute("SELECT * FROM events WHERE seq = 11").fetchone())._replace(body=body)
-    db.close()
-    row = row._replace(digest=digest_of(*row[:6]))
-    edit(closed.path, ("UPDATE events SET body = ?, digest = ? WHERE seq = 11", (row.body, row.digest)))
+    row = Row(*run(closed.path, "SELECT * FROM events WHERE seq = 11")[0])._replace(body=body)
+    edit(closed.path, ("UPDATE events SET body = ?, digest = ? WHERE seq = 11", (body, digest_of(*row[:6]))))
     report = verify(closed.path)
     assert (report.intact, report.bad_seq) == (False, 11)
 
 
-def test_another_key_is_refused_by_name(closed):
+def test_another_key_and_a_ledger_of_a_newer_paclm_are_refused(closed):
     with pytest.raises(LedgerWrongKey):
         closed.open(mac_key=bytes(32))
-    report = verify(closed.path, [bytes(32)])
-    assert not report.intact
-
-
-def test_a_ledger_of_a_newer_paclm_is_refused(closed):
-    db = sqlite3.connect(closed.path, isolation_level=None)
-    db.execute("INSERT INTO migrations VALUES ('m999_later', '2030')")
-    db.close()
+    assert not verify(closed.path, [bytes(32)]).intact
+    run(closed.path, "INSERT INTO migrations VALUES ('m999_later', '2030')")
     with pytest.raises(LedgerError, match="m999_later"):
         closed.open()
 
@@ -280,17 +259,23 @@ except LedgerStopped:
 def test_another_program_that_holds_the_database_stops_the_ledger(setup, monkeypatch):
     monkeypatch.setattr(sqlite_file, "BUSY_SECONDS", 0.05)
     ledger = setup.with_steps(1)
-    other = sqlite3.connect(setup.path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(LedgerBusy, match="SQLITE_BUSY"):
-        setup.commit(ledger, 2)
-    other.execute("ROLLBACK")
-    other.close()
+    with closing(sqlite3.connect(setup.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(LedgerBusy, match="SQLITE_BUSY"):
+            setup.commit(ledger, 2)
     with pytest.raises(LedgerStopped):
         setup.commit(ledger, 2)
     ledger.close()
     with setup.open() as ledger:
         assert ledger.sealed_belief == b"sealed 1"
+
+
+def test_a_transaction_keeps_other_writers_out_from_its_start(setup):
+    """What it reads cannot change before it writes."""
+    with setup.with_steps(1) as ledger, closing(sqlite3.connect(setup.path, timeout=0)) as other:
+        with transaction(ledger.store.db), pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("UPDATE usage SET units = '0'")
+        other.execute("UPDATE usage SET units = '0'")
 
 
 def test_a_folder_that_cannot_be_written_is_refused(closed, monkeypatch):
@@ -312,9 +297,7 @@ def test_losing_the_side_file_after_a_crash_is_seen_by_the_witness(setup, tmp_pa
 
 
 def test_a_body_is_canonical_json_that_names_its_fields(closed):
-    db = sqlite3.connect(closed.path)
-    (body,) = db.execute("SELECT body FROM events WHERE seq = 2").fetchone()
-    db.close()
+    ((body,),) = run(closed.path, "SELECT body FROM events WHERE seq = 2")
     fields = json.loads(body)
     assert fields["event"]["entries"][0]["units"] == 4 * closed.price
     assert json.dumps(fields, sort_keys=True, separators=(",", ":")) == body

@@ -45,11 +45,11 @@ def test_one_note_stays_whole_however_often_a_process_dies_at_the_other(setup):
     assert read_note(setup.lock) == HeadNote(ledger.head)
 
 
-def test_the_same_row_is_not_noted_twice(setup):
-    setup.with_steps(2).close()
-    before = setup.lock.read_bytes()
-    setup.open().close()
-    assert setup.lock.read_bytes() == before
+def test_the_same_row_is_neither_noted_nor_witnessed_twice(setup):
+    setup.with_steps(2, witness=setup.witness).close()
+    before = setup.lock.read_bytes(), setup.witness.read_bytes()
+    setup.open(witness=setup.witness).close()
+    assert (setup.lock.read_bytes(), setup.witness.read_bytes()) == before
 
 
 def test_a_short_write_of_a_note_stops_the_ledger_and_costs_nothing(setup, monkeypatch):
@@ -59,21 +59,17 @@ def test_a_short_write_of_a_note_stops_the_ledger_and_costs_nothing(setup, monke
         with pytest.raises(LedgerFull, match="70 of 177"):
             setup.commit(ledger, 3)
         monkeypatch.undo()
-    with setup.open() as ledger:
-        assert ledger.sealed_belief == b"sealed 3"
+    assert setup.resume().sealed_belief == b"sealed 3"
 
 
 def test_an_adoption_whose_note_was_torn_is_repeated(setup):
     setup.with_steps(2).close()
     copy = setup.copy()
-    with setup.open() as ledger:
-        setup.commit(ledger, 3)
-        setup.commit(ledger, 4)
+    setup.resume(3, 4)
     setup.roll_back_to(copy)
     with torn(NOTE, 100):
         setup.adopt()
     with pytest.raises(LedgerRolledBack, match=r"ledger\.lock.*adopt"):
         setup.open()
     setup.adopt()
-    with setup.open() as ledger:
-        assert ledger.account.remaining_units == 0
+    assert setup.resume().account.remaining_units == 0

@@ -27,10 +27,9 @@ def test_a_torn_testimony_does_not_pass_a_ledger_without_its_row(setup, keep, ha
     setup.roll_back_to(torn_commit(setup, SLOT, keep, witness=setup.witness))
     if not has_lock:
         setup.lock.unlink()
-    with pytest.raises(LedgerRolledBack):
-        setup.open(witness=setup.witness)
-    with pytest.raises(LedgerRolledBack):
-        setup.adopt(witness=setup.witness)
+    for attempt in (setup.open, setup.adopt):
+        with pytest.raises(LedgerRolledBack):
+            attempt(witness=setup.witness)
     setup.adopt()
     with setup.open() as ledger:
         assert ledger.account.remaining_units == 0
@@ -39,8 +38,7 @@ def test_a_torn_testimony_does_not_pass_a_ledger_without_its_row(setup, keep, ha
 def test_a_ledger_one_row_ahead_of_a_torn_testimony_is_adopted_as_current(setup):
     torn_commit(setup, SLOT, 300, witness=setup.witness)
     assert setup.adopt(witness=setup.witness).proof == "current"
-    with setup.open(witness=setup.witness) as ledger:
-        assert ledger.sealed_belief == b"sealed 3"
+    assert setup.resume(witness=setup.witness).sealed_belief == b"sealed 3"
 
 
 def damage(setup, number):
@@ -86,8 +84,8 @@ def test_an_adoption_whose_testimony_was_torn_is_finished_by_another(setup, keep
         with torn(SLOT, keep):
             setup.adopt(witness=setup.witness)
     setup.adopt(witness=setup.witness)
-    with setup.open(witness=setup.witness) as ledger:
-        assert (ledger.account, ledger.sealed_belief) == (account, b"sealed 4")
+    ledger = setup.resume(witness=setup.witness)
+    assert (ledger.account, ledger.sealed_belief) == (account, b"sealed 4")
 
 
 def test_half_an_adoption_is_not_finished_with_a_witness_that_has_seen_more(setup):
@@ -106,8 +104,7 @@ def test_half_an_adoption_is_not_finished_with_a_witness_that_has_seen_more(setu
 def test_slots_that_do_not_follow_one_another_are_refused(setup, how):
     setup.with_steps(2, witness=setup.witness).close()
     old = setup.witness.read_bytes()
-    with setup.open(witness=setup.witness) as ledger:
-        setup.commit(ledger, 3, 4, 5)
+    setup.resume(3, 4, 5, witness=setup.witness)
     content, newest = bytearray(setup.witness.read_bytes()), newest_slot(setup)
     size = len(content) // 2
     other = slice((1 - newest) * size, (2 - newest) * size)
@@ -140,8 +137,7 @@ def test_a_new_seal_reaches_both_slots_wherever_a_crash_came(setup, what, count,
     keys = setup.new_keys if what == "a rotation" else {}
     with torn(SLOT, keep):  # and again while the next opening repairs it
         setup.open(witness=setup.witness, **keys)
-    with setup.open(witness=setup.witness, **keys) as ledger:
-        assert ledger.sealed_belief == b"new seal"
+    assert setup.resume(witness=setup.witness, **keys).sealed_belief == b"new seal"
     held = setup.witness.read_bytes()
     assert held.count(b"new seal".hex().encode()) == 2
     assert not any((b"sealed %d" % n).hex().encode() in held for n in (1, 2))
@@ -177,8 +173,7 @@ def test_a_witness_with_one_write_of_a_new_ledger_is_no_torn_one(setup, monkeypa
         setup.open(witness=setup.witness)
     monkeypatch.undo()
     for _ in range(2):
-        with setup.open(witness=setup.witness) as ledger:
-            assert ledger.state.witness is not None
+        assert setup.resume(witness=setup.witness).state.witness is not None
 
 
 def test_a_witness_that_was_cut_off_or_whose_newest_slot_was_emptied_hides_no_row(setup):

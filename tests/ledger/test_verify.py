@@ -28,22 +28,17 @@ def test_an_intact_ledger_is_verified_with_and_without_its_key_and_changes_no_by
         db.execute("UPDATE belief SET seq = 0")
 
 
-def test_verification_works_while_the_ledger_is_in_use(setup):
+def test_a_ledger_in_use_and_a_crash_image_are_verified_from_the_log(setup, tmp_path):
+    image = tmp_path / "image"
+    image.mkdir(mode=0o700)
     with setup.with_steps(5) as ledger:
         assert verify(setup.path).contents.head == ledger.head
         setup.commit(ledger, 6)
         assert verify(setup.path, [setup.key]).contents.head == ledger.head
-
-
-def test_a_crash_image_is_verified_from_its_log(setup, tmp_path):
-    image = tmp_path / "image"
-    image.mkdir(mode=0o700)
-    with setup.with_steps(5):
         for name in ("ledger.sqlite", "ledger.sqlite-wal"):
             shutil.copy(setup.folder / name, image / name)
     report = verify(image / "ledger.sqlite", [setup.key])
-    assert report.intact
-    assert report.num_events == 6
+    assert (report.intact, report.num_events) == (True, 7)
 
 
 def test_a_ledger_on_read_only_media_is_verified(setup, monkeypatch):

@@ -19,8 +19,9 @@ units_beside_floats = st.builds(
 )
 
 
-def test_a_power_of_two_is_exact():
+def test_a_power_of_two_and_a_fraction_are_exact():
     assert units_up(2.0**-32) == units_down(2.0**-32) == 2**28
+    assert units_up(Fraction(2**53 + 1, 2**60)) == 2**53 + 1
 
 
 @given(value=nats)
@@ -31,7 +32,9 @@ def test_charges_round_up_and_totals_round_down(value):
 
 @given(units=units_beside_floats)
 def test_conversion_to_nats_rounds_to_its_side(units):
-    assert Fraction(nats_up(units)) * UNITS_PER_NAT >= units >= Fraction(nats_down(units)) * UNITS_PER_NAT
+    account = Account(units, spent_units=units)
+    for above in (nats_up(units), account.total_nats, account.spent_nats):
+        assert Fraction(above) * UNITS_PER_NAT >= units >= Fraction(nats_down(units)) * UNITS_PER_NAT
     assert units_up(nats_down(units)) <= units <= units_down(nats_up(units))
 
 
@@ -60,13 +63,10 @@ def test_the_last_token_that_fits_is_served_and_the_next_is_not():
     assert account.charge(0, is_dissent=False).tokens == 4  # a token without a charge is always served
 
 
-def test_one_unit_less_in_the_total_costs_one_token():
+def test_one_unit_less_in_the_total_or_more_in_the_price_costs_one_token():
     per_token = units_up(2.0**-10)
     assert Account(3 * per_token).remaining_tokens(2.0**-10) == 3
     assert Account(3 * per_token - 1).remaining_tokens(2.0**-10) == 2
-
-
-def test_a_budget_divided_by_tokens_and_rounded_up_affords_one_token_less():
     total, tokens = units_down(0.1), 7
     assert Account(total).remaining_tokens(nats_up(total // tokens + 1)) == tokens - 1
     assert Account(total).remaining_tokens(nats_down(total // tokens)) == tokens
@@ -117,29 +117,16 @@ def test_a_broken_state_is_refused(state):
         Account(**state)
 
 
-@given(units=units_beside_floats)
-def test_figures_in_nats_are_never_below_the_units(units):
-    account = Account(units, spent_units=units)
-    assert Fraction(account.total_nats) >= Fraction(units, UNITS_PER_NAT)
-    assert Fraction(account.spent_nats) >= Fraction(units, UNITS_PER_NAT)
-
-
-def test_exact_fractions_are_not_rounded_on_the_way():
-    assert units_up(Fraction(2**53 + 1, 2**60)) == 2**53 + 1
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan, True, "0.5"])
-def test_a_budget_that_is_no_positive_finite_number_is_refused(value):
-    with pytest.raises(InvalidInput, match=re.escape(repr(value))):
-        units_up(value)
-
-
-@pytest.mark.parametrize("units", [-1, 1.5, True])
-def test_a_charge_that_is_no_whole_number_is_refused(units):
-    with pytest.raises(InvalidInput, match=re.escape(repr(units))):
-        Account.open(1.0).charge(units, is_dissent=False)
-
-
-def test_an_unknown_charge_is_refused():
-    with pytest.raises(InvalidInput, match="never"):
-        charge_units("never", 0.1, reads_secret=True, is_dissent=True)
+@pytest.mark.parametrize(
+    ("compute", "values"),
+    [
+        (units_up, [0.0, -1.0, math.inf, math.nan, True, "0.5"]),
+        (lambda units: Account.open(1.0).charge(units, is_dissent=False), [-1, 1.5, True]),
+        (lambda charge: charge_units(charge, 0.1, reads_secret=True, is_dissent=True), ["never"]),
+    ],
+    ids=["budget", "units", "charge"],
+)
+def test_impossible_values_are_refused(compute, values):
+    for value in values:
+        with pytest.raises(InvalidInput, match=re.escape(repr(value))):
+            compute(value)

@@ -18,23 +18,32 @@ BUDGETS = [2.0**-60, 2.0**-40, 2.0**-32, 2.0**-16, 2.0**-8, 2.0**-4, 1.0, 2.0**4
 
 @st.composite
 def masses(draw, sizes=(2, 3, 5, 17, 64), smallest=-300):
-    """Masses a belief can put behind distinct votes: balanced, skewed, down to 1e-300 and exactly zero.
-
-    They sum to one within the tolerance of a belief.
-    """
+    """Masses behind distinct votes: balanced, skewed, down to 1e-300 and zero; they sum to one within the tolerance."""
     size = draw(st.sampled_from(sizes))
-    exponents = draw(st.lists(st.floats(smallest, 0), min_size=size, max_size=size))
-    mass = 10.0 ** np.array(exponents)
+    mass = 10.0 ** np.array(draw(st.lists(st.floats(smallest, 0), min_size=size, max_size=size)))
     mass[draw(st.integers(0, size - 1))] = 1.0
     if smallest < -16 and draw(st.booleans()):
         mass[draw(st.integers(1, size - 1))] = 0.0
     return mass / mass.sum() * (1.0 + draw(st.floats(-1, 1)) * SUM_TOLERANCE)
 
 
-def test_reference_split_has_the_published_spectrum():
-    _, variances = calibrate_noise(SPLIT, 2.0**-8)
-    np.testing.assert_allclose(variances, [29.850074, 55.129759], atol=1e-6)
-    assert variances.sum() == pytest.approx(84.979833, abs=1e-6)
+def leak_bound(mass, per_token):
+    return gaussian_bound(mass, *calibrate_noise(mass, per_token))
+
+
+def solve(mass, per_token, floor):
+    """The textbook calibration, by a general solver whose eigenvalues are raised by the floor."""
+    basis = helmert(mass.size)
+    eigenvalues, vectors = np.linalg.eigh((basis.T * mass) @ basis - np.outer(mass @ basis, mass @ basis))
+    roots = np.sqrt(np.maximum(eigenvalues, 0.0) + floor)
+    return Calibration(basis @ vectors, roots * roots.sum() / (2 * per_token))
+
+
+def test_reference_split_has_the_published_spectrum_and_no_needless_noise():
+    calibration = calibrate_noise(SPLIT, 2.0**-8)
+    np.testing.assert_allclose(calibration.variances, [29.850074, 55.129759], atol=1e-6)
+    assert calibration.scale == pytest.approx(math.sqrt(55.129759), rel=1e-7)
+    assert leak_bound(SPLIT, 2.0**-32) >= 2.0**-32 * 0.999
 
 
 @pytest.mark.parametrize(("exponent", "deviation"), [(-4, 2), (-8, 8), (-16, 128), (-24, 2048), (-32, 32768)])
@@ -62,10 +71,7 @@ def test_noise_covariance_equals_the_ambient_twin(counts):
 @given(mass=masses(sizes=(3,), smallest=-12))
 def test_three_masses_have_the_spectrum_of_a_general_solver(mass):
     axes, variances = calibrate_noise(mass, 2.0**-8)
-    basis = helmert(3)
-    eigenvalues = np.linalg.eigvalsh((basis.T * mass) @ basis - np.outer(mass @ basis, mass @ basis))
-    roots = np.sqrt(np.maximum(eigenvalues, 0.0) + FLOOR)
-    np.testing.assert_allclose(variances, roots * roots.sum() / (2 * 2.0**-8), rtol=0.05, atol=1e-5)
+    np.testing.assert_allclose(variances, solve(mass, 2.0**-8, FLOOR).variances, rtol=0.05, atol=1e-5)
     np.testing.assert_allclose(axes.T @ axes, np.eye(2), atol=1e-14)
 
 
@@ -104,8 +110,7 @@ def _mutant_variance_as_deviation(mass, per_token):
 
 def _mutant_floor_to_zero(mass, per_token):
     basis = helmert(mass.size)
-    covariance = (basis.T * mass) @ basis - np.outer(mass @ basis, mass @ basis)
-    eigenvalues, vectors = np.linalg.eigh(covariance)
+    eigenvalues, vectors = np.linalg.eigh((basis.T * mass) @ basis - np.outer(mass @ basis, mass @ basis))
     roots = np.sqrt(np.where(eigenvalues < 1e-9, 0.0, eigenvalues))
     return Calibration(basis @ vectors, np.maximum(roots * roots.sum() / (2 * per_token), 1e-300))
 
@@ -124,24 +129,16 @@ def _mutant_prior_instead_of_belief(mass, per_token):
     ],
 )
 def test_each_wrong_calibration_is_caught_by_the_budget_check(mutant, mass):
-    per_token = 2.0**-8
-    right = calibrate_noise(mass, per_token)
-    assert gaussian_bound(mass, right.axes, right.variances) <= per_token * (1 + 1e-9)
-    wrong = mutant(mass, per_token)
-    assert gaussian_bound(mass, wrong.axes, wrong.variances) > per_token * (1 + 1e-9)
+    assert leak_bound(mass, 2.0**-8) <= 2.0**-8 * (1 + 1e-9)
+    assert gaussian_bound(mass, *mutant(mass, 2.0**-8)) > 2.0**-8 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("light", [1e-16, 10**-16.75, 1e-17, 1e-20])
 def test_masses_near_the_rounding_of_a_solver_get_enough_noise(light):
     """A floor of 1e-17 instead of 1e-14 would let these leak several times the budget."""
     mass = np.array([1.0, light, light])
-    axes, variances = calibrate_noise(mass, 2.0**-32)
-    assert gaussian_bound(mass, axes, variances) <= 2.0**-32
-    basis = helmert(3)
-    eigenvalues, vectors = np.linalg.eigh((basis.T * mass) @ basis - np.outer(mass @ basis, mass @ basis))
-    roots = np.sqrt(np.maximum(eigenvalues, 0.0) + 1e-17)
-    lower = gaussian_bound(mass, basis @ vectors, roots * roots.sum() / (2 * 2.0**-32))
-    assert light != 10**-16.75 or lower > 2.0**-32
+    assert leak_bound(mass, 2.0**-32) <= 2.0**-32
+    assert light != 10**-16.75 or gaussian_bound(mass, *solve(mass, 2.0**-32, 1e-17)) > 2.0**-32
 
 
 @pytest.mark.parametrize("light", [2e-14, 1.8e-13, 1e-12])
@@ -149,29 +146,12 @@ def test_masses_near_the_rounding_of_a_solver_get_enough_noise(light):
 def test_masses_that_sum_to_a_little_more_than_one_get_enough_noise(size, light):
     """A heavy mass above one would cancel the variance of light ones and leak up to ten times the budget."""
     mass = np.array([1.0 - (size - 1) * light, *[light] * (size - 1)]) * (1.0 + 9e-13)
-    axes, variances = calibrate_noise(mass, 2.0**-60)
-    assert gaussian_bound(mass, axes, variances) <= 2.0**-60
-    basis = helmert(size)
-    trusting = (basis.T * mass) @ basis - np.outer(mass @ basis, mass @ basis)
-    eigenvalues, vectors = np.linalg.eigh(trusting)
-    roots = np.sqrt(np.maximum(eigenvalues, 0.0) + FLOOR)
-    leaked = gaussian_bound(mass, basis @ vectors, roots * roots.sum() / (2 * 2.0**-60))
-    assert light == 1e-12 or leaked > 1.2 * 2.0**-60
+    assert leak_bound(mass, 2.0**-60) <= 2.0**-60
+    assert light == 1e-12 or gaussian_bound(mass, *solve(mass, 2.0**-60, FLOOR)) > 1.2 * 2.0**-60
 
 
 def test_as_many_distinct_votes_as_worlds_stay_within_the_budget():
-    mass = np.random.default_rng(0).dirichlet(np.full(128, 0.3))
-    axes, variances = calibrate_noise(mass, 2.0**-32)
-    assert gaussian_bound(mass, axes, variances) <= 2.0**-32
-
-
-def test_reported_scale_is_the_largest_deviation():
-    assert calibrate_noise(SPLIT, 2.0**-8).scale == pytest.approx(math.sqrt(55.129759), rel=1e-7)
-
-
-def test_noise_is_not_needlessly_large():
-    axes, variances = calibrate_noise(SPLIT, 2.0**-32)
-    assert gaussian_bound(SPLIT, axes, variances) >= 2.0**-32 * 0.999
+    assert leak_bound(np.random.default_rng(0).dirichlet(np.full(128, 0.3)), 2.0**-32) <= 2.0**-32
 
 
 def test_a_mass_that_underflows_still_gets_noise():

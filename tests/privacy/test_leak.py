@@ -15,7 +15,6 @@ from paclm.privacy.leak import (
     leak_samples_by_truth,
     mean_and_stderr,
 )
-from paclm.privacy.randomness import ResearchNoise
 from paclm.privacy.releases import RULES
 from reference.simulation import ScaledNoise, random_votes, run_session
 
@@ -44,28 +43,24 @@ def gap(beliefs, secrets):
     return difference.mean / difference.stderr
 
 
-def test_estimators_agree_when_the_belief_knows_the_noise():
-    beliefs, secrets, _ = play(gaussian.release, 2.0**-4, sessions=1200, tokens=16)
-    assert abs(gap(beliefs, secrets)) < 4  # false alarm under 1e-4
+THREE_VOTES = {"sessions": 700, "num_worlds": 48, "num_candidates": 3}
 
 
-@pytest.mark.parametrize("factor", [0.5, 2.0])
-def test_estimators_differ_when_the_noise_is_made_for_another_budget(factor):
-    beliefs, secrets, _ = play(gaussian.release, 2.0**-4, sessions=1200, tokens=16, noise_factor=factor)
-    assert abs(gap(beliefs, secrets)) > 8
-
-
-@pytest.mark.parametrize(("factor", "differ"), [(1.0, False), (0.5, True)])
-def test_estimators_work_with_three_votes(factor, differ):
-    beliefs, secrets, _ = play(
-        gaussian.release, 2.0**-4, sessions=700, tokens=16, noise_factor=factor, num_worlds=48, num_candidates=3
-    )
-    assert (abs(gap(beliefs, secrets)) > 8) if differ else (abs(gap(beliefs, secrets)) < 4)
-
-
-def test_estimators_agree_for_the_channel_too():
-    beliefs, secrets, _ = play(RULES["channel"].release, 2.0**-4, sessions=800, tokens=16)
-    assert abs(gap(beliefs, secrets)) < 4
+@pytest.mark.parametrize(
+    ("name", "factor", "options"),
+    [
+        ("gaussian", 1.0, {"sessions": 1200}),
+        ("gaussian", 0.5, {"sessions": 1200}),
+        ("gaussian", 2.0, {"sessions": 1200}),
+        ("gaussian", 1.0, THREE_VOTES),
+        ("gaussian", 0.5, THREE_VOTES),
+        ("channel", 1.0, {"sessions": 800}),
+    ],
+)
+def test_estimators_agree_when_the_belief_knows_the_noise_and_differ_when_not(name, factor, options):
+    beliefs, secrets, _ = play(RULES[name].release, 2.0**-4, tokens=16, noise_factor=factor, **options)
+    distance = abs(gap(beliefs, secrets))
+    assert distance < 4 if factor == 1.0 else distance > 8  # false alarm under 1e-4
 
 
 @pytest.mark.parametrize("made_for", [1, 2])
@@ -85,14 +80,11 @@ def test_secret_free_releases_leak_exactly_nothing(name):
     assert leak_by_truth(beliefs, secrets).mean == pytest.approx(0.0, abs=1e-15)
 
 
-def test_a_certain_belief_has_leaked_log_m():
+def test_a_certain_belief_has_leaked_log_m_and_a_single_session_has_no_standard_error():
     certain = np.full((3, 8), -np.inf)
     certain[:, 2] = 0.0
     assert leak_by_entropy(certain).mean == pytest.approx(math.log(8))
     assert leak_by_truth(certain, [2, 2, 2]).mean == pytest.approx(math.log(8))
-
-
-def test_a_single_session_has_no_standard_error():
     assert math.isnan(leak_by_entropy(uniform_belief(8)[None]).stderr)
 
 
@@ -105,21 +97,14 @@ def test_the_leak_of_each_session_equals_the_plain_formula():
     assert leak_samples_by_entropy(np.empty((0, 8))).size == 0
 
 
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
-def test_one_unsound_belief_among_many_is_refused(wrong):
+def test_one_unsound_belief_among_many_no_sessions_and_missing_secrets_are_refused():
     beliefs = np.tile(uniform_belief(8), (5, 1))
     leak_samples_by_entropy(beliefs)
-    beliefs[3, 2] = wrong
-    with pytest.raises(UnsoundState, match="belief"):
-        leak_samples_by_entropy(beliefs)
-
-
-def test_no_sessions_and_missing_secrets_are_refused():
+    for wrong in (math.nan, math.inf, -1.0):
+        beliefs[3, 2] = wrong
+        with pytest.raises(UnsoundState, match="belief"):
+            leak_samples_by_entropy(beliefs)
     with pytest.raises(InvalidInput, match=r"\(0,\)"):
         leak_by_entropy(np.empty((0, 8)))
     with pytest.raises(InvalidInput, match=r"\(2,\)"):
         leak_by_truth(uniform_belief(8)[None], [1, 2])
-
-
-def test_research_noise_is_what_the_simulation_scales():
-    np.testing.assert_array_equal(ScaledNoise(3, 2.0).standard_normal(5), 2 * ResearchNoise(3).standard_normal(5))

@@ -13,16 +13,13 @@ from paclm.privacy.bounds import success_bound
 from paclm.privacy.planner import plan
 
 
-def test_a_percent_at_two_to_the_minus_32_buys_859050_tokens():
-    made = plan(mia=0.51, per_token=2.0**-32)
+@pytest.mark.parametrize("charge", ["every-token", "dissent"])  # without a rate: planned for the worst case
+def test_reference_plans_at_two_to_the_minus_32(charge):
+    made = plan(mia=0.51, per_token=2.0**-32, charge=charge)
     assert made.tokens == 859_050
     assert made.mia_bound <= 0.51
-
-
-def test_a_million_tokens_at_two_to_the_minus_32_are_bounded_by_51_08_percent():
-    made = plan(tokens=10**6, per_token=2.0**-32, tokens_per_day=20_000)
-    assert f"{made.mia_bound:.2%}" == "51.08%"
-    assert made.days == 50
+    made = plan(tokens=10**6, per_token=2.0**-32, tokens_per_day=20_000, charge=charge)
+    assert (f"{made.mia_bound:.2%}", made.days) == ("51.08%", 50)
 
 
 @given(
@@ -69,10 +66,6 @@ def test_a_plan_by_dissent_covers_every_charge_that_is_expected(tokens, rate, ex
 def test_the_world_bound_is_for_the_number_of_worlds(num_worlds):
     made = plan(tokens=1000, per_token=2.0**-16, num_worlds=num_worlds)
     assert made.world_id_bound == success_bound(made.total_nats, 1 / num_worlds)
-
-
-def test_dissent_without_a_rate_is_planned_for_the_worst_case():
-    assert plan(mia=0.51, per_token=2.0**-32, charge="dissent").tokens == 859_050
 
 
 @pytest.mark.parametrize(

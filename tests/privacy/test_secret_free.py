@@ -55,13 +55,10 @@ def test_every_use_of_the_unreadable_secret_raises(use):
     use(3)  # the twin: a plain secret can be read
 
 
-def test_plurality_weighs_by_belief_not_by_number_of_worlds():
+def test_plurality_weighs_by_belief_not_by_number_of_worlds_and_ties_go_to_the_smaller_token():
     belief = np.log([0.02, 0.02, 0.02, 0.04, 0.3, 0.3, 0.15, 0.15])
     assert release_plurality(VOTES, uniform_belief(8), 0, 1.0, ResearchNoise(0)).token == 7
     assert release_plurality(VOTES, belief, 0, 1.0, ResearchNoise(0)).token == 3
-
-
-def test_plurality_ties_go_to_the_smaller_token():
     assert release_plurality(np.array([9, 9, 4, 4]), uniform_belief(4), 0, 1.0, ResearchNoise(0)).token == 4
 
 
