@@ -35,7 +35,7 @@ def test_a_folder_that_is_not_empty_and_one_without_adapters_are_refused(tmp_pat
     (tmp_path / "note.txt").write_text("mine")
     with pytest.raises(EngineError, match=str(tmp_path)):
         export_peft(make_stack(build_model("gpt2"), 1), tmp_path, "x", conv1d=True)
-    for folders, named in (([tmp_path], r"adapter_config\.json"), ([], "")):
+    for folders, named in (([tmp_path], r"adapter_config\.json"), ([], None)):
         with pytest.raises(EngineError, match=named):
             import_peft(folders, base="test")
 
