@@ -111,12 +111,7 @@ class Lifetime(RuleBasedStateMachine):
         self.engine.sequences.clear()
         self.streams = []
         witness = self.folder / "witness" if self.has_witness else None
-        self.curator = Curator.open(
-            self.path,
-            engine=self.engine,
-            tokenizer=self.tokenizer,
-            witness=witness,
-        )
+        self.curator = Curator.open(self.path, engine=self.engine, tokenizer=self.tokenizer, witness=witness)
         self.all_draws.clear()
 
     @rule(requests=st.lists(st.integers(1, 12), max_size=3), steps=st.integers(0, 6))

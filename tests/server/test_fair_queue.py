@@ -8,15 +8,6 @@ from hypothesis import strategies as st
 from paclm.server.scheduler import FairQueue
 
 
-def test_a_key_with_many_entries_delays_another_by_one():
-    lines = FairQueue()
-    for entry in range(100):
-        lines.put("busy", entry)
-    assert lines.get() == 0
-    lines.put("quiet", 1000)
-    assert [lines.get() for _ in range(3)] == [1, 1000, 2]
-
-
 def test_whoever_leaves_is_not_served():
     lines = FairQueue()
     for owner, entry in (("a", 1), ("b", 2), ("a", 3)):

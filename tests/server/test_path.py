@@ -6,6 +6,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import paclm
 from server.live import bearer, serve
@@ -15,24 +16,18 @@ PAGE = SOURCE.parents[1] / "docs" / "internals" / "path.md"
 MOST_FILES = 30
 
 
-class Trace:
-    """The modules of paclm in which a function was called, in any thread, while it is on."""
-
-    def __init__(self):
-        self.is_on = False
-        self.modules = set()
-
-    def __call__(self, frame, event, _):
-        path = frame.f_code.co_filename
-        if self.is_on and event == "call" and path.startswith(f"{SOURCE}/"):
-            self.modules.add(path.removeprefix(f"{SOURCE}/"))
-
-
 @contextmanager
 def traced():
-    trace = Trace()
-    threading.setprofile(trace)
-    sys.setprofile(trace)
+    """The modules of paclm in which a function is called, in any thread started inside the block, while `is_on`."""
+    trace = SimpleNamespace(is_on=False, modules=set())
+
+    def note(frame, event, _):
+        path = frame.f_code.co_filename
+        if trace.is_on and event == "call" and path.startswith(f"{SOURCE}/"):
+            trace.modules.add(path.removeprefix(f"{SOURCE}/"))
+
+    threading.setprofile(note)
+    sys.setprofile(note)
     try:
         yield trace
     finally:

@@ -40,10 +40,10 @@ def pauses(monkeypatch):
     import httpx
 
     from paclm.curator.curator import Curator
-    from paclm.server.scheduler import Stepper
+    from paclm.server.scheduler import Scheduler
 
     for owner, names in {
-        Stepper: ("_step", "_admit", "_fill_places", "_cancel", "_post"),
+        Scheduler: ("_step", "_admit", "_fill_batch", "_cancel", "_post"),
         Curator: ("step",),
         httpx.Client: ("post",),
     }.items():
