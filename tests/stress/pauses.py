@@ -1,7 +1,4 @@
-"""A pytest plugin: threads of the server stop for a moment where they meet, by chance but the same chance every time.
-
-What passes on an idle machine because one thread is always the quicker one fails here. `PACLM_PAUSES` is the seed.
-"""
+"""A pytest plugin: pauses threads of the server where they meet, seeded by `PACLM_PAUSES`, so that races are lost."""
 
 import functools
 import os
@@ -15,15 +12,12 @@ _draw = random.Random(int(os.environ.get("PACLM_PAUSES", "0")))
 
 
 def pause():
-    """Mostly nothing, sometimes a thread's turn, sometimes long enough for everybody else to be done."""
     kind = _draw.random()
     if kind > 0.5:
         time.sleep(_draw.random() * (LONGEST if kind > 0.8 else 0.01))
 
 
 def with_pauses(work):
-    """Before and after."""
-
     @functools.wraps(work)
     def paused(*arguments, **options):
         pause()
