@@ -28,7 +28,7 @@ from curator.deployments import build_workspace, set_mechanism  # noqa: E402
 from harness import median, print_table, race, spread  # noqa: E402
 from paclm.curator.curator import Curator  # noqa: E402
 from paclm.curator.custody import Custody  # noqa: E402
-from paclm.engine.base import TINY_FOLDER  # noqa: E402
+from paclm.engine.base_model import TINY_FOLDER  # noqa: E402
 from paclm.engine.loading import open_engine  # noqa: E402
 from paclm.worlds.workspace import Workspace  # noqa: E402
 

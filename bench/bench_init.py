@@ -60,7 +60,7 @@ def measure(folder: Path, base_name: str, num_worlds: int) -> dict[str, object]:
         now = time.perf_counter()
         seconds[name], clock = now - clock, now
 
-    from paclm.engine.base import load_tokenizer, resolve_base
+    from paclm.engine.base_model import load_tokenizer, resolve_base
     from paclm.worlds.creation import create_workspace
     from paclm.worlds.readers import read_corpus
     from paclm.worlds.records import ReadOptions

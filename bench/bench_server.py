@@ -28,7 +28,7 @@ import numpy as np  # noqa: E402
 from curator.deployments import build_workspace, set_mechanism  # noqa: E402
 from harness import print_table  # noqa: E402
 from paclm.curator.curator import Curator  # noqa: E402
-from paclm.engine.base import TINY_FOLDER, base_of, load_tokenizer  # noqa: E402
+from paclm.engine.base_model import TINY_FOLDER, base_of, load_tokenizer  # noqa: E402
 from paclm.engine.loading import open_engine  # noqa: E402
 from paclm.worlds.workspace import Workspace  # noqa: E402
 from server.live import serve  # noqa: E402

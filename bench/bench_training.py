@@ -23,9 +23,9 @@ sys.path[:0] = [str(Path(__file__).parent)]
 from harness import median, print_table, race, spread  # noqa: E402
 from paclm.config import TrainingConfig  # noqa: E402
 from paclm.engine.adapters import AdapterStack, find_targets  # noqa: E402
-from paclm.engine.schedule import Schedule, make_blocks  # noqa: E402
 from paclm.engine.training import GroupTraining, adapter_spec, make_schedule  # noqa: E402
 from paclm.engine.training_forward import Forward, OwnForward, PlainForward  # noqa: E402
+from paclm.engine.training_order import Schedule, make_blocks  # noqa: E402
 from paclm.engine.weights import output_layer  # noqa: E402
 
 SETTINGS = TrainingConfig(epochs=200)

@@ -9,7 +9,7 @@ import pytest
 
 from cli.commands import figures_of, invoke
 from paclm.config import in_shell
-from paclm.engine import base as base_module
+from paclm.engine import base_model as base_module
 from paclm.engine import download
 from paclm.worlds.workspace import Workspace
 

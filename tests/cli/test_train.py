@@ -14,10 +14,10 @@ from paclm.cli.training_advice import after_training, learned_little
 from paclm.config import TrainingConfig, in_shell
 from paclm.engine import training_job
 from paclm.engine.adapters import AdapterStack
-from paclm.engine.schedule import expected_steps, make_blocks
 from paclm.engine.threads import ThreadChoice
 from paclm.engine.training import make_schedule
 from paclm.engine.training_job import TrainingJob, prepare_training
+from paclm.engine.training_order import expected_steps, make_blocks
 from paclm.errors import EngineError, InvalidInput, WorkspaceError
 from paclm.worlds.assignment import assign_worlds
 from paclm.worlds.workspace import Workspace

@@ -10,7 +10,7 @@ import torch
 
 from cli.commands import figures_of, invoke
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
-from paclm.engine.base import base_of, load_model, load_tokenizer
+from paclm.engine.base_model import base_of, load_model, load_tokenizer
 from paclm.engine.loading import open_engine
 from paclm.engine.peft_io import import_peft
 from paclm.errors import InvalidInput

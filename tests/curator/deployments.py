@@ -20,7 +20,7 @@ def build_workspace(path, texts, base_folder, num_worlds=WORLDS, spread=0.6, num
     from transformers import AutoTokenizer
 
     from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
-    from paclm.engine.base import load_model
+    from paclm.engine.base_model import load_model
     from paclm.worlds.creation import create_workspace
     from paclm.worlds.fingerprints import Base, fingerprint_base
     from paclm.worlds.records import ReadOptions, SourceRow, collect_records

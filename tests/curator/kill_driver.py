@@ -100,7 +100,7 @@ def main():
     import torch
     from transformers.utils import logging
 
-    from paclm.engine.base import base_of, load_tokenizer
+    from paclm.engine.base_model import base_of, load_tokenizer
     from paclm.engine.loading import open_engine
     from paclm.worlds.workspace import Workspace
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from paclm.config import TrainingConfig
-from paclm.engine.schedule import make_blocks
 from paclm.engine.training import make_schedule, train_worlds
+from paclm.engine.training_order import make_blocks
 from paclm.worlds.assignment import assign_worlds
 
 SETTINGS = TrainingConfig(rank=4, alpha=8.0, batch_size=4, epochs=2, learning_rate=5e-3)

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from paclm.engine import loss as loss_module
 from paclm.engine.loss import _nll_and_slope, _nll_and_slope_in_place, batch_loss, make_batch, world_means
-from paclm.engine.schedule import NOTHING, make_blocks
+from paclm.engine.training_order import NOTHING, make_blocks
 
 BLOCKS = make_blocks([[1, 2, 3, 4], [5, 6], [7, 8, 9], [10, 11, 12, 13, 14], [15, 16]], 8, 8)
 

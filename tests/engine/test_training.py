@@ -14,9 +14,9 @@ from paclm.engine.checkpoint import Checkpoints
 from paclm.engine.generic import attached_layers
 from paclm.engine.loss import world_means
 from paclm.engine.peft_io import export_peft
-from paclm.engine.schedule import NOTHING, Schedule
 from paclm.engine.training import GroupTraining, StepLoss, adapter_spec, train_worlds
 from paclm.engine.training_forward import OwnForward, make_forward
+from paclm.engine.training_order import NOTHING, Schedule
 from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
 

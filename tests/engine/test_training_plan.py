@@ -5,8 +5,8 @@ import torch
 from paclm.config import TrainingConfig
 from paclm.engine import training_plan
 from paclm.engine.loss import make_batch
-from paclm.engine.schedule import make_blocks
 from paclm.engine.training import make_schedule
+from paclm.engine.training_order import make_blocks
 from paclm.engine.training_plan import plan_training
 from paclm.errors import EngineError
 from paclm.worlds.assignment import assign_worlds

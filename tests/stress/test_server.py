@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from curator.deployments import build_workspace, set_mechanism
-from paclm.engine.base import TINY_FOLDER
+from paclm.engine.base_model import TINY_FOLDER
 from server.killing import STEPS_IN_FLIGHT, TOKENS, kill_under_load, serve_process
 from server.live import ledger_rows
 from server.load import ask_for

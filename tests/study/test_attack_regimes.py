@@ -140,7 +140,7 @@ def test_scores_of_targets_agree_with_the_model_itself(lab):
     """The public model is the last row: log softmax of the base model, position by position."""
     import torch
 
-    from paclm.engine.base import base_of, load_model
+    from paclm.engine.base_model import base_of, load_model
 
     tokens = list(lab.test_passages[0].tokens[:30])
     scores = score_targets(lab.engine(), tokens)

@@ -35,9 +35,9 @@ from launches import count_launches
 from paclm.config import TrainingConfig
 from paclm.engine.adapters import AdapterStack, find_targets
 from paclm.engine.loss import batch_loss, make_batch
-from paclm.engine.schedule import Schedule, make_blocks
 from paclm.engine.training import GroupTraining, Progress, adapter_spec, make_schedule
 from paclm.engine.training_forward import Forward, OwnForward, PlainForward
+from paclm.engine.training_order import Schedule, make_blocks
 from paclm.engine.weights import output_layer
 from paclm.worlds.assignment import assign_worlds
 

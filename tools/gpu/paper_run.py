@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 import numpy as np
 
 from paclm.config import RuntimeConfig
-from paclm.engine.base import base_of, load_tokenizer, resolve_base
+from paclm.engine.base_model import base_of, load_tokenizer, resolve_base
 from paclm.engine.loading import pick_device
 from paclm.engine.training import Progress
 from paclm.engine.training_job import membership_of, prepare_training

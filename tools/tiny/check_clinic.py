@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from paclm.engine.base import load_tokenizer, resolve_base
+from paclm.engine.base_model import load_tokenizer, resolve_base
 from paclm.engine.loading import load_stack, open_engine
 from paclm.engine.training_job import prepare_training
 from paclm.worlds.blocks import encode_texts

@@ -86,7 +86,7 @@ def _print(text: str) -> None:
 
 
 def _prepare(path: Path) -> Workspace:
-    from paclm.engine.base import load_tokenizer, resolve_base
+    from paclm.engine.base_model import load_tokenizer, resolve_base
     from paclm.worlds.creation import create_workspace
     from paclm.worlds.readers import read_corpus
     from paclm.worlds.records import ReadOptions

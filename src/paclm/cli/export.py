@@ -26,7 +26,7 @@ def export(
         paclm export clinic --peft /private/clinic-peft
     """
     opened = open_trained(workspace)
-    from paclm.engine.base import base_of
+    from paclm.engine.base_model import base_of
     from paclm.engine.loading import has_conv1d, load_stack
     from paclm.engine.peft_io import export_peft
 

@@ -54,7 +54,7 @@ def init(
         paclm init clinic --corpus notes.jsonl --base tiny --group-by patient
         paclm init demo --corpus clinic:2000 --base tiny --worlds 32
     """
-    from paclm.engine.base import check_base, load_tokenizer, resolve_base
+    from paclm.engine.base_model import check_base, load_tokenizer, resolve_base
     from paclm.worlds.assignment import check_num_worlds, check_seed, check_whole
     from paclm.worlds.creation import check_place, create_workspace
     from paclm.worlds.readers import read_corpus
@@ -98,8 +98,8 @@ def init(
 def _advice(created: Created, named: Path) -> list[str]:
     """A warning before training if the worlds will learn little."""
     from paclm.cli.training_advice import FEW_STEPS, before_training
-    from paclm.engine.base import base_of, context_of
-    from paclm.engine.schedule import expected_steps
+    from paclm.engine.base_model import base_of, context_of
+    from paclm.engine.training_order import expected_steps
 
     opened, counts = created.workspace, created.workspace.manifest.summary
     tokens_per_record = counts["num_tokens"] / counts["train"]

@@ -36,7 +36,7 @@ def get_model(name: Annotated[str, typer.Argument(help="smollm2")], as_json: Jso
             "name to --base."
         )
     os.environ.setdefault("TQDM_DISABLE", "1")  # Transformers' own bars, which count tensors
-    from paclm.engine.base import resolve_base
+    from paclm.engine.base_model import resolve_base
     from paclm.engine.download import fetch_smollm2
 
     if _look_up(name)["folder"] is None:
@@ -70,7 +70,7 @@ def list_models(as_json: JsonFlag = False) -> None:
 
 
 def _look_up(name: str) -> dict[str, Any]:
-    from paclm.engine.base import locate_base
+    from paclm.engine.base_model import locate_base
 
     try:
         folder: str | None = str(locate_base(name))

@@ -73,7 +73,7 @@ def votes(
 
 def _vote_on_prompt(opened: Workspace, prompt: str, coins: Coins | None, temperature: float, as_json: bool) -> None:
     from paclm.curator.streams import encode_prompt
-    from paclm.engine.base import base_of, load_tokenizer
+    from paclm.engine.base_model import base_of, load_tokenizer
 
     tokenizer = load_tokenizer(base_of(opened))
     tokens = encode_prompt(tokenizer, prompt)
@@ -107,7 +107,7 @@ def _vote_along_text(
     as_json: bool,
 ) -> None:
     from paclm.cli.progress import progress
-    from paclm.engine.base import base_of, load_tokenizer
+    from paclm.engine.base_model import base_of, load_tokenizer
     from paclm.study.decoding import GREEDY, Decoding
     from paclm.study.eval_text import Passage, cut_passages
     from paclm.study.recorded_votes import collect_votes

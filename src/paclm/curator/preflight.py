@@ -135,7 +135,7 @@ def load_models(
 
     Called with the ledger's lock held. The worlds must be those that the ledger is bound to.
     """
-    from paclm.engine.base import base_of, load_tokenizer
+    from paclm.engine.base_model import base_of, load_tokenizer
     from paclm.engine.determinism import check_repeatable
     from paclm.engine.loading import open_engine
 

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paclm.engine.adapters import save_tensors
-from paclm.engine.schedule import Schedule
+from paclm.engine.training_order import Schedule
 from paclm.errors import EngineError
 from paclm.worlds.storage import make_private_folder, write_private_json
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.loss import batch_loss, make_batch, world_means
-from paclm.engine.schedule import NOTHING, IntArray, Schedule
 from paclm.engine.training_forward import Forward
+from paclm.engine.training_order import NOTHING, IntArray, Schedule
 from paclm.errors import EngineError
 
 FloatArray = NDArray[np.float64]

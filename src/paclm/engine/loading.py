@@ -10,7 +10,7 @@ import torch
 
 from paclm.config import RuntimeConfig
 from paclm.engine.adapters import AdapterStack, linear_layers
-from paclm.engine.base import base_of, load_model
+from paclm.engine.base_model import base_of, load_model
 from paclm.engine.decode_step import DecodeStep, PlainStep, WorldsModel
 from paclm.engine.determinism import set_deterministic
 from paclm.engine.engine import Engine, check_support_size

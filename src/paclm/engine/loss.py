@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paclm.engine.schedule import NOTHING, Blocks, IntArray
+from paclm.engine.training_order import NOTHING, Blocks, IntArray
 
 _SMALLEST_CHUNK = 64
 _CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**31}  # of float32 logits; a CPU keeps them in its cache

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paclm.engine.cache import KVCache
+from paclm.engine.kv_cache import KVCache
 from paclm.engine.weights import Block, Norm, Product, Weights
 
 

@@ -29,8 +29,8 @@ from paclm.engine.checkpoint import Checkpoints, HeldInterrupt, Position, identi
 from paclm.engine.improvement import Improvement, measure_improvement, refuse_unimproved
 from paclm.engine.loss import batch_loss, make_batch, world_means
 from paclm.engine.optimizer import StackedAdamW, flatten, unflatten
-from paclm.engine.schedule import Blocks, BoolArray, IntArray, Schedule
 from paclm.engine.training_forward import Forward, make_forward
+from paclm.engine.training_order import Blocks, BoolArray, IntArray, Schedule
 from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
 

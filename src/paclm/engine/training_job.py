@@ -24,12 +24,12 @@ import torch
 from transformers import PreTrainedModel
 
 from paclm.config import TrainingConfig
-from paclm.engine.base import base_of, load_model, load_tokenizer
+from paclm.engine.base_model import base_of, load_model, load_tokenizer
 from paclm.engine.checkpoint import RUN_FILE, Checkpoints
 from paclm.engine.loading import pick_device
-from paclm.engine.schedule import Schedule, make_blocks
 from paclm.engine.threads import ThreadChoice, set_threads
 from paclm.engine.training import OnProgress, Trained, make_schedule, train_worlds
+from paclm.engine.training_order import Schedule, make_blocks
 from paclm.engine.training_plan import TrainingPlan, plan_training
 from paclm.errors import EngineError, InvalidInput
 from paclm.worlds.assignment import BoolArray, assign_groups, assign_shards, units_of

@@ -21,9 +21,9 @@ from paclm.config import TrainingConfig
 from paclm.engine.adapters import AdapterStack, find_targets
 from paclm.engine.loss import batch_loss, make_batch
 from paclm.engine.memory import available_memory
-from paclm.engine.schedule import NOTHING, IntArray, Schedule
 from paclm.engine.training import GroupTraining, adapter_spec, trainable
 from paclm.engine.training_forward import Forward, make_forward
+from paclm.engine.training_order import NOTHING, IntArray, Schedule
 from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
 

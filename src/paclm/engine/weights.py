@@ -19,7 +19,7 @@ from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
 from paclm.engine.adapters import AdapterStack
-from paclm.engine.base import changed_logits
+from paclm.engine.base_model import changed_logits
 from paclm.errors import ModelError
 
 LLAMA_FAMILY = ("llama", "qwen2", "qwen3", "mistral")

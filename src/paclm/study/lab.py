@@ -200,14 +200,14 @@ class Lab:
     @cached_property
     def tokenizer(self) -> Any:
         """Of the base model."""
-        from paclm.engine.base import base_of, load_tokenizer
+        from paclm.engine.base_model import base_of, load_tokenizer
 
         return load_tokenizer(base_of(self.workspace))
 
     @cached_property
     def window(self) -> int:
         """Tokens of a test window: the base model's context, 512 at most, as records were trained."""
-        from paclm.engine.base import base_of, context_of
+        from paclm.engine.base_model import base_of, context_of
 
         return min(512, self.runtime.context, context_of(base_of(self.workspace)))
 

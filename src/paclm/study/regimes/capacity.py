@@ -72,11 +72,11 @@ def run(lab: Lab, scale: CapacityScale) -> Findings:
 
 
 def _train(lab: Lab, scale: CapacityScale, pilot: Pilot, settings: TrainingConfig) -> AdapterStack:
-    from paclm.engine.base import base_of, load_model
+    from paclm.engine.base_model import base_of, load_model
     from paclm.engine.loading import pick_device
-    from paclm.engine.schedule import make_blocks
     from paclm.engine.training import make_schedule, train_worlds
     from paclm.engine.training_job import pick_dtype
+    from paclm.engine.training_order import make_blocks
     from paclm.engine.training_plan import plan_training
     from paclm.worlds.blocks import encode_texts
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from paclm.engine.schedule import NOTHING, Schedule, make_blocks
+from paclm.engine.training_order import NOTHING, Schedule, make_blocks
 from paclm.errors import EngineError, InvalidInput
 from paclm.worlds.assignment import assign_worlds
 

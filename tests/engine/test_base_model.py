@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paclm.engine import base as base_module
+from paclm.engine import base_model as base_module
 from paclm.engine import download
-from paclm.engine.base import base_of, load_model, load_tokenizer, resolve_base
+from paclm.engine.base_model import base_of, load_model, load_tokenizer, resolve_base
 from paclm.errors import MissingExtra, ModelError, WorkspaceError
 from paclm.worlds.creation import create_workspace
 from paclm.worlds.records import ReadOptions, SourceRow, collect_records
