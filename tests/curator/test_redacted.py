@@ -113,3 +113,11 @@ def test_a_failed_step_leaves_no_error_behind_in_memory():
         fails(Redacted(TELLTALE), Oddity)
     gc.collect()
     assert not [thing for thing in gc.get_objects() if type(thing) is Oddity]  # isinstance would ask lazy modules
+
+
+def test_an_error_raised_while_another_is_redacted_does_not_carry_its_frames(monkeypatch):
+    monkeypatch.setattr("paclm.curator.redacted._bare", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        redact_errors(int)("private")
+    assert isinstance(caught.value.__context__, ValueError)
+    assert caught.value.__context__.__traceback__ is None

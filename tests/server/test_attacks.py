@@ -4,6 +4,7 @@ import json
 import sqlite3
 import threading
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import openai
 import pytest
@@ -194,30 +195,19 @@ def test_an_answer_that_never_started_may_be_sent_again(make, small_tokenizer):
         refused = waiting.result(60)
     assert refused.json()["error"]["code"] == "server_stopping"
     assert refused.headers["retry-after"]
-    engine = SteppedEngine(dissent=0.0)
-    engine.run_free()
-    with serve(workspace, engine, small_tokenizer, admin_name="again") as live:
+    with serve(workspace, ScriptedEngine(), small_tokenizer, admin_name="again") as live:
         headers = {**bearer(live.keys.add("ward-2")), **once}
         assert live.http.post("/v1/completions", json=ASK, headers=headers).status_code == 200
 
 
 def test_a_panic_in_the_scheduler_thread_stops_the_service(start, monkeypatch):
     """Native libraries raise panics as BaseException: no caller may wait for ever."""
-
-    class Panic(BaseException):
-        pass
-
-    def panic(*_):
-        raise Panic
-
-    live = start()
-    stopped = threading.Event()
+    live, stopped = start(), threading.Event()
     live.service.on_failure = stopped.set
-    monkeypatch.setattr(live.curator, "hold", panic)
-    assert live.complete().status_code == 503
-    monkeypatch.undo()
-    monkeypatch.setattr(live.curator, "step", panic)
-    assert live.complete().json()["error"]["code"] == "server_stopping"  # the batch was never filled
+    for name in ("hold", "step"):
+        monkeypatch.setattr(live.curator, name, Mock(side_effect=GeneratorExit))
+        assert live.complete().status_code == 503
+        monkeypatch.undo()
     assert stopped.wait(60)
 
 

@@ -66,6 +66,7 @@ def redact_errors(work: Callable[P, T]) -> Callable[P, T]:
         try:
             return work(*args, **kwargs)
         except BaseException as error:  # any frame inside may hold the secret
+            _drop_frames(error)
             bare = _bare(error)
         raise bare
 
@@ -83,10 +84,16 @@ def redact_traceback(work: Callable[P, T]) -> Callable[P, T]:
             bare: BaseException = error.with_traceback(None)
             bare.__cause__ = bare.__context__ = None
         except BaseException as error:  # any frame inside may hold the key
+            _drop_frames(error)
             bare = _bare(error)
         raise bare
 
     return run
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Before anything else: an error raised while this one is handled would carry it as context."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
 def _bare(error: BaseException) -> BaseException:

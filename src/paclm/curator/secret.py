@@ -1,4 +1,4 @@
-"""The secret: which world is realized. Drawn once, sealed on disk, read in one method.
+"""The secret: which world is realized. Drawn once; read only to release a token and to seal it on disk.
 
 The belief is redacted and sealed in the same way: it is what an adversary who saw every token would believe about the
 secret.

@@ -108,7 +108,7 @@ class BudgetFigures(TypedDict):
     spent_nats: float
     """So far, by everyone; never a guarantee."""
     total_nats: float
-    """Committed."""
+    """In force. Bounds are at the committed total, which is larger if `total` was lowered."""
     remaining_tokens: int
     """If every one is charged."""
     mia_bound: float
@@ -146,7 +146,7 @@ class Generation:
     spent_nats: float
     """So far, by everyone; never a guarantee."""
     total_nats: float
-    """Committed."""
+    """In force. Bounds are at the committed total, which is larger if `total` was lowered."""
     remaining_tokens: int
     """If every one is charged."""
     mia_bound: float

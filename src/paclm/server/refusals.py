@@ -1,5 +1,7 @@
 """Error responses in OpenAI's format. Reasons that several modules share are functions here.
 
+docs/internals/path.md lists which module refuses what.
+
 No message repeats anything that a client sent: prompts would end up in error messages, and those in logs.
 """
 
