@@ -35,7 +35,7 @@ def release_seconds(world, rounds):
     votes = np.array([3, 3, 9, 9, 9, 4, 4, 9])
     started = time.perf_counter()
     for _ in range(rounds):
-        secret.release(rule, votes, belief, 2.0**-16, noise)
+        secret.release(rule, [votes], belief, 2.0**-16, noise)
     return time.perf_counter() - started
 
 
