@@ -33,11 +33,26 @@ class VoteSource(Protocol):
     def num_free(self) -> int:
         """Sequences that can still be added."""
 
-    def add(self, tokens: Sequence[int], max_new_tokens: int) -> int:
-        """Start a sequence and return its handle."""
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether a sequence that grows to so many tokens, prompt and answer, can be added now."""
+
+    def add(self, tokens: Sequence[int], max_new_tokens: int, owner: str | None = None) -> int:
+        """Queue a prompt and return the handle of its sequence. Prompts of one owner may share what was computed."""
+
+    def prefill(self) -> None:
+        """Read one chunk of the queued prompts, on a GPU while the caller does other work. Nothing if none waits."""
+
+    def is_ready(self, handle: int) -> bool:
+        """Whether the prompt is read, so that the sequence can take part in a step."""
+
+    def launch(self, handles: Sequence[int], coins: FloatArray, temperature: Sequence[float]) -> None:
+        """Begin a step of these n sequences with (n, k) coins; on a GPU it runs while the caller does other work."""
+
+    def collect(self) -> Ballot:
+        """Wait for the launched step: votes on the next token, one row for each of its sequences, removed ones too."""
 
     def step(self, handles: Sequence[int], coins: FloatArray, temperature: Sequence[float]) -> Ballot:
-        """(n, k) coins → the votes on the next token of these n sequences, in this order."""
+        """`launch` and `collect`; reads prompts that are not read yet."""
 
     def append(self, handle: int, token: int) -> None:
         """Continue a sequence with the token that was released."""

@@ -81,7 +81,11 @@ class Engine:
         """Sequences that can still be added."""
         return self._model.num_slots - len(self._running)
 
-    def add(self, tokens: Sequence[int], max_new_tokens: int = 0) -> int:
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether a sequence that grows to so many tokens can be added now."""
+        return self.num_free > 0 and num_tokens <= self.context
+
+    def add(self, tokens: Sequence[int], max_new_tokens: int = 0, owner: str | None = None) -> int:
         """Start a sequence: prefill all but its last token; returns its handle."""
         self._check_room(tokens, max_new_tokens)
         for _, _ in self._prefill(tokens[:-1], len(self._running)):
@@ -121,6 +125,21 @@ class Engine:
         slots = self._slots_of(handles)
         output = self._vote(slots, coins, temperature)
         return Ballot(output.support[slots], output.votes[slots, :-1], output.votes[slots, -1])
+
+    def prefill(self) -> None:
+        """Read one chunk of the prompts that wait; `is_ready` says which are complete."""
+
+    def is_ready(self, handle: int) -> bool:
+        """Whether the prompt of this sequence is read, so that it can take part in a step."""
+        return handle in self._slots
+
+    def launch(self, handles: Sequence[int], coins: FloatArray, temperature: Sequence[float]) -> None:
+        """Begin a step of these sequences; on a GPU it runs while the caller does other work."""
+        self._launched = (list(handles), coins, list(temperature))
+
+    def collect(self) -> Ballot:
+        """Wait for the launched step and return its votes, one row for each of its sequences."""
+        return self.step(*self._launched)
 
     def scores(self, handles: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         """Support (n, k) and every world's logits in it (n, W, k), the public model last: for other voting rules."""
