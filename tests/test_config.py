@@ -6,14 +6,18 @@ import shlex
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paclm import config
 from paclm.config import (
+    MAX_TEMPERATURE,
+    MIN_TEMPERATURE,
     MechanismConfig,
     RuntimeConfig,
+    ServerConfig,
     format_budget,
     format_duration,
     in_shell,
@@ -22,6 +26,7 @@ from paclm.config import (
     read_settings,
 )
 from paclm.errors import InvalidInput
+from paclm.privacy.randomness import _open_unit
 
 
 @pytest.mark.parametrize(
@@ -83,7 +88,9 @@ MECHANISM = partial(MechanismConfig, per_token=0.1, total=0.2)
     ("settings", "change"),
     [
         *((MECHANISM, {name: "x"}) for name in ("release", "charge", "decoder", "on_exhausted")),
-        *((MECHANISM, change) for change in ({"temperature": 0.0}, {"support_size": 0})),
+        *((MECHANISM, {"temperature": value}) for value in (0.0, math.nan, 1e39, 2e36, 9e-37, 5e-324)),
+        *((ServerConfig, {"max_temperature": value}) for value in (0.0, math.nan, 1e39, 2e36, 9e-37)),
+        (MECHANISM, {"support_size": 0}),
         *((RuntimeConfig, change) for change in ({"device": "tpu"}, {"dtype": "int8"})),
         *((RuntimeConfig, {name: 0}) for name in ("max_sequences", "prefill_chunk")),
     ],
@@ -91,6 +98,14 @@ MECHANISM = partial(MechanismConfig, per_token=0.1, total=0.2)
 def test_impossible_settings_are_refused_by_name(settings, change):
     with pytest.raises(InvalidInput, match=next(iter(change))):
         settings(**change)
+
+
+def test_float32_holds_the_extreme_temperatures_and_their_product_with_every_coin():
+    uniform = _open_unit(np.array([0, 2**64 - 1], dtype=np.uint64))
+    coins = (-np.log(-np.log(uniform))).astype(np.float32)  # the smallest and the largest there are
+    for temperature in np.float32([MIN_TEMPERATURE, MAX_TEMPERATURE]):
+        assert np.finfo(np.float32).tiny < temperature
+        assert np.isfinite(temperature * coins + np.float32(1e30)).all()
 
 
 @pytest.mark.parametrize("path", ["clinic", "my dir/my ws", "it's", "a;b", "$HOME", "größe", "C:\\ws"])

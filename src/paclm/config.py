@@ -29,6 +29,8 @@ ChargeName = Literal["every-token", "dissent"]
 
 SMALLEST_PER_TOKEN = 2.0**-60
 """One unit of account; below it the integers that `channel` samples with would be too coarse."""
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-36, 1e36
+"""float32 holds these with all digits, and τ · coin too: no coin is larger than 37."""
 
 _POWER = re.compile(r"(?P<base>[0-9]+(?:\.[0-9]*)?)\s*\^\s*\(?\s*(?P<exponent>[+-]?[0-9]+)\s*\)?")
 _COUNT = re.compile(r"(?P<number>[0-9][0-9,_]*(?:\.[0-9]+)?(?:[eE][+]?[0-9]{1,2})?)\s*(?P<unit>[kKmMgG]?)")
@@ -186,10 +188,9 @@ class MechanismConfig:
         _one_of("charge", self.charge, CHARGES)
         _one_of("decoder", self.decoder, ("gumbel", "greedy"))
         _one_of("on_exhausted", self.on_exhausted, ("public", "refuse"))
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise InvalidInput(
-                f'temperature must be a positive number, not {self.temperature!r}; for τ = 0 set decoder = "greedy".'
-            )
+        if self.temperature == 0:
+            raise InvalidInput('temperature must be a positive number, not 0; for τ = 0 set decoder = "greedy".')
+        check_temperature(self.temperature)
         if self.support_size < 1:
             raise InvalidInput(f"support_size must be at least 1, not {self.support_size!r}.")
 
@@ -304,12 +305,22 @@ class ServerConfig:
                 "never be accepted. Raise max_waiting or lower max_answers in [server]."
             )
         _positive(self, "read_seconds", "max_temperature", "shutdown_seconds", "keep_replies_seconds")
+        check_temperature(self.max_temperature, "max_temperature")
         for origin in self.cors_origins:
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#*\s]+", origin):
                 raise InvalidInput(
                     f"cors_origins: {origin!r} is not an origin as browsers send it, such as https://notes.example, "
                     "without a path. * is not allowed: any web page could spend the budget."
                 )
+
+
+def check_temperature(value: float, name: str = "temperature") -> None:
+    """Refuse what float32, in which votes are computed, cannot hold; 0 is greedy."""
+    if value != 0 and not MIN_TEMPERATURE <= value <= MAX_TEMPERATURE:
+        raise InvalidInput(
+            f"{name} must be 0 or lie between {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:g}, not {value!r}: votes are "
+            "computed in float32."
+        )
 
 
 def _at_least(settings: object, least: int, *names: str) -> None:

@@ -94,7 +94,7 @@ def test_a_weak_total_is_a_warning_that_a_smaller_total_does_not_remove(clinic):
     ("options", "words"),
     [
         (("--greedy", "--temperature", "1"), "--temperature"),
-        (("--temperature", "-1"), "temperature"),
+        *((("--temperature", value), "temperature") for value in ("-1", "1e39", "1e-46")),
         (("--max-tokens", "1000"), "context"),
     ],
 )

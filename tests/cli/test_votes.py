@@ -108,6 +108,7 @@ TO_FILE = ("--text", "b.txt", "--out", "v.npz")
         (("--prompt", "a", "--window", 64), "--window"),
         (("--prompt", LONG), r"[\d,]+ tokens.* [\d,]+\."),
         (("--prompt", "a", "--temperature", -1), "temperature.* -1.0"),
+        (("--prompt", "a", "--temperature", 1e38), "temperature.* 1e\\+38"),
         ((*TO_FILE, "--temperature", -1), "temperature.* -1.0"),
         *(((*TO_FILE, "--limit", limit), f"--limit.* {limit}") for limit in (-1, 0, 1)),
         ((), "--prompt"),

@@ -1,5 +1,7 @@
 """Requests are checked before they wait, and streams end when their reader has gone."""
 
+import math
+
 import pytest
 
 from curator.deployments import CONTEXT, ScriptedEngine
@@ -16,7 +18,7 @@ from paclm.errors import InvalidInput
         ({"max_new_tokens": True}, "max_new_tokens"),
         ({"max_new_tokens": CONTEXT}, "64"),
         ({"temperature": -1.0}, "temperature"),
-        ({"temperature": float("nan")}, "temperature"),
+        *(({"temperature": value}, "temperature") for value in (math.nan, math.inf, 1e39, 2e36, 9e-37, 5e-324)),
         ({"temperature": 1.0, "greedy": True}, "greedy"),
         ({"stop": ("",)}, "stop"),
         ({"prompt": [1, 700]}, "699"),

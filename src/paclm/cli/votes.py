@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from paclm.cli.console import JsonFlag, TrainedArgument, open_trained, print_json
+from paclm.config import check_temperature
 from paclm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def votes(
         raise InvalidInput("--limit and --window apply to --text FILE only: a prompt is one context.")
     if limit is not None and limit < 2:
         raise InvalidInput(f"--limit must be at least 2, one token of context and one to vote on, not {limit}.")
+    if temperature is not None:
+        check_temperature(temperature, "--temperature")
     if out is not None and out.exists():
         raise InvalidInput(f"{out} exists already, and votes never overwrite a file. Pass a new name to --out.")
     from paclm.privacy.randomness import Coins

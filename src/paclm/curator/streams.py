@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
 from typing import Literal, NamedTuple, Protocol, Self, TypedDict
 
+from paclm.config import check_temperature
 from paclm.errors import ContextExceeded, EngineError, InvalidInput
 from paclm.ledger.events import Usage
 from paclm.privacy.randomness import Coins
@@ -66,8 +67,7 @@ class Request:
         vocabulary, context = limits
         if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
             raise InvalidInput(f"max_new_tokens must be an integer of at least 1, not {self.max_new_tokens!r}.")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise InvalidInput(f"temperature must be a finite number of at least 0, not {self.temperature!r}.")
+        check_temperature(self.temperature)
         if not all(isinstance(stop, str) and stop for stop in self.stop):
             raise InvalidInput("A stop string must be a string of at least one character.")
         if len(self.prompt) + self.max_new_tokens > context:

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from paclm.config import ServerConfig
+from paclm.config import MIN_TEMPERATURE, ServerConfig
 from paclm.curator.curator import Curator
 from paclm.curator.streams import Request as CuratorRequest
 from paclm.curator.streams import encode_prompt
@@ -90,8 +90,9 @@ def requests_for(ask: Ask, curator: Curator, settings: ServerConfig, model_id: s
     """One request per answer, all answers of a prompt together, or a refusal. Costs nothing; repeats no text."""
     if ask.model != model_id:
         raise Refused(404, f"This server has one model, {model_id}.", param="model", code="model_not_found")
-    if ask.temperature is not None and ask.temperature > settings.max_temperature:
-        raise invalid(f"temperature: must lie between 0 and {settings.max_temperature:g}.", "temperature")
+    if ask.temperature and not MIN_TEMPERATURE <= ask.temperature <= settings.max_temperature:
+        least, most = MIN_TEMPERATURE, settings.max_temperature
+        raise invalid(f"temperature: must be 0 or lie between {least:g} and {most:g}.", "temperature")
     prompts = [_conversation(ask, curator.tokenizer)] if isinstance(ask, ChatAsk) else ask.prompt
     num_answers = len(prompts) * ask.answers_each
     if num_answers > settings.max_answers:

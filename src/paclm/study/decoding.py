@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Literal
 
+from paclm.config import check_temperature
 from paclm.errors import InvalidInput
 
 Coupling = Literal["coupled", "hybrid", "independent"]
@@ -23,8 +23,7 @@ class Decoding:
     threshold: float = 0.9  # β from which the hybrid rule takes the maximal coupling
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InvalidInput(f"temperature must be a number of at least 0, not {self.temperature!r}.")
+        check_temperature(self.temperature)
         if self.draws < 1:
             raise InvalidInput(f"draws must be at least 1, not {self.draws}.")
 
