@@ -1,19 +1,24 @@
 """Connections that say nothing, say it slowly, never read or are too many; and requests no honest client sends."""
 
+import contextlib
 import json
 import resource
 import time
+from collections import Counter
 from pathlib import Path
 
+import httpx
 import pytest
 
 import paclm
 from curator.deployments import ScriptedEngine
 from paclm.config import ServerConfig
 from paclm.errors import ServiceError
-from paclm.server.web_server import allow_files
+from paclm.server import web_server
+from paclm.server.web_server import _address, allow_files
+from server.live import bearer
 from server.sockets import ask, connect, post_with_key, read_to_end, standing_still
-from server.stepped import wait_until
+from server.stepped import LONG, asking, num_known, sent, wait_until
 
 HEAD = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 IMPATIENT = ServerConfig(read_seconds=0.4)
@@ -75,21 +80,82 @@ def test_an_answer_may_take_longer_than_its_request_may(start):
     assert b"data: [DONE]\n\n" in said
 
 
-def test_one_connection_too_many_is_told_so_and_the_next_finds_room(start):
-    live = start(settings=ServerConfig(max_connections=3))
-    idle = [connect(live) for _ in range(3)]
-    for connection in idle:
-        connection.sendall(HEAD)  # they are here, and have nothing more to say
-    refused = ask(live, HEAD + b"\r\n")
-    assert refused.startswith(b"HTTP/1.1 503")
-    assert b"retry-after: 2" in refused
-    assert json.loads(refused.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
-    for connection in idle:
-        connection.close()
-    deadline = time.monotonic() + 60
-    while not ask(live, HEAD + b"connection: close\r\n\r\n").startswith(b"HTTP/1.1 200"):
-        assert time.monotonic() < deadline
+@contextlib.contextmanager
+def connections(live, num, said=b""):
+    """So many connections, each of which has said this and waits; the server looks at them in their order."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(num):
+            with contextlib.suppress(ConnectionError):  # it may have been closed already
+                stack.enter_context(connect(live)).sendall(said)
+        yield
+
+
+@pytest.fixture
+def many_files():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, before[1]), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("said", [b"", HEAD, HEAD + b"\r\n"], ids=["silent", "half a head", "answered and kept"])
+def test_five_hundred_and_twelve_idle_connections_shut_out_nobody(start, many_files, said):
+    live = start(settings=ServerConfig(read_seconds=600))
+    live.server.config.timeout_keep_alive = 600
+    with connections(live, 512, said):
+        for _ in range(3):
+            assert httpx.get(f"{live.url}/health").status_code == 200
+            assert httpx.get(f"{live.url}/v1/models", headers=bearer(live.ward)).status_code == 200
+        assert live.complete().status_code == 200
+        assert len(live.server.server_state.connections) <= 512
+
+
+def test_requests_whose_body_does_not_arrive_make_room(start):
+    live = start(settings=ServerConfig(max_connections=8, read_seconds=600))
+    with connections(live, 7, post_with_key(live) + b"content-length: 9\r\n\r\n{"):
+        wait_until(lambda: [s.cycle is not None for s in list(live.server.server_state.connections)] == [True] * 7)
+        assert live.complete().status_code == 200
+
+
+def test_places_are_kept_for_health_and_callers_with_keys(start, engine):
+    """Seven of eight places are at work for one address: it gets the last for these alone, and then none."""
+    live = start(engine=engine, settings=ServerConfig(max_connections=8))
+    with asking(engine) as pool, contextlib.ExitStack() as clients:
+        for number in range(1, 8):
+            clients.enter_context(sent(live))
+            wait_until(lambda number=number: num_known(live) == number)
+        keyless = httpx.get(f"{live.url}/v1/models")
+        assert (keyless.status_code, keyless.json()["error"]["code"]) == (503, "too_many_connections")
+        assert httpx.get(f"{live.url}/v1/models", headers=bearer("paclm-guess")).status_code == 401
+        kept = httpx.get(f"{live.url}/health")
+        assert (kept.status_code, kept.headers["connection"]) == (200, "close")
+        last = pool.submit(httpx.post, f"{live.url}/v1/completions", json=LONG, headers=bearer(live.ward), timeout=60)
+        wait_until(lambda: num_known(live) == 8)
+        refused = ask(live, HEAD + b"\r\n")
+        assert refused.startswith(b"HTTP/1.1 503")
+        assert b"retry-after: 2" in refused
+        assert json.loads(refused.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
+        engine.run_free()
+        assert last.result(60).status_code == 200
+    wait_until(lambda: not live.server.server_state.connections)
     assert live.complete().status_code == 200
+
+
+def test_one_address_cannot_take_the_places_of_another(start, monkeypatch):
+    """Addresses are counted by network; the newcomer takes the place of the oldest at the fullest address."""
+    assert [_address((host, 1)) for host in ("10.0.0.1", "2001:db8::1", "2001:db8::2:0:0:7", "fe80::1%eth0")] == [
+        "10.0.0.1",
+        "2001:db8::/64",
+        "2001:db8::/64",
+        "fe80::/64",
+    ]
+    live = start(settings=ServerConfig(max_connections=8, read_seconds=600))
+    come = []
+    monkeypatch.setattr(web_server, "_address", lambda _: come.append("there" if len(come) < 5 else "here") or come[-1])
+    with connections(live, 25):
+        wait_until(lambda: len(come) == 25)
+        wait_until(lambda: len(live.server.server_state.connections) == 8)
+        assert Counter(served.address for served in live.server.server_state.connections) == {"here": 5, "there": 3}
 
 
 def test_a_process_that_may_not_open_enough_files_does_not_serve(monkeypatch):

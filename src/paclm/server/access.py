@@ -25,7 +25,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paclm.server.api_keys import LOCAL, KeyInfo
-from paclm.server.refusals import Refused, internal_error, no_key, not_admin, unknown_key
+from paclm.server.refusals import Refused, internal_error, no_key, not_admin, too_many_connections, unknown_key
 from paclm.server.service import Service, log_error
 from paclm.server.telemetry import Route
 
@@ -84,10 +84,12 @@ class AccessMiddleware:
                 headers = MutableHeaders(scope=message)
                 for name, value in {**_HEADERS, "x-request-id": state["request_id"]}.items():
                     headers.setdefault(name, value)
+                if "is_kept_place" in state:
+                    headers["connection"] = "close"
             await send(message)
 
         try:
-            refusal = self._refusal(Headers(scope=scope))
+            refusal = self._refusal(scope)
             if refusal is not None and refusal.reason is not None:
                 self._service.metrics.count_refusal(refusal.reason)
             await (refusal.response() if refusal else self._app)(scope, receive, send_with_headers)
@@ -99,7 +101,10 @@ class AccessMiddleware:
             seconds = time.perf_counter() - started
             self._service.metrics.count_request(route_of(scope["path"]), status or 500, seconds)
 
-    def _refusal(self, headers: Headers) -> Refused | None:
+    def _refusal(self, scope: Scope) -> Refused | None:
+        headers = Headers(scope=scope)
+        if "is_kept_place" in scope["state"] and scope["path"] != "/health" and "authorization" not in headers:
+            return too_many_connections()
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_allowed_host(hosts[0]):
             return Refused(

@@ -2,15 +2,21 @@
 
 uvicorn itself waits without limit for a request that never comes and for a reader that never reads, and each connection
 takes a file descriptor. Connections that take all descriptors of the process would fail the ledger's next commit.
+
+Where a place is needed, the connection that has waited longest for its client is closed: for a request, for the rest of
+a body, or for a reader. One address holds at most seven eighths of the places; while all of those are at work, it gets
+more only for `/health` and for callers with keys.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import resource
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -30,6 +36,10 @@ _OTHER_FILES = 128
 """Ledger, witness, service database, models, and a margin."""
 _LINGER_SECONDS = 1.0
 """A client reads its refusal only if its request was read before the connection closes."""
+_MOST_LINGERING = 32
+"""Refused connections that may wait for that; more are closed without a word."""
+_KEPT_SHARE = 8
+"""One place in so many is kept from the address that holds all others."""
 
 
 class LimitedConnection(H11Protocol):
@@ -40,23 +50,30 @@ class LimitedConnection(H11Protocol):
     seconds: float
     """How long request headers may take to arrive, and a reader to accept what is sent."""
 
-    _is_refused = False
+    address: str
+    is_refused = False
+    waits_since = 0.0
+    """When it last began to wait for its client."""
     _head: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept it, or refuse if there are too many."""
+        """Accept it, or refuse it if there are too many and all are at work."""
         super().connection_made(transport)
-        if len(self.connections) > self.most:
-            self._is_refused = True
+        self.address = _address(self.client)
+        if self._find_place():
+            self._expect_request()
+            return
+        self.is_refused = True
+        if len(self.connections) > self.most + _MOST_LINGERING:
+            transport.abort()
+        else:
             transport.write(_REFUSAL)
             self._head = self.loop.call_later(_LINGER_SECONDS, transport.abort)
-        else:
-            self._expect_request()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request; a refused connection closes after its first bytes."""
-        if self._is_refused:
+        if self.is_refused:
             self.transport.close()
             return
         super().data_received(data)
@@ -72,6 +89,7 @@ class LimitedConnection(H11Protocol):
     def pause_writing(self) -> None:
         """The reader does not keep up."""
         super().pause_writing()
+        self.waits_since = self.loop.time()
         _cancel(self._stall)
         self._stall = self.loop.call_later(self.seconds, self.transport.abort)
 
@@ -90,7 +108,34 @@ class LimitedConnection(H11Protocol):
     def _is_between_requests(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes a place."""
+        return not (self.is_refused or self.transport.is_closing())
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for its client, to send a whole request or to read, and not its client for an answer."""
+        return self._is_between_requests or self.cycle.more_body or self.flow.write_paused
+
+    def _find_place(self) -> bool:
+        """Whether there is a place; one that waits for its client makes room."""
+        others = [c for c in self.connections if isinstance(c, LimitedConnection) and c is not self and c.is_open]
+        own = [other for other in others if other.address == self.address]
+        is_full, is_over_share = len(others) >= self.most, len(own) >= self.most - self.most // _KEPT_SHARE
+        if not (is_full or is_over_share):
+            return True
+        waiting = [other for other in (own if is_over_share else others) if other.is_waiting]
+        if not waiting:
+            self.app_state = {**self.app_state, "is_kept_place": True}
+            return not is_full
+        num_of = Counter(other.address for other in waiting)
+        last = min(waiting, key=lambda other: (-num_of[other.address], other.cycle is not None, other.waits_since))
+        last.transport.abort()
+        return True
+
     def _expect_request(self) -> None:
+        self.waits_since = self.loop.time()
         _cancel(self._head)
         self._head = self.loop.call_later(self.seconds, self.transport.abort)
 
@@ -167,6 +212,12 @@ def allow_files(connections: int) -> None:
             f"{needed:,}. Raise the limit (ulimit -n), or lower max_connections."
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _address(client: tuple[str, int] | None) -> str:
+    """Whose places a connection takes: an address, or the 64 bits of an IPv6 address that name a network."""
+    host = client[0] if client else ""
+    return str(ipaddress.ip_network((host.partition("%")[0], 64), strict=False)) if ":" in host else host
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:
