@@ -1,6 +1,8 @@
 """`paclm generate` as a user types it."""
 
 import resource
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -102,3 +104,19 @@ def test_mistakes_are_refused_and_cost_nothing(clinic, options, words):
     with pytest.raises(InvalidInput, match=words):
         run(clinic, *ONE, *options)
     assert figures(clinic, *ONE)["spent_nats"] == 2**-16
+
+
+def test_an_answer_needs_no_transformers(clinic):
+    program = f"""
+import sys
+from paclm.cli.main import main
+sys.argv = ["paclm", "generate", {str(clinic)!r}, "--prompt", "the patient", "--max-tokens", "2"]
+try:
+    main()
+except SystemExit as left:
+    assert not left.code
+assert "torch" in sys.modules
+sys.exit(", ".join({{"transformers", "torch._dynamo", "sympy", "pandas"}} & set(sys.modules)) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-600:]

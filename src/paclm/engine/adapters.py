@@ -20,9 +20,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
+from paclm.engine.stored_model import StoredModel
 from paclm.errors import EngineError, InvalidInput
 
 FORMAT = "paclm-adapters-1"
@@ -64,8 +63,13 @@ class Target:
     num_out: int
 
 
-def linear_layers(model: nn.Module) -> dict[str, Target]:
+def linear_layers(model: nn.Module | StoredModel) -> dict[str, Target]:
     """Every layer that can carry an adapter, by full name; not the output head."""
+    if isinstance(model, StoredModel):
+        return {name: Target(name, *sizes) for name, sizes in model.linear_sizes().items()}
+    from transformers import PreTrainedModel
+    from transformers.pytorch_utils import Conv1D
+
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     layers: dict[str, Target] = {}
     for name, module in model.named_modules():

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paclm.engine.download import convert_gguf, fetched_smollm2
+from paclm.engine.tokenizer import read_tokenizer
 from paclm.errors import MissingExtra, ModelError
 from paclm.worlds.fingerprints import Base, fingerprint_base
 from paclm.worlds.manifest import refuse_other_base
@@ -85,14 +86,15 @@ def changed_logits(config: Any) -> str | None:
 
 
 def load_tokenizer(base: Base) -> Any:
-    """The base model's tokenizer."""
-    transformers = _import("transformers")
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(base.folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"The tokenizer of {base.name} in {base.folder} cannot be loaded: {_shortly(error)} Fetch it again."
-        ) from error
+    """The base model's tokenizer; most need neither Transformers nor torch."""
+    tokenizer: Any = read_tokenizer(base.folder)
+    if tokenizer is None:
+        try:
+            tokenizer = _import("transformers").AutoTokenizer.from_pretrained(base.folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                f"The tokenizer of {base.name} in {base.folder} cannot be loaded: {_shortly(error)} Fetch it again."
+            ) from error
     if len(tokenizer) < 2:  # without files, Transformers makes an empty one silently
         raise ModelError(
             f"The base model {base.name} has no tokenizer. Put its tokenizer.json beside config.json in {base.folder}."

@@ -14,9 +14,9 @@ from paclm.engine.base_model import base_of, load_model
 from paclm.engine.decode_step import DecodeStep, PlainStep, WorldsModel
 from paclm.engine.determinism import set_deterministic
 from paclm.engine.engine import Engine, check_support_size
-from paclm.engine.generic import GenericModel
 from paclm.engine.memory import MemoryPlan, available_memory, plan_memory
 from paclm.engine.stacked import StackedModel
+from paclm.engine.stored_model import read_model
 from paclm.engine.threads import set_threads
 from paclm.engine.weights import take_apart, unsupported
 from paclm.errors import EngineError
@@ -91,6 +91,8 @@ def _assemble(
 ) -> tuple[WorldsModel, DecodeStep]:
     """The fastest forward pass and decode step for this model and device."""
     if unsupported(model) is not None:
+        from paclm.engine.generic import GenericModel
+
         patched = GenericModel(model, stack, num_slots, context)
         return patched, PlainStep(patched, support_size)
     weights = take_apart(model, stack, context)
@@ -139,8 +141,11 @@ def open_engine(
     """The engine of a workspace: its base model and all its worlds."""
     runtime = runtime or workspace.runtime
     stack = stack or load_stack(workspace)
-    base = base_of(workspace)
-    model = load_model(base, getattr(torch, runtime.dtype))
+    if pick_device(runtime.device).type == "cpu":
+        set_threads(runtime.threads)  # reading, too, is slow with more threads than idle cores
+    base, dtype = base_of(workspace), getattr(torch, runtime.dtype)
+    stored = read_model(base.folder, dtype)
+    model = load_model(base, dtype) if stored is None or unsupported(stored) else stored
     return build_engine(model, stack, runtime, support_size, base.fingerprint)
 
 

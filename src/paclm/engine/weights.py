@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel
-from transformers.activations import ACT2FN
-from transformers.pytorch_utils import Conv1D
 
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.base_model import changed_logits
+from paclm.engine.stored_model import StoredModel
 from paclm.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LLAMA_FAMILY = ("llama", "qwen2", "qwen3", "mistral")
 
@@ -114,7 +115,7 @@ def output_layer(model: PreTrainedModel) -> nn.Linear:
     return head
 
 
-def unsupported(model: PreTrainedModel) -> str | None:
+def unsupported(model: PreTrainedModel | StoredModel) -> str | None:
     """Why this model is not covered here; None if it is."""
     config = model.config
     kind = config.model_type
@@ -132,20 +133,18 @@ def unsupported(model: PreTrainedModel) -> str | None:
     return None
 
 
-def take_apart(model: PreTrainedModel, stack: AdapterStack, context: int) -> Weights:
-    """Plain tensors of `model` with the worlds of `stack` and the public model; shares the model's memory."""
-    model.requires_grad_(False)
-    config, is_gpt2 = model.config, model.config.model_type == "gpt2"
-    decoder: Any = model.transformer if is_gpt2 else model.model
-    path, layers = ("transformer.h", decoder.h) if is_gpt2 else ("model.layers", decoder.layers)
-    embed, heads = model.get_input_embeddings().weight, config.num_attention_heads
-    rotary = None
-    if not is_gpt2:
-        places = torch.arange(context, device=model.device).unsqueeze(0)
-        cos, sin = decoder.rotary_emb(embed[:1].unsqueeze(0), places)
-        rotary = (cos[0].contiguous(), sin[0].contiguous())
+def take_apart(model: PreTrainedModel | StoredModel, stack: AdapterStack, context: int) -> Weights:
+    """Plain tensors of `model` with the worlds of `stack` and the public model; shares the model's memory.
+
+    Uses a stored model up: layers that become one product are not kept beside it.
+    """
+    stored = model if isinstance(model, StoredModel) else StoredModel.of(model)
+    config, tensors = stored.config, stored.tensors
+    is_gpt2, heads = config.model_type == "gpt2", config.num_attention_heads
+    decoder, layers = ("transformer", "h") if is_gpt2 else ("model", "layers")
+    embed = tensors[f"{decoder}.wte.weight" if is_gpt2 else f"{decoder}.embed_tokens.weight"]
+    epsilon = config.layer_norm_epsilon if is_gpt2 else config.rms_norm_eps
     activation = config.activation_function if is_gpt2 else config.hidden_act
-    is_tanh = activation in ("gelu_new", "gelu_pytorch_tanh")  # in one pass instead of Transformers' eight
     return Weights(
         num_worlds=stack.num_worlds + 1,
         num_heads=heads,
@@ -153,49 +152,70 @@ def take_apart(model: PreTrainedModel, stack: AdapterStack, context: int) -> Wei
         head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
         context=context,
         embed=embed,
-        position=decoder.wpe.weight[:context] if is_gpt2 else None,
-        rotary=rotary,
-        blocks=tuple(_block(layer, f"{path}.{i}.", is_gpt2, stack) for i, layer in enumerate(layers)),
-        norm=_norm(decoder.ln_f if is_gpt2 else decoder.norm),
-        head=model.get_output_embeddings().weight,
-        activation=partial(functional.gelu, approximate="tanh") if is_tanh else ACT2FN[activation],
+        position=tensors[f"{decoder}.wpe.weight"][:context] if is_gpt2 else None,
+        rotary=_rotary(stored, context, embed),
+        blocks=tuple(
+            _block(tensors, f"{decoder}.{layers}.{i}.", is_gpt2, epsilon, stack)
+            for i in range(config.num_hidden_layers)
+        ),
+        norm=_norm(tensors, f"{decoder}.ln_f" if is_gpt2 else f"{decoder}.norm", epsilon),
+        head=tensors["lm_head.weight"],
+        activation=_activation(activation),
         activation_name=activation,
         is_gated=not is_gpt2,
     )
 
 
-def _block(layer: Any, path: str, is_gpt2: bool, stack: AdapterStack) -> Block:
+def _rotary(stored: StoredModel, context: int, like: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Cosines and sines (context, head size) in the type of `like`, from float32 angles."""
+    if stored.frequencies is None:
+        return None
+    places = torch.arange(context, device=like.device)
+    angles = places.unsqueeze(1).float() * stored.frequencies.to(like.device)  # (context, head size / 2)
+    angles = torch.cat((angles, angles), -1)
+    cos, sin = (table * stored.rotary_scale for table in (angles.cos(), angles.sin()))
+    return cos.to(like.dtype), sin.to(like.dtype)
+
+
+def _activation(name: str) -> Callable[[Tensor], Tensor]:
+    if name in ("gelu_new", "gelu_pytorch_tanh"):  # in one pass instead of Transformers' eight
+        return partial(functional.gelu, approximate="tanh")
+    if name == "silu":
+        return functional.silu
+    from transformers.activations import ACT2FN
+
+    activation: Callable[[Tensor], Tensor] = ACT2FN[name]
+    return activation
+
+
+def _block(tensors: dict[str, Tensor], path: str, is_gpt2: bool, epsilon: float, stack: AdapterStack) -> Block:
     names = _GPT2_PRODUCTS if is_gpt2 else _LLAMA_PRODUCTS
-    products = [_product([(path + name, layer.get_submodule(name)) for name in group], stack) for group in names]
+    products = [_product(tensors, [path + name for name in group], is_gpt2, stack) for group in names]
     attention_in, attention_out, mlp_in, mlp_out = products
-    if is_gpt2:
-        return Block(_norm(layer.ln_1), attention_in, attention_out, _norm(layer.ln_2), mlp_in, mlp_out)
-    before, after, own = layer.input_layernorm, layer.post_attention_layernorm, layer.self_attn
-    norms = [_norm(getattr(own, name)) if hasattr(own, name) else None for name in ("q_norm", "k_norm")]
-    return Block(_norm(before), attention_in, attention_out, _norm(after), mlp_in, mlp_out, *norms)
+    before, after = ("ln_1", "ln_2") if is_gpt2 else ("input_layernorm", "post_attention_layernorm")
+    norms = [_norm(tensors, path + name, epsilon) for name in (before, after)]
+    own = [path + "self_attn.q_norm", path + "self_attn.k_norm"]
+    extra = [_norm(tensors, name, epsilon) if f"{name}.weight" in tensors else None for name in own]
+    return Block(norms[0], attention_in, attention_out, norms[1], mlp_in, mlp_out, *extra)
 
 
-def _norm(module: Any) -> Norm:
-    epsilon = module.eps if hasattr(module, "eps") else module.variance_epsilon
-    return Norm(module.weight, getattr(module, "bias", None), float(epsilon))
+def _norm(tensors: dict[str, Tensor], name: str, epsilon: float) -> Norm:
+    return Norm(tensors[f"{name}.weight"], tensors.get(f"{name}.bias"), float(epsilon))
 
 
-def _product(layers: list[tuple[str, Any]], stack: AdapterStack) -> Product:
+def _product(tensors: dict[str, Tensor], names: list[str], is_gpt2: bool, stack: AdapterStack) -> Product:
     """One product for all layers that read the same input; a part without an adapter gets a zero one."""
-    kernels: list[Tensor] = [
-        module.weight if isinstance(module, Conv1D) else module.weight.T for _, module in layers
-    ]  # (in, out)
+    stored = [tensors.pop(f"{name}.weight") for name in names]
+    kernels = stored if is_gpt2 else [weight.T for weight in stored]  # (in, out)
     weight = kernels[0] if len(kernels) == 1 else torch.cat([kernel.T for kernel in kernels]).T
-    biases = [module.bias for _, module in layers]
-    given = [bias for bias in biases if isinstance(bias, Tensor)]
+    biases = [tensors.get(f"{name}.bias") for name in names]
     bias = None
-    if given:
+    if any(isinstance(b, Tensor) for b in biases):
         empty = [weight.new_zeros(kernel.shape[1]) for kernel in kernels]
-        bias = torch.cat([b if isinstance(b, Tensor) else none for b, none in zip(biases, empty, strict=True)])
+        bias = torch.cat([none if b is None else b for b, none in zip(biases, empty, strict=True)])
     sizes = tuple(int(kernel.shape[1]) for kernel in kernels)
-    names = tuple(name for name, _ in layers)
     if not any(name in stack.A for name in names):
-        return Product(weight, bias, None, None, sizes, names)
+        return Product(weight, bias, None, None, sizes, tuple(names))
     worlds, rank, num_in = stack.num_worlds, stack.spec.rank, int(weight.shape[0])
     zeros = next(iter(stack.A.values())).new_zeros
     A = [stack.A[name] if name in stack.A else zeros(worlds, rank, num_in) for name in names]
@@ -203,7 +223,7 @@ def _product(layers: list[tuple[str, Any]], stack: AdapterStack) -> Product:
         stack.B[name].transpose(1, 2) if name in stack.B else zeros(worlds, rank, size)
         for name, size in zip(names, sizes, strict=True)
     ]
-    return Product(weight, bias, _pack(A, 1, 1.0, weight), _pack(B, 2, stack.spec.scale, weight), sizes, names)
+    return Product(weight, bias, _pack(A, 1, 1.0, weight), _pack(B, 2, stack.spec.scale, weight), sizes, tuple(names))
 
 
 def _pack(parts: list[Tensor], dim: int, scale: float, like: Tensor) -> Tensor:
