@@ -26,6 +26,7 @@ from paclm.engine.adapters import AdapterStack, find_targets  # noqa: E402
 from paclm.engine.training import GroupTraining, adapter_spec, make_schedule  # noqa: E402
 from paclm.engine.training_forward import Forward, OwnForward, PlainForward  # noqa: E402
 from paclm.engine.training_order import Schedule, make_blocks  # noqa: E402
+from paclm.engine.training_pass import WorldsPass  # noqa: E402
 from paclm.engine.weights import output_layer  # noqa: E402
 
 SETTINGS = TrainingConfig(epochs=200)
@@ -44,7 +45,8 @@ def paclm_step(model: GPT2LMHeadModel, forward: Forward, schedule: Schedule, wor
     """One step of `paclm train`: batch making, loss and AdamW included."""
     spec = adapter_spec(SETTINGS)
     start = AdapterStack.initial(find_targets(model, spec), spec, worlds, 0, "bench")
-    group = GroupTraining(forward, output_layer(model), start, schedule, np.arange(worlds), SETTINGS)
+    passes = WorldsPass(forward, output_layer(model), start, worlds)
+    group = GroupTraining(passes, start, schedule, np.arange(worlds), SETTINGS)
     picks = schedule.batches(group.worlds)
     return lambda: group.step(picks[:, group.optimizer.num_steps])
 

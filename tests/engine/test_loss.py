@@ -5,7 +5,14 @@ from torch import nn
 from torch.nn import functional
 
 from paclm.engine import loss as loss_module
-from paclm.engine.loss import _nll_and_slope, _nll_and_slope_in_place, batch_loss, make_batch, world_means
+from paclm.engine.loss import (
+    _nll_and_slope,
+    _nll_and_slope_in_place,
+    _padded,
+    batch_loss,
+    make_batch,
+    world_means,
+)
 from paclm.engine.training_order import NOTHING, make_blocks
 
 BLOCKS = make_blocks([[1, 2, 3, 4], [5, 6], [7, 8, 9], [10, 11, 12, 13, 14], [15, 16]], 8, 8)
@@ -25,6 +32,32 @@ def test_columns_that_no_world_uses_are_not_computed():
     assert make_batch(BLOCKS, np.array([[0, NOTHING], [2, NOTHING]])).ids.shape == (2, 4)
 
 
+def test_batches_of_a_fixed_layout_differ_only_in_tokens_targets_and_weights():
+    longer = make_blocks([list(range(1, length + 1)) for length in (3, 70, 100, 128, 130)], 200, 200)
+    one, other = (make_batch(longer, np.array(picks), most_fixed=4 * 128) for picks in ([[1], [0]], [[2], [3]]))
+    assert one.is_fixed
+    assert one.ids.shape == other.ids.shape == (2, 128), "the next length of few"
+    assert torch.equal(one.where, torch.arange(256))
+    assert torch.equal(one.where, other.where)
+    assert torch.equal(one.worlds, other.worlds)
+    assert one.num_tokens == 69 + 2
+    predicting = one.weights > 0
+    tight = make_batch(longer, np.array([[1], [0]]))
+    assert not tight.is_fixed
+    assert tight.ids.shape == (2, 70)
+    assert torch.equal(one.targets[predicting], tight.targets)
+    assert torch.equal(one.weights[predicting], tight.weights)
+    assert make_batch(longer, np.array([[4]]), most_fixed=1000).ids.shape == (1, 130), "no longer than any block"
+    assert not make_batch(longer, np.array([[1], [0]]), most_fixed=255).is_fixed
+
+
+def test_lengths_are_padded_to_few_and_by_at_most_a_quarter():
+    lengths = [_padded(length) for length in range(1, 4097)]
+    assert all(length <= padded for length, padded in enumerate(lengths, 1))
+    assert all(padded <= 1.25 * length for length, padded in enumerate(lengths, 1) if length > 256)
+    assert len(set(lengths)) == 8 + 3 * 4
+
+
 def plain_loss(hidden, head, batch):
     """The loss as one would write it: all logits, then the mean of each world, then their sum."""
     each = functional.cross_entropy(head(hidden)[batch.where], batch.targets, reduction="none")
@@ -33,15 +66,18 @@ def plain_loss(hidden, head, batch):
 
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("chunk_rows", [1, 64])
-def test_loss_and_gradient_equal_cross_entropy_over_whole_logits(has_bias, chunk_rows, monkeypatch):
+@pytest.mark.parametrize("most_fixed", [0, 1000])
+def test_loss_and_gradient_equal_cross_entropy_over_whole_logits(has_bias, chunk_rows, most_fixed, monkeypatch):
     monkeypatch.setattr(loss_module, "_CHUNK_BYTES", {"cpu": 4 * 20 * chunk_rows})
     monkeypatch.setattr(loss_module, "_SMALLEST_CHUNK", 1)
     torch.manual_seed(0)
     head = nn.Linear(6, 20, bias=has_bias).requires_grad_(False)
-    batch = make_batch(BLOCKS, np.array([[0, 1], [2, NOTHING], [3, 4]]))
+    picks = np.array([[0, 1], [2, NOTHING], [3, 4]])
+    batch, tight = make_batch(BLOCKS, picks, most_fixed=most_fixed), make_batch(BLOCKS, picks)
+    assert batch.is_fixed == (most_fixed > 0)
     hidden = torch.randn(batch.ids.numel(), 6, requires_grad=True)
     total, each = batch_loss(hidden, head, batch)
-    expected = plain_loss(hidden, head, batch)
+    expected = plain_loss(hidden, head, tight)
     assert torch.allclose(total, expected, atol=1e-6)
     assert torch.allclose(world_means(each, batch).sum(), total.detach(), atol=1e-6)
     (found,) = torch.autograd.grad(3.0 * total, hidden)

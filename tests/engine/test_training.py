@@ -8,7 +8,7 @@ import torch
 
 from engine.small_training import SEED, SETTINGS, WORLDS, largest_difference, plan, train
 from paclm.config import TrainingConfig
-from paclm.engine import training
+from paclm.engine import training, training_pass
 from paclm.engine.adapters import AdapterStack, find_targets
 from paclm.engine.checkpoint import Checkpoints
 from paclm.engine.generic import attached_layers
@@ -17,6 +17,7 @@ from paclm.engine.peft_io import export_peft
 from paclm.engine.training import GroupTraining, StepLoss, adapter_spec, train_worlds
 from paclm.engine.training_forward import OwnForward, make_forward
 from paclm.engine.training_order import NOTHING, Schedule
+from paclm.engine.training_pass import WorldsPass
 from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
 
@@ -114,7 +115,8 @@ def one_group(model):
     """All worlds in one group, before their first step."""
     spec, (worlds,) = adapter_spec(SETTINGS), plan().groups(WORLDS)
     start = AdapterStack.initial(find_targets(model, spec), spec, WORLDS, SEED, "test").worlds(worlds.tolist())
-    return GroupTraining(make_forward(model), output_layer(model), start, plan(), worlds, SETTINGS)
+    passes = WorldsPass(make_forward(model), output_layer(model), start, WORLDS)
+    return GroupTraining(passes, start, plan(), worlds, SETTINGS)
 
 
 @pytest.mark.parametrize("checkpoint_seconds", [0.0, 0.02, 3600.0])
@@ -189,7 +191,7 @@ def test_a_broken_step_is_named_and_never_kept(broken, every_step, build_model, 
     def measure(*_):
         raise AssertionError("a broken group is not measured")
 
-    monkeypatch.setattr(training, "world_means", break_one)
+    monkeypatch.setattr(training_pass, "world_means", break_one)
     monkeypatch.setattr(training, "measure_improvement", measure)
     world = int(plan().groups(WORLDS)[0][0])
     with pytest.raises(EngineError, match=rf"world {world} .* step {broken}\."):
@@ -223,7 +225,7 @@ def test_running_out_of_memory_says_what_to_lower(build_model, monkeypatch):
     def fail(*_):
         raise torch.OutOfMemoryError("no more")
 
-    monkeypatch.setattr(training, "batch_loss", fail)
+    monkeypatch.setattr(training_pass, "batch_loss", fail)
     with pytest.raises(EngineError, match="--worlds-per-step"):
         train(build_model("gpt2"))
 

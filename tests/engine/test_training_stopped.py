@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.small_training import SETTINGS, largest_difference, plan, train
-from paclm.engine import checkpoint, training
+from paclm.engine import checkpoint, training, training_pass
 from paclm.engine.checkpoint import CURRENT_FILE, Checkpoints, HeldInterrupt
 from paclm.errors import EngineError
 
@@ -88,7 +88,7 @@ def test_ctrl_c_while_a_run_goes_back_to_its_place_loses_nothing(owner, name, bu
     ("owner", "name", "call", "num_kept"),
     [
         (training, "make_batch", 6, 6),  # at the start of a step
-        (training, "world_means", 6, 6),  # after its backward pass
+        (training_pass, "world_means", 6, 6),  # after its backward pass
         (torch.Tensor, "addcdiv_", 6, 6),  # the moments have moved, the adapters have not
         (training.StepLoss, "wait", 6, 7),  # a step is read while the next one is under way
         (training.StepLoss, "wait", int(plan().num_steps.max()), None),  # the last step of the group is read

@@ -1,4 +1,4 @@
-"""The launch counter, and a smoke test of the benchmark that prints it."""
+"""The launch counter, and smoke tests of the benchmarks of training."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "gpu"))
 
 from launches import count_launches, launches_among
 
-BENCH = Path(__file__).parents[2] / "tools" / "gpu" / "bench_gpu_training.py"
+TOOLS = Path(__file__).parents[2] / "tools" / "gpu"
 
 
 def test_operations_of_both_passes_are_counted_and_views_are_not():
@@ -34,7 +34,7 @@ def test_of_what_a_profiler_notes_only_calls_that_give_the_gpu_work_are_launches
 
 def test_the_bench_counts_the_launches_of_a_training_step(tmp_path):
     out = tmp_path / "overlap.json"
-    command = [sys.executable, str(BENCH), "--overlap", "--small", "--out", str(out)]
+    command = [sys.executable, str(TOOLS / "bench_gpu_training.py"), "--overlap", "--small", "--out", str(out)]
     finished = subprocess.run(command, capture_output=True, check=False)
     assert finished.returncode == 0, finished.stderr.decode()
     report = json.loads(out.read_text())
@@ -42,3 +42,14 @@ def test_the_bench_counts_the_launches_of_a_training_step(tmp_path):
     assert report["losses_differ_by"] == 0.0
     assert report["launches_by_kind"]["mm"] >= 2 * 4 * 2 - 1, "two blocks of four products, forward and backward"
     assert report["step_of_one_world_ms"] > 0
+
+
+def test_the_bench_of_graphs_measures_every_way(tmp_path):
+    out = tmp_path / "graphs.json"
+    command = [sys.executable, str(TOOLS / "bench_gpu_graphs.py"), "--small", "--out", str(out), "--seconds", "600"]
+    finished = subprocess.run(command, capture_output=True, check=False)
+    assert finished.returncode == 0, finished.stderr.decode()
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert not [line for line in lines if "error" in line or "skipped" in line]
+    assert next(line for line in lines if line.get("way") == "rounding alone, after 20 steps")["B_differs_by"] == 0.0
+    assert lines[-1]["reached"] > 0

@@ -38,6 +38,7 @@ from paclm.engine.loss import batch_loss, make_batch
 from paclm.engine.training import GroupTraining, Progress, adapter_spec, make_schedule
 from paclm.engine.training_forward import Forward, OwnForward, PlainForward
 from paclm.engine.training_order import Schedule, make_blocks
+from paclm.engine.training_pass import WorldsPass
 from paclm.engine.weights import output_layer
 from paclm.worlds.assignment import assign_worlds
 
@@ -64,7 +65,8 @@ class Setup:
     def group(self, forward: Forward, size: int) -> GroupTraining:
         spec = adapter_spec(SETTINGS)
         start = AdapterStack.initial(find_targets(self.model, spec), spec, size, 7, "bench")
-        return GroupTraining(forward, output_layer(self.model), start, self.schedule, np.arange(size), SETTINGS)
+        passes = WorldsPass(forward, output_layer(self.model), start, size)
+        return GroupTraining(passes, start, self.schedule, np.arange(size), SETTINGS)
 
 
 def make_setup(small: bool, device: str, seconds: float, length: int = 512) -> Setup:

@@ -32,27 +32,35 @@ class Batch:
     weights: Tensor  # (N,) float32: 1 / predictions of the same world, so that a world's loss is its own mean
     worlds: Tensor  # (N,): which of the k worlds
     num_worlds: int
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.targets)
+    num_tokens: int  # predicted
+    is_fixed: bool  # whether `where` and `worlds` are those of every batch of this shape
 
 
-def make_batch(blocks: Blocks, picks: IntArray, device: torch.device | str = "cpu") -> Batch:
-    """Lay out the blocks `picks` (k, batch) of k worlds."""
+def make_batch(blocks: Blocks, picks: IntArray, device: torch.device | str = "cpu", most_fixed: int = 0) -> Batch:
+    """Lay out the blocks `picks` (k, batch) of k worlds.
+
+    A batch that has at most `most_fixed` places when padded to one of a few lengths gets a fixed layout: all places
+    predict, those without a successor with weight 0.
+    """
     picks = picks[:, (picks != NOTHING).any(axis=0)]  # (k, rows): short batches are short at the end
     num_worlds, rows = picks.shape
     chosen = picks.ravel()
     lengths = np.where(chosen == NOTHING, 0, blocks.lengths[chosen])  # (k · rows,)
     length = int(lengths.max())
+    fixed = min(_padded(length), int(blocks.lengths.max()))
+    is_fixed = fixed * len(chosen) <= most_fixed
+    length = fixed if is_fixed else length
     places = np.arange(length)
     is_token = places < lengths[:, None]  # (k · rows, length)
     ids = np.zeros((len(chosen), length), dtype=np.int64)
     starts = np.where(chosen == NOTHING, 0, blocks.starts[chosen])
     ids[is_token] = blocks.tokens[(starts[:, None] + places)[is_token]]
-    where = np.flatnonzero(places + 1 < lengths[:, None])  # (N,)
+    predicts = (places + 1 < lengths[:, None]).ravel()  # (k · rows · length,)
+    where = np.arange(ids.size) if is_fixed else np.flatnonzero(predicts)  # (N,)
     worlds = where // (rows * length)  # (N,)
-    counts = np.bincount(worlds, minlength=num_worlds)  # (k,)
+    counts = np.bincount(worlds, predicts[where], minlength=num_worlds)  # (k,)
+    weights = (predicts[where] / counts[worlds]).astype(np.float32)
+    targets = np.roll(ids.ravel(), -1)[where]
 
     def put(array: Any) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -62,8 +70,14 @@ def make_batch(blocks: Blocks, picks: IntArray, device: torch.device | str = "cp
         # until the copy is done.
         return tensor.pin_memory().to(device, non_blocking=True)
 
-    weights = (1.0 / counts[worlds]).astype(np.float32)
-    return Batch(put(ids), put(where), put(ids.ravel()[where + 1]), put(weights), put(worlds), num_worlds)
+    tensors = put(ids), put(where), put(targets), put(weights), put(worlds)
+    return Batch(*tensors, num_worlds, int(predicts.sum()), is_fixed)
+
+
+def _padded(length: int) -> int:
+    """The next of a few lengths: multiples of 64 up to 512, then four between powers of two."""
+    unit = max(64, (1 << (length - 1).bit_length()) // 8)
+    return -(-length // unit) * unit
 
 
 def batch_loss(hidden: Tensor, head: nn.Linear, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
 """Train all worlds, a group at a time: one forward and backward pass updates every world of the group.
 
-    schedule   which blocks each world sees in each step          checkpoint    what survives a kill
-    loss       each world's mean over its own tokens              optimizer     AdamW, one row per world
-                                                                  improvement   the check at the end
+    schedule        which blocks each world sees in each step     checkpoint    what survives a kill
+    loss            each world's mean over its own tokens         optimizer     AdamW, one row per world
+    training_pass   losses and gradients of a batch               improvement   the check at the end
 
 The loss of a step is read after the next step is launched, so that a GPU never waits for the host; but a position or
 group is saved only when all of its losses are read and finite. Ctrl-C finishes the current step and saves the position.
@@ -20,17 +20,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from paclm.config import TrainingConfig
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.checkpoint import Checkpoints, HeldInterrupt, Position, identify_run
 from paclm.engine.improvement import Improvement, measure_improvement, refuse_unimproved
-from paclm.engine.loss import batch_loss, make_batch, world_means
+from paclm.engine.loss import make_batch
 from paclm.engine.optimizer import StackedAdamW, flatten, unflatten
-from paclm.engine.training_forward import Forward, make_forward
+from paclm.engine.training_forward import make_forward
 from paclm.engine.training_order import Blocks, BoolArray, IntArray, Schedule
+from paclm.engine.training_pass import WorldsPass
 from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
 
@@ -135,11 +136,12 @@ def train_worlds(
     figures = np.zeros((3, schedule.num_worlds))  # public, trained, moved
     head, forward = output_layer(model), make_forward(model)
     try:
+        passes = WorldsPass(forward, head, start, max(map(len, groups)))
         for number, worlds in enumerate(groups):
             done = checkpoints.load_group(number) if checkpoints is not None else None
             if done is None:
                 own = start.worlds(worlds.tolist())
-                group = GroupTraining(forward, head, own, schedule, worlds, settings)
+                group = GroupTraining(passes, own, schedule, worlds, settings)
                 if checkpoints is not None:  # outside of `try`: Ctrl-C here must not save a position
                     group.restore(checkpoints.load_position(number))
                 try:
@@ -167,18 +169,15 @@ class GroupTraining:
 
     def __init__(
         self,
-        forward: Forward,
-        head: nn.Linear,
+        passes: WorldsPass,
         start: AdapterStack,
         schedule: Schedule,
         worlds: IntArray,
         settings: TrainingConfig,
     ) -> None:
-        rows = flatten(start.to(head.weight.device))  # (G, p)
-        self.forward = forward
-        self.head = head
+        rows = passes.rows[: len(worlds)].copy_(flatten(start))  # (G, p)
+        self.passes = passes
         self.stack = unflatten(rows, start)
-        self._trained = trainable(self.stack, len(worlds))  # rebuilt only when worlds finish: hundreds of tensors
         self.optimizer = StackedAdamW(rows, settings.learning_rate, settings.weight_decay)
         self.schedule = schedule
         self.worlds = worlds
@@ -229,16 +228,10 @@ class GroupTraining:
     def step(self, picks: IntArray) -> StepLoss:
         """One step of the first k worlds, which are unfinished; on a GPU it is only launched."""
         k = int((self.num_steps > self.optimizer.num_steps).sum())
-        batch = make_batch(self.schedule.blocks, picks[:k], self.head.weight.device)
-        if k != self._trained.num_worlds:
-            self._trained = trainable(self.stack, k)
-        A, B = self._trained.A, self._trained.B
-        hidden = self.forward(batch.ids, A, B, self.stack.spec.scale)  # (places, d)
-        total, each = batch_loss(hidden, self.head, batch)
-        leaves = [leaf for layer in self.stack.layers for leaf in (A[layer], B[layer])]
-        gradients = torch.autograd.grad(total, leaves)
-        taken = StepLoss.send(world_means(each, batch), self.optimizer.num_steps + 1, batch.num_tokens)
-        self.optimizer.step(torch.cat([gradient.flatten(1) for gradient in gradients], 1))
+        batch = make_batch(self.schedule.blocks, picks[:k], self.optimizer.rows.device, self.passes.most_recorded)
+        means = self.passes(batch)
+        taken = StepLoss.send(means, self.optimizer.num_steps + 1, batch.num_tokens)
+        self.optimizer.step(self.passes.gradient[:k])
         return taken
 
     def read(self, taken: StepLoss) -> float:
@@ -272,8 +265,3 @@ class GroupTraining:
         for name in ("rows", "first", "second"):
             getattr(self.optimizer, name).copy_(getattr(position, name))
         self.num_read = position.num_steps
-
-
-def trainable(stack: AdapterStack, num_worlds: int) -> AdapterStack:
-    """The first worlds of a stack as leaves of autograd, in the same memory."""
-    return stack.map(lambda tensor: tensor[:num_worlds].detach().requires_grad_())

@@ -46,6 +46,8 @@ class _Between:
 class Forward(Protocol):
     """Hidden states of a batch laid out world by world, differentiable in the adapters."""
 
+    is_recordable: bool  # whether a pass never waits for the GPU, so that a CUDA graph can hold it
+
     def __call__(self, ids: Tensor, A: Mapping[str, Tensor], B: Mapping[str, Tensor], scale: float) -> Tensor:
         """Token ids (rows, length) → hidden states (rows · length, d), ready for the output layer.
 
@@ -65,6 +67,8 @@ def make_forward(model: PreTrainedModel) -> Forward:
 
 class OwnForward:
     """The model's own code with adapted layers: any decoder."""
+
+    is_recordable = False  # unknown code
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -89,6 +93,8 @@ class OwnForward:
 
 class PlainForward:
     """Plain tensors of the model's weights: the GPT-2 and Llama families."""
+
+    is_recordable = True
 
     def __init__(self, model: PreTrainedModel, compiled: bool) -> None:
         spec = AdapterSpec(rank=1)  # only the base tensors are used; adapters are passed to each call

@@ -21,9 +21,10 @@ from paclm.config import TrainingConfig
 from paclm.engine.adapters import AdapterStack, find_targets
 from paclm.engine.loss import batch_loss, make_batch
 from paclm.engine.memory import available_memory
-from paclm.engine.training import GroupTraining, adapter_spec, trainable
+from paclm.engine.training import GroupTraining, adapter_spec
 from paclm.engine.training_forward import Forward, make_forward
 from paclm.engine.training_order import NOTHING, IntArray, Schedule
+from paclm.engine.training_pass import WorldsPass, trainable
 from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
 
@@ -75,7 +76,7 @@ def plan_training(
         if estimate_time:
             timed = groups[0][: _TIMED_WORLDS.get(model.device.type, 2)]
             begin = AdapterStack.initial(targets, spec, len(timed), schedule.seed, "", settings.coupled)
-            group = GroupTraining(forward, head, begin, schedule, timed, settings)
+            group = GroupTraining(WorldsPass(forward, head, begin, len(timed)), begin, schedule, timed, settings)
             seconds = num_positions * _seconds_per_position(group)
     finally:
         forward.close()
@@ -147,8 +148,8 @@ def _seconds_per_position(group: GroupTraining) -> float:
     for _ in range(3):
         began = time.perf_counter()
         group.read(group.step(batch[:, 0]))
-        if group.head.weight.is_cuda:
-            torch.cuda.synchronize(group.head.weight.device)  # the loss arrives before the step ends
+        if group.optimizer.rows.is_cuda:
+            torch.cuda.synchronize(group.optimizer.rows.device)  # the loss arrives before the step ends
         seconds = time.perf_counter() - began
     return seconds / _positions(group.schedule, batch)
 
