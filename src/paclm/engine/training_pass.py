@@ -29,7 +29,7 @@ _MOST_GRAPHS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordedPass:
     """A graph with the tensors it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
@@ -48,7 +48,7 @@ class WorldsPass:
         self._stack = unflatten(self.rows, like)
         self._leaves = trainable(self._stack, num_worlds)  # rebuilt only when worlds finish: hundreds of tensors
         self.most_recorded = MOST_RECORDED if head.weight.is_cuda and forward.is_recordable else 0  # positions
-        self.recordings: dict[tuple[int, ...], Recording] = {}
+        self.recordings: dict[tuple[int, ...], RecordedPass] = {}
         self._seen: set[tuple[int, ...]] = set()
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -99,11 +99,11 @@ class WorldsPass:
         device = self.rows.device
         return len(self.recordings) < _MOST_GRAPHS and available_memory(device) > torch.cuda.memory_reserved(device)
 
-    def _record(self, batch: Batch) -> Recording:
+    def _record(self, batch: Batch) -> RecordedPass:
         leaves = trainable(self._stack, batch.num_worlds)  # new ones: autograd ties used ones to their stream
         means = torch.zeros(batch.num_worlds, device=self.rows.device)
         pool = next((recording.graph.pool() for recording in self.recordings.values()), None)  # one for all
-        return Recording(capture(lambda: means.copy_(self._compute(batch, leaves)), pool), batch, means)
+        return RecordedPass(capture(lambda: means.copy_(self._compute(batch, leaves)), pool), batch, means)
 
 
 def capture(work: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
