@@ -12,6 +12,7 @@ whose adapters are random. Parts (`--only`):
     sweep     clients join one by one: the longest gap at any batch size
     hostile   another key floods the server with prompts of a megabyte
     direct    the engine alone and the curator without HTTP, after the server has stopped
+    ratio     only if named: server and curator in turns, 16 clients, each started anew
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,8 @@ from serving.load import Load, Received, Running, Target, run
 from serving.server import Server, machine, new_key, paclm
 from serving.workspace import copy_workspace, in_own_process, make_workspace, words_of
 
-PARTS = ("rows", "burst", "long", "sweep", "hostile", "direct")
+PARTS = ("rows", "burst", "long", "sweep", "hostile")
+WITHOUT_SERVER = ("direct", "ratio")
 COLUMNS = {
     "tokens_per_s": "tokens/s",
     "first_ms": "first token",
@@ -52,9 +56,10 @@ TOGETHER = 4
 class Bench:
     """One run: what is measured, and the lines that say so."""
 
-    def __init__(self, options: argparse.Namespace, workspace: Path, target: Target) -> None:
+    def __init__(self, options: argparse.Namespace, workspace: Path, log: Path, target: Target) -> None:
         self._options = options
         self._workspace = workspace
+        self._log = log
         self.target = target
         self.facts: dict[str, Any] = {}
         self.rows: list[dict[str, Any]] = []
@@ -74,6 +79,18 @@ class Bench:
         self.facts[name] = value
         print(f"{name}: {value}", flush=True)
 
+    def measure(self, parts: Sequence[str]) -> None:
+        """Measure these parts; what is known is saved after each."""
+        for part in parts:
+            getattr(self, f"measure_{part}")()
+            self.save()
+
+    def save(self) -> None:
+        """Write the figures so far."""
+        if self._options.json:
+            content = {"command": shlex.join(sys.argv), "facts": self.facts, "rows": self.rows}
+            self._options.json.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
     # --- parts ----------------------------------------------------------------------------------------------------
 
     def measure_rows(self) -> None:
@@ -81,7 +98,7 @@ class Bench:
         first, *more = self._options.clients
         for count in (first, first, *more):
             self.row("repeating prompts", [self._closed(count)], clients=count)
-        for count in (first, more[-1] if more else first):
+        for count in sorted({first, *more[-1:], *({16} & {*more})}):
             self.row("new prompts", [self._closed(count, fresh=True)], clients=count)
 
     def _closed(self, count: int, fresh: bool = False) -> Received:
@@ -142,12 +159,7 @@ class Bench:
         """What prompts of a megabyte, sent by another key, do to the first token of this one."""
         load = self._load(1, self._options.seconds, fresh=True)
         quiet = self.row("no other key", [run(self.target, load)], clients=1)
-        hostile = Target(
-            port=self.target.port,
-            model=self.target.model,
-            key=new_key(self._workspace, "hostile"),
-            words=self.target.words,
-        )
+        hostile = replace(self.target, key=new_key(self._workspace, "hostile"))
         flood = Running(hostile, Load(clients=12, characters=1_000_000))
         time.sleep(1)
         flooded = self.row("another key floods", [run(self.target, load)], clients=1)
@@ -156,19 +168,34 @@ class Bench:
 
     def measure_direct(self) -> None:
         """The same without HTTP."""
-        count = min(16, max(self._options.clients))
-        load = self._load(count, self._options.seconds)
         counts = [n for n in self._options.clients if n != 4]
-        words, repeats = list(self.target.words), self._options.repeats
-        found = in_own_process(direct.measure, self._workspace, counts, load, words, repeats)
+        found, clients = self._directly(counts)
         for number, speed in found["engine"].items():
             self.fact(f"engine alone, {number} sequences, tokens/s", speed)
-        self.rows.append({"load": "curator, no HTTP", "clients": count, **found["curator"]})
-        print(_line(self.rows[-1]), flush=True)
-        served = [r for r in self.rows if r["load"] == "repeating prompts" and r["clients"] == count]
+        served = [r for r in self.rows if r["load"] == "repeating prompts" and r["clients"] == clients]
         if served:
             ratio = served[-1]["tokens_per_s"] / found["curator"]["tokens_per_s"]
-            self.fact(f"HTTP ÷ curator, {count} clients", round(ratio, 3))
+            self.fact(f"HTTP ÷ curator, {clients} clients", round(ratio, 3))
+
+    def measure_ratio(self) -> None:
+        """Server and curator in turns, so that both meet the same machine."""
+        ratios = []
+        for _ in range(self._options.repeats):
+            found, clients = self._directly([])
+            with Server(self._workspace, self._log) as server:
+                self.target = replace(self.target, port=server.port)
+                run(self.target, self._load(clients, 0))  # as the curator was warmed up
+                row = self.row("repeating prompts", [self._closed(clients)], clients=clients)
+            ratios.append(round(row["tokens_per_s"] / found["curator"]["tokens_per_s"], 3))
+        self.fact(f"HTTP ÷ curator in turns, {clients} clients", f"{statistics.median(ratios)} of {ratios}")
+
+    def _directly(self, counts: list[int]) -> tuple[dict[str, Any], int]:
+        clients = min(16, max(self._options.clients))
+        load, words = self._load(clients, self._options.seconds), list(self.target.words)
+        found = in_own_process(direct.measure, self._workspace, counts, load, words, self._options.repeats)
+        self.rows.append({"load": "curator, no HTTP", "clients": clients, **found["curator"]})
+        print(_line(self.rows[-1]), flush=True)
+        return found, clients
 
 
 def _median(values: list[Any]) -> Any:
@@ -208,18 +235,20 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--long", type=int, default=2000, help="tokens of a long prompt, if the context allows")
     parser.add_argument("--stagger", type=float, default=0.5, help="seconds for each batch size of the sweep")
     parser.add_argument("--starts", type=int, default=2, help="how often the server is started; the last one is used")
-    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between them")
-    parser.add_argument("--quick", action="store_true", help="fewer clients and seconds, for a CPU")
+    parser.add_argument("--only", default=",".join([*PARTS, "direct"]), help="parts, with commas between them")
+    parser.add_argument(
+        "--quick", action="store_true", help="other defaults, for a CPU: fewer clients, shorter answers"
+    )
     parser.add_argument("--json", type=Path, help="write all figures there")
     options = parser.parse_args()
+    if options.quick:
+        parser.set_defaults(clients=[1, 4, 16], seconds=4.0, max_tokens=24, repeats=1, long=192)
+        options = parser.parse_args()
     options.only = options.only.split(",")
-    if unknown := sorted(set(options.only) - set(PARTS)):
-        parser.error(f"unknown parts: {', '.join(unknown)}; known: {', '.join(PARTS)}")
+    if unknown := sorted(set(options.only) - {*PARTS, *WITHOUT_SERVER}):
+        parser.error(f"unknown parts: {', '.join(unknown)}; known: {', '.join([*PARTS, *WITHOUT_SERVER])}")
     if (options.workspace is None) == (options.make is None):
         parser.error("name a trained workspace, or --make one")
-    if options.quick:
-        options.clients, options.seconds, options.repeats = [n for n in options.clients if n <= 16], 4.0, 1
-        options.long, options.max_tokens = min(options.long, 192), 24
     return options
 
 
@@ -245,14 +274,21 @@ def main() -> None:
 
 
 def _measure(options: argparse.Namespace, copy: Path) -> None:
-    key, log = new_key(copy, "bench"), copy.with_name("server.log")
-    bench = Bench(options, copy, Target(port=0, model=copy.name, key=key, words=words_of(copy)))
+    log, words = copy.with_name("server.log"), words_of(copy)
+    bench = Bench(options, copy, log, Target(port=0, model=copy.name, key=new_key(copy, "bench"), words=words))
     bench.fact("machine", machine())
     manifest = json.loads((copy / "manifest.json").read_text())
     bench.fact("base", Path(manifest["base"]["name"]).name)
     bench.fact("models", int(manifest["arguments"]["worlds"]) + 1)
+    if parts := [part for part in options.only if part in PARTS]:
+        _measure_served(bench, parts, options.starts, copy, log)
+    bench.measure([part for part in options.only if part in WITHOUT_SERVER])
+    _report(bench)
+
+
+def _measure_served(bench: Bench, parts: Sequence[str], starts: int, copy: Path, log: Path) -> None:
     seconds = []
-    for _ in range(options.starts - 1):
+    for _ in range(starts - 1):
         with Server(copy, log) as server:
             seconds.append(round(server.seconds_to_ready, 1))
     with Server(copy, log) as server:
@@ -260,34 +296,28 @@ def _measure(options: argparse.Namespace, copy: Path) -> None:
         bench.fact("seconds to ready, start by start", seconds)
         bench.fact("announced", server.announcement())
         bench.fact("memory at start", server.memory())
-        bench.target = Target(port=server.port, model=copy.name, key=key, words=bench.target.words)
+        bench.target = replace(bench.target, port=server.port)
         print(_header())
         try:
-            for part in options.only:
-                if part != "direct":
-                    getattr(bench, f"measure_{part}")()
+            bench.measure(parts)
         finally:
+            bench.fact("complaints in the log", server.complaints())
             bench.fact("memory after load", server.memory())
-            bench.fact("log", server.complaints())
     ledger = json.loads(paclm("ledger", "show", copy, "--json"))
-    share = ledger["dissent_tokens"] / max(1, ledger["private_tokens"])
     bench.fact("tokens served", ledger["private_tokens"] + ledger["public_tokens"])
-    bench.fact("dissent", f"{share:.1%}, {ledger['public_tokens']} public tokens")
-    if "direct" in options.only:
-        bench.measure_direct()
-    _report(options, bench)
+    bench.fact("of these public", ledger["public_tokens"])
+    bench.fact("dissent", f"{ledger['dissent_tokens'] / max(1, ledger['private_tokens']):.1%}")
+    bench.save()
 
 
-def _report(options: argparse.Namespace, bench: Bench) -> None:
+def _report(bench: Bench) -> None:
     print(f"\nTimes in ms. Command: python {shlex.join(sys.argv)}\n\n{_header()}")
     for row in bench.rows:
         print(_line(row))
     print()
     for name, value in bench.facts.items():
-        if name not in ("announced", "log"):
+        if name != "announced":
             print(f"- {name}: {value:,}" if isinstance(value, int) else f"- {name}: {value}")
-    if options.json:
-        options.json.write_text(json.dumps({"facts": bench.facts, "rows": bench.rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

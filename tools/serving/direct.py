@@ -32,7 +32,7 @@ def measure(path: Path, counts: list[int], load: Load, words: list[str], repeats
         _engine_tokens_per_s(engine, count, load.max_tokens)  # first use of this number of sequences
         speeds = [_engine_tokens_per_s(engine, count, load.max_tokens) for _ in range(repeats)]
         alone[count] = round(statistics.median(speeds), 1)
-    with Curator.open(workspace, engine=engine) as curator:
+    with Curator.open(workspace, engine=engine) as curator:  # twice: the first answers warm it up
         _ask_curator(curator, replace(load, seconds=0), words)
         return {"engine": alone, "curator": _ask_curator(curator, load, words).figures()}
 

@@ -150,7 +150,12 @@ class Running:
             process.start()
 
     def _work(self, target: Target, load: Load, share: range) -> None:
-        self._results.put(asyncio.run(_clients(target, load, share, self.begin, self._stop)))
+        received = Received()
+        try:
+            received = asyncio.run(_clients(target, load, share, self.begin, self._stop))
+        except Exception as error:  # the other processes' figures are still worth having
+            received.failures[f"load generator: {error!r}"] += 1
+        self._results.put(received)
 
     def stop(self) -> Received:
         """Let no client ask again, and wait for the answers that are under way."""

@@ -54,7 +54,7 @@ class Server:
         try:
             connection.request("GET", "/health")
             return connection.getresponse().status == 200
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return False
         finally:
             connection.close()
@@ -102,11 +102,14 @@ def new_key(workspace: Path, name: str) -> str:
 
 
 def _descendants(pid: int) -> list[int]:
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += [int(child), *_descendants(int(child))]
-    return found
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:  # ended meanwhile
+            continue
+    children = sorted(child for child, parent in parents.items() if parent == pid)
+    return [found for child in children for found in (child, *_descendants(child))]
 
 
 def _status(pid: int, name: str) -> int:
