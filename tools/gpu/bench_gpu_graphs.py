@@ -264,7 +264,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--model", help="folder or .gguf file of the base model; otherwise random weights")
     parser.add_argument("--out", type=Path, help="also write the lines to this file")
-    parser.add_argument("--seconds", type=float, default=80.0, help="start nothing new after this long")
+    parser.add_argument("--seconds", type=float, default=70.0, help="start nothing new after this long")
     parser.add_argument("--small", action="store_true", help="a smoke test on the CPU")
     arguments = parser.parse_args()
     if not arguments.small and not torch.cuda.is_available():

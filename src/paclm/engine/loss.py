@@ -44,10 +44,10 @@ def make_batch(blocks: Blocks, picks: IntArray, device: torch.device | str = "cp
     """
     picks = picks[:, (picks != NOTHING).any(axis=0)]  # (k, rows): short batches are short at the end
     num_worlds, rows = picks.shape
-    chosen = picks.ravel()
-    lengths = np.where(chosen == NOTHING, 0, blocks.lengths[chosen])  # (k · rows,)
+    chosen, known = picks.ravel(), blocks.lengths
+    lengths = np.where(chosen == NOTHING, 0, known[chosen])  # (k · rows,)
     length = int(lengths.max())
-    fixed = min(_padded(length), int(blocks.lengths.max()))
+    fixed = min(_padded(length), int(known.max()))
     is_fixed = fixed * len(chosen) <= most_fixed
     length = fixed if is_fixed else length
     places = np.arange(length)
