@@ -8,60 +8,80 @@ Coins come in as arrays; nothing here draws randomness. A vote is always a membe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from paclm.engine.determinism import FloatArray, IntArray
-from paclm.errors import InvalidInput
+from paclm.errors import EngineError, InvalidInput
 
 _LARGEST_ID = 2**31 - 1
 
 
-class WorldsModel(Protocol):
-    """The forward pass: all worlds and the public model, which is the last of W, over sequences in slots.
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """Parts of several prompts for one prefill pass, one after another in `tokens`."""
 
+    tokens: IntArray = field(repr=False)  # (T,)
+    starts: IntArray  # (s,) position of the first token of each part
+    lengths: IntArray  # (s,), sums to T
+    table: IntArray  # (s, pages) int32: the blocks of each sequence, enough to cover starts + lengths
+
+
+class WorldsModel(Protocol):
+    """The forward pass: all worlds and the public model, which is the last of W, over a paged cache.
+
+    Position p of a sequence is in block table[p // page] of its row. Block 0 is scratch: no sequence has it.
     `stacked` covers the GPT-2 and Llama families, `fused` does so by CUDA kernels, `generic` covers any decoder.
     """
 
     num_worlds: int  # W: the worlds and the public model
-    num_slots: int  # most sequences that can run together
     context: int  # positions per sequence
     head: Tensor  # output embedding (V, d); a logit is its product with a hidden state
+    page: int  # positions per block
+    num_blocks: int  # of the pool
 
-    def prefill(self, tokens: Tensor, start: int, slot: int) -> Tensor:
-        """Tokens (c,) of one sequence at positions start … start+c; hidden states (W, c, d)."""
+    def prefill(self, chunk: PromptChunk) -> Tensor:
+        """Write keys and values of all parts; hidden states (W, T, d).
 
-    def prefill_many(self, tokens: Tensor, slot: int) -> Tensor:
-        """Tokens (s, c) of s sequences from their start, in the slots from `slot` on; hidden states (W, s, c, d)."""
-
-    def decode(self, tokens: Tensor, positions: Tensor, reach: int) -> Tensor:
-        """One token for each of the first n slots, at positions (n,), all below reach; hidden states (W, n, d).
-
-        Running the same token at the same position again changes nothing.
+        A part may attend to blocks that an earlier part of the same chunk writes.
         """
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of slot `source` to slot `target`."""
+    def decode(self, tokens: Tensor, positions: Tensor, table: Tensor, reach: int) -> Tensor:
+        """One token (n,) for each of n sequences, at positions (n,), all below reach; table (n, pages) int32.
+
+        Hidden states (W, n, d). Running the same token at the same position again changes nothing.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Result of one step for the first n slots; the public model is the last of W."""
+    """Result of one step of n sequences; the public model is the last of W."""
 
     support: IntArray  # (n, k)
     votes: IntArray  # (n, W)
-    logits: Tensor  # (n, W, k), left on the device
+    logits: Tensor  # (n, W, k), left on the device; the next step may overwrite it
 
 
 class DecodeStep(Protocol):
-    """Tokens (n,) at positions (n,) of the first n slots, coins (n, k) and temperatures (n,) → its output."""
+    """One step at a time, in the order of the calls: what `launch` began is computed before a later `prefill`."""
 
-    def __call__(
-        self, tokens: IntArray, positions: IntArray, coins: FloatArray, temperature: FloatArray
-    ) -> StepOutput: ...
+    def launch(
+        self, tokens: IntArray, positions: IntArray, table: IntArray, coins: FloatArray, temperature: FloatArray
+    ) -> None:
+        """Begin a step: tokens, positions and temperatures (n,), table (n, pages) int32, coins (n, k)."""
+
+    def collect(self) -> StepOutput:
+        """The output of the launched step, rows in the order of its sequences."""
+
+    def prefill(self, chunk: PromptChunk) -> Tensor:
+        """As of the model; asynchronous where the device is."""
+
+    def warm_up(self, max_sequences: int, progress: Callable[[int, int], None]) -> None:
+        """Compile and record all that steps of up to so many sequences can need; progress(done, all)."""
 
     def public_logits(self, hidden: Tensor) -> Tensor:
         """Hidden states (n, d) → logits over the whole vocabulary (n, V), float32."""
@@ -73,6 +93,8 @@ class PlainStep:
     def __init__(self, model: WorldsModel, support_size: int) -> None:
         self._model = model
         self._support_size = support_size
+        self._launched: tuple[IntArray, IntArray, IntArray, FloatArray, FloatArray] | None = None
+        self._output: StepOutput | None = None
         head = model.head
         # Logits are always float32, because bfloat16 ones have many ties. CUDA returns float32 from a bfloat16 head;
         # the CPU needs a float32 copy of the head.
@@ -87,27 +109,41 @@ class PlainStep:
         return torch.mm(hidden, head.T, out_dtype=torch.float32)
 
     def run(
-        self, tokens: Tensor, positions: Tensor, coins: Tensor, temperature: Tensor, reach: int
+        self, tokens: Tensor, positions: Tensor, table: Tensor, coins: Tensor, temperature: Tensor, reach: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Support, votes and logits from device tensors; all positions are below `reach`."""
-        hidden = self._model.decode(tokens, positions, reach)  # (W, n, d)
+        hidden = self._model.decode(tokens, positions, table, reach)  # (W, n, d)
         support = top_tokens(self.public_logits(hidden[-1]), self._support_size)  # (n, k)
         logits = support_logits(hidden, self._model.head, support)  # (n, W, k)
         return support, coupled_votes(logits, support, coins, temperature), logits
 
-    def outcome(self, integers: Tensor, numbers: Tensor, reach: int) -> tuple[Tensor, Tensor]:
-        """As `run`, in the form of a CUDA graph: integers (2, n) are tokens and positions, numbers (n, k + 1) coins and
-        temperature; returns support and votes in one tensor (n, k + W) int32, and logits."""
-        k = self._support_size
-        coins, temperature = numbers[:, :k].contiguous(), numbers[:, k].contiguous()
-        support, votes, logits = self.run(integers[0], integers[1], coins, temperature, reach)
-        return torch.cat([support, votes], 1).int(), logits
+    def launch(
+        self, tokens: IntArray, positions: IntArray, table: IntArray, coins: FloatArray, temperature: FloatArray
+    ) -> None:
+        """Keep the arguments: on a CPU nothing runs beside the caller, so `collect` computes."""
+        self._launched = (tokens, positions, table, coins, temperature)
+        self._output = None
+
+    def collect(self) -> StepOutput:
+        output = self._output or self._compute()
+        self._launched = self._output = None
+        return output
+
+    def prefill(self, chunk: PromptChunk) -> Tensor:
+        if self._launched is not None and self._output is None:
+            self._output = self._compute()  # its blocks may have been given to the sequences of this chunk since
+        return self._model.prefill(chunk)
+
+    def warm_up(self, max_sequences: int, progress: Callable[[int, int], None]) -> None:
+        """Nothing is compiled here."""
 
     @torch.inference_mode()
-    def __call__(self, tokens: IntArray, positions: IntArray, coins: FloatArray, temperature: FloatArray) -> StepOutput:
-        device = self._model.head.device
-        where, at, drawn, tau = (torch.from_numpy(a).to(device) for a in (tokens, positions, coins, temperature))
-        support, votes, logits = self.run(where, at, drawn, tau, reach=int(positions.max()) + 1)
+    def _compute(self) -> StepOutput:
+        if self._launched is None:
+            raise EngineError("No step was launched.")
+        device, positions = self._model.head.device, self._launched[1]
+        where, at, table, drawn, tau = (torch.from_numpy(array).to(device) for array in self._launched)
+        support, votes, logits = self.run(where, at, table, drawn, tau, reach=int(positions.max()) + 1)
         return StepOutput(support.cpu().numpy(), votes.cpu().numpy(), logits)
 
 
