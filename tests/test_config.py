@@ -92,7 +92,8 @@ MECHANISM = partial(MechanismConfig, per_token=0.1, total=0.2)
         *((ServerConfig, {"max_temperature": value}) for value in (0.0, math.nan, 1e39, 2e36, 9e-37)),
         (MECHANISM, {"support_size": 0}),
         *((RuntimeConfig, change) for change in ({"device": "tpu"}, {"dtype": "int8"})),
-        *((RuntimeConfig, {name: 0}) for name in ("max_sequences", "prefill_chunk")),
+        *((RuntimeConfig, {name: -1}) for name in ("max_sequences", "context", "prefill_chunk", "cache_gib")),
+        *((RuntimeConfig, change) for change in ({"context": 3}, {"cache_gib": math.nan})),
     ],
 )
 def test_impossible_settings_are_refused_by_name(settings, change):

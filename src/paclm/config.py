@@ -26,6 +26,7 @@ CHARGES = ("every-token", "dissent")
 
 ReleaseName = Literal["gaussian", "plurality", "mixture", "channel"]
 ChargeName = Literal["every-token", "dissent"]
+DtypeName = Literal["auto", "float32", "bfloat16"]
 
 SMALLEST_PER_TOKEN = 2.0**-60
 """One unit of account; below it the integers that `channel` samples with would be too coarse."""
@@ -201,23 +202,27 @@ class RuntimeConfig:
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the engine runs."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the forward pass."""
-    max_sequences: int = 16
-    """How many sequences share one engine step."""
-    context: int = 512
-    """Tokens of prompt and answer together, per sequence; at most the base model's context."""
-    prefill_chunk: int = 128
-    """How many prompt positions one prefill pass takes."""
+    dtype: DtypeName = "auto"
+    """Arithmetic of the forward pass; auto: bfloat16 on a GPU, float32 on a CPU."""
+    max_sequences: int = 0
+    """How many sequences share one engine step; 0: as many as fit, up to 256 on a GPU and 16 on a CPU."""
+    context: int = 0
+    """Tokens of prompt and answer together, per sequence; 0: what the base model holds, and the cache."""
+    prefill_chunk: int = 0
+    """How many prompt tokens are read between two steps; 0: 512 on a GPU, 128 on a CPU."""
+    cache_gib: float = 0.0
+    """Memory for keys and values; 0: 90 % of what is free on a GPU, half of it on a CPU, or less if that is enough."""
     threads: int = 0
     """CPU threads; 0: the number of idle cores at the start, or OMP_NUM_THREADS."""
 
     def __post_init__(self) -> None:
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
-        _one_of("dtype", self.dtype, ("float32", "bfloat16"))
-        _at_least(self, 1, "max_sequences", "prefill_chunk")
-        _at_least(self, 4, "context")  # what the engine's self-test reads
-        _at_least(self, 0, "threads")
+        _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16"))
+        _at_least(self, 0, "max_sequences", "context", "prefill_chunk", "threads")
+        if 0 < self.context < 4:  # what the engine's self-test reads
+            raise InvalidInput(f"context must be at least 4, or 0 for what the model holds, not {self.context!r}.")
+        if not (math.isfinite(self.cache_gib) and self.cache_gib >= 0):
+            raise InvalidInput(f"cache_gib must be a number of at least 0, not {self.cache_gib!r}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -90,4 +90,4 @@ def test_a_model_whose_logits_are_no_plain_product_is_neither_trained_nor_served
         output_layer(model)
     stack = AdapterStack.initial(find_targets(model, spec), spec, 2, 0, "base")
     with pytest.raises(ModelError):
-        GenericModel(model, stack, 1, 8)
+        GenericModel(model, stack, 2, 8)

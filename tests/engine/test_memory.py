@@ -5,35 +5,60 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from paclm.config import RuntimeConfig
 from paclm.engine import memory
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
-from paclm.engine.loading import build_engine, plan_engine
+from paclm.engine.loading import build_engine, plan_engine, resolve_runtime
 from paclm.engine.memory import GIB, MemoryPlan, available_memory
 from paclm.errors import EngineError, InvalidInput
 
 
-def gpt2_small_plan(**settings):
+def gpt2_small_plan(available=2**60, **settings):
     spec = AdapterSpec()
     with torch.device("meta"):
         model = GPT2LMHeadModel(GPT2Config())
         targets = find_targets(model, spec)
         A = {t.name: torch.zeros(128, 8, t.num_in) for t in targets}
         B = {t.name: torch.zeros(128, t.num_out, 8) for t in targets}
-    runtime = RuntimeConfig(**{"max_sequences": 1, "context": 128, "prefill_chunk": 16, **settings})
-    return plan_engine(model, AdapterStack(spec, "x", A, B), runtime, 200)
+    runtime = RuntimeConfig(**{"device": "cpu", "max_sequences": 1, "context": 128, "prefill_chunk": 16, **settings})
+    return plan_engine(model, AdapterStack(spec, "x", A, B), runtime, 200, available)
 
 
 def test_the_plan_of_gpt2_small_with_128_worlds():
     plan = gpt2_small_plan()
     assert plan.base == 124_439_808 * 4 == 2 * gpt2_small_plan(dtype="bfloat16").base
     assert plan.adapters == 129 * 811_008 * 4
-    assert plan.cache == 2 * 12 * 129 * 768 * 128 * 4
-    assert gpt2_small_plan(max_sequences=2).cache == 2 * plan.cache
-    assert plan.total < 2.5 * GIB
+    block = 2 * 12 * 129 * 768 * 64 * 4
+    assert plan.cache == 3 * block  # 128 tokens and the scratch block
+    assert gpt2_small_plan(max_sequences=7).cache == 15 * block
+    assert gpt2_small_plan(context=0).cache == 17 * block  # GPT-2 holds 1,024 tokens
+    assert plan.total < 3 * GIB
+
+
+def test_the_cache_takes_what_it_is_given_or_half_of_what_is_free_but_never_less_than_a_block():
+    plan = gpt2_small_plan(max_sequences=100)
+    rest = plan.total - plan.cache
+    assert gpt2_small_plan(rest + 8 * GIB, max_sequences=100, context=0).cache == 4 * GIB
+    assert gpt2_small_plan(cache_gib=1.5, max_sequences=100).cache == 1.5 * GIB
+    least = gpt2_small_plan(rest, max_sequences=100)
+    assert least.cache == 2 * 2 * 12 * 129 * 768 * 64 * 4
+    with pytest.raises(EngineError):
+        least.check(rest)
+
+
+def test_settings_left_to_the_machine_are_decided_for_it(monkeypatch):
+    found = resolve_runtime(RuntimeConfig(), 1024)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    on_gpu = resolve_runtime(RuntimeConfig(), 1024)
+    assert (on_gpu.device, on_gpu.dtype, on_gpu.max_sequences, on_gpu.prefill_chunk) == ("cuda", "bfloat16", 256, 512)
+    assert resolve_runtime(RuntimeConfig(device="cpu"), 1024).dtype == "float32"
+    given = RuntimeConfig(device="cuda", dtype="float32", max_sequences=3, context=500, prefill_chunk=7, cache_gib=2.0)
+    assert resolve_runtime(given, 1024) == given
+    assert resolve_runtime(given, 100).context == 100
+    assert (found.context, on_gpu.context) == (1024, 1024)
 
 
 @pytest.mark.parametrize(
     ("plan", "advice"),
     [
-        (MemoryPlan(1, 1, 9 * GIB, 1), "max_sequences or context"),
+        (MemoryPlan(1, 1, 9 * GIB, 1), "max_sequences and context"),
         (MemoryPlan(1, 1, 1, 9 * GIB), "prefill_chunk"),
         (MemoryPlan(1, 9 * GIB, 1, 1), "fewer worlds"),
         (MemoryPlan(9 * GIB, 1, 1, 1), "smaller base model"),

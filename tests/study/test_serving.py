@@ -1,4 +1,5 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -121,11 +122,14 @@ def test_an_engine_that_does_not_fit_is_asked_for_half_as_many(lab, monkeypatch)
         asked.append(sequences)
         if sequences > 3:
             raise EngineError("does not fit")
-        return "engine"
+        return SimpleNamespace(num_together=lambda num_tokens: min(sequences, 64 // num_tokens))
 
     monkeypatch.setattr(lab, "engine", engine)
-    assert engine_for(lab, sequences=10, context=32) == ("engine", 3)
+    assert engine_for(lab, sequences=10, context=16)[1] == 3
     assert asked == [10, 5, 3]
+    assert engine_for(lab, sequences=3, context=32)[1] == 2  # what its cache holds
+    with pytest.raises(EngineError, match="65 tokens"):
+        engine_for(lab, sequences=1, context=65)
     monkeypatch.setattr(lab, "engine", lambda *_, **__: (_ for _ in ()).throw(EngineError("never")))
     with pytest.raises(EngineError, match="never"):
         engine_for(lab, sequences=2, context=32)

@@ -148,5 +148,6 @@ def _vote_along_text(
 def _open_engine(opened: Workspace, with_full: bool, context: int) -> Engine:
     from paclm.engine.loading import load_stack, open_engine
 
-    runtime = dataclasses.replace(opened.runtime, max_sequences=1, context=max(opened.runtime.context, context))
+    given = opened.runtime.context
+    runtime = dataclasses.replace(opened.runtime, max_sequences=1, context=given and max(given, context))
     return open_engine(opened, opened.settings.voting.support_size, runtime, load_stack(opened, with_full))

@@ -12,11 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paclm.engine.determinism import FloatArray, IntArray
 from paclm.errors import EngineError, InvalidInput
+
+TableArray = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
 _LARGEST_ID = 2**31 - 1
 
@@ -28,7 +31,7 @@ class PromptChunk:
     tokens: IntArray = field(repr=False)  # (T,)
     starts: IntArray  # (s,) position of the first token of each part
     lengths: IntArray  # (s,), sums to T
-    table: IntArray  # (s, pages) int32: the blocks of each sequence, enough to cover starts + lengths
+    table: TableArray  # (s, pages): the blocks of each sequence, enough to cover starts + lengths
 
 
 class WorldsModel(Protocol):
@@ -70,9 +73,9 @@ class DecodeStep(Protocol):
     """One step at a time, in the order of the calls: what `launch` began is computed before a later `prefill`."""
 
     def launch(
-        self, tokens: IntArray, positions: IntArray, table: IntArray, coins: FloatArray, temperature: FloatArray
+        self, tokens: IntArray, positions: IntArray, table: TableArray, coins: FloatArray, temperature: FloatArray
     ) -> None:
-        """Begin a step: tokens, positions and temperatures (n,), table (n, pages) int32, coins (n, k)."""
+        """Begin a step: tokens, positions and temperatures (n,), table (n, pages), coins (n, k)."""
 
     def collect(self) -> StepOutput:
         """The output of the launched step, rows in the order of its sequences."""
@@ -93,7 +96,7 @@ class PlainStep:
     def __init__(self, model: WorldsModel, support_size: int) -> None:
         self._model = model
         self._support_size = support_size
-        self._launched: tuple[IntArray, IntArray, IntArray, FloatArray, FloatArray] | None = None
+        self._launched: tuple[IntArray, IntArray, TableArray, FloatArray, FloatArray] | None = None
         self._output: StepOutput | None = None
         head = model.head
         # Logits are always float32, because bfloat16 ones have many ties. CUDA returns float32 from a bfloat16 head;
@@ -118,7 +121,7 @@ class PlainStep:
         return support, coupled_votes(logits, support, coins, temperature), logits
 
     def launch(
-        self, tokens: IntArray, positions: IntArray, table: IntArray, coins: FloatArray, temperature: FloatArray
+        self, tokens: IntArray, positions: IntArray, table: TableArray, coins: FloatArray, temperature: FloatArray
     ) -> None:
         """Keep the arguments: on a CPU nothing runs beside the caller, so `collect` computes."""
         self._launched = (tokens, positions, table, coins, temperature)

@@ -1,11 +1,13 @@
 """The engine: running sequences, and every world's vote on the next token of each.
 
-    handle = engine.add(tokens, max_new_tokens=64)              add_many: several prompts of equal length
-    ballot = engine.step([handle], coins, temperature=1.0)      one batched pass: all worlds, all sequences
+    handle = engine.add(tokens, max_new_tokens=64)              reserves room, queues the prompt
+    engine.prefill()                                            reads one chunk of the queued prompts
+    ballot = engine.step([handle], coins, temperature=1.0)      one batched pass: all worlds, these sequences
     engine.append(handle, token)                                the released token
     engine.remove(handle)
 
-All that the curator sees of the models. Knows neither secret nor budget, and draws no randomness.
+`launch` and `collect` are the halves of `step`: on a GPU the caller works while it runs, and may prefill, append and
+remove. All that the curator sees of the models. Knows neither secret nor budget, and draws no randomness.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paclm.engine.block_pool import BlockPool
 from paclm.engine.decode_step import (
     DecodeStep,
     PlainStep,
+    PromptChunk,
     StepOutput,
     WorldsModel,
     coupled_votes,
@@ -28,9 +32,8 @@ from paclm.engine.decode_step import (
     top_tokens,
 )
 from paclm.engine.determinism import FloatArray, IntArray
+from paclm.engine.memory import MemoryPlan
 from paclm.errors import ContextExceeded, EngineError, InvalidInput
-
-_PROMPTS_TOGETHER = 64  # prompts per pass: attention kernels count sequences times worlds in 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,14 @@ class Ballot:
 
 @dataclass(slots=True)
 class Running:
-    """One sequence; all but its last token are in the cache."""
+    """One sequence. When it is read, all but its last token are in the cache."""
 
-    handle: int
+    row: int  # of the engine's arrays
     tokens: list[int] = field(repr=False)
     limit: int
+    blocks: list[int]
+    to_read: int  # tokens of the prompt but its last
+    num_read: int = 0
 
 
 def check_support_size(support_size: int, vocabulary: int) -> None:
@@ -60,57 +66,137 @@ class Engine:
     """Runs all worlds and sequences in one batched forward pass."""
 
     def __init__(
-        self, model: WorldsModel, support_size: int = 200, prefill_chunk: int = 128, step: DecodeStep | None = None
+        self,
+        model: WorldsModel,
+        support_size: int = 200,
+        prefill_chunk: int = 128,
+        step: DecodeStep | None = None,
+        max_sequences: int | None = None,
+        plan: MemoryPlan | None = None,
     ) -> None:
         self.num_worlds = model.num_worlds - 1  # m, without the public model
         self.head = model.head  # (V, d), the output embedding
         self.vocabulary = int(model.head.shape[0])
-        self.context = model.context  # most tokens of one sequence
         self.support_size = support_size
         check_support_size(support_size, self.vocabulary)
-        self._model = model
         self._step = step or PlainStep(model, support_size)
         self._chunk = prefill_chunk
-        self._running: list[Running] = []  # by slot, without gaps
-        self._slots: dict[int, int] = {}  # by handle
+        self._pool = BlockPool(model.num_blocks, model.page)
+        self.capacity = self._pool.num_blocks * model.page  # tokens of all sequences together
+        self.context = min(model.context, self.capacity)  # most tokens of one sequence
+        self.max_sequences = min(max_sequences or self._pool.num_blocks, self._pool.num_blocks)
+        self._running: dict[int, Running] = {}  # by handle
+        self._waiting: dict[int, None] = {}  # handles whose prompts are not read, in the order of `add`
         self._next_handle = 0
-        self._is_reading = False  # `hidden_states` is using the first free slot
+        self._rows = list(range(self.max_sequences - 1, -1, -1))  # free rows of the arrays below
+        self._last = np.zeros(self.max_sequences, dtype=np.int64)  # last token of each sequence
+        self._length = np.zeros(self.max_sequences, dtype=np.int64)
+        self._table = np.zeros((self.max_sequences, self._pool.needed(self.context)), dtype=np.int32)
+        self._num_launched = 0  # sequences of the step in flight
+        self._plan = plan
+
+    @property
+    def summary(self) -> str:
+        """Device, arithmetic, room and memory in one line."""
+        device, page = self.head.device, self._pool.page
+        name = (
+            torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+        )
+        room = f"{self.capacity:,} tokens in {self._pool.num_blocks:,} blocks of {page}"
+        memory = "" if self._plan is None else f", {self._plan}"
+        dtype = str(self.head.dtype).removeprefix("torch.")
+        return f"{name}, {dtype}, up to {self.max_sequences} sequences of {self.context:,}, {room}{memory}"
 
     @property
     def num_free(self) -> int:
-        """Sequences that can still be added."""
-        return self._model.num_slots - len(self._running)
+        """Sequences that can still be added, if they are short."""
+        return min(len(self._rows), self._pool.num_free)
+
+    def num_together(self, num_tokens: int) -> int:
+        """How many sequences of so many tokens an empty engine holds."""
+        return min(self.max_sequences, self._pool.num_blocks // self._pool.needed(num_tokens))
 
     def has_room(self, num_tokens: int) -> bool:
         """Whether a sequence that grows to so many tokens can be added now."""
-        return self.num_free > 0 and num_tokens <= self.context
+        return num_tokens <= self.context and bool(self._rows) and self._pool.needed(num_tokens) <= self._pool.num_free
 
     def add(self, tokens: Sequence[int], max_new_tokens: int = 0, owner: str | None = None) -> int:
-        """Start a sequence: prefill all but its last token; returns its handle."""
-        self._check_room(tokens, max_new_tokens)
-        for _, _ in self._prefill(tokens[:-1], len(self._running)):
-            pass
-        return self._start(tokens, max_new_tokens)
+        """Reserve room for a sequence and queue its prompt; returns its handle. Without a limit: all of the context.
 
-    def add_many(self, prompts: Sequence[Sequence[int]], max_new_tokens: int = 0) -> list[int]:
-        """As `add` for each of several prompts of equal length, with many prompts in one forward pass."""
-        if len({len(tokens) for tokens in prompts}) > 1:
-            raise InvalidInput("add_many needs prompts of equal length. Add the others one by one.")
-        for tokens in prompts:
-            self._check_room(tokens, max_new_tokens, len(prompts))
-        length = len(prompts[0]) - 1 if prompts else 0
-        if not 0 < length <= self._chunk:  # nothing to prefill, or more than one pass
-            return [self.add(tokens, max_new_tokens) for tokens in prompts]
-        ids = torch.tensor([list(tokens[:-1]) for tokens in prompts], device=self.head.device)
-        planned = max(self._chunk, self._model.num_slots) // length  # rows that the memory plan allows
-        together = min(max(1, planned), _PROMPTS_TOGETHER)
-        handles: list[int] = []
-        for start in range(0, len(prompts), together):
-            some = prompts[start : start + together]
-            with self._prefill_memory():
-                self._model.prefill_many(ids[start : start + together], len(self._running))
-            handles += [self._start(tokens, max_new_tokens) for tokens in some]
-        return handles
+        Prompts of one owner share blocks of equal content; those without an owner share nothing.
+        """
+        self._check_tokens(tokens)
+        if len(tokens) + max_new_tokens > self.context:
+            raise ContextExceeded(prompt_tokens=len(tokens), max_new_tokens=max_new_tokens, context=self.context)
+        return self._start(tokens, len(tokens) + max_new_tokens if max_new_tokens else self.context, owner)
+
+    def prefill(self) -> None:
+        """Read one chunk of the prompts that wait, in their order; `is_ready` says which are complete."""
+        before: list[tuple[Running, int]] = []  # with `num_read`, to go back to
+        parts: list[tuple[Running, int]] = []  # with how many tokens are read now
+        filled: list[int] = []
+        done: list[int] = []
+        room, page = self._chunk, self._pool.page
+        for handle in self._waiting:
+            sequence = self._running[handle]
+            before.append((sequence, sequence.num_read))
+            self._skip_filled(sequence)
+            first, length = sequence.num_read, min(room, sequence.to_read - sequence.num_read)
+            if length:
+                parts.append((sequence, length))
+                sequence.num_read += length
+                room -= length
+                for block in sequence.blocks[first // page : sequence.num_read // page]:
+                    self._pool.fill(block)  # for the prompts that follow in this pass, too
+                    filled.append(block)
+            if sequence.num_read < sequence.to_read:
+                break
+            done.append(handle)
+        try:
+            if parts:
+                self._read(self._chunk_of(parts))
+        except BaseException:
+            for sequence, num_read in before:
+                sequence.num_read = num_read
+            for block in filled:
+                self._pool.fill(block, False)
+            raise
+        for handle in done:
+            del self._waiting[handle]
+
+    def is_ready(self, handle: int) -> bool:
+        """Whether the prompt of this sequence is read, so that it can take part in a step."""
+        return handle in self._running and handle not in self._waiting
+
+    def launch(
+        self, handles: Sequence[int], coins: FloatArray | None = None, temperature: float | Sequence[float] = 1.0
+    ) -> None:
+        """Begin a step of these sequences, whose prompts are read; on a GPU it runs while the caller does other work.
+
+        coins: (n, k) Gumbel, one row per sequence, or None for greedy votes.
+        """
+        if self._num_launched:
+            raise EngineError("A step is in flight. Collect it before launching the next one.")
+        if not handles:
+            raise EngineError("No sequence is running. Add one before asking for votes.")
+        rows = [self._sequence(handle).row for handle in handles]
+        if not self._waiting.keys().isdisjoint(handles):
+            raise EngineError("A prompt of this step is not read yet. Call prefill until is_ready.")
+        n = len(rows)
+        drawn, tau = np.zeros((n, self.support_size), dtype=np.float32), np.zeros(n, dtype=np.float32)
+        if coins is not None:
+            drawn[:] = _checked_coins(coins, drawn.shape)
+            tau[:] = _checked_temperature(temperature)
+        positions = self._length[rows] - 1
+        table = self._table[rows, : self._pool.needed(int(positions.max()) + 1)]
+        with self._step_memory(n):
+            self._step.launch(self._last[rows], positions, table, drawn, tau)
+        self._num_launched = n
+
+    def collect(self) -> Ballot:
+        """Wait for the launched step and return its votes, one row for each of its sequences."""
+        output = self._collect()
+        return Ballot(output.support, output.votes[:, :-1], output.votes[:, -1])
 
     def step(
         self,
@@ -120,59 +206,47 @@ class Engine:
     ) -> Ballot:
         """Every world's vote on the next token of these sequences (default: all), in the order given.
 
-        coins: (n, k) Gumbel, one row per sequence, or None for greedy votes. Repeating a step gives the same votes.
+        Reads prompts that are not read yet. Repeating a step gives the same votes.
         """
-        slots = self._slots_of(handles)
-        output = self._vote(slots, coins, temperature)
-        return Ballot(output.support[slots], output.votes[slots, :-1], output.votes[slots, -1])
-
-    def prefill(self) -> None:
-        """Read one chunk of the prompts that wait; `is_ready` says which are complete."""
-
-    def is_ready(self, handle: int) -> bool:
-        """Whether the prompt of this sequence is read, so that it can take part in a step."""
-        return handle in self._slots
-
-    def launch(self, handles: Sequence[int], coins: FloatArray, temperature: Sequence[float]) -> None:
-        """Begin a step of these sequences; on a GPU it runs while the caller does other work."""
-        self._launched = (list(handles), coins, list(temperature))
-
-    def collect(self) -> Ballot:
-        """Wait for the launched step and return its votes, one row for each of its sequences."""
-        return self.step(*self._launched)
+        self._launch_read(handles, coins, temperature)
+        return self.collect()
 
     def scores(self, handles: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         """Support (n, k) and every world's logits in it (n, W, k), the public model last: for other voting rules."""
-        slots = self._slots_of(handles)
-        output = self._vote(slots, None, 1.0)
-        return torch.from_numpy(output.support[slots]).to(output.logits.device), output.logits[slots]  # a copy
+        self._launch_read(handles, None, 1.0)
+        output = self._collect()
+        return torch.from_numpy(output.support).to(output.logits.device), output.logits.clone()
 
     def append(self, handle: int, token: int) -> None:
         """Continue a sequence with one token."""
-        sequence = self._running[self._slot(handle)]
+        sequence = self._sequence(handle)
         self._check_tokens([token])
         if len(sequence.tokens) >= sequence.limit:
             raise EngineError(f"The sequence already has the {sequence.limit} tokens it was started for. Remove it.")
         sequence.tokens.append(int(token))
+        self._last[sequence.row] = token
+        self._length[sequence.row] += 1
 
     def remove(self, handle: int) -> None:
-        """End a sequence; the last one moves into its slot, so that a step computes no empty slot."""
-        slot = self._slot(handle)
-        last = self._running.pop()
-        del self._slots[handle]
-        if slot < len(self._running):
-            self._model.move(len(self._running), slot, len(last.tokens) - 1)
-            self._running[slot] = last
-            self._slots[last.handle] = slot
+        """End a sequence."""
+        sequence = self._sequence(handle)
+        del self._running[handle]
+        self._waiting.pop(handle, None)
+        self._pool.release(sequence.blocks)
+        self._rows.append(sequence.row)
 
     def clear(self) -> None:
         """End all sequences."""
-        self._running.clear()
-        self._slots.clear()
+        for handle in list(self._running):
+            self.remove(handle)
 
     def tokens(self, handle: int) -> list[int]:
         """The sequence so far."""
-        return list(self._running[self._slot(handle)].tokens)
+        return list(self._sequence(handle).tokens)
+
+    def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Compile and record whatever steps will need, so that none is delayed by it; progress(done, all)."""
+        self._step.warm_up(self.max_sequences, progress)
 
     def votes(self, context: Sequence[int], coins: FloatArray | None = None, temperature: float = 1.0) -> IntArray:
         """Every world's vote on one context (m,); greedy without coins."""
@@ -181,34 +255,29 @@ class Engine:
 
     def ballot(self, context: Sequence[int], coins: FloatArray | None = None, temperature: float = 1.0) -> Ballot:
         """Support, votes and public token on one context."""
-        handle = self.add(context)
-        try:
+        with self._alone(context) as handle:
             return self.step([handle], None if coins is None else np.asarray(coins)[None, :], temperature)
-        finally:
-            self.remove(handle)
 
     def probe(self, context: Sequence[int], coins: FloatArray | None) -> tuple[IntArray, FloatArray]:
         """Votes (m,) on one context and the logits (W, k) behind them: for self-tests."""
-        handle = self.add(context)
-        try:
-            slot = self._slot(handle)
-            output = self._vote([slot], None if coins is None else coins[None, :], 1.0)
-            return output.votes[slot, :-1], output.logits[slot].cpu().numpy()
-        finally:
-            self.remove(handle)
+        with self._alone(context) as handle:
+            self._launch_read([handle], None if coins is None else coins[None, :], 1.0)
+            output = self._collect()
+            return output.votes[0, :-1], output.logits[0].cpu().numpy()
 
     def hidden_states(self, tokens: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """Last hidden states of all worlds along a text, in chunks: (first position, (W, c, d)). Needs a free slot."""
+        """Last hidden states of all worlds along a text, in chunks: (first position, (W, c, d)). Needs free blocks."""
         self._check_tokens(tokens)
         if len(tokens) > self.context:
             raise InvalidInput(f"A text of {len(tokens)} tokens is longer than the context of {self.context}.")
-        if not self.num_free:
-            raise EngineError("Reading a text needs one free sequence, and all are running. Remove one first.")
-        self._is_reading = True
+        blocks = self._pool.acquire(len(tokens))
         try:
-            yield from self._prefill(tokens, len(self._running))
+            ids, table = np.array(tokens, dtype=np.int64), np.array([blocks], dtype=np.int32)
+            for start in range(0, len(tokens), self._chunk):
+                part = ids[start : start + self._chunk]
+                yield start, self._read(PromptChunk(part, np.array([start]), np.array([len(part)]), table))
         finally:
-            self._is_reading = False
+            self._pool.release(blocks)
 
     @torch.inference_mode()
     def restricted(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -252,75 +321,96 @@ class Engine:
             for _, hidden in self.hidden_states(tokens[start : min(start + window, len(tokens)) - 1]):
                 yield hidden
 
-    def _vote(self, slots: list[int], coins: FloatArray | None, temperature: float | Sequence[float]) -> StepOutput:
-        """One step of all running sequences; those in `slots` use coins and temperature, the others vote greedily."""
-        n = len(self._running)
-        all_coins = np.zeros((n, self.support_size), dtype=np.float32)
-        tau = np.zeros(n, dtype=np.float32)
-        if coins is not None:
-            all_coins[slots] = _checked_coins(coins, (len(slots), self.support_size))
-            tau[slots] = _checked_temperature(temperature)
-        tokens = np.array([sequence.tokens[-1] for sequence in self._running])
-        positions = np.array([len(sequence.tokens) - 1 for sequence in self._running])
+    def _start(self, tokens: Sequence[int], limit: int, owner: str | None = None) -> int:
+        """Register a sequence that grows to at most `limit` tokens."""
+        if not self._rows:
+            raise EngineError(
+                f"All {self.max_sequences} sequences are running. Wait for one to end, or raise max_sequences in "
+                "[runtime]."
+            )
+        blocks = self._pool.acquire(limit, tokens[:-1], owner)
+        sequence = Running(self._rows.pop(), list(tokens), limit, blocks, len(tokens) - 1)
+        self._last[sequence.row], self._length[sequence.row] = tokens[-1], len(tokens)
+        self._table[sequence.row] = 0
+        self._table[sequence.row, : len(blocks)] = blocks
+        self._skip_filled(sequence)
+        handle = self._next_handle
+        self._next_handle += 1
+        self._running[handle] = sequence
+        if sequence.num_read < sequence.to_read:
+            self._waiting[handle] = None
+        return handle
+
+    def _skip_filled(self, sequence: Running) -> None:
+        """Pass over shared blocks that another sequence has read."""
+        page = self._pool.page
+        while sequence.num_read + page <= sequence.to_read and sequence.num_read % page == 0:
+            if not self._pool.is_filled(sequence.blocks[sequence.num_read // page]):
+                return
+            sequence.num_read += page
+
+    def _chunk_of(self, parts: Sequence[tuple[Running, int]]) -> PromptChunk:
+        """The tokens before `num_read` of these sequences, so many of each."""
+        ends = [sequence.num_read for sequence, _ in parts]
+        tokens = [
+            token for sequence, length in parts for token in sequence.tokens[sequence.num_read - length :][:length]
+        ]
+        lengths = np.array([length for _, length in parts])
+        table = self._table[[sequence.row for sequence, _ in parts], : self._pool.needed(max(ends))]
+        return PromptChunk(np.array(tokens), np.array(ends) - lengths, lengths, table)
+
+    def _read(self, chunk: PromptChunk) -> Tensor:
         try:
-            return self._step(tokens, positions, all_coins, tau)
+            return self._step.prefill(chunk)
         except torch.OutOfMemoryError as error:
             raise EngineError(
-                f"Out of GPU memory in a step of {n} sequences. Lower max_sequences or context in [runtime]."
+                f"Out of GPU memory while reading prompts in chunks of {self._chunk} tokens. Lower prefill_chunk in "
+                "[runtime]."
             ) from error
 
-    def _prefill(self, tokens: Sequence[int], slot: int) -> Iterator[tuple[int, Tensor]]:
-        ids = torch.tensor(list(tokens), dtype=torch.long, device=self.head.device)
-        for start in range(0, len(tokens), self._chunk):
-            with self._prefill_memory():
-                hidden = self._model.prefill(ids[start : start + self._chunk], start, slot)
-            yield start, hidden
+    def _launch_read(
+        self, handles: Sequence[int] | None, coins: FloatArray | None, temperature: float | Sequence[float]
+    ) -> None:
+        """Launch a step of these sequences (default: all), after their prompts are read."""
+        chosen = list(self._running if handles is None else handles)
+        while not self._waiting.keys().isdisjoint(chosen):
+            self.prefill()
+        self.launch(chosen, coins, temperature)
+
+    def _collect(self) -> StepOutput:
+        if not self._num_launched:
+            raise EngineError("No step is in flight. Launch one before collecting it.")
+        try:
+            with self._step_memory(self._num_launched):
+                return self._step.collect()
+        finally:
+            self._num_launched = 0
 
     @contextmanager
-    def _prefill_memory(self) -> Iterator[None]:
+    def _alone(self, context: Sequence[int]) -> Iterator[int]:
+        """A sequence that cannot grow, for one step."""
+        self._check_tokens(context)
+        if len(context) > self.context:
+            raise ContextExceeded(prompt_tokens=len(context), max_new_tokens=0, context=self.context)
+        handle = self._start(context, len(context))
+        try:
+            yield handle
+        finally:
+            self.remove(handle)
+
+    @contextmanager
+    def _step_memory(self, n: int) -> Iterator[None]:
         try:
             yield
         except torch.OutOfMemoryError as error:
             raise EngineError(
-                f"Out of GPU memory while reading a prompt in chunks of {self._chunk} tokens. Lower prefill_chunk in "
-                "[runtime]."
+                f"Out of GPU memory in a step of {n} sequences. Lower max_sequences or cache_gib in [runtime]."
             ) from error
 
-    def _start(self, tokens: Sequence[int], max_new_tokens: int) -> int:
-        """Register a prompt that was prefilled into the first free slot."""
-        limit = len(tokens) + max_new_tokens if max_new_tokens else self.context
-        handle = self._next_handle
-        self._slots[handle] = len(self._running)
-        self._running.append(Running(handle, list(tokens), limit))
-        self._next_handle += 1
-        return handle
-
-    def _check_room(self, tokens: Sequence[int], max_new_tokens: int, num_sequences: int = 1) -> None:
-        self._check_tokens(tokens)
-        if len(tokens) + max_new_tokens > self.context:
-            raise ContextExceeded(prompt_tokens=len(tokens), max_new_tokens=max_new_tokens, context=self.context)
-        self._check_idle()
-        if self.num_free < num_sequences:
-            raise EngineError(
-                f"{num_sequences} sequences were asked for, and {self.num_free} of {self._model.num_slots} are free. "
-                "Wait for one to end, add fewer, or raise max_sequences in [runtime]."
-            )
-
-    def _check_idle(self) -> None:
-        if self._is_reading:
-            raise EngineError("The engine is reading a text. Read it to its end, or close the iterator, first.")
-
-    def _slot(self, handle: int) -> int:
-        if handle not in self._slots:
+    def _sequence(self, handle: int) -> Running:
+        if handle not in self._running:
             raise EngineError(f"No sequence {handle} is running; it was removed or never added.")
-        return self._slots[handle]
-
-    def _slots_of(self, handles: Sequence[int] | None) -> list[int]:
-        """The slots of these sequences (default: all); raises if no step can be taken."""
-        if not self._running:
-            raise EngineError("No sequence is running. Add one before asking for votes.")
-        self._check_idle()
-        return [self._slot(handle) for handle in handles] if handles is not None else list(range(len(self._running)))
+        return self._running[handle]
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if len(tokens) == 0:

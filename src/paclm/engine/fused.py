@@ -93,14 +93,14 @@ def fit(tile: Tile, depth: int) -> Tile | None:
 class FusedModel(StackedModel):
     """All worlds and the public model; `decode` by kernels."""
 
-    def __init__(self, weights: Weights, num_slots: int, choices: Choices | None = None) -> None:
-        super().__init__(weights, num_slots)
+    def __init__(self, weights: Weights, num_blocks: int, choices: Choices | None = None) -> None:
+        super().__init__(weights, num_blocks)
         self.choices = choices or DEFAULTS[weights.dtype]
         self._activation = _ACTIVATIONS[weights.activation_name, weights.is_gated]
 
     @torch.inference_mode()
-    def decode(self, tokens: Tensor, positions: Tensor, reach: int) -> Tensor:
-        """One token for each of the first n slots; hidden states (W, n, d). Ignores `reach`."""
+    def decode(self, tokens: Tensor, positions: Tensor, table: Tensor, reach: int) -> Tensor:
+        """One token for each of n sequences; hidden states (W, n, d). Ignores `reach`."""
         w, o, n = self.weights, self.choices, tokens.shape[0]
         stream = embed_rows(w, tokens, positions)  # (rows, d)
         normed = torch.empty_like(stream)

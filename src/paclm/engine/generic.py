@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, linear_layers
+from paclm.engine.decode_step import PromptChunk
 from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
 
@@ -86,35 +87,37 @@ def _parent(model: nn.Module, layer: str) -> tuple[nn.Module, str]:
 
 
 class GenericModel:
-    """A Hugging Face decoder whose batch is all worlds and the public model."""
+    """A Hugging Face decoder whose batch is all worlds and the public model. A block holds a whole sequence."""
 
-    def __init__(self, model: PreTrainedModel, stack: AdapterStack, num_slots: int, context: int) -> None:
+    def __init__(self, model: PreTrainedModel, stack: AdapterStack, num_blocks: int, context: int) -> None:
         self.head = output_layer(model).weight
         attach(model, stack.with_public().to(model.device, model.dtype))
         self._decoder: Any = model.get_decoder()
-        self._caches = [DynamicCache(config=model.config) for _ in range(num_slots)]
-        self.num_worlds, self.num_slots, self.context = stack.num_worlds + 1, num_slots, context
+        self._caches = [DynamicCache(config=model.config) for _ in range(num_blocks)]
+        self.num_worlds, self.num_blocks, self.context, self.page = stack.num_worlds + 1, num_blocks, context, context
 
     @torch.inference_mode()
-    def prefill(self, tokens: Tensor, start: int, slot: int) -> Tensor:
+    def prefill(self, chunk: PromptChunk) -> Tensor:
+        """Parts of prompts one after another, T tokens in all; hidden states (W, T, d)."""
+        ids = torch.from_numpy(chunk.tokens).to(self.head.device)
+        parts = zip(
+            torch.split(ids, chunk.lengths.tolist()), chunk.starts.tolist(), chunk.table[:, 0].tolist(), strict=True
+        )
+        return torch.cat([self._read(*part) for part in parts], 1)
+
+    @torch.inference_mode()
+    def decode(self, tokens: Tensor, positions: Tensor, table: Tensor, reach: int) -> Tensor:
+        """One token for each of n sequences, one after another; hidden states (W, n, d)."""
+        rows = zip(torch.split(tokens, 1), positions.tolist(), table[:, 0].tolist(), strict=True)
+        return torch.cat([self._read(*row) for row in rows], 1)
+
+    def _read(self, tokens: Tensor, start: int, block: int) -> Tensor:
         """Tokens (c,) of one sequence at positions start … start+c; hidden states (W, c, d)."""
         if start == 0:
-            self._caches[slot] = DynamicCache(config=self._decoder.config)
-        cache = self._caches[slot]
+            self._caches[block] = DynamicCache(config=self._decoder.config)
+        cache = self._caches[block]
         if cache.get_seq_length() > start:
             cache.crop(start - cache.get_seq_length())
         rows = tokens.unsqueeze(0).repeat(self.num_worlds, 1)  # (W, c)
         hidden: Tensor = self._decoder(input_ids=rows, past_key_values=cache, use_cache=True).last_hidden_state
         return hidden
-
-    def prefill_many(self, tokens: Tensor, slot: int) -> Tensor:
-        """Tokens (s, c) of s sequences in the slots from `slot` on, one after another; hidden states (W, s, c, d)."""
-        return torch.stack([self.prefill(row, 0, slot + i) for i, row in enumerate(tokens)], 1)
-
-    def decode(self, tokens: Tensor, positions: Tensor, reach: int) -> Tensor:
-        """One token for each of the first n slots; hidden states (W, n, d)."""
-        steps = [self.prefill(tokens[i : i + 1], int(positions[i]), i) for i in range(tokens.shape[0])]
-        return torch.cat(steps, 1)
-
-    def move(self, source: int, target: int, length: int) -> None:
-        self._caches[target], self._caches[source] = self._caches[source], self._caches[target]

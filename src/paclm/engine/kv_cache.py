@@ -1,53 +1,67 @@
-"""Keys and values of every world for every running sequence, allocated once.
+"""Keys and values of every world in blocks of positions, allocated once and given to sequences on demand.
 
-Slot-major: the first n slots are contiguous, so that a step over n sequences reads views and never copies. Adapters
-change keys and values, so no two worlds can share them, not even for the prompt.
+    block: (W, kv heads, page, head size)        table of a sequence: block of positions 0 … page-1, of the next page, …
+
+Adapters change keys and values, so no two worlds can share them. Memory that was never written costs nothing on a CPU:
+the system provides it on first use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+PAGES = {"cuda": 16, "cpu": 64}
+"""Positions per block: few where kernels gather them, many where each block is a call of torch."""
+
+
+class Piece(NamedTuple):
+    """Rows of a pass that are consecutive positions of one block."""
+
+    block: int
+    place: int  # of the first row, in the block
+    row: int
+    length: int
+
 
 class KVCache:
-    """keys[layer], values[layer]: (slots, W, kv heads, positions, head size)."""
+    """keys[layer], values[layer]: (blocks, W, kv heads, page, head size)."""
 
     def __init__(
         self, num_layers: int, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.page = shape[3]
+        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
 
-    def write_block(self, layer: int, slot: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values (W, heads, c, size) at positions start … start+c; returns all of the slot so far."""
-        end = start + keys.shape[2]
-        all_keys, all_values = self.keys[layer][slot, :, :, :end], self.values[layer][slot, :, :, :end]
-        all_keys[:, :, start:] = keys
-        all_values[:, :, start:] = values
-        return all_keys, all_values
+    def write(self, layer: int, pieces: Iterable[Piece], keys: Tensor, values: Tensor) -> None:
+        """Write keys and values (W, rows, heads, size) by slices."""
+        for kept, new in ((self.keys[layer], keys), (self.values[layer], values)):
+            for block, place, row, length in pieces:
+                kept[block, :, :, place : place + length] = new[:, row : row + length].transpose(1, 2)
 
-    def write_step(
-        self, layer: int, positions: Tensor, reach: int, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Write keys and values (n, W, heads, size) of the first n slots, each at its own position.
+    def scatter(self, layer: int, blocks: Tensor, places: Tensor, keys: Tensor, values: Tensor) -> None:
+        """As `write` in one launch: row i of keys and values goes to places[i] of blocks[i], both on the device."""
+        with _distinct_writes():
+            self.keys[layer][blocks, :, :, places] = keys.transpose(0, 1)
+            self.values[layer][blocks, :, :, places] = values.transpose(0, 1)
 
-        Returns views of the first `reach` positions, one row per slot, world and head: (n·W·heads, reach, size).
-        """
-        n = positions.shape[0]
-        slots = torch.arange(n, device=positions.device)
-        with _distinct_writes():  # one place per slot
-            self.keys[layer][slots, :, :, positions] = keys
-            self.values[layer][slots, :, :, positions] = values
-        return self.keys[layer][:n, :, :, :reach].flatten(0, 2), self.values[layer][:n, :, :, :reach].flatten(0, 2)
+    def gather(self, layer: int, table: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of keys and values of blocks (n, pages): (n, W, heads, pages · page, size)."""
+        keys, values = (kept[layer][table].movedim(1, 3).flatten(3, 4) for kept in (self.keys, self.values))
+        return keys, values
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of one slot to another."""
-        for tensor in (*self.keys, *self.values):
-            tensor[target, :, :, :length] = tensor[source, :, :, :length]
+    def copy(self, layer: int, blocks: Sequence[int], worlds: slice) -> tuple[Tensor, Tensor]:
+        """As `gather` for some worlds of one sequence, by slices: (worlds, heads, pages · page, size)."""
+        found = []
+        for kept in (self.keys[layer], self.values[layer]):
+            some = [kept[block, worlds] for block in blocks]
+            found.append(torch.cat(some, 2))
+        return found[0], found[1]
 
 
 @contextmanager

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paclm.config import RuntimeConfig
+from paclm.config import DtypeName, RuntimeConfig
 from paclm.engine.adapters import AdapterStack, linear_layers
 from paclm.engine.base_model import base_of, load_model
 from paclm.engine.decode_step import DecodeStep, PlainStep, WorldsModel
 from paclm.engine.determinism import set_deterministic
 from paclm.engine.engine import Engine, check_support_size
-from paclm.engine.memory import MemoryPlan, available_memory, plan_memory
+from paclm.engine.kv_cache import PAGES
+from paclm.engine.memory import GIB, MemoryPlan, available_memory, plan_memory, token_bytes
 from paclm.engine.stacked import StackedModel
 from paclm.engine.stored_model import read_model
 from paclm.engine.threads import set_threads
-from paclm.engine.weights import take_apart, unsupported
+from paclm.engine.weights import Weights, take_apart, unsupported
 from paclm.errors import EngineError
 from paclm.worlds.layout import FULL_FILE, WORLDS_FILE
 
 if TYPE_CHECKING:
     from paclm.worlds.fingerprints import Base
     from paclm.worlds.workspace import Workspace
+
+_CACHE_SHARE = {"cuda": 0.9, "cpu": 0.5}
+"""Of the memory that is free beside weights and activations."""
 
 
 def pick_device(setting: str) -> torch.device:
@@ -44,18 +49,43 @@ def model_context(model: Any) -> int:
     return int(model.config.max_position_embeddings)
 
 
-def plan_engine(model: Any, stack: AdapterStack, runtime: RuntimeConfig, support_size: int) -> MemoryPlan:
-    """Memory that `build_engine` will take; the model may be on the meta device."""
-    return plan_memory(
-        model,
-        stack.num_parameters,
-        stack.num_worlds,
-        getattr(torch, runtime.dtype),
-        max_sequences=runtime.max_sequences,
-        context=min(runtime.context, model_context(model)),
-        prefill_chunk=runtime.prefill_chunk,
-        support_size=support_size,
+def pick_dtype(setting: DtypeName, device: torch.device) -> DtypeName:
+    """`auto` is bfloat16 on a GPU."""
+    return setting if setting != "auto" else "bfloat16" if device.type == "cuda" else "float32"
+
+
+def resolve_runtime(runtime: RuntimeConfig, context: int) -> RuntimeConfig:
+    """The settings with automatic ones decided for this machine and a model that holds so many tokens.
+
+    `cache_gib` stays: it depends on the memory that is free when the engine is built.
+    """
+    device = pick_device(runtime.device)
+    is_gpu = device.type == "cuda"
+    sequences, chunk = (256, 512) if is_gpu else (16, 128)
+    return dataclasses.replace(
+        runtime,
+        device="cuda" if is_gpu else "cpu",
+        dtype=pick_dtype(runtime.dtype, device),
+        max_sequences=runtime.max_sequences or sequences,
+        context=min(runtime.context or context, context),
+        prefill_chunk=runtime.prefill_chunk or chunk,
     )
+
+
+def plan_engine(
+    model: Any, stack: AdapterStack, runtime: RuntimeConfig, support_size: int, available: int
+) -> MemoryPlan:
+    """Memory that `build_engine` will take of what is available; the model may be on the meta device."""
+    runtime = resolve_runtime(runtime, model_context(model))
+    dtype = getattr(torch, runtime.dtype)
+    rows = max(runtime.prefill_chunk, runtime.max_sequences)
+    plan = plan_memory(model, stack.num_parameters, stack.num_worlds, dtype, rows=rows, support_size=support_size)
+    cache = int(runtime.cache_gib * GIB)
+    block = PAGES[runtime.device] * token_bytes(model.config, stack.num_worlds, dtype)
+    if not cache:
+        most = block * (1 + runtime.max_sequences * -(-runtime.context // PAGES[runtime.device]))
+        cache = min(most, int(_CACHE_SHARE[runtime.device] * (available - plan.total)))
+    return dataclasses.replace(plan, cache=max(cache, 2 * block))  # room for one block and the scratch one
 
 
 def build_engine(
@@ -66,46 +96,49 @@ def build_engine(
     fingerprint: str | None = None,
 ) -> Engine:
     """An engine that takes over a loaded Hugging Face model. Sets torch's global numerical switches."""
-    runtime = runtime or RuntimeConfig()
     set_deterministic()
     stack.check_fits(linear_layers(model), fingerprint)
-    device = pick_device(runtime.device)
+    runtime = resolve_runtime(runtime or RuntimeConfig(), model_context(model))
+    device, dtype = torch.device(runtime.device), getattr(torch, runtime.dtype)
     if device.type == "cpu":
         set_threads(runtime.threads)
     check_support_size(support_size, int(model.config.vocab_size))
-    plan = plan_engine(model, stack, runtime, support_size)
-    plan.check(available_memory(device))
-    context = min(runtime.context, model_context(model))
+    available = available_memory(device)
+    plan = plan_engine(model, stack, runtime, support_size, available)
+    plan.check(available)
+    num_tokens = plan.cache // token_bytes(model.config, stack.num_worlds, dtype)
     try:
-        model = model.eval().to(device=device, dtype=getattr(torch, runtime.dtype))
-        worlds, step = _assemble(model, stack, runtime.max_sequences, context, support_size)
+        model = model.eval().to(device=device, dtype=dtype)
+        if unsupported(model) is not None:
+            from paclm.engine.generic import GenericModel
+
+            context = min(runtime.context, num_tokens)
+            num_blocks = 1 + min(runtime.max_sequences, num_tokens // context)
+            worlds: WorldsModel = GenericModel(model, stack, num_blocks, context)
+            step: DecodeStep = PlainStep(worlds, support_size)
+        else:
+            weights = take_apart(model, stack, runtime.context)
+            del model  # frees what the weights do not share, before the cache takes the rest
+            worlds, step = _assemble(weights, num_tokens // PAGES[device.type], support_size)
     except torch.OutOfMemoryError as error:
         raise EngineError(
-            f"Out of GPU memory while loading; the plan was {plan}. Lower max_sequences or context in [runtime]."
+            f"Out of GPU memory while loading; the plan was {plan}. Set cache_gib in [runtime] to less."
         ) from error
-    return Engine(worlds, support_size, runtime.prefill_chunk, step)
+    return Engine(worlds, support_size, runtime.prefill_chunk, step, runtime.max_sequences, plan)
 
 
-def _assemble(
-    model: Any, stack: AdapterStack, num_slots: int, context: int, support_size: int
-) -> tuple[WorldsModel, DecodeStep]:
+def _assemble(weights: Weights, num_blocks: int, support_size: int) -> tuple[WorldsModel, DecodeStep]:
     """The fastest forward pass and decode step for this model and device."""
-    if unsupported(model) is not None:
-        from paclm.engine.generic import GenericModel
-
-        patched = GenericModel(model, stack, num_slots, context)
-        return patched, PlainStep(patched, support_size)
-    weights = take_apart(model, stack, context)
     if weights.device.type != "cuda":
-        stacked = StackedModel(weights, num_slots)
+        stacked = StackedModel(weights, num_blocks)
         return stacked, PlainStep(stacked, support_size)
     from paclm.engine.fused import FusedModel, uncovered
     from paclm.engine.graphs import FusedStep, GraphStep
 
     if uncovered(weights) is None:
-        fused = FusedModel(weights, num_slots)
+        fused = FusedModel(weights, num_blocks)
         return fused, GraphStep(FusedStep(fused, support_size), fused, support_size, reads_whole_reach=False)
-    plain = StackedModel(weights, num_slots)
+    plain = StackedModel(weights, num_blocks)
     return plain, GraphStep(FusedStep(plain, support_size), plain, support_size, reads_whole_reach=True)
 
 
@@ -141,12 +174,17 @@ def open_engine(
     """The engine of a workspace: its base model and all its worlds."""
     runtime = runtime or workspace.runtime
     stack = stack or load_stack(workspace)
-    if pick_device(runtime.device).type == "cpu":
+    device = pick_device(runtime.device)
+    if device.type == "cpu":
         set_threads(runtime.threads)  # reading, too, is slow with more threads than idle cores
-    base, dtype = base_of(workspace), getattr(torch, runtime.dtype)
+    base, dtype = base_of(workspace), getattr(torch, pick_dtype(runtime.dtype, device))
+    # Only the engine refers to the model, so that it can free what it does not need of it.
+    return build_engine(_load_base(base, dtype), stack, runtime, support_size, base.fingerprint)
+
+
+def _load_base(base: Base, dtype: torch.dtype) -> Any:
     stored = read_model(base.folder, dtype)
-    model = load_model(base, dtype) if stored is None or unsupported(stored) else stored
-    return build_engine(model, stack, runtime, support_size, base.fingerprint)
+    return load_model(base, dtype) if stored is None or unsupported(stored) else stored
 
 
 def has_conv1d(base: Base) -> bool:

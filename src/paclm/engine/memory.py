@@ -38,7 +38,7 @@ class MemoryPlan:
         if self.total <= available:
             return
         advice = {
-            "cache": "lower max_sequences or context in [runtime]",
+            "cache": "lower cache_gib, or max_sequences and context, in [runtime]",
             "activations": "lower prefill_chunk in [runtime]",
             "adapters": 'set dtype = "bfloat16" in [runtime], or train fewer worlds',
             "base": 'set dtype = "bfloat16" in [runtime], or use a smaller base model',
@@ -56,30 +56,32 @@ def plan_memory(
     num_worlds: int,
     dtype: torch.dtype,
     *,
-    max_sequences: int,
-    context: int,
-    prefill_chunk: int,
+    rows: int,
     support_size: int,
 ) -> MemoryPlan:
     """Bytes of an engine over a Hugging Face decoder, which may be on the meta device; m worlds of so many parameters.
 
-    Activations are those of the larger of a prefill pass and a decode step.
+    Without the cache. Activations are those of a pass over so many rows per world, prompt tokens or sequences.
     """
-    config, size = model.config, dtype.itemsize
-    rows = num_worlds + 1  # with the public model
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    config, size, worlds = model.config, dtype.itemsize, num_worlds + 1  # with the public model
     widths = [p.numel() // min(p.shape) for p in model.parameters() if p.ndim == 2]
     widest = max(width for width in widths if width != config.vocab_size)  # outputs of the widest product of a layer
     per_row = size * (4 * config.hidden_size + 3 * widest)
     # head rows of the support, its logits, and keys of the whole vocabulary
-    per_position = 4 * support_size * (config.hidden_size + 2 * rows) + 28 * config.vocab_size
+    per_position = 4 * support_size * (config.hidden_size + 2 * worlds) + 28 * config.vocab_size
     return MemoryPlan(
         base=sum(parameter.numel() for parameter in model.parameters()) * size,
-        adapters=rows * num_adapter_parameters * size,
-        cache=2 * config.num_hidden_layers * rows * kv_heads * head_size * context * max_sequences * size,
-        activations=max(prefill_chunk, max_sequences) * (rows * per_row + per_position),
+        adapters=worlds * num_adapter_parameters * size,
+        cache=0,
+        activations=rows * (worlds * per_row + per_position),
     )
+
+
+def token_bytes(config: Any, num_worlds: int, dtype: torch.dtype) -> int:
+    """Keys and values of one token in all layers of all worlds and the public model."""
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * (num_worlds + 1) * kv_heads * head_size * dtype.itemsize)
 
 
 def available_memory(device: torch.device) -> int:

@@ -7,12 +7,23 @@ Rows are world-major, sequences inside a world in slot order. Knows tokens and p
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paclm.engine.kv_cache import KVCache
+from paclm.engine.decode_step import PromptChunk
+from paclm.engine.determinism import IntArray
+from paclm.engine.kv_cache import PAGES, KVCache, Piece
 from paclm.engine.weights import Block, Norm, Product, Weights
+
+_COPIED = 2**21  # elements of keys that a pass over a long prompt copies at a time: about what caches hold
+
+Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, queries, keys, values), each (W, n, heads, size), → (W, n, heads · size)."""
 
 
 def normalise(x: Tensor, norm: Norm) -> Tensor:
@@ -46,71 +57,137 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-right, left), -1) * sin
 
 
-class StackedModel:
-    """All worlds and the public model over one cache. `prefill` takes blocks of positions, `decode` single ones."""
+def _pieces(blocks: IntArray, places: IntArray) -> list[Piece]:
+    """Rows (T,) that go to these places of these blocks, as runs of consecutive places."""
+    is_next = (blocks[1:] == blocks[:-1]) & (places[1:] == places[:-1] + 1)
+    firsts = [0, *(np.flatnonzero(~is_next) + 1).tolist(), len(blocks)]
+    return [Piece(int(blocks[row]), int(places[row]), row, end - row) for row, end in pairwise(firsts)]
 
-    def __init__(self, weights: Weights, num_slots: int) -> None:
+
+class StackedModel:
+    """All worlds and the public model over one cache. `prefill` takes parts of prompts, `decode` single tokens."""
+
+    def __init__(self, weights: Weights, num_blocks: int, page: int | None = None) -> None:
         w = self.weights = weights
-        shape = (num_slots, w.num_worlds, w.num_kv_heads, w.context, w.head_size)
+        self.page = page or PAGES[w.device.type]
+        shape = (num_blocks, w.num_worlds, w.num_kv_heads, self.page, w.head_size)
         self.cache = KVCache(len(w.blocks), shape, w.dtype, w.device)
-        self.move = self.cache.move
-        self.num_worlds, self.num_slots, self.context, self.head = w.num_worlds, num_slots, w.context, w.head
+        self.num_worlds, self.num_blocks, self.context, self.head = w.num_worlds, num_blocks, w.context, w.head
 
     @torch.inference_mode()
-    def prefill(self, tokens: Tensor, start: int, slot: int) -> Tensor:
-        """Tokens (c,) of one sequence at positions start … start+c; hidden states (W, c, d)."""
-        w, c = self.weights, tokens.shape[0]
-        positions = torch.arange(start, start + c, device=tokens.device)  # (c,)
-        mask = None
-        if start:
-            mask = torch.arange(start + c, device=tokens.device) <= positions.unsqueeze(1)  # (c, start+c)
-        x = self._embed(tokens, positions)
+    def prefill(self, chunk: PromptChunk) -> Tensor:
+        """Parts of prompts, T tokens in all; hidden states (W, T, d)."""
+        w, device = self.weights, self.head.device
+        offsets = np.concatenate([np.arange(n) for n in chunk.lengths])  # (T,) places in the parts
+        positions = np.repeat(chunk.starts, chunk.lengths) + offsets
+        blocks = np.repeat(chunk.table, chunk.lengths, 0)[np.arange(len(positions)), positions // self.page]
+        at = torch.from_numpy(positions).to(device)
+        pieces = _pieces(blocks, positions % self.page)
+        targets = torch.from_numpy(blocks).long().to(device), at % self.page
+        x = self._embed(torch.from_numpy(chunk.tokens).to(device), at)
         for layer, block in enumerate(w.blocks):
-            q, k, v = (part.transpose(1, 2) for part in self._queries(x, block, positions))  # (W, heads, c, size)
-            keys, values = self.cache.write_block(layer, slot, start, k, v)  # (W, kv heads, start+c, size)
-            out = functional.scaled_dot_product_attention(
-                q, keys, values, mask, is_causal=mask is None, enable_gqa=w.num_heads != w.num_kv_heads
-            )
-            x = self._finish(x, out.transpose(1, 2).flatten(2), block)
+            q, k, v = self._queries(x, block, at)  # (W, T, heads, size)
+            if device.type == "cuda":
+                self.cache.scatter(layer, *targets, k, v)
+            else:
+                self.cache.write(layer, pieces, k, v)
+            x = self._finish(x, self._attend_parts(layer, chunk, q, k, v), block)
         return normalise(x, w.norm)
 
-    @torch.inference_mode()
-    def prefill_many(self, tokens: Tensor, slot: int) -> Tensor:
-        """Tokens (s, c) of s sequences from their start, in the slots from `slot` on; hidden states (W, s, c, d)."""
-        w, (s, c) = self.weights, tokens.shape
-        positions = torch.arange(c, device=tokens.device).repeat(s)  # (s·c,)
-        x = self._embed(tokens.flatten(), positions)
-        for layer, block in enumerate(w.blocks):
-            q, k, v = (
-                part.reshape(w.num_worlds * s, c, -1, w.head_size).transpose(1, 2)  # (W·s, heads, c, size)
-                for part in self._queries(x, block, positions)
-            )
-            for kept, new in ((self.cache.keys, k), (self.cache.values, v)):
-                kept[layer][slot : slot + s, :, :, :c] = new.view(w.num_worlds, s, *new.shape[1:]).transpose(0, 1)
+    def _attend_parts(self, layer: int, chunk: PromptChunk, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of every part to all of its sequence before it: (W, T, heads · size)."""
+        w, T = self.weights, q.shape[1]
+        is_alike = not chunk.starts.any() and (chunk.lengths == chunk.lengths[0]).all()
+        if is_alike and len(chunk.lengths) * w.num_worlds < 2**16:  # attention kernels count these in 16 bits
+            q, k, v = (part.reshape(-1, int(chunk.lengths[0]), *part.shape[2:]).transpose(1, 2) for part in (q, k, v))
             out = functional.scaled_dot_product_attention(
                 q, k, v, is_causal=True, enable_gqa=w.num_heads != w.num_kv_heads
-            )
-            x = self._finish(x, out.transpose(1, 2).reshape(w.num_worlds, s * c, -1), block)
-        return normalise(x, w.norm).view(w.num_worlds, s, c, -1)
+            )  # (W·s, heads, c, size)
+            return out.transpose(1, 2).reshape(w.num_worlds, T, -1)
+        out, row = torch.empty_like(q), 0
+        for start, length, blocks in zip(
+            chunk.starts.tolist(), chunk.lengths.tolist(), chunk.table.tolist(), strict=True
+        ):
+            rows, end = slice(row, row + length), start + length
+            row += length
+            if start == 0:
+                self._attend(q[:, rows], k[:, rows].transpose(1, 2), v[:, rows].transpose(1, 2), None, out[:, rows])
+                continue
+            places = torch.arange(end, device=q.device)
+            mask = places <= places[start:].unsqueeze(1)  # (length, end)
+            together = max(1, _COPIED // (end * w.num_kv_heads * w.head_size))
+            for first in range(0, w.num_worlds, together):
+                some = slice(first, first + together)
+                keys, values = self.cache.copy(layer, blocks[: -(-end // self.page)], some)
+                self._attend(q[some, rows], keys[:, :, :end], values[:, :, :end], mask, out[some, rows])
+        return out.flatten(2)
+
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, out: Tensor) -> None:
+        """Queries (W, c, heads, size) over keys and values (W, kv heads, end, size), into `out`, shaped as `q`."""
+        out.copy_(
+            functional.scaled_dot_product_attention(
+                q.transpose(1, 2), keys, values, mask, is_causal=mask is None, enable_gqa=q.shape[2] != keys.shape[1]
+            ).transpose(1, 2)
+        )
 
     @torch.inference_mode()
-    def decode(self, tokens: Tensor, positions: Tensor, reach: int) -> Tensor:
-        """One token for each of the first n slots, at positions (n,) < reach; hidden states (W, n, d)."""
-        w = self.weights
-        n = tokens.shape[0]
-        late = torch.arange(reach, device=tokens.device) > positions.unsqueeze(1)  # (n, reach)
-        bias = torch.zeros(n, reach, device=tokens.device).masked_fill_(late, float("-inf"))
-        bias = bias.repeat_interleave(w.num_worlds * w.num_kv_heads, 0).unsqueeze(1)  # (n·W·kv, 1, reach)
+    def decode(self, tokens: Tensor, positions: Tensor, table: Tensor, reach: int) -> Tensor:
+        """One token for each of n sequences, at positions (n,) < reach; hidden states (W, n, d)."""
+        attend = self._attend_gathered if tokens.is_cuda else self._attend_pages
+        prepared = attend(positions, table, reach)
         x = self._embed(tokens, positions)
-        for layer, block in enumerate(w.blocks):
-            q, k, v = (part.transpose(0, 1) for part in self._queries(x, block, positions))  # (n, W, heads, size)
-            keys, values = self.cache.write_step(layer, positions, reach, k, v)  # (n·W·kv, reach, size), views
-            q = q.reshape(keys.shape[0], -1, w.head_size) * w.head_size**-0.5  # (n·W·kv, heads per kv, size)
-            scores = torch.bmm(q, keys.transpose(1, 2)).float() + bias
-            out = torch.bmm(torch.softmax(scores, -1).to(values.dtype), values)
-            out = out.view(n, w.num_worlds, -1).transpose(0, 1)
-            x = self._finish(x, out, block)
-        return normalise(x, w.norm)
+        for layer, block in enumerate(self.weights.blocks):
+            q, k, v = self._queries(x, block, positions)  # (W, n, heads, size)
+            q = q * self.weights.head_size**-0.5
+            x = self._finish(x, prepared(layer, q, k, v), block)
+        return normalise(x, self.weights.norm)
+
+    def _attend_pages(self, positions: Tensor, table: Tensor, reach: int) -> Attention:
+        """Attention of a decode step on views of the cache, block by block."""
+        w, page = self.weights, self.page
+        pages = [
+            [(block, min(page, position + 1 - page * i)) for i, block in enumerate(row[: position // page + 1])]
+            for row, position in zip(table.tolist(), positions.tolist(), strict=True)
+        ]  # per sequence: its blocks, and how many positions of each are in use
+        pieces = [Piece(row[-1][0], row[-1][1] - 1, i, 1) for i, row in enumerate(pages)]
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self.cache.write(layer, pieces, k, v)
+            all_keys, all_values = self.cache.keys[layer], self.cache.values[layer]
+            out = q.new_empty(w.num_worlds, len(pages), w.num_heads * w.head_size)
+            for i, row in enumerate(pages):
+                own = q[:, i].reshape(w.num_worlds * w.num_kv_heads, -1, w.head_size)  # (W·kv, heads per kv, size)
+                keys = [all_keys[block, :, :, :count].flatten(0, 1).transpose(1, 2) for block, count in row]
+                values = [all_values[block, :, :, :count].flatten(0, 1) for block, count in row]
+                scores = torch.cat([torch.bmm(own, each) for each in keys], -1).float()
+                shares = torch.split(torch.softmax(scores, -1).to(v.dtype), page, -1)
+                total = torch.bmm(shares[0], values[0])
+                for share, each in zip(shares[1:], values[1:], strict=True):
+                    total.baddbmm_(share, each)
+                out[:, i] = total.view(w.num_worlds, -1)
+            return out
+
+        return attend
+
+    def _attend_gathered(self, positions: Tensor, table: Tensor, reach: int) -> Attention:
+        """As `_attend_pages` in fixed shapes, for CUDA graphs: copies the first `reach` positions of all sequences."""
+        w, n = self.weights, positions.shape[0]
+        table = table[:, : -(-reach // self.page)].long()
+        late = torch.arange(table.shape[1] * self.page, device=table.device) > positions.unsqueeze(1)  # (n, end)
+        late = late[:, None, None, None]
+        blocks, places = table.gather(1, (positions // self.page).unsqueeze(1))[:, 0], positions % self.page
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self.cache.scatter(layer, blocks, places, k, v)
+            keys, values = self.cache.gather(layer, table)  # (n, W, kv, end, size)
+            own = q.transpose(0, 1).reshape(
+                n, w.num_worlds, w.num_kv_heads, -1, w.head_size
+            )  # (n, W, kv, heads per kv, size)
+            scores = (own @ keys.transpose(3, 4)).float().masked_fill(late, float("-inf"))
+            values = values.masked_fill(late.transpose(3, 4), 0.0)  # blocks may hold anything past the end
+            return (torch.softmax(scores, -1).to(values.dtype) @ values).transpose(0, 1).reshape(w.num_worlds, n, -1)
+
+        return attend
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         w = self.weights

@@ -179,9 +179,7 @@ class Lab:
         from paclm.engine.loading import open_engine
 
         names = adapters or (self.worlds_name,)
-        runtime = dataclasses.replace(
-            self.runtime, max_sequences=sequences, context=context or min(self.runtime.context, self.window)
-        )
+        runtime = dataclasses.replace(self.runtime, max_sequences=sequences, context=context or self.window)
         wanted = (names, runtime, support_size)
         if self._engine is None or self._engine[0] != wanted:
             self._engine = None  # before the next one is loaded: two may not fit
@@ -209,7 +207,7 @@ class Lab:
         """Tokens of a test window: the base model's context, 512 at most, as records were trained."""
         from paclm.engine.base_model import base_of, context_of
 
-        return min(512, self.runtime.context, context_of(base_of(self.workspace)))
+        return min(512, self.runtime.context or 512, context_of(base_of(self.workspace)))
 
     @cached_property
     def test_passages(self) -> list[Passage]:
@@ -260,7 +258,7 @@ class Lab:
 
         code = code_digest("paclm.study.recorded_votes", "paclm.engine.loading")
         text, adapters = _digest_of(passages), self._adapters(names)
-        key = json.dumps([repr(tuple(decodings)), adapters, text, self.seed, self._arithmetic, code])
+        key = json.dumps([repr(tuple(decodings)), adapters, text, self.seed, self.arithmetic, code])
         path = self.folder / "votes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
         arrays = self.kept.arrays(path, take)
         return {decoding.name: TextVotes.from_arrays(arrays, decoding.name) for decoding in decodings}
@@ -277,17 +275,19 @@ class Lab:
     def parts(self, regime: str, scale: Any) -> Parts:
         """Finished parts of a regime under exactly these circumstances, made by exactly this code."""
         given = None if self._given_text is None else _digest_of(self._given_text)  # held out: fixed by the workspace
-        text = [given, self.runtime.context]
+        text = [given, self.window]
         worlds = [self.collection, self._adapters([self.worlds_name])]
         code = code_digest(f"paclm.study.regimes.{regime}")
-        circumstances = [regime, scale, self.seed, worlds, text, self._arithmetic, code]
+        circumstances = [regime, scale, self.seed, worlds, text, self.arithmetic, code]
         return Parts(self.folder / "parts", circumstances, self.kept)
 
     @property
-    def _arithmetic(self) -> tuple[str, str]:
-        from paclm.engine.loading import pick_device
+    def arithmetic(self) -> tuple[str, str]:
+        """Type of numbers and of device."""
+        from paclm.engine.loading import pick_device, pick_dtype
 
-        return self.runtime.dtype, pick_device(self.runtime.device).type
+        device = pick_device(self.runtime.device)
+        return pick_dtype(self.runtime.dtype, device), device.type
 
     def _adapters(self, names: Sequence[str]) -> list[str]:
         entries = self.workspace.manifest.adapters

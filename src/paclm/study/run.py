@@ -89,6 +89,6 @@ def device_name(lab: Lab) -> str:
     """The device of the engine, in words."""
     device = pick_device(lab.runtime.device)
     if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, {lab.runtime.dtype}"
+        return f"{torch.cuda.get_device_name(device)}, {lab.arithmetic[0]}"
     threads = torch.get_num_threads()
-    return f"{threads} CPU thread{'s' * (threads != 1)}, {lab.runtime.dtype}"
+    return f"{threads} CPU thread{'s' * (threads != 1)}, {lab.arithmetic[0]}"

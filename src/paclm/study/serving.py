@@ -53,7 +53,7 @@ class EngineStreams:
         """Begin one sequence per prompt; there must be as many prompts as sources of coins."""
         if len(prompts) != len(self._coins):
             raise InvalidInput(f"There are {len(prompts)} prompts and {len(self._coins)} sources of coins.")
-        self._handles = self._engine.add_many(prompts, length)
+        self._handles = [self._engine.add(prompt, length) for prompt in prompts]
 
     def votes(self) -> Panel:
         """The votes on every sequence's next token, in one step of the engine; each call draws fresh coins."""
@@ -209,10 +209,14 @@ def begin(num_worlds: int, rule: Rule, per_token: float, seed: int, first: int, 
 
 
 def engine_for(lab: Lab, *adapters: str, sequences: int, context: int) -> tuple[Engine, int]:
-    """An engine for this many sequences, or for half as many until they fit; and how many it holds."""
+    """An engine for this many sequences, or for half as many until its memory suffices; and how many it holds."""
     while True:
         try:
-            return lab.engine(*adapters, sequences=sequences, context=context), sequences
+            engine = lab.engine(*adapters, sequences=sequences, context=context)
+            together = engine.num_together(context)
+            if together == 0:
+                raise EngineError(f"Not even one sequence of {context} tokens fits into the cache.")
+            return engine, together
         except EngineError:
             if sequences == 1:
                 raise
