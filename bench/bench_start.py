@@ -20,9 +20,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
 
-from curator.deployments import build_workspace  # noqa: E402
 from harness import median, print_table, spread  # noqa: E402
-from paclm.engine.base_model import TINY_FOLDER  # noqa: E402
 
 PACLM = (sys.executable, "-m", "paclm")
 UNIT = 1 if sys.platform == "darwin" else 1024
@@ -51,30 +49,35 @@ def measure(command: tuple[str, ...]) -> Run:
     return Run(first, time.perf_counter() - started, used.ru_maxrss * UNIT / 1e6)
 
 
+def make_workspace(path: Path, num_worlds: int) -> None:
+    from curator.deployments import build_workspace
+    from paclm.engine.base_model import TINY_FOLDER
+
+    texts = [f"Note {number}: the patient reports a cough of {number % 9} days." for number in range(100)]
+    build_workspace(path, texts, TINY_FOLDER, num_worlds, spread=0.02)
+    (path / "paclm.toml").write_text('[mechanism]\nper_token = "2^-32"\ntotal = "2^-10"\n')
+
+
 def main() -> None:
     """One row per command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worlds", type=int, default=32)
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--workspace", type=Path)
+    parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.make:
+        make_workspace(options.make, options.worlds)
+        return
     with tempfile.TemporaryDirectory() as temporary:
         os.environ["PACLM_STATE_DIR"] = temporary
-        path = options.workspace
-        if path is None:
-            texts = [f"Note {number}: the patient reports a cough of {number % 9} days." for number in range(100)]
-            path = build_workspace(Path(temporary) / "clinic", texts, TINY_FOLDER, options.worlds, spread=0.02).path
-            (path / "paclm.toml").write_text('[mechanism]\nper_token = "2^-32"\ntotal = "2^-10"\n')
+        path = options.workspace or Path(temporary) / "clinic"
+        if options.workspace is None:  # in a process of its own: a command starts with the memory of who starts it
+            make = [sys.executable, __file__, "--make", str(path), "--worlds", str(options.worlds)]
+            subprocess.run(make, check=True, stderr=subprocess.DEVNULL)
+        request = ("--prompt", "The patient", "--max-tokens", "16")
         commands = {
-            "paclm generate, 16 tokens": (
-                *PACLM,
-                "generate",
-                str(path),
-                "--prompt",
-                "The patient",
-                "--max-tokens",
-                "16",
-            ),
+            "paclm generate, 16 tokens": (*PACLM, "generate", str(path), *request),
             "python, importing torch": (sys.executable, "-c", "import torch; print(torch)"),
             "paclm --help": (*PACLM, "--help"),
         }
