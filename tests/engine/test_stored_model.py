@@ -138,7 +138,7 @@ def test_the_memory_plan_is_the_same_for_both(saved, make_stack):
 
     model = loaded(saved, torch.float32)
     stack = make_stack(model, 3, SPEC)
-    plans = [plan_engine(one, stack, RuntimeConfig(), 50) for one in (model, read_model(saved, torch.float32))]
+    plans = [plan_engine(one, stack, RuntimeConfig(), 50, 2**40) for one in (model, read_model(saved, torch.float32))]
     assert plans[0] == plans[1]
 
 

@@ -19,7 +19,7 @@ Key = tuple[int | str, tuple[int, ...]]
 
 
 @dataclass(slots=True)
-class Block:
+class BlockState:
     """State of one block."""
 
     num_users: int = 0
@@ -34,7 +34,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, page: int) -> None:
         self.page = page
         self.num_blocks = num_blocks - 1
-        self._blocks = [Block() for _ in range(num_blocks)]
+        self._blocks = [BlockState() for _ in range(num_blocks)]
         self._free = list(range(num_blocks - 1, 0, -1))  # a stack: memory that is in use already is used first
         self._kept: dict[int, None] = {}  # without users but in the index, least recently used first
         self._index: dict[Key, int] = {}
@@ -107,7 +107,7 @@ class BlockPool:
             self._index[key] = number
         return number
 
-    def _forget(self, block: Block) -> None:
+    def _forget(self, block: BlockState) -> None:
         if block.key is not None:
             del self._index[block.key]
             block.key = None

@@ -19,7 +19,7 @@ PAGES = {"cuda": 16, "cpu": 64}
 """Positions per block: few where kernels gather them, many where each block is a call of torch."""
 
 
-class Piece(NamedTuple):
+class Run(NamedTuple):
     """Rows of a pass that are consecutive positions of one block."""
 
     block: int
@@ -38,10 +38,10 @@ class KVCache:
         self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
 
-    def write(self, layer: int, pieces: Iterable[Piece], keys: Tensor, values: Tensor) -> None:
+    def write(self, layer: int, runs: Iterable[Run], keys: Tensor, values: Tensor) -> None:
         """Write keys and values (W, rows, heads, size) by slices."""
         for kept, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            for block, place, row, length in pieces:
+            for block, place, row, length in runs:
                 kept[block, :, :, place : place + length] = new[:, row : row + length].transpose(1, 2)
 
     def scatter(self, layer: int, blocks: Tensor, places: Tensor, keys: Tensor, values: Tensor) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from paclm.engine.decode_step import PromptChunk
 from paclm.engine.determinism import IntArray
-from paclm.engine.kv_cache import PAGES, KVCache, Piece
+from paclm.engine.kv_cache import PAGES, KVCache, Run
 from paclm.engine.weights import Block, Norm, Product, Weights
 
 _COPIED = 2**21  # elements of keys that a pass over a long prompt copies at a time: about what caches hold
@@ -57,11 +57,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-right, left), -1) * sin
 
 
-def _pieces(blocks: IntArray, places: IntArray) -> list[Piece]:
+def _runs(blocks: IntArray, places: IntArray) -> list[Run]:
     """Rows (T,) that go to these places of these blocks, as runs of consecutive places."""
     is_next = (blocks[1:] == blocks[:-1]) & (places[1:] == places[:-1] + 1)
     firsts = [0, *(np.flatnonzero(~is_next) + 1).tolist(), len(blocks)]
-    return [Piece(int(blocks[row]), int(places[row]), row, end - row) for row, end in pairwise(firsts)]
+    return [Run(int(blocks[row]), int(places[row]), row, end - row) for row, end in pairwise(firsts)]
 
 
 class StackedModel:
@@ -82,7 +82,7 @@ class StackedModel:
         positions = np.repeat(chunk.starts, chunk.lengths) + offsets
         blocks = np.repeat(chunk.table, chunk.lengths, 0)[np.arange(len(positions)), positions // self.page]
         at = torch.from_numpy(positions).to(device)
-        pieces = _pieces(blocks, positions % self.page)
+        runs = _runs(blocks, positions % self.page)
         targets = torch.from_numpy(blocks).long().to(device), at % self.page
         x = self._embed(torch.from_numpy(chunk.tokens).to(device), at)
         for layer, block in enumerate(w.blocks):
@@ -90,7 +90,7 @@ class StackedModel:
             if device.type == "cuda":
                 self.cache.scatter(layer, *targets, k, v)
             else:
-                self.cache.write(layer, pieces, k, v)
+                self.cache.write(layer, runs, k, v)
             x = self._finish(x, self._attend_parts(layer, chunk, q, k, v), block)
         return normalise(x, w.norm)
 
@@ -149,10 +149,10 @@ class StackedModel:
             [(block, min(page, position + 1 - page * i)) for i, block in enumerate(row[: position // page + 1])]
             for row, position in zip(table.tolist(), positions.tolist(), strict=True)
         ]  # per sequence: its blocks, and how many positions of each are in use
-        pieces = [Piece(row[-1][0], row[-1][1] - 1, i, 1) for i, row in enumerate(pages)]
+        runs = [Run(row[-1][0], row[-1][1] - 1, i, 1) for i, row in enumerate(pages)]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self.cache.write(layer, pieces, k, v)
+            self.cache.write(layer, runs, k, v)
             all_keys, all_values = self.cache.keys[layer], self.cache.values[layer]
             out = q.new_empty(w.num_worlds, len(pages), w.num_heads * w.head_size)
             for i, row in enumerate(pages):
