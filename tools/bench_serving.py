@@ -22,6 +22,7 @@ import json
 import math
 import shlex
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -166,6 +167,14 @@ class Bench:
         self.fact("flood, answers", dict(flood.stop().failures))
         self.fact("flood, first token", f"{flooded['first_ms'] / quiet['first_ms']:.2f} times")
 
+    def measure_outside(self) -> None:
+        """Another load generator against the same server."""
+        if self._options.also:
+            url = f"http://127.0.0.1:{self.target.port}"
+            command = [part.format(url=url, key=self.target.key) for part in shlex.split(self._options.also)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            self.fact("outside", done.stdout.splitlines())
+
     def measure_direct(self) -> None:
         """The same without HTTP."""
         counts = [n for n in self._options.clients if n != 4]
@@ -239,6 +248,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="other defaults, for a CPU: fewer clients, shorter answers"
     )
+    parser.add_argument(
+        "--also", metavar="COMMAND", help="another load generator to run; {url} and {key} are filled in"
+    )
     parser.add_argument("--json", type=Path, help="write all figures there")
     options = parser.parse_args()
     if options.quick:
@@ -300,6 +312,7 @@ def _measure_served(bench: Bench, parts: Sequence[str], starts: int, copy: Path,
         print(_header())
         try:
             bench.measure(parts)
+            bench.measure_outside()
         finally:
             bench.fact("complaints in the log", server.complaints())
             bench.fact("memory after load", server.memory())

@@ -33,8 +33,12 @@ _SHAPE = {
 
 def in_own_process(work: Callable[..., Any], *arguments: Any) -> Any:
     """Call it where torch, its threads and its memory do not outlive the call."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    pool = multiprocessing.get_context("spawn").Pool(1)
+    try:
         return pool.apply(work, arguments)
+    finally:
+        pool.close()
+        pool.join()
 
 
 def make_workspace(path: Path, base: str, worlds: int, records: int, spread: float, tokenizer: Path | None) -> None:
@@ -44,7 +48,7 @@ def make_workspace(path: Path, base: str, worlds: int, records: int, spread: flo
     if base == RANDOM_SMOLLM2:
         if tokenizer is None:
             raise SystemExit(f"--base {RANDOM_SMOLLM2} needs --tokenizer FOLDER, with the tokenizer of SmolLM2.")
-        base = str(path.absolute().with_name(f"{path.name}-base"))
+        base = str(path.absolute().with_name(RANDOM_SMOLLM2))
         in_own_process(_save_random_model, base, tokenizer)
     paclm("init", path, "--corpus", f"clinic:{records}", "--base", base, "--worlds", str(worlds))
     in_own_process(_draw_adapters, path, spread)
