@@ -1,20 +1,26 @@
-"""The decode step by Triton kernels between the products: each cached key and each adapter is read once.
+"""The forward pass by Triton kernels between the products: each cached key and each adapter is read once.
 
     rows: add, norm, A ─► q,k,v product ─► attention: bias, B, rotation, cache, A ─► output product
     ─► rows: bias, B, add, norm ─► MLP product ─► rows: bias, activation, A ─► MLP output product ─► rows: …
 
-`Choices` selects the implementation of each product. CUDA only. Prefill uses the plain code that this class inherits.
+`Choices` selects the implementation of each product. CUDA only.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from paclm.engine.decode_step import PromptChunk
+from paclm.engine.determinism import IntArray
 from paclm.engine.kernels.attention import attend
 from paclm.engine.kernels.products import Tile, multiply
+from paclm.engine.kernels.prompts import TILE, attend_prompts, place_rows
 from paclm.engine.kernels.rows import (
     GELU_TANH,
     SILU_GATED,
@@ -25,6 +31,9 @@ from paclm.engine.kernels.rows import (
 )
 from paclm.engine.stacked import StackedModel
 from paclm.engine.weights import Block, Norm, Product, Weights
+
+Attention = Callable[[int, Block, Tensor, Tensor | None, Tensor], Tensor | None]
+"""(layer, its block, parts of its product, inner products of q, k and v, out) → inner products of the output layer."""
 
 _ACTIVATIONS = {("gelu_new", False): GELU_TANH, ("gelu_pytorch_tanh", False): GELU_TANH, ("silu", True): SILU_GATED}
 
@@ -91,17 +100,58 @@ def fit(tile: Tile, depth: int) -> Tile | None:
 
 
 class FusedModel(StackedModel):
-    """All worlds and the public model; `decode` by kernels."""
+    """All worlds and the public model by kernels."""
 
-    def __init__(self, weights: Weights, num_blocks: int, choices: Choices | None = None) -> None:
-        super().__init__(weights, num_blocks)
+    def __init__(self, weights: Weights, num_blocks: int, page: int = 16, choices: Choices | None = None) -> None:
+        super().__init__(weights, num_blocks, page)
         self.choices = choices or DEFAULTS[weights.dtype]
         self._activation = _ACTIVATIONS[weights.activation_name, weights.is_gated]
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor, positions: Tensor, table: Tensor, reach: int) -> Tensor:
         """One token for each of n sequences; hidden states (W, n, d). Ignores `reach`."""
-        w, o, n = self.weights, self.choices, tokens.shape[0]
+        w, o = self.weights, self.choices
+
+        def attention(layer: int, block: Block, parts: Tensor, inner_in: Tensor | None, out: Tensor) -> Tensor | None:
+            inner = _inner(out, block.attention_out, w.num_kv_heads)
+            keys, values = self.cache.keys[layer], self.cache.values[layer]
+            attend(
+                parts, inner_in, keys, values, positions, table, w, block, out, inner, o.dots, o.block,
+                o.attention_stages,
+            )  # fmt: skip
+            return inner
+
+        return self._forward(tokens, positions, attention)
+
+    @torch.inference_mode()
+    def read(self, tokens: Tensor, positions: Tensor, sequences: Tensor, tiles: Tensor, table: Tensor) -> Tensor:
+        """T tokens of several sequences, their rows of the table in `sequences` (T,); hidden states (W, T, d).
+
+        T is a multiple of 16; tiles as in `attend_prompts`.
+        """
+        w = self.weights
+        queries = torch.empty(w.num_worlds * tokens.shape[0], w.num_heads * w.head_size, device=w.device, dtype=w.dtype)
+
+        def attention(layer: int, block: Block, parts: Tensor, inner_in: Tensor | None, out: Tensor) -> Tensor | None:
+            keys, values = self.cache.keys[layer], self.cache.values[layer]
+            place_rows(parts, inner_in, keys, values, queries, positions, sequences, table, w, block)
+            attend_prompts(queries, keys, values, out, tiles, table, w, tokens.shape[0])
+            inner = _inner(out, block.attention_out, 1)
+            if inner is not None:
+                inner_products(out, block.attention_out, tokens.shape[0], inner)
+            return inner
+
+        return self._forward(tokens, positions, attention)
+
+    def prefill(self, chunk: PromptChunk) -> Tensor:
+        """Parts of several prompts; hidden states (W, T, d)."""
+        size, pages = max(-(-len(chunk.tokens) // 16), len(chunk.starts)) * 16, chunk.table.shape[1]
+        layout = torch.from_numpy(lay_out(chunk, size, pages)).to(self.weights.device)
+        return self.read(*views_of(layout, size, pages))[:, : len(chunk.tokens)]
+
+    def _forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """All layers for n rows of each world; hidden states (W, n, d)."""
+        w, n = self.weights, tokens.shape[0]
         stream = embed_rows(w, tokens, positions)  # (rows, d)
         normed = torch.empty_like(stream)
         attended = stream.new_empty(stream.shape[0], w.num_heads * w.head_size)
@@ -112,19 +162,12 @@ class FusedModel(StackedModel):
             inner_in = self._normalise(
                 stream, block.norm_attention, normed, n, parts, before, inner, block.attention_in
             )
-            parts = self._product(normed, block.attention_in)
-            inner = _inner(stream, block.attention_out, w.num_kv_heads)
-            keys, values = self.cache.keys[layer], self.cache.values[layer]
-            attend(
-                parts, inner_in, keys, values, positions, w, block, attended, inner,
-                o.dots, o.block, o.attention_stages,
-            )  # fmt: skip
+            inner = attention(layer, block, self._product(normed, block.attention_in), inner_in, attended)
             parts = self._product(attended, block.attention_out)
             inner_in = self._normalise(
                 stream, block.norm_mlp, normed, n, parts, block.attention_out, inner, block.mlp_in
             )
-            parts = self._product(normed, block.mlp_in)
-            active, inner = self._activate(parts, block, n, inner_in)
+            active, inner = self._activate(self._product(normed, block.mlp_in), block, n, inner_in)
             parts, before = self._product(active, block.mlp_out), block.mlp_out
         self._normalise(stream, w.norm, normed, n, parts, before, inner, None)
         return normed.view(w.num_worlds, n, -1)
@@ -175,3 +218,38 @@ def _inner(stream: Tensor, product: Product, *sums: int) -> Tensor | None:
     if product.A is None:
         return None
     return torch.empty(stream.shape[0], product.A.shape[1], *sums, device=stream.device)
+
+
+def _shapes(tokens: int, pages: int) -> list[tuple[int, ...]]:
+    """Of tokens, positions, sequences, tiles and table: room for as many parts of prompts as groups of 16 tokens."""
+    parts = tokens // 16
+    return [(tokens,), (tokens,), (tokens,), (4, parts + tokens // TILE), (parts + 1, pages)]
+
+
+def views_of(layout: Tensor, tokens: int, pages: int) -> list[Tensor]:
+    """The arguments of `FusedModel.read` in one tensor of `lay_out`."""
+    shapes = _shapes(tokens, pages)
+    return [part.view(shape) for part, shape in zip(layout.split([math.prod(s) for s in shapes]), shapes, strict=True)]
+
+
+def lay_out(chunk: PromptChunk, tokens: int, pages: int) -> IntArray:
+    """A chunk as one array for a pass of `tokens` tokens; what is padded goes to the scratch block."""
+    sizes = [math.prod(shape) for shape in _shapes(tokens, pages)]
+    layout = np.zeros(sum(sizes), dtype=np.int32)
+    ids, positions, sequences, tiles, table = np.split(layout, np.cumsum(sizes)[:-1])
+    parts, used = len(chunk.starts), len(chunk.tokens)
+    ends = np.cumsum(chunk.lengths)
+    ids[:used] = chunk.tokens
+    positions[:used] = np.arange(used) + np.repeat(chunk.starts - (ends - chunk.lengths), chunk.lengths)
+    sequences[:used] = np.repeat(np.arange(parts), chunk.lengths)
+    sequences[used:] = tokens // 16  # the last row of the table stays empty
+    rows = [
+        (part, end - length + at, start + at, min(TILE, length - at))
+        for part, (start, length, end) in enumerate(
+            zip(chunk.starts.tolist(), chunk.lengths.tolist(), ends.tolist(), strict=True)
+        )
+        for at in range(0, length, TILE)
+    ]
+    tiles.reshape(4, -1)[:, : len(rows)] = np.array(rows, dtype=np.int32).reshape(-1, 4).T
+    table.reshape(-1, pages)[:parts, : chunk.table.shape[1]] = chunk.table
+    return layout

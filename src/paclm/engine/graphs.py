@@ -1,7 +1,8 @@
-"""The decode step as CUDA graphs: recorded once per batch size, then replayed with a single launch.
+"""Decode steps and prefill passes as CUDA graphs: recorded once per size, then replayed with a single launch.
 
-A graph has fixed shapes, so sequences are padded to the next recorded number; the padding writes to the scratch
-block and is ignored. Inputs are two copies to the device, support and votes one copy back.
+A graph has fixed shapes, so sequences and prompt tokens are padded to the next recorded number; the padding runs in the
+scratch block and is ignored. Inputs are copied to the device without waiting, and `collect` waits for the votes alone,
+so that a prefill pass launched after a step runs while its votes are released.
 """
 
 from __future__ import annotations
@@ -14,42 +15,52 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paclm.engine.decode_step import PlainStep, PromptChunk, StepOutput, TableArray, WorldsModel
+from paclm.engine.decode_step import PlainStep, PromptChunk, StepOutput
 from paclm.engine.determinism import FloatArray, IntArray
+from paclm.engine.fused import FusedModel, lay_out, views_of
 from paclm.engine.kernels.ballots import cast_votes, public_keys
 from paclm.engine.kernels.selection import support_of
+from paclm.engine.stacked import StackedModel
 
 _REACH_STEP = 128
+_PROMPT_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 
 class FusedStep(PlainStep):
     """The step with logits, support and votes by kernels."""
 
-    def outcome(self, integers: Tensor, table: Tensor, numbers: Tensor, reach: int) -> tuple[Tensor, Tensor]:
-        hidden = self._model.decode(integers[0], integers[1], table, reach)  # (W, n, d)
+    def outcome(self, integers: Tensor, numbers: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+        """integers (2 + pages, n): tokens, positions and blocks; numbers (n, k + 1): coins and temperature.
+
+        Returns support and votes in one tensor (n, k + W) int32, and logits (n, W, k).
+        """
+        hidden = self._model.decode(integers[0], integers[1], integers[2:].T, reach)  # (W, n, d)
         support = support_of(*public_keys(hidden[-1], self._model.head), self._support_size)
         return cast_votes(hidden, self._model.head, support, numbers)
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
-    """One graph with the tensors it reads and writes."""
+class StepRecording:
+    """The graph of a decode step with the tensors it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
     integers: Tensor
-    """(2, n) tokens and positions"""
-    table: Tensor
-    """(n, pages) int32"""
     numbers: Tensor
-    """(n, k + 1) coins and temperature"""
     outcome: Tensor
-    """(n, k + W) support and votes"""
     logits: Tensor
-    """(n, W, k)"""
     staged_integers: Tensor
-    staged_table: Tensor
     staged_numbers: Tensor
     staged_outcome: Tensor
+    done: torch.cuda.Event
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRecording:
+    """The graph of a prefill pass: its input, laid out as in `lay_out`, and the hidden states."""
+
+    graph: torch.cuda.CUDAGraph
+    layout: Tensor
+    hidden: Tensor
 
 
 def padded(n: int) -> int:
@@ -60,83 +71,140 @@ def padded(n: int) -> int:
 
 
 class GraphStep:
-    """Replays a step; records it on first use of a batch size."""
+    """Replays steps and prefill passes; what `warm_up` did not record is recorded on first use."""
 
-    def __init__(self, step: FusedStep, model: WorldsModel, support_size: int, reads_whole_reach: bool) -> None:
+    def __init__(self, step: FusedStep, model: StackedModel, support_size: int, prefill_chunk: int) -> None:
         self._step = step
         self._model = model
         self._support_size = support_size
-        self._reads_whole_reach = reads_whole_reach
-        self._recordings: dict[tuple[int, int], Recording] = {}
+        self._pages = -(-model.context // model.page)
+        self._prompt_sizes = [size for size in _PROMPT_SIZES if size < prefill_chunk]
+        self._prompt_sizes.append(-(-prefill_chunk // 16) * 16)
+        self._steps: dict[tuple[int, int], StepRecording] = {}
+        self._prompts: dict[int, PromptRecording] = {}
+        self._launched: tuple[StepRecording, int] | None = None
         self._pool: Any = None
 
     def public_logits(self, hidden: Tensor) -> Tensor:
         return self._step.public_logits(hidden)
 
-    def prefill(self, chunk: PromptChunk) -> Tensor:
-        return self._model.prefill(chunk)
-
     def warm_up(self, max_sequences: int, progress: Callable[[int, int], None]) -> None:
-        """Sizes are recorded on first use."""
+        """Compile every kernel and record every size up to so many sequences; later ones of a long reach excepted."""
+        sizes = sorted({padded(n) for n in range(1, max_sequences + 1)}, reverse=True)  # the largest takes the memory
+        prompt_sizes = self._prompt_sizes[::-1] if isinstance(self._model, FusedModel) else []
+        total = len(prompt_sizes) + len(sizes)
+        for done, size in enumerate(prompt_sizes):
+            progress(done, total)
+            self._prompt_recording(size)
+        for done, size in enumerate(sizes, len(prompt_sizes)):
+            progress(done, total)
+            self._step_recording(size, 1)
+        torch.cuda.synchronize()
+        progress(total, total)
 
-    def collect(self) -> StepOutput:
-        return self._output
+    # --- decode -----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def launch(
-        self, tokens: IntArray, positions: IntArray, table: TableArray, coins: FloatArray, temperature: FloatArray
+        self, tokens: IntArray, positions: IntArray, table: IntArray, coins: FloatArray, temperature: FloatArray
     ) -> None:
-        n, k = len(tokens), self._support_size
-        recording = self.recording(n, int(positions.max()) + 1)
-        recording.staged_integers.zero_()
-        recording.staged_integers[0, :n] = torch.from_numpy(tokens)
-        recording.staged_integers[1, :n] = torch.from_numpy(positions)
-        recording.staged_table.zero_()
-        pages = min(table.shape[1], recording.staged_table.shape[1])
-        recording.staged_table[:n, :pages] = torch.from_numpy(table[:, :pages])
-        recording.table.copy_(recording.staged_table, non_blocking=True)
-        recording.staged_numbers[:n, :k] = torch.from_numpy(coins)
-        recording.staged_numbers[:n, k] = torch.from_numpy(temperature)
-        recording.integers.copy_(recording.staged_integers, non_blocking=True)
+        n, k, pages = len(tokens), self._support_size, table.shape[1]
+        recording = self._step_recording(padded(n), int(positions.max()) + 1)
+        integers, numbers = recording.staged_integers.numpy(), recording.staged_numbers.numpy()
+        integers[: 2 + pages, n:] = 0  # padding runs in the scratch block
+        integers[0, :n], integers[1, :n], integers[2 : 2 + pages, :n] = tokens, positions, table.T
+        numbers[:n, :k], numbers[:n, k] = coins, temperature
+        recording.integers[: 2 + pages].copy_(recording.staged_integers[: 2 + pages], non_blocking=True)
         recording.numbers.copy_(recording.staged_numbers, non_blocking=True)
         recording.graph.replay()
         recording.staged_outcome.copy_(recording.outcome, non_blocking=True)
-        torch.cuda.current_stream().synchronize()
-        outcome = recording.staged_outcome[:n].numpy().astype(np.int64)  # a copy: the staging area is reused
-        self._output = StepOutput(outcome[:, :k], outcome[:, k:], recording.logits[:n])
+        recording.done.record()
+        self._launched = recording, n
 
-    def recording(self, n: int, reach: int) -> Recording:
-        """The graph for n sequences with positions below reach, both padded."""
-        size = padded(n)
-        if self._reads_whole_reach:
-            reach = min(-(-reach // _REACH_STEP) * _REACH_STEP, self._model.context)
-        else:
-            reach = self._model.context
-        if (size, reach) not in self._recordings:
-            self._recordings[size, reach] = self._record(size, reach)
-        return self._recordings[size, reach]
+    def collect(self) -> StepOutput:
+        assert self._launched is not None
+        (recording, n), k = self._launched, self._support_size
+        self._launched = None
+        recording.done.synchronize()
+        outcome = recording.staged_outcome[:n].numpy().astype(np.int64)  # a copy: the staging area is reused
+        return StepOutput(outcome[:, :k], outcome[:, k:], recording.logits[:n])
+
+    def _step_recording(self, size: int, reach: int) -> StepRecording:
+        """The graph for so many sequences with positions below reach; the kernels read as far as each needs."""
+        is_fused = isinstance(self._model, FusedModel)
+        reach = self._model.context if is_fused else min(-(-reach // _REACH_STEP) * _REACH_STEP, self._model.context)
+        if (size, reach) not in self._steps:
+            self._steps[size, reach] = self._record_step(size, reach)
+        return self._steps[size, reach]
+
+    def _record_step(self, n: int, reach: int) -> StepRecording:
+        device, k = self._model.head.device, self._support_size
+        integers = torch.zeros(2 + self._pages, n, dtype=torch.int32, device=device)
+        numbers = torch.zeros(n, k + 1, device=device)
+        graph, (outcome, logits) = self._record(lambda: self._step.outcome(integers, numbers, reach))
+        return StepRecording(
+            graph, integers, numbers, outcome, logits,
+            torch.zeros(integers.shape, dtype=torch.int32, pin_memory=True),
+            torch.zeros(n, k + 1, pin_memory=True),
+            torch.zeros(n, outcome.shape[1], dtype=torch.int32, pin_memory=True),
+            torch.cuda.Event(),
+        )  # fmt: skip
+
+    # --- prefill ----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _record(self, n: int, reach: int) -> Recording:
-        device, k = self._model.head.device, self._support_size
-        integers = torch.zeros(2, n, dtype=torch.long, device=device)
-        numbers = torch.zeros(n, k + 1, device=device)
+    def prefill(self, chunk: PromptChunk) -> Tensor:
+        if not isinstance(self._model, FusedModel):
+            return self._model.prefill(chunk)
+        hidden = [self._replay_prompts(part) for part in _passes(chunk, self._prompt_sizes[-1])]
+        return hidden[0] if len(hidden) == 1 else torch.cat(hidden, 1)
 
-        table = torch.zeros(n, -(-reach // self._model.page), dtype=torch.int32, device=device)  # block 0 is scratch
+    def _replay_prompts(self, chunk: PromptChunk) -> Tensor:
+        used = len(chunk.tokens)
+        size = next(size for size in self._prompt_sizes if size >= max(used, 16 * len(chunk.starts)))
+        recording = self._prompt_recording(size)
+        layout = torch.from_numpy(lay_out(chunk, size, self._pages)).pin_memory()
+        recording.layout.copy_(layout, non_blocking=True)
+        recording.graph.replay()
+        return recording.hidden[:, :used].clone()
+
+    def _prompt_recording(self, size: int) -> PromptRecording:
+        model = self._model
+        if size not in self._prompts and isinstance(model, FusedModel):
+            empty = PromptChunk(*(np.zeros(shape, dtype=np.int32) for shape in (0, 0, 0, (0, self._pages))))
+            layout = torch.from_numpy(lay_out(empty, size, self._pages)).to(model.head.device)
+            inputs = views_of(layout, size, self._pages)
+            graph, hidden = self._record(lambda: model.read(*inputs))
+            self._prompts[size] = PromptRecording(graph, layout, hidden)
+        return self._prompts[size]
+
+    @torch.inference_mode()
+    def _record(self, work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
-            # Warm-up: compiles kernels and lets libraries allocate, which must not happen while recording.
-            self._step.outcome(integers, table, numbers, reach)
+            work()  # compiles kernels and lets libraries allocate, which must not happen while recording
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            outcome, logits = self._step.outcome(integers, table, numbers, reach)
+            result = work()
         self._pool = self._pool or graph.pool()
-        return Recording(
-            graph, integers, table, numbers, outcome, logits,
-            torch.zeros(2, n, dtype=torch.long, pin_memory=True),
-            torch.zeros(*table.shape, dtype=torch.int32, pin_memory=True),
-            torch.zeros(n, k + 1, pin_memory=True),
-            torch.zeros(n, outcome.shape[1], dtype=torch.int32, pin_memory=True),
-        )  # fmt: skip
+        return graph, result
+
+
+def _passes(chunk: PromptChunk, most: int) -> list[PromptChunk]:
+    """The chunk in passes of at most so many tokens and a sixteenth as many parts."""
+    if len(chunk.tokens) <= most and len(chunk.starts) <= most // 16:
+        return [chunk]
+    passes, first, begin = [], 0, 0
+    while first < len(chunk.starts):
+        last, end = first, begin
+        while last < min(len(chunk.starts), first + most // 16) and end - begin + chunk.lengths[last] <= most:
+            end += int(chunk.lengths[last])
+            last += 1
+        parts = slice(first, last)
+        passes.append(
+            PromptChunk(chunk.tokens[begin:end], chunk.starts[parts], chunk.lengths[parts], chunk.table[parts])
+        )
+        first, begin = last, end
+    return passes

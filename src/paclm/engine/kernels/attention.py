@@ -1,10 +1,10 @@
 """Decode attention that reads every key and value once; its plain twin is `StackedModel.decode`.
 
 One program per world, sequence and key-value head: neighbours share a world's adapters. It finishes its query, key and
-value (bias, adapter, rotation), stores the new key and value, attends over them and everything before, and, while the
-result is still in registers, multiplies it with its columns of A: the inner product of the output layer's adapter,
-one sum per head. Two ways to do the middle part: by dots on tensor cores, the queries of a group padded to 16 rows;
-or, where every head has keys of its own, lane by lane in float32.
+value (bias, adapter, rotation), stores the new key and value in the last block of its sequence, attends over them and
+over the blocks before, and, while the result is still in registers, multiplies it with its columns of A: the inner
+product of the output layer's adapter, one sum per head. Two ways to do the middle part: by dots on tensor cores, the
+queries of a group padded to 16 rows; or, where every head has keys of its own, lane by lane in float32.
 """
 
 from __future__ import annotations
@@ -38,19 +38,22 @@ def _columns(
 
 @triton.jit
 def _attend(
-    parts, bias, inner_in, B, keys, values, out, inner, A, cos, sin, positions, scale, sequences, worlds, capacity,
-    KV: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-    STAGES: tl.constexpr, ROTARY: tl.constexpr, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    RANK_IN: tl.constexpr, RANKS_IN: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr,
-    DOTS: tl.constexpr, PRECISION: tl.constexpr,
+    parts, bias, inner_in, B, keys, values, out, inner, A, cos, sin, positions, table, next_row, next_page, scale,
+    sequences, worlds, KV: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, SIZE: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, ROTARY: tl.constexpr, SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, RANK_IN: tl.constexpr, RANKS_IN: tl.constexpr, RANK: tl.constexpr,
+    RANK_PAD: tl.constexpr, DOTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     head = program % KV
-    row = program // KV  # hidden states are world-major, the cache is slot-major
+    row = program // KV  # hidden states are world-major, the cache is block-major
     world = row // sequences
-    slot = row % sequences
+    sequence = row % sequences
     rows = worlds * sequences
-    position = tl.load(positions + slot)
+    position = tl.load(positions + sequence)
+    table += sequence * next_row
+    block_size = worlds * KV * PAGE * SIZE
+    here = (world * KV + head) * PAGE * SIZE  # inside a block
     g = tl.arange(0, GROUP_PAD)
     d = tl.arange(0, SIZE)
     t = tl.arange(0, BLOCK)
@@ -61,7 +64,9 @@ def _attend(
     v_part: tl.constexpr = 2 if apart > 1 else 0
     query = tl.minimum(head * GROUP + g, heads - 1)[:, None] * SIZE
     key = (heads + head) * SIZE
-    base = ((slot * worlds + world) * KV + head) * capacity * SIZE
+    own = (
+        tl.load(table + (position // PAGE) * next_page).to(tl.int64) * block_size + here + (position % PAGE) * SIZE + d
+    )
 
     q = _columns(parts, bias, inner_in, B, row, world, rows, query + d[None, :], 0, width, SPLITS, HAS_BIAS, RANK_IN, RANKS_IN)  # fmt: skip  # noqa: E501
     k_new = _columns(parts, bias, inner_in, B, row, world, rows, key + d, k_part, width, SPLITS, HAS_BIAS, RANK_IN, RANKS_IN)  # fmt: skip  # noqa: E501
@@ -77,27 +82,27 @@ def _attend(
     q = q * scale
     k_new = k_new.to(keys.dtype.element_ty)
     v_new = v_new.to(values.dtype.element_ty)
-    tl.store(keys + base + position * SIZE + d, k_new)
-    tl.store(values + base + position * SIZE + d, v_new)
+    tl.store(keys + own, k_new)
+    tl.store(values + own, v_new)
     k_new = k_new.to(tl.float32)
     v_new = v_new.to(tl.float32)
 
     if DOTS:
         _attend_by_dots(
-            q, k_new, v_new, keys + base, values + base, position, t, out, inner, A, row, world, head,
-            heads, KV, GROUP, GROUP_PAD, SIZE, BLOCK, STAGES, RANK, RANK_PAD, PRECISION,
+            q, k_new, v_new, keys + here, values + here, table, next_page, block_size, position, t, out, inner, A, row,
+            world, head, heads, KV, GROUP, GROUP_PAD, SIZE, PAGE, BLOCK, STAGES, RANK, RANK_PAD, PRECISION,
         )  # fmt: skip
     else:
         _attend_by_lanes(
-            q, k_new, v_new, keys + base, values + base, position, t, out, inner, A, row, world, head,
-            KV, SIZE, BLOCK, STAGES, RANK, RANK_PAD,
+            q, k_new, v_new, keys + here, values + here, table, next_page, block_size, position, t, out, inner, A, row,
+            world, head, KV, SIZE, PAGE, BLOCK, STAGES, RANK, RANK_PAD,
         )  # fmt: skip
 
 
 @triton.jit
 def _attend_by_lanes(
-    q, k_new, v_new, keys, values, position, t, out, inner, A, row, world, head,
-    KV: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    q, k_new, v_new, keys, values, table, next_page, block_size, position, t, out, inner, A, row, world, head,
+    KV: tl.constexpr, SIZE: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     RANK: tl.constexpr, RANK_PAD: tl.constexpr,
 ):  # fmt: skip
     """One query per key: each of the BLOCK lanes keeps a softmax of its own; they are merged once, at the end."""
@@ -108,7 +113,8 @@ def _attend_by_lanes(
     acc = tl.zeros((BLOCK, SIZE), tl.float32)
     for start in tl.range(0, position, BLOCK, num_stages=STAGES):
         before = start + t < position
-        place = (start + t)[:, None] * SIZE + d[None, :]
+        block = tl.load(table + (start // PAGE) * next_page).to(tl.int64)
+        place = block * block_size + (start % PAGE + t)[:, None] * SIZE + d[None, :]
         k = tl.load(keys + place, mask=before[:, None], other=0.0).to(tl.float32)
         v = tl.load(values + place, mask=before[:, None], other=0.0).to(tl.float32)
         score = tl.where(before, tl.sum(q[None, :] * k, 1), _NEVER)  # (BLOCK,)
@@ -134,9 +140,10 @@ def _attend_by_lanes(
 
 @triton.jit
 def _attend_by_dots(
-    q, k_new, v_new, keys, values, position, t, out, inner, A, row, world, head, heads: tl.constexpr,
-    KV: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-    STAGES: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr, PRECISION: tl.constexpr,
+    q, k_new, v_new, keys, values, table, next_page, block_size, position, t, out, inner, A, row, world, head,
+    heads: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, SIZE: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The queries of a group, repeated to the 16 rows a tensor core multiplies; every product in the cache's type."""
     copies: tl.constexpr = 16 // GROUP_PAD
@@ -148,7 +155,8 @@ def _attend_by_dots(
     acc = tl.broadcast_to(v_new[None, :], (16, SIZE))
     for start in tl.range(0, position, BLOCK, num_stages=STAGES):
         before = start + t < position
-        place = (start + t)[:, None] * SIZE + d[None, :]
+        block = tl.load(table + (start // PAGE) * next_page).to(tl.int64)
+        place = block * block_size + (start % PAGE + t)[:, None] * SIZE + d[None, :]
         k = tl.load(keys + place, mask=before[:, None], other=0.0)
         v = tl.load(values + place, mask=before[:, None], other=0.0)
         score = tl.where(before[None, :], tl.dot(narrow, tl.trans(k), input_precision=PRECISION), _NEVER)  # (16, BLOCK)
@@ -174,13 +182,15 @@ def _attend_by_dots(
 
 
 def attend(
-    parts: Tensor, inner_in: Tensor | None, keys: Tensor, values: Tensor, positions: Tensor,
+    parts: Tensor, inner_in: Tensor | None, keys: Tensor, values: Tensor, positions: Tensor, table: Tensor,
     weights: Weights, block: Block, out: Tensor, inner: Tensor | None,
-    dots: bool = True, positions_together: int = 32, num_stages: int = 3, num_warps: int = 1,
+    dots: bool = True, positions_together: int = 16, num_stages: int = 3, num_warps: int = 1,
 ) -> None:  # fmt: skip
     """parts (splits, W·n, q+k+v) → out (W·n, heads·size) and inner (W·n, r, kv heads) for the output layer's adapter.
 
     inner_in (W·n, parts·r): the inner products of the adapters of q, k and v; None where they are added already.
+    keys, values (blocks, W, kv heads, page, size); table (n, pages): the blocks of each sequence. `positions_together`
+    divides a page.
     """
     w, into, output = weights, block.attention_in, block.attention_out
     group = w.num_heads // w.num_kv_heads
@@ -190,10 +200,10 @@ def attend(
     _attend[(positions.shape[0] * w.num_worlds * w.num_kv_heads,)](
         parts, into.bias if into.bias is not None else parts, inner_in if adapted else parts,
         into.B if adapted else parts, keys, values, out, inner if inner is not None else out,
-        output.A if inner is not None else out, cos, sin, positions, w.head_size**-0.5, positions.shape[0],
-        w.num_worlds, keys.shape[3],
+        output.A if inner is not None else out, cos, sin, positions, table, table.stride(0), table.stride(1),
+        w.head_size**-0.5, positions.shape[0], w.num_worlds,
         KV=w.num_kv_heads, GROUP=group, GROUP_PAD=triton.next_power_of_2(group), SIZE=w.head_size,
-        BLOCK=positions_together, STAGES=num_stages, ROTARY=w.rotary is not None,
+        PAGE=keys.shape[3], BLOCK=positions_together, STAGES=num_stages, ROTARY=w.rotary is not None,
         SPLITS=parts.shape[0], HAS_BIAS=into.bias is not None,
         RANK_IN=into.B.shape[1] if adapted and into.B is not None else 0,
         RANKS_IN=inner_in.shape[1] if adapted and inner_in is not None else 0,
