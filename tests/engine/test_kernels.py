@@ -15,9 +15,9 @@ if not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
-from paclm.engine.decode_step import coupled_votes, support_logits, top_tokens
+from paclm.engine.decode_step import PlainStep, PromptChunk, coupled_votes, support_logits, top_tokens
 from paclm.engine.fused import FLOAT32, FusedModel, fit, uncovered
-from paclm.engine.graphs import padded
+from paclm.engine.graphs import FusedStep, GraphStep, padded
 from paclm.engine.kernels.ballots import cast_votes, public_keys
 from paclm.engine.kernels.products import Tile
 from paclm.engine.kernels.selection import GROUP, support_of
@@ -62,24 +62,53 @@ def dtype(request):
 
 @pytest.mark.parametrize(
     "choices",
-    [SMALL, replace(VENDOR, dots=True, block=32), replace(VENDOR, dots=True, inner_from=1)],
+    [SMALL, replace(VENDOR, dots=True, block=16), replace(VENDOR, dots=True, block=8, inner_from=1)],
     ids=["own products, lanes", "vendor products, dots", "inner products apart"],
 )
-@pytest.mark.parametrize("lengths", [[9], [40, 1, 17]])
-def test_the_fused_step_equals_the_plain_one(weights, choices, lengths):
+def test_prompts_and_steps_equal_the_plain_ones(weights, choices):
+    """Prompts in two passes that share a pass and cut a block; the cache holds NaN wherever nothing was written."""
     assert uncovered(weights) is None
-    plain = StackedModel(weights, 4)
-    fused = FusedModel(weights, 4, choices)
-    text = torch.randint(0, VOCABULARY, (4, 48), device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(1))
-    for slot, length in enumerate(lengths):
-        for model in (plain, fused):
-            model.prefill(text[slot, :length], 0, slot)
-    positions = torch.tensor(lengths, device=DEVICE)
+    plain, fused = StackedModel(weights, 24, page=16), FusedModel(weights, 24, 16, choices)
+    for tensor in (*fused.cache.keys, *fused.cache.values):
+        tensor.fill_(float("nan"))
+    rng = np.random.default_rng(1)
+    text, table = rng.integers(0, VOCABULARY, (3, CONTEXT)), rng.permutation(np.arange(1, 24))[:12].reshape(3, 4)
+    for parts in ([(0, 0, 37), (1, 0, 2)], [(0, 37, 44), (2, 0, 20)]):  # (sequence, start, end)
+        chunk = PromptChunk(
+            np.concatenate([text[i, start:end] for i, start, end in parts]),
+            np.array([start for _, start, _ in parts]),
+            np.array([end - start for _, start, end in parts]),
+            table[[i for i, _, _ in parts]].astype(np.int32),
+        )
+        assert (fused.prefill(chunk) - plain.prefill(chunk)).abs().max() < CLOSE[weights.dtype]
+    blocks = torch.from_numpy(table.astype(np.int32)).to(DEVICE)
+    positions = torch.tensor([44, 2, 20], dtype=torch.int32, device=DEVICE)
     for step in range(2):
-        tokens = text[: len(lengths), 44 + step].contiguous()
-        expected = plain.decode(tokens, positions + step, CONTEXT).float()
-        found = fused.decode(tokens, positions + step, CONTEXT).float()
+        tokens = torch.from_numpy(text[:, 50 + step].astype(np.int32)).to(DEVICE)
+        expected = plain.decode(tokens, positions + step, blocks, CONTEXT).float()
+        found = fused.decode(tokens, positions + step, blocks, CONTEXT).float()
         assert (found - expected).abs().max() < CLOSE[weights.dtype]
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="CUDA graphs need a GPU.")
+def test_recorded_steps_and_passes_equal_the_plain_ones(weights):
+    plain, fused = StackedModel(weights, 40, page=16), FusedModel(weights, 40, 16)
+    steps = PlainStep(plain, 20), GraphStep(FusedStep(fused, 20), fused, 20, 48)
+    steps[1].warm_up(5, lambda done, total: None)
+    rng = np.random.default_rng(2)
+    lengths, table = np.array([30, 1, 12, 3, 9]), np.arange(1, 16).reshape(5, 3).astype(np.int32)
+    tokens = rng.integers(0, VOCABULARY, lengths.sum())
+    chunk = PromptChunk(tokens, np.zeros(5, dtype=np.int64), lengths, table)  # more tokens and parts than one pass has
+    coins, temperature = rng.gumbel(size=(5, 20)).astype(np.float32), np.array([0, 1, 1, 0, 0.5], dtype=np.float32)
+    hidden = [step.prefill(chunk).float() for step in steps]
+    assert (hidden[0] - hidden[1]).abs().max() < CLOSE[weights.dtype]
+    for n in (5, 3, 1):
+        for step in steps:
+            step.launch(np.arange(n), lengths[:n], table[:n], coins[:n], temperature[:n])
+        expected, found = (step.collect() for step in steps)
+        if weights.dtype == torch.float32:
+            assert (found.votes == expected.votes).all()
+        assert (found.votes == found.votes[:, :1]).mean() < 1.0 or n == 1
 
 
 def test_keys_support_and_votes_equal_the_plain_ones(weights):
