@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paclm.engine.decode_step import PromptChunk
-from paclm.engine.determinism import IntArray
+from paclm.engine.decode_step import PromptChunk, TableArray
 from paclm.engine.kernels.attention import attend
 from paclm.engine.kernels.products import Tile, multiply
 from paclm.engine.kernels.prompts import TILE, attend_prompts, place_rows
@@ -229,10 +228,11 @@ def _shapes(tokens: int, pages: int) -> list[tuple[int, ...]]:
 def views_of(layout: Tensor, tokens: int, pages: int) -> list[Tensor]:
     """The arguments of `FusedModel.read` in one tensor of `lay_out`."""
     shapes = _shapes(tokens, pages)
-    return [part.view(shape) for part, shape in zip(layout.split([math.prod(s) for s in shapes]), shapes, strict=True)]
+    parts = torch.split(layout, [math.prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def lay_out(chunk: PromptChunk, tokens: int, pages: int) -> IntArray:
+def lay_out(chunk: PromptChunk, tokens: int, pages: int) -> TableArray:
     """A chunk as one array for a pass of `tokens` tokens; what is padded goes to the scratch block."""
     sizes = [math.prod(shape) for shape in _shapes(tokens, pages)]
     layout = np.zeros(sum(sizes), dtype=np.int32)

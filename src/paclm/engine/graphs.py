@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paclm.engine.decode_step import PlainStep, PromptChunk, StepOutput
+from paclm.engine.decode_step import PlainStep, PromptChunk, StepOutput, TableArray
 from paclm.engine.determinism import FloatArray, IntArray
 from paclm.engine.fused import FusedModel, lay_out, views_of
 from paclm.engine.kernels.ballots import cast_votes, public_keys
@@ -106,7 +106,7 @@ class GraphStep:
 
     @torch.inference_mode()
     def launch(
-        self, tokens: IntArray, positions: IntArray, table: IntArray, coins: FloatArray, temperature: FloatArray
+        self, tokens: IntArray, positions: IntArray, table: TableArray, coins: FloatArray, temperature: FloatArray
     ) -> None:
         n, k, pages = len(tokens), self._support_size, table.shape[1]
         recording = self._step_recording(padded(n), int(positions.max()) + 1)
@@ -147,7 +147,7 @@ class GraphStep:
             torch.zeros(integers.shape, dtype=torch.int32, pin_memory=True),
             torch.zeros(n, k + 1, pin_memory=True),
             torch.zeros(n, outcome.shape[1], dtype=torch.int32, pin_memory=True),
-            torch.cuda.Event(),
+            torch.cuda.Event(),  # type: ignore[no-untyped-call]
         )  # fmt: skip
 
     # --- prefill ----------------------------------------------------------------------------------------------------
@@ -171,7 +171,8 @@ class GraphStep:
     def _prompt_recording(self, size: int) -> PromptRecording:
         model = self._model
         if size not in self._prompts and isinstance(model, FusedModel):
-            empty = PromptChunk(*(np.zeros(shape, dtype=np.int32) for shape in (0, 0, 0, (0, self._pages))))
+            none = np.zeros(0, dtype=np.int64)
+            empty = PromptChunk(none, none, none, np.zeros((0, self._pages), dtype=np.int32))
             layout = torch.from_numpy(lay_out(empty, size, self._pages)).to(model.head.device)
             inputs = views_of(layout, size, self._pages)
             graph, hidden = self._record(lambda: model.read(*inputs))

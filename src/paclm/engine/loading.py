@@ -119,7 +119,7 @@ def build_engine(
         else:
             weights = take_apart(model, stack, runtime.context)
             del model  # frees what the weights do not share, before the cache takes the rest
-            worlds, step = _assemble(weights, num_tokens // PAGES[device.type], support_size)
+            worlds, step = _assemble(weights, num_tokens // PAGES[device.type], support_size, runtime.prefill_chunk)
     except torch.OutOfMemoryError as error:
         raise EngineError(
             f"Out of GPU memory while loading; the plan was {plan}. Set cache_gib in [runtime] to less."
@@ -127,7 +127,9 @@ def build_engine(
     return Engine(worlds, support_size, runtime.prefill_chunk, step, runtime.max_sequences, plan)
 
 
-def _assemble(weights: Weights, num_blocks: int, support_size: int) -> tuple[WorldsModel, DecodeStep]:
+def _assemble(
+    weights: Weights, num_blocks: int, support_size: int, prefill_chunk: int
+) -> tuple[WorldsModel, DecodeStep]:
     """The fastest forward pass and decode step for this model and device."""
     if weights.device.type != "cuda":
         stacked = StackedModel(weights, num_blocks)
@@ -135,11 +137,8 @@ def _assemble(weights: Weights, num_blocks: int, support_size: int) -> tuple[Wor
     from paclm.engine.fused import FusedModel, uncovered
     from paclm.engine.graphs import FusedStep, GraphStep
 
-    if uncovered(weights) is None:
-        fused = FusedModel(weights, num_blocks)
-        return fused, GraphStep(FusedStep(fused, support_size), fused, support_size, reads_whole_reach=False)
-    plain = StackedModel(weights, num_blocks)
-    return plain, GraphStep(FusedStep(plain, support_size), plain, support_size, reads_whole_reach=True)
+    model = FusedModel(weights, num_blocks) if uncovered(weights) is None else StackedModel(weights, num_blocks)
+    return model, GraphStep(FusedStep(model, support_size), model, support_size, prefill_chunk)
 
 
 def load_stack(workspace: Workspace, with_full: bool = False) -> AdapterStack:
