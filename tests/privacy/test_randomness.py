@@ -9,10 +9,12 @@ import textwrap
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from paclm.errors import InvalidInput, RandomnessMisuse, UnsoundState
-from paclm.privacy.randomness import Coins, Noise, NoiseSource, ResearchNoise
+from paclm.privacy.randomness import Coins, Noise, NoiseSource, ResearchNoise, next_gumbel
 
 ALARM = 1e-5  # false-alarm rate of each distribution test below, for a fresh seed
 
@@ -62,6 +64,15 @@ def test_coins_are_recorded_by_seed_and_step():
     assert not set(draws[0].tolist()) & set(draws[1].tolist())
     assert not np.array_equal(Coins(43).gumbel(200), draws[0])
     assert repr(coins) == "Coins(seed=42, step=3)"
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**128 - 1), st.integers(0, 2**70)), max_size=5), st.integers(1, 9))
+def test_many_coins_drawn_at_once_are_bit_for_bit_those_drawn_one_by_one(seeds_and_steps, size):
+    coins = [Coins(seed, step) for seed, step in seeds_and_steps]
+    together = next_gumbel(coins, size)
+    assert together.shape == (len(coins), size)
+    assert [coin.step for coin in coins] == [step for _, step in seeds_and_steps]  # looked at, not taken
+    assert [row.tobytes() for row in together] == [coin.gumbel(size).tobytes() for coin in coins]
 
 
 def test_unseeded_coins_differ_and_can_still_be_replayed():

