@@ -61,38 +61,84 @@ def set_mechanism(path, **settings):
 
 
 class ScriptedEngine:
-    """Votes by a fixed rule of context and coins, no model: quick, and every ballot is kept for the test to replay."""
+    """Votes by a fixed rule of context and coins, no model: quick, and every ballot is kept for the test to replay.
 
-    def __init__(self, vocabulary=700, dissent=0.5, num_slots=64, distinct=2):
+    A prompt is read in chunks of `chunk` tokens, one a call of `prefill`, the oldest first. Votes on sequences that
+    were removed while their step was in flight are a dispute of all worlds: who reads them pays. Ballots are kept
+    without them.
+    """
+
+    def __init__(self, vocabulary=700, dissent=0.5, num_slots=64, distinct=2, chunk=None, num_blocks=None):
         self.num_worlds, self.support_size, self.vocabulary, self.context = WORLDS, SUPPORT, vocabulary, CONTEXT
         self.dissent, self.distinct = dissent, distinct
-        self.num_slots = num_slots
+        self.num_slots, self.chunk = num_slots, chunk or CONTEXT
+        self.num_blocks = num_blocks or num_slots * CONTEXT  # of one token each
         self.ballots = []
-        self.sequences = {}
+        self.owners = []
         self.num_added = 0
+        self.clear()
+
+    def clear(self):
+        """Forget all sequences and the step in flight, as an engine that is loaded again."""
+        self.sequences = {}
+        self.limits = {}
+        self.unread = {}
+        self.launched = None
 
     @property
     def num_free(self):
         return self.num_slots - len(self.sequences)
 
-    def add(self, tokens, max_new_tokens=0):
+    def has_room(self, num_tokens):
+        return self.num_free > 0 and sum(self.limits.values()) + num_tokens <= self.num_blocks
+
+    def add(self, tokens, max_new_tokens=0, owner=None):
         assert len(tokens) + max_new_tokens <= self.context
-        assert self.num_free
+        assert self.has_room(len(tokens) + max_new_tokens)
         self.num_added += 1
         self.sequences[self.num_added] = list(tokens)
+        self.limits[self.num_added] = len(tokens) + max_new_tokens
+        self.unread[self.num_added] = len(tokens)
+        self.owners.append(owner)
         return self.num_added
 
+    def prefill(self):
+        """One chunk, of several prompts if they are short."""
+        left = self.chunk
+        for handle in [handle for handle, unread in self.unread.items() if unread]:
+            read = min(left, self.unread[handle])
+            self.unread[handle] -= read
+            left -= read
+
+    def is_ready(self, handle):
+        return self.unread[handle] == 0
+
     def append(self, handle, token):
+        assert self.is_ready(handle)
+        assert self.launched is None, "the step in flight must be collected first"
         self.sequences[handle].append(token)
+        assert len(self.sequences[handle]) < self.limits[handle], "a sequence that is complete is removed"
 
     def remove(self, handle):
-        del self.sequences[handle]
+        del self.sequences[handle], self.limits[handle], self.unread[handle]
 
-    def step(self, handles, coins, temperature):
+    def launch(self, handles, coins, temperature):
+        assert self.launched is None, "one step at a time"
+        assert len(set(handles)) == len(handles) > 0
+        assert all(self.is_ready(handle) for handle in handles)
         assert coins.shape == (len(handles), self.support_size)
-        rows = [self._vote(self.sequences[h], c, t) for h, c, t in zip(handles, coins, temperature, strict=True)]
-        self.ballots.append(Ballot(*(np.array(part) for part in zip(*rows, strict=True))))
-        return self.ballots[-1]
+        contexts = [list(self.sequences[handle]) for handle in handles]
+        self.launched = list(zip(handles, contexts, coins, temperature, strict=True))
+
+    def collect(self):
+        assert self.launched is not None, "nothing was launched"
+        launched, self.launched = self.launched, None
+        rows = [self._vote(*row) if handle in self.sequences else None for handle, *row in launched]
+        kept = [row for row in rows if row is not None]
+        if kept:
+            self.ballots.append(_ballot(kept))
+        poison = (np.zeros(self.support_size, int), np.arange(1, self.num_worlds + 1), 0)
+        return _ballot([poison if row is None else row for row in rows])
 
     def probe(self, context, coins):
         no_coins = np.zeros(self.support_size)
@@ -110,6 +156,10 @@ class ScriptedEngine:
             votes[others] = support[second]
             votes[others[: self.distinct - 2]] = support[third]
         return support, votes, int(support[first])
+
+
+def _ballot(rows):
+    return Ballot(*(np.array(part) for part in zip(*rows, strict=True)))
 
 
 class Talkative(ScriptedEngine):

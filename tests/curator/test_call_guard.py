@@ -24,8 +24,8 @@ class Interrupted(ScriptedEngine):
         super().__init__(dissent=1.0)
         self.call = None
 
-    def step(self, *args):
-        ballot = super().step(*args)
+    def collect(self):
+        ballot = super().collect()
         call, self.call = self.call, None
         if call is not None:
             call()

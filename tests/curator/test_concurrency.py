@@ -108,7 +108,7 @@ class Lifetime(RuleBasedStateMachine):
 
     def open(self):
         set_mechanism(self.path, **self.settings)
-        self.engine.sequences.clear()
+        self.engine.clear()
         self.streams = []
         witness = self.folder / "witness" if self.has_witness else None
         self.curator = Curator.open(self.path, engine=self.engine, tokenizer=self.tokenizer, witness=witness)

@@ -156,13 +156,13 @@ def test_where_worlds_agree_the_dissent_rule_goes_on_for_free(make, open_curator
 
 
 class Stumbling(ScriptedEngine):
-    def step(self, *args):
+    def collect(self):
         if len(self.ballots) == 2:
             raise RuntimeError("out of memory")
-        return super().step(*args)
+        return super().collect()
 
 
-@pytest.mark.parametrize("where", ["engine", "release", "ledger", "delivery"])
+@pytest.mark.parametrize("where", ["engine", "release", "append", "launch", "ledger", "delivery"])
 def test_after_any_failure_in_a_step_nothing_more_leaves_and_a_restart_knows_what_was_committed(
     make, open_curator, monkeypatch, where
 ):
@@ -175,8 +175,10 @@ def test_after_any_failure_in_a_step_nothing_more_leaves_and_a_restart_knows_wha
         monkeypatch.setattr("paclm.privacy.gaussian.tally", lambda *_: 1 / 0)
     elif where == "ledger":
         monkeypatch.setattr("paclm.ledger.store.add_sums", lambda *_: 1 / 0)
+    elif where in ("append", "launch"):  # of the next step, before the commit of this one
+        monkeypatch.setattr(curator._engine, where, lambda *_: 1 / 0)
     elif where == "delivery":
-        monkeypatch.setattr(curator._engine, "append", lambda *_: 1 / 0)
+        monkeypatch.setattr(stream._text, "push", lambda *_: 1 / 0)
     kinds = (RuntimeError, UnsoundState, ZeroDivisionError, LedgerError)
     with pytest.raises(kinds):
         curator.step()
@@ -194,17 +196,15 @@ def test_after_any_failure_in_a_step_nothing_more_leaves_and_a_restart_knows_wha
         restarted.generate("the", 2)
 
 
-@pytest.mark.parametrize("place", ["text of the second", "engine of the second"])
+@pytest.mark.parametrize("place", ["text of the second", "end of the second"])
 def test_a_step_that_fails_after_its_commit_delivers_to_nobody(make, open_curator, monkeypatch, place):
     with open_curator(make()) as curator:
         first, second = (curator.submit(curator.request("the", 5)) for _ in range(2))
         if place.startswith("text"):
             monkeypatch.setattr(second._text, "push", lambda *_: 1 / 0)
         else:
-            append = curator._engine.append
-            monkeypatch.setattr(
-                curator._engine, "append", lambda handle, token: append(handle, token) if handle == 1 else 1 / 0
-            )
+            monkeypatch.setattr(second._text, "is_stopped", True)  # as if a stop string had come
+            monkeypatch.setattr(curator._engine, "remove", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             curator.step()
         assert first.take() == second.take() == first.tokens == second.tokens == []
@@ -216,8 +216,8 @@ def test_a_step_that_fails_after_its_commit_delivers_to_nobody(make, open_curato
 
 def test_votes_of_another_shape_release_nothing(make, open_curator):
     class Short(ScriptedEngine):
-        def step(self, *args):
-            ballot = super().step(*args)
+        def collect(self):
+            ballot = super().collect()
             return type(ballot)(ballot.support, ballot.votes[:, :-1], ballot.public)
 
     with open_curator(make(), engine=Short()) as curator:
@@ -238,3 +238,17 @@ def test_a_real_engine_runs_many_streams_and_the_ledger_is_intact(make, engine, 
         assert curator.account.spent_units == disputed * units_up(B)
         assert len({tuple(stream.tokens) for stream in streams if stream.request.temperature}) > 3
     assert verify(workspace.curator_path / "ledger.sqlite").intact
+
+
+def test_a_real_engine_goes_on_when_a_stream_leaves_with_a_step_in_flight(make, engine, open_curator):
+    with open_curator(make(), engine=engine) as curator:
+        leaving, staying = (curator.submit(curator.request("the patient", 8, greedy=True)) for _ in range(2))
+        curator.step()
+        curator.cancel(leaving)
+        while curator.num_active:
+            curator.step()
+        alone = curator.submit(curator.request("the patient", 8))
+        curator.step()
+        curator.cancel(alone)
+        assert len(staying.tokens) + 2 == curator.account.tokens
+        assert curator.generate("the patient", 2).private_tokens <= 2

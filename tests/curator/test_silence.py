@@ -93,7 +93,7 @@ FAILURES = {
     "in the noise": "paclm.privacy.randomness.NoiseSource.standard_normal",
     "in the sealing": "paclm.curator.master_key.AESGCM",
     "in the ledger": "paclm.ledger.store.add_sums",
-    "in the account": "paclm.privacy.accounting.Account.charge",
+    "in the account": "paclm.privacy.accounting.Account.affords",
 }
 
 

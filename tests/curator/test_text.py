@@ -76,3 +76,18 @@ def test_what_could_begin_a_stop_string_is_held_back_until_it_is_certain(small_t
 def test_end_tokens_leave_no_text(small_tokenizer):
     stream = TextStream(small_tokenizer, small_tokenizer.encode("the"))
     assert stream.push(small_tokenizer.eos_token_id) + stream.finish() == ""
+
+
+def test_a_token_is_decoded_about_once(small_tokenizer):
+    class Counting:
+        num_decoded = 0
+
+        def decode(self, *args, **options):
+            self.num_decoded += 1
+            return small_tokenizer.decode(*args, **options)
+
+    tokens = small_tokenizer.encode("the patient reports a cough and no fever. " * 20)
+    counting = Counting()
+    stream = TextStream(counting, small_tokenizer.encode("the"))
+    assert "".join(map(stream.push, tokens)) == small_tokenizer.decode(tokens)
+    assert counting.num_decoded < 1.1 * len(tokens)

@@ -68,9 +68,9 @@ def test_a_reader_that_never_reads_is_ended_and_one_that_reads_gets_everything(s
 
 def test_an_answer_may_take_longer_than_its_request_may(start):
     class Slow(ScriptedEngine):
-        def step(self, *arguments):
+        def collect(self):
             time.sleep(0.25)
-            return super().step(*arguments)
+            return super().collect()
 
     live = start(engine=Slow(), settings=IMPATIENT)
     for is_stream in (False, True):

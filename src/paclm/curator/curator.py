@@ -1,7 +1,11 @@
 """The curator: votes in, tokens out. Nothing leaves before its charge and the belief are durable.
 
     step:  engine votes for all streams ─► charges, from the votes alone ─► releases, one after another, each against
-           the belief the last one left ─► one durable commit ─► pieces of text are handed out, finished streams end
+           the belief the last one left ─► the engine begins the next step ─► one durable commit ─► pieces of text are
+           handed out, finished streams end
+
+The next step is computed while this one is committed and handed out. Until the commit its tokens are known to the
+engine alone. A stream that ends with a step in flight is dropped from it: its votes are neither priced nor released.
 
 If anything in a step fails, the curator stops for good: memory may then be ahead of the ledger, and only reopening
 finds out what was committed. Everything that can fail comes before the first piece is handed out, so a step is handed
@@ -14,12 +18,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Self, Unpack
+from typing import NoReturn, Self, Unpack
 
 import numpy as np
 
 from paclm.curator.custody import CallGuard, Custody, named_witness, open_custody
 from paclm.curator.preflight import cautions, deployment_cautions, load_models, training_cautions
+from paclm.curator.redacted import Redacted, redact_traceback
 from paclm.curator.secret import leak_to_three_digits
 from paclm.curator.step import Charge, Releaser, usage_by_tag
 from paclm.curator.streams import (
@@ -38,10 +43,9 @@ from paclm.curator.streams import (
 from paclm.curator.vote_source import VoteSource
 from paclm.errors import BudgetExceeded, CuratorError, InvalidInput, UnsoundState
 from paclm.privacy.accounting import Account, nats_up
+from paclm.privacy.belief import FloatArray, IntArray
+from paclm.privacy.randomness import next_gumbel
 from paclm.worlds.workspace import Workspace
-
-if TYPE_CHECKING:
-    from paclm.engine.engine import Ballot
 
 
 class Curator:
@@ -56,6 +60,7 @@ class Curator:
         self._running: list[Stream] = []  # in the order of submission, which is the order of their releases
         self._waiting: list[Stream] = []
         self._held: list[Stream] = []  # reserved, not yet started
+        self._in_flight: list[Stream] = []  # those of the step that the engine computes; some may have ended since
         self._failure: str | None = None
         self._guard = CallGuard()
         self.tokenizer = tokenizer
@@ -143,6 +148,7 @@ class Curator:
         with self._guard.exclusive():
             (stream,) = self._new_streams([request])
             self._waiting.append(stream)
+            self._fill_batch()
             return stream
 
     def hold(self, requests: Sequence[Request]) -> list[Stream]:
@@ -156,13 +162,14 @@ class Curator:
             return streams
 
     def start(self, stream: Stream) -> None:
-        """Queue a stream of `hold`; it joins the next step if there is room in the batch (`num_free`)."""
+        """Queue a stream of `hold`; its prompt is read from the next step on if there is room for it (`num_free`)."""
         with self._guard.exclusive():
             self._refuse_if_stopped()
             if stream not in self._held:
                 raise InvalidInput("Only a held stream can be started, and only once.")
             self._waiting.append(stream)  # briefly in both, so that its reservation is never missing
             self._held.remove(stream)
+            self._fill_batch()
 
     def cancel(self, stream: Stream) -> None:
         """End a stream and free its reservation. Does nothing to one that has ended.
@@ -172,16 +179,25 @@ class Curator:
         self._cancel_when_free(stream, may_wait=True)
 
     def step(self) -> list[tuple[Stream, Piece]]:
-        """Release the next token of every stream: one engine step, one commit. Empty when no stream is active."""
+        """Release the next token of every stream whose prompt is read: one engine step, one commit.
+
+        Empty when no stream is active, and when none is ready yet: then a chunk of prompts was read.
+        """
         with self._guard.exclusive(), self._stops_on_failure():
             self._fill_batch()
-            if not self._running:
+            # In the device's order after the step in flight, which so waits for nothing, and before the next, which so
+            # waits for one chunk. Where prompts are read at once, the last step's pieces have left before.
+            self._engine.prefill()
+            if all(stream.finish_reason for stream in self._in_flight):
+                self._drop_flight()
+                self._launch(self._draw_coins())
+            if not self._in_flight:
                 return []
-            streams = list(self._running)
-            ballot = self._vote(streams)
-            votes = self._releaser.checked(ballot.votes, len(streams))
+            coins = self._draw_coins()  # of the next step, while this one is computed
+            streams, votes, public = self._collect()
             charges = self._releaser.charges(votes, self.account)
-            tokens, belief = self._releaser.release(votes, ballot.public, charges, self._custody.begin())
+            tokens, belief = self._releaser.release(votes, public, charges, self._custody.begin())
+            self._continue(streams, tokens, coins)
             self._custody.commit(usage_by_tag([stream.request.tag for stream in streams], charges), belief)
             return self._deliver(streams, charges, tokens.reveal())
 
@@ -269,24 +285,68 @@ class Curator:
 
     @property
     def num_free(self) -> int:
-        """Sequences that the batch has room for beside running and waiting streams."""
-        return max(0, self._engine.num_free - len(self._waiting))
+        """Sequences that can still be started; 0 while a stream waits for room, because none may overtake it."""
+        return 0 if self._waiting else self._engine.num_free
 
     # --- the parts of a step --------------------------------------------------------------------------------------
 
     def _fill_batch(self) -> None:
-        while self._waiting and self._engine.num_free:
-            stream = self._waiting[0]
-            stream.handle = self._engine.add(stream.request.prompt, stream.request.max_new_tokens)
-            self._running.append(stream)  # briefly in both, so that its reservation is never missing
-            self._waiting.remove(stream)
+        """Streams in the order of submission, as far as the engine has room for their worst case."""
+        with self._stops_on_failure():
+            while self._waiting:
+                stream, request = self._waiting[0], self._waiting[0].request
+                if self._running and not self._engine.has_room(len(request.prompt) + request.max_new_tokens):
+                    return  # an empty engine has room for it, or `add` says why not
+                stream.handle = self._engine.add(request.prompt, request.max_new_tokens, request.tag)
+                stream.is_in_engine = True
+                self._running.append(stream)  # briefly in both, so that its reservation is never missing
+                self._waiting.remove(stream)
 
-    def _vote(self, streams: list[Stream]) -> Ballot:
-        """All worlds' votes on all streams. Coins are drawn here, before any noise is calibrated."""
-        k = self._engine.support_size
-        coins = [stream.coins.gumbel(k) if stream.request.temperature else np.zeros(k) for stream in streams]
-        handles = [stream.handle for stream in streams if stream.handle is not None]
-        return self._engine.step(handles, np.stack(coins), [stream.request.temperature for stream in streams])
+    def _draw_coins(self) -> FloatArray:
+        """Coins of the next step for every running stream, (n, k): before its votes, hence before any noise."""
+        coins = np.zeros((len(self._running), self._engine.support_size))
+        rows = [row for row, stream in enumerate(self._running) if stream.request.temperature]
+        coins[rows] = next_gumbel([self._running[row].coins for row in rows], self._engine.support_size)
+        return coins
+
+    def _launch(self, coins: FloatArray) -> None:
+        """Begin a step of the running streams whose prompt is read; `coins` has a row for each running stream."""
+        ready = [
+            (row, stream, stream.handle)
+            for row, stream in enumerate(self._running)
+            if stream.is_in_engine and stream.handle is not None and self._engine.is_ready(stream.handle)
+        ]
+        if not ready:
+            return
+        rows, streams, handles = map(list, zip(*ready, strict=True))
+        self._engine.launch(handles, coins[rows], [stream.request.temperature for stream in streams])
+        for stream in streams:
+            stream.coins.step += 1
+        self._in_flight = streams
+
+    def _collect(self) -> tuple[list[Stream], IntArray, IntArray]:
+        """The streams in flight that still run, all worlds' votes on them (n, m), and the public model's (n,)."""
+        in_flight, self._in_flight = self._in_flight, []
+        ballot = self._engine.collect()
+        votes = self._releaser.checked(ballot.votes, len(in_flight))
+        rows = [row for row, stream in enumerate(in_flight) if stream.finish_reason is None]
+        return [in_flight[row] for row in rows], votes[rows], ballot.public[rows]
+
+    def _drop_flight(self) -> None:
+        """Wait for a step whose streams have all ended; its votes are not read."""
+        if self._in_flight:
+            self._in_flight = []
+            self._engine.collect()
+
+    @redact_traceback
+    def _continue(self, streams: list[Stream], tokens: Redacted[list[int]], coins: FloatArray) -> None:
+        """Begin the next step before the commit of this one. No traceback may carry these tokens yet."""
+        for stream, token in zip(streams, tokens.reveal(), strict=True):
+            if stream.is_last(token):
+                self._leave_engine(stream)
+            elif stream.handle is not None:
+                self._engine.append(stream.handle, token)
+        self._launch(coins)
 
     def _deliver(self, streams: list[Stream], charges: list[Charge], tokens: list[int]) -> list[tuple[Stream, Piece]]:
         """Do first, for all streams, what can fail; then show the pieces."""
@@ -295,8 +355,6 @@ class Curator:
         for stream, piece in pieces:
             if piece.finish_reason:
                 self._end(stream)
-            elif stream.handle is not None:
-                self._engine.append(stream.handle, piece.token)
         for stream, piece in pieces:
             stream.accept(piece)
         return pieces
@@ -312,11 +370,15 @@ class Curator:
         stream.finish_reason = stream.finish_reason or "cancelled"
 
     def _end(self, stream: Stream) -> None:
-        if stream not in self._running:
-            return
-        self._running.remove(stream)
-        if stream.handle is not None and self._failure is None:  # after a failure the engine is in an unknown state
-            self._engine.remove(stream.handle)
+        if stream in self._running:
+            self._running.remove(stream)
+            self._leave_engine(stream)
+
+    def _leave_engine(self, stream: Stream) -> None:
+        if stream.is_in_engine and stream.handle is not None:
+            stream.is_in_engine = False
+            if self._failure is None:  # after a failure the engine is in an unknown state
+                self._engine.remove(stream.handle)
 
     # --- checks ---------------------------------------------------------------------------------------------------
 
@@ -371,10 +433,14 @@ class Curator:
         self._guard.when_free(self._close)
 
     def _close(self) -> None:
-        for stream in (*self._running, *self._waiting, *self._held):
-            self._cancel(stream)
-        self._failure = self._failure or "closed"
-        self._custody.ledger.close()
+        try:
+            for stream in (*self._running, *self._waiting, *self._held):
+                self._cancel(stream)
+            if self._failure is None:
+                self._drop_flight()
+        finally:
+            self._failure = self._failure or "closed"
+            self._custody.ledger.close()
 
     def __enter__(self) -> Self:
         return self

@@ -5,7 +5,7 @@ Nothing is durable yet, so every token stays redacted. `Curator.step` commits th
 
 from __future__ import annotations
 
-import dataclasses
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -54,17 +54,23 @@ class Releaser:
 
     def charges(self, votes: IntArray, account: Account) -> list[Charge]:
         """The charge of each row of checked votes (n, m), in order, as far as the account affords them."""
-        charges = []
-        for is_dissent in (votes != votes[:, :1]).any(axis=1).tolist():
-            units = self.price(is_dissent=is_dissent)
-            if account.affords(units):
-                account = account.charge(units, is_dissent=is_dissent)
-                charges.append(Charge("disputed" if is_dissent else "agreed", units))
-            elif self._config.on_exhausted == "refuse":
-                raise UnsoundState("The budget ended inside a stream that had reserved its worst case.")
+        disputed = Charge("disputed", self.price(is_dissent=True))
+        agreed = Charge("agreed", self.price(is_dissent=False))
+        charges = [disputed if is_dissent else agreed for is_dissent in (votes != votes[:, :1]).any(axis=1).tolist()]
+        return charges if account.affords(sum(charge.units for charge in charges)) else self._within(account, charges)
+
+    def _within(self, account: Account, charges: list[Charge]) -> list[Charge]:
+        """These charges in order, as long as the budget lasts; what it does not cover is the public model's."""
+        if self._config.on_exhausted == "refuse":
+            raise UnsoundState("The budget ended inside a stream that had reserved its worst case.")
+        covered = []
+        for charge in charges:
+            if account.affords(charge.units):
+                account = account.charge(charge.units, is_dissent=charge.mark == "disputed")
+                covered.append(charge)
             else:
-                charges.append(Charge("public", 0))
-        return charges
+                covered.append(Charge("public", 0))
+        return covered
 
     def release(
         self, votes: IntArray, public: IntArray, charges: list[Charge], belief: Redacted[FloatArray]
@@ -87,14 +93,8 @@ def _in_order(
 def usage_by_tag(tags: Iterable[str], charges: Iterable[Charge]) -> list[Usage]:
     """The step's entries for the ledger, one per tag."""
     entries: dict[str, Usage] = {}
-    for tag, (mark, units) in zip(tags, charges, strict=True):
-        entry = entries.get(tag, Usage(tag))
-        entries[tag] = dataclasses.replace(
-            entry,
-            tokens=entry.tokens + (mark != "public"),
-            dissent_tokens=entry.dissent_tokens + (mark == "disputed"),
-            charged_tokens=entry.charged_tokens + (units > 0),
-            units=entry.units + units,
-            public_tokens=entry.public_tokens + (mark == "public"),
-        )
+    for (tag, (mark, units)), n in Counter(zip(tags, charges, strict=True)).items():
+        is_private = mark != "public"
+        more = Usage(tag, n * is_private, n * (mark == "disputed"), n * (units > 0), n * units, n * (not is_private))
+        entries[tag] = entries[tag].plus(more) if tag in entries else more
     return list(entries.values())

@@ -25,6 +25,8 @@ _BROKEN = "\ufffd"
 """What a decoder returns for bytes that are not (yet) a character."""
 _OVERLAP = 6
 """Tokens decoded again before the new ones: some tokenizers decode a token differently at the start of a text."""
+_WINDOW = 3 * _OVERLAP
+"""When so many tokens are decoded again, all but the overlap are let go."""
 _LONGEST_CHARACTER = 4
 """A UTF-8 character has at most this many bytes, hence tokens; what is incomplete for longer stays so."""
 
@@ -191,9 +193,10 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
-        self._tokens = list(prompt[-_OVERLAP:])
+        self._tokens = list(prompt[-_OVERLAP:])  # the last ones
         self._done = len(self._tokens)  # tokens whose text is known
-        self._open = self._count_broken(self._tokens)  # a prompt of token ids may end inside a character
+        # Characters of that text. A prompt of token ids may end inside a character, which is not known yet.
+        self._known = len(self._decode(self._tokens).rstrip(_BROKEN))
         self._stop = tuple(stop)
         self._held = ""  # known, but perhaps the beginning of a stop string
         self.is_stopped = False
@@ -217,14 +220,16 @@ class TextStream:
         return stream.finish().rstrip(_BROKEN)
 
     def _decode_new(self, is_last: bool) -> str:
-        start = max(0, self._done - _OVERLAP)
-        known = len(self._decode(self._tokens[start : self._done])) - self._open
-        text = self._decode(self._tokens[start:])
+        text = self._decode(self._tokens)
         is_open = text.endswith(_BROKEN) and len(self._tokens) - self._done < _LONGEST_CHARACTER
         if is_open and not is_last:
             return ""
-        self._done, self._open = len(self._tokens), 0
-        return text[known:]
+        new, self._known = text[self._known :], len(text)
+        if len(self._tokens) > _WINDOW:
+            self._tokens = self._tokens[-_OVERLAP:]
+            self._known = len(self._decode(self._tokens))
+        self._done = len(self._tokens)
+        return new
 
     def _emit(self, new: str, is_last: bool) -> str:
         text = self._held + new
@@ -244,10 +249,6 @@ class TextStream:
                 return length
         return 0
 
-    def _count_broken(self, tokens: list[int]) -> int:
-        text = self._decode(tokens)
-        return len(text) - len(text.rstrip(_BROKEN))
-
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
@@ -258,8 +259,11 @@ class Stream:
     def __init__(self, request: Request, tokenizer: Tokenizer, worst_units: int) -> None:
         self.request = request
         self.coins = Coins(request.coins_seed)
+        """At the next step to be launched."""
         self.handle: int | None = None
-        """In the engine; None before the first step."""
+        """In the engine; None before the stream runs."""
+        self.is_in_engine = False
+        """From the start to the last token, or until it is cancelled."""
         self.worst_units = worst_units
         """Units reserved for each token still to come: its highest price, or 0 where nothing is reserved."""
         self.charged_units = 0
@@ -267,6 +271,7 @@ class Stream:
         self.marks: list[Mark] = []
         self.finish_reason: FinishReason | None = None
         self._tokenizer = tokenizer
+        self._end_token = tokenizer.eos_token_id
         self._text = TextStream(tokenizer, request.prompt, request.stop)
         self._shown: list[str] = []
         self._ready: deque[Piece] = deque()
@@ -286,13 +291,17 @@ class Stream:
         """Text of accepted tokens that is not shown yet; computed from those alone, not from tokens only read."""
         return TextStream.rest(self._tokenizer, self.request.prompt, self.request.stop, self.tokens)
 
+    def is_last(self, token: int) -> bool:
+        """Whether the stream ends with this token for certain; a stop string in its text may end it too."""
+        return token == self._end_token or len(self.tokens) + 1 == self.request.max_new_tokens
+
     def read(self, token: int, mark: Mark, units: int) -> Piece:
         """Decode a token and decide from public values whether it is the last. Shows nothing yet."""
         text = self._text.push(token)
         finish_reason: FinishReason | None = None
-        if token == self._tokenizer.eos_token_id or self._text.is_stopped:
+        if token == self._end_token or self._text.is_stopped:
             finish_reason = "stop"
-        elif len(self.tokens) + 1 == self.request.max_new_tokens:
+        elif self.is_last(token):
             finish_reason = "length"
         if finish_reason:
             text += self._text.finish()
