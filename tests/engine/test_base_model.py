@@ -17,6 +17,8 @@ from transformers import AutoModelForCausalLM
 from paclm.engine import base_model as base_module
 from paclm.engine import download
 from paclm.engine.base_model import base_of, load_model, load_tokenizer, resolve_base
+from paclm.engine.stored_model import read_model
+from paclm.engine.tokenizer import PlainTokenizer
 from paclm.errors import MissingExtra, ModelError, WorkspaceError
 from paclm.worlds.creation import create_workspace
 from paclm.worlds.records import ReadOptions, SourceRow, collect_records
@@ -95,7 +97,10 @@ def test_a_gguf_file_is_converted_once_and_no_weight_changes(gguf_file, cache):
     assert set(converted) == set(read.state_dict())
     for name, weight in read.state_dict().items():
         assert torch.equal(converted[name], weight), name
+    stored = read_model(folder, torch.float32)
+    assert all(torch.equal(stored.tensors[name], weight) for name, weight in converted.items())
     tokenizer = load_tokenizer(base)
+    assert isinstance(tokenizer, PlainTokenizer)
     assert tokenizer.decode(tokenizer("mild fever", add_special_tokens=False)["input_ids"]) == "mild fever"
 
     stamp = (folder / "model.safetensors").stat().st_mtime_ns

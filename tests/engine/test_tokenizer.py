@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from paclm.engine.base_model import TINY_FOLDER, load_tokenizer, resolve_base
@@ -23,6 +24,14 @@ ODD = [
     "x" * 3000,
     "\x00\u200b",
 ]
+TEMPLATE = """
+{%- for message in messages %}
+    {%- if message.role == "system" %}{% continue %}{% endif %}
+    {{- "<|start|>" + message.role + " " + message.content + "<|stop|>" }}
+{%- endfor %}
+{%- if messages[-1].role != "user" %}{{ raise_exception("A conversation ends with the user.") }}{% endif %}
+{%- if add_generation_prompt %}{{ eos_token + "<|start|>assistant" }}{% endif %}
+"""
 
 
 @pytest.fixture(params=["small", "tiny"])
@@ -59,13 +68,34 @@ def test_ids_offsets_and_texts_are_those_of_transformers(folder, texts):
     assert len(plain) == len(reference)
 
 
+def test_templates_and_more_special_tokens_are_those_of_transformers(copied):
+    marks = ["<|start|>", "<|stop|>"]
+    reference = AutoTokenizer.from_pretrained(copied, extra_special_tokens=marks, chat_template=TEMPLATE)
+    reference.save_pretrained(copied)
+    assert (copied / "chat_template.jinja").exists()
+    plain, reference = read_tokenizer(copied), AutoTokenizer.from_pretrained(copied)
+    assert plain.chat_template == reference.chat_template == TEMPLATE
+    assert plain.all_special_ids == reference.all_special_ids
+    assert len(plain.all_special_ids) == 3
+    said = [{"role": role, "content": f"{role}: <b>\n"} for role in ("system", "user", "assistant", "user")]
+    for messages, is_open in ((said, True), (said[1:], False)):
+        options = {"tokenize": False, "add_generation_prompt": is_open}
+        text = plain.apply_chat_template(messages, **options)
+        assert text == reference.apply_chat_template(messages, **options)
+        assert text.endswith("<|end|><|start|>assistant") == is_open
+        assert plain.encode(text) == reference.encode(text, add_special_tokens=False)
+    with pytest.raises(TemplateError, match="ends with the user"):
+        plain.apply_chat_template(said[:3], add_generation_prompt=True)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
         {"tokenizer_class": "GPT2Tokenizer"},
         {"tokenizer_class": None},
-        {"chat_template": "{{ messages }}"},
+        {"chat_template": [{"name": "default", "template": "{{ messages }}"}]},
         {"extra_special_tokens": ["<|more|>"]},
+        {"extra_special_tokens": {"image_token": "<|end|>"}},
         {"eos_token": "<|unknown|>"},
         {"add_prefix_space": True},
         {"split_special_tokens": True},
@@ -78,7 +108,7 @@ def test_settings_that_transformers_acts_on_are_left_to_it(copied, settings):
 
 
 def test_other_families_files_and_broken_ones_are_left_to_transformers(copied):
-    for name in ("special_tokens_map.json", "chat_template.jinja"):
+    for name in ("special_tokens_map.json", "added_tokens.json"):
         (copied / name).write_text("{}")
         assert read_tokenizer(copied) is None
         (copied / name).unlink()
