@@ -62,7 +62,7 @@ def dtype(request):
 
 @pytest.mark.parametrize(
     "choices",
-    [SMALL, replace(VENDOR, dots=True, block=16), replace(VENDOR, dots=True, block=8, inner_from=1)],
+    [SMALL, replace(VENDOR, dots=True), replace(VENDOR, dots=True, inner_from=1)],
     ids=["own products, lanes", "vendor products, dots", "inner products apart"],
 )
 def test_prompts_and_steps_equal_the_plain_ones(weights, choices):
