@@ -24,7 +24,7 @@ from paclm.engine.memory import available_memory, release_memory
 from paclm.engine.optimizer import unflatten
 from paclm.engine.training_forward import Forward
 
-MOST_RECORDED = 2**16  # positions; a larger pass takes longer than its launches. 0: nothing is recorded
+MOST_RECORDED = 2**14  # positions; a larger pass computes longer than its launches take. 0: nothing is recorded
 _MOST_GRAPHS = 64
 
 
