@@ -232,6 +232,8 @@ class TextStream:
         return new
 
     def _emit(self, new: str, is_last: bool) -> str:
+        if not self._stop:
+            return new
         text = self._held + new
         found = [at for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:

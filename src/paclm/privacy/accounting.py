@@ -10,6 +10,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from paclm.config import CHARGES, SMALLEST_PER_TOKEN, ChargeName, format_budget
 from paclm.errors import BudgetExceeded, InvalidInput
@@ -17,6 +18,7 @@ from paclm.errors import BudgetExceeded, InvalidInput
 UNITS_PER_NAT = 2**60
 
 
+@lru_cache(maxsize=64, typed=True)
 def units_up(nats: float) -> int:
     """Nats as a whole number of units, rounded up: for charges."""
     return math.ceil(_exact(nats) * UNITS_PER_NAT)
@@ -27,6 +29,7 @@ def units_down(nats: float) -> int:
     return math.floor(_exact(nats) * UNITS_PER_NAT)
 
 
+@lru_cache(maxsize=64)
 def nats_up(units: int) -> float:
     """The smallest float64 in nats that is at least this many units: for amounts spent or committed."""
     value = units / UNITS_PER_NAT
@@ -84,10 +87,10 @@ class Account:
     """Of these, those that cost more than zero."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for name in self.__slots__:
+            value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InvalidInput(f"{field.name} of an account must be an integer ≥ 0, not {value!r}.")
+                raise InvalidInput(f"{name} of an account must be an integer ≥ 0, not {value!r}.")
         if self.spent_units > self.total_units:
             raise InvalidInput(f"An account cannot have spent {self.spent_units} of {self.total_units} units.")
         if not max(self.dissent_tokens, self.charged_tokens) <= self.tokens:

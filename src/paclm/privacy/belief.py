@@ -76,10 +76,10 @@ def check_belief(belief: npt.ArrayLike, num_worlds: int | None = None) -> FloatA
         expected = "one number per world" if num_worlds is None else f"shape ({num_worlds},)"
         raise InvalidInput(f"The belief must have {expected}, not shape {array.shape}.")
     check_num_worlds(array.size)
-    if np.isnan(array).any() or (array == np.inf).any():
-        raise UnsoundState("The belief holds NaN or +inf. Nothing may be released from it.")
-    total = float(np.exp(array).sum())
-    if abs(total - 1.0) > SUM_TOLERANCE:
+    total = float(np.exp(array).sum())  # NaN or inf if the belief holds one
+    if not abs(total - 1.0) <= SUM_TOLERANCE:
+        if not math.isfinite(total):
+            raise UnsoundState("The belief holds NaN or +inf. Nothing may be released from it.")
         raise UnsoundState(
             f"The belief sums to {total!r} instead of 1. It holds natural logarithms: start from log(1/m) each "
             "and pass on what the last release returned."
