@@ -1,6 +1,6 @@
-"""Time the decode step of all worlds on one GPU: GPT-2-small shape, random weights, votes included.
+"""Time decode steps and the reading of prompts of all worlds on one GPU: real shapes, random weights.
 
-    python3 tools/gpu/bench_gpu.py --out results [--sections correct,one,...] [--seconds 230] [--compile-ahead]
+    python3 tools/gpu/bench_gpu.py --out results [--sections correct,one,...] [--seconds 80] [--compile-ahead]
 
 Needs torch with CUDA, triton, transformers, numpy and safetensors; no model files, no network. Sections are
 independent: a failure is recorded and the next one runs; results.json is rewritten after each, and sections that do not
@@ -15,6 +15,8 @@ import json
 import multiprocessing
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,16 @@ from gpu_timing import (
     TOKENS,
     Clock,
     attempt,
+    blocks_for,
     floor_ms,
+    milliseconds,
+    prompts_of,
     shaped,
     step_ms,
     tidy,
     warm,
 )
-from paclm.engine.decode_step import DecodeStep, PlainStep
+from paclm.engine.decode_step import PlainStep, PromptChunk
 from paclm.engine.determinism import check_repeatable, set_deterministic
 from paclm.engine.engine import Ballot, Engine
 from paclm.engine.fused import DEFAULTS, FusedModel
@@ -44,10 +49,12 @@ from paclm.engine.graphs import FusedStep, GraphStep
 from paclm.engine.stacked import StackedModel
 from paclm.engine.weights import Weights
 
+CHUNK = 512  # prompt tokens of a pass, as served on a GPU
 
-def wall_ms(model: StackedModel, sequences: int) -> float:
+
+def wall_ms(model: StackedModel, graph: GraphStep, sequences: int) -> float:
     """Host time of a whole step of a generate loop: copies, replay, copy back, append."""
-    engine = Engine(model, SUPPORT, 128, graph_of(model))
+    engine = Engine(model, SUPPORT, CHUNK, graph)
     generator = np.random.default_rng(0)
     handles = [engine.add(generator.integers(0, TOKENS, 64).tolist()) for _ in range(sequences)]
     coins = generator.gumbel(size=(sequences, SUPPORT))
@@ -62,8 +69,7 @@ def wall_ms(model: StackedModel, sequences: int) -> float:
 
 
 def graph_of(model: StackedModel) -> GraphStep:
-    is_plain = not isinstance(model, FusedModel)
-    return GraphStep(FusedStep(model, SUPPORT), model, SUPPORT, reads_whole_reach=is_plain)
+    return GraphStep(FusedStep(model, SUPPORT), model, SUPPORT, CHUNK)
 
 
 # --- correctness ------------------------------------------------------------------------------------------------------
@@ -81,43 +87,44 @@ def correct(family: str, name: str) -> tuple[str, Any]:
 
 
 def compare(weights: Weights) -> dict[str, Any]:
-    plain, fused = StackedModel(weights, 16), FusedModel(weights, 16)
     lengths = [17, 60, 2, 90, 33, 16, 64, 1, 95, 48, 31, 80]
-    text = torch.randint(0, TOKENS, (len(lengths), 128), device=DEVICE)
+    blocks = blocks_for(len(lengths), CAPACITY)
+    plain, fused = StackedModel(weights, blocks), FusedModel(weights, blocks)
+    graph = graph_of(fused)
     found: dict[str, Any] = {}
     for n in (1, len(lengths)):
-        hidden = [decode_some(model, text, lengths[:n]) for model in (plain, fused)]
-        found[f"largest difference, {n}"] = (hidden[0] - hidden[1]).abs().max().item()
-        found[f"largest value, {n}"] = hidden[0].abs().max().item()
-    steps: dict[str, tuple[StackedModel, DecodeStep]] = {
-        "plain": (plain, PlainStep(plain, SUPPORT)),
-        "fused graph": (fused, graph_of(fused)),
-    }
+        chunk = prompts_of(lengths[:n], CAPACITY)
+        hidden = plain.prefill(chunk).float()
+        for way, model in (("eager", fused), ("recorded", graph)):
+            difference = (model.prefill(chunk).float() - hidden).abs().max().item()
+            found[f"largest difference of prompts, {n}, {way}"] = difference
+        decoded = [decode_some(model, chunk) for model in (plain, fused)]
+        found[f"largest difference of steps, {n}"] = (decoded[0] - decoded[1]).abs().max().item()
+        found[f"largest value, {n}"] = decoded[0].abs().max().item()
     ballots = {}
-    for way, (model, step) in steps.items():
-        engine = Engine(model, SUPPORT, 128, step)
-        ballots[way] = attempt(vote_on, engine, text, lengths)
-    found["repeatable"] = attempt(check_repeatable, Engine(fused, SUPPORT, 128, steps["fused graph"][1])) or True
+    for way, model, step in (("plain", plain, PlainStep(plain, SUPPORT)), ("fused graph", fused, graph)):
+        ballots[way] = attempt(vote_on, Engine(model, SUPPORT, CHUNK, step), lengths)
+    found["repeatable"] = attempt(check_repeatable, Engine(fused, SUPPORT, CHUNK, graph)) or True
     first, second = ballots.values()
     same = isinstance(first, Ballot) and isinstance(second, Ballot)
     found["equal votes"] = float((first.votes == second.votes).mean()) if same else [str(first), str(second)]
     return found
 
 
-def decode_some(model: StackedModel, text: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-    for slot, length in enumerate(lengths):
-        model.prefill(text[slot, :length], 0, slot)
-    positions = torch.tensor(lengths, device=DEVICE)
-    tokens = text[: len(lengths), 100].contiguous()
-    model.decode(tokens, positions, CAPACITY)
-    return model.decode(tokens, positions + 1, CAPACITY).float()
+def decode_some(model: StackedModel, chunk: PromptChunk) -> torch.Tensor:
+    """Hidden states of the second token after each prompt of the chunk."""
+    table = torch.from_numpy(chunk.table).to(DEVICE)
+    positions = torch.from_numpy(chunk.lengths).to(DEVICE, torch.int32)
+    tokens = torch.arange(100, 100 + len(positions), dtype=torch.int32, device=DEVICE)
+    model.decode(tokens, positions, table, CAPACITY)
+    return model.decode(tokens, positions + 1, table, CAPACITY).float()
 
 
-def vote_on(engine: Engine, text: torch.Tensor, lengths: list[int]) -> Ballot:
-    handles = [engine.add(text[i, :length].tolist()) for i, length in enumerate(lengths)]
-    ballot = engine.step(handles, np.random.default_rng(0).gumbel(size=(len(lengths), SUPPORT)))
-    for handle in handles:
-        engine.remove(handle)
+def vote_on(engine: Engine, lengths: list[int]) -> Ballot:
+    generator = np.random.default_rng(0)
+    handles = [engine.add(generator.integers(0, TOKENS, length).tolist()) for length in lengths]
+    ballot = engine.step(handles, generator.gumbel(size=(len(lengths), SUPPORT)))
+    engine.clear()
     return ballot
 
 
@@ -135,45 +142,46 @@ def one_sequence(dtype: torch.dtype) -> dict[str, Any]:
     w = shaped("gpt2", dtype, 128)
     tidy()
     torch.cuda.reset_peak_memory_stats()
-    model = FusedModel(w, 1)
+    model = FusedModel(w, blocks_for(1, CAPACITY))
     warm(model)
-    fused = step_ms(model, FusedStep(model, SUPPORT), 1, 96)
+    fused = step_ms(FusedStep(model, SUPPORT), 1, 96)
     memory = (torch.cuda.max_memory_allocated() - before) / 2**30
-    plain = StackedModel(w, 1)
+    plain = StackedModel(w, model.num_blocks)
     plain.cache = model.cache
     floor = floor_ms(w, 1, 96)
     return {
         "ms": fused,
-        "again": step_ms(model, FusedStep(model, SUPPORT), 1, 96),
+        "again": step_ms(FusedStep(model, SUPPORT), 1, 96),
         "floor ms": floor,
         "÷ floor": fused / floor,
         "memory GiB": memory,
-        "plain graph": attempt(step_ms, plain, PlainStep(plain, SUPPORT), 1, 96),
-        "plain eager": attempt(step_ms, plain, PlainStep(plain, SUPPORT), 1, 96, False),
-        "with copies": attempt(wall_ms, model, 1),
+        "plain graph": attempt(step_ms, PlainStep(plain, SUPPORT), 1, 96),
+        "plain eager": attempt(step_ms, PlainStep(plain, SUPPORT), 1, 96, False),
+        "with copies": attempt(wall_ms, model, graph_of(model), 1),
     }
 
 
 def section_streams(clock: Clock) -> dict[str, Any]:
-    """Many sequences, bf16, m = 128, context 96, GPT-2-small's and SmolLM2-135M's shapes."""
-    found: dict[str, Any] = {}
-    for family, n in (("gpt2", 16), ("gpt2", 100), ("llama", 100), ("llama", 300), ("llama", 1), ("gpt2", 4), ("gpt2", 64), ("llama", 16), ("gpt2", 1)):  # fmt: skip  # noqa: E501
-        found[f"{family} {n}"] = "skipped: out of time" if clock.is_out(4) else attempt(many_sequences, family, n)
-        tidy()
+    """Many sequences, bf16, m = 128, context 96, SmolLM2-135M's and GPT-2-small's shapes."""
+    return {family: attempt(many_sequences, family, clock) for family in ("llama", "gpt2")}
+
+
+def many_sequences(family: str, clock: Clock) -> dict[str, Any]:
+    tidy()
+    w = shaped(family, torch.bfloat16, 128)
+    model = FusedModel(w, blocks_for(100, CAPACITY))
+    warm(model)
+    graph = graph_of(model)
+    found: dict[str, Any] = {"cache GiB": 2 * len(w.blocks) * model.cache.keys[0].nbytes / 2**30}
+    for n in (1, 4, 16, 64, 100):
+        found[f"{n} sequences"] = "skipped: out of time" if clock.is_out(4) else attempt(stream_speed, model, graph, n)
     return found
 
 
-def many_sequences(family: str, n: int) -> dict[str, Any]:
-    w = shaped(family, torch.bfloat16, 128, context=96 if n > 100 else CAPACITY)
-    model = FusedModel(w, n)
-    if n <= 100:
-        warm(model)
-    ms, floor = step_ms(model, FusedStep(model, SUPPORT), n, 96), floor_ms(w, n, 96)
-    row: dict[str, Any] = {"ms": ms, "tokens per second": n / ms * 1e3, "floor ms": floor, "÷ floor": ms / floor}
-    row["cache GiB"] = 2 * len(w.blocks) * model.cache.keys[0].nbytes / 2**30
-    if n in (16, 100):
-        row["with copies"] = attempt(wall_ms, model, n)
-    return row
+def stream_speed(model: FusedModel, graph: GraphStep, n: int) -> dict[str, Any]:
+    ms, floor = step_ms(FusedStep(model, SUPPORT), n, 96), floor_ms(model.weights, n, 96)
+    with_copies = attempt(wall_ms, model, graph, n)
+    return {"ms": ms, "tokens/s": n / ms * 1e3, "floor ms": floor, "÷ floor": ms / floor, "with copies": with_copies}
 
 
 def section_costs(clock: Clock) -> dict[str, Any]:
@@ -189,33 +197,65 @@ def section_costs(clock: Clock) -> dict[str, Any]:
 def cost(dtype: torch.dtype, m: int, context: int) -> dict[str, float]:
     tidy()
     w = shaped("gpt2", dtype, m, context=max(CAPACITY, context))
-    model = FusedModel(w, 1)
+    model = FusedModel(w, blocks_for(1, context))
     warm(model)
-    ms, floor = step_ms(model, FusedStep(model, SUPPORT), 1, context), floor_ms(w, 1, context)
+    ms, floor = step_ms(FusedStep(model, SUPPORT), 1, context), floor_ms(w, 1, context)
     return {"ms": ms, "floor ms": floor, "÷ floor": ms / floor}
 
 
 def section_prefill(clock: Clock) -> dict[str, Any]:
-    """Teacher-forced votes and prefill, tokens per second, m = 128."""
-    return {f"{family} bf16": attempt(reading, family, torch.bfloat16) for family in ("gpt2", "llama")}
+    """Reading prompts, bf16, m = 128: recorded passes of several sizes, a long prompt in chunks, votes along a text."""
+    return {
+        family: "skipped: out of time" if clock.is_out(8) else attempt(reading, family, length)
+        for family, length in gpu_kernels.PROMPTS.items()
+    }
 
 
-def reading(family: str, dtype: torch.dtype) -> dict[str, float]:
+def reading(family: str, length: int) -> dict[str, Any]:
     tidy()
-    model = FusedModel(shaped(family, dtype, 128, context=512), 1)
-    engine = Engine(model, SUPPORT, 128, FusedStep(model, SUPPORT))
-    text = np.random.default_rng(0).integers(0, TOKENS, 512).tolist()
-    times = []
-    for _ in range(3):
+    model = FusedModel(shaped(family, torch.bfloat16, 128, context=length), blocks_for(1, length))
+    graph = graph_of(model)
+    found: dict[str, Any] = {}
+    for lengths in gpu_kernels.PARTS:
+        found[f"{sum(lengths)} in {len(lengths)}"] = attempt(pass_speed, model, graph, lengths)
+    engine = Engine(model, SUPPORT, CHUNK, graph)
+    text = np.random.default_rng(0).integers(0, TOKENS, length).tolist()
+    for label, read in ((f"{length} in chunks of {CHUNK}", read_prompt), (f"votes along {length}", vote_along)):
+        found[label] = attempt(text_speed, read, engine, text)
+    found[f"profile of {CHUNK}"] = attempt(gpu_kernels.profile, partial(model.prefill, prompts_of([CHUNK], length)))
+    return found
+
+
+def pass_speed(model: FusedModel, graph: GraphStep, lengths: list[int]) -> dict[str, float]:
+    """One pass over prompts of these lengths as it is served, and without its recording."""
+    chunk, num_tokens = prompts_of(lengths, model.context), sum(lengths)
+    ms, eager = (milliseconds(partial(reader.prefill, chunk), 3, 3) for reader in (graph, model))
+    per_second = model.num_worlds * num_tokens / ms * 1e3
+    floor = floor_ms(model.weights, num_tokens, 1)
+    return {"ms": ms, "world-tokens/s": per_second, "÷ floor": ms / floor, "not recorded, ms": eager}
+
+
+def text_speed(read: Callable[[Engine, list[int]], None], engine: Engine, text: list[int]) -> dict[str, float]:
+    """The second of two readings: the first may compile."""
+    for _ in range(2):
+        torch.cuda.synchronize()
         begun = time.perf_counter()
-        for _ in engine.teacher_forced(text, 512):
-            pass
-        times.append(time.perf_counter() - begun)
-    torch.cuda.synchronize()
-    begun = time.perf_counter()
-    engine.remove(engine.add(text))
-    torch.cuda.synchronize()
-    return {"teacher-forced": 511 / min(times), "prefill": 511 / (time.perf_counter() - begun)}
+        read(engine, text)
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - begun
+    return {"ms": 1e3 * seconds, "world-tokens/s": (engine.num_worlds + 1) * (len(text) - 1) / seconds}
+
+
+def read_prompt(engine: Engine, text: list[int]) -> None:
+    handle = engine.add(text)
+    while not engine.is_ready(handle):
+        engine.prefill()
+    engine.remove(handle)
+
+
+def vote_along(engine: Engine, text: list[int]) -> None:
+    for _ in engine.teacher_forced(text, len(text)):
+        pass
 
 
 SECTIONS = {
@@ -239,10 +279,10 @@ def rounded(found: Any) -> Any:
 
 def main() -> None:
     """Run the sections asked for, in order, until the time is up."""
-    parser = argparse.ArgumentParser(description="Time the decode step of all worlds on one GPU.")
+    parser = argparse.ArgumentParser(description="Time steps and prompts of all worlds on one GPU.")
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json")
-    parser.add_argument("--sections", default="correct,one,streams,costs,prefill", help="comma-separated")
-    parser.add_argument("--seconds", type=float, default=230.0, help="stop starting things after this long")
+    parser.add_argument("--sections", default="correct,prefill,streams,one", help="comma-separated")
+    parser.add_argument("--seconds", type=float, default=80.0, help="stop starting things after this long")
     parser.add_argument("--compile-ahead", action="store_true", help="compile all variants in many processes first")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -257,6 +297,7 @@ def main() -> None:
     for name in arguments.sections.split(","):
         begun = time.monotonic()
         try:
+            tidy()
             results[name] = "skipped: out of time" if clock.is_out() else SECTIONS[name](clock)
         except Exception:  # the next section must run; the failure is in the results
             results[name] = traceback.format_exc()
@@ -264,7 +305,6 @@ def main() -> None:
         (arguments.out / "results.json").write_text(json.dumps(results, indent=1, default=str, ensure_ascii=False))
         print(f"== {name} ({results[f'{name}, seconds']} s)", flush=True)
         print(json.dumps(rounded(results[name]), indent=1, default=str, ensure_ascii=False), flush=True)
-        tidy()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,22 @@ from typing import Any
 
 import torch
 
-from gpu_timing import DEVICE, DTYPES, SUPPORT, Clock, attempt, graphed, milliseconds, shaped, step_ms, tidy, warm
+from gpu_timing import (
+    DEVICE,
+    DTYPES,
+    SUPPORT,
+    Clock,
+    attempt,
+    blocks_for,
+    graphed,
+    milliseconds,
+    prompts_of,
+    shaped,
+    step_ms,
+    step_of,
+    tidy,
+    warm,
+)
 from paclm.engine.decode_step import PlainStep
 from paclm.engine.determinism import set_deterministic
 from paclm.engine.fused import BFLOAT16, FLOAT32, Choices, FusedModel, fit
@@ -48,7 +63,11 @@ SETS: tuple[tuple[str, torch.dtype, int, dict[str, Choices]], ...] = (
     ("llama", torch.bfloat16, 100, _MANY),
 )
 
-SIZES = ((torch.float32, 1), (torch.bfloat16, 1), (torch.bfloat16, 4), (torch.bfloat16, 16), (torch.bfloat16, 100))
+PROMPTS = {"llama": 2000, "gpt2": 1000}
+"""Tokens of the longest prompt to read, by family."""
+PARTS = ([16], [44], [64], [128], [256], [512], [47] * 6 + [46] * 5)
+"""Lengths of the prompts that one pass reads."""
+SIZES = ((torch.float32, 1), (torch.bfloat16, 1), (torch.bfloat16, 4), (torch.bfloat16, 16), (torch.bfloat16, 64), (torch.bfloat16, 100))  # fmt: skip  # noqa: E501
 _CUTS = ((64, 64, 64), (64, 32, 64), (32, 64, 64), (128, 64, 64), (64, 32, 128), (32, 32, 64), (16, 64, 64), (64, 64, 32), (32, 64, 32), (64, 128, 32), (32, 128, 32))  # fmt: skip  # noqa: E501
 _SPLITS = {"attention_in": (1, 2, 3), "attention_out": (2, 3, 4, 6), "mlp_in": (1, 2), "mlp_out": (3, 4, 6, 8)}
 
@@ -72,6 +91,8 @@ def compile_ahead(sections: Sequence[str], workers: int = 14) -> None:
         jobs += [(family, dtype, n, choices) for family, dtype, n, ways in SETS for choices in ways.values()]
     if {"one", "streams", "costs"} & set(sections):
         jobs += [(family, dtype, n, None) for family in ("gpt2", "llama") for dtype, n in SIZES]
+    if "prefill" in sections:
+        jobs += [(family, lengths) for family in PROMPTS for lengths in PARTS]
     if "products" in sections:
         jobs += [(dtype, part, i) for dtype in DTYPES.values() for part in _SPLITS for i in range(3)]
     with multiprocessing.get_context("fork").Pool(workers, set_deterministic) as pool:
@@ -87,9 +108,15 @@ def _compile(job: tuple[Any, ...]) -> None:
         for tile in tiles_of(dtype, part, weight.shape[0])[third::3]:
             attempt(multiply, x, weight, tile)
         return
+    if len(job) == 2:
+        family, lengths = job
+        context = PROMPTS[family]
+        model = FusedModel(shaped(family, torch.bfloat16, 128, layers=1, context=context), blocks_for(1, context))
+        attempt(model.prefill, prompts_of(lengths, context))
+        return
     family, dtype, n, choices = job
-    model = FusedModel(shaped(family, dtype, 128, layers=1), n, choices)
-    attempt(step_ms, model, FusedStep(model, SUPPORT), n, 96, False, 1)
+    model = FusedModel(shaped(family, dtype, 128, layers=1), blocks_for(n, 96), choices=choices)
+    attempt(step_ms, FusedStep(model, SUPPORT), n, 96, False, 1)
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -103,45 +130,36 @@ def variants(clock: Clock) -> dict[str, Any]:
         if clock.is_out(3):
             found[key] = "skipped: out of time"
             continue
-        model = FusedModel(shaped(family, dtype, 128), n)
+        model = FusedModel(shaped(family, dtype, 128), blocks_for(n, 96))
         warm(model)
         step, row = FusedStep(model, SUPPORT), {}
         for label, choices in ways.items():
             model.choices = choices
-            row[label] = "skipped: out of time" if clock.is_out(3) else attempt(step_ms, model, step, n, 96)
+            row[label] = "skipped: out of time" if clock.is_out(3) else attempt(step_ms, step, n, 96)
         model.choices = ways["default"]
-        row["profile"] = attempt(profile, model, n)
+        row["profile"] = attempt(profile, step_of(step, n, 96))
         found[key] = row
         del model, step
         tidy()
     return found
 
 
-def profile(model: FusedModel, n: int) -> dict[str, str]:
-    """Microseconds of each kernel in one step, launched one by one."""
+def profile(run: Callable[[], object]) -> dict[str, str]:
+    """Microseconds of each kernel of one call, launched one by one."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
-    integers, numbers = inputs(n, 96)
-    step = FusedStep(model, SUPPORT)
-    with torch.inference_mode():
-        step.outcome(integers, numbers, 96)
+    run()
+    torch.cuda.synchronize()
+    with record(activities=[ProfilerActivity.CUDA]) as recorded:
+        run()
         torch.cuda.synchronize()
-        with record(activities=[ProfilerActivity.CUDA]) as recorded:
-            step.outcome(integers, numbers, 96)
-            torch.cuda.synchronize()
     times: dict[str, list[float]] = defaultdict(list)
     for event in recorded.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
             times[event.name[:60]].append(event.device_time)
     ranked = sorted(times.items(), key=lambda item: -sum(item[1]))
     return {name: f"{sum(each):.0f} us in {len(each)}" for name, each in ranked[:14]}
-
-
-def inputs(n: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    integers = torch.randint(0, 49000, (2, n), device=DEVICE)
-    integers[1] = context - 1
-    return integers, torch.randn(n, SUPPORT + 1, device=DEVICE)
 
 
 def products(clock: Clock) -> dict[str, Any]:
@@ -186,7 +204,7 @@ def ballots(clock: Clock) -> dict[str, Any]:
             hidden = torch.randn(w.num_worlds, n, w.hidden_size, device=DEVICE, dtype=dtype)
             keys, largest = public_keys(hidden[-1], w.head)
             support, numbers = support_of(keys, largest, SUPPORT), torch.randn(n, SUPPORT + 1, device=DEVICE)
-            plain = PlainStep(FusedModel(w, 1), SUPPORT)
+            plain = PlainStep(FusedModel(w, 2), SUPPORT)
             runs: dict[str, Callable[[], object]] = {"vendor logits": partial(plain.public_logits, hidden[-1])}
             for columns, depth, warps in ((64, 64, 4), (128, 64, 4), (32, 128, 4), (64, 128, 8)):
                 runs[f"keys {columns}x{depth}, {warps} warps"] = partial(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
-from paclm.engine.decode_step import PlainStep
+from paclm.engine.decode_step import PlainStep, PromptChunk
+from paclm.engine.graphs import FusedStep
+from paclm.engine.kv_cache import PAGES
 from paclm.engine.stacked import StackedModel
 from paclm.engine.weights import Weights, take_apart
 
 BANDWIDTH, PEAK = 4.8e12, {torch.float32: 67e12, torch.bfloat16: 990e12}  # an H200's data sheet
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-SUPPORT, CAPACITY = 200, 128
+SUPPORT, CAPACITY, PAGE = 200, 128, PAGES["cuda"]
 TOKENS = 49000  # ids below this exist in every shape used
 DEVICE = torch.device("cuda")
 
@@ -97,18 +100,41 @@ def milliseconds(run: Callable[[], object], repeats: int = 50, rounds: int = 5) 
     return float(np.median(times))
 
 
-def step_ms(
-    model: StackedModel, step: PlainStep, sequences: int, context: int, use_graph: bool = True, repeats: int = 0
-) -> float:
-    """Device time of one step, votes included, every sequence at the last position of `context`."""
-    integers = torch.randint(0, TOKENS, (2, sequences), device=DEVICE)
-    integers[1] = context - 1
+def blocks_for(sequences: int, context: int) -> int:
+    """Blocks of so many sequences of so many tokens, and the scratch block."""
+    return 1 + sequences * -(-context // PAGE)
+
+
+def prompts_of(lengths: Sequence[int], context: int) -> PromptChunk:
+    """Whole prompts of these lengths in one chunk: each with blocks of its own, for two tokens more."""
+    tokens = np.random.default_rng(0).integers(0, TOKENS, sum(lengths))
+    table, first = np.zeros((len(lengths), -(-context // PAGE)), dtype=np.int32), 1
+    for row, length in zip(table, lengths, strict=True):
+        pages = -(-(length + 2) // PAGE)
+        row[:pages] = np.arange(first, first + pages)
+        first += pages
+    return PromptChunk(tokens, np.zeros(len(lengths), dtype=np.int64), np.array(lengths), table)
+
+
+def step_of(step: PlainStep, sequences: int, context: int) -> Callable[[], object]:
+    """One step, votes included, every sequence at the last position of `context`."""
+    tokens = torch.randint(0, TOKENS, (1, sequences))
+    table = torch.arange(1, blocks_for(sequences, context)).view(sequences, -1)
+    integers = torch.cat([tokens, torch.full_like(tokens, context - 1), table.T]).to(DEVICE, torch.int32)
     numbers = torch.randn(sequences, SUPPORT + 1, device=DEVICE)
 
     @torch.inference_mode()
     def run() -> object:
-        return step.outcome(integers, numbers, context)
+        if isinstance(step, FusedStep):
+            return step.outcome(integers, numbers, context)
+        return step.run(integers[0], integers[1], integers[2:].T, numbers[:, :-1], numbers[:, -1], context)
 
+    return run
+
+
+def step_ms(step: PlainStep, sequences: int, context: int, use_graph: bool = True, repeats: int = 0) -> float:
+    """Device time of one step."""
+    run = step_of(step, sequences, context)
     repeats = repeats or (50 if sequences <= 4 else 20 if sequences <= 16 else 5)
     return milliseconds(graphed(run) if use_graph else run, repeats, 3)
 
@@ -127,11 +153,10 @@ def graphed(run: Callable[[], object]) -> Callable[[], None]:
     return graph.replay
 
 
-def warm(model: StackedModel) -> StackedModel:
+def warm(model: StackedModel) -> None:
     """Fill the cache, so that attention has something to read."""
     for tensor in (*model.cache.keys, *model.cache.values):
         tensor.normal_(0.0, 0.5)
-    return model
 
 
 def attempt(run: Callable[..., Any], *arguments: Any) -> Any:
@@ -139,7 +164,8 @@ def attempt(run: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return run(*arguments)
     except Exception as error:
-        torch.cuda.synchronize()
+        with suppress(Exception):  # after a fault in a kernel every call fails, this one too
+            torch.cuda.synchronize()
         return f"{type(error).__name__}: {str(error)[:300]}"
 
 
