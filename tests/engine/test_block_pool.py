@@ -101,17 +101,27 @@ def test_a_block_is_found_by_all_tokens_before_it_too():
     assert not pool.is_filled(other[1])
 
 
-def test_what_was_used_last_is_given_up_last_and_unused_blocks_go_first():
+def test_what_was_used_last_is_given_up_last_and_what_holds_nothing_first():
     pool = BlockPool(4 + 1, PAGE)
     kept = [pool.acquire(PAGE, [number] * PAGE, "a") for number in range(3)]
+    unread = pool.acquire(PAGE, [3] * PAGE, "a")
     for blocks in kept:
         fill(pool, blocks, range(PAGE))
         pool.release(blocks)
+    pool.release(unread)
     pool.release(pool.acquire(PAGE, [0] * PAGE, "a"))  # used again
     assert pool.num_free == 4
-    taken = [pool.acquire(PAGE)[0] for _ in range(3)]
-    assert taken[1:] == [kept[1][0], kept[2][0]]
+    assert [pool.acquire(PAGE)[0] for _ in range(3)] == [unread[0], kept[1][0], kept[2][0]]
     assert pool.is_filled(pool.acquire(PAGE, [0] * PAGE, "a")[0])
+
+
+def test_the_end_of_a_prompt_is_given_up_before_its_beginning():
+    pool, prompt = BlockPool(3 + 1, PAGE), [1, 1, 1, 1, 2, 2, 2, 2]
+    blocks = pool.acquire(8, prompt, "a")
+    fill(pool, blocks, prompt)
+    pool.release(blocks)
+    pool.release(pool.acquire(8))
+    assert [pool.is_filled(block) for block in pool.acquire(8, prompt, "a")] == [True, False]
 
 
 def test_a_child_is_not_found_under_a_parent_that_was_given_up():

@@ -102,16 +102,33 @@ def test_prompts_that_are_wholly_shared_are_ready_at_once(make):
 @pytest.mark.parametrize("passes", [0, 1, 2])
 def test_a_prompt_removed_before_it_is_read_is_read_by_the_next_that_shares_it(make, passes):
     engine, prompt = make(chunk=6), text(18)
-    expected = engine.votes(prompt).tolist()
+    engine.votes(text(40, 1))  # blocks hold something else
     first, second, third = (engine.add(prompt, 1, owner="a") for _ in range(3))
     for _ in range(passes):
         engine.prefill()
     engine.remove(first)
     assert not engine.is_ready(first)
     ballot = engine.step([third, second])
-    assert ballot.votes.tolist() == [expected, expected]
+    assert ballot.votes.tolist() == [engine.votes(prompt).tolist()] * 2
     engine.clear()
     assert engine.num_free == 6
+
+
+def test_a_pass_that_fails_is_read_again_by_all_that_share_it(make):
+    engine, prompt = make(chunk=40), text(18)
+    engine.votes(text(40, 1))  # blocks hold something else
+    handles = [engine.add(prompt, 1, owner="a") for _ in range(2)]
+    prefill = engine._step.prefill
+
+    def interrupted(chunk):
+        raise KeyboardInterrupt
+
+    engine._step.prefill = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        engine.prefill()
+    assert not any(engine.is_ready(handle) for handle in handles)
+    engine._step.prefill = prefill
+    assert engine.step(handles).votes.tolist() == [engine.votes(prompt).tolist()] * 2
 
 
 def test_prompts_are_read_in_the_order_of_their_arrival_several_in_one_pass(make):
