@@ -1,14 +1,19 @@
 """What a token costs is decided on the very votes that are released."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paclm.config import MechanismConfig
 from paclm.curator.redacted import Redacted
 from paclm.curator.secret import Secret, prior_belief
-from paclm.curator.step import Releaser
+from paclm.curator.step import Charge, Releaser, usage_by_tag
 from paclm.errors import UnsoundState
-from paclm.privacy.accounting import Account
+from paclm.privacy.accounting import Account, units_up
+from paclm.privacy.releases import RULES
 
 WORLDS = 8
 DISPUTED = np.repeat([3, 5], WORLDS // 2)
@@ -88,3 +93,41 @@ def test_each_release_of_a_step_starts_from_the_belief_that_the_last_one_left(mo
         alone += tokens
     assert together == alone
     assert after.reveal().tobytes() == belief.reveal().tobytes()
+
+
+@given(
+    rows=st.lists(st.booleans(), max_size=12),
+    left=st.integers(1, 12),
+    charge=st.sampled_from(["dissent", "every-token"]),
+    release=st.sampled_from(list(RULES)),
+)
+def test_charges_in_one_pass_are_those_of_one_row_after_another(rows, left, charge, release):
+    config = MechanismConfig(per_token=2.0**-8, total=1.0, charge=charge, release=release)
+    own, total = Releaser(Secret(Redacted(1), WORLDS), config), units_up(1.0)
+    account = start = Account(total, max(0, total - left * units_up(2.0**-8) + 1))  # a unit too little for the last
+    votes = np.array([DISPUTED if is_dissent else np.full(WORLDS, 4) for is_dissent in rows]).reshape(-1, WORLDS)
+    alone = []
+    for row, is_dissent in zip(votes, rows, strict=True):
+        (charged,) = own.charges(row[None], account)
+        alone.append(charged)
+        if charged.mark != "public":
+            account = account.charge(charged.units, is_dissent=is_dissent)
+    assert own.charges(votes, start) == alone
+
+
+def test_a_stream_that_reserved_its_worst_case_is_never_cut_short_in_silence():
+    config = MechanismConfig(per_token=2.0**-8, total=1.0, on_exhausted="refuse")
+    own = Releaser(Secret(Redacted(1), WORLDS), config)
+    with pytest.raises(UnsoundState, match="reserved"):
+        own.charges(np.stack([DISPUTED] * 3), Account(2 * units_up(2.0**-8)))
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["agreed", "disputed", "public"])), max_size=20))
+def test_usage_by_tag_counts_every_token_once(tokens):
+    units = {"agreed": 0, "disputed": 7, "public": 0}
+    entries = usage_by_tag([tag for tag, _ in tokens], [Charge(mark, units[mark]) for _, mark in tokens])
+    assert [entry.key for entry in entries] == list(dict.fromkeys(tag for tag, _ in tokens))
+    for entry in entries:
+        own = Counter(mark for tag, mark in tokens if tag == entry.key)
+        assert (entry.tokens, entry.public_tokens) == (own["agreed"] + own["disputed"], own["public"])
+        assert entry.dissent_tokens == entry.charged_tokens == entry.units / 7 == own["disputed"]
