@@ -41,7 +41,7 @@ def exported():
     """Every series the program has: name → labels, each with the values seen."""
     metrics = Metrics()
     for mark in MARKS:
-        metrics.count_token("alice", mark)
+        metrics.count_tokens("alice", mark, 1)
     for route in ROUTES:
         for status in (200, 400, 500):
             metrics.count_request(route, status, 0.1)

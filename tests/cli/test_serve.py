@@ -8,19 +8,17 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import httpx
 import pytest
-import uvicorn
 
 from cli.commands import invoke
 from curator.deployments import ScriptedEngine
 from paclm import Curator
 from paclm.curator.master_key import new_key, write_key
 from paclm.errors import InvalidInput, LedgerBusy, ServiceError, WorkspaceError
-from paclm.server import run, telemetry, web_server
+from paclm.server import run
 from paclm.server.run import is_loopback_address
 
 serve = partial(invoke, "serve")
@@ -92,19 +90,17 @@ def test_it_prints_its_address_answers_and_ends_cleanly_on_sigterm(clinic):
 
 @pytest.mark.parametrize("is_nohup", [False, True])
 def test_a_closed_terminal_ends_it_in_order_and_nohup_outlives_it(is_nohup):
-    called = []
-    service = SimpleNamespace(drain=lambda: called.append("drain"))
-    server = web_server.WebServer(uvicorn.Config(app=lambda: None, log_config=None), service)
-    missed = lambda *_: called.append("missed")  # noqa: E731  (what a signal does by itself would end these tests too)
-    started_with = signal.SIG_IGN if is_nohup else missed
-    before = signal.signal(signal.SIGHUP, started_with)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    front = Mock()
     try:
-        with server.capture_signals():
-            signal.raise_signal(signal.SIGHUP)
-        assert signal.getsignal(signal.SIGHUP) is started_with
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if is_nohup else signal.SIG_DFL)
+        run._relay_signals(front)
+        signal.raise_signal(signal.SIGHUP)
     finally:
-        signal.signal(signal.SIGHUP, before)
-    assert (called, server.should_exit) == (([], False) if is_nohup else (["drain"], True))
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert front.send_signal.mock_calls == ([] if is_nohup else [call(signal.SIGTERM)])
 
 
 def test_with_a_witness_and_a_key_elsewhere_the_banner_has_nothing_to_add(
@@ -114,8 +110,7 @@ def test_with_a_witness_and_a_key_elsewhere_the_banner_has_nothing_to_add(
     monkeypatch.setenv("PACLM_KEY_FILE", str(tmp_path / "key"))
     opening = Mock(side_effect=partial(Curator.open, engine=ScriptedEngine(), tokenizer=small_tokenizer))
     monkeypatch.setattr(Curator, "open", opening)
-    monkeypatch.setattr(run, "web_server", Mock())
-    monkeypatch.setattr(telemetry, "install", Mock(side_effect=SystemExit(0)))
+    monkeypatch.setattr(run, "_run", lambda front, started, announce, workspace: announce(started))
     banner = serve(clinic, "--port", "0", "--witness", tmp_path / "witness").stderr
     assert opening.call_args.kwargs["witness"] == tmp_path / "witness"
     assert "guarantee" in banner

@@ -140,6 +140,9 @@ class ScriptedEngine:
         poison = (np.zeros(self.support_size, int), np.arange(1, self.num_worlds + 1), 0)
         return _ballot([poison if row is None else row for row in rows])
 
+    def warm_up(self, progress):
+        progress(1, 1)
+
     def probe(self, context, coins):
         no_coins = np.zeros(self.support_size)
         _, votes, _ = self._vote(list(context), no_coins if coins is None else coins, 0.0 if coins is None else 1.0)

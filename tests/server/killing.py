@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 from server.live import ledger_rows
 from server.load import Received, ask_for
@@ -18,10 +19,10 @@ STEPS_IN_FLIGHT = 10
 """One that was committed and not handed out, and those that a busy machine handed out and has not sent yet."""
 
 
-def serve_process(path):
+def serve_process(path, **environment):
     """`paclm serve` as an operator starts it; its address and the admin key that it prints once."""
     command = [sys.executable, "-m", "paclm", "serve", str(path), "--port", "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None
     said, key = "", None
@@ -33,6 +34,18 @@ def serve_process(path):
     threading.Thread(target=process.communicate, daemon=True).start()  # a full pipe would stop the server
     url = re.search(r"http://[0-9.:]+", said)
     return process, url[0], key[1]
+
+
+def front_of(process):
+    """The process id of the front that this server has started."""
+    return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def kill_under_load(path, *, clients, seconds):

@@ -1,8 +1,9 @@
-"""A real server in a thread of the test process: real HTTP, real ledger, votes by a fixed rule by default."""
+"""A real server in two threads of the test process: real HTTP, real ledger, votes by a fixed rule by default."""
 
+import socket
 import threading
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 
 import httpx
 import uvicorn
@@ -10,17 +11,29 @@ import uvicorn
 from curator.deployments import without_notes
 from paclm import Curator
 from paclm.config import ServerConfig
-from paclm.server.address import listen
+from paclm.errors import PaclmError
+from paclm.server.address import bind
 from paclm.server.api_keys import Database, KeyStore, service_path
 from paclm.server.app import create_app
 from paclm.server.idempotency import Replies
+from paclm.server.messages import Link, Ready
+from paclm.server.scheduler import Scheduler
 from paclm.server.service import Service, Setup
 from paclm.server.web_server import web_server
+from server.stepped import wait_until
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' and loop.first %}{{ raise_exception('no ' + m.content) }}"
     "{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 )
+
+
+class CountingScheduler(Scheduler):
+    num_read = 0
+
+    def _handle(self, message):
+        self.num_read += not isinstance(message, Ready)
+        super()._handle(message)
 
 
 @dataclass(frozen=True)
@@ -35,10 +48,14 @@ class Live:
     http: httpx.Client
     """Sends the ward's key unless told otherwise."""
     server: uvicorn.Server
+    curator: Curator
+    """Runs in a thread of its own, with the same messages as between two processes."""
+    scheduler: CountingScheduler
 
     @property
-    def curator(self):
-        return self.service.curator
+    def num_calls(self):
+        """Calls that the front has made and the curator has not read: they wait for the end of the current step."""
+        return self.service.curator._next_call - self.scheduler.num_read
 
     @property
     def spent_tokens(self):
@@ -69,10 +86,12 @@ def serve(workspace, engine, tokenizer, **options):
     has_ward = options.pop("has_ward", True)
     with without_notes():
         opened = Curator.open(workspace, engine=engine, tokenizer=tokenizer)
+    own, its = socket.socketpair()
     with (
         opened as curator,
+        own,
         Database.open(service_path(workspace.path)) as database,
-        listen("127.0.0.1", 0) as listening,
+        bind("127.0.0.1", 0) as port,
     ):
         keys, replies = KeyStore(database), Replies(database)
         keys.recover()
@@ -80,20 +99,35 @@ def serve(workspace, engine, tokenizer, **options):
         names = {key.name for key in keys.list()}
         admin = keys.add(admin_name, admin=True)
         ward = admin if "ward" in names or not has_ward else keys.add("ward", quota_tokens=quota)
-        setup = Setup(model_id="clinic", settings=settings, runtime=workspace.runtime, **options)
-        service = Service(curator, setup, keys, replies)
+        curator.usage()
+        scheduler = CountingScheduler(curator, Link(own), settings.max_waiting)
+        scheduler.hello()
+        hello = next(Link(its).receive(wait=True))[1]
+        setup = Setup(model_id="clinic", settings=settings, runtime=asdict(workspace.runtime), **options)
+        service = Service(its, hello, setup, tokenizer or curator.tokenizer, keys, replies)
         server = web_server(create_app(service), service, settings)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        threads = [
+            threading.Thread(target=server.run, kwargs={"sockets": [port]}),
+            threading.Thread(target=_step, args=(scheduler,)),
+        ]
+        for thread in threads:
+            thread.start()
+        url = f"http://127.0.0.1:{port.getsockname()[1]}"
+        wait_until(lambda: server.started or not threads[0].is_alive())
         try:
             with httpx.Client(base_url=url, headers=bearer(ward), timeout=60) as http:
-                yield Live(url, service, keys, admin, ward, http, server)
+                yield Live(url, service, keys, admin, ward, http, server, curator, scheduler)
         finally:
             service.drain()  # as a signal does
             server.should_exit = True
-            thread.join(120)
-            assert not thread.is_alive()
+            for thread in threads:
+                thread.join(120)
+                assert not thread.is_alive()
+
+
+def _step(scheduler):
+    with suppress(PaclmError, RuntimeError, GeneratorExit):  # tests let steps fail
+        scheduler.run()
 
 
 def ledger_rows(path):

@@ -86,7 +86,7 @@ def num_known(live):
 
     Another thread may come between the two looks: what moves from the calls to the seats is missed, not counted twice.
     """
-    return len(live.service.scheduler._subscribers) + live.service.scheduler.num_calls
+    return len(live.scheduler._streams) + live.num_calls
 
 
 @contextmanager

@@ -123,7 +123,7 @@ def test_what_the_books_cannot_take_at_the_end_of_an_answer_is_brought_in_later(
     body, once = {**ASK, "stream": is_stream}, {"idempotency-key": "once"}
     with asking(engine) as pool:
         job = pool.submit(live.http.post, "/v1/completions", json=body, headers=once)
-        wait_until(lambda: live.service.scheduler.num_running == 1)
+        wait_until(lambda: live.scheduler.num_running == 1)
         with books_locked(live):
             engine.run_free()
             answer = job.result(60)
@@ -169,7 +169,7 @@ def test_a_client_that_left_before_its_admission_is_never_admitted(start, engine
         running = pool.submit(live.complete, max_tokens=2, temperature=0)
         engine.wait_until_it_stands()
         with sent(live):
-            wait_until(lambda: live.service.scheduler.num_calls == 1)
+            wait_until(lambda: live.num_calls == 1)
         wait_until(lambda: b"paclm_disconnects_total 1.0" in scrape(live))
         engine.let(2)
         assert running.result(60).status_code == 200
@@ -187,11 +187,11 @@ def test_an_answer_that_never_started_may_be_sent_again(make, small_tokenizer):
         pool.submit(live.complete, max_tokens=30, temperature=0)
         engine.wait_until_it_stands()
         waiting = pool.submit(live.http.post, "/v1/completions", json=ASK, headers=once)
-        wait_until(lambda: live.service.scheduler.num_calls == 1)
+        wait_until(lambda: live.num_calls == 1)
         engine.let(1)
         engine.wait_until_it_stands()
         live.service.drain()
-        wait_until(lambda: live.service.scheduler.num_calls == 1)
+        wait_until(lambda: live.num_calls == 1)
         engine.run_free()
         refused = waiting.result(60)
     assert refused.json()["error"]["code"] == "server_stopping"
@@ -220,9 +220,9 @@ def test_one_key_cannot_fill_the_queue_for_the_others(start, engine):
         wait_until(lambda: num_known(live) == 5)
         engine.let(1)
         engine.wait_until_it_stands()
-        assert live.service.scheduler.num_waiting == 3
+        assert live.scheduler.num_waiting == 3
         more = [pool.submit(live.complete, max_tokens=2, headers=bearer(key)) for key in (live.ward, quiet)]
-        wait_until(lambda: live.service.scheduler.num_calls == 2)
+        wait_until(lambda: live.num_calls == 2)
         engine.run_free()
         refused = more[0].result(60)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")

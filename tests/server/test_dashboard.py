@@ -98,7 +98,7 @@ def step_when_asked(page, live, engine, is_done):
     for _ in range(1200):
         if is_done():
             return
-        if live.service.scheduler.num_calls and engine.stands:
+        if live.num_calls and engine.stands:
             engine.let(1)
         page.wait_for_timeout(50)
     raise AssertionError("waited in vain")

@@ -15,7 +15,7 @@ def test_sixteen_clients_lose_and_mix_up_nothing(start):
     assert got.refused == got.left == 0
     assert all(len(texts) == 1 for texts in got.texts.values())  # all worlds agree here: one answer per prompt
     assert got.tokens == live.spent_tokens
-    assert live.service.scheduler.num_running == live.service.scheduler.num_waiting == 0
+    assert live.scheduler.num_running == live.scheduler.num_waiting == 0
 
 
 def test_clients_that_leave_cost_what_they_received_and_at_most_the_steps_in_flight(start):
@@ -26,7 +26,7 @@ def test_clients_that_leave_cost_what_they_received_and_at_most_the_steps_in_fli
     wait_until(lambda: live.service.is_idle)
     assert got.tokens <= live.spent_tokens
     assert live.curator.reserved_units == 0
-    assert live.service.scheduler.num_running == live.service.scheduler.num_waiting == 0
+    assert live.scheduler.num_running == live.scheduler.num_waiting == 0
 
 
 def test_a_server_that_is_killed_under_load_has_charged_all_that_left(make, small_tokenizer):

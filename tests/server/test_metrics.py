@@ -31,7 +31,7 @@ def value(found, name, **labels):
 
 def use_everything(metrics):
     for mark in MARKS:
-        metrics.count_token("alice", mark)
+        metrics.count_tokens("alice", mark, 1)
     for route in ROUTES:
         metrics.count_request(route, 200, 0.1)
     for reason in REFUSALS:
@@ -45,8 +45,8 @@ def use_everything(metrics):
 def test_tokens_are_counted_by_mark_and_by_the_name_of_the_key():
     metrics = Metrics()
     for key, mark in (("alice", "agreed"), ("alice", "disputed"), ("bob", "agreed")):
-        metrics.count_token(key, mark)
-    Metrics().count_token("alice", "agreed")  # another registry
+        metrics.count_tokens(key, mark, 1)
+    Metrics().count_tokens("alice", "agreed", 1)  # another registry
     found = samples(metrics)
     assert [value(found, "paclm_tokens_total", mark=mark) for mark in ("agreed", "disputed", "public")] == [2, 1, 0]
     assert [value(found, "paclm_key_tokens_total", key=key) for key in ("alice", "bob")] == [2, 1]

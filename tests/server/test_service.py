@@ -4,15 +4,13 @@ import json
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import httpx
 
-from curator.deployments import ScriptedEngine
-from paclm import Curator
 from paclm.config import ServerConfig
-from paclm.server.api_keys import Database, KeyStore, service_path
-from paclm.server.idempotency import Replies
-from paclm.server.service import Service, Setup
+from paclm.server.scheduler import Scheduler
+from paclm.server.service import Service
 from server.live import bearer, ledger_rows, serve
 from server.stepped import LONG, SteppedEngine, asking, num_known, sent, wait_until
 
@@ -63,9 +61,9 @@ def test_a_client_that_leaves_frees_its_place_at_once_and_pays_for_what_left(sta
         assert next(lines).startswith("data:")
         engine.wait_until_it_stands()
         assert live.spent_tokens == 3
-    wait_until(lambda: live.service.scheduler.num_calls == 1)
+    wait_until(lambda: live.num_calls == 1)
     engine.let(1)  # the step that was under way when it left
-    wait_until(lambda: live.service.scheduler.num_running == 0 and live.curator.reserved_units == 0)
+    wait_until(lambda: live.scheduler.num_running == 0 and live.curator.reserved_units == 0)
     assert live.spent_tokens == 4
     wait_until(lambda: not any(key.reserved_tokens for key in live.keys.list()))
     assert sum(key.used_tokens for key in live.keys.list()) == 4
@@ -78,13 +76,13 @@ def test_a_client_that_leaves_the_queue_is_never_charged(start, engine):
         wait_until(lambda: num_known(live) == 2)
         engine.let(1)
         engine.wait_until_it_stands()
-        assert live.service.scheduler.num_running == 2
+        assert live.scheduler.num_running == 2
         with sent(live):
             wait_until(lambda: num_known(live) == 3)
             engine.let(1)
             engine.wait_until_it_stands()
-            assert live.service.scheduler.num_waiting == 1
-        wait_until(lambda: live.service.scheduler.num_calls == 1)
+            assert live.scheduler.num_waiting == 1
+        wait_until(lambda: live.num_calls == 1)
         engine.run_free()
         tokens = sum(job.result(60).json()["usage"]["completion_tokens"] for job in jobs)
     wait_until(lambda: num_known(live) == 0)
@@ -152,16 +150,13 @@ def test_a_step_that_fails_ends_the_service_and_says_nothing(start, engine):
     assert live.spent_tokens == 0
 
 
-def test_a_signal_before_the_start_is_kept_for_it(make, small_tokenizer):
-    workspace = make()
-    with (
-        Database.open(service_path(workspace.path)) as database,
-        Curator.open(workspace, engine=ScriptedEngine(), tokenizer=small_tokenizer) as curator,
-    ):
-        setup = Setup(model_id="clinic", settings=ServerConfig(), runtime=workspace.runtime)
-        service = Service(curator, setup, KeyStore(database), Replies(database))
-        service.drain()
-        assert service.state == "draining"
+def test_a_signal_before_the_start_is_kept_for_it(live):
+    said = []
+    Scheduler(live.curator, SimpleNamespace(send=lambda *message: said.append(message)), 1).hello()
+    ((_, hello),) = said
+    service = Service(None, hello, live.service.setup, None, live.keys, live.service.replies)
+    service.drain()
+    assert service.state == "draining"
 
 
 def count_looks(live):
@@ -225,7 +220,7 @@ def test_what_does_not_end_in_time_is_cut_off_and_charged(make, small_tokenizer)
         engine.let(2)
         engine.wait_until_it_stands()
         live.service.drain()
-        wait_until(lambda: live.service.scheduler.num_calls == 1)  # the time to end is over, in the middle of a step
+        wait_until(lambda: live.num_calls == 1)  # the time to end is over, in the middle of a step
         engine.run_free()
         assert job.result(60) == "answer_cut_off"
     assert sum(received) == ledger_rows(workspace.path) == 3  # the step that was under way, and none after it
@@ -248,7 +243,7 @@ def test_a_stream_that_is_cut_off_shows_what_was_held_back(make, small_tokenizer
             engine.wait_until_it_stands()
             assert live.spent_tokens == before + 10
             live.service.drain()
-            wait_until(lambda: live.service.scheduler.num_calls == 1)
+            wait_until(lambda: live.num_calls == 1)
             engine.let(1)
         events = [json.loads(line[6:]) for line in job.result(60).text.splitlines() if line.startswith("data: {")]
     assert len(events) == 2
@@ -268,7 +263,7 @@ def test_answers_that_nobody_listens_to_share_the_time_to_end_with_the_others(ma
             engine.wait_until_it_stands()
             assert live.spent_tokens == 1
         live.service.drain()
-        wait_until(lambda: live.service.scheduler.num_calls == 1)  # the time to end is over, in the middle of a step
+        wait_until(lambda: live.num_calls == 1)  # the time to end is over, in the middle of a step
         engine.let(1)
         wait_until(lambda: live.service.state == "stopped")  # and there was no second time for this answer
     assert len(engine.orders) == 2

@@ -50,7 +50,7 @@ def test_history_counts_the_last_minutes_in_the_words_of_the_ledger(start, monke
 def test_rates_count_every_token_that_left():
     now = 1000.0
     recent = Recent(clock=lambda: now)
-    recent.add(["agreed", "disputed", "public"])
+    recent.add({"agreed": 1, "disputed": 1, "public": 1})
     now += BIN_SECONDS
     assert recent.rates() == (0.3, 0.1)  # over ten seconds
 

@@ -37,7 +37,7 @@ def pauses(monkeypatch):
     from paclm.server.scheduler import Scheduler
 
     for owner, names in {
-        Scheduler: ("_step", "_admit", "_fill_batch", "_cancel", "_post"),
+        Scheduler: ("_step", "_admit", "_fill_batch", "_cancel", "_handle"),
         Curator: ("step",),
         httpx.Client: ("post",),
     }.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,9 +40,9 @@ def serve(
     """
     Serve an OpenAI-compatible API and a dashboard
 
-    One process per secret: it takes the ledger's lock. Every charge is on disk before its token is sent. Log lines go
-    to standard error, as JSON with counts only. On Ctrl-C, SIGTERM or a closed terminal, running answers are finished
-    first.
+    One curator per secret: it takes the ledger's lock. A second process speaks HTTP and never holds the secret. Every
+    charge is on disk before its token is sent. Log lines go to standard error, as JSON with counts only. On Ctrl-C,
+    SIGTERM or a closed terminal, running answers are finished first.
 
     Example usage:
 
@@ -65,24 +66,41 @@ def serve(
     STOP_MESSAGE.set("Nothing was served.")
     from paclm.server.run import serve as run
 
-    run(workspace, settings, _announce, witness)
+    run(workspace, settings, _announce, _progress(), witness)
+
+
+def _progress() -> Callable[[int, int], None]:
+    """A bar while what can be compiled and recorded is."""
+    from paclm.cli.progress import progress
+
+    bar = progress(transient=True)
+
+    def show(done: int, total: int) -> None:
+        if not bar.tasks:
+            bar.start()
+            bar.add_task("Preparing the models", total=total)
+        bar.update(bar.tasks[0].id, completed=done)
+        if done >= total:
+            bar.stop()
+
+    return show
 
 
 def _announce(started: Started) -> None:
     from paclm.curator.master_key import keeps_own_key
     from paclm.server.stats import guarantee, left
 
-    service = started.service
-    figures = service.curator.figures()
-    for caution in service.curator.cautions:
+    curator, setup = started.curator, started.setup
+    figures = curator.figures()
+    for caution in curator.cautions:
         print_wrapped(f"Warning: {caution}", err=True)
     fields = {
-        "API": f"{started.url}/v1  (model {service.setup.model_id})",
+        "API": f"{started.url}/v1  (model {setup.model_id})",
         "dashboard": f"{started.url}/  (admin key)",
-        "left": left(figures, service.curator.config.on_exhausted),
-        "guarantee": guarantee(figures, service.setup.unit),
+        "left": left(figures, curator.config.on_exhausted),
+        "guarantee": guarantee(figures, setup.unit),
     }
-    if not service.curator.has_witness:
+    if not curator.has_witness:
         fields["no witness"] = NO_WITNESS
     if keeps_own_key():
         fields["key"] = OWN_KEY

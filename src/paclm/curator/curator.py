@@ -15,7 +15,7 @@ out as a whole or not at all; only an interrupt in the middle of handing out can
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, Self, Unpack
@@ -140,7 +140,7 @@ class Curator:
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             coins_seed=coins_seed,
             tag=tag,
-            limits=Limits(self._engine.vocabulary, self._engine.context),
+            limits=self.limits,
         )
 
     def submit(self, request: Request) -> Stream:
@@ -262,6 +262,11 @@ class Curator:
     def context(self) -> int:
         """Prompt and answer together, in tokens."""
         return self._engine.context
+
+    @property
+    def limits(self) -> Limits:
+        """What a request may hold."""
+        return Limits(self._engine.vocabulary, self._engine.context)
 
     @property
     def num_worlds(self) -> int:
@@ -425,6 +430,11 @@ class Curator:
                 f"An earlier step failed ({self._failure}), so this curator stopped. Close it and open the workspace "
                 "again: the ledger holds what was committed."
             )
+
+    def warm_up(self, progress: Callable[[int, int], None]) -> None:
+        """Compile and record what steps will need, so that no stream waits for it later; progress(done, all)."""
+        with self._guard.exclusive():
+            self._engine.warm_up(progress)
 
     # --- end ------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # torch is loaded with the models, not on import
@@ -59,6 +59,9 @@ class VoteSource(Protocol):
 
     def remove(self, handle: int) -> None:
         """End a sequence."""
+
+    def warm_up(self, progress: Callable[[int, int], None]) -> None:
+        """Compile and record what steps will need; progress(done, all)."""
 
     def probe(self, context: Sequence[int], coins: FloatArray | None) -> tuple[IntArray, FloatArray]:
         """Votes (m,) on one context and the logits behind them; called twice to check determinism."""

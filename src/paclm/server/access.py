@@ -26,8 +26,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paclm.server.api_keys import LOCAL, KeyInfo
 from paclm.server.refusals import Refused, internal_error, no_key, not_admin, too_many_connections, unknown_key
-from paclm.server.service import Service, log_error
-from paclm.server.telemetry import Route
+from paclm.server.service import Service
+from paclm.server.telemetry import Route, log_error
 
 _PROXY_HEADERS = re.compile(r"forwarded|via|x-forwarded.*|x-real-ip|(x-|true-|cf-connecting-|x-cluster-)(client-)?ip")
 """Behind a proxy the peer on loopback is not the caller. A proxy that adds no header cannot be detected."""

@@ -124,23 +124,22 @@ def _is_alive(process: int) -> bool:
     return process > 0
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there."""
-    listening = _bind(host, port)
+def listen(bound: socket.socket) -> None:
+    """Open the port: connections wait from now on until they are accepted."""
     try:
-        listening.listen(_BACKLOG)
+        bound.listen(_BACKLOG)
     except OSError as error:
-        listening.close()
+        host, port = bound.getsockname()[:2]
         raise _refusal(host, port, error) from None
-    return listening
 
 
 def check_free(host: str, port: int) -> None:
-    """Raise what `listen` would, without listening; another process may still take the port before `listen` does."""
-    _bind(host, port).close()
+    """Raise what `bind` would; another process may still take the port before `bind` does."""
+    bind(host, port).close()
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that has the port and does not listen yet: connections are refused until it does."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)

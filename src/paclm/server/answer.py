@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paclm.curator.streams import Piece, Request, Stream
+from paclm.curator.streams import Piece, Request
 from paclm.errors import (
     CuratorError,
     InvalidInput,
@@ -30,6 +30,7 @@ from paclm.errors import (
 )
 from paclm.server import telemetry
 from paclm.server.access import Caller, route_of
+from paclm.server.curator_client import Transcript
 from paclm.server.idempotency import Fresh, InProgress, Stored, Ticket, body_digest
 from paclm.server.openai_format import Figures, Reply, cost_of, event
 from paclm.server.refusals import (
@@ -42,8 +43,8 @@ from paclm.server.refusals import (
     stopping,
     unknown_key,
 )
-from paclm.server.scheduler import Subscriber
-from paclm.server.service import Service, log_error
+from paclm.server.service import Service
+from paclm.server.telemetry import log_error
 
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
@@ -58,7 +59,7 @@ class Interrupted(Exception):
 
 
 class Answer:
-    """Answers one HTTP request and owns its streams: while the scheduler runs, nothing else cancels them."""
+    """Answers one HTTP request and owns its streams: while the curator runs, nothing else cancels them."""
 
     def __init__(
         self, service: Service, caller: Caller, requests: Sequence[Request], reply: Reply, *, is_stream: bool
@@ -68,24 +69,29 @@ class Answer:
         self._requests = requests
         self._reply = reply
         self._is_stream = is_stream
-        self._subscriber = Subscriber(caller.name)
+        self._idempotency_key: str | None = None
         self._ticket: Ticket | None = None
         self._has_client = True
-        self._is_kept = False
+        self._is_admitted = False
         self._is_settled = False
         self._is_over = False
-        self._streams: list[Stream] = []
+        self._streams: list[Transcript] = []
         self._num_open = len(requests)
+        self._last: tuple[int, Piece] | None = None
+        self._finished = asyncio.Event()  # all pieces are there, or none will come any more
+        self._error: Exception | None = None
         self._started = time.perf_counter()
         self._first_token_seconds: float | None = None
         self._last_token: dict[int, float] = {}
         self._response: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self.chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
-        """Of a stream; None is the end."""
+        self._sent: list[bytes] = []
+        self.outbox = Outbox()
+        """Events of a stream that were not sent yet."""
 
     async def respond(self, http: HttpRequest, body: bytes) -> Response:
         """Start the task and return its response: once admitted for a stream, once complete otherwise."""
-        self._is_kept = "idempotency-key" in http.headers
+        if keys := http.headers.getlist("idempotency-key"):
+            self._idempotency_key = ",".join(keys)
         self._service.spawn(self._run(http, body))
         try:
             response: Response | None = await unless_client_leaves(self._response, http.receive)
@@ -97,12 +103,44 @@ class Answer:
         return response or Response()
 
     def client_left(self) -> None:
-        """Note that the connection is gone."""
+        """Note that the connection is gone. With an Idempotency-Key the answer is completed without it."""
         if not self._is_over and self._has_client:
             self._has_client = False
             self._service.metrics.disconnects.inc()
-            if not self._is_kept:
-                self._subscriber.leave()
+            if self._idempotency_key is None:
+                self.interrupt()
+                if self._streams and not self._is_admitted:  # else the task does: it must not get into the next step
+                    self._service.spawn(self._cancel())
+
+    # --- pieces, from the curator's client --------------------------------------------------------------------------
+
+    def receive(self, at: float, pieces: Sequence[tuple[int, Piece]]) -> None:
+        """Make events of the pieces of a step; the last one waits for its cost."""
+        if self._error is not None:
+            return
+        try:
+            for answer, piece in pieces:
+                self._observe(answer, at)
+                self._num_open -= piece.finish_reason is not None
+                if self._is_stream and self._num_open:
+                    self._emit(self._reply.events(answer, piece))
+            if not self._num_open:
+                self._last = pieces[-1]
+                self._finished.set()
+        except Exception as error:
+            self._error = error
+            self._finished.set()
+
+    def interrupt(self) -> None:
+        """No more pieces will come, or the client does not want them."""
+        if not self._finished.is_set():
+            self._error = Interrupted()
+            self._finished.set()
+
+    def _emit(self, events: bytes) -> None:
+        if self._ticket is not None:
+            self._sent.append(events)
+        self.outbox.put(events)
 
     # --- the task -------------------------------------------------------------------------------------------------
 
@@ -131,16 +169,16 @@ class Answer:
             self._fail(error)
         finally:
             self._is_over = True
-            self.chunks.put_nowait(None)
+            self.outbox.close()
 
     async def _begin(self, http: HttpRequest, body: bytes) -> Response | None:
         """Take a ticket for the Idempotency-Key, if there is one, or return the stored response."""
-        keys = http.headers.getlist("idempotency-key")
-        if not keys:
+        key = self._idempotency_key
+        if key is None:
             return None
         digest = body_digest(f"{http.method} {http.url.path}", body)
         try:
-            found = await asyncio.to_thread(self._service.replies.begin, self._caller.name, ",".join(keys), digest)
+            found = await asyncio.to_thread(self._service.replies.begin, self._caller.name, key, digest)
         except InvalidInput as error:
             raise invalid(str(error), code="invalid_idempotency_key") from None
         except ReplyConflict as error:
@@ -182,15 +220,20 @@ class Answer:
             except KeyRefused:  # revoked since it was identified
                 raise unknown_key(is_needed=True) from None
         try:
-            self._streams = await self._service.scheduler.admit(self._subscriber, self._requests)
+            if self._error is not None:  # the client has left
+                raise stopping()
+            if self._is_stream:
+                self._emit(self._reply.opening(len(self._requests)))
+            await self._service.curator.admit(self, self._requests, into=self._streams)
         except Exception:
             await self._settle()
             raise
-        self._service.num_requests[self._caller.name] += 1
+        self._is_admitted = True
+        if self._error is None:
+            self._service.num_requests[self._caller.name] += 1
 
     async def _whole(self) -> None:
-        async for _ in self._pieces():
-            pass
+        await self._complete()
         cost = await self._settle()
         body = self._reply.whole(self._streams, cost)
         await self._store(body, JSON)
@@ -198,41 +241,29 @@ class Answer:
 
     async def _stream(self) -> None:
         """Emit events: the cost when everything is settled, [DONE] when the reply is stored."""
-        sent: list[bytes] = []
-
-        def emit(chunk: bytes) -> None:
-            if self._ticket is not None:
-                sent.append(chunk)
-            self.chunks.put_nowait(chunk)
-
         self._set_response(EventStream(self, headers=BUDGET_GONE if self._service.is_public_now else None))
-        for chunk in self._reply.opening(len(self._streams)):
-            emit(chunk)
-        cost: Figures | None = None
-        async for answer, piece in self._pieces():
-            cost = None if self._num_open else await self._settle()
-            for chunk in self._reply.events(answer, piece, cost):
-                emit(chunk)
-        closing = self._reply.closing(self._streams, cost or {})
-        await self._store(b"".join([*sent, closing]), EVENTS)
-        self.chunks.put_nowait(closing)
+        answer, piece = await self._complete()
+        cost = await self._settle()
+        self._emit(self._reply.events(answer, piece, cost))
+        closing = self._reply.closing(self._streams, cost)
+        await self._store(b"".join([*self._sent, closing]), EVENTS)
+        self.outbox.put(closing)
 
-    async def _pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """Every piece of every answer, to the last."""
-        while self._num_open:
-            step = await self._subscriber.queue.get()
-            if step is None:
-                raise Interrupted
-            for answer, piece in step.by_answer:
-                self._observe(answer, step.at)
-                self._num_open -= piece.finish_reason is not None
-                yield answer, piece
+    async def _complete(self) -> tuple[int, Piece]:
+        """Wait for all pieces; returns the last one."""
+        await self._finished.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._last is not None
+        return self._last
+
+    async def _cancel(self) -> None:
+        with suppress(CuratorError):  # it has stopped, and with it every stream
+            await self._service.curator.cancel(self._streams)
 
     async def _give_up(self) -> None:
         """Cancel what still runs and count what was released."""
-        if self._num_open:
-            with suppress(CuratorError):  # it has stopped, and with it every stream
-                await self._service.scheduler.cancel(self._streams)
+        await self._cancel()
         await self._settle()
         await self._end_ticket(self._service.replies.lose if self._has_started else self._service.replies.abandon)
 
@@ -240,8 +271,7 @@ class Answer:
 
     @property
     def _has_started(self) -> bool:
-        """Whether any stream got into the batch, so that tokens may have been charged."""
-        return any(stream.handle is not None for stream in self._streams)
+        return any(stream.has_started for stream in self._streams)
 
     @property
     def _max_tokens(self) -> int:
@@ -253,7 +283,8 @@ class Answer:
         if self._caller.key is not None and not self._is_settled:
             self._is_settled = True
             settle = partial(self._service.keys.settle, self._caller.name, reserved=self._max_tokens)
-            await self._service.record(partial(settle, used=cost["private_tokens"]))
+            used = cost["private_tokens"] + sum(stream.num_unknown for stream in self._streams)
+            await self._service.record(partial(settle, used=used))
         return cost
 
     async def _store(self, body: bytes, media_type: str) -> None:
@@ -282,9 +313,8 @@ class Answer:
             self._set_error(refusal)
             return
         if self._has_client and isinstance(error, Interrupted):
-            for chunk in self._reply.held_back(self._streams):
-                self.chunks.put_nowait(chunk)
-        self.chunks.put_nowait(event(refusal.body()))
+            self.outbox.put(self._reply.held_back(self._streams))
+        self.outbox.put(event(refusal.body()))
 
     def _observe(self, answer: int, at: float) -> None:
         before = self._last_token.get(answer)
@@ -311,33 +341,70 @@ class Answer:
         telemetry.write(entry)
 
 
+class Outbox:
+    """Bytes on their way to a client. Whoever sends is woken once, however many were put in."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._is_closed = False
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, chunk: bytes) -> None:
+        """Add bytes, possibly none."""
+        if chunk:
+            self._chunks.append(chunk)
+            self._wake()
+
+    def close(self) -> None:
+        """No more will come."""
+        self._is_closed = True
+        self._wake()
+
+    async def get(self) -> bytes:
+        """All there is, once there is something; nothing at the end."""
+        if not self._chunks and not self._is_closed:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        chunks, self._chunks = self._chunks, []
+        return b"".join(chunks)
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
 class EventStream(Response):
-    """Sends the chunks of an answer; a disconnect is noticed immediately, not at the next token."""
+    """Sends the events of an answer; a disconnect is noticed immediately, not at the next token."""
 
     def __init__(self, answer: Answer, headers: dict[str, str] | None) -> None:
         super().__init__(media_type=EVENTS, headers=headers)
         del self.headers["content-length"]
         self._answer = answer
+        self._is_silent = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the end, or until the client leaves."""
         sending = asyncio.ensure_future(self._send_all(send))
+        keeping_alive = asyncio.ensure_future(self._keep_alive())
         try:
             await unless_client_leaves(sending, receive)
         finally:
+            keeping_alive.cancel()
             self._answer.client_left()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        while (chunk := await self._next_chunk()) is not None:
+        while chunk := await self._answer.outbox.get():
+            self._is_silent = False
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _next_chunk(self) -> bytes | None:
-        try:
-            return await asyncio.wait_for(self._answer.chunks.get(), _KEEP_ALIVE_SECONDS)
-        except TimeoutError:
-            return _KEEP_ALIVE
+    async def _keep_alive(self) -> None:
+        while True:
+            self._is_silent = True
+            await asyncio.sleep(_KEEP_ALIVE_SECONDS)
+            if self._is_silent:
+                self._answer.outbox.put(_KEEP_ALIVE)
 
 
 async def unless_client_leaves(work: asyncio.Future[Any], receive: Receive) -> Any:

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from paclm.errors import InvalidInput, KeyRefused, QuotaExceeded, ServiceError
-from paclm.ledger.store import transaction
 from paclm.worlds.layout import CURATOR_FOLDER
 from paclm.worlds.storage import refuse_if_others_can_enter
 
@@ -125,6 +124,19 @@ class Database:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """All or nothing, on the disk when the block has ended. The front loads no module that opens the ledger."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
 
 
 def _make_file(path: Path) -> None:

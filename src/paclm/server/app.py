@@ -18,7 +18,7 @@ from paclm.server import completions, stats, telemetry
 from paclm.server.access import AccessMiddleware, AnyCaller, TheService, route_of
 from paclm.server.openapi import Health, Model, Models, describe, described
 from paclm.server.refusals import Refused, database_unavailable, error_body, stopping
-from paclm.server.service import Service, log_error
+from paclm.server.service import Service
 
 STATIC = Path(__file__).parent / "static"
 
@@ -119,7 +119,7 @@ async def _refuse(request: Request, refusal: Exception) -> Response:
 
 
 async def _refuse_without_database(request: Request, error: Exception) -> Response:
-    log_error("database", error)
+    telemetry.log_error("database", error)
     return await _refuse(request, database_unavailable())
 
 

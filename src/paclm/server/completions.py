@@ -9,14 +9,15 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from paclm.config import MIN_TEMPERATURE, ServerConfig
-from paclm.curator.curator import Curator
+from paclm.config import MIN_TEMPERATURE
 from paclm.curator.streams import Request as CuratorRequest
 from paclm.curator.streams import encode_prompt
 from paclm.errors import ContextExceeded, EngineError, InvalidInput
 from paclm.privacy.accounting import nats_up
 from paclm.server.access import AnyCaller, Caller, TheService
 from paclm.server.answer import Answer
+from paclm.server.curator_client import CuratorClient
+from paclm.server.messages import CuratorState
 from paclm.server.openai_format import reply_for
 from paclm.server.openapi import ANSWER_ERRORS, ChatCompletion, Completion, RequestPlan, described
 from paclm.server.refusals import Refused, invalid
@@ -48,27 +49,27 @@ async def plan(request: Request, caller: AnyCaller, service: TheService) -> Resp
     fields = parse_object(await read_body(request, service.setup.settings))
     ask: Ask = check(ChatAsk, fields) if "messages" in fields else check(CompletionAsk, fields)
     requests = await _requests(ask, caller, service)
-    return JSONResponse(await service.ask(lambda curator: _plan(curator, caller, requests)))
+    return JSONResponse(_plan(service.curator, await service.curator.ask_state(), caller, requests))
 
 
 async def _answer(request: Request, caller: Caller, service: Service, body: bytes, ask: Ask) -> Response:
     requests = await _requests(ask, caller, service)
-    reply = reply_for(ask, service.setup.model_id, is_admin=caller.is_admin, tokenizer=service.curator.tokenizer)
+    reply = reply_for(ask, service.setup.model_id, is_admin=caller.is_admin, tokenizer=service.tokenizer)
     return await Answer(service, caller, requests, reply, is_stream=bool(ask.stream)).respond(request, body)
 
 
 async def _requests(ask: Ask, caller: Caller, service: Service) -> list[CuratorRequest]:
     """In a thread of its own, because encoding a long text takes long."""
-    setup = service.setup
-    return await asyncio.to_thread(requests_for, ask, service.curator, setup.settings, setup.model_id, tag=caller.name)
+    return await asyncio.to_thread(requests_for, ask, service, tag=caller.name)
 
 
-def _plan(curator: Curator, caller: Caller, requests: list[CuratorRequest]) -> dict[str, Any]:
-    """In the scheduler thread, where other requests' reservations are exact."""
+def _plan(
+    curator: CuratorClient, state: CuratorState, caller: Caller, requests: list[CuratorRequest]
+) -> dict[str, Any]:
     quota = None if caller.key is None else caller.key.remaining_tokens
-    config, account, price = curator.config, curator.account, curator.worst_price
+    config, price = curator.config, curator.worst_price
     tokens = sum(request.max_new_tokens for request in requests)
-    figures = curator.figures()
+    fits = tokens * price + state["reserved_units"] <= state["remaining_units"]
     return {
         "object": "privacy.plan",
         "answers": len(requests),
@@ -77,23 +78,25 @@ def _plan(curator: Curator, caller: Caller, requests: list[CuratorRequest]) -> d
         "per_token_nats": config.per_token,
         "max_nats": nats_up(tokens * price),
         "charge": config.charge,
-        "fits": account.affords(tokens * price + curator.reserved_units) and (quota is None or tokens <= quota),
+        "fits": fits and (quota is None or tokens <= quota),
         "on_exhausted": config.on_exhausted,
-        "remaining_tokens": figures["remaining_tokens"],
+        "remaining_tokens": state["remaining_tokens"],
         "remaining_quota_tokens": quota,
-        "mia_bound": figures["mia_bound"],
-        "world_id_bound": figures["world_id_bound"],
+        "mia_bound": state["mia_bound"],
+        "world_id_bound": state["world_id_bound"],
     }
 
 
-def requests_for(ask: Ask, curator: Curator, settings: ServerConfig, model_id: str, tag: str) -> list[CuratorRequest]:
+def requests_for(ask: Ask, service: Service, tag: str) -> list[CuratorRequest]:
     """One request per answer, all answers of a prompt together, or a refusal. Costs nothing; repeats no text."""
+    tokenizer, curator, limits = service.tokenizer, service.curator, service.curator.limits
+    settings, model_id = service.setup.settings, service.setup.model_id
     if ask.model != model_id:
         raise Refused(404, f"This server has one model, {model_id}.", param="model", code="model_not_found")
     if ask.temperature and not MIN_TEMPERATURE <= ask.temperature <= settings.max_temperature:
         least, most = MIN_TEMPERATURE, settings.max_temperature
         raise invalid(f"temperature: must be 0 or lie between {least:g} and {most:g}.", "temperature")
-    prompts = [_conversation(ask, curator.tokenizer)] if isinstance(ask, ChatAsk) else ask.prompt
+    prompts = [_conversation(ask, tokenizer)] if isinstance(ask, ChatAsk) else ask.prompt
     num_answers = len(prompts) * ask.answers_each
     if num_answers > settings.max_answers:
         raise invalid(
@@ -102,16 +105,16 @@ def requests_for(ask: Ask, curator: Curator, settings: ServerConfig, model_id: s
             "n" if ask.answers_each > 1 else "prompt",
         )
     try:
-        encoded = [encode_prompt(curator.tokenizer, p) if isinstance(p, str) else p for p in prompts]
+        encoded = [encode_prompt(tokenizer, p) if isinstance(p, str) else p for p in prompts]
         return [
-            curator.request(
-                tokens,
-                ask.limit or max(1, min(curator.context - len(tokens), settings.default_max_tokens)),
-                temperature=ask.temperature or None,
-                greedy=True if ask.temperature == 0 else None,
+            CuratorRequest(
+                prompt=tuple(tokens),
+                max_new_tokens=ask.limit or max(1, min(limits.context - len(tokens), settings.default_max_tokens)),
+                temperature=curator.default_temperature if ask.temperature is None else float(ask.temperature),
                 stop=ask.stop,
                 coins_seed=_coins_seed(ask.seed, number),
                 tag=tag,
+                limits=limits,
             )
             for tokens in encoded
             for number in range(ask.answers_each)

@@ -10,14 +10,16 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from paclm.curator.streams import BudgetFigures, Mark, Piece, Stream, Tokenizer
+from paclm.curator.streams import BudgetFigures, Mark, Piece, Tokenizer
 from paclm.privacy.accounting import nats_up
+from paclm.server.curator_client import Transcript
 from paclm.server.schemas import Ask, ChatAsk, CompletionAsk
 
 DONE = b"data: [DONE]\n\n"
+_quoted = json.JSONEncoder(ensure_ascii=False).encode
 Figures = dict[str, Any]
 
 
@@ -41,26 +43,27 @@ class Reply(ABC):
         self._wants_usage = ask.wants_usage
         self._is_admin = is_admin
         self._unmarked: dict[int, list[Mark]] = {}  # marks of tokens whose text is still held back
+        self._plain: dict[int, tuple[bytes, bytes]] = {}
 
     @abstractmethod
-    def _choice(self, index: int, stream: Stream) -> dict[str, Any]:
+    def _choice(self, index: int, stream: Transcript) -> dict[str, Any]:
         """A finished answer."""
 
     @abstractmethod
     def _delta(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
         """A piece of an answer."""
 
-    def opening(self, num_answers: int) -> Iterator[bytes]:
+    def opening(self, num_answers: int) -> bytes:
         """Events before the first token."""
-        return iter(())
+        return b""
 
-    def whole(self, streams: Sequence[Stream], cost: Figures) -> bytes:
+    def whole(self, streams: Sequence[Transcript], cost: Figures) -> bytes:
         """The whole response body."""
         choices = [self._choice(index, stream) for index, stream in enumerate(streams)]
         content = self._frame(self.kind, choices) | {"usage": self._usage(streams), "privacy": cost}
         return json.dumps(content, ensure_ascii=False).encode()
 
-    def events(self, answer: int, piece: Piece, cost: Figures | None = None) -> Iterator[bytes]:
+    def events(self, answer: int, piece: Piece, cost: Figures | None = None) -> bytes:
         """The event of one piece; none while its text is held back, as part of a character or of a stop string.
 
         `cost` goes with the last piece of the request.
@@ -68,25 +71,36 @@ class Reply(ABC):
         marks = self._unmarked.setdefault(answer, [])
         marks.append(piece.mark)
         if not piece.text and piece.finish_reason is None:
-            return
-        content = self._frame(self.chunk_kind, [self._delta(answer, piece.text, piece.finish_reason)])
+            return b""
         shown = self._shown_marks(marks)
+        marks.clear()
+        if piece.finish_reason is None and not shown and cost is None:
+            before, after = self._plain.get(answer) or self._plain_event(answer)
+            return before + _quoted(piece.text).encode() + after
+        content = self._frame(self.chunk_kind, [self._delta(answer, piece.text, piece.finish_reason)])
         if shown or cost:
             content["privacy"] = ({"marks": shown} if shown else {}) | (cost or {})
-        self._unmarked[answer] = []
-        yield event(content | self._no_usage())
+        return event(content | self._no_usage())
 
-    def held_back(self, streams: Sequence[Stream]) -> Iterator[bytes]:
+    def _plain_event(self, answer: int) -> tuple[bytes, bytes]:
+        """What surrounds the text in an event that holds nothing else: nearly all are of this kind."""
+        placeholder = secrets.token_hex(16)
+        whole = event(self._frame(self.chunk_kind, [self._delta(answer, placeholder, None)]) | self._no_usage())
+        before, after = whole.split(f'"{placeholder}"'.encode())
+        self._plain[answer] = before, after
+        return before, after
+
+    def held_back(self, streams: Sequence[Transcript]) -> bytes:
         """Before the error of a stream that is cut off: text and marks of released tokens that were held back."""
+        events = []
         for index, stream in enumerate(streams):
-            if stream.finish_reason != "cancelled":
-                continue
-            text, marks = stream.held_back(), self._shown_marks(self._unmarked.get(index, []))
-            if text or marks:
-                content = self._frame(self.chunk_kind, [self._delta(index, text, None)]) | self._no_usage()
-                yield event(content | ({"privacy": {"marks": marks}} if marks else {}))
+            marks = self._shown_marks(self._unmarked.get(index, []))
+            if stream.held_back or marks:
+                content = self._frame(self.chunk_kind, [self._delta(index, stream.held_back, None)]) | self._no_usage()
+                events.append(event(content | ({"privacy": {"marks": marks}} if marks else {})))
+        return b"".join(events)
 
-    def closing(self, streams: Sequence[Stream], cost: Figures) -> bytes:
+    def closing(self, streams: Sequence[Transcript], cost: Figures) -> bytes:
         """The end of a stream, with counts only if asked for: many clients expect a choice in every other event."""
         if not self._wants_usage:
             return DONE
@@ -104,9 +118,9 @@ class Reply(ABC):
         frame = {"id": self.id, "object": kind, "created": self._created, "model": self._model}
         return {**frame, "choices": choices}
 
-    def _usage(self, streams: Sequence[Stream]) -> dict[str, int]:
+    def _usage(self, streams: Sequence[Transcript]) -> dict[str, int]:
         prompt = sum(len(stream.request.prompt) for stream in streams[:: self._answers_each])  # each prompt once
-        answer = sum(len(stream.tokens) for stream in streams)
+        answer = sum(stream.num_tokens for stream in streams)
         return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
 
@@ -123,16 +137,16 @@ class TextReply(Reply):
     def _echo(self, index: int) -> str:
         return "" if self._echoed is None else self._echoed[index // self._answers_each]
 
-    def _choice(self, index: int, stream: Stream) -> dict[str, Any]:
+    def _choice(self, index: int, stream: Transcript) -> dict[str, Any]:
         return self._delta(index, self._echo(index) + stream.text, stream.finish_reason)
 
     def _delta(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
 
-    def opening(self, num_answers: int) -> Iterator[bytes]:
-        for index in range(num_answers):
-            if echo := self._echo(index):
-                yield event(self._frame(self.kind, [self._delta(index, echo, None)]) | self._no_usage())
+    def opening(self, num_answers: int) -> bytes:
+        echoes = ((index, self._echo(index)) for index in range(num_answers))
+        choices = [self._delta(index, echo, None) for index, echo in echoes if echo]
+        return b"".join(event(self._frame(self.kind, [choice]) | self._no_usage()) for choice in choices)
 
 
 class ChatReply(Reply):
@@ -141,7 +155,7 @@ class ChatReply(Reply):
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     prefix = "chatcmpl"
 
-    def _choice(self, index: int, stream: Stream) -> dict[str, Any]:
+    def _choice(self, index: int, stream: Transcript) -> dict[str, Any]:
         message = {"role": "assistant", "content": stream.text, "refusal": None}
         return {"index": index, "message": message, "logprobs": None, "finish_reason": stream.finish_reason}
 
@@ -149,10 +163,10 @@ class ChatReply(Reply):
         delta = {"content": text} if text else {}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
-    def opening(self, num_answers: int) -> Iterator[bytes]:
-        for index in range(num_answers):
-            choice = self._delta(index, "", None) | {"delta": {"role": "assistant", "content": ""}}
-            yield event(self._frame(self.chunk_kind, [choice]) | self._no_usage())
+    def opening(self, num_answers: int) -> bytes:
+        begins = {"delta": {"role": "assistant", "content": ""}}
+        choices = [self._delta(index, "", None) | begins for index in range(num_answers)]
+        return b"".join(event(self._frame(self.chunk_kind, [choice]) | self._no_usage()) for choice in choices)
 
 
 def reply_for(ask: Ask, model_id: str, *, is_admin: bool, tokenizer: Tokenizer) -> Reply:
@@ -168,13 +182,13 @@ def _as_text(prompt: str | list[int], tokenizer: Tokenizer) -> str:
     return tokenizer.decode(prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def cost_of(streams: Sequence[Stream], figures: BudgetFigures) -> Figures:
+def cost_of(streams: Sequence[Transcript], figures: BudgetFigures) -> Figures:
     """What a request cost, and the state of the budget."""
-    num_public = sum(stream.marks.count("public") for stream in streams)
+    num_public = sum(stream.num_public for stream in streams)
     return {
         "charged_nats": nats_up(sum(stream.charged_units for stream in streams)),
         "remaining_tokens": figures["remaining_tokens"],
         "mia_bound": figures["mia_bound"],
-        "private_tokens": sum(len(stream.tokens) for stream in streams) - num_public,
+        "private_tokens": sum(stream.num_tokens for stream in streams) - num_public,
         "public_tokens": num_public,
     }

@@ -1,32 +1,52 @@
-"""Serve a workspace: one process, one secret, one event loop.
+"""Serve a workspace with two processes: this one, the curator, and the front that it starts.
 
-The socket is bound before the models are loaded, so that a port in use is reported immediately.
+    paclm serve ── bind the port ── start the front ── open ledger and models, warm up ── hello ── step until the end
+                                        └ imports, tokenizer ── waits for hello ── listens, speaks HTTP
+
+The port is bound before the models are loaded, so that one in use is reported immediately, and opened when the first
+request can be answered. The front is started by exec: it inherits the port and one end of a socket pair, and no memory
+and no master key. Either process ends when the other has; then the ledger holds what was charged.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import fcntl
 import ipaddress
+import os
+import signal
 import socket
+import subprocess
+import sys
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from paclm.config import ServerConfig, in_shell
 from paclm.curator.curator import Curator
+from paclm.curator.custody import WITNESS_VARIABLE
+from paclm.curator.master_key import KEY_FILE_VARIABLE, KEY_VARIABLE
 from paclm.curator.preflight import budgets_of
 from paclm.curator.redacted import disable_core_dumps
+from paclm.engine.base_model import base_of
 from paclm.errors import ServiceError
 from paclm.server import address, telemetry
 from paclm.server.api_keys import Database, KeyStore, service_path
-from paclm.server.app import create_app
-from paclm.server.idempotency import Keep, Replies
-from paclm.server.service import Service, Setup
-from paclm.server.web_server import allow_files, web_server
+from paclm.server.idempotency import Replies
+from paclm.server.messages import BrokenLink, Link
+from paclm.server.scheduler import Scheduler
+from paclm.server.service import Setup
+from paclm.server.web_server import allow_files
 from paclm.worlds.layout import MANIFEST_FILE
 from paclm.worlds.workspace import Workspace
 
 ADMIN = "admin"
+_END_SECONDS = 20.0
+"""For a front to finish its accounting after the curator has stopped; a client that does not read delays it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,65 +54,153 @@ class Started:
     """What to announce when it listens."""
 
     url: str
-    service: Service
+    curator: Curator
+    setup: Setup
     new_admin_key: str | None
     """Made because there was no key yet; shown this once."""
 
 
-def serve(path: Path, settings: ServerConfig, announce: Callable[[Started], None], witness: Path | None = None) -> None:
-    """Serve a workspace until a signal ends it; `announce` is called once it listens."""
+def serve(
+    path: Path,
+    settings: ServerConfig,
+    announce: Callable[[Started], None],
+    progress: Callable[[int, int], None],
+    witness: Path | None = None,
+) -> None:
+    """Serve a workspace until a signal ends it; `announce` is called once it listens, `progress` while it warms up."""
     workspace = Workspace.open(path)
     budgets_of(workspace)  # fail fast
     allow_files(settings.max_connections)
     disable_core_dumps()
-    is_loopback = is_loopback_address(settings.host)
-    with (
-        address.listen(settings.host, settings.port) as listening,
-        Database.open(service_path(workspace.path)) as database,
-    ):
-        keys = KeyStore(database)
-        if not is_loopback and not keys.has_keys():
-            raise ServiceError(
-                f"{settings.host} can be reached from other machines, but there is no API key yet. Make one first: "
-                f"paclm keys add {in_shell(path)} NAME. Or listen on 127.0.0.1."
-            )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # announced instead
-            curator = Curator.open(workspace, witness=witness)
-        with curator:
-            keys.recover()
-            replies = Replies(database, Keep(seconds=settings.keep_replies_seconds))
-            replies.recover()
-            admin_key = None if keys.list() else keys.add(ADMIN, admin=True)
-            service = Service(curator, _setup(workspace, settings, is_loopback), keys, replies)
-            started = Started(url=_url(listening), service=service, new_admin_key=admin_key)
-            with address.noted(workspace.path, started.url):
-                _run(service, listening, settings, started, announce)
-    if service.has_failed:
+    setup = _setup(workspace, settings)
+    with address.bind(settings.host, settings.port) as port:
+        _check_keys(workspace.path, path, setup)
+        with _front(port, workspace) as front:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # announced instead
+                curator = Curator.open(workspace, witness=witness)
+            with curator:
+                curator.warm_up(progress)
+                curator.usage()  # the first call reads the ledger's whole table: do it before any step waits for it
+                _wait_for_old_front(front)
+                admin_key = _recover(workspace.path)
+                address.listen(port)
+                url = _url(port)
+                port.close()
+                started = Started(url=url, curator=curator, setup=setup, new_admin_key=admin_key)
+                with address.noted(workspace.path, url):
+                    _run(front, started, announce, workspace.path)
+
+
+def _run(front: Front, started: Started, announce: Callable[[Started], None], workspace: Path) -> None:
+    def on_ready() -> None:
+        announce(started)
+        telemetry.install()
+        _relay_signals(front.process)
+
+    scheduler = Scheduler(started.curator, front.link, started.setup.settings.max_waiting, on_ready)
+    try:
+        scheduler.hello(workspace=str(workspace), setup=dataclasses.asdict(started.setup))
+        scheduler.run()
+    except BrokenLink as broken:
+        raise ServiceError(
+            f"{broken} The server stopped; the ledger holds what was charged: start the server again."
+        ) from None
+    except Exception as error:
         raise ServiceError(
             "A step failed and the server stopped. The ledger holds what was charged: start the server again."
-        )
+        ) from error
 
 
-def _run(
-    service: Service,
-    listening: socket.socket,
-    settings: ServerConfig,
-    started: Started,
-    announce: Callable[[Started], None],
-) -> None:
-    server = web_server(create_app(service), service, settings)
-    announce(started)
-    telemetry.install()
-    server.run(sockets=[listening])
+class Front(NamedTuple):
+    """The front process."""
+
+    process: subprocess.Popen[bytes]
+    link: Link
+    lock: int
+    """A file that both have open: locked, it stays so until the last of them has ended."""
 
 
-def _setup(workspace: Workspace, settings: ServerConfig, is_loopback: bool) -> Setup:
+@contextmanager
+def _front(port: socket.socket, workspace: Workspace) -> Iterator[Front]:
+    """Start the front; at the end close the link, which ends it, and wait until it has finished its accounting."""
+    own, its = socket.socketpair()
+    lock = os.open(service_path(workspace.path).with_name("front.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    sockets = its.fileno(), port.fileno()
+    command = [sys.executable, "-P", "-m", "paclm.server.front", *map(str, sockets), str(base_of(workspace).folder)]
+    private = {KEY_VARIABLE, KEY_FILE_VARIABLE, WITNESS_VARIABLE}
+    environment = {name: value for name, value in os.environ.items() if name not in private}
+    with own:
+        with its:  # in a session of its own: Ctrl-C reaches this process alone, which passes it on
+            process = subprocess.Popen(
+                command, pass_fds=(*sockets, lock), env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        try:
+            yield Front(process, Link(own), lock)
+        except BaseException:
+            process.terminate()
+            raise
+        finally:
+            own.close()
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            os.close(lock)
+
+
+def _relay_signals(front: subprocess.Popen[bytes]) -> None:
+    """A signal to stop is the front's to handle: it lets answers finish, and then stops this process."""
+
+    def relay(number: int, _: object) -> None:
+        front.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)  # a second SIGINT hurries it
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup: outlive the terminal
+            signal.signal(number, relay)
+
+
+def _wait_for_old_front(front: Front) -> None:
+    """After a kill the front of that server still writes to the service database. Call it with the ledger's lock."""
+    deadline = time.monotonic() + _END_SECONDS
+    while True:
+        try:
+            fcntl.flock(front.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise ServiceError(
+                    "The front of an earlier server of this workspace has not ended. Stop that process (it runs "
+                    "paclm.server.front), and start again."
+                ) from None
+            time.sleep(0.05)
+
+
+def _check_keys(workspace: Path, named: Path, setup: Setup) -> None:
+    with KeyStore.open(service_path(workspace)) as keys:
+        if not setup.is_loopback and not keys.has_keys():
+            raise ServiceError(
+                f"{setup.settings.host} can be reached from other machines, but there is no API key yet. Make one "
+                f"first: paclm keys add {in_shell(named)} NAME. Or listen on 127.0.0.1."
+            )
+
+
+def _recover(workspace: Path) -> str | None:
+    """Settle what a killed server left behind, and make a first key; returns it. Call it with the ledger's lock."""
+    with Database.open(service_path(workspace)) as database:
+        keys = KeyStore(database)
+        keys.recover()
+        Replies(database).recover()
+        return None if keys.list() else keys.add(ADMIN, admin=True)
+
+
+def _setup(workspace: Workspace, settings: ServerConfig) -> Setup:
     return Setup(
         model_id=settings.model_id or workspace.path.name,
         settings=settings,
-        runtime=workspace.runtime,
-        is_loopback=is_loopback,
+        runtime=dataclasses.asdict(workspace.runtime),
+        is_loopback=is_loopback_address(settings.host),
         unit=workspace.manifest.unit,
         created=int((workspace.path / MANIFEST_FILE).stat().st_mtime),
     )

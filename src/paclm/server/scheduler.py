@@ -1,56 +1,30 @@
-"""Continuous batching: the one thread that calls the curator. Requests join and leave between two steps.
+"""Continuous batching: the loop of the curator process. Requests join and leave between two steps.
 
-    event loop ── admit / cancel / ask ──► calls ─┐
-                                                   ├─► scheduler thread: run calls, fill the batch, one step, repeat
-    event loop ◄── pieces of a step, one message ──┘
+    front ──► Admit / Cancel / Query ──► read all that is there, fill the batch, one step, repeat
+    front ◄── the pieces of the step, one message ──┘
 
 The worst case of a request is reserved from its admission on (`Curator.hold`), so one that waits for room in the batch
-never fails midway. Knows no HTTP.
+never fails midway. Needs no thread: one loop reads, steps and sends. Knows no HTTP.
 """
 
 from __future__ import annotations
 
-import asyncio
-import queue
-import threading
+import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from paclm.curator.curator import Curator
-from paclm.curator.streams import Piece, Request, Stream
-from paclm.errors import BudgetExceeded, CuratorError
+from paclm.curator.streams import Request, Stream
+from paclm.errors import BudgetExceeded, InvalidInput
+from paclm.ledger.events import COUNTS, Usage
 from paclm.privacy.accounting import units_up
-from paclm.server.refusals import budget_exhausted, budget_reserved, queue_full, stopping
+from paclm.server import messages
+from paclm.server.messages import Admit, BrokenLink, Cancel, CuratorState, Link, Query, Ready, Reason, Stop
+from paclm.server.telemetry import log_error
 
 T = TypeVar("T")
-
-
-class StepPieces(NamedTuple):
-    """What one step released for one request."""
-
-    at: float
-    """When the step ended, by `time.perf_counter`."""
-    by_answer: list[tuple[int, Piece]]
-    """With the number of the answer, of those the request asked for."""
-
-
-class Subscriber:
-    """Receives the pieces of one request on the event loop; `None` means that no more will come."""
-
-    def __init__(self, owner: str) -> None:
-        self.owner = owner
-        self.queue: asyncio.Queue[StepPieces | None] = asyncio.Queue()
-        self.loop = asyncio.get_running_loop()
-        self.has_left = False
-        """Read by the scheduler thread: a client that has left is not admitted."""
-
-    def leave(self) -> None:
-        """The client is gone: end the wait for pieces."""
-        self.has_left = True
-        self.queue.put_nowait(None)
 
 
 class FairQueue(Generic[T]):
@@ -58,7 +32,7 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[T]] = {}  # in the order of turns
-        self._num = 0  # counted, because other threads read it while the queues change
+        self._num = 0
 
     def __len__(self) -> int:
         return self._num
@@ -94,150 +68,167 @@ class FairQueue(Generic[T]):
         return True
 
 
+class RefusedCall(Exception):
+    """A call of the front that is refused; nothing was charged."""
+
+    def __init__(self, reason: Reason, *figures: int) -> None:
+        super().__init__(reason)
+        self.reason, self.figures = reason, figures
+
+
 class Scheduler:
-    """Steps the curator while any stream is active. `on_step` and `on_failure` are called in its thread."""
+    """Steps the curator while any stream is active, until the front says stop or something fails."""
 
     def __init__(
-        self,
-        curator: Curator,
-        max_waiting: int,
-        on_step: Callable[[Sequence[tuple[Stream, Piece]], float], None],
-        on_failure: Callable[[BaseException], None],
+        self, curator: Curator, link: Link, max_waiting: int, on_ready: Callable[[], None] = lambda: None
     ) -> None:
         self._curator = curator
+        self._link = link
         self._max_waiting = max_waiting
-        self._on_step = on_step
-        self._on_failure = on_failure
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._on_ready = on_ready
+        self._num_places = curator.num_free
         self._waiting: FairQueue[Stream] = FairQueue()
-        self._subscribers: dict[Stream, tuple[Subscriber, int]] = {}
+        self._streams: dict[int, Stream] = {}  # by the front's number, running and waiting
+        self._numbers: dict[Stream, int] = {}
+        self._last_number = -1
         self._is_over = False
-        self._gate = threading.RLock()  # no call is queued for a thread that has ended
-        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has stopped, on purpose or not."""
-        return self._is_over
 
     @property
     def num_running(self) -> int:
         """Streams in the batch."""
-        return max(0, len(self._subscribers) - len(self._waiting))
+        return len(self._streams) - len(self._waiting)
 
     @property
     def num_waiting(self) -> int:
         """Streams that wait for room in the batch."""
         return len(self._waiting)
 
-    @property
-    def num_calls(self) -> int:
-        """Calls that wait for the end of the current step."""
-        return self._calls.qsize()
+    def hello(self, **more: object) -> None:
+        """Tell the front what it needs of the curator; it takes requests from then on."""
+        curator = self._curator
+        self._link.send(
+            "hello",
+            {
+                "vocabulary": curator.limits.vocabulary,
+                "context": curator.limits.context,
+                "config": dataclasses.asdict(curator.config),
+                "num_worlds": curator.num_worlds,
+                "num_places": self._num_places,
+                "worst_price": curator.worst_price,
+                "cautions": curator.cautions,
+                "state": self._state(),
+                **more,
+            },
+        )
 
-    # --- from the event loop ------------------------------------------------------------------------------------
-
-    async def ask(self, work: Callable[[Curator], T]) -> T:
-        """Do something with the curator between two steps."""
-        return await asyncio.wrap_future(self._post(lambda: work(self._curator)))
-
-    async def admit(self, subscriber: Subscriber, requests: Sequence[Request]) -> list[Stream]:
-        """Reserve the worst case of all these answers, or refuse them all.
-
-        Call it from a task of the service: were the caller cancelled, its streams would have no owner.
-        """
-        return await asyncio.wrap_future(self._post(lambda: self._admit(subscriber, requests)))
-
-    async def cancel(self, streams: Sequence[Stream]) -> None:
-        """End these streams before the next step; when it returns their tokens are final."""
-        await asyncio.wrap_future(self._post(lambda: self._cancel(streams)))
-
-    def stop(self) -> None:
-        """Stop after the current step; subscribers of unfinished streams get None."""
-        with self._gate:
-            self._calls.put(self._stop)
-
-    def close(self) -> None:
-        """Stop, and wait until it has."""
-        self.stop()
-        self._thread.join()
-
-    def _post(self, work: Callable[[], T]) -> Future[T]:
-        future: Future[T] = Future()
-
-        def call() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(work())
-            except Exception as error:  # any error belongs to the caller, not to the scheduler thread
-                future.set_exception(error)
-            except BaseException as error:  # a panic of a native library: as an Exception, which every caller handles
-                future.set_exception(CuratorError(f"A call to the curator failed ({type(error).__name__})."))
-
-        with self._gate:
-            if self._is_over:
-                future.set_exception(CuratorError("The curator has stopped; start the server again."))
-            else:
-                self._calls.put(call)
-        return future
-
-    # --- in the scheduler thread --------------------------------------------------------------------------------
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Until the front says stop. Raises what a step raised, or `BrokenLink` if the front is gone."""
         try:
             while not self._is_over:
-                self._run_calls()
+                for message in self._link.receive(wait=not self._streams):
+                    self._handle(messages.read(message))
                 self._fill_batch()
                 if self._curator.num_active and not self._is_over:
                     self._step()
-        except BaseException as error:  # the curator has stopped itself: report it so that the process is restarted
-            self._stop()
-            self._on_failure(error)
-        finally:
-            self._end()
+        except BaseException as error:  # memory may be ahead of the ledger: only a restart helps
+            if not isinstance(error, BrokenLink | KeyboardInterrupt | SystemExit):
+                log_error("step failed", error)
+            self._end(has_failed=True)
+            raise
+        self._end(has_failed=False)
 
-    def _run_calls(self) -> None:
-        """Run all queued calls; wait for one when no stream is active."""
-        is_idle = not self._subscribers
-        while not self._is_over:
-            try:
-                self._calls.get(block=is_idle)()
-            except queue.Empty:
-                return
-            is_idle = False
+    # --- calls of the front ---------------------------------------------------------------------------------------
 
-    def _admit(self, subscriber: Subscriber, requests: Sequence[Request]) -> list[Stream]:
-        if self._is_over or subscriber.has_left:
-            raise stopping()
-        if self._is_full_for(subscriber.owner, len(requests)):
-            raise queue_full(len(self._waiting))
+    def _handle(self, message: messages.FrontMessage) -> None:
+        if isinstance(message, Ready):
+            self._on_ready()
+            return
         try:
+            self._link.send("reply", message.call, self._answer(message))
+        except RefusedCall as refused:
+            self._link.send("refused", message.call, refused.reason, *refused.figures)
+        except BrokenLink:
+            raise
+        except BaseException as error:  # any error belongs to the caller; a panic of a native library too
+            log_error("call failed", error)
+            self._link.send("refused", message.call, "failed")
+
+    def _answer(self, message: Admit | Cancel | Query | Stop) -> Any:
+        match message:
+            case Admit():
+                return self._admit(message)
+            case Cancel():
+                return self._cancel(message.streams)
+            case Query():
+                return self._figures(message)
+            case Stop():
+                self._is_over = True
+                return None
+
+    def _admit(self, message: Admit) -> None:
+        owner, first, wanted = message.owner, message.first, message.wanted
+        if first <= self._last_number:
+            raise BrokenLink("The front used the number of a stream twice.")
+        self._last_number = first + len(wanted) - 1
+        if self._is_over:
+            raise RefusedCall("stopping")
+        if self._is_full_for(owner, len(wanted)):
+            raise RefusedCall("queue_full", len(self._waiting))
+        try:
+            requests = [
+                self._curator.request(
+                    answer.prompt,
+                    answer.max_new_tokens,
+                    temperature=answer.temperature or None,
+                    greedy=answer.temperature == 0,
+                    stop=answer.stop,
+                    coins_seed=answer.coins_seed,
+                    tag=owner,
+                )
+                for answer in wanted
+            ]
             streams = self._curator.hold(requests)
         except BudgetExceeded:  # its message is for the operator
             raise self._refusal(requests) from None
-        for answer, stream in enumerate(streams):
-            self._subscribers[stream] = (subscriber, answer)
-            self._waiting.put(subscriber.owner, stream)
-        return streams
+        except (InvalidInput, OverflowError):  # the front checks with the same code: only a broken one gets here
+            raise RefusedCall("invalid") from None
+        for number, stream in enumerate(streams, first):
+            self._streams[number], self._numbers[stream] = stream, number
+            self._waiting.put(owner, stream)
 
     def _is_full_for(self, owner: str, wanted: int) -> bool:
         """The queue takes `max_waiting` answers, and up to twice that from keys that have none waiting."""
         limit = self._max_waiting * (1 if self._waiting.num_of(owner) else 2)
         return len(self._waiting) + wanted > limit + self._curator.num_free
 
-    def _refusal(self, requests: Sequence[Request]) -> Exception:
+    def _refusal(self, requests: list[Request]) -> RefusedCall:
         """Retrying helps only while other requests have reserved what this one lacks."""
         wanted = sum(request.max_new_tokens for request in requests)
         account, per_token = self._curator.account, self._curator.config.per_token
         left = account.remaining_tokens(per_token)
         if wanted > left:
-            return budget_exhausted(left, is_spent=account.remaining_units == 0)
-        return budget_reserved((account.remaining_units - self._curator.reserved_units) // units_up(per_token))
+            return RefusedCall("budget_exhausted", left, int(account.remaining_units == 0))
+        free = (account.remaining_units - self._curator.reserved_units) // units_up(per_token)
+        return RefusedCall("budget_reserved", free)
+
+    def _cancel(self, numbers: list[int]) -> None:
+        for number in numbers:
+            if (stream := self._streams.pop(number, None)) is not None:
+                del self._numbers[stream]
+                self._waiting.remove(stream.request.tag, stream)
+                self._curator.cancel(stream)
+
+    def _figures(self, message: Query) -> Any:
+        match message.topic:
+            case "figures":
+                return self._state()
+            case "usage":
+                usage = self._curator.usage()
+                return [{name: _counts(entry) for name, entry in table.items()} for table in usage]
+            case "leak":
+                return self._curator.leak_estimate()
+
+    # --- steps ----------------------------------------------------------------------------------------------------
 
     def _fill_batch(self) -> None:
         while len(self._waiting) and self._curator.num_free:
@@ -246,43 +237,46 @@ class Scheduler:
     def _step(self) -> None:
         started = time.perf_counter()
         released = self._curator.step()
-        now = time.perf_counter()
-        batches: dict[Subscriber, StepPieces] = {}
+        seconds = time.perf_counter() - started
+        if not released:
+            return
+        pieces = []
         for stream, piece in released:
-            found = self._subscribers.pop(stream, None) if piece.finish_reason else self._subscribers.get(stream)
-            if found is not None:
-                subscriber, answer = found
-                batches.setdefault(subscriber, StepPieces(now, [])).by_answer.append((answer, piece))
-        _send(batches)
-        self._on_step(released, now - started)
+            number = self._numbers.get(stream, -1)
+            pieces.append((number, *piece))
+            if piece.finish_reason:
+                self._streams.pop(number, None)
+                self._numbers.pop(stream, None)
+        self._link.send("step", pieces, self._state(), seconds, self._curator.commit_seconds)
 
-    def _cancel(self, streams: Sequence[Stream]) -> None:
-        for stream in streams:
-            if (found := self._subscribers.pop(stream, None)) is not None:
-                self._waiting.remove(found[0].owner, stream)
-                self._curator.cancel(stream)
+    def _state(self) -> CuratorState:
+        account = self._curator.account
+        return CuratorState(
+            **self._curator.figures(),
+            tokens=account.tokens,
+            dissent_tokens=account.dissent_tokens,
+            charged_tokens=account.charged_tokens,
+            total_units=account.total_units,
+            remaining_units=account.remaining_units,
+            reserved_units=self._curator.reserved_units,
+            running=self.num_running,
+            waiting=self.num_waiting,
+        )
 
-    def _stop(self) -> None:
+    # --- end ------------------------------------------------------------------------------------------------------
+
+    def _end(self, *, has_failed: bool) -> None:
+        """Cancel the rest; tell the front which of it had started, and the text that was held back."""
         self._is_over = True
-
-    def _end(self) -> None:
-        """Leave no caller waiting: calls get an error, subscribers get None."""
-        with self._gate:
-            self._is_over = True
-            while not self._calls.empty():
-                self._calls.get()()
-        subscribers = {subscriber for subscriber, _ in self._subscribers.values()}
-        self._cancel(list(self._subscribers))
-        _send(dict.fromkeys(subscribers))
+        ended = list(self._streams.items())
+        self._cancel([number for number, _ in ended])
+        try:
+            rows = [(number, stream.handle is not None, stream.held_back()) for number, stream in ended]
+            self._link.send("ended", rows)
+            self._link.send("stopped", has_failed)
+        except BrokenLink:  # the front is gone, and what it knows is final
+            pass
 
 
-def _send(messages: dict[Subscriber, StepPieces] | dict[Subscriber, None]) -> None:
-    """Hand one step's messages to the event loop in one call."""
-    loop = next((subscriber.loop for subscriber in messages), None)
-    if loop is not None and not loop.is_closed():
-        loop.call_soon_threadsafe(_put, messages)
-
-
-def _put(messages: dict[Subscriber, StepPieces] | dict[Subscriber, None]) -> None:
-    for subscriber, message in messages.items():
-        subscriber.queue.put_nowait(message)
+def _counts(usage: Usage) -> list[int]:
+    return [getattr(usage, name) for name in COUNTS]

@@ -1,4 +1,4 @@
-"""Everything behind the endpoints: one curator with its scheduler, API keys, stored replies, metrics. Knows no HTTP.
+"""Everything behind the endpoints: the link to the curator, API keys, stored replies, metrics. Knows no HTTP.
 
 Work that must finish (counting what a key used, storing a reply) runs as a task of the service and not of the
 connection, so that a client who disconnects cannot leave it half done.
@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from paclm.config import RuntimeConfig, ServerConfig
-from paclm.curator.curator import Curator
-from paclm.curator.streams import Piece, Stream
+from paclm.config import ServerConfig
+from paclm.curator.streams import Mark, Tokenizer
 from paclm.errors import ServiceError
 from paclm.privacy.accounting import units_up
 from paclm.server import telemetry
 from paclm.server.api_keys import KeyStore
+from paclm.server.curator_client import CuratorClient
 from paclm.server.idempotency import Replies
-from paclm.server.refusals import Refused, stopping
-from paclm.server.scheduler import Scheduler
-from paclm.server.telemetry import Metrics, Recent
+from paclm.server.refusals import Refused
+from paclm.server.telemetry import Metrics, Recent, log_error
 
 T = TypeVar("T")
 
@@ -39,7 +39,8 @@ class Setup:
 
     model_id: str
     settings: ServerConfig = field(default_factory=ServerConfig)
-    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    runtime: Mapping[str, Any] = field(default_factory=dict)
+    """[runtime], to be shown."""
     is_loopback: bool = True
     """Only this machine can reach it."""
     unit: str = "a record was"
@@ -51,9 +52,19 @@ class Setup:
 class Service:
     """Start it inside the event loop, and close it there."""
 
-    def __init__(self, curator: Curator, setup: Setup, keys: KeyStore, replies: Replies) -> None:
-        curator.usage()  # the first call reads the ledger's whole table: do it before any step waits for it
-        self.curator = curator
+    def __init__(
+        self,
+        end: socket.socket,
+        hello: Mapping[str, Any],
+        setup: Setup,
+        tokenizer: Tokenizer,
+        keys: KeyStore,
+        replies: Replies,
+    ) -> None:
+        self.curator = CuratorClient(hello)
+        self.curator.on_step = self._stepped
+        self.curator.on_end = self._ended
+        self.tokenizer = tokenizer
         self.setup = setup
         self.keys = keys
         self.replies = replies
@@ -62,24 +73,25 @@ class Service:
         self.num_requests: Counter[str] = Counter()
         """Requests admitted since the start, by key name."""
         self.on_failure: Callable[[], None] = lambda: None
-        """Called once, from the scheduler thread, when a step has failed and only a restart helps."""
+        """Called once, when a step has failed or the curator is gone, and only a restart helps."""
         self.has_failed = False
         self.is_draining = False
-        self.scheduler = Scheduler(curator, setup.settings.max_waiting, self._stepped, self._step_failed)
+        self._end = end
         self._started = time.monotonic()
         self._logged: set[telemetry.EventName] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._retries: deque[Callable[[], None]] = deque()  # writes that the database could not take yet
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._has_ended = asyncio.Event()
 
     # --- start and stop -------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to step, and to delete expired replies."""
+        """Take requests, and delete expired replies."""
         self._loop = asyncio.get_running_loop()
         telemetry.write(telemetry.Entry(event="started", remaining_tokens=self.remaining_tokens))
         self._watch_budget()
-        self.scheduler.start()
+        await self.curator.start(self._end)
         self._housekeeping = asyncio.create_task(self._keep_house())
 
     def drain(self) -> None:
@@ -90,32 +102,31 @@ class Service:
                 self._loop.call_soon_threadsafe(self._begin_drain)  # a signal handler must not write a log line
 
     def _begin_drain(self) -> None:
-        running, queued = self.scheduler.num_running, self.scheduler.num_waiting
-        telemetry.write(telemetry.Entry(event="stopping", running=running, queued=queued))
-        asyncio.get_running_loop().call_later(self.setup.settings.shutdown_seconds, self.scheduler.stop)
+        state = self.curator.state
+        telemetry.write(telemetry.Entry(event="stopping", running=state["running"], queued=state["waiting"]))
+        asyncio.get_running_loop().call_later(self.setup.settings.shutdown_seconds, self.curator.stop)
 
     async def close(self) -> None:
-        """Stop after the current step, finish all accounting, and release the ledger's lock."""
+        """Finish all accounting, and stop the curator."""
         self.drain()
         self._housekeeping.cancel()
         while self._tasks:  # answers without a client too: their Idempotency-Key can ask for them later
             await asyncio.wait(self._tasks)
-        await asyncio.to_thread(self.scheduler.close)
+        self.curator.stop()
         await self._retry_writes()
-        await asyncio.to_thread(self.curator.close)
+        await self._has_ended.wait()
+        self.curator.close()
         telemetry.write(telemetry.Entry(event="stopped", seconds=self.uptime_seconds))
 
     @property
     def is_idle(self) -> bool:
         """Whether no answer is in progress, with or without a client."""
-        if self.scheduler.is_over:
-            return True  # `close` waits for the rest
-        return not self._tasks and not self.scheduler.num_running and not self.scheduler.num_waiting
+        return self.curator.is_over or (not self._tasks and not self.curator.num_open)  # `close` waits for the rest
 
     @property
     def state(self) -> str:
         """`serving`, `draining` or `stopped`."""
-        if self.has_failed or self.scheduler.is_over:
+        if self.curator.is_over:
             return "stopped"
         return "draining" if self.is_draining else "serving"
 
@@ -127,7 +138,7 @@ class Service:
     @property
     def remaining_tokens(self) -> int:
         """Tokens left if every one is charged."""
-        return self.curator.account.remaining_tokens(self.curator.config.per_token)
+        return self.curator.state["remaining_tokens"]
 
     @property
     def is_public_now(self) -> bool:
@@ -148,12 +159,6 @@ class Service:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, Refused):
             log_error("task failed", error)
-
-    async def ask(self, work: Callable[[Curator], T]) -> T:
-        """Do something with the curator between two steps."""
-        if self.state == "stopped":
-            raise stopping()
-        return await self.scheduler.ask(work)
 
     async def record(self, work: Callable[[], None]) -> None:
         """Write to the service database; a write it cannot take now is retried, and the request does not fail."""
@@ -176,35 +181,33 @@ class Service:
         for _ in range(len(self._retries)):
             await self.record(self._retries.popleft())
 
-    # --- from the scheduler thread ----------------------------------------------------------------------------------
+    # --- from the curator -------------------------------------------------------------------------------------------
 
-    def _stepped(self, released: Sequence[tuple[Stream, Piece]], seconds: float) -> None:
+    def _stepped(self, tokens: Mapping[tuple[str, Mark], int], seconds: float, commit_seconds: float) -> None:
         self.metrics.step_seconds.observe(seconds)
-        self.metrics.commit_seconds.observe(self.curator.commit_seconds)
-        for stream, piece in released:
-            self.metrics.count_token(stream.request.tag, piece.mark)
-        self.recent.add([piece.mark for _, piece in released])
+        self.metrics.commit_seconds.observe(commit_seconds)
+        marks: Counter[Mark] = Counter()
+        for (key_name, mark), num in tokens.items():
+            self.metrics.count_tokens(key_name, mark, num)
+            marks[mark] += num
+        self.recent.add(marks)
         self._watch_budget()
 
-    def _step_failed(self, error: BaseException) -> None:
+    def _ended(self, has_failed: bool) -> None:
         """What was released is in the ledger; nothing more is released before a restart."""
-        self.has_failed = True
-        log_error("step failed", error)
-        self.on_failure()
+        self.has_failed = has_failed
+        self._has_ended.set()
+        if has_failed:
+            self.on_failure()
 
     def _watch_budget(self) -> None:
         """Log `budget_low` at a tenth and `budget_exhausted`, once per process."""
         left = self.remaining_tokens
         event: telemetry.EventName = "budget_low" if left else "budget_exhausted"
-        total = self.curator.account.total_units // units_up(self.curator.config.per_token)
+        total = self.curator.state["total_units"] // units_up(self.curator.config.per_token)
         if left * _LOW_SHARE <= total and event not in self._logged:
             self._logged.add(event)
             on_exhausted = self.curator.config.on_exhausted
             telemetry.write(
                 telemetry.Entry(event=event, remaining_tokens=left, on_exhausted=on_exhausted), logging.WARNING
             )
-
-
-def log_error(what: str, error: BaseException) -> None:
-    """Log an error; the formatter keeps type and place only."""
-    logging.getLogger(telemetry.LOGGER).error(what, exc_info=error)

@@ -40,8 +40,8 @@ NOT_PROMISED = (
 async def privacy(caller: AnyCaller, service: TheService) -> Response:
     """What was spent so far, what is left, and what is promised."""
     curator, key = service.curator, caller.key
+    used = key.used_tokens if key else _tokens_of(caller.name, await curator.ask_usage())
     figures = curator.figures()
-    used = key.used_tokens if key else await service.ask(lambda curator: _tokens_of(caller.name, curator.usage()))
     own = {"quota_tokens": key.quota_tokens if key else None, "used_tokens": used}
     return JSONResponse(
         {
@@ -62,26 +62,24 @@ async def privacy(caller: AnyCaller, service: TheService) -> Response:
 @router.get("/v1/admin/overview", **described(Overview, {403}))
 async def overview(_: Admin, service: TheService) -> Response:
     """Everything for the operator's dashboard."""
-    usage, leak, reserved = await service.ask(
-        lambda curator: (curator.usage(), curator.leak_estimate(), curator.reserved_units)
-    )
-    keys = await asyncio.to_thread(service.keys.list)
     curator, setup = service.curator, service.setup
-    figures, account = curator.figures(), curator.account
+    usage, leak, state = await asyncio.gather(curator.ask_usage(), curator.ask_leak(), curator.ask_state())
+    keys = await asyncio.to_thread(service.keys.list)
+    figures = curator.figures()
     tokens_per_second, steps_per_second = service.recent.rates()
     most = math.log(curator.num_worlds)
     per_token = units_up(curator.config.per_token)
     content = {
         "model": setup.model_id,
-        "has_chat_template": has_chat_template(curator.tokenizer),
+        "has_chat_template": has_chat_template(service.tokenizer),
         "version": __version__,
         "state": service.state,
         "uptime_seconds": round(service.uptime_seconds, 1),
         "budget": {
             **figures,
             "per_token_nats": curator.config.per_token,
-            "total_tokens": account.total_units // per_token,
-            "held_tokens": reserved // per_token,
+            "total_tokens": state["total_units"] // per_token,
+            "held_tokens": state["reserved_units"] // per_token,
             "is_exhausted": figures["remaining_tokens"] == 0,
             "on_exhausted": curator.config.on_exhausted,
         },
@@ -93,11 +91,11 @@ async def overview(_: Admin, service: TheService) -> Response:
             "not_promised": NOT_PROMISED,
         },
         "tokens": {
-            "private": account.tokens,
+            "private": state["tokens"],
             "public": sum(entry.public_tokens for entry in usage.by_tag.values()),
-            "dissent": account.dissent_tokens,
-            "charged": account.charged_tokens,
-            "dissent_rate": account.dissent_tokens / account.tokens if account.tokens else None,
+            "dissent": state["dissent_tokens"],
+            "charged": state["charged_tokens"],
+            "dissent_rate": state["dissent_tokens"] / state["tokens"] if state["tokens"] else None,
         },
         "belief": {
             "leak_estimate_nats": leak,
@@ -108,15 +106,15 @@ async def overview(_: Admin, service: TheService) -> Response:
         "load": {
             "tokens_per_second": tokens_per_second,
             "steps_per_second": steps_per_second,
-            "running": service.scheduler.num_running,
-            "waiting": service.scheduler.num_waiting,
-            "places": setup.runtime.max_sequences,
+            "running": service.curator.state["running"],
+            "waiting": service.curator.state["waiting"],
+            "places": curator.num_places,
             "max_waiting": setup.settings.max_waiting,
         },
         "keys": _by_key(keys, usage, service),
         "settings": {
             "mechanism": dataclasses.asdict(curator.config),
-            "runtime": dataclasses.asdict(setup.runtime),
+            "runtime": dict(setup.runtime),
             "server": dataclasses.asdict(setup.settings) | {"model_id": setup.model_id},
         },
         "cautions": curator.cautions,
@@ -127,7 +125,7 @@ async def overview(_: Admin, service: TheService) -> Response:
 @router.get("/v1/admin/history", **described(History, {403}))
 async def history(_: Admin, service: TheService) -> Response:
     """Spending over time from the ledger, and the last minutes from memory."""
-    usage = await service.ask(lambda curator: curator.usage())
+    usage = await service.curator.ask_usage()
     counts = ("private_tokens", "public_tokens", "dissent_tokens", "steps")
     recent = [{"at": _iso(bin_.at), **{name: getattr(bin_, name) for name in counts}} for bin_ in service.recent.bins()]
     return JSONResponse({**_points(usage.by_hour), "recent": {"seconds": BIN_SECONDS, "points": recent}})
@@ -141,8 +139,8 @@ async def metrics(_: Admin, service: TheService) -> Response:
         spent_nats=figures["spent_nats"],
         total_nats=figures["total_nats"],
         remaining_tokens=figures["remaining_tokens"],
-        running=service.scheduler.num_running,
-        queued=service.scheduler.num_waiting,
+        running=service.curator.state["running"],
+        queued=service.curator.state["waiting"],
         is_serving=service.state == "serving",
         keys=await asyncio.to_thread(service.keys.list),
     )

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -134,6 +134,11 @@ def _check(is_fit: bool, name: str) -> None:
 def write(entry: Entry, level: int = logging.INFO) -> None:
     """Log one line."""
     logging.getLogger(LOGGER).log(level, entry.event, extra={"entry": entry})
+
+
+def log_error(what: str, error: BaseException) -> None:
+    """Log an error; the formatter keeps type and place only."""
+    logging.getLogger(LOGGER).error(what, exc_info=error)
 
 
 class JsonLines(logging.Formatter):
@@ -277,10 +282,10 @@ class Metrics:
         if reason in REFUSALS:
             self._refusals.labels(reason).inc()
 
-    def count_token(self, key_name: str, mark: Mark) -> None:
-        """One released token."""
-        self._tokens.labels(mark).inc()
-        self._key_tokens.labels(key_name).inc()
+    def count_tokens(self, key_name: str, mark: Mark, num: int) -> None:
+        """Released tokens."""
+        self._tokens.labels(mark).inc(num)
+        self._key_tokens.labels(key_name).inc(num)
 
     def render(self, standing: Standing) -> bytes:
         """The text for Prometheus (`CONTENT_TYPE`), with these gauges."""
@@ -326,30 +331,27 @@ class Bin:
 
 
 class Recent:
-    """Counts of the last minutes, in memory. Written by the scheduler thread, read by any."""
+    """Counts of the last minutes, in memory."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
         self._bins: deque[Bin] = deque(maxlen=KEEP_SECONDS // BIN_SECONDS)
 
-    def add(self, marks: Sequence[Mark]) -> None:
+    def add(self, marks: Mapping[Mark, int]) -> None:
         """Count one step."""
         number = self._now()
-        with self._lock:
-            if not self._bins or self._bins[-1].number < number:
-                self._bins.append(Bin(number))
-            bin_ = self._bins[-1]
-            bin_.steps += 1
-            bin_.private_tokens += len(marks) - marks.count("public")
-            bin_.public_tokens += marks.count("public")
-            bin_.dissent_tokens += marks.count("disputed")
+        if not self._bins or self._bins[-1].number < number:
+            self._bins.append(Bin(number))
+        bin_ = self._bins[-1]
+        bin_.steps += 1
+        bin_.private_tokens += marks.get("agreed", 0) + marks.get("disputed", 0)
+        bin_.public_tokens += marks.get("public", 0)
+        bin_.dissent_tokens += marks.get("disputed", 0)
 
     def bins(self) -> list[Bin]:
         """Every complete bin of the last `KEEP_SECONDS`, empty ones included."""
         now = self._now()
-        with self._lock:
-            known = {bin_.number: bin_ for bin_ in self._bins}
+        known = {bin_.number: bin_ for bin_ in self._bins}
         return [known.get(number) or Bin(number) for number in range(now - KEEP_SECONDS // BIN_SECONDS, now)]
 
     def rates(self) -> tuple[float, float]:

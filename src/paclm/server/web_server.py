@@ -160,14 +160,11 @@ class WebServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Unlike the original, does not raise the signal again: the process still has to close the ledger."""
+        """Unlike the original, does not raise the signal again: the process still has to finish its accounting."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        stopping = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: outlive the terminal
-            stopping.append(signal.SIGHUP)
-        before = {number: signal.signal(number, self.handle_exit) for number in stopping}
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:

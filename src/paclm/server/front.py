@@ -1,0 +1,46 @@
+"""The front process: HTTP, API keys, JSON and events. Started by `paclm serve`; never holds secret, belief or keys.
+
+    python -m paclm.server.front LINK LISTENING BASE_FOLDER
+
+LINK and LISTENING are inherited sockets. It prepares itself while the curator loads its models, waits for `hello`, and
+serves until it is told to stop or the curator is gone.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from paclm.config import ServerConfig
+from paclm.engine.base_model import load_tokenizer
+from paclm.server import telemetry
+from paclm.server.api_keys import Database, KeyStore, service_path
+from paclm.server.app import create_app
+from paclm.server.idempotency import Keep, Replies
+from paclm.server.messages import BrokenLink, Link
+from paclm.server.service import Service, Setup
+from paclm.server.web_server import web_server
+from paclm.worlds.fingerprints import Base
+
+
+def main(link: int, listening: int, base_folder: str) -> None:
+    """Serve until the end; errors are logged as everything is."""
+    telemetry.install()
+    end, port = socket.socket(fileno=link), socket.socket(fileno=listening)
+    sys.modules["torch"] = None  # type: ignore[assignment]  # not needed here: importing it fails
+    tokenizer = load_tokenizer(Base(base_folder, Path(base_folder), fingerprint=""))
+    try:
+        hello: dict[str, Any] = next(Link(end).receive(wait=True))[1]
+    except BrokenLink:  # the curator did not come up, and says why
+        return
+    setup = Setup(**{**hello["setup"], "settings": ServerConfig(**hello["setup"]["settings"])})
+    with Database.open(service_path(Path(hello["workspace"]))) as database:
+        replies = Replies(database, Keep(seconds=setup.settings.keep_replies_seconds))
+        service = Service(end, hello, setup, tokenizer, KeyStore(database), replies)
+        web_server(create_app(service), service, setup.settings).run(sockets=[port])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
