@@ -2,7 +2,7 @@
 
     x (W, rows, d) ── norm ── one base product for W·rows rows ── + B_w (A_w x) per world ── attention ── …
 
-Rows are world-major, sequences inside a world in slot order. Knows tokens and positions only.
+Rows are world-major, sequences inside a world in the order given. Knows tokens and positions only.
 """
 
 from __future__ import annotations
