@@ -68,6 +68,7 @@ def test_it_prints_its_address_answers_and_ends_cleanly_on_sigterm(clinic):
             name, _, rest = line.strip().partition(" ")
             banner[name] = rest.strip()
         assert {"Opening", "API", "dashboard", "left", "guarantee"} <= banner.keys()
+        assert banner["engine"].startswith("CPU")
         assert banner["left"].startswith("4,096 tokens")
         assert "PACLM_WITNESS=" in banner["no"]  # no witness
         assert "PACLM_KEY_FILE=" in banner["key"]

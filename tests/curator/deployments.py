@@ -85,6 +85,8 @@ class ScriptedEngine:
         self.unread = {}
         self.launched = None
 
+    summary = "scripted"
+
     @property
     def num_free(self):
         return self.num_slots - len(self.sequences)

@@ -47,6 +47,14 @@ def test_history_counts_the_last_minutes_in_the_words_of_the_ledger(start, monke
     assert min(private, public, dissent) > 0
 
 
+def test_settings_are_shown_as_they_are_in_force(start):
+    """Automatic ones are 0 in paclm.toml, and the playground needs the context."""
+    engine = ScriptedEngine(num_slots=5)
+    engine.context = 40
+    runtime = start(engine=engine).as_admin("/v1/admin/overview")["settings"]["runtime"]
+    assert (runtime["context"], runtime["max_sequences"]) == (40, 5)
+
+
 def test_rates_count_every_token_that_left():
     now = 1000.0
     recent = Recent(clock=lambda: now)

@@ -97,6 +97,7 @@ def _announce(started: Started) -> None:
     fields = {
         "API": f"{started.url}/v1  (model {setup.model_id})",
         "dashboard": f"{started.url}/  (admin key)",
+        "engine": curator.engine_summary,
         "left": left(figures, curator.config.on_exhausted),
         "guarantee": guarantee(figures, setup.unit),
     }

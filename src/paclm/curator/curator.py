@@ -274,6 +274,11 @@ class Curator:
         return self._custody.secret.num_worlds
 
     @property
+    def engine_summary(self) -> str:
+        """Device, arithmetic, room and memory of the engine in one line."""
+        return self._engine.summary
+
+    @property
     def worst_price(self) -> int:
         """The highest price of one private token, in units."""
         return self._releaser.price(is_dissent=True)

@@ -30,6 +30,10 @@ class VoteSource(Protocol):
         """Prompt and answer together, in tokens."""
 
     @property
+    def summary(self) -> str:
+        """Device, arithmetic, room and memory in one line."""
+
+    @property
     def num_free(self) -> int:
         """Sequences that can still be added."""
 

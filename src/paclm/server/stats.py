@@ -114,7 +114,11 @@ async def overview(_: Admin, service: TheService) -> Response:
         "keys": _by_key(keys, usage, service),
         "settings": {
             "mechanism": dataclasses.asdict(curator.config),
-            "runtime": dict(setup.runtime),
+            "runtime": {
+                **setup.runtime,  # automatic ones as they are in force
+                "context": curator.limits.context,
+                "max_sequences": curator.num_places,
+            },
             "server": dataclasses.asdict(setup.settings) | {"model_id": setup.model_id},
         },
         "cautions": curator.cautions,
