@@ -45,13 +45,13 @@ class InvalidInput(PaclmError, ValueError):
 class ContextExceeded(InvalidInput):
     """Prompt and answer together are longer than the context."""
 
-    def __init__(self, *, prompt_tokens: int, max_new_tokens: int, context: int) -> None:
+    def __init__(self, *, prompt_tokens: int, max_new_tokens: int, context: int, is_least: bool = False) -> None:
         self.prompt_tokens = prompt_tokens
         self.max_new_tokens = max_new_tokens
         self.context = context
         super().__init__(
-            f"The prompt has {prompt_tokens:,} tokens and {max_new_tokens:,} more were asked for; the context holds "
-            f"{context:,}. Shorten the prompt or ask for fewer tokens."
+            f"The prompt has {'at least ' if is_least else ''}{prompt_tokens:,} tokens and {max_new_tokens:,} more were "
+            f"asked for; the context holds {context:,}. Shorten the prompt or ask for fewer tokens."
         )
 
 

@@ -177,7 +177,7 @@ def test_without_overwriting_a_deleted_reply_stays_in_the_bytes(db, replies, clo
     """The twin of the test above: what SQLite does by itself."""
     store(replies, body=os.urandom(3000))
     sealed = sealed_bytes(db)
-    with db.reading() as connection:
+    with db.writing() as connection:
         connection.execute("PRAGMA secure_delete=OFF").fetchall()
     clock.now += 24 * 3600
     replies.forget_expired()

@@ -12,7 +12,6 @@ admin endpoints                            an admin key, always
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 import time
@@ -166,7 +165,7 @@ async def identify(request: Request) -> Caller:
     caller = await _holder_of_key(request)
     if caller is not None:
         return caller
-    is_needed = not _needs_no_key(request, service) or await asyncio.to_thread(_has_ordinary_keys, service)
+    is_needed = not _needs_no_key(request, service) or await service.lookups.run("", _has_ordinary_keys, service)
     if _presented(request):
         raise unknown_key(is_needed=is_needed)
     if is_needed:
@@ -189,7 +188,8 @@ async def _holder_of_key(request: Request) -> Caller | None:
     scheme, key = _parts(presented[0]) if len(presented) == 1 else ("", "")
     if scheme != "bearer":
         return None
-    found = await asyncio.to_thread(service_of(request).keys.identify, key)
+    service = service_of(request)
+    found = await service.lookups.run("", service.keys.identify, key)
     return None if found is None else _noted(request, Caller(found.name, found.is_admin, found))
 
 

@@ -178,7 +178,8 @@ class Answer:
             return None
         digest = body_digest(f"{http.method} {http.url.path}", body)
         try:
-            found = await asyncio.to_thread(self._service.replies.begin, self._caller.name, key, digest)
+            name = self._caller.name
+            found = await self._service.writes.run(name, self._service.replies.begin, name, key, digest)
         except InvalidInput as error:
             raise invalid(str(error), code="invalid_idempotency_key") from None
         except ReplyConflict as error:
@@ -214,7 +215,8 @@ class Answer:
             raise stopping()
         if self._caller.key is not None:
             try:
-                await asyncio.to_thread(self._service.keys.reserve, self._caller.name, self._max_tokens)
+                name = self._caller.name
+                await self._service.writes.run(name, self._service.keys.reserve, name, self._max_tokens)
             except QuotaExceeded as error:
                 raise quota_exhausted(error) from None
             except KeyRefused:  # revoked since it was identified
@@ -284,7 +286,7 @@ class Answer:
             self._is_settled = True
             settle = partial(self._service.keys.settle, self._caller.name, reserved=self._max_tokens)
             used = cost["private_tokens"] + sum(stream.num_unknown for stream in self._streams)
-            await self._service.record(partial(settle, used=used))
+            await self._service.record(partial(settle, used=used), self._caller.name)
         return cost
 
     async def _store(self, body: bytes, media_type: str) -> None:
@@ -292,7 +294,7 @@ class Answer:
 
     async def _end_ticket(self, end: Callable[..., None]) -> None:
         if self._ticket is not None:
-            await self._service.record(partial(end, self._ticket))
+            await self._service.record(partial(end, self._ticket), self._caller.name)
 
     def _set_response(self, response: Response) -> None:
         if not self._response.done():

@@ -65,12 +65,15 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (m001_initial,)
 
 
 class Database:
-    """One connection, shared by threads one at a time. Other processes may have the file open as well."""
+    """One connection to write and one to read, which does not wait for a commit; each is used by one thread at a time.
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+    Other processes may have the file open as well.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, reader: sqlite3.Connection) -> None:
         self.path = path
-        self._connection = connection
-        self._lock = threading.Lock()
+        self._connection, self._reader = connection, reader
+        self._lock, self._reading_lock = threading.Lock(), threading.Lock()
 
     @classmethod
     def open(cls, path: Path) -> Database:
@@ -78,21 +81,25 @@ class Database:
         refuse_if_others_can_enter(path.parent)
         _make_file(path)
         with _translated(path):
-            connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            connection, reader = (
+                sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+                for _ in range(2)
+            )
             try:
                 for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"):
                     connection.execute(f"PRAGMA {pragma}").fetchall()
                 _migrate(connection, path)
             except BaseException:
                 connection.close()
+                reader.close()
                 raise
-        return cls(path, connection)
+        return cls(path, connection, reader)
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Read the newest commit, also of another process."""
-        with self._lock, _translated(self.path):
-            yield self._connection
+        with self._reading_lock, _translated(self.path):
+            yield self._reader
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -102,7 +109,7 @@ class Database:
 
     def scrub(self) -> bool:
         """Checkpoint and truncate the write-ahead log, so that deleted content is gone; False if a reader blocks it."""
-        with self._lock, _translated(self.path):
+        with self._lock, self._reading_lock, _translated(self.path):
             self._connection.execute("PRAGMA busy_timeout=0")
             try:
                 (is_busy, *_) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -116,7 +123,8 @@ class Database:
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock:
+        with self._lock, self._reading_lock:
+            self._reader.close()  # first: the last connection to close removes the write-ahead log
             self._connection.close()
 
     def __enter__(self) -> Self:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
+from contextlib import nullcontext
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -21,7 +21,7 @@ from paclm.server.messages import CuratorState
 from paclm.server.openai_format import reply_for
 from paclm.server.openapi import ANSWER_ERRORS, ChatCompletion, Completion, RequestPlan, described
 from paclm.server.refusals import Refused, invalid
-from paclm.server.schemas import Ask, ChatAsk, CompletionAsk, Prompt, check, parse_object, read_body
+from paclm.server.schemas import Ask, ChatAsk, CompletionAsk, Prompt, check, is_large, parse_object, read_body
 from paclm.server.service import Service
 
 router = APIRouter()
@@ -30,15 +30,13 @@ router = APIRouter()
 @router.post("/v1/completions", **described(Completion, ANSWER_ERRORS, body="CompletionAsk", streams=True))
 async def completions(request: Request, caller: AnyCaller, service: TheService) -> Response:
     """Continue one or more prompts privately."""
-    body = await read_body(request, service.setup.settings)
-    return await _answer(request, caller, service, body, check(CompletionAsk, parse_object(body)))
+    return await _answer(request, caller, service, CompletionAsk)
 
 
 @router.post("/v1/chat/completions", **described(ChatCompletion, ANSWER_ERRORS, body="ChatAsk", streams=True))
 async def chat_completions(request: Request, caller: AnyCaller, service: TheService) -> Response:
     """Answer a conversation privately; for models with a chat template."""
-    body = await read_body(request, service.setup.settings)
-    return await _answer(request, caller, service, body, check(ChatAsk, parse_object(body)))
+    return await _answer(request, caller, service, ChatAsk)
 
 
 @router.post(
@@ -46,21 +44,26 @@ async def chat_completions(request: Request, caller: AnyCaller, service: TheServ
 )
 async def plan(request: Request, caller: AnyCaller, service: TheService) -> Response:
     """What a request would cost at most; changes nothing and charges nothing."""
-    fields = parse_object(await read_body(request, service.setup.settings))
-    ask: Ask = check(ChatAsk, fields) if "messages" in fields else check(CompletionAsk, fields)
-    requests = await _requests(ask, caller, service)
+    _, _, requests = await _prepare(request, caller, service, None)
     return JSONResponse(_plan(service.curator, await service.curator.ask_state(), caller, requests))
 
 
-async def _answer(request: Request, caller: Caller, service: Service, body: bytes, ask: Ask) -> Response:
-    requests = await _requests(ask, caller, service)
+async def _answer(request: Request, caller: Caller, service: Service, shape: type[Ask]) -> Response:
+    body, ask, requests = await _prepare(request, caller, service, shape)
     reply = reply_for(ask, service.setup.model_id, is_admin=caller.is_admin, tokenizer=service.tokenizer)
     return await Answer(service, caller, requests, reply, is_stream=bool(ask.stream)).respond(request, body)
 
 
-async def _requests(ask: Ask, caller: Caller, service: Service) -> list[CuratorRequest]:
-    """In a thread of its own, because encoding a long text takes long."""
-    return await asyncio.to_thread(requests_for, ask, service, tag=caller.name)
+async def _prepare(
+    request: Request, caller: Caller, service: Service, shape: type[Ask] | None
+) -> tuple[bytes, Ask, list[CuratorRequest]]:
+    """Body, fields and requests. Without a shape, `messages` tell a chat. A key prepares few large bodies at a time."""
+    async with service.large_bodies[caller.name] if is_large(request) else nullcontext():
+        body = await read_body(request, service.setup.settings)
+        fields = parse_object(body)
+        ask: Ask = check(shape or (ChatAsk if "messages" in fields else CompletionAsk), fields)
+        requests = await service.tokenizing.run(caller.name, requests_for, ask, service, caller.name)
+        return body, ask, requests
 
 
 def _plan(
@@ -105,6 +108,10 @@ def requests_for(ask: Ask, service: Service, tag: str) -> list[CuratorRequest]:
             "n" if ask.answers_each > 1 else "prompt",
         )
     try:
+        least = max((service.prompt_length.least_tokens(p) for p in prompts if isinstance(p, str)), default=0)
+        wanted = ask.limit or 1
+        if least + wanted > limits.context:
+            raise ContextExceeded(prompt_tokens=least, max_new_tokens=wanted, context=limits.context, is_least=True)
         encoded = [encode_prompt(tokenizer, p) if isinstance(p, str) else p for p in prompts]
         return [
             CuratorRequest(

@@ -33,6 +33,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 _DRAIN_SECONDS = 5.0
 """How long to keep reading a body that is too long: the client reads the refusal only if it can finish sending."""
+_LARGE_BYTES = 65_536
 _JSON = re.compile(r"application/json\s*(;\s*charset=\"?utf-8\"?\s*)?", re.IGNORECASE)
 _FIELD = re.compile(r"[a-z][a-z0-9_]{0,40}")
 """An unknown field is named in the refusal only if it looks like a field name and not like text."""
@@ -249,6 +250,12 @@ class ChatAsk(_Ask):
 
 
 Ask = CompletionAsk | ChatAsk
+
+
+def is_large(request: Request) -> bool:
+    """Whether the body takes long to read and to check, as far as the headers tell."""
+    length = request.headers.get("content-length", "")
+    return not length.isdecimal() or int(length) > _LARGE_BYTES
 
 
 async def read_body(request: Request, settings: ServerConfig) -> bytes:

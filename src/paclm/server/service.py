@@ -23,8 +23,10 @@ from paclm.server import telemetry
 from paclm.server.api_keys import KeyStore
 from paclm.server.curator_client import CuratorClient
 from paclm.server.idempotency import Replies
+from paclm.server.prompt_length import PromptLength
 from paclm.server.refusals import Refused
 from paclm.server.telemetry import Metrics, Recent, log_error
+from paclm.server.workers import Turns, Workers
 
 T = TypeVar("T")
 
@@ -65,6 +67,7 @@ class Service:
         self.curator.on_step = self._stepped
         self.curator.on_end = self._ended
         self.tokenizer = tokenizer
+        self.prompt_length = PromptLength(tokenizer)
         self.setup = setup
         self.keys = keys
         self.replies = replies
@@ -76,6 +79,10 @@ class Service:
         """Called once, when a step has failed or the curator is gone, and only a restart helps."""
         self.has_failed = False
         self.is_draining = False
+        self.lookups = Workers("keys", num_threads=2, each=2)
+        self.tokenizing = Workers("tokenizer", num_threads=2, each=1)
+        self.writes = Workers("database", num_threads=2, each=1)
+        self.large_bodies = Turns(each=2)
         self._end = end
         self._started = time.monotonic()
         self._logged: set[telemetry.EventName] = set()
@@ -116,6 +123,8 @@ class Service:
         await self._retry_writes()
         await self._has_ended.wait()
         self.curator.close()
+        for workers in (self.lookups, self.tokenizing, self.writes):
+            workers.close()
         telemetry.write(telemetry.Entry(event="stopped", seconds=self.uptime_seconds))
 
     @property
@@ -160,10 +169,10 @@ class Service:
         if error is not None and not isinstance(error, Refused):
             log_error("task failed", error)
 
-    async def record(self, work: Callable[[], None]) -> None:
+    async def record(self, work: Callable[[], None], owner: str = "") -> None:
         """Write to the service database; a write it cannot take now is retried, and the request does not fail."""
         try:
-            await asyncio.to_thread(work)
+            await self.writes.run(owner, work)
         except ServiceError as error:
             log_error("database", error)
             self._retries.append(work)
@@ -173,7 +182,7 @@ class Service:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
             await asyncio.shield(self.spawn(self._retry_writes()))  # cancelled in the middle it would lose a write
             try:
-                await asyncio.to_thread(self.replies.forget_expired)
+                await self.writes.run("", self.replies.forget_expired)
             except ServiceError as error:  # tried again in the next round: private text must not stay
                 log_error("database", error)
 
