@@ -10,7 +10,7 @@ whose adapters are random. Parts (`--only`):
     burst     clients that ask once, all together
     long      long prompts: how fast they are read, and how long 8 other streams wait meanwhile
     sweep     clients join one by one: the longest gap at any batch size
-    hostile   another key floods the server with prompts of a megabyte
+    hostile   another key attacks: long prompts, slow bodies, floods, disconnects; see serving/attacks.py
     direct    the engine alone and the curator without HTTP, after the server has stopped
     ratio     only if named: server and curator in turns, 16 clients, each started anew
 """
@@ -34,7 +34,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from serving import direct
-from serving.load import Load, Received, Running, Target, run
+from serving.attacks import ATTACKS, Attack
+from serving.load import Load, Received, Running, Target, ms, run
 from serving.server import Server, machine, new_key, paclm
 from serving.workspace import copy_workspace, in_own_process, make_workspace, words_of
 
@@ -157,15 +158,20 @@ class Bench:
         self.fact("sweep, longest gap", f"{gap * 1e3:.0f} ms with {min(count, int(at / stagger) + 1)} clients")
 
     def measure_hostile(self) -> None:
-        """What prompts of a megabyte, sent by another key, do to the first token of this one."""
-        load = self._load(1, self._options.seconds, fresh=True)
-        quiet = self.row("no other key", [run(self.target, load)], clients=1)
+        """What another key's attacks do to the first token of this one; quiet and attack take turns."""
+        load = Load(clients=1, seconds=self._options.seconds, max_tokens=4, fresh=True)
         hostile = replace(self.target, key=new_key(self._workspace, "hostile"))
-        flood = Running(hostile, Load(clients=12, characters=1_000_000))
-        time.sleep(1)
-        flooded = self.row("another key floods", [run(self.target, load)], clients=1)
-        self.fact("flood, answers", dict(flood.stop().failures))
-        self.fact("flood, first token", f"{flooded['first_ms'] / quiet['first_ms']:.2f} times")
+        for name in ATTACKS:
+            quiet, attacked = Received(), Received()
+            for _ in range(2):
+                quiet.add(run(self.target, load))
+                with Attack(hostile, name) as attack:
+                    time.sleep(1)
+                    attacked.add(run(self.target, load))
+            self.row(f"no attack ({name})", [quiet], clients=1)
+            self.row(name, [attacked], clients=1)
+            times = ms(attacked.first, 0.5) / ms(quiet.first, 0.5)
+            self.fact(f"first token under {name}", f"{times:.2f} times, {attack.num:,} in the last round")
 
     def measure_outside(self) -> None:
         """Another load generator against the same server."""
