@@ -50,8 +50,8 @@ class ContextExceeded(InvalidInput):
         self.max_new_tokens = max_new_tokens
         self.context = context
         super().__init__(
-            f"The prompt has {'at least ' if is_least else ''}{prompt_tokens:,} tokens and {max_new_tokens:,} more were "
-            f"asked for; the context holds {context:,}. Shorten the prompt or ask for fewer tokens."
+            f"The prompt has {'at least ' if is_least else ''}{prompt_tokens:,} tokens and {max_new_tokens:,} more "
+            f"were asked for; the context holds {context:,}. Shorten the prompt or ask for fewer tokens."
         )
 
 

@@ -82,12 +82,16 @@ def test_an_answer_may_take_longer_than_its_request_may(start):
 
 @contextlib.contextmanager
 def connections(live, num, said=b""):
-    """So many connections, each of which has said this and waits; the server looks at them in their order."""
+    """So many connections, each of which has said this and waits."""
     with contextlib.ExitStack() as stack:
         for _ in range(num):
             with contextlib.suppress(ConnectionError):  # it may have been closed already
                 stack.enter_context(connect(live)).sendall(said)
         yield
+
+
+def num_idle(live):
+    return sum(served.is_waiting for served in list(live.server.server_state.connections))
 
 
 @pytest.fixture
@@ -103,6 +107,7 @@ def test_five_hundred_and_twelve_idle_connections_shut_out_nobody(start, many_fi
     live = start(settings=ServerConfig(read_seconds=600))
     live.server.config.timeout_keep_alive = 600
     with connections(live, 512, said):
+        wait_until(lambda: num_idle(live) >= 448)  # one address holds no more
         for _ in range(3):
             assert httpx.get(f"{live.url}/health").status_code == 200
             assert httpx.get(f"{live.url}/v1/models", headers=bearer(live.ward)).status_code == 200
@@ -114,6 +119,7 @@ def test_requests_whose_body_does_not_arrive_make_room(start):
     live = start(settings=ServerConfig(max_connections=8, read_seconds=600))
     with connections(live, 7, post_with_key(live) + b"content-length: 9\r\n\r\n{"):
         wait_until(lambda: [s.cycle is not None for s in list(live.server.server_state.connections)] == [True] * 7)
+        wait_until(lambda: num_idle(live) == 7)
         assert live.complete().status_code == 200
 
 
@@ -152,9 +158,10 @@ def test_one_address_cannot_take_the_places_of_another(start, monkeypatch):
     live = start(settings=ServerConfig(max_connections=8, read_seconds=600))
     come = []
     monkeypatch.setattr(web_server, "_address", lambda _: come.append("there" if len(come) < 5 else "here") or come[-1])
-    with connections(live, 25):
-        wait_until(lambda: len(come) == 25)
-        wait_until(lambda: len(live.server.server_state.connections) == 8)
+    with contextlib.ExitStack() as stack:
+        for number in range(1, 25):
+            stack.enter_context(connections(live, 1))
+            wait_until(lambda number=number: len(come) == number and num_idle(live) == min(number, 8))
         assert Counter(served.address for served in live.server.server_state.connections) == {"here": 5, "there": 3}
 
 

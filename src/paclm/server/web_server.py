@@ -40,6 +40,8 @@ _MOST_LINGERING = 32
 """Refused connections that may wait for that; more are closed without a word."""
 _KEPT_SHARE = 8
 """One place in so many is kept from the address that holds all others."""
+_ROUNDS_TO_SPEAK = 3
+"""Of the event loop: by then it has read what a client had sent when the connection was made."""
 
 
 class LimitedConnection(H11Protocol):
@@ -54,6 +56,7 @@ class LimitedConnection(H11Protocol):
     is_refused = False
     waits_since = 0.0
     """When it last began to wait for its client."""
+    _is_new = True
     _head: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
 
@@ -61,6 +64,7 @@ class LimitedConnection(H11Protocol):
         """Accept it, or refuse it if there are too many and all are at work."""
         super().connection_made(transport)
         self.address = _address(self.client)
+        self._count_down(_ROUNDS_TO_SPEAK)
         if self._find_place():
             self._expect_request()
             return
@@ -116,7 +120,13 @@ class LimitedConnection(H11Protocol):
     @property
     def is_waiting(self) -> bool:
         """Whether it waits for its client, to send a whole request or to read, and not its client for an answer."""
-        return self._is_between_requests or self.cycle.more_body or self.flow.write_paused
+        is_waiting = self._is_between_requests or self.cycle.more_body or self.flow.write_paused
+        return is_waiting and not self._is_new
+
+    def _count_down(self, rounds: int) -> None:
+        self._is_new = rounds > 0
+        if self._is_new:
+            self.loop.call_soon(self._count_down, rounds - 1)
 
     def _find_place(self) -> bool:
         """Whether there is a place; one that waits for its client makes room."""
