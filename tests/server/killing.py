@@ -1,16 +1,23 @@
-"""A server in a process of its own, as an operator starts it, that is killed under its clients."""
+"""A server in processes of its own, as an operator starts it, of which one is killed under its clients."""
 
+import itertools
+import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from server.live import ledger_rows
-from server.load import Received, ask_for
+import httpx
+
+from paclm.server.api_keys import KeyStore, service_path
+from server.live import bearer, ledger_rows
 from server.stepped import wait_until
 
 TOKENS = 40
@@ -19,21 +26,21 @@ STEPS_IN_FLIGHT = 10
 """One that was committed and not handed out, and those that a busy machine handed out and has not sent yet."""
 
 
-def serve_process(path, **environment):
-    """`paclm serve` as an operator starts it; its address and the admin key that it prints once."""
-    command = [sys.executable, "-m", "paclm", "serve", str(path), "--port", "0"]
+def serve_process(path, key=None, command=("-m", "paclm"), **environment):
+    """`paclm serve` as an operator starts it; its address and the admin key, which it prints once if there is none."""
+    arguments = [sys.executable, *command, "serve", str(path), "--port", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None
-    said, key = "", None
-    while key is None:
+    said, url, new = "", None, None
+    while url is None or (key is None and new is None):
         line = process.stderr.readline()
         assert line, said
         said += line
-        key = re.search(r"admin key +(paclm-\S+)", said)
+        url = re.search(r"http://[0-9.:]+", said)
+        new = re.search(r"admin key +(paclm-\S+)", said)
     threading.Thread(target=process.communicate, daemon=True).start()  # a full pipe would stop the server
-    url = re.search(r"http://[0-9.:]+", said)
-    return process, url[0], key[1]
+    return process, url[0], key or new[1]
 
 
 def front_of(process):
@@ -42,28 +49,155 @@ def front_of(process):
 
 
 def is_running(pid):
+    """Not ended; one that has ended may wait for its parent to look."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def kill_under_load(path, *, clients, seconds):
-    """What clients received from a server that was killed, and what the ledger has."""
-    process, url, key = serve_process(path)
-    got = Received()
+@dataclass
+class Asked:
+    """One request with an Idempotency-Key, and what its client has received."""
 
-    def kill():
-        wait_until(lambda: got.tokens > 0)  # a slow machine may need longer than that for its first token
-        os.kill(process.pid, signal.SIGKILL)
+    owner: str
+    """The name of its API key."""
+    key: str
+    body: dict
+    content: bytes = b""
+    is_complete: bool = False
 
-    killer = threading.Timer(seconds, kill)
-    killer.start()
-    try:
-        ask_for(url, key, clients=clients, seconds=seconds + 5, tokens=TOKENS, got=got)
-    finally:
-        killer.join()
-        process.wait(60)
-        while not process.stderr.closed:
-            time.sleep(0.01)
-    return got, ledger_rows(path)
+    @property
+    def tokens(self):
+        """Private tokens that have arrived, by the marks that an admin sees."""
+        if not self.body["stream"]:
+            return json.loads(self.content)["privacy"]["private_tokens"] if self.is_complete else 0
+        lines = self.content.split(b"\n")[:-1]  # the last one may be cut off
+        events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+        return sum(len(event.get("privacy", {}).get("marks", [])) for event in events)
+
+    def send(self, url, api_key):
+        """Send it; the response, whose content is kept as far as it comes."""
+        headers = {**bearer(api_key), "idempotency-key": self.key}
+        with httpx.stream("POST", f"{url}/v1/completions", json=self.body, headers=headers, timeout=120) as response:
+            if response.status_code == 200:
+                for piece in response.iter_raw():
+                    self.content += piece
+                self.is_complete = not self.body["stream"] or self.content.endswith(b"data: [DONE]\n\n")
+            else:
+                response.read()
+        return response
+
+
+class Killing:
+    """Clients under whom front or curator of a server are killed again and again; each request has its own key."""
+
+    def __init__(self, path, seed, clients=6, may_be_killed=("front", "curator"), **options):
+        self._path = path
+        self._chance = random.Random(seed)
+        self._may_be_killed = may_be_killed
+        self._options = options
+        with KeyStore.open(service_path(path)) as keys:
+            self._keys = {f"client-{n}": keys.add(f"client-{n}", admin=True) for n in range(clients)}
+        self._numbers = itertools.count()
+        self._last = []
+        self.received = dict.fromkeys(self._keys, 0)
+        """Private tokens by the name of the API key."""
+        self.kinds = {"repeated": 0, "lost": 0, "fresh": 0}
+        """What came back for the requests of a killed server."""
+        self.victims = []
+        self.problems = []
+
+    def run(self, kills):
+        """So many kills, each followed by a start at which every request of the killed server is sent again."""
+        for _ in range(kills):
+            with self._served() as (pids, url):
+                self._ask_again(url)
+                self._kill_under_load(pids, url)
+            self._check(ledger_rows(self._path) >= sum(self.received.values()), "undercount: total")
+        with self._served() as (_, url):
+            self._ask_again(url)
+        most = sum(self.received.values()) + kills * len(self._keys) * TOKENS
+        self._check(ledger_rows(self._path) <= most, "more was charged than could be under way")
+
+    @contextmanager
+    def _served(self):
+        key = next(iter(self._keys.values()))
+        process, url, _ = serve_process(self._path, key, **self._options)
+        pids = [process.pid, front_of(process)]
+        try:
+            yield pids, url
+        finally:
+            process.terminate()  # one that was killed, or whose front was, ends by itself
+            process.wait(120)
+            wait_until(lambda: not any(map(is_running, pids)), 120)
+
+    def _kill_under_load(self, pids, url):
+        curator, front = pids
+        is_over = threading.Event()
+        threads = [threading.Thread(target=self._client, args=(url, name, is_over)) for name in self._keys]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: any(asked.content for asked in self._last))
+        time.sleep(self._chance.uniform(0.0, 1.0))
+        self.victims.append(self._chance.choice(self._may_be_killed))
+        os.kill(front if self.victims[-1] == "front" else curator, signal.SIGKILL)
+        is_over.set()
+        for thread in threads:
+            thread.join(120)
+        for asked in self._last:
+            self.received[asked.owner] += asked.tokens
+
+    def _client(self, url, name, is_over):
+        chance = random.Random(name)
+        while not is_over.is_set():
+            asked = Asked(
+                name,
+                f"{name} {next(self._numbers)}".replace(" ", "-"),
+                {
+                    "model": self._path.name,
+                    "prompt": f"the patient number {chance.randrange(100)} has",
+                    "max_tokens": chance.randint(1, TOKENS),
+                    "stream": chance.random() < 0.8,
+                },
+            )
+            self._last.append(asked)
+            try:
+                asked.send(url, self._keys[name])
+            except httpx.TransportError:
+                return
+
+    def _ask_again(self, url):
+        """What was complete comes again, byte by byte; what was under way is lost, or was stored and not yet sent."""
+        before, fresh = self._figures(url), 0
+        for key in before["keys"]:
+            for count in ("private_tokens", "used_tokens"):  # of the ledger, and of the key's quota
+                self._check(key[count] >= self.received[key["name"]], f"undercount: {count}")
+        for asked in self._last:
+            again = Asked(asked.owner, asked.key, asked.body)
+            response = again.send(url, self._keys[asked.owner])
+            if response.status_code == 409:
+                kind = "lost"
+                self._check(json.loads(response.content)["error"]["code"] == "idempotency_reply_lost", response.text)
+            else:
+                kind = "repeated" if "idempotent-replayed" in response.headers else "fresh"
+                self._check(response.status_code == 200, "neither repeated nor lost")
+            self._check(kind != "lost" or not asked.is_complete, "a reply that arrived is lost")
+            self._check(kind != "repeated" or again.content.startswith(asked.content), "another reply than the first")
+            self._check(kind != "fresh" or not asked.tokens, "something that had left was charged again")
+            self._check(not asked.is_complete or again.content == asked.content, "not the whole reply")
+            self.kinds[kind] += 1
+            if kind == "fresh":
+                self.received[asked.owner] += again.tokens
+                fresh += again.tokens
+        charged = self._figures(url)["tokens"]["private"] - before["tokens"]["private"]
+        self._check(charged == fresh, "a repeated request was charged")
+        self._last = []
+
+    def _figures(self, url):
+        key = next(iter(self._keys.values()))
+        return httpx.get(f"{url}/v1/admin/overview", headers=bearer(key)).json()
+
+    def _check(self, is_so, problem):
+        if not is_so:
+            self.problems.append(problem)

@@ -1,8 +1,6 @@
-"""Sixteen clients for a few seconds, and a server that is killed under them; the long twins are in tests/stress."""
+"""Sixteen clients for a few seconds; the long twin is in tests/stress."""
 
 from curator.deployments import ScriptedEngine
-from paclm import Curator
-from server.killing import TOKENS, kill_under_load
 from server.load import ask_for
 from server.stepped import wait_until
 
@@ -27,13 +25,3 @@ def test_clients_that_leave_cost_what_they_received_and_at_most_the_steps_in_fli
     assert got.tokens <= live.spent_tokens
     assert live.curator.reserved_units == 0
     assert live.scheduler.num_running == live.scheduler.num_waiting == 0
-
-
-def test_a_server_that_is_killed_under_load_has_charged_all_that_left(make, small_tokenizer):
-    workspace = make(per_token="2^-40")
-    got, charged = kill_under_load(workspace.path, clients=6, seconds=1.5)
-    assert got.problems == []
-    assert got.tokens > 0
-    assert got.tokens <= charged <= got.tokens + 6 * TOKENS
-    with Curator.open(workspace, engine=ScriptedEngine(), tokenizer=small_tokenizer) as curator:
-        assert curator.account.tokens == charged  # and the belief of the last commit was found
