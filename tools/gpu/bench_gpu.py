@@ -95,8 +95,8 @@ def compare(weights: Weights) -> dict[str, Any]:
     for n in (1, len(lengths)):
         chunk = prompts_of(lengths[:n], CAPACITY)
         hidden = plain.prefill(chunk).float()
-        for way, model in (("eager", fused), ("recorded", graph)):
-            difference = (model.prefill(chunk).float() - hidden).abs().max().item()
+        for way, reader in (("eager", fused), ("recorded", graph)):
+            difference = (reader.prefill(chunk).float() - hidden).abs().max().item()
             found[f"largest difference of prompts, {n}, {way}"] = difference
         decoded = [decode_some(model, chunk) for model in (plain, fused)]
         found[f"largest difference of steps, {n}"] = (decoded[0] - decoded[1]).abs().max().item()
