@@ -153,6 +153,11 @@ class Caller:
     """None for `local`, which has no quota."""
 
 
+async def the_service(request: Request) -> Service:
+    """The service behind the app; async, because FastAPI calls others in a thread."""
+    return service_of(request)
+
+
 def service_of(request: Request) -> Service:
     """The service behind the app."""
     service: Service = request.app.state.service
@@ -220,4 +225,4 @@ def _has_ordinary_keys(service: Service) -> bool:
 
 AnyCaller = Annotated[Caller, Depends(identify)]
 Admin = Annotated[Caller, Depends(identify_admin)]
-TheService = Annotated[Service, Depends(service_of)]
+TheService = Annotated[Service, Depends(the_service)]
