@@ -4,13 +4,14 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from paclm.errors import ServiceError
-from paclm.server.address import identity, note_path, noted, running_server
+from paclm.server.address import bind, identity, listen, note_path, noted, running_server
 from paclm.server.api_keys import service_path
 
 URL = "http://127.0.0.1:8117"
@@ -21,6 +22,17 @@ def folder(tmp_path):
     (tmp_path / "curator").mkdir(mode=0o700)
     service_path(tmp_path).touch()
     return tmp_path
+
+
+def test_a_port_that_is_bound_is_taken_and_refuses_connections_until_it_is_opened():
+    with bind("127.0.0.1", 0) as bound:
+        where = bound.getsockname()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(where)
+        listen(bound)
+        socket.create_connection(where).close()
+        with pytest.raises(ServiceError, match="--port"):
+            bind(*where)
 
 
 def test_a_server_is_known_while_it_runs(folder):

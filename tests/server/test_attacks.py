@@ -247,6 +247,8 @@ def test_an_answer_cut_off_by_the_server_is_not_asked_for_again_by_itself(start,
         with pytest.raises(openai.InternalServerError) as caught:
             job.result(60)
     assert caught.value.code == "answer_cut_off"
+    wait_until(lambda: ward(live).reserved_tokens == 0)
+    assert ward(live).used_tokens == 3  # a step that failed may have been committed: never counted too low
     assert live.service.num_requests["ward"] == 1
     assert b'paclm_refusals_total{reason="stopping"} 0.0' in scrape(live)
 

@@ -242,11 +242,10 @@ class Scheduler:
             return
         pieces = []
         for stream, piece in released:
-            number = self._numbers.get(stream, -1)
+            number = self._numbers[stream]
             pieces.append((number, *piece))
             if piece.finish_reason:
-                self._streams.pop(number, None)
-                self._numbers.pop(stream, None)
+                del self._streams[number], self._numbers[stream]
         self._link.send("step", pieces, self._state(), seconds, self._curator.commit_seconds)
 
     def _state(self) -> CuratorState:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import logging.config
+import os
 import re
 import sys
 import threading
@@ -268,6 +269,7 @@ class Metrics:
         self._key_reserved = gauge("paclm_key_reserved_tokens", "Worst cases of a key's requests in progress.", ["key"])
         self._key_quota = gauge("paclm_key_quota_tokens", "A key's quota; absent for a key without one.", ["key"])
         ProcessCollector(registry=self.registry)
+        ProcessCollector(namespace="curator", pid=os.getppid, registry=self.registry)
         Info("paclm_build", "The version that runs.", registry=self.registry).info({"version": __version__})
 
     def count_request(self, route: Route, status: int, seconds: float) -> None:
