@@ -11,9 +11,9 @@ def test_that_takes_a_step_for_begun_when_the_last_is_done(start, engine, attemp
     with asking(engine) as pool:
         pool.submit(live.complete, max_tokens=20, temperature=0)
         engine.let(1)
-        wait_until(lambda: len(engine.orders) == 1)  # the second step begins after a commit: who comes now may be in it
+        wait_until(lambda: len(engine.orders) == 1)  # the next call begins after a commit: who comes now may be in time
         pool.submit(live.complete, max_tokens=20, temperature=0)
         wait_until(lambda: num_known(live) == 2)
-        engine.let(1)
-        wait_until(lambda: len(engine.orders) == 2)
-    assert len(engine.orders[1]) == 1
+        engine.let(2)
+        wait_until(lambda: len(engine.orders) == 3)
+    assert len(engine.orders[2]) == 1

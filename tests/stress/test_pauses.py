@@ -28,4 +28,4 @@ def test_many_requests_at_once_fare_no_worse_when_threads_stop_anywhere(seed):
 def test_pauses_find_a_race():
     ended = run(0, STRESS / "race.py")
     assert ended.returncode == 1, ended.stdout
-    assert "assert len(engine.orders[1]) == 1" in ended.stdout
+    assert "assert len(engine.orders[2]) == 1" in ended.stdout
