@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paclm.engine.decode_step import PromptChunk
-from paclm.engine.engine import Engine
+from paclm.engine.engine import LEAST_PART, Engine
 from paclm.engine.stacked import StackedModel
 from paclm.engine.weights import take_apart
 from paclm.errors import EngineError
@@ -132,18 +132,28 @@ def test_a_pass_that_fails_is_read_again_by_all_that_share_it(make):
 
 
 def test_prompts_are_read_in_the_order_of_their_arrival_several_in_one_pass(make):
-    engine = make(chunk=10)
-    handles = [engine.add(text(n, n), 1) for n in (4, 5, 9, 12, 1)]
+    engine = make(chunk=24)
+    handles = [engine.add(text(n, n), 1) for n in (9, 11, 17, 20, 1)]
     assert [engine.is_ready(handle) for handle in handles] == [False] * 4 + [True]
     engine.prefill()
     assert [engine.is_ready(handle) for handle in handles] == [True, True, False, False, True]
     engine.prefill()
     assert [engine.is_ready(handle) for handle in handles] == [True, True, True, False, True]
     engine.prefill()
-    assert engine.passes == [[3, 4, 3], [5, 5], [6]]
+    assert engine.passes == [[8, 10, 6], [10, 14], [5]]
     assert engine.is_ready(handles[3])
     engine.prefill()
     assert len(engine.passes) == 3
+
+
+def test_short_parts_count_for_more_tokens_than_they_have(make):
+    """So that a chunk is one pass on a GPU, which has room for one part in every LEAST_PART tokens."""
+    engine = make(chunk=3 * LEAST_PART)
+    for n in range(5):
+        engine.add(text(3, n), 1)
+    engine.prefill()
+    engine.prefill()
+    assert engine.passes == [[2, 2, 2], [2, 2]]
 
 
 def test_prompts_read_between_steps_and_halves_of_steps_change_no_vote(make):

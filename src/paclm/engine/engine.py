@@ -35,6 +35,9 @@ from paclm.engine.determinism import FloatArray, IntArray
 from paclm.engine.memory import MemoryPlan
 from paclm.errors import ContextExceeded, EngineError, InvalidInput
 
+LEAST_PART = 8
+"""Tokens that a shorter part of a prompt counts for in a chunk: a pass has room for so many parts and no more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
@@ -141,11 +144,11 @@ class Engine:
             sequence = self._running[handle]
             before.append((sequence, sequence.num_read))
             self._skip_filled(sequence)
-            first, length = sequence.num_read, min(room, sequence.to_read - sequence.num_read)
+            first, length = sequence.num_read, max(0, min(room, sequence.to_read - sequence.num_read))
             if length:
                 parts.append((sequence, length))
                 sequence.num_read += length
-                room -= length
+                room -= max(length, LEAST_PART)
                 for block in sequence.blocks[first // page : sequence.num_read // page]:
                     self._pool.fill(block)  # for the prompts that follow in this pass, too
                     filled.append(block)

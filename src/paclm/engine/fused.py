@@ -144,7 +144,7 @@ class FusedModel(StackedModel):
 
     def prefill(self, chunk: PromptChunk) -> Tensor:
         """Parts of several prompts; hidden states (W, T, d)."""
-        size, pages = max(-(-len(chunk.tokens) // 16), len(chunk.starts)) * 16, chunk.table.shape[1]
+        size, pages = -(-max(len(chunk.tokens), 8 * len(chunk.starts)) // 16) * 16, chunk.table.shape[1]
         layout = torch.from_numpy(lay_out(chunk, size, pages)).to(self.weights.device)
         return self.read(*views_of(layout, size, pages))[:, : len(chunk.tokens)]
 
@@ -219,9 +219,14 @@ def _inner(stream: Tensor, product: Product, *sums: int) -> Tensor | None:
     return torch.empty(stream.shape[0], product.A.shape[1], *sums, device=stream.device)
 
 
+def most_parts(tokens: int) -> int:
+    """Parts of prompts that a pass of so many tokens has room for; each needs a tile of attention of its own."""
+    return tokens // 8
+
+
 def _shapes(tokens: int, pages: int) -> list[tuple[int, ...]]:
-    """Of tokens, positions, sequences, tiles and table: room for as many parts of prompts as groups of 16 tokens."""
-    parts = tokens // 16
+    """Of tokens, positions, sequences, tiles and table."""
+    parts = most_parts(tokens)
     return [(tokens,), (tokens,), (tokens,), (4, parts + tokens // TILE), (parts + 1, pages)]
 
 
@@ -242,7 +247,7 @@ def lay_out(chunk: PromptChunk, tokens: int, pages: int) -> TableArray:
     ids[:used] = chunk.tokens
     positions[:used] = np.arange(used) + np.repeat(chunk.starts - (ends - chunk.lengths), chunk.lengths)
     sequences[:used] = np.repeat(np.arange(parts), chunk.lengths)
-    sequences[used:] = tokens // 16  # the last row of the table stays empty
+    sequences[used:] = most_parts(tokens)  # the last row of the table stays empty
     rows = [
         (part, end - length + at, start + at, min(TILE, length - at))
         for part, (start, length, end) in enumerate(

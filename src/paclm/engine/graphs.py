@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paclm.engine.decode_step import PlainStep, PromptChunk, StepOutput, TableArray
 from paclm.engine.determinism import FloatArray, IntArray
-from paclm.engine.fused import FusedModel, lay_out, views_of
+from paclm.engine.fused import FusedModel, lay_out, most_parts, views_of
 from paclm.engine.kernels.ballots import cast_votes, public_keys
 from paclm.engine.kernels.selection import support_of
 from paclm.engine.stacked import StackedModel
@@ -161,7 +161,7 @@ class GraphStep:
 
     def _replay_prompts(self, chunk: PromptChunk) -> Tensor:
         used = len(chunk.tokens)
-        size = next(size for size in self._prompt_sizes if size >= max(used, 16 * len(chunk.starts)))
+        size = next(size for size in self._prompt_sizes if size >= used and most_parts(size) >= len(chunk.starts))
         recording = self._prompt_recording(size)
         layout = torch.from_numpy(lay_out(chunk, size, self._pages)).pin_memory()
         recording.layout.copy_(layout, non_blocking=True)
@@ -194,13 +194,13 @@ class GraphStep:
 
 
 def _passes(chunk: PromptChunk, most: int) -> list[PromptChunk]:
-    """The chunk in passes of at most so many tokens and a sixteenth as many parts."""
-    if len(chunk.tokens) <= most and len(chunk.starts) <= most // 16:
+    """The chunk in passes of at most so many tokens."""
+    if len(chunk.tokens) <= most and len(chunk.starts) <= most_parts(most):
         return [chunk]
     passes, first, begin = [], 0, 0
     while first < len(chunk.starts):
         last, end = first, begin
-        while last < min(len(chunk.starts), first + most // 16) and end - begin + chunk.lengths[last] <= most:
+        while last < min(len(chunk.starts), first + most_parts(most)) and end - begin + chunk.lengths[last] <= most:
             end += int(chunk.lengths[last])
             last += 1
         parts = slice(first, last)

@@ -2,9 +2,9 @@
 
 `normalise_rows` finishes the product before it (splits, bias, adapter), adds it to the residual stream, normalises,
 and multiplies with A: the inner products of the next product's adapters. `activate_rows` finishes the first MLP
-product, applies the activation, and does the same for the second. A program takes a few rows of one world, so that
-an adapter is read once for all of them. With many rows per world tensor cores do the part with A better:
-`inner_products`, a launch of its own. `embed_rows` starts the stream.
+product, applies the activation, and does the same for the second. A program takes one row with its part of A, or a few
+rows of one world without it. With many rows per world tensor cores do the part with A better: `inner_products`, a
+launch of its own. `embed_rows` starts the stream.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _finished(
 def _normalise(
     stream, parts, bias, inner_in, B, weight, shift, out, A, inner, size, rows, rows_per_world, epsilon,
     SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr, RANK_IN: tl.constexpr, SUMS: tl.constexpr, SUMS_PAD: tl.constexpr,
-    RMS: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    RMS: tl.constexpr, RANKS: tl.constexpr, RANKS_PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * ROWS
     world = first // rows_per_world
@@ -73,17 +73,18 @@ def _normalise(
         y = unit * scale + tl.load(shift + c, mask=in_row, other=0.0).to(tl.float32)[None, :]
     y = y.to(out.dtype.element_ty)
     tl.store(out + place, y, mask=ok)
-    y = y.to(tl.float32)
-    for j in tl.static_range(RANKS):
-        a = tl.load(A + (world * RANKS + j) * size + c, mask=in_row, other=0.0).to(tl.float32)
-        tl.store(inner + r * RANKS + j, tl.sum(a[None, :] * y, 1), mask=r < rows)
+    if RANKS > 0:  # one row: all its sums at once
+        j = tl.arange(0, RANKS_PAD)
+        place = (world * RANKS + j)[:, None] * size + c[None, :]
+        a = tl.load(A + place, mask=(j < RANKS)[:, None] & in_row[None, :], other=0.0).to(tl.float32)
+        tl.store(inner + first * RANKS + j, tl.sum(a * y.to(tl.float32), 1), mask=j < RANKS)
 
 
 @triton.jit
 def _activate(
     parts, bias, inner_in, B, out, A, inner, size, rows, rows_per_world,
     SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr, RANK_IN: tl.constexpr, RANKS_IN: tl.constexpr, GATED: tl.constexpr,
-    RANK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    RANK: tl.constexpr, RANK_PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * ROWS
     chunk = tl.program_id(1)
@@ -111,9 +112,11 @@ def _activate(
     h = h.to(out.dtype.element_ty)
     tl.store(out + r[:, None] * size + c[None, :], h, mask=ok)
     h = tl.where(ok, h.to(tl.float32), 0.0)
-    for j in tl.static_range(RANK):
-        a = tl.load(A + (world * RANK + j) * size + c, mask=in_row, other=0.0).to(tl.float32)
-        tl.store(inner + (r * RANK + j) * tl.num_programs(1) + chunk, tl.sum(a[None, :] * h, 1), mask=r < rows)
+    if RANK > 0:  # one row: all its sums at once
+        j = tl.arange(0, RANK_PAD)
+        place = (world * RANK + j)[:, None] * size + c[None, :]
+        a = tl.load(A + place, mask=(j < RANK)[:, None] & in_row[None, :], other=0.0).to(tl.float32)
+        tl.store(inner + (first * RANK + j) * tl.num_programs(1) + chunk, tl.sum(a * h, 1), mask=j < RANK)
 
 
 @triton.jit
@@ -170,7 +173,7 @@ def normalise_rows(
     bias = before.bias if before is not None else None
     adapted = before is not None and before.B is not None and inner_in is not None
     sums = inner_in.shape[2] if adapted and inner_in is not None else 1
-    together = rows_together(rows_per_world)
+    together = rows_together(rows_per_world) if inner is None else 1
     _normalise[(triton.cdiv(rows, together),)](
         stream, parts if parts is not None else stream, bias if bias is not None else stream,
         inner_in if adapted else stream, before.B if adapted and before is not None else stream,
@@ -180,7 +183,9 @@ def normalise_rows(
         SPLITS=0 if parts is None else parts.shape[0], HAS_BIAS=bias is not None,
         RANK_IN=inner_in.shape[1] if adapted and inner_in is not None else 0,
         SUMS=sums, SUMS_PAD=triton.next_power_of_2(sums), RMS=norm.bias is None,
-        RANKS=0 if inner is None else inner.shape[1], ROWS=together, BLOCK=triton.next_power_of_2(size),
+        RANKS=0 if inner is None else inner.shape[1],
+        RANKS_PAD=1 if inner is None else triton.next_power_of_2(inner.shape[1]), ROWS=together,
+        BLOCK=triton.next_power_of_2(size),
         num_warps=num_warps,
     )  # fmt: skip
 
@@ -196,7 +201,7 @@ def activate_rows(
     if after is not None and after.A is not None:
         inner = torch.empty(rows, after.A.shape[1], chunks, device=out.device)
     adapted = product.B is not None and inner_in is not None
-    together = rows_together(rows_per_world)
+    together = rows_together(rows_per_world) if inner is None else 1
     _activate[(triton.cdiv(rows, together), chunks)](
         parts, product.bias if product.bias is not None else parts, inner_in if adapted else parts,
         product.B if adapted else parts, out, after.A if after is not None and inner is not None else parts,
@@ -204,7 +209,9 @@ def activate_rows(
         SPLITS=parts.shape[0], HAS_BIAS=product.bias is not None,
         RANK_IN=product.B.shape[1] if adapted and product.B is not None else 0,
         RANKS_IN=inner_in.shape[1] if adapted and inner_in is not None else 0, GATED=activation == SILU_GATED,
-        RANK=0 if inner is None else inner.shape[1], ROWS=together, BLOCK=chunk, num_warps=num_warps,
+        RANK=0 if inner is None else inner.shape[1],
+        RANK_PAD=1 if inner is None else triton.next_power_of_2(inner.shape[1]), ROWS=together, BLOCK=chunk,
+        num_warps=num_warps,
     )  # fmt: skip
     return inner
 
