@@ -54,7 +54,7 @@ class Choices:
     """Attention on tensor cores"""
     block: int = 16
     """Positions that attention takes at a time"""
-    attention_stages: int = 3
+    attention_stages: int = 2
     row_warps: int = 8
     many_row_warps: int = 4
     chunk: int = 512
@@ -68,7 +68,6 @@ FLOAT32 = Choices(
     deep=Tile(32, 128, 32, splits=8, num_stages=4),
     many=Tile(128, 64, 32, num_warps=8),
     dots=False,
-    attention_stages=2,
 )
 BFLOAT16 = Choices(wide=None, square=None, deep=None, many=None)
 DEFAULTS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}

@@ -184,7 +184,7 @@ def _attend_by_dots(
 def attend(
     parts: Tensor, inner_in: Tensor | None, keys: Tensor, values: Tensor, positions: Tensor, table: Tensor,
     weights: Weights, block: Block, out: Tensor, inner: Tensor | None,
-    dots: bool = True, positions_together: int = 16, num_stages: int = 3, num_warps: int = 1,
+    dots: bool = True, positions_together: int = 16, num_stages: int = 2, num_warps: int = 1,
 ) -> None:  # fmt: skip
     """parts (splits, W·n, q+k+v) → out (W·n, heads·size) and inner (W·n, r, kv heads) for the output layer's adapter.
 
