@@ -79,6 +79,17 @@ def test_an_engine_that_cannot_fit_and_a_support_past_the_vocabulary_are_refused
         build_engine(model, make_stack(model, 2), RuntimeConfig(device="cpu"), 10)
 
 
+def test_an_engine_takes_less_context_and_fewer_sequences_than_asked_if_its_cache_holds_no_more(
+    build_model, make_stack
+):
+    model = build_model("llama")
+    per_token = 2 * 2 * 3 * 2 * 8 * 4
+    runtime = RuntimeConfig(device="cpu", max_sequences=9, cache_gib=3 * 64 * per_token / GIB)
+    engine = build_engine(model, make_stack(model, 2), runtime, 10)
+    assert (engine.context, engine.max_sequences, engine.capacity) == (48, 2, 128)
+    assert "float32, up to 2 sequences of 48, 128 tokens in 2 blocks of 64" in engine.summary
+
+
 def test_free_memory_is_read_from_the_system(monkeypatch, tmp_path):
     listing = tmp_path / "meminfo"
     listing.write_text("MemTotal: 10 kB\nMemAvailable:    7 kB\n")

@@ -101,10 +101,9 @@ class Engine:
     @property
     def summary(self) -> str:
         """Device, arithmetic, room and memory in one line."""
-        device, page = self.head.device, self._pool.page
-        name = (
-            torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-        )
+        device, page, threads = self.head.device, self._pool.page, torch.get_num_threads()
+        is_cuda = device.type == "cuda"
+        name = torch.cuda.get_device_name(device) if is_cuda else f"CPU, {threads} thread{'s' * (threads != 1)}"
         room = f"{self.capacity:,} tokens in {self._pool.num_blocks:,} blocks of {page}"
         memory = "" if self._plan is None else f", {self._plan}"
         dtype = str(self.head.dtype).removeprefix("torch.")
