@@ -8,6 +8,7 @@ serves until it is told to stop or the curator is gone.
 
 from __future__ import annotations
 
+import gc
 import socket
 import sys
 from pathlib import Path
@@ -35,6 +36,7 @@ def main(link: int, listening: int, base_folder: str) -> None:
         hello: dict[str, Any] = next(Link(end).receive(wait=True))[1]
     except BrokenLink:  # the curator did not come up, and says why
         return
+    gc.freeze()  # collections need not walk over the modules
     setup = Setup(**{**hello["setup"], "settings": ServerConfig(**hello["setup"]["settings"])})
     with Database.open(service_path(Path(hello["workspace"]))) as database:
         replies = Replies(database, Keep(seconds=setup.settings.keep_replies_seconds))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import gc
 import ipaddress
 import os
 import signal
@@ -99,6 +100,8 @@ def _run(front: Front, started: Started, announce: Callable[[Started], None], wo
         _relay_signals(front.process)
 
     scheduler = Scheduler(started.curator, front.link, started.setup.settings.max_waiting, on_ready)
+    gc.collect()
+    gc.freeze()  # collections need not walk over models and modules while streams wait
     try:
         scheduler.hello(workspace=str(workspace), setup=dataclasses.asdict(started.setup))
         scheduler.run()
