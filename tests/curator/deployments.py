@@ -88,6 +88,10 @@ class ScriptedEngine:
     summary = "scripted"
 
     @property
+    def capacity(self):
+        return self.num_blocks
+
+    @property
     def num_free(self):
         return self.num_slots - len(self.sequences)
 

@@ -298,6 +298,11 @@ class Curator:
         """Sequences that can still be started; 0 while a stream waits for room, because none may overtake it."""
         return 0 if self._waiting else self._engine.num_free
 
+    @property
+    def capacity(self) -> int:
+        """Tokens of all running streams together, prompts and most new tokens, that the engine holds."""
+        return self._engine.capacity
+
     # --- the parts of a step --------------------------------------------------------------------------------------
 
     def _fill_batch(self) -> None:
@@ -305,7 +310,7 @@ class Curator:
         with self._stops_on_failure():
             while self._waiting:
                 stream, request = self._waiting[0], self._waiting[0].request
-                if self._running and not self._engine.has_room(len(request.prompt) + request.max_new_tokens):
+                if self._running and not self._engine.has_room(request.most_tokens):
                     return  # an empty engine has room for it, or `add` says why not
                 stream.handle = self._engine.add(request.prompt, request.max_new_tokens, request.tag)
                 stream.is_in_engine = True

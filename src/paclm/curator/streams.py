@@ -78,6 +78,11 @@ class Request:
             raise InvalidInput(f"A prompt must hold token ids, integers from 0 to {vocabulary - 1}, and at least one.")
         _check_tag(self.tag)
 
+    @property
+    def most_tokens(self) -> int:
+        """Prompt and answer together at most."""
+        return len(self.prompt) + self.max_new_tokens
+
 
 def _check_tag(tag: object) -> None:
     """The ledger encodes the tag as UTF-8 inside a step, where an error would stop the curator."""

@@ -30,6 +30,10 @@ class VoteSource(Protocol):
         """Prompt and answer together, in tokens."""
 
     @property
+    def capacity(self) -> int:
+        """Of all sequences together, in tokens."""
+
+    @property
     def summary(self) -> str:
         """Device, arithmetic, room and memory in one line."""
 

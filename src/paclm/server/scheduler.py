@@ -26,6 +26,9 @@ from paclm.server.telemetry import log_error
 
 T = TypeVar("T")
 
+_KEPT_SHARE = 8
+"""Of the cache, one part in so many is kept from a key that holds the rest."""
+
 
 class FairQueue(Generic[T]):
     """One queue per API key, served round-robin: a key with a hundred waiting entries delays another key by one."""
@@ -46,9 +49,11 @@ class FairQueue(Generic[T]):
         self._queues.setdefault(owner, deque()).append(entry)
         self._num += 1
 
-    def get(self) -> T:
-        """The first entry of the owner whose turn it is; that owner goes to the end."""
-        owner = next(iter(self._queues))
+    def get(self, may_go: Callable[[T], bool] = lambda entry: True) -> T | None:
+        """The first entry of the owner whose turn it is, who goes to the end; passes over those whose first may not."""
+        owner = next((owner for owner, waiting in self._queues.items() if may_go(waiting[0])), None)
+        if owner is None:
+            return None
         waiting = self._queues.pop(owner)
         entry = waiting.popleft()
         self._num -= 1
@@ -91,6 +96,7 @@ class Scheduler:
         self._streams: dict[int, Stream] = {}  # by the front's number, running and waiting
         self._numbers: dict[Stream, int] = {}
         self._last_number = -1
+        self._owners: set[str] = set()  # whoever was admitted
         self._is_over = False
 
     @property
@@ -192,6 +198,7 @@ class Scheduler:
             raise self._refusal(requests) from None
         except (InvalidInput, OverflowError):  # the front checks with the same code: only a broken one gets here
             raise RefusedCall("invalid") from None
+        self._owners.add(owner)
         for number, stream in enumerate(streams, first):
             self._streams[number], self._numbers[stream] = stream, number
             self._waiting.put(owner, stream)
@@ -231,8 +238,17 @@ class Scheduler:
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def _fill_batch(self) -> None:
-        while len(self._waiting) and self._curator.num_free:
-            self._curator.start(self._waiting.get())
+        while self._curator.num_free and (stream := self._waiting.get(self._may_start)) is not None:
+            self._curator.start(stream)
+
+    def _may_start(self, stream: Stream) -> bool:
+        """Once there are several keys, each leaves a place in the batch and an eighth of the cache to the others."""
+        if len(self._owners) < 2:
+            return True
+        own = [s for s in self._streams.values() if s.handle is not None and s.request.tag == stream.request.tag]
+        room = self._curator.capacity - self._curator.capacity // _KEPT_SHARE
+        is_in_share = sum(s.request.most_tokens for s in (*own, stream)) <= room
+        return not own or (is_in_share and len(own) + 1 < self._num_places)
 
     def _step(self) -> None:
         started = time.perf_counter()
