@@ -170,8 +170,9 @@ class Bench:
                     attacked.add(run(self.target, load))
             self.row(f"no attack ({name})", [quiet], clients=1)
             self.row(name, [attacked], clients=1)
-            times = ms(attacked.first, 0.5) / ms(quiet.first, 0.5)
-            self.fact(f"first token under {name}", f"{times:.2f} times, {attack.num:,} in the last round")
+            before, under = ms(quiet.first, 0.5), ms(attacked.first, 0.5)
+            times = f"{under / before:.2f} times" if before and under else "none"
+            self.fact(f"first token under {name}", f"{times}; {attack.num:,} in the last round")
 
     def measure_outside(self) -> None:
         """Another load generator against the same server."""

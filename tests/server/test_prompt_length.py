@@ -1,5 +1,6 @@
 """The bound that refuses a prompt before it is tokenized never refuses one that fits."""
 
+import threading
 import unicodedata
 
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from paclm.engine.base_model import TINY_FOLDER
+from paclm.engine.base_model import TINY_FOLDER, load_tokenizer
 from paclm.server.prompt_length import _BYTE_OF, PromptLength
+from paclm.worlds.fingerprints import Base
 
 TINY = AutoTokenizer.from_pretrained(TINY_FOLDER)
 PIECES = st.one_of(
@@ -43,6 +45,7 @@ NFC = byte_level(merges=PAIRS, normalizer=normalizers.NFC())
 WITHOUT_FOUR = {character: number for number, character in enumerate(c for c in _BYTE_OF if _BYTE_OF[c] != 4)}
 KNOWN = {
     "tiny": TINY,
+    "tiny, as it is served": load_tokenizer(Base("tiny", TINY_FOLDER, fingerprint="")),
     "NFC": NFC,
     "without a byte": byte_level(vocabulary=WITHOUT_FOUR, merges=PAIRS),
     "added": byte_level(merges=PAIRS, added=["<|endoftext|>", AddedToken("e\u0301e\u0301", normalized=True)]),
@@ -71,6 +74,19 @@ def test_composed_characters_are_counted_as_the_tokenizer_sees_them():
     assert most == 4
     text = unicodedata.normalize("NFD", "\u1f82") * 1000
     assert 0 < BOUNDS["NFC"].least_tokens(text) <= num_tokens(NFC, text)
+
+
+def test_other_threads_run_while_a_text_is_tokenized():
+    """`Tokenizer.encode` of the library holds the interpreter lock to its end, and with it the event loop."""
+    is_done = threading.Event()
+    tokenizer = KNOWN["tiny, as it is served"]
+    thread = threading.Thread(target=lambda: (tokenizer.encode(" " * 3_000_000), is_done.set()))
+    thread.start()
+    num_rounds = 0
+    while not is_done.wait(0.001):
+        num_rounds += 1
+    thread.join()
+    assert num_rounds > 50
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,8 @@ def _answered(target: Target, _: Any) -> None:
 
 
 def _disconnects(target: Target, _: Any) -> None:
-    """Requests whose client leaves at once."""
+    """Requests whose client leaves at once; some 150 a second."""
+    time.sleep(0.2)
     with socket.create_connection(("127.0.0.1", target.port), timeout=60) as connection:
         connection.sendall(_request(target, _completion(target, "the patient", max_tokens=64)))
         time.sleep(0.02)

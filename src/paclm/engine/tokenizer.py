@@ -34,7 +34,7 @@ class PlainTokenizer:
     ) -> None:
         encoder.no_truncation()
         encoder.no_padding()
-        self._encoder, self._special = encoder, special
+        self.backend_tokenizer, self._special = encoder, special
         ids = {token: encoder.token_to_id(token) for token in (*special.values(), *extra)}
         self.bos_token_id = ids.get(special.get("bos_token", ""))
         self.eos_token_id = ids.get(special.get("eos_token", ""))
@@ -42,23 +42,25 @@ class PlainTokenizer:
         self.chat_template = template
 
     def __len__(self) -> int:
-        return int(self._encoder.get_vocab_size(with_added_tokens=True))
+        return int(self.backend_tokenizer.get_vocab_size(with_added_tokens=True))
 
     def __call__(
         self, text: str | Sequence[str], *, return_offsets_mapping: bool = False, **_without_effect: bool
     ) -> dict[str, Any]:
         """Token ids, and on request the characters they stand for, of one text or of several."""
-        found = self._encoder.encode_batch([text] if isinstance(text, str) else list(text), add_special_tokens=False)
+        texts = [text] if isinstance(text, str) else list(text)
+        found = self.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
         encoded: dict[str, list[Any]] = {"input_ids": [one.ids for one in found]}
         if return_offsets_mapping:
             encoded["offset_mapping"] = [one.offsets for one in found]
         return {name: lists[0] for name, lists in encoded.items()} if isinstance(text, str) else encoded
 
     def encode(self, text: str, /, **_without_effect: bool) -> list[int]:
-        return list(self._encoder.encode(text, add_special_tokens=False).ids)
+        (found,) = self.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return list(found.ids)  # unlike `encode`, that lets other threads run meanwhile
 
     def decode(self, ids: list[int], /, *, skip_special_tokens: bool = False, **_without_effect: bool) -> str:
-        return str(self._encoder.decode(ids, skip_special_tokens=skip_special_tokens))
+        return str(self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def apply_chat_template(self, messages: list[dict[str, str]], /, *, add_generation_prompt: bool, **_: bool) -> str:
         """A conversation in the model's template, as text. The first call takes a second: it imports the sandbox."""

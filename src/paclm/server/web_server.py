@@ -15,6 +15,7 @@ import ipaddress
 import json
 import resource
 import signal
+import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -40,6 +41,10 @@ _MOST_LINGERING = 32
 """Refused connections that may wait for that; more are closed without a word."""
 _KEPT_SHARE = 8
 """One place in so many is kept from the address that holds all others."""
+_ACCEPTED_TOGETHER = 16
+"""In one round of the event loop: a flood of connections must not hold up what is under way."""
+_BACKLOG = 512
+"""Connections that wait to be accepted."""
 _ROUNDS_TO_SPEAK = 3
 """Of the event loop: by then it has read what a client had sent when the connection was made."""
 
@@ -158,6 +163,12 @@ class WebServer(uvicorn.Server):
         self._service = service
         service.on_failure = self._stop
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(_BACKLOG)  # asyncio has set it to the number that it accepts together
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal to stop."""
         self._service.drain()
@@ -198,6 +209,7 @@ def web_server(app: ASGIApp, service: Service, settings: ServerConfig) -> WebSer
         proxy_headers=False,
         log_config=None,
         timeout_graceful_shutdown=_FLUSH_SECONDS,
+        backlog=_ACCEPTED_TOGETHER,
     )
     return WebServer(config, service)
 
