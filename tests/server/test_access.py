@@ -116,7 +116,7 @@ def test_on_loopback_no_key_is_needed_until_an_ordinary_one_was_made(start):
     live = start()
     with nobody(live) as http:
         assert http.post("/v1/completions", json=ASK).status_code == 401
-        live.keys._db._connection.execute("DELETE FROM keys WHERE name = 'ward'")
+        live.keys.database._connection.execute("DELETE FROM keys WHERE name = 'ward'")
         answer = http.post("/v1/completions", json=ASK)
         assert answer.status_code == 200
         assert live.curator.usage().by_tag.keys() == {"local"}
@@ -165,7 +165,7 @@ def test_a_missing_key_and_a_wrong_one_are_told_apart_and_a_revoked_one_is_refus
 
 def test_beyond_loopback_a_key_is_always_needed(start):
     live = start(is_loopback=False)
-    live.keys._db._connection.execute("DELETE FROM keys WHERE name = 'ward'")
+    live.keys.database._connection.execute("DELETE FROM keys WHERE name = 'ward'")
     with nobody(live) as http:
         assert http.post("/v1/completions", json=ASK).status_code == 401
         assert http.post("/v1/completions", json=ASK, headers=bearer("none")).status_code == 401

@@ -9,6 +9,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 
 import pytest
 
@@ -259,3 +260,45 @@ def test_a_failed_write_leaves_nothing_behind(path):
         with pytest.raises(KeyboardInterrupt):
             fail(db)
         assert KeyStore(db).list() == []
+
+
+def test_a_write_that_fails_in_a_group_is_undone_alone_and_the_others_are_done(store):
+    key = store.add("alice", quota_tokens=10)
+
+    def half_done():
+        with store.database.writing() as db:
+            db.execute("UPDATE keys SET used_tokens = 9")
+            raise KeyRefused("no")
+
+    writes = [partial(store.reserve, "alice", tokens) for tokens in (4, 5, 7, 1)]
+    first, second, third, fourth, fifth = store.database.together([*writes[:2], half_done, *writes[2:]])
+    assert (first, second, fifth) == (None, None, None)
+    assert isinstance(third, KeyRefused)
+    assert isinstance(fourth, QuotaExceeded)  # the writes before it count
+    assert fourth.reserved_tokens == 9
+    assert counters(store) == (0, 10)
+    assert store.identify(key).reserved_tokens == 10
+
+
+def test_a_group_is_durable_when_it_returns_and_not_before(store, path):
+    store.add("alice")
+    seen = []
+    with KeyStore.open(path) as other:
+        store.database.together([partial(store.reserve, "alice", 3), lambda: seen.append(counters(other))])
+        assert seen == [(0, 0)]
+        assert counters(other) == (0, 3)
+
+
+def test_a_group_whose_transaction_is_undone_reports_none_of_its_writes_as_done(store):
+    store.add("alice")
+
+    def undo_all():
+        with store.database.writing() as db:
+            db.execute("ROLLBACK")  # as SQLite does by itself when the disk is full
+            raise sqlite3.OperationalError("database or disk is full")
+
+    with pytest.raises(ServiceError, match="disk is full"):
+        store.database.together([partial(store.reserve, "alice", 3), undo_all, partial(store.reserve, "alice", 4)])
+    assert counters(store) == (0, 0)
+    store.reserve("alice", 5)
+    assert counters(store) == (0, 5)

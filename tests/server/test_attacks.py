@@ -89,7 +89,7 @@ def test_a_repeated_request_asks_neither_engine_nor_noise_and_another_key_gets_i
 
 @contextmanager
 def books_locked(live):
-    other = sqlite3.connect(live.keys._db.path, isolation_level=None)
+    other = sqlite3.connect(live.keys.database.path, isolation_level=None)
     try:
         other.execute("BEGIN IMMEDIATE")
         yield
@@ -110,7 +110,7 @@ def test_when_the_books_do_not_answer_nobody_is_told_that_their_key_is_wrong(imp
             refused = live.complete(headers=headers)
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "books_unavailable"
-            assert str(service_path(live.keys._db.path.parent)) not in refused.text
+            assert str(service_path(live.keys.database.path.parent)) not in refused.text
     assert live.spent_tokens == 0
     assert live.complete().status_code == 200
 

@@ -3,6 +3,7 @@
 `bench/hostile_key.py` measures by how much a first token is delayed.
 """
 
+import asyncio
 import contextlib
 import json
 import threading
@@ -13,11 +14,14 @@ import pytest
 from curator.deployments import CONTEXT
 from paclm.config import ServerConfig
 from paclm.server.api_keys import Database, KeyStore
+from paclm.server.workers import Writer
 from server.live import bearer
 from server.sockets import connect, post_with_key
 from server.stepped import wait_until
 
 MEGABYTE = "the patient " * 80_000
+LONG = {"stop": ["x" * 1000] * 4, "user": "x" * 500}
+"""Fields that make a body too long to be tokenized on the event loop."""
 
 
 class WatchedTokenizer:
@@ -93,7 +97,7 @@ def test_a_prompt_of_a_megabyte_is_refused_before_it_is_tokenized(start, chat_to
 
 
 def test_prompts_of_one_key_that_take_long_to_tokenize_do_not_hold_up_another(live, other, tokenizer, many):
-    slow = [many.submit(live.complete, f"hold {number}") for number in range(30)]
+    slow = [many.submit(live.complete, "hold", **LONG) for _ in range(30)]
     wait_until(lambda: tokenizer.num_held == 1)
     assert live.complete(headers=other).status_code == 200
     assert live.http.get("/v1/models").status_code == 200  # nor the look-up of its own key
@@ -103,7 +107,7 @@ def test_prompts_of_one_key_that_take_long_to_tokenize_do_not_hold_up_another(li
 
 
 def test_a_client_that_leaves_does_not_free_the_thread_that_still_works_for_it(live, other, tokenizer):
-    body = json.dumps({"model": "clinic", "prompt": "hold", "max_tokens": 2}).encode()
+    body = json.dumps({"model": "clinic", "prompt": "hold", "max_tokens": 2, **LONG}).encode()
     with contextlib.ExitStack() as stack:
         for _ in range(12):
             left = stack.enter_context(connect(live))
@@ -115,23 +119,29 @@ def test_a_client_that_leaves_does_not_free_the_thread_that_still_works_for_it(l
     assert tokenizer.num_held == 1
 
 
-def test_writes_of_one_key_do_not_hold_up_another(live, other, many, monkeypatch):
-    reserve, stands, go = KeyStore.reserve, threading.Event(), threading.Event()
+def test_writes_of_one_key_leave_another_its_place_in_the_next_transaction():
+    groups, stands, go = [], threading.Event(), threading.Event()
 
-    def slow(keys, name, tokens):
-        if name == "ward":
-            stands.set()
-            assert go.wait(60)
-        reserve(keys, name, tokens)
+    def together(writes):
+        groups.append([write() for write in writes])
+        stands.set()
+        assert go.wait(60)
+        return groups[-1]
 
-    monkeypatch.setattr(KeyStore, "reserve", slow)
-    waiting = [many.submit(live.complete) for _ in range(30)]
-    try:
-        assert stands.wait(60)
-        assert live.complete(headers=other).status_code == 200
-    finally:
+    async def write_many():
+        writer = Writer(together)
+        first = asyncio.create_task(writer.run("ward", str, "ward"))
+        await asyncio.to_thread(stands.wait, 60)
+        rest = [asyncio.create_task(writer.run(owner, str, owner)) for owner in ["ward"] * 200 + ["other"]]
+        await asyncio.sleep(0)  # all of them wait now
         go.set()
-    assert {job.result(60).status_code for job in waiting} == {200}
+        assert await asyncio.gather(first, *rest) == ["ward"] * 201 + ["other"]
+        writer.close()
+
+    asyncio.run(write_many())
+    assert groups[0] == ["ward"]
+    assert groups[1] == ["ward"] * 64 + ["other"]
+    assert [len(group) for group in groups] == [1, 65, 64, 64, 8]
 
 
 def test_a_key_is_looked_up_while_a_commit_takes_long(path, many):

@@ -167,10 +167,10 @@ def service_of(request: Request) -> Service:
 async def identify(request: Request) -> Caller:
     """The caller, or a refusal; a wrong key is refused even where none is needed."""
     service = service_of(request)
-    caller = await _holder_of_key(request)
+    caller = _holder_of_key(request)
     if caller is not None:
         return caller
-    is_needed = not _needs_no_key(request, service) or await service.lookups.run("", _has_ordinary_keys, service)
+    is_needed = not _needs_no_key(request, service) or _has_ordinary_keys(service)
     if _presented(request):
         raise unknown_key(is_needed=is_needed)
     if is_needed:
@@ -180,7 +180,7 @@ async def identify(request: Request) -> Caller:
 
 async def identify_admin(request: Request) -> Caller:
     """The caller, who must hold an admin key."""
-    caller = await _holder_of_key(request)
+    caller = _holder_of_key(request)
     if caller is None:
         raise unknown_key(is_needed=True) if _presented(request) else no_key()
     if not caller.is_admin:
@@ -188,13 +188,13 @@ async def identify_admin(request: Request) -> Caller:
     return caller
 
 
-async def _holder_of_key(request: Request) -> Caller | None:
+def _holder_of_key(request: Request) -> Caller | None:
     presented = _presented(request)
     scheme, key = _parts(presented[0]) if len(presented) == 1 else ("", "")
     if scheme != "bearer":
         return None
     service = service_of(request)
-    found = await service.lookups.run("", service.keys.identify, key)
+    found = service.keys.identify(key)
     return None if found is None else _noted(request, Caller(found.name, found.is_admin, found))
 
 

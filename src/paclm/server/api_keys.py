@@ -22,11 +22,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from paclm.errors import InvalidInput, KeyRefused, QuotaExceeded, ServiceError
 from paclm.worlds.layout import CURATOR_FOLDER
 from paclm.worlds.storage import refuse_if_others_can_enter
+
+T = TypeVar("T")
 
 KEY_PREFIX = "paclm-"
 """Recognisable to people and secret scanners."""
@@ -73,7 +75,7 @@ class Database:
     def __init__(self, path: Path, connection: sqlite3.Connection, reader: sqlite3.Connection) -> None:
         self.path = path
         self._connection, self._reader = connection, reader
-        self._lock, self._reading_lock = threading.Lock(), threading.Lock()
+        self._lock, self._reading_lock = threading.RLock(), threading.Lock()
 
     @classmethod
     def open(cls, path: Path) -> Database:
@@ -103,9 +105,26 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One exclusive transaction; durable when the block has ended."""
+        """One exclusive transaction; durable when the block has ended. Inside `together`, a part of its one."""
+        db = self._connection
+        with self._lock, _translated(self.path), (_savepoint if db.in_transaction else transaction)(db):
+            yield db
+
+    def together(self, writes: Sequence[Callable[[], T]]) -> list[T | Exception]:
+        """Do several writes in one transaction: results or errors, durable now. One that fails leaves the others alone.
+
+        If the transaction itself fails, none was done, and its error is raised.
+        """
+        results: list[T | Exception] = []
         with self._lock, _translated(self.path), transaction(self._connection):
-            yield self._connection
+            for write in writes:
+                try:
+                    results.append(write())
+                except Exception as error:
+                    if not self._connection.in_transaction:  # SQLite has undone all of them
+                        raise
+                    results.append(error)
+        return results
 
     def scrub(self) -> bool:
         """Checkpoint and truncate the write-ahead log, so that deleted content is gone; False if a reader blocks it."""
@@ -145,6 +164,20 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise
+
+
+@contextmanager
+def _savepoint(db: sqlite3.Connection) -> Iterator[None]:
+    """All or nothing, as part of a transaction."""
+    db.execute("SAVEPOINT one")
+    try:
+        yield
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK TO one")
+            db.execute("RELEASE one")
+        raise
+    db.execute("RELEASE one")
 
 
 def _make_file(path: Path) -> None:
@@ -209,11 +242,12 @@ def _now() -> datetime:
 
 
 class KeyStore:
-    """The keys of one workspace. Every call reads the file: a key that another process revokes is refused."""
+    """The keys of one workspace. Every call sees what another process changed: a revoked key is refused."""
 
     def __init__(self, db: Database, clock: Callable[[], datetime] = _now) -> None:
-        self._db = db
+        self.database = db
         self._clock = clock
+        self._read: tuple[int, Sequence[tuple[bytes, KeyInfo]]] = (-1, [])
 
     @classmethod
     def open(cls, path: Path) -> KeyStore:
@@ -225,7 +259,7 @@ class KeyStore:
 
         For the server that holds the curator's lock, before it takes requests.
         """
-        with self._db.writing() as db:
+        with self.database.writing() as db:
             (tokens,) = db.execute("SELECT coalesce(sum(reserved_tokens), 0) FROM keys").fetchone()
             db.execute("UPDATE keys SET used_tokens = used_tokens + reserved_tokens, reserved_tokens = 0")
         return int(tokens)
@@ -236,7 +270,7 @@ class KeyStore:
         if quota_tokens is not None and not 0 < quota_tokens <= MAX_TOKENS:
             raise InvalidInput(f"A quota is a whole number of tokens of at least 1, not {quota_tokens!r}.")
         key = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
-        with self._db.writing() as db:
+        with self.database.writing() as db:
             if (found := _find(db, name)) is not None:
                 raise InvalidInput(
                     f"There is a key named {name!r} already"
@@ -251,12 +285,11 @@ class KeyStore:
 
     def list(self) -> list[KeyInfo]:
         """Every key ever made, oldest first."""
-        with self._db.reading() as db:
-            return [_info(row) for row in db.execute(f"SELECT {_COLUMNS} FROM keys ORDER BY created, name")]
+        return [key for _, key in self._all()]
 
     def revoke(self, name: str) -> KeyInfo:
         """Revoke a key for good and delete its stored replies; its counters stay."""
-        with self._db.writing() as db:
+        with self.database.writing() as db:
             key = _find(db, name)
             if key is None:
                 known = [row[0] for row in db.execute("SELECT name FROM keys WHERE revoked_at IS NULL ORDER BY name")]
@@ -264,7 +297,7 @@ class KeyStore:
             key = replace(key, revoked_at=key.revoked_at or self._stamp())
             db.execute("UPDATE keys SET revoked_at = ? WHERE name = ?", (key.revoked_at, name))
             db.execute("DELETE FROM replies WHERE key_name = ?", (name,))
-        self._db.scrub()
+        self.database.scrub()
         return key
 
     def identify(self, presented: str) -> KeyInfo | None:
@@ -272,23 +305,20 @@ class KeyStore:
 
         Compares with every key in constant time: the time taken depends neither on the guess nor on which key it is.
         """
-        digest, name = _digest(presented), None
-        with self._db.reading() as db:
-            for candidate, stored in db.execute("SELECT name, digest FROM keys WHERE revoked_at IS NULL").fetchall():
-                if hmac.compare_digest(stored, digest):
-                    name = candidate
-            key = None if name is None else _find(db, name)
-        return key if key is not None and key.revoked_at is None else None  # another process may just have revoked it
+        digest, found = _digest(presented), None
+        for stored, key in self._all():
+            if hmac.compare_digest(stored, digest):
+                found = key
+        return found if found is not None and found.revoked_at is None else None
 
     def has_keys(self) -> bool:
         """Whether any key is in force."""
-        with self._db.reading() as db:
-            return db.execute("SELECT 1 FROM keys WHERE revoked_at IS NULL LIMIT 1").fetchone() is not None
+        return any(key.revoked_at is None for key in self.list())
 
     def reserve(self, name: str, tokens: int) -> None:
         """Reserve the worst case of a request durably before its first token; refuse what the quota cannot cover."""
         _check_tokens(tokens)
-        with self._db.writing() as db:
+        with self.database.writing() as db:
             key = _find(db, name)
             if key is None or key.revoked_at is not None:
                 raise KeyRefused(f"The key {name!r} is {'unknown' if key is None else 'revoked'}.")
@@ -306,7 +336,7 @@ class KeyStore:
         """Free a reservation and count what was used; also for a key revoked meanwhile."""
         _check_tokens(reserved)
         _check_tokens(used)
-        with self._db.writing() as db:
+        with self.database.writing() as db:
             done = db.execute(
                 "UPDATE keys SET reserved_tokens = reserved_tokens - ?, used_tokens = used_tokens + ? "
                 "WHERE name = ? AND reserved_tokens >= ?",
@@ -317,7 +347,16 @@ class KeyStore:
 
     def close(self) -> None:
         """Close the file."""
-        self._db.close()
+        self.database.close()
+
+    def _all(self) -> Sequence[tuple[bytes, KeyInfo]]:
+        """Digests and keys as of the last commit of any process; read again only if there was one."""
+        with self.database.reading() as db:
+            (version,) = db.execute("PRAGMA data_version").fetchone()
+            if version != self._read[0]:
+                rows = db.execute(f"SELECT digest, {_COLUMNS} FROM keys ORDER BY created, name").fetchall()
+                self._read = version, [(digest, _info(row)) for digest, *row in rows]
+            return self._read[1]
 
     def _stamp(self) -> str:
         return self._clock().isoformat(timespec="seconds")

@@ -26,7 +26,7 @@ from paclm.server.idempotency import Replies
 from paclm.server.prompt_length import PromptLength
 from paclm.server.refusals import Refused
 from paclm.server.telemetry import Metrics, Recent, log_error
-from paclm.server.workers import Turns, Workers
+from paclm.server.workers import Turns, Workers, Writer
 
 T = TypeVar("T")
 
@@ -79,9 +79,8 @@ class Service:
         """Called once, when a step has failed or the curator is gone, and only a restart helps."""
         self.has_failed = False
         self.is_draining = False
-        self.lookups = Workers("keys", num_threads=2, each=2)
         self.tokenizing = Workers("tokenizer", num_threads=2, each=1)
-        self.writes = Workers("database", num_threads=2, each=1)
+        self.writes = Writer(keys.database.together)
         self.large_bodies = Turns(each=2)
         self._end = end
         self._started = time.monotonic()
@@ -123,7 +122,7 @@ class Service:
         await self._retry_writes()
         await self._has_ended.wait()
         self.curator.close()
-        for workers in (self.lookups, self.tokenizing, self.writes):
+        for workers in (self.tokenizing, self.writes):
             workers.close()
         telemetry.write(telemetry.Entry(event="stopped", seconds=self.uptime_seconds))
 
@@ -182,7 +181,7 @@ class Service:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
             await asyncio.shield(self.spawn(self._retry_writes()))  # cancelled in the middle it would lose a write
             try:
-                await self.writes.run("", self.replies.forget_expired)
+                await self.writes.alone(self.replies.forget_expired)
             except ServiceError as error:  # tried again in the next round: private text must not stay
                 log_error("database", error)
 

@@ -64,7 +64,7 @@ async def overview(_: Admin, service: TheService) -> Response:
     """Everything for the operator's dashboard."""
     curator, setup = service.curator, service.setup
     usage, leak, state = await asyncio.gather(curator.ask_usage(), curator.ask_leak(), curator.ask_state())
-    keys = await service.lookups.run("", service.keys.list)
+    keys = service.keys.list()
     figures = curator.figures()
     tokens_per_second, steps_per_second = service.recent.rates()
     most = math.log(curator.num_worlds)
@@ -146,7 +146,7 @@ async def metrics(_: Admin, service: TheService) -> Response:
         running=service.curator.state["running"],
         queued=service.curator.state["waiting"],
         is_serving=service.state == "serving",
-        keys=await service.lookups.run("", service.keys.list),
+        keys=service.keys.list(),
     )
     return Response(service.metrics.render(standing), headers={"content-type": CONTENT_TYPE})
 
