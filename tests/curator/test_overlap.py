@@ -146,13 +146,13 @@ class Telling(ScriptedEngine):
 
 @pytest.mark.parametrize("place", ["append", "launch"])
 def test_no_traceback_of_the_engine_carries_a_token_that_was_not_committed(make, open_curator, place):
-    """All votes may be seen; which of them was released may not, because nobody has paid for it yet."""
+    """All votes may be seen; which of them was released may not. It is charged: that it failed may depend on it."""
     engine = Telling(fails_in=place)
     with open_curator(make(), engine=engine) as curator:
         curator.submit(curator.request([1], 9))
         with pytest.raises((UnsoundState, EngineError)) as caught:
             curator.step()
-        assert curator.account.tokens == 0
+        assert curator.account.tokens == 1
     error = caught.value
     assert (place == "launch") == ("Out of GPU memory" in str(error))
     assert error.__context__ is None

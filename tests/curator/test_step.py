@@ -26,7 +26,7 @@ def releaser():
 
 def released(own, votes, account, belief):
     """Charges, tokens and the belief after one step on these votes (n, m)."""
-    checked = own.checked(votes, len(votes))
+    checked = own.checked(votes, votes[:, 0], len(votes), 10**6)
     charges = own.charges(checked, account)
     tokens, after = own.release(checked, np.full(len(votes), 9), charges, belief)
     return charges, tokens.reveal(), after
@@ -68,7 +68,20 @@ def test_votes_that_are_no_integers_are_refused_before_anything_is_charged():
     own, _ = releaser()
     for votes in (DISPUTED[None] + 0.5, DISPUTED[None, :-2], DISPUTED[None].astype(bool)):
         with pytest.raises(UnsoundState):
-            own.checked(votes, 1)
+            own.checked(votes, np.zeros(1, dtype=np.int64), 1, 10**6)
+
+
+@pytest.mark.parametrize("wrong", [-1, 99, 2**31 - 1])
+def test_votes_outside_the_vocabulary_are_refused_before_anything_is_charged(wrong):
+    """A world whose logits are NaN votes so. Refused after its release, it would tell which world is realized."""
+    own, _ = releaser()
+    votes, public = np.full((1, WORLDS), 4), np.full(1, 4)
+    assert own.checked(votes, public, 1, 99).shape == votes.shape
+    for tokens in (votes, public):
+        tokens.flat[0] = wrong
+        with pytest.raises(UnsoundState):
+            own.checked(votes, public, 1, 99)
+        tokens.flat[0] = 4
 
 
 def test_dissent_of_a_world_that_is_all_but_ruled_out_is_charged_too():

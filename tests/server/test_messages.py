@@ -1,5 +1,7 @@
 """What the curator does with messages of a front that is broken, or in the hands of an attacker."""
 
+import asyncio
+import dataclasses
 import socket
 import threading
 
@@ -7,6 +9,9 @@ import pytest
 
 from curator.deployments import ScriptedEngine
 from paclm import Curator
+from paclm.config import MechanismConfig
+from paclm.curator.streams import Limits, Request
+from paclm.server.curator_client import CuratorClient
 from paclm.server.messages import MAX_BYTES, BrokenLink, Link, Unpacker, pack
 from paclm.server.scheduler import Scheduler
 from server.stepped import wait_until
@@ -147,3 +152,46 @@ def test_a_front_that_does_not_read_delays_the_steps_and_loses_nothing(make, sma
         its.sendall(pack(["stop", 1]))
         thread.join(60)
     assert received > stands
+
+
+class Counting:
+    """A subscriber that needs no pieces: the transcripts count them."""
+
+    def receive(self, at, pieces):
+        pass
+
+    def interrupt(self):
+        pass
+
+
+@pytest.mark.parametrize("is_admitted", [True, False], ids=["running", "reply unread"])
+@pytest.mark.parametrize("writes", [False, True], ids=["reads", "writes first"])
+def test_all_that_a_dead_curator_had_sent_is_counted(writes, is_admitted):
+    """A write to a closed link fails and ends it, with messages still unread: tokens that were committed."""
+    state = {"spent_nats": 0.0, "total_nats": 1.0, "remaining_tokens": 5, "mia_bound": 0.5, "world_id_bound": 0.1}
+    config = dataclasses.asdict(MechanismConfig(per_token=2**-16, total=0.01))
+    hello = {"vocabulary": 100, "context": 100, "config": config, "num_worlds": 4, "num_places": 4, "worst_price": 1}
+    hello |= {"cautions": [], "state": state}
+
+    async def count():
+        front, curator = socket.socketpair()
+        client = CuratorClient(hello)
+        await client.start(front)
+        request = Request(prompt=(1, 2), max_new_tokens=50, temperature=0.0, limits=Limits(100, 100), tag="k")
+        transcripts, ended = [], asyncio.Event()
+        client.on_end = lambda has_failed: ended.set()
+        admitting = asyncio.create_task(client.admit(Counting(), [request], transcripts))
+        await asyncio.sleep(0)  # its message is sent
+        curator.sendall(pack(["reply", 0, None]))
+        if is_admitted:
+            await admitting
+        for _ in range(7):
+            curator.sendall(pack(["step", [[0, 5, "x", "agreed", 1, None]], state, 0.0, 0.0]))
+        curator.close()
+        if writes:
+            client.stop()
+        await asyncio.wait_for(ended.wait(), 60)
+        await admitting
+        return [(transcript.num_tokens, transcript.num_unknown) for transcript in transcripts]
+
+    assert asyncio.run(count()) == [(7, 1)]

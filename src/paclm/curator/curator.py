@@ -8,7 +8,8 @@ The next step is computed while this one is committed and handed out. Until the 
 engine alone. A stream that ends with a step in flight is dropped from it: its votes are neither priced nor released.
 
 If anything in a step fails, the curator stops for good: memory may then be ahead of the ledger, and only reopening
-finds out what was committed. Everything that can fail comes before the first piece is handed out, so a step is handed
+finds out what was committed. What was released is charged even if the launch that follows fails: whether it does may
+depend on the token. Everything that can fail comes before the first piece is handed out, so a step is handed
 out as a whole or not at all; only an interrupt in the middle of handing out can cut it short.
 """
 
@@ -197,8 +198,10 @@ class Curator:
             streams, votes, public = self._collect()
             charges = self._releaser.charges(votes, self.account)
             tokens, belief = self._releaser.release(votes, public, charges, self._custody.begin())
-            self._continue(streams, tokens, coins)
-            self._custody.commit(usage_by_tag([stream.request.tag for stream in streams], charges), belief)
+            try:
+                self._continue(streams, tokens, coins)
+            finally:  # whether it fails may depend on the tokens: they are charged all the same
+                self._custody.commit(usage_by_tag([stream.request.tag for stream in streams], charges), belief)
             return self._deliver(streams, charges, tokens.reveal())
 
     def result(self, stream: Stream) -> Generation:
@@ -343,7 +346,7 @@ class Curator:
         """The streams in flight that still run, all worlds' votes on them (n, m), and the public model's (n,)."""
         in_flight, self._in_flight = self._in_flight, []
         ballot = self._engine.collect()
-        votes = self._releaser.checked(ballot.votes, len(in_flight))
+        votes = self._releaser.checked(ballot.votes, ballot.public, len(in_flight), self._engine.vocabulary)
         rows = [row for row, stream in enumerate(in_flight) if stream.finish_reason is None]
         return [in_flight[row] for row in rows], votes[rows], ballot.public[rows]
 

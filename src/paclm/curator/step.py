@@ -45,11 +45,17 @@ class Releaser:
             self._config.charge, self._config.per_token, reads_secret=self._rule.reads_secret, is_dissent=is_dissent
         )
 
-    def checked(self, votes: IntArray, num_streams: int) -> IntArray:
-        """A copy of the votes (n, m): what is priced is what is released, whatever the engine does to its own array."""
+    def checked(self, votes: IntArray, public: IntArray, num_streams: int, vocabulary: int) -> IntArray:
+        """A copy of the votes (n, m): what is priced is what is released, whatever the engine does to its own array.
+
+        Nothing that follows may fail for some of these tokens and not for others.
+        """
         own = np.array(votes)
         if own.shape != (num_streams, self._secret.num_worlds) or own.dtype.kind not in "iu":
             raise UnsoundState(f"The engine returned votes {own.dtype} {own.shape}. Nothing was released.")
+        for tokens in (own, np.asarray(public)):
+            if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocabulary:
+                raise UnsoundState("The engine returned votes that are no token ids. Nothing was released.")
         return own
 
     def charges(self, votes: IntArray, account: Account) -> list[Charge]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from paclm.config import MechanismConfig
 from paclm.curator.streams import BudgetFigures, FinishReason, Limits, Mark, Piece, Request, UsageFigures
 from paclm.errors import CuratorError
 from paclm.ledger.events import Usage
-from paclm.server.messages import CuratorState, Reason, Topic, Unpacker, pack
+from paclm.server.messages import BrokenLink, CuratorState, Reason, Topic, Unpacker, pack
 from paclm.server.refusals import budget_exhausted, budget_reserved, internal_error, queue_full, stopping
 
 
@@ -204,6 +206,10 @@ class CuratorClient(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The curator has ended; without `stopped`, what it did last is not known."""
+        if self._transport is not None:  # a failed write ends the link before all that was sent is read
+            with suppress(OSError, BrokenLink):
+                while data := os.read(self._transport.get_extra_info("socket").fileno(), 2**18):
+                    self.data_received(data)
         for _, _, transcript in self._open.values():
             transcript.has_started = True
         self._stop(has_failed=True)
