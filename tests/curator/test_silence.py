@@ -124,6 +124,7 @@ def test_a_token_that_was_not_committed_is_in_no_traceback(curator, monkeypatch)
     """A token in a crash report has left, and nobody paid for it. All votes may be seen: which was released may not."""
     votes = np.array([654321] * 4 + [765432] * 4)
     monkeypatch.setattr(curator._engine, "_vote", lambda *_: (np.arange(40), votes, 0))
+    monkeypatch.setattr(curator._engine, "vocabulary", 10**6)
     curator.submit(curator.request("the", 3))
     monkeypatch.setattr("paclm.ledger.store.add_sums", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError) as caught:
