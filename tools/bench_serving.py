@@ -12,7 +12,7 @@ whose adapters are random. Parts (`--only`):
     sweep     clients join one by one: the longest gap at any batch size
     hostile   another key attacks: long prompts, slow bodies, floods, disconnects; see serving/attacks.py
     direct    the engine alone and the curator without HTTP, after the server has stopped
-    ratio     only if named: server and curator in turns, 16 clients, each started anew
+    ratio     only if named: server and curator in turns, 16 clients, each started again
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class StoredModel:
         if model.config.model_type == "gpt2":
             return cls(model.config, tensors, None, 1.0)
         decoder: Any = model.model
-        rotary = type(decoder.rotary_emb)(model.config)  # anew: the model's own may have been rounded to its type
+        rotary = type(decoder.rotary_emb)(model.config)  # a new one: the model's own may have been rounded to its type
         return cls(model.config, tensors, rotary.inv_freq, float(rotary.attention_scaling))
 
     def parameters(self) -> Iterator[Tensor]:

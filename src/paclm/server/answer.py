@@ -344,7 +344,7 @@ class Answer:
 
 
 class Outbox:
-    """Bytes on their way to a client. Whoever sends is woken once, however many were put in."""
+    """Bytes on their way to a client. The sender is woken once, however many were put in."""
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []

@@ -96,7 +96,7 @@ class Scheduler:
         self._streams: dict[int, Stream] = {}  # by the front's number, running and waiting
         self._numbers: dict[Stream, int] = {}
         self._last_number = -1
-        self._owners: set[str] = set()  # whoever was admitted
+        self._owners: set[str] = set()  # of requests admitted so far
         self._is_over = False
 
     @property
