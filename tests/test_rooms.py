@@ -22,7 +22,7 @@ DOORS = {
 }
 # What each room may take from outside; rooms that are not named take what they need.
 LIBRARIES = {
-    "privacy": {"numpy", "scipy"},
+    "privacy": {"numpy", "scipy", "dp_accounting"},
     "worlds": {"numpy", "datasets", "pyarrow"},
     "engine": {
         "numpy",
@@ -36,6 +36,16 @@ LIBRARIES = {
         "gguf",
     },
 }
+ABSENT = (
+    "typer",
+    "pydantic",
+    "peft",
+    "cryptography",
+    "platformdirs",
+    "gguf",
+    "matplotlib",
+    "dp_accounting",
+)
 BARE_ROOMS = ("privacy", "worlds", "engine", "study", "curator.research")
 
 
@@ -129,7 +139,7 @@ def test_bare_rooms_import_with_nothing_but_the_libraries_of_a_gpu_image():
 import importlib, pkgutil, sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {{"typer", "pydantic", "peft", "cryptography", "platformdirs", "gguf", "matplotlib"}}:
+        if name.split(".")[0] in {ABSENT!r}:
             raise ImportError("not on a bare image: " + name)
 sys.meta_path.insert(0, Refuse())
 sys.path.insert(0, {str(SOURCE.parent)!r})

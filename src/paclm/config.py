@@ -23,9 +23,12 @@ from paclm.errors import InvalidInput
 RELEASES = ("gaussian", "plurality", "mixture", "channel")
 """Releases with a proven bound, which may be deployed. Other rules in `paclm.privacy.releases` run in studies only."""
 CHARGES = ("every-token", "dissent")
+PROMISES = ("half", "corpus")
+"""`half`: which half of the corpus was used (PAC); `corpus`: whether a record is in the corpus (DP)."""
 
 ReleaseName = Literal["gaussian", "plurality", "mixture", "channel"]
 ChargeName = Literal["every-token", "dissent"]
+PromiseName = Literal["half", "corpus"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
 
 SMALLEST_PER_TOKEN = 2.0**-60
@@ -262,6 +265,32 @@ class TrainingConfig:
             raise InvalidInput(f"block_tokens must be at least 2, or 0 for the context, not {self.block_tokens!r}.")
         if not self.targets:
             raise InvalidInput("targets must be auto, attention or a list of at least one layer name.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DpConfig:
+    """How `paclm train --what dp:EPSILON` trains. The defaults were found on public text.
+
+    Do not tune these on the private records: a choice that depends on them is outside of the guarantee.
+    """
+
+    sampling_rate: float = 0.5
+    """q, the probability with which each unit takes part in a step."""
+    steps: int = 40
+    """Noisy steps; the noise is calibrated to all of them."""
+    clip_norm: float = 0.3
+    """C, the largest norm of one unit's gradient; the noise is in proportion to it."""
+    learning_rate: float = 1e-3
+    """Of Adam, constant."""
+    factors: Literal["both", "B"] = "both"
+    """Which factors of an adapter are trained; with B, A stays at its random start and gets no noise."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sampling_rate <= 1:
+            raise InvalidInput(f"sampling_rate must be above 0 and at most 1, not {self.sampling_rate!r}.")
+        _at_least(self, 1, "steps")
+        _positive(self, "clip_norm", "learning_rate")
+        _one_of("factors", self.factors, ("both", "B"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

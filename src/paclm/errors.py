@@ -71,6 +71,7 @@ EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "gguf", "cryptography"), "core"),
     **dict.fromkeys(("fastapi", "uvicorn", "pydantic", "prometheus_client"), "serve"),
     **dict.fromkeys(("matplotlib", "jinja2"), "report"),
+    "dp_accounting": "dp",
 }
 """The extra of paclm that installs each package; without extras only `plan` and `replay` work."""
 

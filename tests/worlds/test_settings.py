@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from paclm.config import TrainingConfig
+from paclm.config import DpConfig, TrainingConfig
 from paclm.errors import WorkspaceError
 from paclm.worlds.settings import Voting, load_settings, render_settings, write_settings
 
@@ -34,6 +34,14 @@ def test_training_settings_find_their_section_wherever_it_is_or_make_it(settings
     assert found.training.epochs == 5
     assert found.server.port == 81
     assert found.config.per_token == 2.0**-16
+
+
+def test_a_file_of_an_older_version_without_dp_has_its_defaults(settings_file):
+    settings_file.write_text("[training]\nlearning_rate = 0.5\n")
+    assert load_settings(settings_file).dp == DpConfig()
+    settings_file.write_text("[training]\nlearning_rate = 0.5\n[dp]\nlearning_rate = 0.25\n")
+    found = load_settings(settings_file)
+    assert (found.training.learning_rate, found.dp.learning_rate) == (0.5, 0.25)
 
 
 def test_a_file_that_cannot_be_edited_is_left_unchanged(settings_file):

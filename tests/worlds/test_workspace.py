@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import paclm
-from paclm.config import MechanismConfig, RuntimeConfig, TrainingConfig
+from paclm.config import DpConfig, MechanismConfig, RuntimeConfig, TrainingConfig
 from paclm.errors import InvalidInput, WorkspaceError
 from paclm.worlds.creation import create_workspace
 from paclm.worlds.fingerprints import fingerprint_base
@@ -38,7 +38,7 @@ def test_a_workspace_holds_what_it_was_made_of(make, corpus, base):
     assert (workspace.membership.sum(axis=1) == 4).all()
     assert workspace.num_worlds == 8
     assert workspace.base == base
-    assert (workspace.runtime, workspace.training) == (RuntimeConfig(), TrainingConfig())
+    assert (workspace.runtime, workspace.training, workspace.dp) == (RuntimeConfig(), TrainingConfig(), DpConfig())
     assert all(path.is_dir() for path in (workspace.adapters_path, workspace.curator_path, workspace.study_path))
     assert workspace.manifest.versions["paclm"] == paclm.__version__
     with pytest.raises(ValueError, match="read-only"):
@@ -187,15 +187,18 @@ def test_budgets_have_no_default_and_are_read_once_they_are_written(make):
 def test_the_template_explains_every_setting_and_its_examples_are_valid(make):
     path = make().workspace.path
     lines = (path / "paclm.toml").read_text().splitlines()
-    for settings in (MechanismConfig, RuntimeConfig, TrainingConfig):
+    sections = {"mechanism": MechanismConfig, "runtime": RuntimeConfig, "training": TrainingConfig, "dp": DpConfig}
+    for section, settings in sections.items():
+        start = lines.index(f"[{section}]")
+        end = next((i for i in range(start + 1, len(lines)) if lines[i].startswith("[")), len(lines))
         for name in settings.__dataclass_fields__:
-            (number,) = [i for i, line in enumerate(lines) if line.removeprefix("# ").startswith(f"{name} = ")]
+            (number,) = [i for i in range(start, end) if lines[i].removeprefix("# ").startswith(f"{name} = ")]
             assert lines[number - 1].startswith("# ")
             assert lines[number - 2] == ""
     uncommented = "\n".join(line.removeprefix("# ") if " = " in line else line for line in lines)
     workspace = with_settings(path, uncommented)
     assert workspace.config == MechanismConfig(per_token=2**-32, total=2**-10)
-    assert (workspace.runtime, workspace.training) == (RuntimeConfig(), TrainingConfig())
+    assert (workspace.runtime, workspace.training, workspace.dp) == (RuntimeConfig(), TrainingConfig(), DpConfig())
 
 
 @pytest.mark.parametrize(
@@ -205,6 +208,11 @@ def test_the_template_explains_every_setting_and_its_examples_are_valid(make):
         ("[mechanisms]\n", "mechanisms"),
         ("mechanism = 1\n", r"mechanism in .*\[mechanism\]"),
         ("[training]\nepochs = 0\n", "epochs.*0"),
+        ("[dp]\nsampling_rate = 1.5\n", r"\[dp\].*sampling_rate.*1.5"),
+        ("[dp]\nsteps = 0\n", "steps.*0"),
+        ("[dp]\nclip_norm = inf\n", "clip_norm.*inf"),
+        ("[dp]\nfactors = 'A'\n", "factors.*'A'"),
+        ("[dp]\nepsilon = 8\n", "epsilon.*sampling_rate"),
         ("[training]\nrank = '8'\n", 'rank.* 8.*"8"'),
         ("[training]\ncoupled = 'no'\n", 'coupled.*true.*"no"'),
         ("[training]\nepochs = true\n", "epochs.* 2.*true"),

@@ -14,7 +14,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from paclm.config import MechanismConfig, RuntimeConfig, ServerConfig, TrainingConfig, in_shell, in_toml, read_settings
+from paclm.config import (
+    DpConfig,
+    MechanismConfig,
+    RuntimeConfig,
+    ServerConfig,
+    TrainingConfig,
+    in_shell,
+    in_toml,
+    read_settings,
+)
 from paclm.errors import InvalidInput, WorkspaceError
 from paclm.worlds.storage import write_private
 
@@ -32,6 +41,9 @@ _ABOUT = {
     "runtime": "# Speed and memory only.",
     "server": "# `paclm serve`: addresses and limits.",
     "training": "# The same for every world; after a change the worlds must be trained again.",
+    "dp": """\
+# `paclm train --what dp:EPSILON`: the adapter of the promise about the corpus. The defaults were found on public text;
+# a choice that depends on the private records is outside of the guarantee.""",
 }
 _EXAMPLES = {"per_token": "2^-32", "total": "2^-10"}
 _REMARK = re.compile(r"(?<=\S)\s+#.*$")
@@ -54,6 +66,7 @@ class Settings:
     runtime: RuntimeConfig
     server: ServerConfig
     training: TrainingConfig
+    dp: DpConfig
 
     @property
     def config(self) -> MechanismConfig | None:
@@ -79,6 +92,7 @@ def render_settings(training: TrainingConfig) -> str:
         "runtime": RuntimeConfig(),
         "server": ServerConfig(),
         "training": training,
+        "dp": DpConfig(),
     }
     text = _HEAD
     for section, settings in sections.items():
@@ -157,6 +171,7 @@ def load_settings(path: Path) -> Settings:
         runtime=read_settings(RuntimeConfig, tables.get("runtime", {}), f"[runtime] of {path}"),
         server=read_settings(ServerConfig, tables.get("server", {}), f"[server] of {path}"),
         training=read_settings(TrainingConfig, tables.get("training", {}), f"[training] of {path}"),
+        dp=read_settings(DpConfig, tables.get("dp", {}), f"[dp] of {path}"),
     )
     if settings.config is None:
         settings.mechanism_with(per_token=1.0, total=1.0)  # checks the other keys while no budget is set

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from paclm.config import MechanismConfig, RuntimeConfig, TrainingConfig
+from paclm.config import DpConfig, MechanismConfig, RuntimeConfig, TrainingConfig
 from paclm.errors import WorkspaceError
 from paclm.worlds import layout
 from paclm.worlds.assignment import BoolArray
@@ -111,6 +111,11 @@ class Workspace:
     def training(self) -> TrainingConfig:
         """Settings of training."""
         return self.settings.training
+
+    @property
+    def dp(self) -> DpConfig:
+        """Settings of DP training."""
+        return self.settings.dp
 
     @property
     def base(self) -> Base:
