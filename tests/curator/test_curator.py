@@ -145,14 +145,15 @@ def test_exactly_the_affordable_tokens_are_private_and_the_rest_is_marked_public
         assert curator._custody.ledger.state.public_tokens == 9
 
 
-def test_where_worlds_agree_the_dissent_rule_goes_on_for_free(make, open_curator):
+def test_when_the_budget_is_gone_marks_do_not_show_where_worlds_dissent(make, open_curator):
+    """Agreed tokens would cost nothing; were they still private, the public ones would be those with dissent."""
     with open_curator(make(total=str(2 * B), charge="dissent")) as curator:
         out = curator.generate("the", 40)
     assert out.marks.count("disputed") == 2
-    assert out.marks.count("public") > 0
-    after = out.marks[out.marks.index("public") :]
-    assert "agreed" in after
-    assert "disputed" not in after
+    gone = out.marks.index("public")
+    assert "agreed" in out.marks[:gone]
+    assert out.marks[gone - 1] == "disputed"
+    assert set(out.marks[gone:]) == {"public"}
 
 
 class Stumbling(ScriptedEngine):

@@ -63,17 +63,22 @@ class Releaser:
         disputed = Charge("disputed", self.price(is_dissent=True))
         agreed = Charge("agreed", self.price(is_dissent=False))
         charges = [disputed if is_dissent else agreed for is_dissent in (votes != votes[:, :1]).any(axis=1).tolist()]
-        return charges if account.affords(sum(charge.units for charge in charges)) else self._within(account, charges)
+        if account.affords(len(charges) * disputed.units):
+            return charges
+        return self._within(account, charges, disputed.units)
 
-    def _within(self, account: Account, charges: list[Charge]) -> list[Charge]:
-        """These charges in order, as long as the budget lasts; what it does not cover is the public model's."""
-        if self._config.on_exhausted == "refuse":
-            raise UnsoundState("The budget ended inside a stream that had reserved its worst case.")
+    def _within(self, account: Account, charges: list[Charge], worst: int) -> list[Charge]:
+        """These charges in order, as long as the budget covers dissent; from then on all are the public model's.
+
+        Also those that would cost nothing: or else the marks would show everyone where the worlds dissent.
+        """
         covered = []
         for charge in charges:
-            if account.affords(charge.units):
+            if account.affords(worst):
                 account = account.charge(charge.units, is_dissent=charge.mark == "disputed")
                 covered.append(charge)
+            elif self._config.on_exhausted == "refuse":
+                raise UnsoundState("The budget ended inside a stream that had reserved its worst case.")
             else:
                 covered.append(Charge("public", 0))
         return covered
