@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import httpx
 
 from paclm.config import ServerConfig
+from paclm.server.curator_client import CuratorClient
 from paclm.server.scheduler import Scheduler
-from paclm.server.service import Service
+from paclm.server.service import HalfService
 from server.live import bearer, ledger_rows, serve
 from server.stepped import LONG, SteppedEngine, asking, num_known, sent, wait_until
 
@@ -154,7 +155,7 @@ def test_a_signal_before_the_start_is_kept_for_it(live):
     said = []
     Scheduler(live.curator, SimpleNamespace(send=lambda *message: said.append(message)), 1).hello()
     ((_, hello),) = said
-    service = Service(None, hello, live.service.setup, None, live.keys, live.service.replies)
+    service = HalfService(None, CuratorClient(hello), live.service.setup, None, live.keys, live.service.replies)
     service.drain()
     assert service.state == "draining"
 

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paclm.server.api_keys import LOCAL, KeyInfo
 from paclm.server.refusals import Refused, internal_error, no_key, not_admin, too_many_connections, unknown_key
-from paclm.server.service import Service
+from paclm.server.service import HalfService, Service
 from paclm.server.telemetry import Route, log_error
 
 _PROXY_HEADERS = re.compile(r"forwarded|via|x-forwarded.*|x-real-ip|(x-|true-|cf-connecting-|x-cluster-)(client-)?ip")
@@ -226,3 +226,4 @@ def _has_ordinary_keys(service: Service) -> bool:
 AnyCaller = Annotated[Caller, Depends(identify)]
 Admin = Annotated[Caller, Depends(identify_admin)]
 TheService = Annotated[Service, Depends(the_service)]
+TheHalfService = Annotated[HalfService, Depends(the_service)]

@@ -32,7 +32,7 @@ from paclm.server import telemetry
 from paclm.server.access import Caller, route_of
 from paclm.server.curator_client import Transcript
 from paclm.server.idempotency import Fresh, InProgress, Stored, Ticket, body_digest
-from paclm.server.openai_format import Figures, Reply, cost_of, event
+from paclm.server.openai_format import Figures, Reply, event
 from paclm.server.refusals import (
     NO_RETRY,
     Refused,
@@ -238,8 +238,9 @@ class Answer:
         await self._complete()
         cost = await self._settle()
         body = self._reply.whole(self._streams, cost)
+        is_public = any(stream.num_public for stream in self._streams)
         await self._store(body, JSON)
-        self._set_response(Response(body, media_type=JSON, headers=BUDGET_GONE if cost["public_tokens"] else None))
+        self._set_response(Response(body, media_type=JSON, headers=BUDGET_GONE if is_public else None))
 
     async def _stream(self) -> None:
         """Emit events: the cost when everything is settled, [DONE] when the reply is stored."""
@@ -281,11 +282,11 @@ class Answer:
 
     async def _settle(self) -> Figures:
         """Count what the key used, once, and return the cost."""
-        cost = cost_of(self._streams, self._service.curator.figures())
+        cost = self._service.cost_of(self._streams)
         if self._caller.key is not None and not self._is_settled:
             self._is_settled = True
             settle = partial(self._service.keys.settle, self._caller.name, reserved=self._max_tokens)
-            used = cost["private_tokens"] + sum(stream.num_unknown for stream in self._streams)
+            used = sum(stream.num_private + stream.num_unknown for stream in self._streams)
             await self._service.record(partial(settle, used=used), self._caller.name)
         return cost
 
@@ -328,14 +329,13 @@ class Answer:
             self._service.metrics.first_token_seconds.observe(self._first_token_seconds)
 
     def _log(self, what: telemetry.EventName, status: int | None, line: dict[str, Any]) -> None:
-        cost = cost_of(self._streams, self._service.curator.figures())
         entry = telemetry.Entry(
             event=what,
             status=status,
             prompt_tokens=sum(len(request.prompt) for request in self._requests),
-            private_tokens=cost["private_tokens"],
-            public_tokens=cost["public_tokens"],
-            charged_nats=cost["charged_nats"],
+            private_tokens=sum(stream.num_private for stream in self._streams),
+            public_tokens=sum(stream.num_public for stream in self._streams),
+            charged_nats=self._service.cost_of(self._streams).get("charged_nats"),
             first_token_seconds=self._first_token_seconds,
             seconds=time.perf_counter() - self._started,
             **line,

@@ -45,8 +45,8 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.openapi = lambda: describe(app, service.setup.model_id)  # type: ignore[method-assign]
-    app.include_router(completions.router)
-    app.include_router(stats.router)
+    for router in (completions.router, completions.half_router, stats.router):
+        app.include_router(router)
     _add_small_routes(app)
     if STATIC.is_dir():
         app.mount("/static", StaticFiles(directory=STATIC), name="static")

@@ -14,7 +14,7 @@ from paclm.curator.streams import Request as CuratorRequest
 from paclm.curator.streams import encode_prompt
 from paclm.errors import ContextExceeded, EngineError, InvalidInput
 from paclm.privacy.accounting import nats_up
-from paclm.server.access import AnyCaller, Caller, TheService
+from paclm.server.access import AnyCaller, Caller, TheHalfService, TheService
 from paclm.server.answer import Answer
 from paclm.server.curator_client import CuratorClient
 from paclm.server.messages import CuratorState
@@ -24,7 +24,7 @@ from paclm.server.refusals import Refused, invalid
 from paclm.server.schemas import Ask, ChatAsk, CompletionAsk, Prompt, check, is_large, parse_object, read_body
 from paclm.server.service import Service
 
-router = APIRouter()
+router, half_router = APIRouter(), APIRouter()
 
 _SHORT_BYTES = 4096
 """A body up to this length is tokenized at once: that takes less time than the way to a thread and back."""
@@ -42,22 +42,22 @@ async def chat_completions(request: Request, caller: AnyCaller, service: TheServ
     return await _answer(request, caller, service, ChatAsk)
 
 
-@router.post(
+@half_router.post(
     "/v1/privacy/plan", **described(RequestPlan, {400, 404, 408, 413, 415}, body="CompletionAsk", or_body="ChatAsk")
 )
-async def plan(request: Request, caller: AnyCaller, service: TheService) -> Response:
+async def plan(request: Request, caller: AnyCaller, service: TheHalfService) -> Response:
     """What a request would cost at most; changes nothing and charges nothing."""
-    _, _, requests = await _prepare(request, caller, service, None)
+    _, _, requests = await prepare(request, caller, service, None)
     return JSONResponse(_plan(service.curator, await service.curator.ask_state(), caller, requests))
 
 
 async def _answer(request: Request, caller: Caller, service: Service, shape: type[Ask]) -> Response:
-    body, ask, requests = await _prepare(request, caller, service, shape)
+    body, ask, requests = await prepare(request, caller, service, shape)
     reply = reply_for(ask, service.setup.model_id, is_admin=caller.is_admin, tokenizer=service.tokenizer)
     return await Answer(service, caller, requests, reply, is_stream=bool(ask.stream)).respond(request, body)
 
 
-async def _prepare(
+async def prepare(
     request: Request, caller: Caller, service: Service, shape: type[Ask] | None
 ) -> tuple[bytes, Ask, list[CuratorRequest]]:
     """Body, fields and requests. Without a shape, `messages` tell a chat. A key prepares few large bodies at a time."""

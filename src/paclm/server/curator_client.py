@@ -15,7 +15,7 @@ from paclm.config import MechanismConfig
 from paclm.curator.streams import BudgetFigures, FinishReason, Limits, Mark, Piece, Request, UsageFigures
 from paclm.errors import CuratorError
 from paclm.ledger.events import Usage
-from paclm.server.messages import BrokenLink, CuratorState, Reason, Topic, Unpacker, pack
+from paclm.server.messages import BrokenLink, CuratorState, DecoderState, Reason, Topic, Unpacker, pack
 from paclm.server.refusals import budget_exhausted, budget_reserved, internal_error, queue_full, stopping
 
 
@@ -46,6 +46,11 @@ class Transcript:
         self._texts.append(piece.text)
 
     @property
+    def num_private(self) -> int:
+        """Tokens that the quota of a key counts."""
+        return self.num_tokens - self.num_public
+
+    @property
     def text(self) -> str:
         """What may be shown so far."""
         return "".join(self._texts)
@@ -65,19 +70,17 @@ StepObserver = Callable[[Mapping[tuple[str, Mark], int], float, float], None]
 """Called after every step: tokens by key and mark, seconds of the step and of its commit."""
 
 
-class CuratorClient(asyncio.Protocol):
+class DecoderClient(asyncio.Protocol):
     """Calls wait for the end of the current step. Start it inside the event loop."""
 
     def __init__(self, hello: Mapping[str, Any]) -> None:
         self.limits = Limits(hello["vocabulary"], hello["context"])
-        self.config = MechanismConfig(**hello["config"])
-        self.num_worlds: int = hello["num_worlds"]
+        self.default_temperature: float = hello["default_temperature"]
+        """Of a request that names none; 0 is greedy."""
         self.num_places: int = hello["num_places"]
         """Streams that the batch holds."""
-        self.worst_price: int = hello["worst_price"]
-        """The highest price of one private token, in units."""
         self.cautions: list[str] = hello["cautions"]
-        self.state: CuratorState = hello["state"]
+        self.state: DecoderState = hello["state"]
         """As of the last step, or of the last time it was asked for."""
         self.on_step: StepObserver = lambda tokens, seconds, commit_seconds: None
         self.on_end: Callable[[bool], None] = lambda has_failed: None
@@ -96,11 +99,6 @@ class CuratorClient(asyncio.Protocol):
         self._send("ready")
 
     # --- calls ----------------------------------------------------------------------------------------------------
-
-    @property
-    def default_temperature(self) -> float:
-        """Of a request that names none; 0 is greedy."""
-        return 0.0 if self.config.decoder == "greedy" else self.config.temperature
 
     @property
     def num_open(self) -> int:
@@ -133,24 +131,6 @@ class CuratorClient(asyncio.Protocol):
             await self._call("cancel", numbers)
             for number in numbers:
                 self._open.pop(number, None)
-
-    async def ask_state(self) -> CuratorState:
-        """The state between two steps, with exact reservations."""
-        self.state = await self._ask("figures")
-        return self.state
-
-    async def ask_usage(self) -> UsageFigures:
-        """Usage by key name and by hour, from the ledger."""
-        tables = await self._ask("usage")
-        return UsageFigures(*({name: Usage(name, *counts) for name, counts in table.items()} for table in tables))
-
-    async def ask_leak(self) -> float:
-        """Estimated leak in nats, to three digits; for the operator only."""
-        return float(await self._ask("leak"))
-
-    def figures(self) -> BudgetFigures:
-        """The state of the budget, in the names of the command line's JSON."""
-        return BudgetFigures(**{name: self.state[name] for name in BudgetFigures.__annotations__})  # type: ignore
 
     def stop(self) -> None:
         """Ask it to stop after the current step; subscribers of unfinished streams are interrupted."""
@@ -214,7 +194,7 @@ class CuratorClient(asyncio.Protocol):
             transcript.has_started = True
         self._stop(has_failed=True)
 
-    def _stepped(self, pieces: list[Any], state: CuratorState, seconds: float, commit_seconds: float) -> None:
+    def _stepped(self, pieces: list[Any], state: DecoderState, seconds: float, commit_seconds: float) -> None:
         self.state = state
         now = time.perf_counter()
         tokens: Counter[tuple[str, Mark]] = Counter()
@@ -263,6 +243,37 @@ class CuratorClient(asyncio.Protocol):
         for subscriber in interrupted:
             subscriber.interrupt()
         self.on_end(has_failed)
+
+
+class CuratorClient(DecoderClient):
+    """Of the promise `half`: there is a budget."""
+
+    state: CuratorState
+
+    def __init__(self, hello: Mapping[str, Any]) -> None:
+        super().__init__(hello)
+        self.config = MechanismConfig(**hello["config"])
+        self.num_worlds: int = hello["num_worlds"]
+        self.worst_price: int = hello["worst_price"]
+        """The highest price of one private token, in units."""
+
+    async def ask_state(self) -> CuratorState:
+        """The state between two steps, with exact reservations."""
+        self.state = await self._ask("figures")
+        return self.state
+
+    async def ask_usage(self) -> UsageFigures:
+        """Usage by key name and by hour, from the ledger."""
+        tables = await self._ask("usage")
+        return UsageFigures(*({name: Usage(name, *counts) for name, counts in table.items()} for table in tables))
+
+    async def ask_leak(self) -> float:
+        """Estimated leak in nats, to three digits; for the operator only."""
+        return float(await self._ask("leak"))
+
+    def figures(self) -> BudgetFigures:
+        """The state of the budget, in the names of the command line's JSON."""
+        return BudgetFigures(**{name: self.state[name] for name in BudgetFigures.__annotations__})  # type: ignore
 
 
 def _refusal(reason: Reason, *figures: int) -> Exception:

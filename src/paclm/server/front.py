@@ -19,9 +19,10 @@ from paclm.engine.base_model import load_tokenizer
 from paclm.server import telemetry
 from paclm.server.api_keys import Database, KeyStore, service_path
 from paclm.server.app import create_app
+from paclm.server.curator_client import CuratorClient
 from paclm.server.idempotency import Keep, Replies
 from paclm.server.messages import BrokenLink, Link
-from paclm.server.service import Service, Setup
+from paclm.server.service import HalfService, Setup
 from paclm.server.web_server import web_server
 from paclm.worlds.fingerprints import Base
 
@@ -40,7 +41,7 @@ def main(link: int, listening: int, base_folder: str) -> None:
     setup = Setup(**{**hello["setup"], "settings": ServerConfig(**hello["setup"]["settings"])})
     with Database.open(service_path(Path(hello["workspace"]))) as database:
         replies = Replies(database, Keep(seconds=setup.settings.keep_replies_seconds))
-        service = Service(end, hello, setup, tokenizer, KeyStore(database), replies)
+        service = HalfService(end, CuratorClient(hello), setup, tokenizer, KeyStore(database), replies)
         web_server(create_app(service), service, setup.settings).run(sockets=[port])
 
 

@@ -14,7 +14,7 @@ import json
 import select
 import socket
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
 from paclm.curator.streams import BudgetFigures
 from paclm.errors import ServiceError
@@ -84,7 +84,14 @@ class Stop(NamedTuple):
 FrontMessage = Ready | Admit | Cancel | Query | Stop
 
 
-class CuratorState(BudgetFigures):
+class DecoderState(TypedDict):
+    """After the last step; each promise adds its own."""
+
+    running: int
+    waiting: int
+
+
+class BudgetState(BudgetFigures):
     """The budget after the last commit, with what the operator's pages need."""
 
     tokens: int
@@ -94,8 +101,10 @@ class CuratorState(BudgetFigures):
     remaining_units: int
     reserved_units: int
     """The worst case of running and waiting streams."""
-    running: int
-    waiting: int
+
+
+class CuratorState(BudgetState, DecoderState):
+    """Of the promise `half`."""
 
 
 def pack(message: object) -> bytes:

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from paclm.curator.curator import Curator
-from paclm.curator.streams import Request, Stream
+from paclm.curator.streams import Stream
 from paclm.errors import BudgetExceeded, InvalidInput
 from paclm.ledger.events import COUNTS, Usage
 from paclm.privacy.accounting import units_up
 from paclm.server import messages
-from paclm.server.messages import Admit, BrokenLink, Cancel, CuratorState, Link, Query, Ready, Reason, Stop
+from paclm.server.messages import Admit, BrokenLink, BudgetState, Cancel, Link, Query, Ready, Reason, Stop
 from paclm.server.telemetry import log_error
 
 T = TypeVar("T")
@@ -81,6 +81,55 @@ class RefusedCall(Exception):
         self.reason, self.figures = reason, figures
 
 
+class HalfTerms:
+    """What the front is told of the promise `half`, and why a request is refused for its budget."""
+
+    promise = "half"
+
+    def __init__(self, curator: Curator) -> None:
+        self._curator = curator
+
+    def constants(self) -> dict[str, Any]:
+        """For `hello`."""
+        curator, config = self._curator, self._curator.config
+        return {
+            "default_temperature": 0.0 if config.decoder == "greedy" else config.temperature,
+            "config": dataclasses.asdict(config),
+            "num_worlds": curator.num_worlds,
+            "worst_price": curator.worst_price,
+        }
+
+    def state(self) -> BudgetState:
+        """After every step."""
+        account = self._curator.account
+        return BudgetState(
+            **self._curator.figures(),
+            tokens=account.tokens,
+            dissent_tokens=account.dissent_tokens,
+            charged_tokens=account.charged_tokens,
+            total_units=account.total_units,
+            remaining_units=account.remaining_units,
+            reserved_units=self._curator.reserved_units,
+        )
+
+    def usage(self) -> list[dict[str, list[int]]]:
+        """By key and by hour."""
+        return [{name: _counts(entry) for name, entry in table.items()} for table in self._curator.usage()]
+
+    def leak(self) -> float:
+        """Estimated, in nats."""
+        return self._curator.leak_estimate()
+
+    def refusal(self, wanted: int) -> RefusedCall:
+        """Of so many tokens. Retrying helps only while other requests have reserved what this one lacks."""
+        account, per_token = self._curator.account, self._curator.config.per_token
+        left = account.remaining_tokens(per_token)
+        if wanted > left:
+            return RefusedCall("budget_exhausted", left, int(account.remaining_units == 0))
+        free = (account.remaining_units - self._curator.reserved_units) // units_up(per_token)
+        return RefusedCall("budget_reserved", free)
+
+
 class Scheduler:
     """Steps the curator while any stream is active, until the front says stop or something fails."""
 
@@ -88,6 +137,7 @@ class Scheduler:
         self, curator: Curator, link: Link, max_waiting: int, on_ready: Callable[[], None] = lambda: None
     ) -> None:
         self._curator = curator
+        self._terms = HalfTerms(curator)
         self._link = link
         self._max_waiting = max_waiting
         self._on_ready = on_ready
@@ -117,11 +167,10 @@ class Scheduler:
             {
                 "vocabulary": curator.limits.vocabulary,
                 "context": curator.limits.context,
-                "config": dataclasses.asdict(curator.config),
-                "num_worlds": curator.num_worlds,
                 "num_places": self._num_places,
-                "worst_price": curator.worst_price,
                 "cautions": curator.cautions,
+                "promise": self._terms.promise,
+                **self._terms.constants(),
                 "state": self._state(),
                 **more,
             },
@@ -195,7 +244,7 @@ class Scheduler:
             ]
             streams = self._curator.hold(requests)
         except BudgetExceeded:  # its message is for the operator
-            raise self._refusal(requests) from None
+            raise self._terms.refusal(sum(request.max_new_tokens for request in requests)) from None
         except (InvalidInput, OverflowError):  # the front checks with the same code: only a broken one gets here
             raise RefusedCall("invalid") from None
         self._owners.add(owner)
@@ -207,16 +256,6 @@ class Scheduler:
         """The queue takes `max_waiting` answers, and up to twice that from keys that have none waiting."""
         limit = self._max_waiting * (1 if self._waiting.num_of(owner) else 2)
         return len(self._waiting) + wanted > limit + self._curator.num_free
-
-    def _refusal(self, requests: list[Request]) -> RefusedCall:
-        """Retrying helps only while other requests have reserved what this one lacks."""
-        wanted = sum(request.max_new_tokens for request in requests)
-        account, per_token = self._curator.account, self._curator.config.per_token
-        left = account.remaining_tokens(per_token)
-        if wanted > left:
-            return RefusedCall("budget_exhausted", left, int(account.remaining_units == 0))
-        free = (account.remaining_units - self._curator.reserved_units) // units_up(per_token)
-        return RefusedCall("budget_reserved", free)
 
     def _cancel(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -230,10 +269,9 @@ class Scheduler:
             case "figures":
                 return self._state()
             case "usage":
-                usage = self._curator.usage()
-                return [{name: _counts(entry) for name, entry in table.items()} for table in usage]
+                return self._terms.usage()
             case "leak":
-                return self._curator.leak_estimate()
+                return self._terms.leak()
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
@@ -264,19 +302,8 @@ class Scheduler:
                 del self._streams[number], self._numbers[stream]
         self._link.send("step", pieces, self._state(), seconds, self._curator.commit_seconds)
 
-    def _state(self) -> CuratorState:
-        account = self._curator.account
-        return CuratorState(
-            **self._curator.figures(),
-            tokens=account.tokens,
-            dissent_tokens=account.dissent_tokens,
-            charged_tokens=account.charged_tokens,
-            total_units=account.total_units,
-            remaining_units=account.remaining_units,
-            reserved_units=self._curator.reserved_units,
-            running=self.num_running,
-            waiting=self.num_waiting,
-        )
+    def _state(self) -> dict[str, Any]:
+        return {**self._terms.state(), "running": self.num_running, "waiting": self.num_waiting}
 
     # --- end ------------------------------------------------------------------------------------------------------
 

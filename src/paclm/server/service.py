@@ -10,8 +10,9 @@ import asyncio
 import logging
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,8 +22,9 @@ from paclm.errors import ServiceError
 from paclm.privacy.accounting import units_up
 from paclm.server import telemetry
 from paclm.server.api_keys import KeyStore
-from paclm.server.curator_client import CuratorClient
+from paclm.server.curator_client import CuratorClient, DecoderClient, Transcript
 from paclm.server.idempotency import Replies
+from paclm.server.openai_format import Figures, cost_of
 from paclm.server.prompt_length import PromptLength
 from paclm.server.refusals import Refused
 from paclm.server.telemetry import Metrics, Recent, log_error
@@ -51,19 +53,19 @@ class Setup:
     """When the model was made, in seconds since 1970."""
 
 
-class Service:
+class Service(ABC):
     """Start it inside the event loop, and close it there."""
 
     def __init__(
         self,
         end: socket.socket,
-        hello: Mapping[str, Any],
+        curator: DecoderClient,
         setup: Setup,
         tokenizer: Tokenizer,
         keys: KeyStore,
         replies: Replies,
     ) -> None:
-        self.curator = CuratorClient(hello)
+        self.curator = curator
         self.curator.on_step = self._stepped
         self.curator.on_end = self._ended
         self.tokenizer = tokenizer
@@ -96,7 +98,6 @@ class Service:
         """Take requests, and delete expired replies."""
         self._loop = asyncio.get_running_loop()
         telemetry.write(telemetry.Entry(event="started", remaining_tokens=self.remaining_tokens))
-        self._watch_budget()
         await self.curator.start(self._end)
         self._housekeeping = asyncio.create_task(self._keep_house())
 
@@ -143,15 +144,21 @@ class Service:
         """Since the start."""
         return time.monotonic() - self._started
 
+    # --- what depends on the promise --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def cost_of(self, streams: Sequence[Transcript]) -> Figures:
+        """The `privacy` object of a reply."""
+
     @property
-    def remaining_tokens(self) -> int:
-        """Tokens left if every one is charged."""
-        return self.curator.state["remaining_tokens"]
+    def remaining_tokens(self) -> int | None:
+        """Tokens left if every one is charged; None where there is no budget."""
+        return None
 
     @property
     def is_public_now(self) -> bool:
         """Whether the budget is spent and the public model answers."""
-        return self.remaining_tokens == 0 and self.curator.config.on_exhausted == "public"
+        return False
 
     # --- work -----------------------------------------------------------------------------------------------------
 
@@ -199,7 +206,6 @@ class Service:
             self.metrics.count_tokens(key_name, mark, num)
             marks[mark] += num
         self.recent.add(marks)
-        self._watch_budget()
 
     def _ended(self, has_failed: bool) -> None:
         """What was released is in the ledger; nothing more is released before a restart."""
@@ -207,6 +213,35 @@ class Service:
         self._has_ended.set()
         if has_failed:
             self.on_failure()
+
+
+class HalfService(Service):
+    """Of the promise `half`."""
+
+    curator: CuratorClient
+
+    def cost_of(self, streams: Sequence[Transcript]) -> Figures:
+        """What a request cost, and the state of the budget."""
+        return cost_of(streams, self.curator.figures())
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens left if every one is charged."""
+        return self.curator.state["remaining_tokens"]
+
+    @property
+    def is_public_now(self) -> bool:
+        """Whether the budget is spent and the public model answers."""
+        return self.remaining_tokens == 0 and self.curator.config.on_exhausted == "public"
+
+    async def start(self) -> None:
+        """Take requests; say so if little is left."""
+        await super().start()
+        self._watch_budget()
+
+    def _stepped(self, tokens: Mapping[tuple[str, Mark], int], seconds: float, commit_seconds: float) -> None:
+        super()._stepped(tokens, seconds, commit_seconds)
+        self._watch_budget()
 
     def _watch_budget(self) -> None:
         """Log `budget_low` at a tenth and `budget_exhausted`, once per process."""

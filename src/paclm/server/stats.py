@@ -20,7 +20,7 @@ from paclm.curator.streams import BudgetFigures, UsageFigures
 from paclm.ledger.events import Usage
 from paclm.privacy.accounting import nats_up, units_up
 from paclm.privacy.bounds import format_bound
-from paclm.server.access import Admin, AnyCaller, TheService
+from paclm.server.access import Admin, AnyCaller, TheHalfService
 from paclm.server.api_keys import KeyInfo
 from paclm.server.completions import has_chat_template
 from paclm.server.openapi import History, Overview, Privacy, described
@@ -37,7 +37,7 @@ NOT_PROMISED = (
 
 
 @router.get("/v1/privacy", **described(Privacy, set()))
-async def privacy(caller: AnyCaller, service: TheService) -> Response:
+async def privacy(caller: AnyCaller, service: TheHalfService) -> Response:
     """What was spent so far, what is left, and what is promised."""
     curator, key = service.curator, caller.key
     used = key.used_tokens if key else _tokens_of(caller.name, await curator.ask_usage())
@@ -60,7 +60,7 @@ async def privacy(caller: AnyCaller, service: TheService) -> Response:
 
 
 @router.get("/v1/admin/overview", **described(Overview, {403}))
-async def overview(_: Admin, service: TheService) -> Response:
+async def overview(_: Admin, service: TheHalfService) -> Response:
     """Everything for the operator's dashboard."""
     curator, setup = service.curator, service.setup
     usage, leak, state = await asyncio.gather(curator.ask_usage(), curator.ask_leak(), curator.ask_state())
@@ -127,7 +127,7 @@ async def overview(_: Admin, service: TheService) -> Response:
 
 
 @router.get("/v1/admin/history", **described(History, {403}))
-async def history(_: Admin, service: TheService) -> Response:
+async def history(_: Admin, service: TheHalfService) -> Response:
     """Spending over time from the ledger, and the last minutes from memory."""
     usage = await service.curator.ask_usage()
     counts = ("private_tokens", "public_tokens", "dissent_tokens", "steps")
@@ -136,7 +136,7 @@ async def history(_: Admin, service: TheService) -> Response:
 
 
 @router.get("/metrics", include_in_schema=False)
-async def metrics(_: Admin, service: TheService) -> Response:
+async def metrics(_: Admin, service: TheHalfService) -> Response:
     """Metrics for Prometheus."""
     figures = service.curator.figures()
     standing = Standing(
