@@ -8,9 +8,9 @@ from paclm.engine import loss as loss_module
 from paclm.engine.loss import (
     _nll_and_slope,
     _nll_and_slope_in_place,
-    _padded,
     batch_loss,
     make_batch,
+    padded_length,
     world_means,
 )
 from paclm.engine.training_order import NOTHING, make_blocks
@@ -52,7 +52,7 @@ def test_batches_of_a_fixed_layout_differ_only_in_tokens_targets_and_weights():
 
 
 def test_lengths_are_padded_to_few_and_by_at_most_a_quarter():
-    lengths = [_padded(length) for length in range(1, 4097)]
+    lengths = [padded_length(length) for length in range(1, 4097)]
     assert all(length <= padded for length, padded in enumerate(lengths, 1))
     assert all(padded <= 1.25 * length for length, padded in enumerate(lengths, 1) if length > 256)
     assert len(set(lengths)) == 8 + 3 * 4

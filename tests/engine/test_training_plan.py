@@ -46,13 +46,13 @@ def test_memory_grows_with_the_worlds_and_the_length_of_blocks(build_model):
 def test_as_many_worlds_train_together_as_memory_allows(build_model, monkeypatch):
     model = build_model("gpt2")
     one = plan_training(model, schedule(), SETTINGS, worlds_per_step=1).memory_bytes
-    monkeypatch.setattr(training_plan, "_SHARE_OF_FREE", 1.0)
+    monkeypatch.setattr(training_plan, "SHARE_OF_FREE", 1.0)
     for worlds in (1, 3, 5):
-        monkeypatch.setattr(training_plan, "_free_bytes", lambda _, worlds=worlds: int(one * (worlds + 0.5)))
+        monkeypatch.setattr(training_plan, "free_bytes", lambda _, worlds=worlds: int(one * (worlds + 0.5)))
         assert plan_training(model, schedule(), SETTINGS).worlds_per_step == worlds
-    monkeypatch.setattr(training_plan, "_free_bytes", lambda _: 1000 * one)
+    monkeypatch.setattr(training_plan, "free_bytes", lambda _: 1000 * one)
     assert plan_training(model, schedule(), SETTINGS).worlds_per_step == WORLDS
-    monkeypatch.setattr(training_plan, "_free_bytes", lambda _: one // 2)
+    monkeypatch.setattr(training_plan, "free_bytes", lambda _: one // 2)
     with pytest.raises(EngineError, match="batch_size"):
         plan_training(model, schedule(), SETTINGS)
 

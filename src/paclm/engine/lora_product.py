@@ -112,7 +112,9 @@ class _AdaptedProduct(torch.autograd.Function):
         slope = outer[0].contiguous()  # (places, out)
         adapted = _by_world(slope, A).narrow(2, ctx.first, B.shape[1])  # (G, rows, width)
         inner_slope = torch.bmm(adapted, B)  # (G, rows, parts · r)
-        A_slope = torch.bmm(inner_slope.mT, _by_world(x, A))  # (G, parts · r, in)
+        A_slope = None
+        if ctx.needs_input_grad[3]:
+            A_slope = torch.bmm(inner_slope.mT, _by_world(x, A))  # (G, parts · r, in)
         B_slope = torch.bmm(inner.mT, adapted).mT  # (G, width, parts · r)
         x_slope = None
         if ctx.needs_input_grad[0]:

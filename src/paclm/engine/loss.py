@@ -36,20 +36,31 @@ class Batch:
     is_fixed: bool  # whether `where` and `worlds` are those of every batch of this shape
 
 
-def make_batch(blocks: Blocks, picks: IntArray, device: torch.device | str = "cpu", most_fixed: int = 0) -> Batch:
+def make_batch(
+    blocks: Blocks,
+    picks: IntArray,
+    device: torch.device | str = "cpu",
+    most_fixed: int = 0,
+    *,
+    length: int | None = None,
+    counts: IntArray | None = None,
+) -> Batch:
     """Lay out the blocks `picks` (k, batch) of k worlds.
 
     A batch that has at most `most_fixed` places when padded to one of a few lengths gets a fixed layout: all places
-    predict, those without a successor with weight 0.
+    predict, those without a successor with weight 0. With a `length`, it is padded to it and fixed whatever its size.
+    `counts` (k,) are the predictions that a world's loss is the mean of, if it has more than those in this batch.
     """
     picks = picks[:, (picks != NOTHING).any(axis=0)]  # (k, rows): short batches are short at the end
     num_worlds, rows = picks.shape
     chosen, known = picks.ravel(), blocks.lengths
     lengths = np.where(chosen == NOTHING, 0, known[chosen])  # (k · rows,)
-    length = int(lengths.max())
-    fixed = min(_padded(length), int(known.max()))
-    is_fixed = fixed * len(chosen) <= most_fixed
-    length = fixed if is_fixed else length
+    is_fixed = length is not None
+    if length is None:
+        length = int(lengths.max())
+        fixed = min(padded_length(length), int(known.max()))
+        is_fixed = fixed * len(chosen) <= most_fixed
+        length = fixed if is_fixed else length
     places = np.arange(length)
     is_token = places < lengths[:, None]  # (k · rows, length)
     ids = np.zeros((len(chosen), length), dtype=np.int64)
@@ -58,7 +69,8 @@ def make_batch(blocks: Blocks, picks: IntArray, device: torch.device | str = "cp
     predicts = (places + 1 < lengths[:, None]).ravel()  # (k · rows · length,)
     where = np.arange(ids.size) if is_fixed else np.flatnonzero(predicts)  # (N,)
     worlds = where // (rows * length)  # (N,)
-    counts = np.bincount(worlds, predicts[where], minlength=num_worlds)  # (k,)
+    if counts is None:
+        counts = np.bincount(worlds, predicts[where], minlength=num_worlds)  # (k,)
     weights = (predicts[where] / counts[worlds]).astype(np.float32)
     targets = np.roll(ids.ravel(), -1)[where]
 
@@ -74,7 +86,7 @@ def make_batch(blocks: Blocks, picks: IntArray, device: torch.device | str = "cp
     return Batch(*tensors, num_worlds, int(predicts.sum()), is_fixed)
 
 
-def _padded(length: int) -> int:
+def padded_length(length: int) -> int:
     """The next of a few lengths: multiples of 64 up to 512, then four between powers of two."""
     unit = max(64, (1 << (length - 1).bit_length()) // 8)
     return -(-length // unit) * unit

@@ -38,15 +38,31 @@ class RecordedPass:
 
 
 class WorldsPass:
-    """Passes over the first k of G worlds."""
+    """Passes over the first k of G worlds.
 
-    def __init__(self, forward: Forward, head: nn.Linear, like: AdapterStack, num_worlds: int) -> None:
+    `is_shared`: all worlds are one adapter, one row in memory; the gradients are still of each world (`dp_training`).
+    `only_B`: A is not trained; `gradient` has columns for B only.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        head: nn.Linear,
+        like: AdapterStack,
+        num_worlds: int,
+        *,
+        is_shared: bool = False,
+        only_B: bool = False,
+    ) -> None:
         self.forward = forward
         self.head = head
-        self.rows = torch.zeros(num_worlds, like.num_parameters, device=head.weight.device)  # (G, p)
-        self.gradient = torch.zeros_like(self.rows)
+        rows = torch.zeros(1 if is_shared else num_worlds, like.num_parameters, device=head.weight.device)
+        self.rows = rows.expand(num_worlds, -1)  # (G, p)
+        self.only_B = only_B
         self._stack = unflatten(self.rows, like)
-        self._leaves = trainable(self._stack, num_worlds)  # rebuilt only when worlds finish: hundreds of tensors
+        self._leaves = self._new_leaves(num_worlds)  # rebuilt only when worlds finish: hundreds of tensors
+        trained = sum(leaf[0].numel() for leaf in self._trained(self._leaves))
+        self.gradient = torch.zeros(num_worlds, trained, device=rows.device)
         self.most_recorded = MOST_RECORDED if head.weight.is_cuda and forward.is_recordable else 0  # positions
         self.recordings: dict[tuple[int, ...], RecordedPass] = {}
         self._seen: set[tuple[int, ...]] = set()
@@ -66,14 +82,14 @@ class WorldsPass:
         return self._run(batch)
 
     def _run(self, batch: Batch) -> Tensor:
-        if not (batch.is_fixed and self.most_recorded):
-            return self._compute(batch, self._leaves_of(batch.num_worlds))
+        if not (batch.is_fixed and batch.ids.numel() <= self.most_recorded):
+            return self._compute(batch, self.leaves_of(batch.num_worlds))
         shape = (batch.num_worlds, *batch.ids.shape)
         recording = self.recordings.get(shape)
         if recording is None:
             if shape not in self._seen or not self._has_room():
                 self._seen.add(shape)
-                return self._compute(batch, self._leaves_of(batch.num_worlds))
+                return self._compute(batch, self.leaves_of(batch.num_worlds))
             recording = self.recordings[shape] = self._record(batch)
         for name in ("ids", "targets", "weights"):  # the other tensors are the same for all batches of a shape
             getattr(recording.batch, name).copy_(getattr(batch, name))
@@ -83,16 +99,26 @@ class WorldsPass:
     def _compute(self, batch: Batch, leaves: AdapterStack) -> Tensor:
         hidden = self.forward(batch.ids, leaves.A, leaves.B, leaves.spec.scale)  # (places, d)
         total, each = batch_loss(hidden, self.head, batch)
-        each_leaf = [leaf for layer in leaves.layers for leaf in (leaves.A[layer], leaves.B[layer])]
-        gradients = torch.autograd.grad(total, each_leaf)
+        gradients = torch.autograd.grad(total, self._trained(leaves))
         means = world_means(each, batch)
         torch.cat([gradient.flatten(1) for gradient in gradients], 1, out=self.gradient[: batch.num_worlds])
         return means
 
-    def _leaves_of(self, num_worlds: int) -> AdapterStack:
+    def _trained(self, leaves: AdapterStack) -> list[Tensor]:
+        each = [leaf for layer in leaves.layers for leaf in (leaves.A[layer], leaves.B[layer])]
+        return each[1::2] if self.only_B else each
+
+    def leaves_of(self, num_worlds: int) -> AdapterStack:
+        """The adapters of the first k worlds, as autograd sees them."""
         if num_worlds != self._leaves.num_worlds:
-            self._leaves = trainable(self._stack, num_worlds)
+            self._leaves = self._new_leaves(num_worlds)
         return self._leaves
+
+    def _new_leaves(self, num_worlds: int) -> AdapterStack:
+        leaves = trainable(self._stack, num_worlds)
+        for A in leaves.A.values():
+            A.requires_grad_(not self.only_B)
+        return leaves
 
     def _has_room(self) -> bool:
         """Whether a graph may take as much memory as everything that torch holds by now."""
@@ -100,7 +126,7 @@ class WorldsPass:
         return len(self.recordings) < _MOST_GRAPHS and available_memory(device) > torch.cuda.memory_reserved(device)
 
     def _record(self, batch: Batch) -> RecordedPass:
-        leaves = trainable(self._stack, batch.num_worlds)  # new ones: autograd ties used ones to their stream
+        leaves = self._new_leaves(batch.num_worlds)  # new ones: autograd ties used ones to their stream
         means = torch.zeros(batch.num_worlds, device=self.rows.device)
         pool = next((recording.graph.pool() for recording in self.recordings.values()), None)  # one for all
         return RecordedPass(capture(lambda: means.copy_(self._compute(batch, leaves)), pool), batch, means)

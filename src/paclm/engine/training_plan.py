@@ -28,9 +28,9 @@ from paclm.engine.training_pass import WorldsPass, trainable
 from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
 
-_BYTES_PER_NUMBER = 4 * 6  # float32: the adapter, its gradient twice, two moments, one temporary
-_HEADROOM = 1.4  # for temporaries besides what is kept for the backward pass
-_SHARE_OF_FREE = 0.7
+BYTES_PER_NUMBER = 4 * 6  # float32: the adapter, its gradient twice, two moments, one temporary
+HEADROOM = 1.4  # for temporaries besides what is kept for the backward pass
+SHARE_OF_FREE = 0.7
 _ENOUGH_POSITIONS = {"cpu": 2048, "cuda": 131072}  # a CPU's cache is limited; a GPU needs enough work per launch
 _TIMED_WORLDS = {"cpu": 2, "cuda": 64}
 _CGROUP_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
@@ -66,9 +66,9 @@ def plan_training(
     try:
         start = AdapterStack.initial(targets, spec, 2, schedule.seed, "", settings.coupled).to(model.device)
         size = start.num_parameters
-        per_world = int(_HEADROOM * _kept_bytes_per_world(forward, head, start, schedule)) + _BYTES_PER_NUMBER * size
+        per_world = int(HEADROOM * _kept_bytes_per_world(forward, head, start, schedule)) + BYTES_PER_NUMBER * size
         if worlds_per_step is None:
-            worlds_per_step = _choose(schedule, per_world, _free_bytes(model.device), model.device.type)
+            worlds_per_step = _choose(schedule, per_world, free_bytes(model.device), model.device.type)
         worlds_per_step = min(worlds_per_step, schedule.num_worlds)
         groups = schedule.groups(worlds_per_step)
         num_positions = sum(_positions(schedule, schedule.batches(worlds)) for worlds in groups)
@@ -94,7 +94,7 @@ def plan_training(
 
 
 def _choose(schedule: Schedule, per_world: int, free: int, device: str) -> int:
-    fitting = int(_SHARE_OF_FREE * free) // per_world
+    fitting = int(SHARE_OF_FREE * free) // per_world
     if fitting < 1:
         raise EngineError(
             f"Training one world takes about {per_world / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free. "
@@ -109,7 +109,7 @@ def _kept_bytes_per_world(forward: Forward, head: nn.Linear, two: AdapterStack, 
     for worlds in (1, 2):
         batch = make_batch(schedule.blocks, np.tile(longest, (worlds, 1)), head.weight.device)
         own = trainable(two, worlds)
-        with _counting_kept_bytes() as storages:
+        with counting_kept_bytes() as storages:
             total, _ = batch_loss(forward(batch.ids, own.A, own.B, two.spec.scale), head, batch)
             kept.append(sum(storages.values()))
             del total
@@ -117,7 +117,7 @@ def _kept_bytes_per_world(forward: Forward, head: nn.Linear, two: AdapterStack, 
 
 
 @contextmanager
-def _counting_kept_bytes() -> Iterator[dict[int, int]]:
+def counting_kept_bytes() -> Iterator[dict[int, int]]:
     """Sizes of everything autograd keeps for the backward pass, by address."""
     storages: dict[int, int] = {}
 
@@ -154,7 +154,7 @@ def _seconds_per_position(group: GroupTraining) -> float:
     return seconds / _positions(group.schedule, batch)
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
     free = available_memory(device)
     if device.type == "cuda":
         return free
