@@ -1,6 +1,7 @@
 """Membership, holdout and shards: exact sums, and statistics that accept uniform draws and reject biased ones."""
 
 import hashlib
+from dataclasses import replace
 from unittest.mock import Mock, call
 
 import numpy as np
@@ -17,6 +18,7 @@ from paclm.worlds.assignment import (
     assign_worlds,
     default_holdout,
     split_holdout,
+    units_of,
 )
 from paclm.worlds.records import Record
 
@@ -204,30 +206,92 @@ def numbered(count, group_size=None):
     return [Record(str(i), f"text {i}", None if group_size is None else f"g{i // group_size}") for i in range(count)]
 
 
-@given(st.integers(20, 80), st.integers(0, 10), st.integers(0, 99))
-def test_train_and_held_out_are_the_whole_corpus_in_order(count, wanted, seed):
+@given(st.integers(30, 80), st.sampled_from([0.0, 0.1, 0.3]), st.integers(0, 99))
+def test_train_and_held_out_are_the_whole_corpus_in_order(count, rate, seed):
     records = numbered(count)
-    train, held_out = split_holdout(records, wanted, seed)
-    assert len(held_out) == wanted
+    train, held_out = split_holdout(records, rate, seed)
+    assert rate > 0 or not held_out
     assert sorted([*train, *held_out], key=lambda record: int(record.id)) == records
-    assert [int(record.id) for record in held_out] == sorted(int(record.id) for record in held_out)
+    for part in (train, held_out):
+        assert [int(record.id) for record in part] == sorted(int(record.id) for record in part)
 
 
-@given(st.integers(1, 5), st.integers(0, 30), st.integers(0, 99))
-def test_groups_are_held_out_whole(group_size, wanted, seed):
-    train, held_out = split_holdout(numbered(40 * group_size, group_size), wanted, seed)
-    assert wanted <= len(held_out) < wanted + group_size
+@given(st.integers(1, 5), st.integers(0, 99))
+def test_groups_are_held_out_whole(group_size, seed):
+    train, held_out = split_holdout(numbered(40 * group_size, group_size), 0.2, seed)
     assert not {record.group for record in train} & {record.group for record in held_out}
+    assert len(held_out) % group_size == 0
 
 
-def test_each_record_is_held_out_equally_often():
-    records = numbered(20)
-    counts = np.zeros(20)
+def permuted_holdout(records, rate, seed):
+    """The split of earlier versions: a permutation of all units."""
+    units = list(dict.fromkeys(units_of(records)))
+    drawn = np.random.default_rng([seed, 1]).permutation(len(units))[: round(rate * len(units))]
+    held_out = {units[index] for index in drawn}
+    return tuple([r for r, unit in zip(records, units_of(records), strict=True) if (unit in held_out) is side]
+                 for side in (False, True))  # fmt: skip
+
+
+def num_moved_by_one_more(split, records, more, place, seed):
+    """How many records change sides when one is added to the corpus."""
+    before, after = (set(split(corpus, 0.2, seed)[1]) for corpus in (records, insert(records, place, more)))
+    return len((before ^ after) - {more})
+
+
+def insert(records, place, more):
+    return [*records[:place], more, *records[place:]]
+
+
+@pytest.mark.parametrize("group_size", [None, 3], ids=["records", "groups"])
+def test_one_record_more_changes_the_side_of_no_other(group_size):
+    records, more = numbered(60, group_size), Record("new", "a new text", None if group_size is None else "new")
+    for seed in range(20):
+        assert num_moved_by_one_more(split_holdout, records, more, 3 * seed, seed) == 0
+
+
+def test_the_permutation_of_earlier_versions_moved_others():
+    more = Record("new", "a new text")
+    moved = [num_moved_by_one_more(permuted_holdout, numbered(60), more, 3 * seed, seed) for seed in range(20)]
+    assert np.mean(moved) > 5
+
+
+def test_the_side_depends_on_the_text_or_the_group_alone():
+    records = [Record(f"id{i}", f"text {i % 40}") for i in range(80)]  # each text twice
+    held_out = {record.text for record in split_holdout(records, 0.3, 7)[1]}
+    assert 0 < len(held_out) < 40
+    renamed = [replace(record, id=f"other {record.id}", source="elsewhere") for record in reversed(records)]
+    for corpus in (records, renamed):
+        assert {record.text for record in split_holdout(corpus, 0.3, 7)[0]}.isdisjoint(held_out)
+    assert {record.text for record in split_holdout(renamed[:45], 0.3, 7)[1]} == held_out & {
+        record.text for record in renamed[:45]
+    }
+    grouped = [Record(str(i), f"{i}", f"text {i % 40}") for i in range(80)]
+    others = [replace(record, text=f"changed {record.text}") for record in grouped]
+    names = [{record.group for record in split_holdout(corpus, 0.3, 7)[1]} for corpus in (grouped, others)]
+    assert names[0] == names[1]
+    assert names[0] != held_out  # a group is no text
+
+
+def test_each_record_is_held_out_equally_often_and_independently():
+    records = numbered(40)
+    drawn = np.zeros((2000, 40))
     for seed in range(2000):
-        for record in split_holdout(records, 5, seed)[1]:
-            counts[int(record.id)] += 1
-    # 20 binomial(2000, 1/4) counts, standard deviation 19.4: five of them miss with chance 20 x 6e-7
-    assert np.abs(counts - 500).max() < 5 * np.sqrt(2000 * 0.25 * 0.75)
+        drawn[seed, [int(record.id) for record in split_holdout(records, 0.25, seed)[1]]] = 1
+    # 40 binomial(2000, 1/4) counts, standard deviation 19.4: five of them miss with chance 40 x 6e-7
+    assert np.abs(drawn.sum(axis=0) - 500).max() < 5 * np.sqrt(2000 * 0.25 * 0.75)
+    # 780 correlations, standard deviation 1/sqrt(2000): five of them miss with chance 780 x 6e-7
+    correlations = np.corrcoef(drawn, rowvar=False)[np.triu_indices(40, 1)]
+    assert np.abs(correlations).max() < 5 / np.sqrt(2000)
+    # a fixed number would have no variance: this one has 40 x 3/16, up to a standard error of about 3.2 %
+    assert abs(drawn.sum(axis=1).var() / 7.5 - 1) < 5 * 0.032
+
+
+@pytest.mark.parametrize("wrong", [2 / 3, 1, 3 / 2])
+def test_the_rate_is_the_one_asked_for(wrong):
+    """One binomial(20,000, 0.2) count at five standard deviations: false alarm 6e-7; caught at 2/3 and 3/2."""
+    count = len(split_holdout(numbered(20_000), 0.2, 3)[1])
+    is_right = abs(count - 4000 * wrong) < 5 * np.sqrt(20_000 * 0.2 * 0.8)
+    assert is_right == (wrong == 1)
 
 
 def test_the_default_is_a_fifth_and_at_most_512():
@@ -235,11 +299,9 @@ def test_the_default_is_a_fifth_and_at_most_512():
 
 
 def test_too_few_units_for_the_worlds_are_refused():
-    for records, held_out, left in ((numbered(10), 3, 7), (numbered(50, 10), 0, 5)):
+    for records, rate, left in ((numbered(10), 1.0, 0), (numbered(7), 0.0, 7), (numbered(50, 10), 0.0, 5)):
         with pytest.raises(InvalidInput, match=f"leave {left} "):
-            split_holdout(records, held_out, 1)
-    with pytest.raises(InvalidInput, match=r"holdout.*-1"):
-        split_holdout(numbered(10), -1, 1)
+            split_holdout(records, rate, 1)
 
 
 def test_every_record_is_in_exactly_one_shard_shards_are_even_and_a_seed_names_them():

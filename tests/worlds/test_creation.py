@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,9 +13,12 @@ import pytest
 
 from paclm.errors import InvalidInput, WorkspaceError
 from paclm.worlds import creation
+from paclm.worlds.assignment import split_holdout
 from paclm.worlds.fingerprints import Base
 from paclm.worlds.records import ReadOptions, SourceRow, collect_records
 from paclm.worlds.workspace import Workspace
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def corpus_of(texts, name="notes"):
@@ -132,21 +136,72 @@ def test_cut_records_are_counted(make):
 
 
 def test_a_long_record_is_counted_as_cut_in_whatever_part_it_comes_to_lie(make, texts):
-    long = "word " * 3000
     cuts = set()
-    for place in range(0, 40, 4):
-        corpus = corpus_of([*texts[:place], long, *texts[place:40]])
-        summary = make(f"long-{place}", corpus=corpus, group_by=None, holdout=20).workspace.manifest.summary
+    for number in range(10):
+        corpus = corpus_of([*texts[:40], f"{number} " + "word " * 3000])
+        summary = make(f"long-{number}", corpus=corpus, group_by=None, holdout=20).workspace.manifest.summary
         assert summary["num_records_cut"] == 1
         assert summary["num_tokens_dropped"] > 0
         cuts.add(summary["held_out_cut"])
     assert cuts == {0, 1}  # the same seed: it lay in both parts
 
 
+def sides(workspace):
+    return {record.text: part for part in ("train", "heldout") for record in workspace.records(part)}
+
+
+def test_the_constants_of_dp_training_are_fixed_at_init(make, corpus, texts):
+    arguments = make(num_canaries=2).workspace.manifest.arguments
+    assert (arguments["units"], arguments["split"]) == (len({record.group for record in corpus.records}) + 2, "hash")
+    copies = make("copies", corpus=corpus_of([*texts, texts[0]]), group_by=None, holdout=40).workspace
+    assert copies.manifest.arguments["units"] == 201  # all copies are kept, each its own unit
+    assert len(copies.records("train")) + len(copies.records("heldout")) == 201
+
+
+def test_at_a_fixed_rate_one_record_more_changes_no_side_on_disk(make, texts):
+    small = make("small", corpus=corpus_of(texts[:100]), group_by=None, holdout=20, num_canaries=2).workspace
+    large = make("large", corpus=corpus_of(texts[50:] + texts[:50]), group_by=None, holdout=40, num_canaries=2)
+    before, after = sides(small), sides(large.workspace)
+    assert {text: after[text] for text in before} == before  # 0.2 both times
+    assert small.canaries() == large.workspace.canaries()
+
+
+def test_no_holdout_holds_nothing_out_and_more_than_there_are_is_refused(make, texts):
+    assert make(holdout=0).workspace.records("heldout") == []
+    with pytest.raises(InvalidInput, match="leave 0 "):
+        make("none", holdout=500)
+    with pytest.raises(InvalidInput, match=r"holdout.*-1"):
+        make("negative", holdout=-1)
+
+
+def test_a_record_that_would_be_one_unit_with_a_canary_is_refused(make, texts):
+    rows = [SourceRow(f"n:{i}", {"text": text, "id": f"canary-{i:03d}"}) for i, text in enumerate(texts)]
+    corpus = collect_records("notes", rows, ReadOptions())
+    with pytest.raises(InvalidInput, match="canary-000"):
+        make(corpus=corpus, group_by=None, num_canaries=2)
+    assert make(corpus=corpus, group_by=None).is_new
+
+
+def test_a_workspace_of_an_earlier_version_is_found_again_and_keeps_its_split(tmp_path, state_folder, small_tokenizer):
+    with tarfile.open(FIXTURES / "workspace-adfd882" / "workspace.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="tar")
+    older = Workspace.open(tmp_path / "workspace")
+    assert not {"units", "split"} & set(older.manifest.arguments)
+    before = contents(older.path)
+    records = sorted([*older.records("train"), *older.records("heldout")], key=lambda r: int(r.source.split(":")[1]))
+    again = {"base": older.base, "tokenizer": small_tokenizer, "num_worlds": 8, "holdout": 4}
+    repeated = creation.create_workspace(older.path, corpus=corpus_of([r.text for r in records]), **again)
+    assert not repeated.is_new
+    assert contents(older.path) == before
+    held_out = split_holdout(records, 4 / 16, 101)[1]
+    assert set(held_out) != set(older.records("heldout"))  # one drawn again would be seen
+
+
 WORKER = """
 import os, signal, sys
 from pathlib import Path
 from paclm.worlds import creation
+from paclm.worlds.assignment import split_holdout
 from paclm.worlds.fingerprints import Base, fingerprint_base
 from paclm.worlds.records import ReadOptions, SourceRow, collect_records
 
@@ -185,6 +240,10 @@ def start(target, base, how):
     return worker
 
 
+def num_records(path):
+    return sum(len(Workspace.open(path).records(part)) for part in ("train", "heldout"))
+
+
 def end_of(worker):
     return worker.communicate()[0], worker.returncode
 
@@ -198,7 +257,7 @@ def test_an_init_killed_just_before_the_end_can_be_repeated(state_folder, base, 
     (left,) = tmp_path.glob(".clinic.init-*")  # complete, hidden, private
     assert stat.S_IMODE(left.stat().st_mode) == 0o700
     assert end_of(start(target, base, "go"))[1] == 0
-    assert len(Workspace.open(target).members()) == 2488
+    assert num_records(target) == 3000
     assert not list(tmp_path.glob(".clinic.init-*"))
 
 
@@ -210,11 +269,11 @@ def test_an_init_killed_at_any_touch_of_the_disk_leaves_all_or_nothing(state_fol
         assert end_of(start(target, base, str(1 + (num_touches - 3) * part // 4)))[1] == -signal.SIGKILL
         is_there.append(target.exists())
         if is_there[-1]:
-            assert len(Workspace.open(target).members()) == 2488
+            assert num_records(target) == 3000
             break
     assert is_there[:3] == [False] * 3
     assert end_of(start(target, base, "go"))[1] == 0
-    assert len(Workspace.open(target).members()) == 2488
+    assert num_records(target) == 3000
     assert not list(tmp_path.glob(".clinic.init-*"))
 
 

@@ -207,6 +207,14 @@ def test_a_corpus_that_cannot_be_read_is_refused_by_name(name, content, options,
     assert corpus in str(raised.value)
 
 
+@pytest.mark.parametrize("skip_bad", [True, False])
+def test_two_texts_under_one_id_are_refused_also_when_bad_rows_are_skipped(tmp_path, skip_bad):
+    """Leaving one of them out would let one record decide about another."""
+    path = write(tmp_path / "n.csv", "id,text\np,one\nq,\np,two\np,one\n")
+    with pytest.raises(CorpusError, match=r"n\.csv:4: .*n\.csv:2 "):
+        read_corpus(path, ReadOptions(skip_bad=skip_bad))
+
+
 def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path):
     mark = b"\xef\xbb\xbf"
     assert read_corpus(write(tmp_path / "n.csv", mark + b"text\nx\n")).records[0].text == "x"

@@ -29,7 +29,11 @@ def init(
         int, typer.Option(help="Decides which records are in which world, held out, and planted as canaries.")
     ] = 101,
     holdout: Annotated[
-        int | None, typer.Option(help="Records that no world sees.", show_default="min(512, 20 %)")
+        int | None,
+        typer.Option(
+            help="About how many records no world sees; each is held out by a hash of its text or group, 0: none.",
+            show_default="min(512, 20 %)",
+        ),
     ] = None,
     canaries: Annotated[int, typer.Option(help="Planted records, to measure memorization; the paper has 16.")] = 0,
     group_by: Annotated[
@@ -120,12 +124,13 @@ def _print_summary(created: Created, named: Path) -> None:
     if counts["num_records_cut"]:
         held_out = f" ({counts['held_out_cut']:,} of them held out)" if counts.get("held_out_cut") else ""
         cut = f"{counts['num_records_cut']:,} cut{held_out}, {counts['num_tokens_dropped']:,} tokens not used"
+    expected = f" ({arguments['holdout']:,} expected)" if counts["held_out"] != arguments["holdout"] else ""
     planted = f", {counts['canaries']} canaries planted" if counts["canaries"] else ""
     head = "Made the workspace" if created.is_new else "Unchanged, already made from the same inputs:"
     typer.echo(f"{head} {workspace.path}")
     print_fields(
         {
-            "records": f"{counts['train']:,} for the worlds, {counts['held_out']:,} held out{planted}",
+            "records": f"{counts['train']:,} for the worlds, {counts['held_out']:,} held out{expected}{planted}",
             "unit": unit,
             "tokens": f"{counts['num_tokens']:,}; median {counts['median_per_record']:,.0f} per record, {cut}",
             "worlds": f"{counts['worlds']}, each record in {counts['worlds'] // 2}, about "

@@ -6,8 +6,8 @@ may be public (the paper's adversary knows all worlds, `sec:threat-model`). Know
 
 from __future__ import annotations
 
+import hashlib
 import operator
-from collections import Counter
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -20,7 +20,7 @@ BoolArray = NDArray[np.bool_]
 
 MOST_WORLDS = 65_536
 FEWEST_UNITS = 8
-_HOLDOUT_STREAM, _SHARDS_STREAM = 1, 5  # keep draws under one seed apart, as _STREAM does elsewhere
+_SHARDS_STREAM = 5  # keeps draws under one seed apart, as _STREAM does elsewhere
 _ROWS_AT_ONCE = 4096  # keys of 128 worlds: 4 MiB
 
 
@@ -78,32 +78,32 @@ def units_of(records: Sequence[Record]) -> list[str]:
 
 
 def default_holdout(num_records: int) -> int:
-    """min(512, 20 %)."""
+    """How many records are expected to be held out: min(512, 20 %)."""
     return min(512, num_records // 5)
 
 
-def split_holdout(records: Sequence[Record], num_held_out: int, seed: int) -> tuple[list[Record], list[Record]]:
-    """Split into (train, held out), both in reading order; whole units are drawn until `num_held_out` is reached."""
-    check_whole("holdout", num_held_out, at_least=0)
-    units = units_of(records)
-    sizes = Counter(units)
-    names = list(sizes)
-    held_out: set[str] = set()
-    num_drawn = 0
-    for index in np.random.default_rng([check_seed(seed), _HOLDOUT_STREAM]).permutation(len(names)):
-        if num_drawn >= num_held_out:
-            break
-        held_out.add(names[index])
-        num_drawn += sizes[names[index]]
-    if len(names) - len(held_out) < FEWEST_UNITS:
+def split_holdout(records: Sequence[Record], rate: float, seed: int) -> tuple[list[Record], list[Record]]:
+    """Split into (train, held out), both in reading order; each unit is held out independently with chance `rate`.
+
+    A keyed hash of the unit's group, or of the record's text, decides, and no other record: one record more or less
+    changes no other's side, which a promise about the corpus needs.
+    """
+    threshold = int(rate * 2**64)
+    key = hashlib.blake2b(f"paclm holdout {check_seed(seed)}".encode()).digest()
+    parts: tuple[list[Record], list[Record]] = ([], [])
+    for record in records:
+        content = f"text:{record.text}" if record.group is None else f"group:{record.group}"
+        drawn = int.from_bytes(hashlib.blake2b(content.encode(), key=key, digest_size=8).digest())
+        parts[drawn < threshold].append(record)
+    num_units, num_left = len(set(units_of(records))), len(set(units_of(parts[0])))
+    if num_left < FEWEST_UNITS:
         kind = "groups" if any(record.group is not None for record in records) else "records"
         raise InvalidInput(
-            f"{len(names):,} {kind} with {len(held_out):,} held out leave {len(names) - len(held_out):,} for the "
+            f"{num_units:,} {kind} with {num_units - num_left:,} held out leave {num_left:,} for the "
             f"worlds; at least {FEWEST_UNITS} are needed for a record to hide among others. "
-            + ("Bring more records." if len(names) < FEWEST_UNITS else "Lower --holdout, or bring more records.")
+            + ("Bring more records." if num_units < FEWEST_UNITS else "Lower --holdout, or bring more records.")
         )
-    train = [record for record, unit in zip(records, units, strict=True) if unit not in held_out]
-    return train, [record for record, unit in zip(records, units, strict=True) if unit in held_out]
+    return parts
 
 
 def check_num_worlds(num_worlds: int) -> int:

@@ -27,12 +27,13 @@ from paclm.worlds.assignment import (
     assign_groups,
     check_num_worlds,
     check_seed,
+    check_whole,
     default_holdout,
     split_holdout,
     units_of,
 )
 from paclm.worlds.blocks import TextEncoder, count_tokens
-from paclm.worlds.canaries import make_canaries
+from paclm.worlds.canaries import Canary, make_canaries
 from paclm.worlds.fingerprints import Base
 from paclm.worlds.manifest import FORMAT, Manifest, describe_base, installed_versions
 from paclm.worlds.records import Corpus
@@ -78,10 +79,12 @@ def create_workspace(
         "base_fingerprint": base.fingerprint,
         "worlds": check_num_worlds(num_worlds),
         "seed": check_seed(seed),
-        "holdout": default_holdout(len(corpus.records)) if holdout is None else holdout,
+        "holdout": check_whole("holdout", default_holdout(len(corpus.records)) if holdout is None else holdout, 0),
         "canaries": num_canaries,
         "group_by": group_by,
         "max_record_tokens": max_record_tokens,
+        "units": len(set(units_of(corpus.records))) + num_canaries,
+        "split": "hash",
     }
     if (target / layout.MANIFEST_FILE).exists():
         workspace = _reopen(target, arguments, corpus)
@@ -196,8 +199,10 @@ def _build(
 ) -> list[str]:
     """Write all files of the workspace; returns cautions for its owner."""
     _refuse_one_group(corpus, arguments["group_by"])
-    train, held_out = split_holdout(corpus.records, arguments["holdout"], arguments["seed"])
+    rate = min(1.0, arguments["holdout"] / len(corpus.records))
+    train, held_out = split_holdout(corpus.records, rate, arguments["seed"])
     canaries = make_canaries(arguments["canaries"], tokenizer, arguments["seed"])
+    _refuse_ids_of_canaries(corpus, canaries)
     units = units_of([*train, *(canary.record for canary in canaries)])
     membership = assign_groups(units, arguments["worlds"], arguments["seed"])
     counts = count_tokens(train, tokenizer, training.max_record_tokens)
@@ -253,6 +258,15 @@ def _refuse_one_group(corpus: Corpus, group_by: str | None) -> None:
         "Leave out --group-by, or use one "
         + ("sub-folder per person." if group_by == "folder" else f"value of {group_by} per person.")
     )
+
+
+def _refuse_ids_of_canaries(corpus: Corpus, canaries: Sequence[Canary]) -> None:
+    """Refuse a record that would be one unit with a planted one."""
+    shared = {canary.id for canary in canaries} & {record.id for record in corpus.records if record.group is None}
+    if shared:
+        raise InvalidInput(
+            f"A record has the id of a canary, {min(shared)}. Name another field with --id-field, or use --canaries 0."
+        )
 
 
 def _judge_worlds(membership: BoolArray, num_units: int) -> list[str]:

@@ -30,7 +30,11 @@ class Manifest:
     created: str
     versions: Mapping[str, str]
     arguments: Mapping[str, Any]
-    """Arguments of `paclm init` with defaults filled in; a repeated init must pass the same."""
+    """Arguments of `paclm init` with defaults filled in; a repeated init must pass the same.
+
+    `units` is the number of units of privacy at init, canaries included: a constant of DP training. `split` is "hash"
+    where every unit was held out by itself. Workspaces of earlier versions have neither.
+    """
     summary: Mapping[str, Any]
     """Counts to display: records, groups, tokens."""
     files: Mapping[str, str]

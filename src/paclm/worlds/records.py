@@ -119,10 +119,12 @@ def collect_records(
 ) -> Corpus:
     """Turn rows (None: a blank line) into records with unique ids.
 
-    Rows that cannot be records raise; with `skip_bad` they are left out and named in the report.
+    Rows that cannot be records raise; with `skip_bad` they are left out and named in the report. Two texts under one id
+    always raise: which of them stays would depend on the other, and no record may decide about another one.
     """
     records: list[Record] = []
     problems: list[SourceRow] = []
+    clashes: list[SourceRow] = []
     duplicates: list[tuple[str, str]] = []
     by_id: dict[str, Record] = {}
     num_copies: Counter[str] = Counter()
@@ -136,6 +138,8 @@ def collect_records(
         found = _record_of(row, options)
         if isinstance(found, Record):
             found = _with_unique_id(found, by_id, num_copies)
+            if isinstance(found, str):
+                clashes.append(SourceRow(row.source, problem=found))
         if isinstance(found, str):
             problems.append(SourceRow(row.source, problem=found))
             continue
@@ -149,6 +153,11 @@ def collect_records(
         records.append(found)
     if problems and not options.skip_bad:
         raise CorpusError(_refusal(name, problems, num_rows))
+    if clashes:
+        raise CorpusError(
+            f"{len(clashes):,} of {num_rows:,} rows of {name} have the id of another row:\n{_listing(clashes)}\n"
+            "--skip-bad does not choose between them. Correct the ids, or name another field with --id-field."
+        )
     if not records:
         if problems:
             raise CorpusError(f"{name} holds no record: every row was left out as asked.\n{_listing(problems)}")
