@@ -123,7 +123,7 @@ def test_the_pieces_of_a_step_are_one_message_and_cancelled_streams_stop(link):
     for message in answers(end):
         if message[0] == "step":
             steps.append(message[1])
-            if steps[-1][0][-1] is not None:
+            if steps[-1][0][5] is not None:
                 break
     assert [[row[0] for row in pieces] for pieces in steps] == [[10]] * len(steps)
     assert len(steps) == curator.account.tokens <= 4

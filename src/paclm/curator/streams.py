@@ -16,10 +16,13 @@ from paclm.errors import ContextExceeded, EngineError, InvalidInput
 from paclm.ledger.events import Usage
 from paclm.privacy.randomness import Coins
 
-Mark = Literal["agreed", "disputed", "public"]
-"""Votes all equal; votes that differ (dissent); or a token of the public model after the budget was spent."""
+Mark = Literal["agreed", "disputed", "public", "dp"]
+"""Votes all equal; votes that differ (dissent); a token of the public model after the budget was spent; or, under the
+promise `corpus`, a token of the DP adapter."""
 FinishReason = Literal["stop", "length", "cancelled"]
 
+MOST_LOGPROBS = 20
+"""Of other tokens, at each token of an answer."""
 _MAX_TAG_LENGTH = 200
 _BROKEN = "\ufffd"
 """What a decoder returns for bytes that are not (yet) a character."""
@@ -63,6 +66,8 @@ class Request:
     """Sets the public coins, never the noise."""
     tag: str = ""
     """Whose charge it is in the ledger's usage figures."""
+    num_logprobs: int | None = None
+    """Of how many tokens beside each one of the answer; None for none. Under the promise `corpus` only."""
     limits: InitVar[Limits]
 
     def __post_init__(self, limits: Limits) -> None:
@@ -77,6 +82,10 @@ class Request:
         if not self.prompt or not all(type(token) is int and 0 <= token < vocabulary for token in self.prompt):
             raise InvalidInput(f"A prompt must hold token ids, integers from 0 to {vocabulary - 1}, and at least one.")
         _check_tag(self.tag)
+        if self.num_logprobs is not None and not (
+            type(self.num_logprobs) is int and 0 <= self.num_logprobs <= MOST_LOGPROBS
+        ):
+            raise InvalidInput(f"num_logprobs must lie between 0 and {MOST_LOGPROBS}, not {self.num_logprobs!r}.")
 
     @property
     def most_tokens(self) -> int:
@@ -96,6 +105,15 @@ def _check_tag(tag: object) -> None:
         raise InvalidInput(f"The tag {tag!r} cannot be encoded as UTF-8. Remove the lone surrogates.") from None
 
 
+class Logprobs(NamedTuple):
+    """Natural logarithms of probabilities over the whole vocabulary, before temperature and the cut to k."""
+
+    own: float
+    """Of the token that was drawn."""
+    top: list[tuple[int, float]]
+    """The most likely tokens, best first."""
+
+
 class Piece(NamedTuple):
     """One released token, and the text that may be shown by now; often the text of an earlier token."""
 
@@ -107,6 +125,8 @@ class Piece(NamedTuple):
     """What it was charged, in the ledger's units of 2^-60 nats."""
     finish_reason: FinishReason | None
     """Set on the last piece of a stream."""
+    logprobs: Logprobs | None = None
+    """Where the request asks for them, under the promise `corpus`; votes never become probabilities."""
 
 
 class BudgetFigures(TypedDict):
