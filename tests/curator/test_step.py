@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paclm.config import MechanismConfig
+from paclm.curator.curator import Charge, Releaser, usage_by_tag
 from paclm.curator.redacted import Redacted
 from paclm.curator.secret import Secret, prior_belief
-from paclm.curator.step import Charge, Releaser, usage_by_tag
 from paclm.errors import UnsoundState
 from paclm.privacy.accounting import Account, units_up
 from paclm.privacy.releases import RULES

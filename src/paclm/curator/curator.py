@@ -16,57 +16,40 @@ out as a whole or not at all; only an interrupt in the middle of handing out can
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn, Self, Unpack
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from paclm.curator.custody import CallGuard, Custody, named_witness, open_custody
+from paclm.config import MechanismConfig
+from paclm.curator.custody import Custody, named_witness, open_custody
+from paclm.curator.decoder import Decoder
 from paclm.curator.preflight import cautions, deployment_cautions, load_models, training_cautions
-from paclm.curator.redacted import Redacted, redact_traceback
-from paclm.curator.secret import leak_to_three_digits
-from paclm.curator.step import Charge, Releaser, usage_by_tag
-from paclm.curator.streams import (
-    BudgetFigures,
-    Generation,
-    Limits,
-    Options,
-    Piece,
-    Pieces,
-    Request,
-    Stream,
-    Tokenizer,
-    UsageFigures,
-    encode_prompt,
-)
+from paclm.curator.redacted import Redacted, redact_errors
+from paclm.curator.secret import Secret, leak_to_three_digits
+from paclm.curator.streams import BudgetFigures, Generation, Mark, Piece, Request, Stream, Tokenizer, UsageFigures
 from paclm.curator.vote_source import VoteSource
-from paclm.errors import BudgetExceeded, CuratorError, InvalidInput, UnsoundState
-from paclm.privacy.accounting import Account, nats_up
+from paclm.errors import BudgetExceeded, InvalidInput, UnsoundState
+from paclm.ledger.events import Usage
+from paclm.privacy.accounting import Account, charge_units, nats_up
 from paclm.privacy.belief import FloatArray, IntArray
-from paclm.privacy.randomness import next_gumbel
+from paclm.privacy.randomness import Noise
+from paclm.privacy.releases import rule_named
 from paclm.worlds.workspace import Workspace
 
 
-class Curator:
+class Curator(Decoder[Generation]):
     """Single writer over one secret. Open it with `Curator.open`, use it as a context manager."""
 
     def __init__(
         self, custody: Custody, engine: VoteSource, tokenizer: Tokenizer, more_cautions: Sequence[str] = ()
     ) -> None:
+        self.config = custody.ledger.settings
+        super().__init__(engine, tokenizer, self.config)
         self._custody = custody
         self._more_cautions = more_cautions
-        self._engine = engine
-        self._running: list[Stream] = []  # in the order of submission, which is the order of their releases
-        self._waiting: list[Stream] = []
-        self._held: list[Stream] = []  # reserved, not yet started
-        self._in_flight: list[Stream] = []  # those of the step that the engine computes; some may have ended since
-        self._failure: str | None = None
-        self._guard = CallGuard()
-        self.tokenizer = tokenizer
-        """The base model's."""
-        self.config = custody.ledger.settings
         self._releaser = Releaser(custody.secret, self.config)
 
     @classmethod
@@ -98,104 +81,16 @@ class Curator:
             custody.ledger.close()
             raise
 
-    # --- one request ----------------------------------------------------------------------------------------------
-
-    def generate(self, prompt: str | Sequence[int], max_new_tokens: int, **options: Unpack[Options]) -> Generation:
-        """Return one whole answer; other streams advance meanwhile. For the options see `request`."""
-        stream = self.submit(self.request(prompt, max_new_tokens, **options))
-        with Pieces(stream, self.step, self._cancel_when_free) as pieces:
-            for _ in pieces:
-                pass
-        return self.result(stream)
-
-    def stream(self, prompt: str | Sequence[int], max_new_tokens: int, **options: Unpack[Options]) -> Pieces:
-        """Return one answer piece by piece; closing the iterator early cancels it. For the options see `request`."""
-        stream = self.submit(self.request(prompt, max_new_tokens, **options))
-        return Pieces(stream, self.step, self._cancel_when_free)
-
-    # --- many requests --------------------------------------------------------------------------------------------
-
-    def request(
-        self,
-        prompt: str | Sequence[int],
-        max_new_tokens: int,
-        *,
-        temperature: float | None = None,
-        greedy: bool | None = None,
-        stop: str | Sequence[str] = (),
-        coins_seed: int | None = None,
-        tag: str = "",
-    ) -> Request:
-        """Check a request; defaults come from [mechanism]. Costs nothing.
-
-        `coins_seed` sets the public coins; the noise cannot be set. `tag` names whose charge it is.
-        """
-        if greedy and temperature:
-            raise InvalidInput(f"Choose greedy or temperature {temperature!r}, not both.")
-        is_greedy = self.config.decoder == "greedy" and temperature is None if greedy is None else greedy
-        tau = 0.0 if is_greedy else self.config.temperature if temperature is None else temperature
-        return Request(
-            prompt=self._encode(prompt),
-            max_new_tokens=max_new_tokens,
-            temperature=float(tau),
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            coins_seed=coins_seed,
-            tag=tag,
-            limits=self.limits,
-        )
-
-    def submit(self, request: Request) -> Stream:
-        """Queue a request. Under on_exhausted = refuse its worst case must fit into the budget, and is reserved."""
-        with self._guard.exclusive():
-            (stream,) = self._new_streams([request])
-            self._waiting.append(stream)
-            self._fill_batch()
-            return stream
-
-    def hold(self, requests: Sequence[Request]) -> list[Stream]:
-        """Reserve for these answers, all or none, without queueing them: for callers with a queue of their own.
-
-        Reserves what `submit` would. Then `start` or `cancel` each stream.
-        """
-        with self._guard.exclusive():
-            streams = self._new_streams(requests)
-            self._held += streams
-            return streams
-
-    def start(self, stream: Stream) -> None:
-        """Queue a stream of `hold`; its prompt is read from the next step on if there is room for it (`num_free`)."""
-        with self._guard.exclusive():
-            self._refuse_if_stopped()
-            if stream not in self._held:
-                raise InvalidInput("Only a held stream can be started, and only once.")
-            self._waiting.append(stream)  # briefly in both, so that its reservation is never missing
-            self._held.remove(stream)
-            self._fill_batch()
-
-    def cancel(self, stream: Stream) -> None:
-        """End a stream and free its reservation. Does nothing to one that has ended.
-
-        From inside a step (a signal handler, a finalizer) the stream ends when the step does.
-        """
-        self._cancel_when_free(stream, may_wait=True)
-
     def step(self) -> list[tuple[Stream, Piece]]:
         """Release the next token of every stream whose prompt is read: one engine step, one commit.
 
         Empty when no stream is active, and when none is ready yet: then a chunk of prompts was read.
         """
         with self._guard.exclusive(), self._stops_on_failure():
-            self._fill_batch()
-            # In the device's order after the step in flight, which so waits for nothing, and before the next, which so
-            # waits for one chunk. Where prompts are read at once, the last step's pieces have left before.
-            self._engine.prefill()
-            if all(stream.finish_reason for stream in self._in_flight):
-                self._drop_flight()
-                self._launch(self._draw_coins())
-            if not self._in_flight:
+            if not self._has_launched():
                 return []
             coins = self._draw_coins()  # of the next step, while this one is computed
-            streams, votes, public = self._collect()
+            streams, votes, public = self._votes()
             charges = self._releaser.charges(votes, self.account)
             tokens, belief = self._releaser.release(votes, public, charges, self._custody.begin())
             try:
@@ -203,6 +98,13 @@ class Curator:
             finally:  # whether it fails may depend on the tokens: they are charged all the same
                 self._custody.commit(usage_by_tag([stream.request.tag for stream in streams], charges), belief)
             return self._deliver(streams, charges, tokens.reveal())
+
+    def _votes(self) -> tuple[list[Stream], IntArray, IntArray]:
+        """The streams in flight that still run, all worlds' votes on them (n, m), and the public model's (n,)."""
+        in_flight, ballot = self._collect()
+        votes = self._releaser.checked(ballot.votes, ballot.public, len(in_flight), self._engine.vocabulary)
+        rows = [row for row, stream in enumerate(in_flight) if stream.finish_reason is None]
+        return [in_flight[row] for row in rows], votes[rows], ballot.public[rows]
 
     def result(self, stream: Stream) -> Generation:
         """A finished stream as a whole."""
@@ -220,7 +122,7 @@ class Curator:
             **self.figures(),
         )
 
-    # --- state ----------------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------------------
 
     def figures(self) -> BudgetFigures:
         """The state of the budget, in the names of the command line's JSON. Bounds are at the committed total."""
@@ -262,24 +164,9 @@ class Curator:
         return self._custody.commit_seconds
 
     @property
-    def context(self) -> int:
-        """Prompt and answer together, in tokens."""
-        return self._engine.context
-
-    @property
-    def limits(self) -> Limits:
-        """What a request may hold."""
-        return Limits(self._engine.vocabulary, self._engine.context)
-
-    @property
     def num_worlds(self) -> int:
         """m."""
         return self._custody.secret.num_worlds
-
-    @property
-    def engine_summary(self) -> str:
-        """Device, arithmetic, room and memory of the engine in one line."""
-        return self._engine.summary
 
     @property
     def worst_price(self) -> int:
@@ -291,114 +178,7 @@ class Curator:
         """The worst case of running, waiting and held streams; in memory only."""
         return sum(stream.reserved_units for stream in (*self._running, *self._waiting, *self._held))
 
-    @property
-    def num_active(self) -> int:
-        """Streams that run or wait for room in the batch."""
-        return len(self._running) + len(self._waiting)
-
-    @property
-    def num_free(self) -> int:
-        """Sequences that can still be started; 0 while a stream waits for room, because none may overtake it."""
-        return 0 if self._waiting else self._engine.num_free
-
-    @property
-    def capacity(self) -> int:
-        """Tokens of all running streams together, prompts and most new tokens, that the engine holds."""
-        return self._engine.capacity
-
-    # --- the parts of a step --------------------------------------------------------------------------------------
-
-    def _fill_batch(self) -> None:
-        """Streams in the order of submission, as far as the engine has room for their worst case."""
-        with self._stops_on_failure():
-            while self._waiting:
-                stream, request = self._waiting[0], self._waiting[0].request
-                if self._running and not self._engine.has_room(request.most_tokens):
-                    return  # an empty engine has room for it, or `add` says why not
-                stream.handle = self._engine.add(request.prompt, request.max_new_tokens, request.tag)
-                stream.is_in_engine = True
-                self._running.append(stream)  # briefly in both, so that its reservation is never missing
-                self._waiting.remove(stream)
-
-    def _draw_coins(self) -> FloatArray:
-        """Coins of the next step for every running stream, (n, k): before its votes, hence before any noise."""
-        coins = np.zeros((len(self._running), self._engine.support_size))
-        rows = [row for row, stream in enumerate(self._running) if stream.request.temperature]
-        coins[rows] = next_gumbel([self._running[row].coins for row in rows], self._engine.support_size)
-        return coins
-
-    def _launch(self, coins: FloatArray) -> None:
-        """Begin a step of the running streams whose prompt is read; `coins` has a row for each running stream."""
-        ready = [
-            (row, stream, stream.handle)
-            for row, stream in enumerate(self._running)
-            if stream.is_in_engine and stream.handle is not None and self._engine.is_ready(stream.handle)
-        ]
-        if not ready:
-            return
-        rows, streams, handles = map(list, zip(*ready, strict=True))
-        self._engine.launch(handles, coins[rows], [stream.request.temperature for stream in streams])
-        for stream in streams:
-            stream.coins.step += 1
-        self._in_flight = streams
-
-    def _collect(self) -> tuple[list[Stream], IntArray, IntArray]:
-        """The streams in flight that still run, all worlds' votes on them (n, m), and the public model's (n,)."""
-        in_flight, self._in_flight = self._in_flight, []
-        ballot = self._engine.collect()
-        votes = self._releaser.checked(ballot.votes, ballot.public, len(in_flight), self._engine.vocabulary)
-        rows = [row for row, stream in enumerate(in_flight) if stream.finish_reason is None]
-        return [in_flight[row] for row in rows], votes[rows], ballot.public[rows]
-
-    def _drop_flight(self) -> None:
-        """Wait for a step whose streams have all ended; its votes are not read."""
-        if self._in_flight:
-            self._in_flight = []
-            self._engine.collect()
-
-    @redact_traceback
-    def _continue(self, streams: list[Stream], tokens: Redacted[list[int]], coins: FloatArray) -> None:
-        """Begin the next step before the commit of this one. No traceback may carry these tokens yet."""
-        for stream, token in zip(streams, tokens.reveal(), strict=True):
-            if stream.is_last(token):
-                self._leave_engine(stream)
-            elif stream.handle is not None:
-                self._engine.append(stream.handle, token)
-        self._launch(coins)
-
-    def _deliver(self, streams: list[Stream], charges: list[Charge], tokens: list[int]) -> list[tuple[Stream, Piece]]:
-        """Do first, for all streams, what can fail; then show the pieces."""
-        rows = zip(streams, charges, tokens, strict=True)
-        pieces = [(stream, stream.read(token, charge.mark, charge.units)) for stream, charge, token in rows]
-        for stream, piece in pieces:
-            if piece.finish_reason:
-                self._end(stream)
-        for stream, piece in pieces:
-            stream.accept(piece)
-        return pieces
-
-    def _cancel_when_free(self, stream: Stream, may_wait: bool) -> None:
-        self._guard.when_free(lambda: self._cancel(stream), may_wait=may_wait)
-
-    def _cancel(self, stream: Stream) -> None:
-        for queue in (self._held, self._waiting):
-            if stream in queue:
-                queue.remove(stream)
-        self._end(stream)
-        stream.finish_reason = stream.finish_reason or "cancelled"
-
-    def _end(self, stream: Stream) -> None:
-        if stream in self._running:
-            self._running.remove(stream)
-            self._leave_engine(stream)
-
-    def _leave_engine(self, stream: Stream) -> None:
-        if stream.is_in_engine and stream.handle is not None:
-            stream.is_in_engine = False
-            if self._failure is None:  # after a failure the engine is in an unknown state
-                self._engine.remove(stream.handle)
-
-    # --- checks ---------------------------------------------------------------------------------------------------
+    # --- reservations and the end -------------------------------------------------------------------------------------
 
     def _new_streams(self, requests: Sequence[Request]) -> list[Stream]:
         """Streams whose worst case, where one is reserved, fits into the budget beside all other reservations."""
@@ -417,62 +197,103 @@ class Curator:
             )
         return streams
 
-    def _encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        if isinstance(prompt, (bytes, bytearray, memoryview)):  # a sequence of small integers, not of token ids
-            raise InvalidInput(
-                f"A prompt is a string or a sequence of token ids, not {type(prompt).__name__}. Decode it first: "
-                'prompt.decode("utf-8").'
-            )
-        tokens = () if isinstance(prompt, str) else tuple(prompt)
-        return tokens or tuple(encode_prompt(self.tokenizer, prompt if isinstance(prompt, str) else ""))
-
-    @contextmanager
-    def _stops_on_failure(self) -> Iterator[None]:
-        self._refuse_if_stopped()
-        try:
-            yield
-        except BaseException as failure:
-            self._failure = type(failure).__name__
-            raise
-
-    def _refuse_if_stopped(self) -> None:
-        if self._failure == "closed":
-            raise CuratorError("This curator is closed. Open the workspace again.")
-        if self._failure is not None:
-            raise CuratorError(
-                f"An earlier step failed ({self._failure}), so this curator stopped. Close it and open the workspace "
-                "again: the ledger holds what was committed."
-            )
-
-    def warm_up(self, progress: Callable[[int, int], None]) -> None:
-        """Compile and record what steps will need, so that no stream waits for it later; progress(done, all)."""
-        with self._guard.exclusive():
-            self._engine.warm_up(progress)
-
-    # --- end ------------------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Cancel all streams and release the ledger's lock. From inside a step: when the step has ended."""
-        self._guard.when_free(self._close)
-
     def _close(self) -> None:
+        """Release the ledger's lock, too."""
         try:
-            for stream in (*self._running, *self._waiting, *self._held):
-                self._cancel(stream)
-            if self._failure is None:
-                self._drop_flight()
+            super()._close()
         finally:
-            self._failure = self._failure or "closed"
             self._custody.ledger.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Curator over {self._custody.secret.num_worlds} worlds, {self.num_active} streams>"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise UnsoundState("A curator cannot be pickled or copied: one secret has one holder.")
+
+
+class Charge(NamedTuple):
+    """What one token costs. Follows from the votes alone."""
+
+    mark: Mark
+    units: int
+
+
+class Releaser:
+    """Prices votes and releases tokens with the configured mechanism."""
+
+    def __init__(self, secret: Secret, config: MechanismConfig) -> None:
+        self._secret = secret
+        self._config = config
+        self._rule = rule_named(config.release)
+        self._noise = Noise()
+
+    def price(self, *, is_dissent: bool) -> int:
+        """Units that a private token costs."""
+        return charge_units(
+            self._config.charge, self._config.per_token, reads_secret=self._rule.reads_secret, is_dissent=is_dissent
+        )
+
+    def checked(self, votes: IntArray, public: IntArray, num_streams: int, vocabulary: int) -> IntArray:
+        """A copy of the votes (n, m): what is priced is what is released, whatever the engine does to its own array.
+
+        Nothing that follows may fail for some of these tokens and not for others.
+        """
+        own = np.array(votes)
+        if own.shape != (num_streams, self._secret.num_worlds) or own.dtype.kind not in "iu":
+            raise UnsoundState(f"The engine returned votes {own.dtype} {own.shape}. Nothing was released.")
+        for tokens in (own, np.asarray(public)):
+            if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocabulary:
+                raise UnsoundState("The engine returned votes that are no token ids. Nothing was released.")
+        return own
+
+    def charges(self, votes: IntArray, account: Account) -> list[Charge]:
+        """The charge of each row of checked votes (n, m), in order, as far as the account affords them."""
+        disputed = Charge("disputed", self.price(is_dissent=True))
+        agreed = Charge("agreed", self.price(is_dissent=False))
+        charges = [disputed if is_dissent else agreed for is_dissent in (votes != votes[:, :1]).any(axis=1).tolist()]
+        if account.affords(len(charges) * disputed.units):
+            return charges
+        return self._within(account, charges, disputed.units)
+
+    def _within(self, account: Account, charges: list[Charge], worst: int) -> list[Charge]:
+        """These charges in order, as long as the budget covers dissent; from then on all are the public model's.
+
+        Also those that would cost nothing: or else the marks would show everyone where the worlds dissent.
+        """
+        covered = []
+        for charge in charges:
+            if account.affords(worst):
+                account = account.charge(charge.units, is_dissent=charge.mark == "disputed")
+                covered.append(charge)
+            elif self._config.on_exhausted == "refuse":
+                raise UnsoundState("The budget ended inside a stream that had reserved its worst case.")
+            else:
+                covered.append(Charge("public", 0))
+        return covered
+
+    def release(
+        self, votes: IntArray, public: IntArray, charges: list[Charge], belief: Redacted[FloatArray]
+    ) -> tuple[Redacted[list[int]], Redacted[FloatArray]]:
+        """One token per row and the belief after the last. Unanimous votes need no release (`lem:singular` iii)."""
+        dissent = [row for row, charge in enumerate(charges) if charge.mark == "disputed"]
+        released, belief = self._secret.release(self._rule, votes[dissent], belief, self._config.per_token, self._noise)
+        return _in_order(charges, votes[:, 0], public, released), belief
+
+
+@redact_errors
+def _in_order(
+    charges: list[Charge], agreed: IntArray, public: IntArray, released: Redacted[list[int]]
+) -> Redacted[list[int]]:
+    dissent = iter(released.reveal())
+    rows = zip(charges, agreed.tolist(), public.tolist(), strict=True)
+    return Redacted([next(dissent) if mark == "disputed" else p if mark == "public" else a for (mark, _), a, p in rows])
+
+
+def usage_by_tag(tags: Iterable[str], charges: Iterable[Charge]) -> list[Usage]:
+    """The step's entries for the ledger, one per tag."""
+    entries: dict[str, Usage] = {}
+    for (tag, (mark, units)), n in Counter(zip(tags, charges, strict=True)).items():
+        is_private = mark != "public"
+        more = Usage(tag, n * is_private, n * (mark == "disputed"), n * (units > 0), n * units, n * (not is_private))
+        entries[tag] = entries[tag].plus(more) if tag in entries else more
+    return list(entries.values())

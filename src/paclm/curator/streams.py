@@ -283,7 +283,7 @@ class TextStream:
 class Stream:
     """One answer while it grows."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, worst_units: int) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer, worst_units: int = 0) -> None:
         self.request = request
         self.coins = Coins(request.coins_seed)
         """At the next step to be launched."""
