@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from paclm.errors import InvalidInput, RandomnessMisuse, UnsoundState
-from paclm.privacy.randomness import Coins, Noise, NoiseSource, ResearchNoise, next_gumbel
+from paclm.privacy.randomness import Coins, DpRandomness, Noise, NoiseSource, ResearchNoise, next_gumbel
 
 ALARM = 1e-5  # false-alarm rate of each distribution test below, for a fresh seed
 
@@ -33,6 +33,62 @@ def test_short_and_long_draws_are_the_same_normals():
         ResearchNoise(5).standard_normal(4), stats.norm.ppf((words >> 12) * 2.0**-52 + 2.0**-53)
     )
     np.testing.assert_array_equal(ResearchNoise(5).standard_normal(9)[:4], ResearchNoise(5).standard_normal(4))
+
+
+def rejects_rate(taken, rate):
+    return stats.binomtest(int(taken.sum()), len(taken), rate).pvalue < ALARM
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.01, 1 / 3])
+def test_units_are_sampled_at_their_rate_and_the_test_rejects_other_rates(rate):
+    taken = DpRandomness().sample(400_000, rate)
+    assert not rejects_rate(taken, rate)
+    assert rejects_rate(taken, rate * 1.1)
+    assert rejects_rate(taken, rate / 1.1)
+
+
+def test_units_are_sampled_independently_so_that_the_size_of_a_batch_varies():
+    """Poisson sampling: binomial sizes. False alarm: ALARM. Batches of a fixed size or half the variance are caught."""
+    sizes = np.array([DpRandomness().sample(400, 0.25).sum() for _ in range(3000)])
+    variance = 400 * 0.25 * 0.75
+
+    def is_binomial(sizes):
+        return ALARM / 2 < stats.chi2.cdf(((sizes - 100) ** 2).sum() / variance, len(sizes)) < 1 - ALARM / 2
+
+    assert is_binomial(sizes)
+    assert not is_binomial(np.full(3000, 100))
+    assert not is_binomial(100 + (sizes - 100) * 0.5**0.5)
+
+
+def test_units_at_the_ends_of_the_rate():
+    draws = DpRandomness()
+    assert draws.sample(1000, 1.0).all()
+    assert not draws.sample(1000, 0.0).any()
+    assert draws.sample(1000, 1 - 2**-53).all()  # 64-bit integers do not wrap round
+    assert draws.sample(0, 0.5).shape == (0,)
+    for rate in (-0.1, 1.1, float("nan")):
+        with pytest.raises(InvalidInput):
+            draws.sample(3, rate)
+
+
+def test_normals_of_dp_training_are_standard_and_the_test_rejects_two_thirds_and_three_halves():
+    sample = DpRandomness().normals(20_000)
+    assert stats.kstest(sample, "norm").pvalue > ALARM
+    assert stats.kstest(sample * 2 / 3, "norm").pvalue < ALARM
+    assert stats.kstest(sample * 3 / 2, "norm").pvalue < ALARM
+    assert stats.kstest(sample[:10_000] + sample[10_000:], "norm").pvalue < ALARM  # a sum that was not halved
+    assert len(np.unique(sample)) == len(sample)
+
+
+def test_randomness_of_dp_training_has_no_seed_and_is_neither_coins_nor_noise():
+    with pytest.raises(TypeError):
+        DpRandomness(7)
+    assert not isinstance(DpRandomness(), Coins | NoiseSource)
+    for copied in (copy.copy, pickle.dumps):
+        with pytest.raises(RandomnessMisuse):
+            copied(DpRandomness())
+    with pytest.raises(RandomnessMisuse):
+        type("Seeded", (DpRandomness,), {})
 
 
 class Fixed(NoiseSource):

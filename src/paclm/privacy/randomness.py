@@ -1,8 +1,8 @@
-"""Two kinds of randomness that must never be mixed up.
+"""Kinds of randomness that must never be mixed up.
 
 *Coins* are public: shared by all worlds, seedable, recorded, replayable. *Noise* is private: it hides the realized
 vote, comes from the operating system, has no seed, and is not kept after the release. They are unrelated types: passing
-coins for noise fails in the type checker and at run time.
+coins for noise fails in the type checker and at run time. DP training has a source of its own, `DpRandomness`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _WEIGHT_BITS = 80
 _DRAW_BITS = 128
 
 
+BoolArray = npt.NDArray[np.bool_]
 WordArray = npt.NDArray[np.uint64]
 
 
@@ -152,6 +153,43 @@ class Noise(NoiseSource):
 
     def __reduce__(self) -> NoReturn:
         raise RandomnessMisuse("Noise cannot be pickled or copied. Create a new paclm.Noise() where it is needed.")
+
+
+@final
+class DpRandomness:
+    """Sampling and noise of DP training, from the operating system. No seed and no state; not a source of coins."""
+
+    __slots__ = ()
+
+    def sample(self, num_units: int, rate: float) -> BoolArray:
+        """Which units take part in a step: each independently with probability `rate`, by 64-bit integers.
+
+        A rate below 2^-11 that is no multiple of 2^-64 is rounded down, which only lowers the privacy loss.
+        """
+        if not 0.0 <= rate <= 1.0:
+            raise InvalidInput(f"A sampling rate must lie between 0 and 1, not {rate!r}.")
+        if rate == 1.0:
+            return np.ones(num_units, dtype=np.bool_)
+        words = np.frombuffer(os.urandom(8 * num_units), dtype=np.uint64)
+        return words < np.uint64(math.ldexp(rate, 64))
+
+    def normals(self, size: int) -> FloatArray:
+        """Independent N(0, 1) variables, (size,).
+
+        Each is the sum of four from 52 bits each, halved. One alone takes 2^52 values with gaps between them, so that
+        its lowest bits could betray the sum that it was added to.
+        """
+        total = np.zeros(size)
+        for _ in range(4):
+            total += normals_of(np.frombuffer(os.urandom(8 * size), dtype=np.uint64))
+        total *= 0.5
+        return total
+
+    def __init_subclass__(cls) -> None:
+        raise RandomnessMisuse("DpRandomness cannot be subclassed, because DP training trusts it.")
+
+    def __reduce__(self) -> NoReturn:
+        raise RandomnessMisuse("DpRandomness cannot be pickled or copied. Create a new one where it is needed.")
 
 
 @final
