@@ -6,8 +6,10 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from paclm.engine import dp_training, training, training_pass
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.peft_io import export_peft
+from paclm.engine.training_pass import WorldsPass
 
 VOCABULARY = 97
 CONTEXT = 48
@@ -81,3 +83,40 @@ def build_model():
 @pytest.fixture
 def make_stack():
     return random_stack
+
+
+class Graph:
+    """Computes nothing while it records; a replay runs it again."""
+
+    def __init__(self, work, pool):
+        self.work, self.given, self.num_replays = work, pool, 0
+
+    def pool(self):
+        return "pool"
+
+    def replay(self):
+        self.num_replays += 1
+        self.work()
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Lets a CPU record, with a stand-in for CUDA graphs; the graphs, in order."""
+    made = []
+
+    class Recording(WorldsPass):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            self.most_recorded = 2**16
+
+        def _has_room(self):
+            return True
+
+    def capture(work, pool):
+        made.append(Graph(work, pool))
+        return made[-1]
+
+    for module in (training, dp_training):
+        monkeypatch.setattr(module, "WorldsPass", Recording)
+    monkeypatch.setattr(training_pass, "capture", capture)
+    return made

@@ -10,40 +10,6 @@ from paclm.engine.training_pass import WorldsPass
 from paclm.engine.weights import output_layer
 
 
-class Graph:
-    def __init__(self, work, pool):
-        self.work, self.given, self.num_replays = work, pool, 0
-
-    def pool(self):
-        return "pool"
-
-    def replay(self):
-        self.num_replays += 1
-        self.work()
-
-
-@pytest.fixture
-def graphs(monkeypatch):
-    """Lets a CPU record; the graphs, in order."""
-    made = []
-
-    class Recording(WorldsPass):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            self.most_recorded = 2**16
-
-        def _has_room(self):
-            return True
-
-    def capture(work, pool):
-        made.append(Graph(work, pool))
-        return made[-1]
-
-    monkeypatch.setattr(training, "WorldsPass", Recording)
-    monkeypatch.setattr(training_pass, "capture", capture)
-    return made
-
-
 @pytest.mark.parametrize("worlds_per_step", [1, 2, 4])
 def test_recorded_passes_train_the_same_adapters(worlds_per_step, build_model, monkeypatch, graphs):
     seen, expected = [], []

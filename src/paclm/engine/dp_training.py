@@ -167,7 +167,7 @@ class Units:
         np.add.at(num_tokens, of_block, blocks.lengths - 1)
         longest = np.zeros(len(names), dtype=np.int64)
         np.maximum.at(longest, of_block, blocks.lengths)
-        padded = [min(padded_length(int(length)), context) if length else 0 for length in longest]
+        padded = [min(_padded(int(length)), context) for length in longest]
         return cls(blocks, of_block, len(names), num_tokens, np.array(padded, dtype=np.int64), context)
 
     def passes(self, sampled: BoolArray, sizes: dict[int, int]) -> Iterator[tuple[int, IntArray]]:
@@ -180,6 +180,10 @@ class Units:
                 part = chosen[first : first + size]
                 picks[: len(part)] = part
                 yield length, picks
+
+
+def _padded(length: int) -> int:
+    return padded_length(length) if length > 64 else -(-length // 16) * 16
 
 
 class DpTraining:
