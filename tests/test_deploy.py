@@ -40,15 +40,13 @@ def queries():
 def exported():
     """Every series the program has: name → labels, each with the values seen."""
     metrics = Metrics()
-    for mark in MARKS:
+    for mark in MARKS["half"]:
         metrics.count_tokens("alice", mark, 1)
     for route in ROUTES:
         for status in (200, 400, 500):
             metrics.count_request(route, status, 0.1)
     key = KeyInfo("alice", False, 100, 30, 20, "2026-11-15", None)
-    standing = Standing(
-        spent_nats=0.5, total_nats=1.0, remaining_tokens=5, running=1, queued=0, is_serving=True, keys=(key,)
-    )
+    standing = Standing(promise={}, running=1, queued=0, is_serving=True, keys=(key,))
     series = defaultdict(lambda: defaultdict(set))
     for family in text_string_to_metric_families(metrics.render(standing).decode()):
         for sample in family.samples:

@@ -15,8 +15,19 @@ ROOT = KeyInfo("root", True, None, 5, 0, "2026-11-15", None)
 GONE = KeyInfo("gone", False, 100, 30, 0, "2026-11-15", "2026-11-16")
 
 
-def standing(**changes):
-    figures = {"spent_nats": 0.25, "total_nats": 1.0, "remaining_tokens": 300, "running": 3, "queued": 2}
+PROMISE = {
+    "half": {
+        "paclm_budget_spent_nats": 0.25,
+        "paclm_budget_total_nats": 1.0,
+        "paclm_budget_remaining_nats": 0.75,
+        "paclm_budget_remaining_tokens": 300,
+    },
+    "corpus": {"paclm_promise_epsilon": 8.0, "paclm_promise_delta": 1e-4, "paclm_promise_kept": 1},
+}
+
+
+def standing(promise="half", **changes):
+    figures = {"promise": PROMISE[promise], "running": 3, "queued": 2}
     return Standing(**{**figures, "is_serving": True, "keys": (ALICE, ROOT, GONE), **changes})
 
 
@@ -29,8 +40,8 @@ def value(found, name, **labels):
     return found[name, tuple(sorted(labels.items()))]
 
 
-def use_everything(metrics):
-    for mark in MARKS:
+def use_everything(metrics, promise):
+    for mark in MARKS[promise]:
         metrics.count_tokens("alice", mark, 1)
     for route in ROUTES:
         metrics.count_request(route, 200, 0.1)
@@ -73,21 +84,16 @@ def test_durations_fall_into_buckets(name):
     assert (value(found, f"paclm_{name}_seconds_count"), buckets) == (2, [0, 1, 2, 2])
 
 
-def test_the_budget_and_the_load_are_as_they_stand_at_the_scrape():
-    metrics = Metrics()
-    metrics.render(standing(running=9))
-    found = samples(metrics)
-    expected = {
-        "paclm_budget_spent_nats": 0.25,
-        "paclm_budget_total_nats": 1.0,
-        "paclm_budget_remaining_nats": 0.75,
-        "paclm_budget_remaining_tokens": 300,
-        "paclm_streams_running": 3,
-        "paclm_requests_queued": 2,
-        "paclm_serving": 1,
-    }
+@pytest.mark.parametrize("promise", ["half", "corpus"])
+def test_the_promise_and_the_load_are_as_they_stand_at_the_scrape(promise):
+    metrics = Metrics(promise)
+    metrics.render(standing(promise, running=9))
+    found = samples(metrics, promise=promise)
+    expected = {"paclm_streams_running": 3, "paclm_requests_queued": 2, "paclm_serving": 1, **PROMISE[promise]}
     assert {name: value(found, name) for name in expected} == expected
-    assert value(samples(metrics, is_serving=False), "paclm_serving") == 0
+    assert value(samples(metrics, promise=promise, is_serving=False), "paclm_serving") == 0
+    (other,) = set(PROMISE) - {promise}
+    assert not {name for name, _ in found} & set(PROMISE[other])
     assert value(found, "paclm_build_info", version=__version__) == 1
 
 
@@ -103,16 +109,17 @@ def test_a_keys_figures_go_when_it_is_revoked_and_a_quota_is_shown_only_where_th
     assert "alice" not in metrics.render(standing(keys=())).decode()
 
 
-def test_every_metric_is_documented_about_nothing_private_and_labelled_from_fixed_lists():
-    metrics = Metrics()
-    use_everything(metrics)
-    lists = {"mark": MARKS, "route": ROUTES, "status": STATUS_CLASSES, "reason": REFUSALS}
+@pytest.mark.parametrize("promise", ["half", "corpus"])
+def test_every_metric_is_documented_about_nothing_private_and_labelled_from_fixed_lists(promise):
+    metrics = Metrics(promise)
+    use_everything(metrics, promise)
+    lists = {"mark": MARKS[promise], "route": ROUTES, "status": STATUS_CLASSES, "reason": REFUSALS}
     allowed = {**lists, "key": {"alice", "root"}, "version": {__version__}}
-    found = samples(metrics)
+    found = samples(metrics, promise=promise)
     for name, labels in found:
         assert all(text in allowed[label] for label, text in labels if label != "le"), name
         assert not re.search(r"belief|secret|leak|vote|world|bound|sigma|prompt|_created$", name)
-    families = text_string_to_metric_families(metrics.render(standing()).decode())
+    families = text_string_to_metric_families(metrics.render(standing(promise)).decode())
     # The parser names a counter without the suffix that it is written with.
     names = {family.name + ("_total" if family.type == "counter" else "") for family in families}
     text = (Path(__file__).parents[2] / "docs" / "guide" / "operations.md").read_text()

@@ -142,10 +142,12 @@ class Decoder(ABC, Generic[Answer]):
         stop: str | Sequence[str] = (),
         coins_seed: int | None = None,
         tag: str = "",
+        num_logprobs: int | None = None,
     ) -> Request:
         """Check a request; defaults come from [mechanism]. Costs nothing.
 
-        `coins_seed` sets the public coins; the noise cannot be set. `tag` names whose tokens they are.
+        `coins_seed` sets the public coins; the noise cannot be set. `tag` names whose tokens they are. `num_logprobs`:
+        see `Request`; without the promise `corpus` there are none.
         """
         if greedy and temperature:
             raise InvalidInput(f"Choose greedy or temperature {temperature!r}, not both.")
@@ -158,6 +160,7 @@ class Decoder(ABC, Generic[Answer]):
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             coins_seed=coins_seed,
             tag=tag,
+            num_logprobs=num_logprobs,
             limits=self.limits,
         )
 

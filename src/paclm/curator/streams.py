@@ -42,6 +42,7 @@ class Options(TypedDict, total=False):
     stop: str | Sequence[str]
     coins_seed: int | None
     tag: str
+    num_logprobs: int | None
 
 
 class Limits(NamedTuple):

@@ -26,6 +26,7 @@ from paclm.server.service import Service
 
 router, half_router = APIRouter(), APIRouter()
 
+NO_LOGPROBS = "is not offered: probabilities leak more about the private records than one token does"
 _SHORT_BYTES = 4096
 """A body up to this length is tokenized at once: that takes less time than the way to a thread and back."""
 
@@ -103,6 +104,8 @@ def requests_for(ask: Ask, service: Service, tag: str) -> list[CuratorRequest]:
     if ask.temperature and not MIN_TEMPERATURE <= ask.temperature <= settings.max_temperature:
         least, most = MIN_TEMPERATURE, settings.max_temperature
         raise invalid(f"temperature: must be 0 or lie between {least:g} and {most:g}.", "temperature")
+    if ask.num_logprobs is not None and not service.has_logprobs:
+        raise invalid(f"logprobs: {NO_LOGPROBS}.", "logprobs")
     prompts = [_conversation(ask, tokenizer)] if isinstance(ask, ChatAsk) else ask.prompt
     num_answers = len(prompts) * ask.answers_each
     if num_answers > settings.max_answers:
@@ -125,6 +128,7 @@ def requests_for(ask: Ask, service: Service, tag: str) -> list[CuratorRequest]:
                 stop=ask.stop,
                 coins_seed=_coins_seed(ask.seed, number),
                 tag=tag,
+                num_logprobs=ask.num_logprobs,
                 limits=limits,
             )
             for tokens in encoded

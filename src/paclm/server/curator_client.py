@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from paclm.config import MechanismConfig
-from paclm.curator.streams import BudgetFigures, FinishReason, Limits, Mark, Piece, Request, UsageFigures
+from paclm.curator.streams import BudgetFigures, FinishReason, Limits, Logprobs, Mark, Piece, Request, UsageFigures
 from paclm.errors import CuratorError
 from paclm.ledger.events import Usage
 from paclm.server.messages import BrokenLink, CuratorState, DecoderState, Reason, Topic, Unpacker, pack
@@ -34,6 +34,8 @@ class Transcript:
         """Whether it got into the batch, so that tokens may have been charged."""
         self.held_back = ""
         """Text of an answer that was cut off which could have become a stop string."""
+        self.logprobs: list[tuple[int, Logprobs]] = []
+        """Of each token, by its id, where they were asked for."""
         self._texts: list[str] = []
 
     def add(self, piece: Piece) -> None:
@@ -44,6 +46,8 @@ class Transcript:
         self.charged_units += piece.units
         self.finish_reason = piece.finish_reason
         self._texts.append(piece.text)
+        if piece.logprobs is not None:
+            self.logprobs.append((piece.token, piece.logprobs))
 
     @property
     def num_private(self) -> int:
@@ -114,7 +118,7 @@ class DecoderClient(asyncio.Protocol):
         self._next_stream += len(requests)
         into += map(Transcript, requests)
         self._open.update((first + n, (subscriber, n, transcript)) for n, transcript in enumerate(into))
-        rows = [(r.prompt, r.max_new_tokens, r.temperature, r.stop, r.coins_seed) for r in requests]
+        rows = [(r.prompt, r.max_new_tokens, r.temperature, r.stop, r.coins_seed, r.num_logprobs) for r in requests]
         try:
             await self._call("admit", requests[0].tag, first, rows)
         except BaseException:
@@ -201,6 +205,8 @@ class DecoderClient(asyncio.Protocol):
         batches: dict[Subscriber, list[tuple[int, Piece]]] = {}
         for number, *row in pieces:
             piece = Piece(*row)
+            if piece.logprobs is not None:
+                piece = piece._replace(logprobs=Logprobs(*piece.logprobs))
             subscriber, answer, transcript = self._open.pop(number) if piece.finish_reason else self._open[number]
             transcript.add(piece)
             tokens[transcript.request.tag, piece.mark] += 1

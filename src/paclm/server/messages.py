@@ -44,6 +44,7 @@ class Wanted(NamedTuple):
     temperature: float
     stop: list[str]
     coins_seed: int | None
+    num_logprobs: int | None
 
 
 class Ready(NamedTuple):
@@ -189,6 +190,6 @@ def read(message: Any) -> FrontMessage:
 
 def _is_wanted(row: Any) -> bool:
     match row:
-        case [list(), int(), int() | float(), list(), int() | None]:
+        case [list(), int(), int() | float(), list(), int() | None, int() | None]:
             return True
     return False

@@ -13,9 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from paclm.curator.streams import BudgetFigures, Mark, Piece, Tokenizer
+from paclm.curator.streams import BudgetFigures, FinishReason, Mark, Piece, Tokenizer
 from paclm.privacy.accounting import nats_up
 from paclm.server.curator_client import Transcript
+from paclm.server.logprobs import TokenEntry, TokenLogprobs
 from paclm.server.schemas import Ask, ChatAsk, CompletionAsk
 
 DONE = b"data: [DONE]\n\n"
@@ -35,23 +36,30 @@ class Reply(ABC):
     chunk_kind: str
     prefix: str
 
-    def __init__(self, ask: Ask, model_id: str, *, is_admin: bool) -> None:
+    def __init__(self, ask: Ask, model_id: str, *, is_admin: bool, tokenizer: Tokenizer) -> None:
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
         self._model = model_id
         self._answers_each = ask.answers_each
         self._wants_usage = ask.wants_usage
         self._is_admin = is_admin
+        self._tokenizer = tokenizer
+        self._num_logprobs = ask.num_logprobs
+        self._logprobs: dict[int, TokenLogprobs] = {}
         self._unmarked: dict[int, list[Mark]] = {}  # marks of tokens whose text is still held back
         self._plain: dict[int, tuple[bytes, bytes]] = {}
 
     @abstractmethod
     def _choice(self, index: int, stream: Transcript) -> dict[str, Any]:
-        """A finished answer."""
+        """A finished answer, without log-probabilities."""
 
     @abstractmethod
     def _delta(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-        """A piece of an answer."""
+        """A piece of an answer, without log-probabilities."""
+
+    @abstractmethod
+    def _written(self, index: int, entries: list[TokenEntry]) -> dict[str, Any]:
+        """Log-probabilities of an answer."""
 
     def opening(self, num_answers: int) -> bytes:
         """Events before the first token."""
@@ -59,7 +67,9 @@ class Reply(ABC):
 
     def whole(self, streams: Sequence[Transcript], cost: Figures) -> bytes:
         """The whole response body."""
-        choices = [self._choice(index, stream) for index, stream in enumerate(streams)]
+        choices = [
+            self._choice(index, stream) | self._all_logprobs(index, stream) for index, stream in enumerate(streams)
+        ]
         content = self._frame(self.kind, choices) | {"usage": self._usage(streams), "privacy": cost}
         return json.dumps(content, ensure_ascii=False).encode()
 
@@ -69,15 +79,19 @@ class Reply(ABC):
         `cost` goes with the last piece of the request.
         """
         marks = self._unmarked.setdefault(answer, [])
-        marks.append(piece.mark)
+        if piece.mark != "dp":  # as all are, then
+            marks.append(piece.mark)
+        if piece.logprobs is not None:
+            self._logprobs_of(answer).add(piece.token, piece.logprobs)
         if not piece.text and piece.finish_reason is None:
             return b""
         shown = self._shown_marks(marks)
         marks.clear()
-        if piece.finish_reason is None and not shown and cost is None:
+        if piece.finish_reason is None and not shown and cost is None and self._num_logprobs is None:
             before, after = self._plain.get(answer) or self._plain_event(answer)
             return before + _quoted(piece.text).encode() + after
-        content = self._frame(self.chunk_kind, [self._delta(answer, piece.text, piece.finish_reason)])
+        choice = self._delta(answer, piece.text, piece.finish_reason)
+        content = self._frame(self.chunk_kind, [choice | self._new_logprobs(answer, piece.text, piece.finish_reason)])
         if shown or cost:
             content["privacy"] = ({"marks": shown} if shown else {}) | (cost or {})
         return event(content | self._no_usage())
@@ -89,6 +103,22 @@ class Reply(ABC):
         before, after = whole.split(f'"{placeholder}"'.encode())
         self._plain[answer] = before, after
         return before, after
+
+    def _logprobs_of(self, answer: int) -> TokenLogprobs:
+        if answer not in self._logprobs:
+            self._logprobs[answer] = TokenLogprobs(self._tokenizer, self._num_logprobs or 0)
+        return self._logprobs[answer]
+
+    def _all_logprobs(self, answer: int, stream: Transcript) -> dict[str, Any]:
+        for token, logprobs in stream.logprobs:
+            self._logprobs_of(answer).add(token, logprobs)
+        return self._new_logprobs(answer, stream.text, stream.finish_reason)
+
+    def _new_logprobs(self, answer: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
+        """Those of the text that is shown now, if they were asked for."""
+        if self._num_logprobs is None:
+            return {}
+        return {"logprobs": self._written(answer, self._logprobs_of(answer).show(text, finish_reason))}
 
     def held_back(self, streams: Sequence[Transcript]) -> bytes:
         """Before the error of a stream that is cut off: text and marks of released tokens that were held back."""
@@ -131,11 +161,16 @@ class TextReply(Reply):
     prefix = "cmpl"
 
     def __init__(self, ask: CompletionAsk, model_id: str, *, is_admin: bool, tokenizer: Tokenizer) -> None:
-        super().__init__(ask, model_id, is_admin=is_admin)
-        self._echoed = [_as_text(prompt, tokenizer) for prompt in ask.prompt] if ask.echo else None
+        super().__init__(ask, model_id, is_admin=is_admin, tokenizer=tokenizer)
+        self._has_echo = bool(ask.echo)
+        needs_prompts = ask.echo or ask.num_logprobs is not None
+        self._prompts = [_as_text(prompt, tokenizer) for prompt in ask.prompt] if needs_prompts else []
 
     def _echo(self, index: int) -> str:
-        return "" if self._echoed is None else self._echoed[index // self._answers_each]
+        return self._prompts[index // self._answers_each] if self._has_echo else ""
+
+    def _written(self, index: int, entries: list[TokenEntry]) -> dict[str, Any]:
+        return self._logprobs_of(index).as_text(entries, start=len(self._prompts[index // self._answers_each]))
 
     def _choice(self, index: int, stream: Transcript) -> dict[str, Any]:
         return self._delta(index, self._echo(index) + stream.text, stream.finish_reason)
@@ -155,6 +190,9 @@ class ChatReply(Reply):
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     prefix = "chatcmpl"
 
+    def _written(self, index: int, entries: list[TokenEntry]) -> dict[str, Any]:
+        return self._logprobs_of(index).as_chat(entries)
+
     def _choice(self, index: int, stream: Transcript) -> dict[str, Any]:
         message = {"role": "assistant", "content": stream.text, "refusal": None}
         return {"index": index, "message": message, "logprobs": None, "finish_reason": stream.finish_reason}
@@ -172,7 +210,7 @@ class ChatReply(Reply):
 def reply_for(ask: Ask, model_id: str, *, is_admin: bool, tokenizer: Tokenizer) -> Reply:
     """The format for the request."""
     if isinstance(ask, ChatAsk):
-        return ChatReply(ask, model_id, is_admin=is_admin)
+        return ChatReply(ask, model_id, is_admin=is_admin, tokenizer=tokenizer)
     return TextReply(ask, model_id, is_admin=is_admin, tokenizer=tokenizer)
 
 

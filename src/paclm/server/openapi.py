@@ -80,12 +80,32 @@ class Cost(_Shape):
     public_tokens: int
 
 
+class Promise(_Shape):
+    """The promise `corpus`: the same for every request, and no request is charged."""
+
+    promise: Literal["corpus"]
+    epsilon: float
+    delta: float
+    unit: str
+    mia_bound: float
+    is_promised: bool
+
+
+class TextLogprobs(_Shape):
+    """Of the tokens of a completion; offsets count from the beginning of the prompt."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
 class TextChoice(_Shape):
     """One answer."""
 
     index: int
     text: str
-    logprobs: None
+    logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"]
 
 
@@ -98,7 +118,7 @@ class Completion(_Shape):
     model: str
     choices: list[TextChoice]
     usage: TokenUsage
-    privacy: Cost
+    privacy: Cost | Promise
 
 
 class ChatMessage(_Shape):
@@ -109,12 +129,33 @@ class ChatMessage(_Shape):
     refusal: None
 
 
+class LikelyToken(_Shape):
+    """A token that was likely at some place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatToken(LikelyToken):
+    """A token of the answer."""
+
+    top_logprobs: list[LikelyToken]
+
+
+class ChatLogprobs(_Shape):
+    """Of the tokens of a message."""
+
+    content: list[ChatToken]
+    refusal: None
+
+
 class ChatChoice(_Shape):
     """One answer."""
 
     index: int
     message: ChatMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length"]
 
 
@@ -127,7 +168,7 @@ class ChatCompletion(_Shape):
     model: str
     choices: list[ChatChoice]
     usage: TokenUsage
-    privacy: Cost
+    privacy: Cost | Promise
 
 
 class Model(_Shape):

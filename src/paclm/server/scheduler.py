@@ -239,6 +239,7 @@ class Scheduler:
                     stop=answer.stop,
                     coins_seed=answer.coins_seed,
                     tag=owner,
+                    num_logprobs=answer.num_logprobs,
                 )
                 for answer in wanted
             ]

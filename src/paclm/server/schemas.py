@@ -99,7 +99,6 @@ class Only:
         raise _problem(self.why)
 
 
-_NO_PROBABILITIES = "is not offered: probabilities leak more about the private records than one token does"
 _NO_SHAPING = "is not offered: candidates are ranked by the votes of the worlds, which requests cannot re-weight"
 _CUT = "must be 1: the candidates are the public model's top k, and requests cannot cut them further"
 _NO_TOOLS = "is not offered: this model answers with text"
@@ -108,8 +107,6 @@ Zero = Annotated[object, Only(0, _NO_SHAPING, {"const": 0})]
 NoBias = Annotated[object, Only({}, _NO_SHAPING, {"type": "object", "maxProperties": 0})]
 NoList = Annotated[object, Only([], _NO_TOOLS, {"type": "array", "maxItems": 0})]
 Whole = Annotated[object, Only(1, _CUT, {"const": 1})]
-NoLogprobs = Annotated[object, Only(None, _NO_PROBABILITIES, {"type": "null"})]
-NoLogprobsFlag = Annotated[object, Only(False, _NO_PROBABILITIES, {"const": False})]
 OneOnly = Annotated[
     object,
     Only(1, "must be 1: choosing the best of several answers would charge for all of them and show one", {"const": 1}),
@@ -194,7 +191,8 @@ class CompletionAsk(_Ask):
     """The most tokens of an answer; `[server]` has the default."""
     echo: bool | None = None
     """Whether the prompt comes back in front of the answer."""
-    logprobs: NoLogprobs = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    """Log-probabilities of the tokens, and of so many others at each; only under the promise `corpus`."""
     best_of: OneOnly = None
     suffix: NoSuffix = None
 
@@ -202,6 +200,17 @@ class CompletionAsk(_Ask):
     def limit(self) -> int | None:
         """The most tokens of an answer."""
         return self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many others to show at each token; None if no log-probabilities are wanted."""
+        return self.logprobs
+
+    @model_validator(mode="after")
+    def _no_echo_with_logprobs(self) -> CompletionAsk:
+        if self.echo and self.logprobs is not None:
+            raise _problem("logprobs are those of the answer: leave out echo, which would ask for the prompt's as well")
+        return self
 
 
 class TextPart(_Strict):
@@ -230,8 +239,10 @@ class ChatAsk(_Ask):
     messages: Annotated[list[Message], Field(min_length=1, max_length=512, repr=False)]
     max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
-    logprobs: NoLogprobsFlag = None
-    top_logprobs: NoLogprobs = None
+    logprobs: bool | None = None
+    """Log-probabilities of the tokens; only under the promise `corpus`."""
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Of how many others at each token; needs `logprobs`."""
     tools: NoList = None
     functions: NoList = None
     response_format: TextOnly = None
@@ -240,6 +251,17 @@ class ChatAsk(_Ask):
     def limit(self) -> int | None:
         """The most tokens of an answer."""
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many others to show at each token; None if no log-probabilities are wanted."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _others_need_logprobs(self) -> ChatAsk:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise _problem("top_logprobs needs logprobs: set logprobs to true, or leave it out")
+        return self
 
     @model_validator(mode="after")
     def _one_limit(self) -> ChatAsk:

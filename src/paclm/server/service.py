@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from paclm.config import ServerConfig
+from paclm.config import PromiseName, ServerConfig
 from paclm.curator.streams import Mark, Tokenizer
 from paclm.errors import ServiceError
 from paclm.privacy.accounting import units_up
@@ -56,6 +56,9 @@ class Setup:
 class Service(ABC):
     """Start it inside the event loop, and close it there."""
 
+    promise: PromiseName
+    has_logprobs = False
+
     def __init__(
         self,
         end: socket.socket,
@@ -73,7 +76,7 @@ class Service(ABC):
         self.setup = setup
         self.keys = keys
         self.replies = replies
-        self.metrics = Metrics()
+        self.metrics = Metrics(self.promise)
         self.recent = Recent()
         self.num_requests: Counter[str] = Counter()
         """Requests admitted since the start, by key name."""
@@ -218,6 +221,7 @@ class Service(ABC):
 class HalfService(Service):
     """Of the promise `half`."""
 
+    promise = "half"
     curator: CuratorClient
 
     def cost_of(self, streams: Sequence[Transcript]) -> Figures:

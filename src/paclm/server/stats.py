@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -139,10 +140,22 @@ async def history(_: Admin, service: TheHalfService) -> Response:
 async def metrics(_: Admin, service: TheHalfService) -> Response:
     """Metrics for Prometheus."""
     figures = service.curator.figures()
+    spent, total = figures["spent_nats"], figures["total_nats"]
+    return scraped(
+        service,
+        {
+            "paclm_budget_spent_nats": spent,
+            "paclm_budget_total_nats": total,
+            "paclm_budget_remaining_nats": max(0.0, total - spent),
+            "paclm_budget_remaining_tokens": figures["remaining_tokens"],
+        },
+    )
+
+
+def scraped(service: Service, promise: Mapping[str, float]) -> Response:
+    """All metrics, with these of the promise."""
     standing = Standing(
-        spent_nats=figures["spent_nats"],
-        total_nats=figures["total_nats"],
-        remaining_tokens=figures["remaining_tokens"],
+        promise=promise,
         running=service.curator.state["running"],
         queued=service.curator.state["waiting"],
         is_serving=service.state == "serving",

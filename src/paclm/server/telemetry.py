@@ -38,6 +38,7 @@ from prometheus_client import (
 )
 
 from paclm import __version__
+from paclm.config import PromiseName
 from paclm.curator.streams import Mark
 from paclm.errors import InvalidInput
 from paclm.server.api_keys import KeyInfo
@@ -51,7 +52,7 @@ RefusalReason = Literal["budget", "quota", "queue", "idempotency", "key", "input
 
 ROUTES: tuple[str, ...] = get_args(Route)
 REFUSALS: tuple[str, ...] = get_args(RefusalReason)
-MARKS: tuple[str, ...] = get_args(Mark)
+MARKS: dict[PromiseName, tuple[Mark, ...]] = {"half": ("agreed", "disputed", "public"), "corpus": ("dp",)}
 STATUS_CLASSES = ("1xx", "2xx", "3xx", "4xx", "5xx")
 
 BIN_SECONDS = 2
@@ -60,6 +61,20 @@ _RATE_SECONDS = 10
 
 _STEPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _WAITS = (*_STEPS[3:], 5.0, 10.0, 30.0, 60.0)
+
+_GAUGES: dict[PromiseName, dict[str, str]] = {
+    "half": {
+        "paclm_budget_spent_nats": "Charged so far; never a guarantee.",
+        "paclm_budget_total_nats": "Committed before the first token; the bounds are at this.",
+        "paclm_budget_remaining_nats": "Left of the committed total.",
+        "paclm_budget_remaining_tokens": "Tokens left if every one is charged.",
+    },
+    "corpus": {
+        "paclm_promise_epsilon": "Of all DP trainings on this corpus together.",
+        "paclm_promise_delta": "Of all DP trainings on this corpus together.",
+        "paclm_promise_kept": "1 while the corpus is served under this promise alone; 0 after promises were mixed.",
+    },
+}
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a time stamp per series would double the output
 
@@ -210,9 +225,8 @@ def _log_uncaught(kind: type[BaseException], error: BaseException | None, trace:
 class Standing:
     """Gauges at the moment of a scrape."""
 
-    spent_nats: float
-    total_nats: float
-    remaining_tokens: int
+    promise: Mapping[str, float]
+    """Of the promise; what `Metrics` was made for."""
     running: int
     """Streams in the batch."""
     queued: int
@@ -225,7 +239,7 @@ class Standing:
 class Metrics:
     """A registry of its own; every method is thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, promise: PromiseName = "half") -> None:
         self.registry = CollectorRegistry()
 
         def counter(name: str, about: str, labels: Sequence[str] = ()) -> Counter:
@@ -237,14 +251,14 @@ class Metrics:
         def gauge(name: str, about: str, labels: Sequence[str] = ()) -> Gauge:
             return Gauge(name, about, labels, registry=self.registry)
 
-        tokens = "Released tokens: agreed (all votes equal), disputed (dissent), or public (the budget was spent)."
+        tokens = "Released tokens: agreed (all votes equal), disputed (dissent), public (the budget was spent), or dp."
         self._tokens = counter("paclm_tokens", tokens, ["mark"])
         self._key_tokens = counter("paclm_key_tokens", "Released tokens, by name of the API key.", ["key"])
         self._requests = counter("paclm_requests", "Requests answered, by status class.", ["route", "status"])
         self._refusals = counter("paclm_refusals", "Requests refused before anything was charged.", ["reason"])
         self.replays = counter("paclm_replays", "Stored replies sent again at no charge.")
         self.disconnects = counter("paclm_disconnects", "Requests whose client disconnected before the end.")
-        for mark in MARKS:  # a series that exists from the start has a rate from the start
+        for mark in MARKS[promise]:  # a series that exists from the start has a rate from the start
             self._tokens.labels(mark)
         for reason in REFUSALS:
             self._refusals.labels(reason)
@@ -258,10 +272,7 @@ class Metrics:
         between = "From one token of a stream to its next."
         self.between_tokens_seconds = histogram("paclm_between_tokens_seconds", between, _STEPS)
 
-        self._spent = gauge("paclm_budget_spent_nats", "Charged so far; never a guarantee.")
-        self._total = gauge("paclm_budget_total_nats", "Committed before the first token; the bounds are at this.")
-        self._remaining = gauge("paclm_budget_remaining_nats", "Left of the committed total.")
-        self._remaining_tokens = gauge("paclm_budget_remaining_tokens", "Tokens left if every one is charged.")
+        self._promise = {name: gauge(name, about) for name, about in _GAUGES[promise].items()}
         self._running = gauge("paclm_streams_running", "Streams in the batch.")
         self._queued = gauge("paclm_requests_queued", "Requests that wait for room in the batch.")
         self._serving = gauge("paclm_serving", "1 while serving; 0 once the curator has stopped.")
@@ -291,10 +302,8 @@ class Metrics:
 
     def render(self, standing: Standing) -> bytes:
         """The text for Prometheus (`CONTENT_TYPE`), with these gauges."""
-        self._spent.set(standing.spent_nats)
-        self._total.set(standing.total_nats)
-        self._remaining.set(max(0.0, standing.total_nats - standing.spent_nats))
-        self._remaining_tokens.set(standing.remaining_tokens)
+        for name, value in standing.promise.items():
+            self._promise[name].set(value)
         self._running.set(standing.running)
         self._queued.set(standing.queued)
         self._serving.set(standing.is_serving)
@@ -346,7 +355,7 @@ class Recent:
             self._bins.append(Bin(number))
         bin_ = self._bins[-1]
         bin_.steps += 1
-        bin_.private_tokens += marks.get("agreed", 0) + marks.get("disputed", 0)
+        bin_.private_tokens += sum(num for mark, num in marks.items() if mark != "public")
         bin_.public_tokens += marks.get("public", 0)
         bin_.dissent_tokens += marks.get("disputed", 0)
 
