@@ -3,6 +3,8 @@
 import os
 import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,19 @@ import pytest
 from paclm.worlds.records import Corpus, ReadOptions, SourceRow, collect_records
 from paclm.worlds.registry import (
     find_overlaps,
+    find_workspaces,
+    is_serving_noted,
     ledgers_noted,
+    lock_notes,
     note_place,
     overlap_sentence,
     remember_ledger,
+    remember_serving,
+    remember_training,
     remember_workspace,
+    sketch_noted,
     sketch_texts,
+    trainings_noted,
 )
 
 
@@ -133,3 +142,52 @@ def test_an_id_that_somebody_else_wrote_leads_nowhere(state_folder, identifier):
     remember_ledger(identifier, "one")
     assert ledgers_noted(identifier) == []
     assert victim.read_text() == "mine"
+
+
+TRAINING = {"sampling_rate": 0.5, "noise_multiplier": 2.064, "steps": 40}
+
+
+def test_trainings_and_serving_are_noted_beside_each_other(state_folder):
+    assert (trainings_noted("w"), is_serving_noted("w")) == ({}, False)
+    assert remember_training("w", "run-1", TRAINING)
+    with lock_notes() as has_notes:
+        assert has_notes
+        assert remember_serving("w")
+    assert remember_training("w", "run-2", {**TRAINING, "steps": 60})
+    assert is_serving_noted("w")
+    assert trainings_noted("w") == {"run-1": TRAINING, "run-2": {**TRAINING, "steps": 60}}
+    assert (trainings_noted("other"), is_serving_noted("other")) == ({}, False)
+    assert stat.S_IMODE((state_folder / "dp" / "w.json").stat().st_mode) == 0o600
+
+
+def test_where_nothing_can_be_noted_callers_are_told(monkeypatch):
+    monkeypatch.setenv("PACLM_STATE_DIR", f"{os.devnull}/state")
+    assert not remember_training("w", "run-1", TRAINING)
+    with lock_notes() as has_notes:
+        assert not has_notes
+        assert not remember_serving("w")
+    assert (trainings_noted("w"), is_serving_noted("w"), sketch_noted("w")) == ({}, False, None)
+
+
+def test_workspaces_over_the_same_records_are_found_with_or_without_a_ledger(make, texts):
+    first = make("one").workspace
+    sketch = sketch_noted(first.manifest.id)
+    assert sketch == sketch_texts(texts)
+    second = make("two").workspace
+    make("three", corpus=corpus_of([f"something else {number}" for number in range(200)]), group_by=None)
+    (sighting,) = find_workspaces(sketch, own_id=first.manifest.id)
+    assert (sighting.identifier, sighting.path, sighting.is_gone) == (second.manifest.id, second.path, False)
+    shutil.rmtree(second.path)
+    (sighting,) = find_workspaces(sketch, own_id=first.manifest.id)
+    assert sighting.is_gone
+    assert find_overlaps(sketch, own_id=first.manifest.id) == []
+
+
+def test_processes_that_note_at_once_lose_nothing(state_folder):
+    code = (
+        "import sys; from paclm.worlds.registry import remember_training\n"
+        "for number in range(20): remember_training('w', f'{sys.argv[1]}-{number}', {})"
+    )
+    workers = [subprocess.Popen([sys.executable, "-c", code, name]) for name in "abc"]
+    assert [worker.wait() for worker in workers] == [0, 0, 0]
+    assert len(trainings_noted("w")) == 60

@@ -1,20 +1,22 @@
-"""Registry of the workspaces and ledgers made on this machine, to warn of several budgets over the same records.
+"""Registry of the workspaces of this machine: their ledgers, DP trainings and promises over the same records.
 
-Small files (0600) in the user's state folder hold hashes, paths and days only. A corpus is recognized by the smallest
-hashes of its texts (a bottom-k sketch), also with a few records more or less.
+Small files (0600) in the user's state folder hold hashes, paths, days and settings of DP training only. A corpus is
+recognized by the smallest hashes of its texts (a bottom-k sketch), also with a few records more or less.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from paclm.worlds.layout import MANIFEST_FILE, ledger_path
 from paclm.worlds.storage import make_private_folder, write_private_json
@@ -28,8 +30,9 @@ _SHOWN = 3  # how many other workspaces are named
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """Another workspace over (some of) the same records, with a ledger of its own."""
+    """Another workspace over (some of) the same records."""
 
+    identifier: str
     path: Path
     shared: float  # estimated Jaccard similarity of the two corpora
     is_gone: bool
@@ -63,20 +66,34 @@ def sketch_texts(texts: Iterable[str]) -> list[str]:
     return sorted({hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts})[:_SKETCH]
 
 
-def find_overlaps(sketch: list[str], own_id: str) -> list[Sighting]:
-    """Workspaces of this machine that ever had a ledger and share records with this corpus."""
-    found = []
-    for identifier, path, other in _entries():
-        shared, is_there = _similarity(sketch, other), _is_at(identifier, path)
-        has_ledger = bool(ledgers_noted(identifier)) or (is_there and os.path.exists(ledger_path(path)))
-        if identifier != own_id and shared >= _LEAST_SHARED and has_ledger:
-            found.append(Sighting(path, shared, is_gone=not is_there))
+def find_workspaces(sketch: list[str], own_id: str) -> list[Sighting]:
+    """Other workspaces of this machine, deleted ones too, that share records with this corpus; most shared first."""
+    found = [
+        Sighting(identifier, path, shared, is_gone=not _is_at(identifier, path))
+        for identifier, path, other in _entries()
+        if identifier != own_id and (shared := _similarity(sketch, other)) >= _LEAST_SHARED
+    ]
     return sorted(found, key=lambda sighting: (-sighting.shared, str(sighting.path)))
+
+
+def find_overlaps(sketch: list[str], own_id: str) -> list[Sighting]:
+    """Those of them that ever had a ledger."""
+    return [
+        sighting
+        for sighting in find_workspaces(sketch, own_id)
+        if ledgers_noted(sighting.identifier) or (not sighting.is_gone and os.path.exists(ledger_path(sighting.path)))
+    ]
 
 
 def remember_workspace(identifier: str, path: Path, sketch: list[str]) -> None:
     """Note a new workspace."""
     write_private_json(_make_folder("workspaces") / f"{identifier}.json", {"path": str(path), "sketch": sketch})
+
+
+def sketch_noted(identifier: str) -> list[str] | None:
+    """The sketch of a noted workspace."""
+    sketch = _read_note("workspaces", identifier).get("sketch")
+    return list(map(str, sketch)) if isinstance(sketch, list) else None
 
 
 def note_place(identifier: str, path: Path) -> None:
@@ -88,20 +105,79 @@ def note_place(identifier: str, path: Path) -> None:
             write_private_json(file, {**noted, "path": str(path)})
 
 
-def remember_ledger(workspace: str, ledger: str) -> None:
-    """Note a new ledger of a workspace; does nothing where that fails, since notes serve warnings only."""
-    notes = [*ledgers_noted(workspace), LedgerNote(ledger, datetime.now(UTC).date().isoformat())]
-    with suppress(OSError, RuntimeError, ValueError):  # RuntimeError: a user without a home
-        write_private_json(_make_folder("ledgers") / _file_name(workspace), {"ledgers": list(map(asdict, notes))})
+def remember_ledger(workspace: str, ledger: str) -> bool:
+    """Note a new ledger of a workspace; returns whether it could be noted."""
+    notes = [*ledgers_noted(workspace), LedgerNote(ledger, _today())]
+    return _write_note("ledgers", workspace, {"ledgers": list(map(asdict, notes))})
 
 
 def ledgers_noted(workspace: str) -> list[LedgerNote]:
     """Ledgers ever made for a workspace on this machine, oldest first; none where notes cannot be read."""
     try:
-        notes = json.loads((state_folder() / "ledgers" / _file_name(workspace)).read_text())
-        return [LedgerNote(str(note["ledger"]), str(note["made"])) for note in notes["ledgers"]]
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError):
+        notes = _read_note("ledgers", workspace)
+        return [LedgerNote(str(note["ledger"]), str(note["made"])) for note in notes.get("ledgers", [])]
+    except (KeyError, TypeError):
         return []
+
+
+def remember_training(workspace: str, run: str, details: Mapping[str, Any]) -> bool:
+    """Note a DP training that is about to begin; returns whether it could be noted."""
+    with lock_notes():
+        note, trainings = _read_note("dp", workspace), {**trainings_noted(workspace), run: dict(details)}
+        return _write_note("dp", workspace, {**note, "trainings": trainings})
+
+
+def trainings_noted(workspace: str) -> dict[str, dict[str, Any]]:
+    """DP trainings ever begun in a workspace, by run, with what `remember_training` was given."""
+    trainings = _read_note("dp", workspace).get("trainings", {})
+    return trainings if isinstance(trainings, dict) else {}
+
+
+def remember_serving(workspace: str) -> bool:
+    """Note that a workspace serves the promise `corpus`, with `lock_notes` held; returns whether it could be noted."""
+    note = _read_note("dp", workspace)
+    return _write_note("dp", workspace, {**note, "served": note.get("served") or _today()})
+
+
+def is_serving_noted(workspace: str) -> bool:
+    """Whether a workspace ever served the promise `corpus`."""
+    return bool(_read_note("dp", workspace).get("served"))
+
+
+@contextmanager
+def lock_notes() -> Iterator[bool]:
+    """Hold the lock of this user's notes, waiting for it; yields False where there is no folder to keep them in."""
+    try:
+        folder = _make_folder("dp")
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        yield False
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield True
+    finally:
+        os.close(descriptor)
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+def _read_note(folder: str, workspace: str) -> dict[str, Any]:
+    try:
+        note = json.loads((state_folder() / folder / _file_name(workspace)).read_text())
+    except (OSError, RuntimeError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def _write_note(folder: str, workspace: str, note: dict[str, Any]) -> bool:
+    try:
+        write_private_json(_make_folder(folder) / _file_name(workspace), note)
+    except (OSError, RuntimeError, ValueError):
+        return False
+    return True
 
 
 def _file_name(workspace: str) -> str:
