@@ -14,6 +14,7 @@ CURATOR_FOLDER = "curator"
 STUDY_FOLDER = "study"
 
 LEDGER_FILE = "ledger.sqlite"  # in the curator's folder
+DP_LOG_FILE = "dp.jsonl"  # in the curator's folder
 
 
 def adapters_file(name: str) -> str:
@@ -23,8 +24,15 @@ def adapters_file(name: str) -> str:
 
 WORLDS_FILE = adapters_file("worlds")
 FULL_FILE = adapters_file("full")
+DP_FILE = adapters_file("dp")
+DP_CARD_FILE = "dp-card.md"  # in the folder of adapters
 
 
 def ledger_path(workspace: Path) -> Path:
     """The path of a workspace's ledger, whether or not it exists."""
     return workspace / CURATOR_FOLDER / LEDGER_FILE
+
+
+def dp_log_path(workspace: Path) -> Path:
+    """The path of a workspace's log of DP trainings, whether or not it exists."""
+    return workspace / CURATOR_FOLDER / DP_LOG_FILE
