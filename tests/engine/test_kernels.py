@@ -37,10 +37,11 @@ GPT2 = {"vocab_size": VOCABULARY, "n_positions": CONTEXT, "n_embd": 128, "n_laye
 GPT2 |= {"bos_token_id": 0, "eos_token_id": 0}
 
 
-@pytest.fixture(params=["gpt2", "llama"])
+@pytest.fixture(params=["gpt2", "llama", "one adapter"])
 def weights(request, dtype):
+    """Worlds and the public model, or a single adapter in its place."""
     torch.manual_seed(0)
-    is_llama = request.param == "llama"
+    is_llama, is_alone = request.param != "gpt2", request.param == "one adapter"
     model = LlamaForCausalLM(LlamaConfig(**LLAMA)) if is_llama else GPT2LMHeadModel(GPT2Config(**GPT2))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -48,9 +49,9 @@ def weights(request, dtype):
                 parameter.normal_(0.0, 0.05)
     model = model.eval().to(DEVICE, dtype)
     spec = AdapterSpec()
-    start = AdapterStack.initial(find_targets(model, spec), spec, WORLDS, 0, "x", coupled=False)
+    start = AdapterStack.initial(find_targets(model, spec), spec, 1 if is_alone else WORLDS, 0, "x", coupled=False)
     B = {layer: torch.randn_like(b) * 0.05 for layer, b in start.B.items()}
-    return take_apart(model, AdapterStack(spec, "x", start.A, B), CONTEXT)
+    return take_apart(model, AdapterStack(spec, "x", start.A, B, is_public=is_alone), CONTEXT)
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -108,11 +109,14 @@ def test_recorded_steps_and_passes_equal_the_plain_ones(weights):
         expected, found = (step.collect() for step in steps)
         if weights.dtype == torch.float32:  # in bfloat16 the logits of these random models are nearly tied
             assert (found.votes == expected.votes).all()
+        assert (found.logprobs is None) == (expected.logprobs is None) == (weights.num_worlds > 1)
+        if found.logprobs is not None:
+            assert np.abs(found.logprobs - expected.logprobs).max() < 4 * CLOSE[weights.dtype]
 
 
 def test_keys_support_and_votes_equal_the_plain_ones(weights):
     generator = torch.Generator(DEVICE).manual_seed(2)
-    shape = (WORLDS + 1, 3, weights.hidden_size)
+    shape = (weights.num_worlds, 3, weights.hidden_size)
     hidden = torch.randn(shape, device=DEVICE, generator=generator).to(weights.dtype)
     support = support_of(*public_keys(hidden[-1], weights.head), 20)
     assert torch.equal(support, top_tokens(hidden[-1].float() @ weights.head.float().T, 20))

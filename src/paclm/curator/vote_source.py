@@ -72,4 +72,4 @@ class VoteSource(Protocol):
         """Compile and record what steps will need; progress(done, all)."""
 
     def probe(self, context: Sequence[int], coins: FloatArray | None) -> tuple[IntArray, FloatArray]:
-        """Votes (m,) on one context and the logits behind them; called twice to check determinism."""
+        """Votes on one context and the logits behind them; called twice to check determinism."""

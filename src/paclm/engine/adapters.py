@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,7 @@ class AdapterStack:
     base: str  # fingerprint of the base model they were trained on
     A: Mapping[str, Tensor]  # layer → (m, r, in)
     B: Mapping[str, Tensor]  # layer → (m, out, r)
+    is_public: bool = False  # the last one takes the place of the public model: the support is its own top k
 
     def __post_init__(self) -> None:
         if not self.A or set(self.A) != set(self.B):
@@ -143,6 +144,11 @@ class AdapterStack:
     @property
     def num_worlds(self) -> int:
         return int(next(iter(self.A.values())).shape[0])
+
+    @property
+    def num_rows(self) -> int:
+        """W, rows of an engine: these adapters, and the public model unless the last takes its place."""
+        return self.num_worlds + (not self.is_public)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -172,7 +178,7 @@ class AdapterStack:
     def map(self, change: Callable[[Tensor], Tensor]) -> AdapterStack:
         """The stack with `change` applied to every tensor."""
         A = {layer: change(a) for layer, a in self.A.items()}
-        return AdapterStack(self.spec, self.base, A, {layer: change(b) for layer, b in self.B.items()})
+        return AdapterStack(self.spec, self.base, A, {layer: change(b) for layer, b in self.B.items()}, self.is_public)
 
     def worlds(self, which: slice | list[int]) -> AdapterStack:
         """Some of the worlds, in the order given."""
@@ -181,8 +187,14 @@ class AdapterStack:
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> AdapterStack:
         return self.map(lambda tensor: tensor.to(device=device, dtype=dtype))
 
+    def as_public(self) -> AdapterStack:
+        """The stack whose last adapter takes the place of the public model: an engine over one adapter decodes it."""
+        return replace(self, is_public=True)
+
     def with_public(self) -> AdapterStack:
-        """One more world at the end, with a zero adapter: the public model."""
+        """One more world at the end, with a zero adapter: the public model; unless the last takes its place."""
+        if self.is_public:
+            return self
         return self.map(lambda tensor: torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])]))
 
     def check_fits(self, targets: Mapping[str, Target], fingerprint: str | None = None) -> None:

@@ -67,6 +67,7 @@ class StepOutput:
     support: IntArray  # (n, k)
     votes: IntArray  # (n, W)
     logits: Tensor  # (n, W, k), left on the device; the next step may overwrite it
+    logprobs: FloatArray | None  # (n, k) of the public model inside its support; None where worlds vote beside
 
 
 class DecodeStep(Protocol):
@@ -113,12 +114,14 @@ class PlainStep:
 
     def run(
         self, tokens: Tensor, positions: Tensor, table: Tensor, coins: Tensor, temperature: Tensor, reach: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Support, votes and logits from device tensors; all positions are below `reach`."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Support, votes, logits and logprobs from device tensors; all positions are below `reach`."""
         hidden = self._model.decode(tokens, positions, table, reach)  # (W, n, d)
-        support = top_tokens(self.public_logits(hidden[-1]), self._support_size)  # (n, k)
+        whole = self.public_logits(hidden[-1])  # (n, V)
+        support = top_tokens(whole, self._support_size)  # (n, k)
         logits = support_logits(hidden, self._model.head, support)  # (n, W, k)
-        return support, coupled_votes(logits, support, coins, temperature), logits
+        logprobs = log_probabilities(logits, whole) if self._model.num_worlds == 1 else None
+        return support, coupled_votes(logits, support, coins, temperature), logits, logprobs
 
     def launch(
         self, tokens: IntArray, positions: IntArray, table: TableArray, coins: FloatArray, temperature: FloatArray
@@ -146,8 +149,9 @@ class PlainStep:
             raise EngineError("No step was launched.")
         device, positions = self._model.head.device, self._launched[1]
         where, at, table, drawn, tau = (torch.from_numpy(array).to(device) for array in self._launched)
-        support, votes, logits = self.run(where, at, table, drawn, tau, reach=int(positions.max()) + 1)
-        return StepOutput(support.cpu().numpy(), votes.cpu().numpy(), logits)
+        support, votes, logits, logs = self.run(where, at, table, drawn, tau, reach=int(positions.max()) + 1)
+        logprobs = None if logs is None else logs.cpu().numpy()
+        return StepOutput(support.cpu().numpy(), votes.cpu().numpy(), logits, logprobs)
 
 
 def top_tokens(logits: Tensor, k: int) -> Tensor:
@@ -169,6 +173,11 @@ def support_logits(hidden: Tensor, head: Tensor, support: Tensor) -> Tensor:
     """Every world's logits inside the support: hidden (W, n, d), head (V, d), support (n, k) → (n, W, k) float32."""
     rows = head[support].float()  # (n, k, d)
     return torch.bmm(hidden.transpose(0, 1).float(), rows.transpose(1, 2))
+
+
+def log_probabilities(logits: Tensor, whole: Tensor) -> Tensor:
+    """Logits (n, 1, k) of a support, less the normalizer of those over the vocabulary (n, V): (n, k), at most 0."""
+    return (logits[:, 0] - torch.logsumexp(whole, -1, keepdim=True)).clamp(max=0.0)
 
 
 def pick(scores: Tensor, support: Tensor) -> Tensor:

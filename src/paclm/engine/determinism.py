@@ -27,7 +27,7 @@ class Repeatable(Protocol):
     def support_size(self) -> int: ...
 
     def probe(self, context: Sequence[int], coins: FloatArray | None) -> tuple[IntArray, FloatArray]:
-        """Votes (m,) and the logits they came from."""
+        """Votes (W,), the public model's last, and the logits they came from."""
 
 
 def set_deterministic() -> None:

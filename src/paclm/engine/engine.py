@@ -46,6 +46,7 @@ class Ballot:
     support: IntArray  # (n, k) token ids, by the public model's logits, largest first
     votes: IntArray  # (n, m) token ids, each in the support of its row
     public: IntArray  # (n,) the public model's vote, by the same rule and coins
+    logprobs: FloatArray | None = None  # (n, k) of the public model, over the vocabulary; where no world votes beside
 
 
 @dataclass(slots=True)
@@ -198,7 +199,7 @@ class Engine:
     def collect(self) -> Ballot:
         """Wait for the launched step and return its votes, one row for each of its sequences."""
         output = self._collect()
-        return Ballot(output.support, output.votes[:, :-1], output.votes[:, -1])
+        return Ballot(output.support, output.votes[:, :-1], output.votes[:, -1], output.logprobs)
 
     def step(
         self,
@@ -261,11 +262,11 @@ class Engine:
             return self.step([handle], None if coins is None else np.asarray(coins)[None, :], temperature)
 
     def probe(self, context: Sequence[int], coins: FloatArray | None) -> tuple[IntArray, FloatArray]:
-        """Votes (m,) on one context and the logits (W, k) behind them: for self-tests."""
+        """Votes (W,) on one context, the public model's last, and the logits (W, k) behind them: for self-tests."""
         with self._alone(context) as handle:
             self._launch_read([handle], None if coins is None else coins[None, :], 1.0)
             output = self._collect()
-            return output.votes[0, :-1], output.logits[0].cpu().numpy()
+            return output.votes[0], output.logits[0].cpu().numpy()
 
     def hidden_states(self, tokens: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         """Last hidden states of all worlds along a text, in chunks: (first position, (W, c, d)). Needs free blocks."""

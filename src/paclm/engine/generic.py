@@ -94,7 +94,7 @@ class GenericModel:
         attach(model, stack.with_public().to(model.device, model.dtype))
         self._decoder: Any = model.get_decoder()
         self._caches = [DynamicCache(config=model.config) for _ in range(num_blocks)]
-        self.num_worlds, self.num_blocks, self.context, self.page = stack.num_worlds + 1, num_blocks, context, context
+        self.num_worlds, self.num_blocks, self.context, self.page = stack.num_rows, num_blocks, context, context
 
     @torch.inference_mode()
     def prefill(self, chunk: PromptChunk) -> Tensor:

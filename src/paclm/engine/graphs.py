@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paclm.engine.decode_step import PlainStep, PromptChunk, StepOutput, TableArray
+from paclm.engine.decode_step import PlainStep, PromptChunk, StepOutput, TableArray, log_probabilities
 from paclm.engine.determinism import FloatArray, IntArray
 from paclm.engine.fused import FusedModel, lay_out, most_parts, views_of
 from paclm.engine.kernels.ballots import cast_votes, public_keys
@@ -29,14 +29,16 @@ _PROMPT_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2
 class FusedStep(PlainStep):
     """The step with logits, support and votes by kernels."""
 
-    def outcome(self, integers: Tensor, numbers: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    def outcome(self, integers: Tensor, numbers: Tensor, reach: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """integers (2 + pages, n): tokens, positions and blocks; numbers (n, k + 1): coins and temperature.
 
-        Returns support and votes in one tensor (n, k + W) int32, and logits (n, W, k).
+        Returns support and votes in one tensor (n, k + W) int32, logits (n, W, k), and logprobs (n, k) if W is 1.
         """
         hidden = self._model.decode(integers[0], integers[1], integers[2:].T, reach)  # (W, n, d)
         support = support_of(*public_keys(hidden[-1], self._model.head), self._support_size)
-        return cast_votes(hidden, self._model.head, support, numbers)
+        outcome, logits = cast_votes(hidden, self._model.head, support, numbers)
+        is_alone = self._model.num_worlds == 1
+        return outcome, logits, log_probabilities(logits, self.public_logits(hidden[-1])) if is_alone else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,11 @@ class StepRecording:
     numbers: Tensor
     outcome: Tensor
     logits: Tensor
+    logprobs: Tensor | None
     staged_integers: Tensor
     staged_numbers: Tensor
     staged_outcome: Tensor
+    staged_logprobs: Tensor | None
     done: torch.cuda.Event
 
 
@@ -118,6 +122,8 @@ class GraphStep:
         recording.numbers.copy_(recording.staged_numbers, non_blocking=True)
         recording.graph.replay()
         recording.staged_outcome.copy_(recording.outcome, non_blocking=True)
+        if recording.logprobs is not None and recording.staged_logprobs is not None:
+            recording.staged_logprobs.copy_(recording.logprobs, non_blocking=True)
         recording.done.record()
         self._launched = recording, n
 
@@ -127,7 +133,8 @@ class GraphStep:
         self._launched = None
         recording.done.synchronize()
         outcome = recording.staged_outcome[:n].numpy().astype(np.int64)  # a copy: the staging area is reused
-        return StepOutput(outcome[:, :k], outcome[:, k:], recording.logits[:n])
+        logprobs = None if recording.staged_logprobs is None else recording.staged_logprobs[:n].numpy().copy()
+        return StepOutput(outcome[:, :k], outcome[:, k:], recording.logits[:n], logprobs)
 
     def _step_recording(self, size: int, reach: int) -> StepRecording:
         """The graph for so many sequences with positions below reach; the kernels read as far as each needs."""
@@ -141,12 +148,13 @@ class GraphStep:
         device, k = self._model.head.device, self._support_size
         integers = torch.zeros(2 + self._pages, n, dtype=torch.int32, device=device)
         numbers = torch.zeros(n, k + 1, device=device)
-        graph, (outcome, logits) = self._record(lambda: self._step.outcome(integers, numbers, reach))
+        graph, (outcome, logits, logprobs) = self._record(lambda: self._step.outcome(integers, numbers, reach))
         return StepRecording(
-            graph, integers, numbers, outcome, logits,
+            graph, integers, numbers, outcome, logits, logprobs,
             torch.zeros(integers.shape, dtype=torch.int32, pin_memory=True),
             torch.zeros(n, k + 1, pin_memory=True),
             torch.zeros(n, outcome.shape[1], dtype=torch.int32, pin_memory=True),
+            None if logprobs is None else torch.zeros(n, k, pin_memory=True),
             torch.cuda.Event(),  # type: ignore[no-untyped-call]
         )  # fmt: skip
 

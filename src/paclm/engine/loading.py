@@ -79,9 +79,9 @@ def plan_engine(
     runtime = resolve_runtime(runtime, model_context(model))
     dtype = getattr(torch, runtime.dtype)
     rows = max(runtime.prefill_chunk, runtime.max_sequences)
-    plan = plan_memory(model, stack.num_parameters, stack.num_worlds, dtype, rows=rows, support_size=support_size)
+    plan = plan_memory(model, stack.num_parameters, stack.num_rows, dtype, rows=rows, support_size=support_size)
     cache = int(runtime.cache_gib * GIB)
-    block = PAGES[runtime.device] * token_bytes(model.config, stack.num_worlds, dtype)
+    block = PAGES[runtime.device] * token_bytes(model.config, stack.num_rows, dtype)
     if not cache:
         most = block * (1 + runtime.max_sequences * -(-runtime.context // PAGES[runtime.device]))
         cache = min(most, int(_CACHE_SHARE[runtime.device] * (available - plan.total)))
@@ -106,7 +106,7 @@ def build_engine(
     available = available_memory(device)
     plan = plan_engine(model, stack, runtime, support_size, available)
     plan.check(available)
-    num_tokens = plan.cache // token_bytes(model.config, stack.num_worlds, dtype)
+    num_tokens = plan.cache // token_bytes(model.config, stack.num_rows, dtype)
     try:
         model = model.eval().to(device=device, dtype=dtype)
         if unsupported(model) is not None:
@@ -170,7 +170,7 @@ def open_engine(
     runtime: RuntimeConfig | None = None,
     stack: AdapterStack | None = None,
 ) -> Engine:
-    """The engine of a workspace: its base model and all its worlds."""
+    """The engine of a workspace: its base model and all its worlds, or the adapters given."""
     runtime = runtime or workspace.runtime
     stack = stack or load_stack(workspace)
     device = pick_device(runtime.device)

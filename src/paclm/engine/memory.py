@@ -53,35 +53,35 @@ class MemoryPlan:
 def plan_memory(
     model: Any,
     num_adapter_parameters: int,
-    num_worlds: int,
+    num_rows: int,
     dtype: torch.dtype,
     *,
     rows: int,
     support_size: int,
 ) -> MemoryPlan:
-    """Bytes of an engine over a Hugging Face decoder, which may be on the meta device; m worlds of so many parameters.
+    """Bytes of an engine over a Hugging Face decoder, maybe on the meta device; W adapters of so many parameters.
 
     Without the cache. Activations are those of a pass over so many rows per world, prompt tokens or sequences.
     """
-    config, size, worlds = model.config, dtype.itemsize, num_worlds + 1  # with the public model
+    config, size = model.config, dtype.itemsize
     widths = [p.numel() // min(p.shape) for p in model.parameters() if p.ndim == 2]
     widest = max(width for width in widths if width != config.vocab_size)  # outputs of the widest product of a layer
     per_row = size * (4 * config.hidden_size + 3 * widest)
     # head rows of the support, its logits, and keys of the whole vocabulary
-    per_position = 4 * support_size * (config.hidden_size + 2 * worlds) + 28 * config.vocab_size
+    per_position = 4 * support_size * (config.hidden_size + 2 * num_rows) + 28 * config.vocab_size
     return MemoryPlan(
         base=sum(parameter.numel() for parameter in model.parameters()) * size,
-        adapters=worlds * num_adapter_parameters * size,
+        adapters=num_rows * num_adapter_parameters * size,
         cache=0,
-        activations=rows * (worlds * per_row + per_position),
+        activations=rows * (num_rows * per_row + per_position),
     )
 
 
-def token_bytes(config: Any, num_worlds: int, dtype: torch.dtype) -> int:
-    """Keys and values of one token in all layers of all worlds and the public model."""
+def token_bytes(config: Any, num_rows: int, dtype: torch.dtype) -> int:
+    """Keys and values of one token in all layers of all W worlds and the public model."""
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * (num_worlds + 1) * kv_heads * head_size * dtype.itemsize)
+    return int(2 * config.num_hidden_layers * num_rows * kv_heads * head_size * dtype.itemsize)
 
 
 def available_memory(device: torch.device) -> int:

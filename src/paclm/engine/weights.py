@@ -134,7 +134,7 @@ def unsupported(model: PreTrainedModel | StoredModel) -> str | None:
 
 
 def take_apart(model: PreTrainedModel | StoredModel, stack: AdapterStack, context: int) -> Weights:
-    """Plain tensors of `model` with the worlds of `stack` and the public model; shares the model's memory.
+    """Plain tensors of `model` with the rows of `stack`, the public model last; shares the model's memory.
 
     Uses a stored model up: layers that become one product are not kept beside it.
     """
@@ -146,7 +146,7 @@ def take_apart(model: PreTrainedModel | StoredModel, stack: AdapterStack, contex
     epsilon = config.layer_norm_epsilon if is_gpt2 else config.rms_norm_eps
     activation = config.activation_function if is_gpt2 else config.hidden_act
     return Weights(
-        num_worlds=stack.num_worlds + 1,
+        num_worlds=stack.num_rows,
         num_heads=heads,
         num_kv_heads=heads if is_gpt2 else config.num_key_value_heads,
         head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
@@ -223,12 +223,13 @@ def _product(tensors: dict[str, Tensor], names: list[str], is_gpt2: bool, stack:
         stack.B[name].transpose(1, 2) if name in stack.B else zeros(worlds, rank, size)
         for name, size in zip(names, sizes, strict=True)
     ]
-    return Product(weight, bias, _pack(A, 1, 1.0, weight), _pack(B, 2, stack.spec.scale, weight), sizes, tuple(names))
+    packed = _pack(A, 1, 1.0, stack.num_rows, weight), _pack(B, 2, stack.spec.scale, stack.num_rows, weight)
+    return Product(weight, bias, *packed, sizes, tuple(names))
 
 
-def _pack(parts: list[Tensor], dim: int, scale: float, like: Tensor) -> Tensor:
-    """Parts side by side, scaled, with the public model's zero adapter as one more world at the end."""
+def _pack(parts: list[Tensor], dim: int, scale: float, num_rows: int, like: Tensor) -> Tensor:
+    """Parts side by side, scaled; a row beyond them is the public model's zero adapter."""
     joined = torch.cat(parts, dim)
-    packed = torch.zeros(joined.shape[0] + 1, *joined.shape[1:], dtype=like.dtype, device=like.device)
-    packed[:-1] = (joined * scale).to(packed)
+    packed = torch.zeros(num_rows, *joined.shape[1:], dtype=like.dtype, device=like.device)
+    packed[: len(joined)] = (joined * scale).to(packed)
     return packed

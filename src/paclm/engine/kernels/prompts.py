@@ -111,7 +111,7 @@ def _attend_prompts(
         ok = i < count
         place = (world * tokens + first + i)[:, None] * (HEADS * SIZE) + head * SIZE + d[None, :]
         q = tl.load(queries + place, mask=ok[:, None], other=0.0)
-        block_size = worlds.to(tl.int64) * (KV * PAGE * SIZE)
+        block_size = worlds * (KV * PAGE * SIZE)  # no .to(): one world is a constant
         here = (world * KV + head // (HEADS // KV)) * (PAGE * SIZE)
         table += sequence * next_row
         acc = tl.zeros((ROWS, SIZE), tl.float32)
