@@ -24,6 +24,7 @@ PaclmError
 │   ├── WitnessMissing    the recorded witness is missing
 │   └── LedgerStopped     an earlier failure; restart to continue
 ├── CuratorError          secret, keys or state do not match: nothing is served
+│   └── PromiseConflict   the other promise was served from the same records
 └── ServiceError          API keys, quotas, stored replies or the address of the server
     ├── KeyRefused        an API key that is unknown or was revoked
     ├── QuotaExceeded     the request is larger than what the key's quota has left
@@ -105,6 +106,10 @@ class EngineError(PaclmError):
 
 class CuratorError(PaclmError):
     """Secret, keys or state do not match: nothing is served."""
+
+
+class PromiseConflict(CuratorError):
+    """The other promise was served from the same records."""
 
 
 class LedgerError(PaclmError):

@@ -27,6 +27,7 @@ from paclm.config import MechanismConfig
 from paclm.curator.custody import Custody, named_witness, open_custody
 from paclm.curator.decoder import Decoder
 from paclm.curator.preflight import cautions, deployment_cautions, load_models, training_cautions
+from paclm.curator.promises import claim_half
 from paclm.curator.redacted import Redacted, redact_errors
 from paclm.curator.secret import Secret, leak_to_three_digits
 from paclm.curator.streams import BudgetFigures, Generation, Mark, Piece, Request, Stream, Tokenizer, UsageFigures
@@ -60,19 +61,26 @@ class Curator(Decoder[Generation]):
         engine: VoteSource | None = None,
         tokenizer: Tokenizer | None = None,
         witness: str | Path | None = None,
+        mix_promises: bool = False,
     ) -> Curator:
         """Take the lock, restore account and belief, load the models and check that they are deterministic.
 
         The workspace is read again from its path; base model and adapters are hashed in full, under the lock, right
         before they are loaded. `engine`: one that is loaded already; the caller vouches that it has these worlds.
         `witness`: a second file, best on another disk, that records how far the ledger got; else PACLM_WITNESS.
+        `mix_promises`: serve also where the promise `corpus` was served; nothing is then promised about the corpus.
         """
         path = workspace.path if isinstance(workspace, Workspace) else workspace
         opened = Workspace.open(path)
         custody = open_custody(opened, named_witness(witness))
         try:
             ledger = custody.ledger
-            more = [*training_cautions(opened), *deployment_cautions(opened, ledger.ledger_id, ledger.state.tokens)]
+            mixed = claim_half(opened, mix_promises=mix_promises)
+            more = [
+                *mixed,
+                *training_cautions(opened),
+                *deployment_cautions(opened, ledger.ledger_id, ledger.state.tokens),
+            ]
             curator = cls(custody, *load_models(path, custody.ledger, engine, tokenizer), more)
             for sentence in curator.cautions:
                 warnings.warn(sentence, stacklevel=2)

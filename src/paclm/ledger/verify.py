@@ -61,9 +61,14 @@ def witness_on_record(path: str | Path) -> str | None:
 
 def remaining_tokens(path: str | Path) -> int:
     """How many charged tokens the budget has left by the newest row; refused for a file that was rolled back."""
-    path = Path(path)
-    contents = _newest(path, read_note(lock_path(path)))
+    contents = newest_contents(path)
     return contents.state.account.remaining_tokens(contents.settings.per_token)
+
+
+def newest_contents(path: str | Path) -> Contents:
+    """The ledger by its newest row, read without lock and key; refused for a file that was rolled back."""
+    path = Path(path)
+    return _newest(path, read_note(lock_path(path)))
 
 
 def _newest(path: Path, note: HeadNote | None = None) -> Contents:
