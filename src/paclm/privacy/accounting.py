@@ -123,6 +123,11 @@ class Account:
         """How many more tokens fit at this per-token budget."""
         return self.remaining_units // units_up(per_token)
 
+    def coarse(self, parts: int) -> Account:
+        """The spend alone, rounded up to so many parts of the total."""
+        part = -(-self.spent_units * parts // self.total_units) if self.total_units else 0
+        return Account(self.total_units, -(-part * self.total_units // parts))
+
     def affords(self, units: int) -> bool:
         """The stop rule: spent + charge ≤ total."""
         return self.spent_units + units <= self.total_units

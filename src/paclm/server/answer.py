@@ -281,8 +281,8 @@ class Answer:
         return sum(request.max_new_tokens for request in self._requests)
 
     async def _settle(self) -> Figures:
-        """Count what the key used, once, and return the cost."""
-        cost = self._service.cost_of(self._streams)
+        """Count what the key used, once, and return the cost as the caller may see it."""
+        cost = self._service.cost_of(self._streams, is_admin=self._caller.is_admin)
         if self._caller.key is not None and not self._is_settled:
             self._is_settled = True
             settle = partial(self._service.keys.settle, self._caller.name, reserved=self._max_tokens)
@@ -335,7 +335,7 @@ class Answer:
             prompt_tokens=sum(len(request.prompt) for request in self._requests),
             private_tokens=sum(stream.num_private for stream in self._streams),
             public_tokens=sum(stream.num_public for stream in self._streams),
-            charged_nats=self._service.cost_of(self._streams).get("charged_nats"),
+            charged_nats=self._service.cost_of(self._streams, is_admin=True).get("charged_nats"),
             first_token_seconds=self._first_token_seconds,
             seconds=time.perf_counter() - self._started,
             **line,

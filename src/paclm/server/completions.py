@@ -77,7 +77,11 @@ def _plan(
     quota = None if caller.key is None else caller.key.remaining_tokens
     config, price = curator.config, curator.worst_price
     tokens = sum(request.max_new_tokens for request in requests)
-    fits = tokens * price + state["reserved_units"] <= state["remaining_units"]
+    left = curator.figures(is_admin=caller.is_admin)["remaining_tokens"]
+    if caller.is_admin:
+        fits = tokens * price + state["reserved_units"] <= state["remaining_units"]
+    else:
+        fits = tokens <= left or price == 0
     return {
         "object": "privacy.plan",
         "answers": len(requests),
@@ -88,7 +92,8 @@ def _plan(
         "charge": config.charge,
         "fits": fits and (quota is None or tokens <= quota),
         "on_exhausted": config.on_exhausted,
-        "remaining_tokens": state["remaining_tokens"],
+        "remaining_tokens": left,
+        "as_of": None if caller.is_admin else state["coarse"]["as_of"],
         "remaining_quota_tokens": quota,
         "mia_bound": state["mia_bound"],
         "world_id_bound": state["world_id_bound"],

@@ -277,19 +277,20 @@ class CuratorClient(DecoderClient):
         """Estimated leak in nats, to three digits; for the operator only."""
         return float(await self._ask("leak"))
 
-    def figures(self) -> BudgetFigures:
-        """The state of the budget, in the names of the command line's JSON."""
-        return BudgetFigures(**{name: self.state[name] for name in BudgetFigures.__annotations__})  # type: ignore
+    def figures(self, *, is_admin: bool) -> BudgetFigures:
+        """The state of the budget, in the names of the command line's JSON: exact for the admin, coarse for others."""
+        state = self.state if is_admin else self.state["coarse"]
+        return BudgetFigures(**{name: state[name] for name in BudgetFigures.__annotations__})  # type: ignore
 
 
 def _refusal(reason: Reason, *figures: int) -> Exception:
     match reason, figures:
         case "queue_full", (waiting,):
             return queue_full(waiting)
-        case "budget_exhausted", (left, is_spent):
-            return budget_exhausted(left, is_spent=bool(is_spent))
-        case "budget_reserved", (free,):
-            return budget_reserved(free)
+        case "budget_exhausted", (is_gone, is_spent):
+            return budget_exhausted(is_gone=bool(is_gone), is_spent=bool(is_spent))
+        case "budget_reserved", _:
+            return budget_reserved()
         case "stopping", _:
             return stopping()
         case "invalid", _:  # the front has checked with the same code

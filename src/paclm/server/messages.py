@@ -92,9 +92,16 @@ class DecoderState(TypedDict):
     waiting: int
 
 
+class CoarseFigures(BudgetFigures):
+    """What callers without the admin key see of the budget; see `scheduler.CoarseBudget`."""
+
+    as_of: str
+
+
 class BudgetState(BudgetFigures):
     """The budget after the last commit, with what the operator's pages need."""
 
+    coarse: CoarseFigures
     tokens: int
     dissent_tokens: int
     charged_tokens: int

@@ -1,7 +1,7 @@
 """Answers in OpenAI's formats: whole objects and stream events, for completions and for chat.
 
 Adds a `privacy` object: what the request cost, what is left, and the bound at the committed total. Only the admin sees
-which tokens had dissent; every caller sees which tokens came from the public model.
+which tokens had dissent, or a cost that counts them; every caller sees which tokens came from the public model.
 """
 
 from __future__ import annotations
@@ -220,13 +220,15 @@ def _as_text(prompt: str | list[int], tokenizer: Tokenizer) -> str:
     return tokenizer.decode(prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def cost_of(streams: Sequence[Transcript], figures: BudgetFigures) -> Figures:
-    """What a request cost, and the state of the budget."""
+def cost_of(streams: Sequence[Transcript], figures: BudgetFigures, price: int | None = None) -> Figures:
+    """What a request cost, and the state of the budget. With a price, as if every private token had cost that."""
     num_public = sum(stream.num_public for stream in streams)
+    num_private = sum(stream.num_tokens for stream in streams) - num_public
+    units = sum(stream.charged_units for stream in streams) if price is None else num_private * price
     return {
-        "charged_nats": nats_up(sum(stream.charged_units for stream in streams)),
+        "charged_nats": nats_up(units),
         "remaining_tokens": figures["remaining_tokens"],
         "mia_bound": figures["mia_bound"],
-        "private_tokens": sum(stream.num_tokens for stream in streams) - num_public,
+        "private_tokens": num_private,
         "public_tokens": num_public,
     }

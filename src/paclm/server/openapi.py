@@ -71,7 +71,10 @@ class TokenUsage(_Shape):
 
 
 class Cost(_Shape):
-    """What the request cost; the bound is at the committed total, for all requests together."""
+    """What the request cost; the bound is at the committed total, for all requests together.
+
+    Without the admin key `charged_nats` is what the private tokens cost at most; `remaining_tokens` as in `Privacy`.
+    """
 
     charged_nats: float
     remaining_tokens: int
@@ -202,9 +205,14 @@ class OwnKey(_Shape):
 
 
 class Privacy(_Shape):
-    """`/v1/privacy`"""
+    """`/v1/privacy`
+
+    Without the admin key `spent_nats` and `remaining_tokens` are of the last full hour (`as_of`) and rounded to 1 % of
+    the total, to the safe side; at once only that the budget is gone.
+    """
 
     object: Literal["privacy"]
+    as_of: str | None
     spent_nats: float
     total_nats: float
     per_token_nats: float
@@ -221,7 +229,10 @@ class Privacy(_Shape):
 
 
 class RequestPlan(_Shape):
-    """`/v1/privacy/plan`"""
+    """`/v1/privacy/plan`
+
+    Without the admin key `fits` goes by `remaining_tokens` of the last full hour (`as_of`), so it may be wrong.
+    """
 
     object: Literal["privacy.plan"]
     answers: int
@@ -233,6 +244,7 @@ class RequestPlan(_Shape):
     fits: bool
     on_exhausted: Literal["public", "refuse"]
     remaining_tokens: int
+    as_of: str | None
     remaining_quota_tokens: int | None
     mia_bound: float
     world_id_bound: float

@@ -99,21 +99,21 @@ def not_admin() -> Refused:
     return Refused(403, "This needs an admin key.", code="admin_key_required", headers=NO_RETRY, reason="key")
 
 
-def budget_exhausted(left: int, *, is_spent: bool) -> Refused:
-    """The budget has fewer tokens left than the request may take, and retrying will not help."""
+def budget_exhausted(*, is_gone: bool, is_spent: bool) -> Refused:
+    """The budget has fewer tokens left than the request may take, and retrying will not help. Says no number."""
     what_to_do = "is spent:" if is_spent else "has less left than one token costs:"
-    if left:
-        what_to_do = f"has room for {left:,} tokens: ask for at most {left:,} tokens, or"
+    if not is_gone:
+        what_to_do = "does not cover this request: ask for fewer tokens (GET /v1/privacy shows about what is left), or"
     said = f"The privacy budget of this server {what_to_do} ask its operator."
     return Refused(429, said, code="privacy_budget_exhausted", headers=NO_RETRY, reason="budget")
 
 
-def budget_reserved(free: int) -> Refused:
+def budget_reserved() -> Refused:
     """It would cover the request if requests in progress had reserved less; they often free a part."""
     return Refused(
         503,
-        f"The privacy budget of this server has room for {free:,} tokens beside the requests in progress: retry in a "
-        "moment, or ask for fewer tokens.",
+        "The privacy budget of this server does not cover this request beside those in progress: retry in a moment, or "
+        "ask for fewer tokens.",
         code="privacy_budget_held",
         headers={"retry-after": "1"},
         reason="budget",

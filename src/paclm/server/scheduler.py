@@ -13,21 +13,35 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from paclm.curator.curator import Curator
 from paclm.curator.streams import Stream
 from paclm.errors import BudgetExceeded, InvalidInput
 from paclm.ledger.events import COUNTS, Usage
-from paclm.privacy.accounting import units_up
+from paclm.privacy.accounting import Account
 from paclm.server import messages
-from paclm.server.messages import Admit, BrokenLink, BudgetState, Cancel, Link, Query, Ready, Reason, Stop
+from paclm.server.messages import (
+    Admit,
+    BrokenLink,
+    BudgetState,
+    Cancel,
+    CoarseFigures,
+    Link,
+    Query,
+    Ready,
+    Reason,
+    Stop,
+)
 from paclm.server.telemetry import log_error
 
 T = TypeVar("T")
 
 _KEPT_SHARE = 8
 """Of the cache, one part in so many is kept from a key that holds the rest."""
+_PARTS = 100
+"""Callers without the admin key see the budget in parts of this size."""
 
 
 class FairQueue(Generic[T]):
@@ -73,6 +87,60 @@ class FairQueue(Generic[T]):
         return True
 
 
+class CoarseBudget:
+    """The budget without what counts dissent: as of the last full hour, the spend rounded up to 1 % of the total.
+
+    One view for all callers, which no request changes. It goes by the ledger's sums, so a restart does not change it
+    either. That the budget is gone is shown at once: the next request would show it as well.
+    """
+
+    def __init__(self, curator: Curator) -> None:
+        self._curator = curator
+        config = curator.config
+        self._per_token = config.per_token
+        self._is_strict = config.charge == "dissent" and config.on_exhausted == "refuse"
+        self._hour = ""
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the view of a new hour: what was spent before its first token."""
+        if (hour := current_hour()) <= self._hour:
+            return
+        self._hour, account = hour, self._curator.account
+        since = self._curator.usage().by_hour.get(hour, Usage(hour))
+        self._tokens = account.tokens - since.tokens
+        self._account = Account(account.total_units, max(0, account.spent_units - since.units)).coarse(_PARTS)
+
+    @property
+    def admits_by(self) -> Account:
+        """What admission goes by, never more than is left: under `dissent` each token since the hour counts as charged.
+
+        Callers choose what they reserve: with the exact account, the largest request that is admitted would show what
+        the last token cost, at any time.
+        """
+        account = self._curator.account
+        if not self._is_strict:
+            return account
+        spent = self._account.spent_units + (account.tokens - self._tokens) * self._curator.worst_price
+        return Account(account.total_units, min(spent, account.total_units))
+
+    def figures(self) -> CoarseFigures:
+        """The view. No token is left when none is admitted any more in this hour or later, and only then."""
+        exact, shown = self._curator.account, self._account
+        tokens = shown.remaining_tokens(self._per_token)
+        if not self._is_strict:
+            is_gone = exact.remaining_tokens(self._per_token) == 0
+            shown, tokens = (exact.coarse(_PARTS), 0) if is_gone else (shown, max(1, tokens))
+        figures = CoarseFigures(**self._curator.figures(), as_of=f"{self._hour}:00:00Z")
+        figures["spent_nats"], figures["remaining_tokens"] = shown.spent_nats, tokens
+        return figures
+
+
+def current_hour() -> str:
+    """As the ledger names hours: 2026-11-20T14."""
+    return datetime.now(UTC).isoformat()[:13]
+
+
 class RefusedCall(Exception):
     """A call of the front that is refused; nothing was charged."""
 
@@ -82,12 +150,13 @@ class RefusedCall(Exception):
 
 
 class HalfTerms:
-    """What the front is told of the promise `half`, and why a request is refused for its budget."""
+    """What the front is told of the promise `half`, and whether its budget covers a request."""
 
     promise = "half"
 
     def __init__(self, curator: Curator) -> None:
         self._curator = curator
+        self._coarse = CoarseBudget(curator)
 
     def constants(self) -> dict[str, Any]:
         """For `hello`."""
@@ -102,8 +171,10 @@ class HalfTerms:
     def state(self) -> BudgetState:
         """After every step."""
         account = self._curator.account
+        self._coarse.refresh()
         return BudgetState(
             **self._curator.figures(),
+            coarse=self._coarse.figures(),
             tokens=account.tokens,
             dissent_tokens=account.dissent_tokens,
             charged_tokens=account.charged_tokens,
@@ -120,14 +191,17 @@ class HalfTerms:
         """Estimated, in nats."""
         return self._curator.leak_estimate()
 
-    def refusal(self, wanted: int) -> RefusedCall:
-        """Of so many tokens. Retrying helps only while other requests have reserved what this one lacks."""
-        account, per_token = self._curator.account, self._curator.config.per_token
-        left = account.remaining_tokens(per_token)
-        if wanted > left:
-            return RefusedCall("budget_exhausted", left, int(account.remaining_units == 0))
-        free = (account.remaining_units - self._curator.reserved_units) // units_up(per_token)
-        return RefusedCall("budget_reserved", free)
+    def check_room(self, wanted: int) -> None:
+        """For so many tokens. Retrying helps only while other requests have reserved what this one lacks."""
+        if self._curator.config.on_exhausted != "refuse":
+            return
+        self._coarse.refresh()
+        account, units = self._coarse.admits_by, wanted * self._curator.worst_price
+        if not account.affords(units):
+            is_gone = self._coarse.figures()["remaining_tokens"] == 0
+            raise RefusedCall("budget_exhausted", int(is_gone), int(account.remaining_units == 0))
+        if not account.affords(units + self._curator.reserved_units):
+            raise RefusedCall("budget_reserved")
 
 
 class Scheduler:
@@ -243,9 +317,10 @@ class Scheduler:
                 )
                 for answer in wanted
             ]
+            self._terms.check_room(sum(request.max_new_tokens for request in requests))
             streams = self._curator.hold(requests)
         except BudgetExceeded:  # its message is for the operator
-            raise self._terms.refusal(sum(request.max_new_tokens for request in requests)) from None
+            raise RefusedCall("budget_reserved") from None
         except (InvalidInput, OverflowError):  # the front checks with the same code: only a broken one gets here
             raise RefusedCall("invalid") from None
         self._owners.add(owner)

@@ -150,7 +150,7 @@ class Service(ABC):
     # --- what depends on the promise --------------------------------------------------------------------------------
 
     @abstractmethod
-    def cost_of(self, streams: Sequence[Transcript]) -> Figures:
+    def cost_of(self, streams: Sequence[Transcript], *, is_admin: bool) -> Figures:
         """The `privacy` object of a reply."""
 
     @property
@@ -224,9 +224,10 @@ class HalfService(Service):
     promise = "half"
     curator: CuratorClient
 
-    def cost_of(self, streams: Sequence[Transcript]) -> Figures:
+    def cost_of(self, streams: Sequence[Transcript], *, is_admin: bool) -> Figures:
         """What a request cost, and the state of the budget."""
-        return cost_of(streams, self.curator.figures())
+        price = None if is_admin else self.curator.worst_price
+        return cost_of(streams, self.curator.figures(is_admin=is_admin), price)
 
     @property
     def remaining_tokens(self) -> int:

@@ -42,12 +42,14 @@ async def privacy(caller: AnyCaller, service: TheHalfService) -> Response:
     """What was spent so far, what is left, and what is promised."""
     curator, key = service.curator, caller.key
     used = key.used_tokens if key else _tokens_of(caller.name, await curator.ask_usage())
-    figures = curator.figures()
+    state = await curator.ask_state()
+    figures = curator.figures(is_admin=caller.is_admin)
     own = {"quota_tokens": key.quota_tokens if key else None, "used_tokens": used}
     return JSONResponse(
         {
             "object": "privacy",
             **figures,
+            "as_of": None if caller.is_admin else state["coarse"]["as_of"],
             "per_token_nats": curator.config.per_token,
             "is_exhausted": figures["remaining_tokens"] == 0,
             "on_exhausted": curator.config.on_exhausted,
@@ -66,7 +68,7 @@ async def overview(_: Admin, service: TheHalfService) -> Response:
     curator, setup = service.curator, service.setup
     usage, leak, state = await asyncio.gather(curator.ask_usage(), curator.ask_leak(), curator.ask_state())
     keys = service.keys.list()
-    figures = curator.figures()
+    figures = curator.figures(is_admin=True)
     tokens_per_second, steps_per_second = service.recent.rates()
     most = math.log(curator.num_worlds)
     per_token = units_up(curator.config.per_token)
@@ -139,7 +141,7 @@ async def history(_: Admin, service: TheHalfService) -> Response:
 @router.get("/metrics", include_in_schema=False)
 async def metrics(_: Admin, service: TheHalfService) -> Response:
     """Metrics for Prometheus."""
-    figures = service.curator.figures()
+    figures = service.curator.figures(is_admin=True)
     spent, total = figures["spent_nats"], figures["total_nats"]
     return scraped(
         service,
