@@ -117,6 +117,14 @@ def test_a_broken_state_is_refused(state):
         Account(**state)
 
 
+@given(total=st.integers(0, 2**64), share=st.fractions(0, 1))
+def test_a_coarse_account_shows_no_less_than_was_spent_and_less_than_a_part_more(total, share):
+    account = Account(total, int(total * share))
+    coarse = account.coarse(100)
+    assert account.spent_units <= coarse.spent_units <= min(total, account.spent_units + total // 100 + 1)
+    assert coarse.spent_units in {-(-part * total // 100) for part in range(101)}
+
+
 @pytest.mark.parametrize(
     ("compute", "values"),
     [

@@ -71,7 +71,7 @@ def test_a_completion_says_what_it_used_and_what_it_cost(client, live):
     assert privacy["public_tokens"] == 0
     assert privacy["charged_nats"] == live.curator.account.spent_nats
     assert privacy["mia_bound"] == live.curator.figures()["mia_bound"]
-    assert privacy["remaining_tokens"] == live.curator.figures()["remaining_tokens"]
+    assert privacy["remaining_tokens"] >= live.curator.figures()["remaining_tokens"]  # as of the last full hour
 
 
 def test_several_prompts_and_answers_come_in_order_and_are_all_charged(client, live):
@@ -223,8 +223,7 @@ def test_an_exhausted_budget_is_told_once_and_not_retried(start):
         assert num_requests(live) == before + 1
     assert refused.value.type == "insufficient_quota"
     assert refused.value.code == "privacy_budget_exhausted"
-    left = 16 - live.spent_tokens
-    assert f"{left} tokens" in refused.value.message
+    assert budget_exhausted(is_gone=False, is_spent=False).message in refused.value.message
     assert refused.value.response.headers["x-should-retry"] == "false"
     assert live.spent_tokens <= 10
     assert live.curator.reserved_units == 0
@@ -255,7 +254,7 @@ def test_a_budget_that_is_gone_is_told_from_a_price_above_what_is_left(start, to
         live.complete(max_tokens=int(tokens) - live.spent_tokens)
     refused = live.complete(max_tokens=1)
     assert refused.status_code == 429
-    assert refused.json()["error"]["message"] == budget_exhausted(0, is_spent=is_spent).message
+    assert refused.json()["error"]["message"] == budget_exhausted(is_gone=True, is_spent=is_spent).message
     sentences = live.as_admin("/v1/admin/overview")["sentences"]
     for sentence in (live.http.get("/v1/privacy").json()["sentence"], sentences["left"], sentences["guarantee"]):
         assert ("One token costs more than is left of the budget" in sentence) is not is_spent

@@ -116,7 +116,6 @@ def test_a_budget_held_by_others_is_worth_waiting_for(start, engine):
         refused = waiting.result(60)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "privacy_budget_held"
-        assert "6 tokens" in refused.json()["error"]["message"]
 
 
 def test_an_admitted_answer_never_dies_midway(start, engine):
