@@ -100,6 +100,7 @@ def test_a_curator_that_has_not_released_yet_keeps_the_other_promise_out(make, o
         for refused in (workspace, beside):
             with pytest.raises(PromiseConflict, match=str(workspace.path)):
                 claim_corpus(refused)
+        assert is_corpus_promised(beside)  # no token has left
     claim_corpus(beside)
 
 
@@ -114,6 +115,14 @@ def test_workspaces_over_the_same_records_count_and_others_do_not(other, open_cu
         use_half(corpus, open_curator)
     use_half(half, open_curator)
     assert not is_corpus_promised(beside)
+
+
+def test_a_workspace_that_came_from_another_machine_finds_the_others_by_its_records(other, open_curator):
+    half, moved = other("half"), other("moved")
+    use_half(half, open_curator)
+    (Path(os.environ["PACLM_STATE_DIR"]) / "workspaces" / "moved.json").unlink()
+    with pytest.raises(PromiseConflict, match=str(half.path)):
+        claim_corpus(moved)
 
 
 def test_deleted_workspaces_count(other, open_curator, texts):

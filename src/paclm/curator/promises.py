@@ -30,10 +30,9 @@ from paclm.worlds.registry import (
     ledgers_noted,
     lock_notes,
     remember_serving,
-    sketch_noted,
-    sketch_texts,
     trainings_noted,
 )
+from paclm.worlds.storage import try_lock
 from paclm.worlds.workspace import Workspace
 
 NOTHING_PROMISED = "Nothing is promised about the corpus"
@@ -53,6 +52,7 @@ def claim_corpus(workspace: Workspace, *, mix_promises: bool = False) -> list[st
     """Refuse to serve `corpus` where tokens left under `half`; else record that it is served. Returns cautions."""
     with lock_notes() as has_notes, _ledger_lock(workspace) as is_free:
         found = [] if is_free else [f"{workspace.path} is in use by a process that serves it"]
+        found += _curators_elsewhere(workspace)
         cautions = _accept("corpus", workspace, [*found, *_releases_of_half(workspace)], mix_promises)
         DpLog(dp_log_path(workspace.path)).append("served")
         remember_serving(workspace.manifest.id)
@@ -67,7 +67,7 @@ def is_corpus_promised(workspace: Workspace) -> bool:
 def trainings_elsewhere(workspace: Workspace) -> dict[str, dict[str, Any]]:
     """DP trainings over these records that are not in this workspace's log, by run; those of lost logs included."""
     found = trainings_noted(workspace.manifest.id)
-    for other in find_workspaces(_sketch(workspace), workspace.manifest.id):
+    for other in find_workspaces(workspace.sketch, workspace.manifest.id):
         found |= trainings_noted(other.identifier)
         if not other.is_gone:
             found |= DpLog(dp_log_path(other.path)).trainings()
@@ -98,13 +98,21 @@ def _releases_of_half(workspace: Workspace) -> list[str]:
     found = []
     if _has_released_half(workspace.manifest.id, workspace.path):
         found.append(str(workspace.path))
-    for other in find_workspaces(_sketch(workspace), workspace.manifest.id):
-        if other.is_gone:
-            is_served = bool(ledgers_noted(other.identifier))
-        else:  # a process that holds its ledger may release a token at any moment
-            is_served = _has_released_half(other.identifier, other.path) or _is_in_use(other.path)
-        if is_served:
+    for other in find_workspaces(workspace.sketch, workspace.manifest.id):
+        is_noted = bool(ledgers_noted(other.identifier))
+        if is_noted if other.is_gone else _has_released_half(other.identifier, other.path):
             found.append(str(other))
+    return found
+
+
+def _curators_elsewhere(workspace: Workspace) -> list[str]:
+    """Other workspaces over these records whose ledger a process holds: it may release a token at any moment."""
+    found = []
+    for other in find_workspaces(workspace.sketch, workspace.manifest.id):
+        lock = lock_path(ledger_path(other.path))
+        if not other.is_gone and lock.exists():
+            with try_lock(lock) as (_, is_free):
+                found += [] if is_free else [f"{other.path} is in use by a process that serves it"]
     return found
 
 
@@ -126,19 +134,11 @@ def _servings_of_corpus(workspace: Workspace) -> list[str]:
     found = []
     if is_serving_noted(workspace.manifest.id) or DpLog(dp_log_path(workspace.path)).has("served"):
         found.append(str(workspace.path))
-    for other in find_workspaces(_sketch(workspace), workspace.manifest.id):
+    for other in find_workspaces(workspace.sketch, workspace.manifest.id):
         is_in_log = not other.is_gone and DpLog(dp_log_path(other.path)).has("served")
         if is_in_log or is_serving_noted(other.identifier):
             found.append(str(other))
     return found
-
-
-def _sketch(workspace: Workspace) -> list[str]:
-    noted = sketch_noted(workspace.manifest.id)
-    if noted is not None:
-        return noted
-    parts = (workspace.records("train"), workspace.records("heldout"))
-    return sketch_texts(record.text for part in parts for record in part)
 
 
 @contextmanager
@@ -153,13 +153,3 @@ def _ledger_lock(workspace: Workspace) -> Iterator[bool]:
         yield True
     finally:
         lock.release()
-
-
-def _is_in_use(path: Path) -> bool:
-    lock = lock_path(ledger_path(path))
-    try:
-        if lock.exists():
-            WriterLock(lock).release()
-    except LedgerError:
-        return True
-    return False

@@ -25,6 +25,7 @@ from paclm.worlds.canaries import Canary, canary_from_json
 from paclm.worlds.fingerprints import Base
 from paclm.worlds.manifest import Manifest, load_manifest, verify_adapters, verify_base, verify_files
 from paclm.worlds.records import Corpus, Record
+from paclm.worlds.registry import sketch_noted, sketch_texts
 from paclm.worlds.settings import Settings, load_settings
 from paclm.worlds.storage import refuse_if_others_can_enter
 
@@ -157,6 +158,14 @@ class Workspace:
             raise WorkspaceError(f"{path} does not put every record into half of the worlds.")
         membership.setflags(write=False)
         return membership
+
+    @cached_property
+    def sketch(self) -> list[str]:
+        """By which other workspaces over the same records are recognized: as noted at init, else computed."""
+        noted = sketch_noted(self.manifest.id)
+        if noted is not None:
+            return noted
+        return sketch_texts(record.text for part in ("train", "heldout") for record in self.records(part))
 
     def records(self, part: Part) -> list[Record]:
         """The records of `train`, `heldout` or `canaries`, in file order."""
