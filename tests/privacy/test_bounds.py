@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import paclm
 from paclm.errors import InvalidInput
-from paclm.privacy.bounds import format_bound, round_up
+from paclm.privacy.bounds import format_bound, round_up, tpr_bound_from_nats
 
 priors = st.sampled_from([0.5, 1 / 128, 1 / 2064, 0.9, 1e-6])
 
@@ -163,3 +163,33 @@ def test_a_rounded_bound_is_never_below_it_and_less_than_a_step_above(bound, dec
     with localcontext(Context(prec=400)):
         assert Decimal(repr(bound)) <= Decimal(shown) < Decimal(repr(bound)) + Decimal(10) ** -decimals
     assert len(shown.partition(".")[2]) == decimals
+
+
+def exact_information(tpr, fpr):
+    """Of the verdict about a membership with prior 1/2."""
+    mean = (mpmath.mpf(tpr) + mpmath.mpf(fpr)) / 2
+    return (exact_divergence(tpr, mean) + exact_divergence(fpr, mean)) / 2
+
+
+@given(tpr=st.floats(1e-6, 1 - 1e-6), fpr=st.floats(1e-6, 1 - 1e-6))
+def test_no_attack_has_a_higher_rate_than_its_information_allows_and_one_reaches_it(tpr, fpr):
+    low, high = sorted((tpr, fpr))
+    nats = float(exact_information(high, low))
+    assert high <= tpr_bound_from_nats(nats, low) <= high + 1e-6
+
+
+@pytest.mark.parametrize(("nats", "rate"), [(0.0625, 0.2125), (0.0002, 0.0144), (math.log(2), 1.0), (0.0, 0.01)])
+def test_rates_at_one_per_cent_of_false_positives(nats, rate):
+    assert round(tpr_bound_from_nats(nats, 0.01), 4) == rate
+
+
+@given(nats=st.floats(1e-6, 0.6))
+def test_the_two_bounds_meet_where_both_kinds_of_error_are_equal(nats):
+    success = paclm.success_bound(nats, 1 / 2)
+    assert tpr_bound_from_nats(nats, 1 - success) == pytest.approx(success, abs=1e-9)
+
+
+@pytest.mark.parametrize(("nats", "fpr"), [(-1.0, 0.01), (math.nan, 0.01), (0.1, 1.0), (0.1, -0.1), (0.1, math.nan)])
+def test_rates_of_nothing_are_refused(nats, fpr):
+    with pytest.raises(InvalidInput):
+        tpr_bound_from_nats(nats, fpr)

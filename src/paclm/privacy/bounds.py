@@ -1,12 +1,14 @@
 """Attack bounds: how often any attack can succeed when the released tokens leak at most a given number of nats.
 
 For an attack with prior success π the posterior success δ obeys KL(Bernoulli(δ) ‖ Bernoulli(π)) ≤ I(S; H). All
-functions round to the safe side: `success_bound`, `format_bound` and `round_up` up, `nats_for` down.
+functions round to the safe side: `success_bound`, `tpr_bound_from_nats`, `format_bound` and `round_up` up, `nats_for`
+down.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from functools import lru_cache
 
@@ -31,16 +33,41 @@ def success_bound(nats: float, prior: float) -> float:
 
 @lru_cache(maxsize=1024)
 def _success_bound(nats: float, prior: float) -> float:
+    return _raised(prior, nats, lambda gain: _divergence(gain, prior))
+
+
+def tpr_bound_from_nats(nats: float, fpr: float) -> float:
+    """The largest true-positive rate of any attack on a record (prior 1/2) at this false-positive rate.
+
+    The verdict T of an attack with rates (β, α) has I(M; T) = ½ KL(β ‖ μ) + ½ KL(α ‖ μ) with μ = (α + β)/2, and by data
+    processing that is at most `nats`. Solved for β, rounded up.
+
+    >>> round(tpr_bound_from_nats(0.0625, 0.01), 4), round(tpr_bound_from_nats(nats_for(0.51, 1 / 2), 0.01), 4)
+    (0.2125, 0.0144)
+    """
+    nats, fpr = float(nats), float(fpr)
+    if not nats >= 0.0 or not 0.0 <= fpr < 1.0:
+        raise InvalidInput(f"Expected nats ≥ 0 and a false-positive rate of at least 0 and below 1, not {nats}, {fpr}.")
+
+    def information(gain: float) -> float:
+        mean = fpr + gain / 2
+        return (_divergence(gain / 2, mean) + _divergence(-gain / 2, mean)) / 2
+
+    return fpr if nats == 0.0 else _raised(fpr, nats, information)
+
+
+def _raised(start: float, nats: float, information: Callable[[float], float]) -> float:
+    """The largest probability above `start` whose gain takes at most `nats`, rounded up."""
     target = nats * (1.0 + _ROUNDING)
-    if target >= -math.log(prior):
+    low, high = 0.0, 1.0 - start
+    if information(high) <= target:
         return 1.0
-    low, high = 0.0, 1.0 - prior
     while low < (middle := 0.5 * (low + high)) < high:
-        if _divergence(middle, prior) > target:
+        if information(middle) > target:
             high = middle
         else:
             low = middle
-    return min(1.0, math.nextafter(prior + high, 2.0))
+    return min(1.0, math.nextafter(start + high, 2.0))
 
 
 def nats_for(success: float, prior: float) -> float:
