@@ -183,6 +183,17 @@ def test_workspaces_over_the_same_records_are_found_with_or_without_a_ledger(mak
     assert find_overlaps(sketch, own_id=first.manifest.id) == []
 
 
+def test_a_workspace_over_records_that_were_trained_on_with_dp_is_cautioned(make, texts):
+    first = make("one").workspace
+    remember_training(first.manifest.id, "run-1", TRAINING)
+    shutil.rmtree(first.path)
+    (caution,) = make("two").cautions
+    assert "DP trainings over these records" in caution
+    assert str(first.path) in caution
+    apart = corpus_of([f"something else {number}" for number in range(200)])
+    assert make("three", corpus=apart, group_by=None).cautions == ()
+
+
 def test_processes_that_note_at_once_lose_nothing(state_folder):
     code = (
         "import sys; from paclm.worlds.registry import remember_training\n"

@@ -37,7 +37,15 @@ from paclm.worlds.canaries import Canary, make_canaries
 from paclm.worlds.fingerprints import Base
 from paclm.worlds.manifest import FORMAT, Manifest, describe_base, installed_versions
 from paclm.worlds.records import Corpus
-from paclm.worlds.registry import find_overlaps, overlap_sentence, remember_workspace, sketch_texts
+from paclm.worlds.registry import (
+    composition_sentence,
+    find_overlaps,
+    find_workspaces,
+    overlap_sentence,
+    remember_workspace,
+    sketch_texts,
+    trainings_noted,
+)
 from paclm.worlds.settings import render_settings
 from paclm.worlds.workspace import PARTS, Workspace
 
@@ -120,12 +128,14 @@ def _note_in_registry(workspace: Workspace, corpus: Corpus) -> list[str]:
     try:
         remember_workspace(identifier, workspace.path, sketch)
         sightings = find_overlaps(sketch, identifier)
+        trained = [other for other in find_workspaces(sketch, identifier) if trainings_noted(other.identifier)]
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
         return [
             f"This workspace could not be noted on this machine ({error}): a second one over the same records will not "
             "be detected. Set PACLM_STATE_DIR to a folder that can be written."
         ]
-    return [overlap_sentence(sightings)] if sightings else []
+    cautions = [overlap_sentence(sightings)] if sightings else []
+    return [*cautions, composition_sentence(trained)] if trained else cautions
 
 
 def _reopen(target: Path, arguments: Mapping[str, Any], corpus: Corpus) -> Workspace:

@@ -50,15 +50,26 @@ class LedgerNote:
     made: str  # the day, in UTC
 
 
+def composition_sentence(sightings: list[Sighting]) -> str:
+    """The caution about DP trainings over the same records."""
+    return (
+        f"There were DP trainings over these records: {_named(sightings)}. Trainings of this workspace are composed "
+        "with them, so that ε adds up."
+    )
+
+
 def overlap_sentence(sightings: list[Sighting]) -> str:
     """The caution about other workspaces over the same records."""
-    named = ", ".join(map(str, sightings[:_SHOWN]))
-    more = f" and {len(sightings) - _SHOWN} more" if len(sightings) > _SHOWN else ""
     who = "Another workspace with a ledger is" if len(sightings) == 1 else "Other workspaces with a ledger are"
     return (
-        f"{who} over these records: {named}{more}. Plan as if all totals added up: each draw is bounded at its own "
-        "total, and all of them expose the same records."
+        f"{who} over these records: {_named(sightings)}. Plan as if all totals added up: each draw is bounded at its "
+        "own total, and all of them expose the same records."
     )
+
+
+def _named(sightings: list[Sighting]) -> str:
+    more = f" and {len(sightings) - _SHOWN} more" if len(sightings) > _SHOWN else ""
+    return ", ".join(map(str, sightings[:_SHOWN])) + more
 
 
 def sketch_texts(texts: Iterable[str]) -> list[str]:
