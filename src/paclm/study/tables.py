@@ -436,4 +436,22 @@ _TABLES = (
         rows.scores,
         rows.own_notes,
     ),
+    rows_table(
+        "tab:meter",
+        "meter",
+        "Does a bill or a token say that a record is in the corpus? {members} members against {others} held-out "
+        "records; every prefix prompted {queries} times for one token. Rate: how often a query was charged, or "
+        "answered by the record's own next token.",
+        (
+            Column("what the caller sees", "{source}"),
+            Column("attack", "{attack}"),
+            Column("rate, members", "rate_members", ".1%"),
+            Column("rate, others", "rate_others", ".1%"),
+            Column("AUC", "auc ±", ".3f"),
+            Column("members found at 1 % false positives", "true_positives ±", ".1%"),
+            Column("at 0.1 %", "rare_true_positives ±", ".1%"),
+        ),
+        lambda result: result.select(part="score"),
+        rows.own_notes,
+    ),
 )

@@ -87,7 +87,7 @@ def _ngrams(text: Tokens, size: int) -> Iterator[tuple[int, ...]]:
     return (tuple(text[i : i + size]) for i in range(len(text) - size + 1))
 
 
-FALSE_POSITIVES = 0.01
+FALSE_POSITIVES = (0.01, 0.001)
 
 
 class Separation(NamedTuple):
@@ -95,6 +95,7 @@ class Separation(NamedTuple):
 
     auc: Estimate  # chance that a member scores higher than another record; a half is a guess
     true_positives: Estimate  # share of members found at a false positive rate of 1 % at most
+    rare_true_positives: Estimate  # and of 0.1 % at most
 
 
 def separate(scores: FloatArray, is_member: BoolArray, clusters: IntArray, rng: np.random.Generator) -> Separation:
@@ -105,7 +106,10 @@ def separate(scores: FloatArray, is_member: BoolArray, clusters: IntArray, rng: 
     wins = (members[:, None] > others) + 0.5 * (members[:, None] == others)  # (members, others)
     resampled = [_resampled_counts(clusters[side], rng) for side in (is_member, ~is_member)]
     whole = [np.ones((1, side.size)) for side in (members, others)]
-    values, spread = ((_auc(wins, *pair), _true_positives(members, others, *pair)) for pair in (whole, resampled))
+    values, spread = (
+        (_auc(wins, *pair), *(_true_positives(share, members, others, *pair) for share in FALSE_POSITIVES))
+        for pair in (whole, resampled)
+    )
     return Separation(*(Estimate(float(v[0]), float(s.std(ddof=1))) for v, s in zip(values, spread, strict=True)))
 
 
@@ -130,11 +134,13 @@ def _auc(wins: FloatArray, members: FloatArray, others: FloatArray) -> FloatArra
     return found
 
 
-def _true_positives(members: FloatArray, others: FloatArray, drawn: FloatArray, against: FloatArray) -> FloatArray:
+def _true_positives(
+    false_positives: float, members: FloatArray, others: FloatArray, drawn: FloatArray, against: FloatArray
+) -> FloatArray:
     """Weights of members (r, n) and others (r, k) → the share of members above the threshold of each resample."""
     order = np.argsort(-others, kind="stable")
     taken = against[:, order].cumsum(axis=1)  # false positives when this one and all above are called members
-    is_too_many = taken > FALSE_POSITIVES * taken[:, -1:]
+    is_too_many = taken > false_positives * taken[:, -1:]
     threshold = others[order][is_too_many.argmax(axis=1)]  # (r,) only scores above it are called members
     found: FloatArray = (drawn * (members > threshold[:, None])).sum(axis=1) / drawn.sum(axis=1)
     return found

@@ -10,7 +10,7 @@ from paclm.study.regime import Regime
 
 NAMES = (  # in the order of the paper, then what goes past it
     *("census", "accuracy", "flatness", "sweep", "sessions", "generation", "ablation", "canaries", "capacity", "cost"),
-    *("precision", "pmixed", "releases", "forgetting", "coupling", "tokens_only", "universe"),
+    *("precision", "pmixed", "releases", "forgetting", "coupling", "tokens_only", "universe", "meter"),
 )
 
 

@@ -46,11 +46,12 @@ class Candidates:
     tokens: list[list[int]]
     is_member: BoolArray
     clusters: IntArray  # units that are resampled whole: groups of records where the corpus has them
+    places: IntArray  # of each among the training records, then the held-out ones
 
 
 def run(lab: Lab, scale: UniverseScale) -> Findings:
     """The informed attacker, then the black-box one on private and on non-private text."""
-    candidates = choose_candidates(lab, scale)
+    candidates = choose_candidates(lab, scale.records, scale.tokens, scale.prompt + 8)
     lab.ensure("full")
     parts = lab.parts("universe", [asdict(scale), lab.workspace.manifest.adapters[adapters_file("full")]["sha256"]])
     scores = {("informed", "adapters", name): s for name, s in _informed(lab, candidates, scale, parts).items()}
@@ -82,26 +83,28 @@ def run(lab: Lab, scale: UniverseScale) -> Findings:
     return Findings(rows, notes)
 
 
-def choose_candidates(lab: Lab, scale: UniverseScale) -> Candidates:
-    """Members and held-out records, at most `scale.records` each, long enough for a prompt and a continuation."""
+def choose_candidates(lab: Lab, most: int, tokens: int, least: int) -> Candidates:
+    """Members and held-out records: at most `most` each, of at least `least` tokens, cut to `tokens`."""
     from paclm.worlds.blocks import encode_texts
 
     rng = lab.rng("universe", "records")
     kept: list[list[int]] = []
-    sides, units = [], []
+    sides, units, places, first = [], [], [], 0
     for is_member, part in ((True, lab.workspace.records("train")), (False, lab.workspace.records("heldout"))):
         encoded = encode_texts(lab.tokenizer, [record.text for record in part])
-        long = [i for i, tokens in enumerate(encoded) if len(tokens) >= scale.prompt + 8]
+        long = [i for i, own in enumerate(encoded) if len(own) >= least]
         if not long:
             raise InvalidInput(
-                f"No {'record of the corpus' if is_member else 'held-out record'} has {scale.prompt + 8} tokens. "
+                f"No {'record of the corpus' if is_member else 'held-out record'} has {least} tokens. "
                 "Make the workspace with --holdout and with longer records."
             )
-        chosen = sorted(rng.permutation(long)[: scale.records].tolist())
-        kept += [encoded[i][: scale.tokens] for i in chosen]
+        chosen = sorted(rng.permutation(long)[:most].tolist())
+        kept += [encoded[i][:tokens] for i in chosen]
         sides += [is_member] * len(chosen)
         units += [part[i].group or part[i].id for i in chosen]
-    return Candidates(kept, np.array(sides), np.unique(units, return_inverse=True)[1])
+        places += [first + i for i in chosen]
+        first += len(part)
+    return Candidates(kept, np.array(sides), np.unique(units, return_inverse=True)[1], np.array(places))
 
 
 def _informed(lab: Lab, candidates: Candidates, scale: UniverseScale, parts: Parts) -> Arrays:
