@@ -14,7 +14,7 @@ SUPPORT = 40
 CONTEXT = 64
 
 
-def build_workspace(path, texts, base_folder, num_worlds=WORLDS, spread=0.6, num_canaries=0):
+def build_workspace(path, texts, base_folder, num_worlds=WORLDS, spread=0.6, num_canaries=0, holdout=4):
     """A workspace over a few texts, whose worlds have random adapters that disagree now and then."""
     import torch
     from transformers import AutoTokenizer
@@ -33,7 +33,7 @@ def build_workspace(path, texts, base_folder, num_worlds=WORLDS, spread=0.6, num
         base=base,
         tokenizer=AutoTokenizer.from_pretrained(base_folder),
         num_worlds=num_worlds,
-        holdout=4,
+        holdout=holdout,
         num_canaries=num_canaries,
     ).workspace
     spec = AdapterSpec(rank=2, alpha=4.0)

@@ -15,11 +15,11 @@ from paclm.worlds.workspace import Workspace
 RUNTIME = RuntimeConfig(device="cpu", context=64, prefill_chunk=16)
 
 
-def build_study_workspace(path, texts, base, num_canaries=0):
+def build_study_workspace(path, texts, base, num_canaries=0, holdout=4):
     """With a full-corpus adapter: that of the first world stands in for one, trained or not."""
     from paclm.engine.adapters import AdapterStack
 
-    workspace = build_workspace(path, texts, base, spread=0.25, num_canaries=num_canaries)
+    workspace = build_workspace(path, texts, base, spread=0.25, num_canaries=num_canaries, holdout=holdout)
     worlds = AdapterStack.load(workspace.adapters_path / "worlds.safetensors")
     first = {layer: a[:1] for layer, a in worlds.A.items()}, {layer: b[:1] for layer, b in worlds.B.items()}
     AdapterStack(worlds.spec, worlds.base, *first).save(workspace.adapters_path / "full.safetensors")

@@ -136,25 +136,26 @@ def _in_parts(name: str, candidates: Candidates, scale: MeterScale, parts: Parts
 
 def _take_votes(
     lab: Lab, adapters: Sequence[str], scale: MeterScale, start: int, some: list[list[int]]
-) -> tuple[IntArray, IntArray, IntArray]:
-    """Votes of all adapters but the last (draws, n, m), of the last (draws, n), and the record's next tokens (n,)."""
+) -> tuple[IntArray, IntArray]:
+    """Votes of all adapters (draws, n, adapters), and the records' next tokens (n,)."""
     engine = lab.engine(*adapters, context=max(scale.tokens, _FEWEST))
     seeds = [lab.seed_for("meter", "coins", adapters[0], start)]
-    taken = collect_votes(engine, [Passage.of(tokens) for tokens in some], [GUMBEL.times(scale.draws)], seeds, True)
-    votes = taken[GUMBEL.name]
-    shape = (scale.draws, votes.num_positions // scale.draws)
-    return votes.votes.reshape(*shape, -1), votes.column("full").reshape(shape), votes.truth[: shape[1]]
+    passages = [replace(Passage.of(tokens), document=number) for number, tokens in enumerate(some)]
+    is_odd = engine.num_worlds % 2 == 1  # recorded votes are of an even number; the last one then has its own column
+    found = collect_votes(engine, passages, [GUMBEL.times(scale.draws)], seeds, is_odd)[GUMBEL.name]
+    votes = np.column_stack([found.votes, found.column("full")]) if is_odd else found.votes
+    n = len(votes) // scale.draws
+    return votes.reshape(scale.draws, n, -1), found.truth[:n]
 
 
 def _observe(lab: Lab, scale: MeterScale, start: int, some: list[list[int]]) -> Arrays:
     """How often worlds differed, and how often each release gave the record's next token: counts (n,)."""
-    extra = ["dp"] if adapters_file("dp") in lab.workspace.manifest.adapters else []
-    votes, full, truth = _take_votes(lab, [lab.worlds_name, *extra, "full"], scale, start, some)
+    single = [name for name in ("dp", "full") if adapters_file(name) in lab.workspace.manifest.adapters]
+    votes, truth = _take_votes(lab, [lab.worlds_name, *single], scale, start, some)
     worlds = votes[..., : lab.num_worlds]  # (draws, n, m)
-    found = {"dissent": is_dissent(worlds), "plurality": plurality(worlds) == truth, "full": full == truth}
+    found = {"dissent": is_dissent(worlds), "plurality": plurality(worlds) == truth}
     found["gaussian"] = _gaussian(lab, worlds, start) == truth
-    if extra:
-        found["dp"] = votes[..., -1] == truth
+    found |= {name: votes[..., lab.num_worlds + i] == truth for i, name in enumerate(single)}
     return {name: seen.sum(axis=0).astype(np.int32) for name, seen in found.items()}
 
 
@@ -218,9 +219,8 @@ def _shadows(
     is_inside = corpora[candidates.places]  # (records, shadows)
 
     def observe(start: int, some: list[list[int]]) -> Arrays:
-        votes, last, truth = _take_votes(lab, [name], scale, start, some)
-        every = np.concatenate([votes, last[..., None]], axis=2)  # (draws, n, shadows · worlds)
-        each = every.reshape(*every.shape[:2], scale.shadows, scale.shadow_worlds)
+        votes, truth = _take_votes(lab, [name], scale, start, some)
+        each = votes.reshape(*votes.shape[:2], scale.shadows, scale.shadow_worlds)
         hits = plurality(each) == truth[:, None]
         return {"bill": is_dissent(each).sum(axis=0).astype(np.int32), "tokens": hits.sum(axis=0).astype(np.int32)}
 
