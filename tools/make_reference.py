@@ -158,7 +158,10 @@ def http_page() -> str:
     from paclm.server.app import create_app
 
     setup = SimpleNamespace(model_id="clinic", settings=config.ServerConfig())
-    document = create_app(SimpleNamespace(setup=setup)).openapi()  # type: ignore[arg-type]
+    document, of_corpus = (
+        create_app(SimpleNamespace(setup=setup, promise=promise)).openapi()  # type: ignore[arg-type]
+        for promise in config.PROMISES
+    )
     shapes = document["components"]["schemas"]
     lines = [
         "# HTTP",
@@ -169,6 +172,8 @@ def http_page() -> str:
     for path, methods in document["paths"].items():
         for method, route in methods.items():
             lines += [f"## `{method.upper()} {path}`", "", route["description"], ""]
+            if (other := of_corpus["paths"][path][method]["description"]) != route["description"]:
+                lines += [f"Under the promise `corpus`: {other[0].lower()}{other[1:]}", ""]
             for name in _shapes_of(route.get("requestBody", {})):
                 lines += [f"`{name}`:", "", "| field | type | |", "|---|---|---|"]
                 required = shapes[name].get("required", [])

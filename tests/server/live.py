@@ -15,11 +15,11 @@ from paclm.errors import PaclmError
 from paclm.server.address import bind
 from paclm.server.api_keys import Database, KeyStore, service_path
 from paclm.server.app import create_app
-from paclm.server.curator_client import CuratorClient
+from paclm.server.front import service_for
 from paclm.server.idempotency import Replies
 from paclm.server.messages import Link, Ready
 from paclm.server.scheduler import Scheduler
-from paclm.server.service import HalfService, Service, Setup
+from paclm.server.service import Service, Setup
 from paclm.server.web_server import web_server
 from server.stepped import wait_until
 
@@ -105,7 +105,7 @@ def serve(workspace, engine, tokenizer, **options):
         scheduler.hello()
         hello = next(Link(its).receive(wait=True))[1]
         setup = Setup(model_id="clinic", settings=settings, runtime=asdict(workspace.runtime), **options)
-        service = HalfService(its, CuratorClient(hello), setup, tokenizer or curator.tokenizer, keys, replies)
+        service = service_for(hello, its, setup, tokenizer or curator.tokenizer, keys, replies)
         server = web_server(create_app(service), service, settings)
         threads = [
             threading.Thread(target=server.run, kwargs={"sockets": [port]}),

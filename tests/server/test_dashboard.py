@@ -136,7 +136,7 @@ def test_figures_keys_charts_settings_and_labels_are_there(visit, deployment):
     assert page.locator("#tokens-text").inner_text().startswith("Per hour.")
     assert "every-token" in page.locator("#settings").inner_text()
     assert re.search(r"model_id\s+clinic", page.locator("#settings").inner_text())  # what clients must say
-    assert "Content." in page.locator(".promises").inner_text()
+    assert "Content." in page.locator(".promises.only-half").inner_text()
     assert page.evaluate("[...document.querySelectorAll('input, textarea')].filter(e => !e.labels.length).length") == 0
     nameless = "[...document.querySelectorAll('button')].filter(e => !e.textContent.trim()).length"
     assert page.evaluate(nameless) == 0

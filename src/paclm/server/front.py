@@ -11,18 +11,21 @@ from __future__ import annotations
 import gc
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from paclm.config import ServerConfig
+from paclm.curator.streams import Tokenizer
 from paclm.engine.base_model import load_tokenizer
 from paclm.server import telemetry
 from paclm.server.api_keys import Database, KeyStore, service_path
 from paclm.server.app import create_app
+from paclm.server.corpus import CorpusClient, CorpusService
 from paclm.server.curator_client import CuratorClient
 from paclm.server.idempotency import Keep, Replies
 from paclm.server.messages import BrokenLink, Link
-from paclm.server.service import HalfService, Setup
+from paclm.server.service import HalfService, Service, Setup
 from paclm.server.web_server import web_server
 from paclm.worlds.fingerprints import Base
 
@@ -41,8 +44,17 @@ def main(link: int, listening: int, base_folder: str) -> None:
     setup = Setup(**{**hello["setup"], "settings": ServerConfig(**hello["setup"]["settings"])})
     with Database.open(service_path(Path(hello["workspace"]))) as database:
         replies = Replies(database, Keep(seconds=setup.settings.keep_replies_seconds))
-        service = HalfService(end, CuratorClient(hello), setup, tokenizer, KeyStore(database), replies)
+        service = service_for(hello, end, setup, tokenizer, KeyStore(database), replies)
         web_server(create_app(service), service, setup.settings).run(sockets=[port])
+
+
+def service_for(
+    hello: Mapping[str, Any], end: socket.socket, setup: Setup, tokenizer: Tokenizer, keys: KeyStore, replies: Replies
+) -> Service:
+    """The service of the promise that the curator serves."""
+    if hello["promise"] == "corpus":
+        return CorpusService(end, CorpusClient(hello), setup, tokenizer, keys, replies)
+    return HalfService(end, CuratorClient(hello), setup, tokenizer, keys, replies)
 
 
 if __name__ == "__main__":

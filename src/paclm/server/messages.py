@@ -115,6 +115,22 @@ class CuratorState(BudgetState, DecoderState):
     """Of the promise `half`."""
 
 
+class CorpusState(DecoderState):
+    """Of the promise `corpus`, in the names of the command line's JSON; the same until somebody mixes promises."""
+
+    promise: Literal["corpus"]
+    epsilon: float
+    delta: float
+    unit: str
+    mia_bound: float
+    """No attack on whether a unit is in the corpus succeeds more often."""
+    tpr_at_fpr_0_1_percent: float
+    """Of the units inside, the most that an attack finds which is wrong about so many of those outside."""
+    tpr_at_fpr_1_percent: float
+    is_promised: bool
+    """False once both promises were served from this corpus."""
+
+
 def pack(message: object) -> bytes:
     """One message as it is sent."""
     content = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")

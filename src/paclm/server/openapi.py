@@ -228,6 +228,30 @@ class Privacy(_Shape):
     key: OwnKey
 
 
+class CorpusPrivacy(Promise):
+    """`/v1/privacy` under the promise `corpus`"""
+
+    object: Literal["privacy"]
+    tpr_at_fpr_0_1_percent: float
+    tpr_at_fpr_1_percent: float
+    sentence: str
+    budget: str
+    not_promised: str
+    key: OwnKey
+
+
+class CorpusPlan(Promise):
+    """`/v1/privacy/plan` under the promise `corpus`"""
+
+    object: Literal["privacy.plan"]
+    answers: int
+    prompt_tokens: int
+    max_tokens: int
+    fits: bool
+    remaining_quota_tokens: int | None
+    budget: str
+
+
 class RequestPlan(_Shape):
     """`/v1/privacy/plan`
 
@@ -262,6 +286,22 @@ class Overview(_Shape):
     sentences: dict[str, str]
     tokens: dict[str, float | None]
     belief: dict[str, float]
+    load: dict[str, float]
+    keys: list[dict[str, Any]]
+    settings: dict[str, dict[str, Any]]
+    cautions: list[str]
+
+
+class CorpusOverview(_Shape):
+    """`/v1/admin/overview` under the promise `corpus`"""
+
+    model: str
+    has_chat_template: bool
+    version: str
+    state: Literal["serving", "draining", "stopped"]
+    uptime_seconds: float
+    promise: dict[str, Any]
+    sentences: dict[str, str]
     load: dict[str, float]
     keys: list[dict[str, Any]]
     settings: dict[str, dict[str, Any]]

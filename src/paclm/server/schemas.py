@@ -99,8 +99,8 @@ class Only:
         raise _problem(self.why)
 
 
-_NO_SHAPING = "is not offered: candidates are ranked by the votes of the worlds, which requests cannot re-weight"
-_CUT = "must be 1: the candidates are the public model's top k, and requests cannot cut them further"
+_NO_SHAPING = "is not offered: requests cannot re-weight the candidates"
+_CUT = "must be 1: the candidates are the model's top k, and requests cannot cut them further"
 _NO_TOOLS = "is not offered: this model answers with text"
 
 Zero = Annotated[object, Only(0, _NO_SHAPING, {"const": 0})]
@@ -141,9 +141,9 @@ class _Ask(_Strict):
     model: Remark
     """As `/v1/models` names it."""
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    """How many answers; each is charged."""
+    """How many answers; under the promise `half` each is charged."""
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """τ of the coupled Gumbel votes; 0 is greedy."""
+    """τ of the Gumbel draws; 0 is greedy."""
     stop: Annotated[Stops, Field(repr=False)] = ()
     """Texts that end an answer; they are not part of it."""
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None

@@ -80,6 +80,8 @@ class Service(ABC):
         self.recent = Recent()
         self.num_requests: Counter[str] = Counter()
         """Requests admitted since the start, by key name."""
+        self.num_tokens: Counter[str] = Counter()
+        """Tokens sent since the start, by key name."""
         self.on_failure: Callable[[], None] = lambda: None
         """Called once, when a step has failed or the curator is gone, and only a restart helps."""
         self.has_failed = False
@@ -207,6 +209,7 @@ class Service(ABC):
         marks: Counter[Mark] = Counter()
         for (key_name, mark), num in tokens.items():
             self.metrics.count_tokens(key_name, mark, num)
+            self.num_tokens[key_name] += num
             marks[mark] += num
         self.recent.add(marks)
 

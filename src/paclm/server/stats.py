@@ -69,7 +69,7 @@ async def overview(_: Admin, service: TheHalfService) -> Response:
     usage, leak, state = await asyncio.gather(curator.ask_usage(), curator.ask_leak(), curator.ask_state())
     keys = service.keys.list()
     figures = curator.figures(is_admin=True)
-    tokens_per_second, steps_per_second = service.recent.rates()
+    tokens_per_second = service.recent.rates()[0]
     most = math.log(curator.num_worlds)
     per_token = units_up(curator.config.per_token)
     content = {
@@ -106,14 +106,7 @@ async def overview(_: Admin, service: TheHalfService) -> Response:
             "max_entropy_nats": float(f"{most:.3g}"),
             "num_worlds": curator.num_worlds,
         },
-        "load": {
-            "tokens_per_second": tokens_per_second,
-            "steps_per_second": steps_per_second,
-            "running": service.curator.state["running"],
-            "waiting": service.curator.state["waiting"],
-            "places": curator.num_places,
-            "max_waiting": setup.settings.max_waiting,
-        },
+        "load": load_of(service),
         "keys": _by_key(keys, usage, service),
         "settings": {
             "mechanism": dataclasses.asdict(curator.config),
@@ -133,9 +126,27 @@ async def overview(_: Admin, service: TheHalfService) -> Response:
 async def history(_: Admin, service: TheHalfService) -> Response:
     """Spending over time from the ledger, and the last minutes from memory."""
     usage = await service.curator.ask_usage()
+    return JSONResponse({**_points(usage.by_hour), "recent": recent_points(service)})
+
+
+def load_of(service: Service) -> dict[str, float]:
+    """How busy the server is."""
+    tokens_per_second, steps_per_second = service.recent.rates()
+    return {
+        "tokens_per_second": tokens_per_second,
+        "steps_per_second": steps_per_second,
+        "running": service.curator.state["running"],
+        "waiting": service.curator.state["waiting"],
+        "places": service.curator.num_places,
+        "max_waiting": service.setup.settings.max_waiting,
+    }
+
+
+def recent_points(service: Service) -> dict[str, Any]:
+    """The last minutes."""
     counts = ("private_tokens", "public_tokens", "dissent_tokens", "steps")
     recent = [{"at": _iso(bin_.at), **{name: getattr(bin_, name) for name in counts}} for bin_ in service.recent.bins()]
-    return JSONResponse({**_points(usage.by_hour), "recent": {"seconds": BIN_SECONDS, "points": recent}})
+    return {"seconds": BIN_SECONDS, "points": recent}
 
 
 @router.get("/metrics", include_in_schema=False)

@@ -10,6 +10,7 @@ import { reasonOf, setUpLogin, showLogin } from "./js/login.js";
 import { byId, say, saySentence } from "./js/page.js";
 import { askPlan, setUpPlan } from "./js/plan.js";
 import { clearPlayground, setUpPlayground, showPrice } from "./js/playground.js";
+import { showPromise } from "./js/promise.js";
 import { showSettings } from "./js/settings.js";
 
 const EVERY_MS = 2000;
@@ -76,18 +77,20 @@ function setConnection(kind, text) {
 
 function show() {
   const { overview, history, period } = state;
-  showFigures(overview, paceOf(history, Date.now() / 1000));
+  if (overview.promise) showPromise(overview);
+  else showFigures(overview, paceOf(history, Date.now() / 1000));
   showKeys(overview);
   showSettings(overview);
   showPrice(overview);
   const past = period === "recent" ? recentPast(history, overview) : longPast(history);
-  showPast(past, overview.budget.total_nats);
+  showPast(past, overview.budget?.total_nats ?? null);
 }
 
 function openPanel() {
   state.isOpen = true;
   byId("login").hidden = true;
   byId("key").value = "";
+  document.body.dataset.promise = state.overview.promise?.promise ?? "half";
   byId("panel").hidden = false;
   byId("leave").hidden = false;
   byId("main").focus({ preventScroll: true });
@@ -95,14 +98,14 @@ function openPanel() {
   const { runtime, server } = state.overview.settings;
   const usual = Math.max(1, Math.min(server.default_max_tokens, Math.floor(runtime.context / 2)));
   byId("max-tokens").value = byId("plan-tokens").value = usual;
-  askPlan(state.overview);
+  if (!state.overview.promise) askPlan(state.overview);
 }
 
 function leave(message = "") {
   key.forget();
   clearTimeout(state.timer);
   Object.assign(state, { isOpen: false, failures: 0, overview: null, history: null, historyAt: 0 });
-  delete document.body.dataset.exhausted;
+  for (const name of ["exhausted", "promise", "mixed"]) delete document.body.dataset[name];
   say("model", "");
   setConnection("idle", "Not connected");
   byId("toast").hidden = true;

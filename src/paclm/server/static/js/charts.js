@@ -10,7 +10,7 @@ const TICKS = [[1, 2, 5, 15], [1, 2, 4, 6, 12], [1, 2, 7, 28, 91, 364]].flatMap(
 const drawn = { spending: null, tokens: null };
 let latest = null;
 
-/** `past`: as js/history.js makes it. */
+/** `past`: as js/history.js makes it; `totalNats` is null where there is no budget. */
 export function showPast(past, totalNats) {
   latest = [past, totalNats];
   const { points, step } = past;
@@ -18,7 +18,7 @@ export function showPast(past, totalNats) {
   const agreed = points.map((point) => point.agreed);
   const disputed = points.map((point) => point.agreed + point.disputed);
   const all = points.map((point) => point.agreed + point.disputed + point.public);
-  draw("spending", spendingLine(points, totalNats, step), spendingSeries, step, percent);
+  if (totalNats !== null) draw("spending", spendingLine(points, totalNats, step), spendingSeries, step, percent);
   draw("tokens", [times, all, disputed, agreed], tokenSeries, step, count); // the tallest first, each over the last
   describe(points, totalNats, step);
 }
@@ -49,7 +49,7 @@ function describe(points, totalNats, step) {
   const [agreed, disputed, ofPublic] = [sum("agreed"), sum("disputed"), sum("public")];
   const period = step < HOUR ? `${step} seconds` : step === HOUR ? "hour" : "day";
   say("spending-text", `${share(last, totalNats)} of the committed total spent so far (${nats(last)} nats).`);
-  const ofDispute = agreed + disputed ? `, ${share(disputed, agreed + disputed)} of the private ones disputed` : "";
+  const ofDispute = totalNats !== null && agreed + disputed ? `, ${share(disputed, agreed + disputed)} of the private ones disputed` : "";
   say("tokens-text", `Per ${period}. ${plural(agreed + disputed + ofPublic, "token")} in view${ofDispute}.`);
 }
 

@@ -5,6 +5,7 @@ import { byId, inCode, make, say, saySentence, setPart } from "./page.js";
 
 const NOT_A_BOUND = "What is spent so far is not a bound: the guarantee is at the committed total.";
 
+/** Under the promise `half`; js/promise.js has the other. */
 export function showFigures(overview, pace) {
   const { budget } = overview;
   const left = budget.is_exhausted ? why(budget) : `${count(budget.remaining_tokens)} tokens left`;
@@ -80,6 +81,10 @@ function showNow({ load, tokens, keys }) {
   say("dissent-note", tokens.private
     ? `${count(tokens.dissent)} of ${plural(tokens.private, "private token")}`
     : "no private tokens yet");
+  showLoad(load, keys);
+}
+
+export function showLoad(load, keys) {
   byId("running").replaceChildren(String(load.running), make("small", "", ` of ${load.places} places`));
   const requests = keys.reduce((sum, entry) => sum + entry.requests, 0);
   say("running-note", `${count(load.waiting)} waiting, ${count(requests)} since the start`);

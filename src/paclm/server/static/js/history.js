@@ -21,7 +21,7 @@ export function longPast({ bin, points }) {
   };
 }
 
-/** The last minutes; spending is followed backwards from what is spent now. */
+/** The last minutes; spending, where there is a budget, is followed backwards from what is spent now. */
 export function recentPast({ recent }, { budget, settings, uptime_seconds: uptime }) {
   const step = recent.seconds * BARS;
   const sinceStart = recent.points.slice(-Math.ceil(Math.max(uptime, SHORTEST) / recent.seconds));
@@ -35,8 +35,8 @@ export function recentPast({ recent }, { budget, settings, uptime_seconds: uptim
     bars.set(at, bar);
   }
   const points = [...bars.values()];
-  let spent = budget.spent_nats;
-  for (const point of points.toReversed()) {
+  let spent = budget?.spent_nats;
+  for (const point of budget ? points.toReversed() : []) {
     point.charged = chargedTokens(point, settings.mechanism) * budget.per_token_nats;
     point.spent = spent;
     spent = Math.max(0, spent - point.charged);

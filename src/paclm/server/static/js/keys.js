@@ -6,7 +6,7 @@ import { byId, make, setPart } from "./page.js";
 let shown = "";
 
 export function showKeys({ keys, budget }) {
-  const asText = JSON.stringify([keys, budget.total_nats]);
+  const asText = JSON.stringify([keys, budget?.total_nats]);
   if (asText === shown) return; // a table that is replaced loses what the reader has selected
   shown = asText;
   const rows = keys.map((entry) => {
@@ -16,9 +16,9 @@ export function showKeys({ keys, budget }) {
     if (remarks) name.append(make("small", "", remarks));
     return make("tr", "", name,
       cell("Requests", count(entry.requests)),
-      cell("Tokens", count(entry.private_tokens + entry.public_tokens)),
+      cell("Tokens", count(entry.tokens ?? entry.private_tokens + entry.public_tokens)),
       quotaCell(entry),
-      spentCell(entry, budget.total_nats));
+      ...(budget ? [spentCell(entry, budget.total_nats)] : []));
   });
   byId("keys").tBodies[0].replaceChildren(...(rows.length ? rows : [emptyRow()]));
 }

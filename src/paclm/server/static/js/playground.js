@@ -32,7 +32,7 @@ export function clearPlayground() {
 }
 
 export function showPrice(newOverview) {
-  if (newOverview?.budget) overview = newOverview;
+  if (newOverview?.settings) overview = newOverview;
   if (!overview) return;
   byId("chat-row").hidden = !overview.has_chat_template;
   const { budget, settings } = overview;
@@ -41,6 +41,8 @@ export function showPrice(newOverview) {
   const asked = byId("max-tokens").valueAsNumber;
   if (!(asked >= 1)) {
     say("price", "Ask for at least one token.");
+  } else if (!budget) {
+    say("price", "Charges nothing: the promise is the same after any number of requests.");
   } else if (budget.is_exhausted) {
     const isPublic = budget.on_exhausted === "public";
     say("price", `${why(budget)}: ${isPublic ? "the public model will answer, free" : "this will be refused"}.`);
@@ -52,7 +54,7 @@ export function showPrice(newOverview) {
 
 async function complete(onMove) {
   const answer = byId("answer");
-  const counts = { agreed: 0, disputed: 0, public: 0 };
+  const counts = { agreed: 0, disputed: 0, public: 0, unmarked: 0 };
   let figures = null;
   running = new AbortController();
   setBusy(true);
@@ -63,6 +65,7 @@ async function complete(onMove) {
     for await (const event of postStream(...request(), running.signal)) {
       const marks = event.privacy?.marks ?? [];
       marks.forEach((mark) => { counts[mark] += 1; });
+      if (overview.promise && event.usage) counts.unmarked = event.usage.completion_tokens;
       for (const choice of event.choices) appendText(answer, choice.text ?? choice.delta.content, marks);
       if (!event.choices.length) figures = event.privacy ?? null;
       say("answer-note", summaryOf(counts, figures));
@@ -70,7 +73,8 @@ async function complete(onMove) {
     }
   } catch (problem) {
     if (problem.name === "AbortError") {
-      say("answer-note", `Stopped. ${summaryOf(counts, figures)} What was released stays charged.`);
+      const charged = overview.promise ? "" : ` ${summaryOf(counts, figures)} What was released stays charged.`;
+      say("answer-note", `Stopped.${charged}`);
     } else if (problem instanceof Refusal) {
       saySentence("answer-error", problem.message);
       say("answer-note", summaryOf(counts, figures));
@@ -117,6 +121,7 @@ function appendText(answer, text, marks) {
 }
 
 function summaryOf(counts, figures) {
+  if (overview.promise) return counts.unmarked ? `${plural(counts.unmarked, "token")}, nothing charged.` : "";
   const all = counts.agreed + counts.disputed + counts.public;
   const parts = MARKS.filter((mark) => counts[mark]).map((mark) => `${counts[mark]} ${mark}`);
   const charged = figures ? ` Charged ${nats(figures.charged_nats)} nats.` : "";

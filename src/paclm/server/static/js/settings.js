@@ -3,20 +3,21 @@
 import { nats } from "./format.js";
 import { byId, make } from "./page.js";
 
-const GROUPS = { mechanism: "What the guarantee depends on", runtime: "Speed and memory", server: "Serving" };
+const GROUPS = { mechanism: "What the guarantee depends on", decoding: "How tokens are drawn", runtime: "Speed and memory", server: "Serving" };
 const IN_NATS = ["per_token", "total"];
 let shown = "";
 
 export function showSettings({ settings, belief, version }) {
   const groups = {
-    mechanism: { worlds: belief.num_worlds, ...settings.mechanism },
+    ...(settings.mechanism ? { mechanism: { worlds: belief.num_worlds, ...settings.mechanism } } : {}),
+    ...(settings.decoding ? { decoding: settings.decoding } : {}),
     runtime: settings.runtime,
     server: { version, ...settings.server },
   };
   const asText = JSON.stringify(groups);
   if (asText === shown) return; // they change with a restart only
   shown = asText;
-  byId("settings").replaceChildren(...Object.entries(GROUPS).map(([name, title]) => groupOf(title, groups[name])));
+  byId("settings").replaceChildren(...Object.entries(groups).map(([name, entries]) => groupOf(GROUPS[name], entries)));
 }
 
 function groupOf(title, entries) {
