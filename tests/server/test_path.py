@@ -61,6 +61,7 @@ def test_a_token_has_three_types_between_votes_and_wire():
         node
         for room in ("privacy", "curator", "server")
         for path in (SOURCE / room).glob("*.py")
+        if path.name != "openapi.py"  # describes the bytes
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ClassDef)
     )

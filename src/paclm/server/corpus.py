@@ -68,8 +68,8 @@ class CorpusService(Service):
     has_logprobs = True
     curator: CorpusClient
 
-    def cost_of(self, streams: Sequence[Transcript]) -> Figures:
-        """The promise: the same whatever was asked."""
+    def cost_of(self, streams: Sequence[Transcript] = (), *, is_admin: bool = False) -> Figures:
+        """The promise: the same whatever was asked, and for everybody."""
         return {name: value for name, value in self.curator.figures().items() if name in _IN_REPLIES}
 
 
@@ -110,7 +110,7 @@ async def plan(request: Request, caller: AnyCaller, service: TheCorpusService) -
             "max_tokens": tokens,
             "fits": quota is None or tokens <= quota,
             "remaining_quota_tokens": quota,
-            **service.cost_of(()),
+            **service.cost_of(),
             "budget": NO_BUDGET,
         }
     )
