@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from paclm.privacy.bounds import format_bound, nats_for, success_bound, tpr_bound_from_nats
+from paclm.privacy.dp import DpMechanism, guarantee
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 READMES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "deploy/README.md", "tools/README.md")]
@@ -73,6 +76,20 @@ def test_every_variable_of_the_environment_is_explained():
     code = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     found = set(re.findall(r'"(PACLM_[A-Z_]+)"', code))
     assert found == {name for name in load_reference().ENVIRONMENT if name.startswith("PACLM_")}
+
+
+def test_rates_on_the_page_of_the_guarantee_are_those_of_the_code():
+    page = (ROOT / "docs" / "guide" / "guarantee.md").read_text()
+    for label, nats in (("0.0002 nats", nats_for(0.51, 1 / 2)), ("2⁻⁶ nats", 2.0**-6), ("0.0625 nats", 0.0625)):
+        bounds = [success_bound(nats, 1 / 2), tpr_bound_from_nats(nats, 0.01), tpr_bound_from_nats(nats, 0.001)]
+        cells = " | ".join(format_bound(bound, decimals=2).replace("%", " %") for bound in bounds)
+        assert re.search(rf"^\| {label}.*? \| {cells} \|$", page, re.MULTILINE), label
+    for epsilon, sigma in ((8, 2.064), (2, 6.459)):
+        promised = guarantee([DpMechanism(0.5, sigma, 40)], 1e-5)
+        assert promised.epsilon <= epsilon
+        bounds = [promised.mia_bound, promised.tpr_at_fpr_1_percent, promised.tpr_at_fpr_0_1_percent]
+        cells = " | ".join(format_bound(bound, decimals=2).replace("%", " %") for bound in bounds)
+        assert f"| {epsilon} | {sigma} | {cells} |" in page
 
 
 def test_every_dependency_is_pinned():
