@@ -52,8 +52,8 @@ from paclm.errors import EngineError, InvalidInput
 FloatArray = NDArray[np.float64]
 
 _ROUNDING = 1e-6  # clipped norms stay this far below C, relatively: more than float64 can be wrong by
-_POSITIONS = {"cpu": 1024, "cuda": 2**14}  # of a pass; the last pass of each length is half empty on average
-_MEASURED_LENGTH = 256
+_POSITIONS = {"cpu": 512, "cuda": 2**14}  # of a pass; more are faster each, but the last pass of a length is half empty
+_MEASURED_LENGTH = 128
 
 
 class DpDraws(Protocol):
@@ -284,7 +284,7 @@ def choose_pass_sizes(
     device = head.weight.device
     free = int(SHARE_OF_FREE * free_bytes(device))
     per_position, per_block = _pass_bytes(forward, head, start, units.context)
-    enough = _POSITIONS.get(device.type, 1024)
+    enough = _POSITIONS.get(device.type, 512)
     sizes = {length: min(enough // length, free // (length * per_position + per_block)) for length in lengths}
     return {length: max(1, size) for length, size in sizes.items()}
 

@@ -114,7 +114,9 @@ class _HeadLoss(torch.autograd.Function):
         needs_gradient = bool(ctx.needs_input_grad[0])
         gradient = torch.zeros_like(flat) if needs_gradient else None
         each = torch.empty(len(targets), device=flat.device)  # (N,)
-        chunk = max(_SMALLEST_CHUNK, _CHUNK_BYTES.get(flat.device.type, 2**26) // (4 * weight.shape[0]))
+        most = max(_SMALLEST_CHUNK, _CHUNK_BYTES.get(flat.device.type, 2**26) // (4 * weight.shape[0]))
+        num_chunks = -(-len(targets) // most) or 1
+        chunk = -(-len(targets) // num_chunks) or 1  # equal ones, so that a world's place does not change its rounding
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
             logits = functional.linear(flat[where[part]], weight, bias)  # (chunk, V)
