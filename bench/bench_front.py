@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tools")]
 
 from harness import print_table  # noqa: E402
 from paclm.config import MechanismConfig, ServerConfig  # noqa: E402
-from paclm.curator.streams import Limits, Piece, Request, Stream  # noqa: E402
+from paclm.curator.streams import Limits, Piece, Request, Stream, UsageFigures  # noqa: E402
 from paclm.engine.base_model import TINY_FOLDER, load_tokenizer  # noqa: E402
 from paclm.privacy.accounting import Account  # noqa: E402
 from paclm.server import address, run  # noqa: E402
@@ -78,6 +78,9 @@ class IdleCurator:
             pieces.append((stream, Piece(7, " patient", "agreed", 1, "length" if is_last else None)))
         self._running = [stream for stream, piece in pieces if piece.finish_reason is None]
         return pieces
+
+    def usage(self) -> UsageFigures:
+        return UsageFigures({}, {})
 
     def figures(self) -> dict[str, Any]:
         return {"spent_nats": 0.0, "total_nats": 1.0, "remaining_tokens": 10**12, "mia_bound": 0.5, "world_id_bound": 0}
