@@ -290,3 +290,12 @@ def test_trainings_of_other_workspaces_and_of_lost_logs_are_known(other, texts):
     found = trainings_elsewhere(own)
     assert set(found) == {"lost", "beside", "gone"}
     assert all(TRAINING.items() <= details.items() for details in found.values())
+
+
+def test_trainings_with_another_unit_do_not_compose(other):
+    own, beside = other("own"), other("beside")
+    DpLog(dp_log_path(beside.path)).append("training", run="beside", unit="record", **TRAINING)
+    assert set(trainings_elsewhere(own)) == {"beside"}
+    remember_training("beside", "by patient", {**TRAINING, "unit": "all records of one patient"})
+    with pytest.raises(PromiseConflict, match=r"one patient.*: record\..*--group-by"):
+        trainings_elsewhere(own)

@@ -65,13 +65,24 @@ def is_corpus_promised(workspace: Workspace) -> bool:
 
 
 def trainings_elsewhere(workspace: Workspace) -> dict[str, dict[str, Any]]:
-    """DP trainings over these records that are not in this workspace's log, by run; those of lost logs included."""
+    """DP trainings over these records that are not in this workspace's log, by run; those of lost logs included.
+
+    Raises if one of them has another unit of privacy: a group is many records to a training by records, and a record
+    changes its group to a training by groups, so the two do not compose.
+    """
     found = trainings_noted(workspace.manifest.id)
     for other in find_workspaces(workspace.sketch, workspace.manifest.id):
         found |= trainings_noted(other.identifier)
         if not other.is_gone:
             found |= DpLog(dp_log_path(other.path)).trainings()
     own = DpLog(dp_log_path(workspace.path)).trainings()
+    unit = workspace.manifest.unit_name
+    if others := {str(details["unit"]) for details in found.values() if details.get("unit", unit) != unit}:
+        raise PromiseConflict(
+            f"There was a DP training over these records whose unit is another one: {', '.join(sorted(others))}. Here "
+            f"it is: {unit}. Such trainings do not compose, so nothing can be promised. Use the workspace of that "
+            "training, or make one with the same --group-by."
+        )
     return {run: details for run, details in found.items() if run not in own}
 
 

@@ -60,6 +60,12 @@ class Manifest:
         """What the guarantee protects, with its verb: a record, or the records of a group."""
         return unit_of(self.arguments.get("group_by"))
 
+    @property
+    def unit_name(self) -> str:
+        """The unit of privacy, whose presence a DP training hides."""
+        group_by = self.arguments.get("group_by")
+        return "record" if group_by is None else f"all records of one {group_by}"
+
     def with_adapters(self, path: Path, details: Mapping[str, Any]) -> Manifest:
         """The manifest with the entry of an adapter file that was written or replaced."""
         entry = {"sha256": hash_file(path), "stat": stat_files([path])[path.name], **details}
