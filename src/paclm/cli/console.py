@@ -106,6 +106,11 @@ def print_fields(fields: Mapping[str, str], *, indent: int = 2, err: bool = Fals
         print_wrapped(f"{' ' * indent + name:<{column}}{text}", err=err, column=column)
 
 
+def format_size(num_bytes: int) -> str:
+    """A size in MiB or GiB."""
+    return f"{num_bytes / 2**20:,.0f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:,.1f} GiB"
+
+
 def format_guarantee(mia: float, world_id: float, num_worlds: int, unit: str, *, prior: str = "1/2") -> str:
     """Both bounds in one clause; the last digits are rounded up."""
     from paclm.privacy.bounds import format_bound

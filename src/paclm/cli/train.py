@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from paclm.cli.console import STOP_MESSAGE, JsonFlag, WorkspaceArgument, print_fields, print_json, warn_of_threads
+from paclm.cli.console import (
+    STOP_MESSAGE,
+    JsonFlag,
+    WorkspaceArgument,
+    format_size,
+    print_fields,
+    print_json,
+    warn_of_threads,
+)
 from paclm.cli.training_advice import after_training, learned_little
 from paclm.config import format_duration, in_shell
 from paclm.errors import InvalidInput, WorkspaceError
 
 if TYPE_CHECKING:
+    from paclm.curator.dp_training import DpTrainingJob
     from paclm.engine.training import Trained
     from paclm.engine.training_job import TrainingJob
     from paclm.engine.training_plan import TrainingPlan
@@ -25,13 +34,21 @@ def train(
     what: Annotated[
         str,
         typer.Option(
-            help="worlds; full: one adapter on all records; shards:N: N disjoint parts of the records; for studies "
-            "also collection:N and uncoupled."
+            help="worlds; dp:EPSILON: one adapter with differential privacy, for the promise corpus; full: one adapter "
+            "on all records; shards:N: N disjoint parts of the records; for studies also collection:N and uncoupled."
         ),
     ] = "worlds",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what training will take, and exit.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Start over and replace existing adapters.")] = False,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again", help="Start over and replace existing adapters; DP trainings add up, whatever is kept."
+        ),
+    ] = False,
+    delta: Annotated[
+        float | None, typer.Option(help="δ of dp:EPSILON; default n^-1.1, n the number of records or groups.")
+    ] = None,
     worlds_per_step: Annotated[
         str, typer.Option(help="How many worlds train together: a number, or auto by measured memory.")
     ] = "auto",
@@ -47,6 +64,9 @@ def train(
     All worlds are trained alike, with the settings in [training] of paclm.toml. A run that was stopped can be resumed
     and gives the same adapters.
 
+    dp:EPSILON trains by DP-SGD, with the settings in [dp] besides. Every DP training over the same records adds to what
+    the promise amounts to, from its first step on, also if it is stopped.
+
     Example usage:
 
     \b
@@ -54,6 +74,7 @@ def train(
         paclm train clinic
         paclm train clinic --resume
         paclm train clinic --what shards:16
+        paclm train clinic --what dp:8 --dry-run
     """
     group_size = int(worlds_per_step) if worlds_per_step.isdecimal() else None
     if worlds_per_step != "auto" and not group_size:
@@ -63,6 +84,25 @@ def train(
     if resume and again:
         raise InvalidInput("--resume continues a stopped run and --again starts over: use one of them.")
     opened = Workspace.open(workspace)
+    if what.partition(":")[0] == "dp":
+        if worlds_per_step != "auto":
+            raise InvalidInput("--worlds-per-step is not for dp, which trains one adapter.")
+        from paclm.cli.train_dp import train_dp_adapter
+
+        train_dp_adapter(
+            workspace,
+            opened,
+            what,
+            delta=delta,
+            dtype=dtype,
+            dry_run=dry_run,
+            resume=resume,
+            again=again,
+            as_json=as_json,
+        )
+        return
+    if delta is not None:
+        raise InvalidInput("--delta is for --what dp:EPSILON.")
     if what != "worlds" and (changes := opened.training_changes()):
         typer.echo(f"Warning: the worlds were trained with other settings ({changes}).", err=True)
     from paclm.engine.training_job import prepare_training
@@ -97,7 +137,7 @@ def train(
     _show_result(job, plan, trained, workspace, command, as_json)
 
 
-def warn_of_load(job: TrainingJob) -> None:
+def warn_of_load(job: TrainingJob | DpTrainingJob) -> None:
     """Warn if training will be slower than the machine allows, because of its settings or other programs."""
     if job.model.device.type == "cpu":
         warn_of_threads(job.workspace)
@@ -157,8 +197,8 @@ def _show_plan(job: TrainingJob, plan: TrainingPlan, as_json: bool) -> None:
             f"{plan.worlds_per_step} trained together",
             "steps": f"{plan.num_steps:,}",
             "tokens": f"{plan.num_tokens:,} ({plan.num_tokens / plan.num_positions:.0%} of the positions computed)",
-            "memory": f"{_size(plan.memory_bytes)} beside the base model",
-            "disk": f"{_size(plan.disk_bytes)} while it runs, about half of that afterwards",
+            "memory": f"{format_size(plan.memory_bytes)} beside the base model",
+            "disk": f"{format_size(plan.disk_bytes)} while it runs, about half of that afterwards",
             "time": f"about {format_duration(seconds)} ({plan.num_tokens / max(seconds, 1e-9):,.0f} tokens per second)",
         }
     )
@@ -212,7 +252,3 @@ def _next_step(workspace: Workspace, quoted: str) -> str:
         f"Next, a budget: paclm plan --mia 51% --tokens 1M --write {quoted}; then {generate}. For research, without a "
         f"budget: {votes}"
     )
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.0f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:,.1f} GiB"

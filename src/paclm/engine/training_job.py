@@ -13,7 +13,7 @@ Reads neither the secret nor the ledger.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,12 +29,13 @@ from paclm.engine.checkpoint import RUN_FILE, Checkpoints
 from paclm.engine.loading import pick_device
 from paclm.engine.threads import ThreadChoice, set_threads
 from paclm.engine.training import OnProgress, Trained, make_schedule, train_worlds
-from paclm.engine.training_order import Schedule, make_blocks
+from paclm.engine.training_order import Blocks, Schedule, make_blocks
 from paclm.engine.training_plan import TrainingPlan, plan_training
 from paclm.errors import EngineError, InvalidInput
 from paclm.worlds.assignment import BoolArray, assign_groups, assign_shards, units_of
 from paclm.worlds.blocks import block_length, encode_texts
 from paclm.worlds.layout import adapters_file
+from paclm.worlds.records import Record
 from paclm.worlds.storage import only_one, write_private_arrays
 from paclm.worlds.workspace import Workspace
 
@@ -85,7 +86,7 @@ class TrainingJob:
         self, worlds_per_step: int | None = None, *, resume: bool = False, on_progress: OnProgress | None = None
     ) -> tuple[Workspace, Trained]:
         """Train, save and enter into the manifest; returns the changed workspace."""
-        with self._alone():
+        with only_training(self.workspace):
             worlds_per_step = worlds_per_step or self.plan().worlds_per_step
             with _fitting_memory(f"Training {worlds_per_step} worlds at a time", _smaller_steps(self.settings)):
                 trained = train_worlds(
@@ -108,11 +109,8 @@ class TrainingJob:
 
     def refuse_if_running(self) -> None:
         """Raise if another process is training here: its checkpoints are not of a stopped run."""
-        with self._alone():
+        with only_training(self.workspace):
             pass
-
-    def _alone(self) -> AbstractContextManager[None]:
-        return only_one(self.workspace.path / ".training.lock", f"A training in {self.workspace.path}")
 
     def _details(self, trained: Trained) -> dict[str, Any]:
         return {
@@ -128,12 +126,24 @@ class TrainingJob:
         }
 
 
+def only_training(workspace: Workspace) -> AbstractContextManager[None]:
+    """Keep other trainings of this workspace out, or raise if one is running."""
+    return only_one(workspace.path / ".training.lock", f"A training in {workspace.path}")
+
+
 def prepare_training(workspace: Workspace, what: str = "worlds", *, dtype: Dtype = "auto") -> TrainingJob:
     """Load the base model and cut the records into blocks; `what` as in the docstring of this module."""
-    records = workspace.members()
     settings = replace(workspace.training, coupled=False) if what.startswith("uncoupled") else workspace.training
     seed = int(workspace.manifest.arguments["seed"])
     name, membership = what.replace(":", "-"), membership_of(workspace, what)
+    model, blocks, threads = load_for_training(workspace, workspace.members(), settings, dtype)
+    return TrainingJob(workspace, name, model, make_schedule(blocks, membership, settings, seed), settings, threads)
+
+
+def load_for_training(
+    workspace: Workspace, records: Sequence[Record], settings: TrainingConfig, dtype: Dtype
+) -> tuple[PreTrainedModel, Blocks, ThreadChoice | None]:
+    """The base model, the records cut into blocks, and the number of threads if it was measured."""
     base = base_of(workspace)
     device = pick_device(workspace.runtime.device)
     threads = set_threads(workspace.runtime.threads) if device.type == "cpu" else None
@@ -148,7 +158,7 @@ def prepare_training(workspace: Workspace, what: str = "worlds", *, dtype: Dtype
         )
     repetitions = [record.repetitions for record in records]
     blocks = make_blocks(encoded, block_length(settings, context), settings.max_record_tokens, repetitions)
-    return TrainingJob(workspace, name, model, make_schedule(blocks, membership, settings, seed), settings, threads)
+    return model, blocks, threads
 
 
 @contextmanager
@@ -213,5 +223,5 @@ def membership_of(workspace: Workspace, what: str) -> BoolArray:
             return assign_groups(units_of(records), workspace.num_worlds, seed + number - 1)
     raise InvalidInput(
         f"{what!r} cannot be trained. Choose worlds, full, shards:N such as shards:16, collection:N with N from 2 on, "
-        "or uncoupled."
+        "uncoupled, or dp:EPSILON such as dp:8."
     )

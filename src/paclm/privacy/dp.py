@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Decimal, localcontext
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from paclm.errors import InvalidInput, MissingExtra
 from paclm.privacy.belief import FloatArray
 
 LEAST_EPSILON, MOST_EPSILON = 1e-3, 100.0
-LEAST_DELTA = 1e-10
+LEAST_DELTA, MOST_DELTA = 1e-10, 0.125
 
 _FOURIER_ERROR = 1e-12  # more than the transforms of a composition lose of δ
 _SUM_ERROR = 1e-9  # more than sums over the grid lose of a probability
@@ -85,14 +87,15 @@ def check_epsilon(epsilon: float) -> float:
 
 def check_delta(delta: float) -> float:
     """Refuse a δ that arithmetic cannot resolve, or that is no promise."""
-    if not LEAST_DELTA <= delta <= 0.01:
+    if not LEAST_DELTA <= delta <= MOST_DELTA:
         raise InvalidInput(
-            f"delta must lie between {LEAST_DELTA:g} and 0.01, not {delta!r}. It should be below one over the number "
-            "of units."
+            f"delta must lie between {LEAST_DELTA:g} and {MOST_DELTA:g}, not {delta!r}. It should be below one over "
+            "the number of units."
         )
     return delta
 
 
+@cache
 def calibrate_noise(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
     """The smallest σ, rounded up, with which one training is (ε, δ)-DP.
 
@@ -104,7 +107,7 @@ def calibrate_noise(epsilon: float, delta: float, sampling_rate: float, steps: i
 
     def suffices(sigma: float, coarseness: float) -> bool:
         tried = replace(start, noise_multiplier=sigma)
-        return _epsilon(_compose([tried], coarseness), delta) <= epsilon
+        return _epsilon(_compose((tried,), coarseness), delta) <= epsilon
 
     def search(low: float, high: float, coarseness: float, ratio: float) -> float:
         """`high` always suffices."""
@@ -132,7 +135,7 @@ def calibrate_noise(epsilon: float, delta: float, sampling_rate: float, steps: i
 def guarantee(mechanisms: Sequence[DpMechanism], delta: float) -> DpGuarantee:
     """What these trainings over the same units promise together, whatever order they ran in."""
     check_delta(delta)
-    composed = _compose(mechanisms)
+    composed = _compose(tuple(mechanisms))
     fprs = (0.001, 0.01)
     low, high = (float(tpr) for tpr in _tpr(composed, np.array(fprs)))
     total_variation = min(1.0, float(composed.get_delta_for_epsilon(0.0)) + _SUM_ERROR)
@@ -147,7 +150,7 @@ def tpr_bound(mechanisms: Sequence[DpMechanism], fpr: ArrayLike) -> FloatArray:
     rates = np.asarray(fpr, dtype=np.float64)
     if not ((rates >= 0) & (rates <= 1)).all():
         raise InvalidInput("A false-positive rate must lie between 0 and 1.")
-    return _tpr(_compose(mechanisms), rates)
+    return _tpr(_compose(tuple(mechanisms)), rates)
 
 
 def _tpr(composed: Any, fpr: FloatArray) -> FloatArray:
@@ -164,7 +167,8 @@ def _epsilon(composed: Any, delta: float) -> float:
     return float(composed.get_epsilon_for_delta(delta - _FOURIER_ERROR))
 
 
-def _compose(mechanisms: Sequence[DpMechanism], coarseness: float = 1.0) -> Any:
+@lru_cache(maxsize=8)
+def _compose(mechanisms: tuple[DpMechanism, ...], coarseness: float = 1.0) -> Any:
     """The PLD of all mechanisms together, for adding and for removing a unit; a grid point's mass is rounded up."""
     try:
         from dp_accounting.pld import privacy_loss_distribution as pld
@@ -190,6 +194,11 @@ def _compose(mechanisms: Sequence[DpMechanism], coarseness: float = 1.0) -> Any:
     return composed
 
 
+def format_up(value: float) -> str:
+    """ε or δ with four significant digits, rounded up."""
+    return f"{_round_up(value):g}" if 0 < value < math.inf else f"{value:g}"
+
+
 def _round_up(value: float) -> float:
-    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - _DIGITS)
-    return float(f"{math.ceil(value / unit) * unit:.{_DIGITS}g}")
+    with localcontext(prec=_DIGITS, rounding=ROUND_CEILING):
+        return float(+Decimal(repr(float(value))))
