@@ -274,15 +274,15 @@ class DpConfig:
     Do not tune these on the private records: a choice that depends on them is outside of the guarantee.
     """
 
-    sampling_rate: float = 0.5
+    sampling_rate: float = 0.25
     """q, the probability with which each unit takes part in a step."""
     steps: int = 40
     """Noisy steps; the noise is calibrated to all of them."""
-    clip_norm: float = 0.3
+    clip_norm: float = 0.1
     """C, the largest norm of one unit's gradient; the noise is in proportion to it."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 7e-3
     """Of Adam, constant."""
-    factors: Literal["both", "B"] = "both"
+    factors: Literal["both", "B"] = "B"
     """Which factors of an adapter are trained; with B, A stays at its random start and gets no noise."""
 
     def __post_init__(self) -> None:
