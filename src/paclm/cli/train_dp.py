@@ -45,7 +45,7 @@ def train_dp_adapter(
     given = [f"{name} {value}" for name, value in options.items() if value is not None]
     command = " ".join(["paclm train", in_shell(named), "--what", what, *given])
     if resume and job.is_trained and job.unfinished is None and not dry_run:
-        typer.echo(f"{workspace.adapters_path / 'dp.safetensors'} is trained already: nothing to resume.")
+        typer.echo(f"{job.file} is trained already: nothing to resume.")
         return
     resume = resume and job.unfinished is not None  # else it is the first training
     if not (dry_run or resume or again):

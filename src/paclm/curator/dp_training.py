@@ -74,6 +74,10 @@ class DpTrainingJob:
         return int(self.workspace.manifest.arguments["units"])
 
     @property
+    def file(self) -> Path:
+        return self.workspace.adapters_path / DP_FILE
+
+    @property
     def folder(self) -> Path:
         """Checkpoints of an unfinished run."""
         return self.workspace.adapters_path / ".training-dp"
@@ -175,7 +179,7 @@ class DpTrainingJob:
         manifest = self.workspace.manifest
         others = {name: entry for name, entry in manifest.adapters.items() if name != DP_FILE}
         replace(manifest, adapters=others).write(self.workspace.path)
-        stack.save(self.workspace.adapters_path / DP_FILE)
+        stack.save(self.file)
         write_private(self.workspace.adapters_path / DP_CARD_FILE, render_card(card).encode())
 
     def _begin(self) -> dict[str, Any]:
