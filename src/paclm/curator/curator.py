@@ -191,6 +191,11 @@ class Curator(Decoder[Generation]):
     def _new_streams(self, requests: Sequence[Request]) -> list[Stream]:
         """Streams whose worst case, where one is reserved, fits into the budget beside all other reservations."""
         self._refuse_if_stopped()
+        if any(request.num_logprobs is not None for request in requests):
+            raise InvalidInput(
+                "There are no log-probabilities under the promise half: votes never become probabilities. Leave "
+                "num_logprobs out."
+            )
         worst = self.worst_price if self.config.on_exhausted == "refuse" else 0
         streams = [Stream(request, self.tokenizer, worst) for request in requests]
         units, held, account = sum(stream.reserved_units for stream in streams), self.reserved_units, self.account

@@ -16,7 +16,18 @@ import numpy as np
 
 from paclm.config import MechanismConfig
 from paclm.curator.redacted import Redacted, redact_traceback
-from paclm.curator.streams import Limits, Mark, Options, Piece, Pieces, Request, Stream, Tokenizer, encode_prompt
+from paclm.curator.streams import (
+    Limits,
+    Logprobs,
+    Mark,
+    Options,
+    Piece,
+    Pieces,
+    Request,
+    Stream,
+    Tokenizer,
+    encode_prompt,
+)
 from paclm.curator.vote_source import VoteSource
 from paclm.errors import CuratorError, InvalidInput
 from paclm.privacy.belief import FloatArray
@@ -300,11 +311,15 @@ class Decoder(ABC, Generic[Answer]):
         self._launch(coins)
 
     def _deliver(
-        self, streams: list[Stream], charges: Sequence[tuple[Mark, int]], tokens: list[int]
+        self,
+        streams: list[Stream],
+        charges: Sequence[tuple[Mark, int]],
+        tokens: list[int],
+        logprobs: Sequence[Logprobs | None] | None = None,
     ) -> list[tuple[Stream, Piece]]:
         """Do first, for all streams, what can fail; then show the pieces."""
-        rows = zip(streams, charges, tokens, strict=True)
-        pieces = [(stream, stream.read(token, mark, units)) for stream, (mark, units), token in rows]
+        rows = zip(streams, charges, tokens, logprobs or [None] * len(streams), strict=True)
+        pieces = [(stream, stream.read(token, *charge, logs)) for stream, charge, token, logs in rows]
         for stream, piece in pieces:
             if piece.finish_reason:
                 self._end(stream)

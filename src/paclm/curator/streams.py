@@ -35,7 +35,7 @@ _LONGEST_CHARACTER = 4
 
 
 class Options(TypedDict, total=False):
-    """Optional arguments of a request; see `Curator.request`."""
+    """Optional arguments of a request; see `Decoder.request`."""
 
     temperature: float | None
     greedy: bool | None
@@ -297,6 +297,8 @@ class Stream:
         self.charged_units = 0
         self.tokens: list[int] = []
         self.marks: list[Mark] = []
+        self.logprobs: list[Logprobs] = []
+        """One per token, if the request asks for them."""
         self.finish_reason: FinishReason | None = None
         self._tokenizer = tokenizer
         self._end_token = tokenizer.eos_token_id
@@ -323,7 +325,7 @@ class Stream:
         """Whether the stream ends with this token for certain; a stop string in its text may end it too."""
         return token == self._end_token or len(self.tokens) + 1 == self.request.max_new_tokens
 
-    def read(self, token: int, mark: Mark, units: int) -> Piece:
+    def read(self, token: int, mark: Mark, units: int, logprobs: Logprobs | None = None) -> Piece:
         """Decode a token and decide from public values whether it is the last. Shows nothing yet."""
         text = self._text.push(token)
         finish_reason: FinishReason | None = None
@@ -333,12 +335,13 @@ class Stream:
             finish_reason = "length"
         if finish_reason:
             text += self._text.finish()
-        return Piece(token, text, mark, units, finish_reason)
+        return Piece(token, text, mark, units, finish_reason, logprobs)
 
     def accept(self, piece: Piece) -> None:
         """Show a piece. `finish_reason` is set last: a reader in another thread who sees it also sees every piece."""
         self.tokens.append(piece.token)
         self.marks.append(piece.mark)
+        self.logprobs += [] if piece.logprobs is None else [piece.logprobs]
         self.charged_units += piece.units
         self._shown.append(piece.text)
         self._ready.append(piece)

@@ -1,0 +1,205 @@
+"""The promise `corpus`: an adapter trained with DP-SGD answers. Ordinary decoding; nothing is charged.
+
+Whatever is done with the adapter is post-processing of its training, so there is no secret, no belief and no ledger of
+tokens here, the coins may be chosen by the caller, and log-probabilities may leave. What must be right comes before
+the first token: the adapter is the one that the log of DP trainings names, and no token left under `half`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from paclm.config import in_shell
+from paclm.curator.decoder import Decoder
+from paclm.curator.promises import claim_corpus, is_corpus_promised, trainings_elsewhere
+from paclm.curator.redacted import Redacted
+from paclm.curator.streams import FinishReason, Logprobs, Piece, Stream, Tokenizer
+from paclm.curator.vote_source import VoteSource
+from paclm.errors import CuratorError, EngineError, InvalidInput, WorkspaceError
+from paclm.ledger.dp_log import DpLog, mechanism_of
+from paclm.privacy.dp import DpGuarantee, guarantee
+from paclm.worlds.layout import DP_FILE, dp_log_path
+from paclm.worlds.manifest import verify_adapters, verify_base
+from paclm.worlds.workspace import Workspace
+
+if TYPE_CHECKING:  # torch is loaded with the models, not on import
+    from paclm.engine.engine import Ballot
+
+
+class PromiseFigures(TypedDict):
+    """What is promised about the corpus, in the names of the command line's JSON."""
+
+    promise: str
+    epsilon: float
+    """Of all DP trainings on this corpus together, as everything below."""
+    delta: float
+    unit: str
+    """Whose presence in the corpus is hidden."""
+    mia_bound: float
+    """No attack on whether a unit is in the corpus succeeds more often, from a prior of 1/2."""
+    tpr_at_fpr_0_1_percent: float
+    tpr_at_fpr_1_percent: float
+    trainings: int
+    is_promised: bool
+    """False once the corpus was served under both promises: then none of the figures holds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DpGeneration:
+    """A finished answer of the DP adapter, and what is promised about the corpus."""
+
+    text: str
+    """Without a stop string that ended it."""
+    tokens: tuple[int, ...]
+    """The end token included."""
+    logprobs: tuple[Logprobs, ...]
+    """One per token, if the request asked for them."""
+    finish_reason: FinishReason
+    """Why it ended; `stop` is the end token or a stop string."""
+    figures: PromiseFigures
+
+
+class DpDecoder(Decoder[DpGeneration]):
+    """Streams of the DP adapter. Open it with `DpDecoder.open`, use it as a context manager."""
+
+    def __init__(self, workspace: Workspace, engine: VoteSource, tokenizer: Tokenizer) -> None:
+        super().__init__(engine, tokenizer, workspace.settings.voting)
+        self.voting = workspace.settings.voting
+        self.cautions: list[str] = []
+        """Warnings for the owner."""
+        self._workspace = workspace
+        self.figures = promise_figures(workspace)
+        """What was promised when it was last asked (`promise_figures`)."""
+
+    @classmethod
+    def open(
+        cls,
+        workspace: Workspace | str | Path,
+        *,
+        mix_promises: bool = False,
+        engine: VoteSource | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> DpDecoder:
+        """Check the adapter against the log, load it, and record that `corpus` is served.
+
+        Refuses if tokens left under `half`, unless `mix_promises`: nothing is then promised about the corpus. `engine`:
+        one that is loaded already; the caller vouches that it has this adapter. Needs no budget.
+        """
+        opened = Workspace.open(workspace.path if isinstance(workspace, Workspace) else workspace)
+        check_dp_adapter(opened)
+        decoder = cls(opened, *_load_models(opened, engine, tokenizer))
+        decoder.cautions += claim_corpus(opened, mix_promises=mix_promises)  # last: a decoder that cannot serve has not
+        for sentence in decoder.cautions:
+            warnings.warn(sentence, stacklevel=2)
+        return decoder
+
+    def step(self) -> list[tuple[Stream, Piece]]:
+        """The next token of every stream whose prompt is read: one engine step.
+
+        Empty when no stream is active, and when none is ready yet: then a chunk of prompts was read.
+        """
+        with self._guard.exclusive(), self._stops_on_failure():
+            if not self._has_launched():
+                return []
+            coins = self._draw_coins()  # of the next step, while this one is computed
+            in_flight, ballot = self._collect()
+            rows = [row for row, stream in enumerate(in_flight) if stream.finish_reason is None]
+            streams, tokens = [in_flight[row] for row in rows], ballot.public[rows].tolist()
+            self._continue(streams, Redacted(tokens), coins)
+            logprobs = [_logprobs(ballot, row, in_flight[row].request.num_logprobs) for row in rows]
+            return self._deliver(streams, [("dp", 0)] * len(streams), tokens, logprobs)
+
+    def result(self, stream: Stream) -> DpGeneration:
+        """A finished stream as a whole."""
+        if stream.finish_reason is None:
+            raise InvalidInput("The stream is still running; call step() until it has a finish_reason.")
+        return DpGeneration(
+            text=stream.text,
+            tokens=tuple(stream.tokens),
+            logprobs=tuple(stream.logprobs),
+            finish_reason=stream.finish_reason,
+            figures=self.promise_figures(),
+        )
+
+    def promise_figures(self) -> PromiseFigures:
+        """What is promised now. Reads the logs: another training, or tokens under `half`, may have come since."""
+        self.figures = promise_figures(self._workspace)
+        return self.figures
+
+    def __repr__(self) -> str:
+        return f"<DpDecoder with ε = {self.figures['epsilon']:.4g}, {self.num_active} streams>"
+
+
+def check_dp_adapter(workspace: Workspace) -> None:
+    """Refuse an adapter that is missing, changed, or not the one of a DP training in the log. Quick: no model."""
+    entry = workspace.manifest.adapters.get(DP_FILE)
+    if entry is None:
+        raise WorkspaceError(
+            f"{workspace.path} has no adapter for the promise corpus. Train it: "
+            f"paclm train {in_shell(workspace.path)} --what dp:8"
+        )
+    log = DpLog(dp_log_path(workspace.path))
+    run = log.trained().get(entry["sha256"])
+    if run is None or run not in log.trainings():
+        raise CuratorError(
+            f"{workspace.adapters_path / DP_FILE} is not in the log of DP trainings, {log.path}, so nothing is known "
+            "about its privacy. Restore both from one backup, or train it again: "
+            f"paclm train {in_shell(workspace.path)} --what dp:8 --again"
+        )
+
+
+def promise_figures(workspace: Workspace) -> PromiseFigures:
+    """What all DP trainings on these records promise together: from the card, unless one was begun since."""
+    card = workspace.manifest.adapters[DP_FILE]["dp"]
+    trainings = {**DpLog(dp_log_path(workspace.path)).trainings(), **trainings_elsewhere(workspace)}
+    composed = DpGuarantee(**card["composed"])
+    if len(trainings) != card["trainings"]:
+        composed = guarantee([mechanism_of(training) for training in trainings.values()], card["delta"])
+    return PromiseFigures(
+        promise="corpus",
+        epsilon=composed.epsilon,
+        delta=composed.delta,
+        unit=card["unit"],
+        mia_bound=composed.mia_bound,
+        tpr_at_fpr_0_1_percent=composed.tpr_at_fpr_0_1_percent,
+        tpr_at_fpr_1_percent=composed.tpr_at_fpr_1_percent,
+        trainings=len(trainings),
+        is_promised=is_corpus_promised(workspace),
+    )
+
+
+def _load_models(
+    workspace: Workspace, engine: VoteSource | None, tokenizer: Tokenizer | None
+) -> tuple[VoteSource, Tokenizer]:
+    """Load engine and tokenizer right after hashing base model and DP adapter in full; reads no other adapter."""
+    from paclm.engine.adapters import AdapterStack
+    from paclm.engine.base_model import base_of, load_tokenizer
+    from paclm.engine.determinism import check_repeatable
+    from paclm.engine.loading import open_engine
+
+    manifest, support_size = workspace.manifest, workspace.settings.voting.support_size
+    verify_base(manifest, in_full=True)
+    verify_adapters(workspace.path, replace(manifest, adapters={DP_FILE: manifest.adapters[DP_FILE]}), in_full=True)
+    if engine is None:
+        stack = AdapterStack.load(workspace.adapters_path / DP_FILE)
+        engine = open_engine(workspace, support_size, stack=stack.as_public())
+    found = (engine.num_worlds, engine.support_size)
+    if found != (0, support_size):
+        raise EngineError(
+            f"The engine has {found[0]} worlds and a support of {found[1]}; the DP adapter takes the place of the "
+            f"public model, with no world beside it and a support of {support_size}."
+        )
+    check_repeatable(engine)
+    return engine, tokenizer or load_tokenizer(base_of(workspace))
+
+
+def _logprobs(ballot: Ballot, row: int, num_top: int | None) -> Logprobs | None:
+    """Of the token drawn in a row, and of the most likely ones inside the support."""
+    if num_top is None or ballot.logprobs is None:
+        return None
+    support, values = ballot.support[row].tolist(), ballot.logprobs[row].tolist()
+    top = list(zip(support[:num_top], values, strict=False))
+    return Logprobs(values[support.index(int(ballot.public[row]))], top)
