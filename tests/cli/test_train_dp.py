@@ -45,7 +45,8 @@ def clinic(tmp_path, untrained):
 def make(path, corpus, base, *options):
     invoke("init", path, "--corpus", corpus, "--base", base, "--worlds", 4, "--holdout", 6, "--canaries", 2, *options)
     settings = path / "paclm.toml"
-    settings.write_text(settings.read_text().replace("# steps = 40", f"steps = {STEPS}"))
+    head = settings.read_text().partition("[dp]")[0]
+    settings.write_text(f"{head}[dp]\nsampling_rate = 0.5\nsteps = {STEPS}\n")
     return path
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,6 +21,7 @@ from paclm.cli.console import (
     print_json,
     print_wrapped,
 )
+from paclm.cli.ledger_corpus import corpus_figures, has_dp_log, print_corpus_report, show_corpus, verify_corpus
 from paclm.cli.ledger_keys import KeyFilesOption, find_ledger, ledger_path, mac_keys, unplaced_keys
 from paclm.config import format_budget
 from paclm.errors import InvalidInput, LedgerError, WorkspaceError
@@ -52,26 +53,39 @@ def operator() -> str:
 
 
 @ledger.command("show")
-def show(workspace: PlaceArgument, as_json: JsonFlag = False) -> None:
+def show(
+    workspace: PlaceArgument,
+    promise: Annotated[
+        Literal["half", "corpus"] | None, typer.Option(help="Show one promise only.", show_default="all that were used")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
     """
     Show spending, remaining tokens and bounds
 
-    Spent is so far; bounds are at the committed total. Needs no key and works while the workspace serves.
+    Spent is so far; bounds are at the committed total. Under the promise corpus: (ε, δ) of all DP trainings over these
+    records together. Needs no key and works while the workspace serves.
 
     Example usage:
 
     \b
         paclm ledger show clinic
         paclm ledger show clinic --json | jq .remaining_tokens
+        paclm ledger show clinic --promise corpus
         paclm ledger show /backup/clinic-monday.sqlite
     """
     from paclm.ledger.verify import verify as verify_ledger
 
+    has_corpus = promise != "half" and has_dp_log(workspace)
+    if promise == "corpus" or (promise is None and has_corpus and not find_ledger(workspace).exists()):
+        show_corpus(workspace, as_json)
+        return
     report = verify_ledger(find_ledger(workspace))
     if report.contents is None:
         raise LedgerError(report.problem or "The ledger cannot be read.")
     if as_json:
-        print_json({**_figures(report.contents), "intact": report.intact})
+        more = {"corpus": corpus_figures(workspace)} if has_corpus else {}
+        print_json({**_figures(report.contents), "intact": report.intact, **more})
         return
     if report.intact:
         typer.echo(f"{report.num_events:,} rows, intact (hashes and sums; with the key: paclm ledger verify).\n")
@@ -82,7 +96,11 @@ def show(workspace: PlaceArgument, as_json: JsonFlag = False) -> None:
         typer.echo(f"{_COPY}\n")
     _print_figures(report.contents, _unit(workspace))
     _print_history(report.usage)
-    typer.echo("\nWhether a record is in the corpus at all is not hidden.")
+    if has_corpus:
+        typer.echo("\nPromise corpus")
+        show_corpus(workspace, as_json=False)
+    else:
+        typer.echo("\nWhether a record is in the corpus at all is not hidden.")
 
 
 @ledger.command("verify")
@@ -95,8 +113,8 @@ def verify(
     """
     Check every row of the ledger
 
-    Checks hashes, links, sums, figures and, with the key, MACs. Needs no secret and works while the workspace serves.
-    Exit status 1 if something is wrong, 2 if it could not be checked.
+    Checks hashes, links, sums, figures and, with the key, MACs; and the log of DP trainings, where there is one. Needs
+    no secret and works while the workspace serves. Exit status 1 if something is wrong, 2 if it could not be checked.
 
     Example usage:
 
@@ -107,6 +125,13 @@ def verify(
     """
     from paclm.ledger.verify import verify as verify_ledger
 
+    corpus = verify_corpus(workspace)
+    if corpus is not None and not find_ledger(workspace).exists():
+        if as_json:
+            print_json({"intact": corpus["intact"], "problem": corpus["problem"], "corpus": corpus})
+        else:
+            print_corpus_report(corpus)
+        raise typer.Exit(0 if corpus["intact"] else 1)
     report = verify_ledger(find_ledger(workspace), None if without_key else mac_keys(workspace, key_file))
     head = report.contents.head if report.contents else None
     several = key_file if key_file and len(key_file) > 1 and not (without_key or report.is_copy) else None
@@ -122,6 +147,9 @@ def verify(
         "head_row": head.seq if head else None,
         "head_digest": head.digest.hex() if head else None,
     }
+    if corpus is not None:
+        intact, problem = report.intact and corpus["intact"], report.problem or corpus["problem"]
+        figures |= {"intact": intact, "problem": problem, "corpus": corpus}
     if as_json:
         print_json(figures)
     elif report.intact:
@@ -135,7 +163,9 @@ def verify(
             typer.echo(_UNPLACED.format(", ".join(figures["unplaced_keys"]), report.signers[-1]))
     else:
         typer.echo(f"NOT INTACT: {report.problem}", err=True)
-    if not report.intact:
+    if corpus is not None and not as_json:
+        print_corpus_report(corpus)
+    if not figures["intact"]:
         raise typer.Exit(1)
 
 
