@@ -41,6 +41,7 @@ from paclm.engine.weights import output_layer
 from paclm.privacy.dp import DpMechanism, calibrate_noise, guarantee, tpr_bound
 from paclm.privacy.randomness import DpRandomness
 from paclm.study.attacks.dp_audit import FALSE_ALARMS, check_curve, empirical_epsilon, rates
+from paclm.study.figure import BLUE, GREY, LOOK, ORANGE
 
 LENGTH = 12  # tokens of a record
 VOCABULARY = 64
@@ -196,6 +197,7 @@ def main() -> None:
     for name in ("steps", "others"):
         parser.add_argument(f"--{name}", type=int, default=getattr(usual, name))
     parser.add_argument("--out", type=Path, default=Path("audit"), help="folder for scores and audit.json")
+    parser.add_argument("--figure", type=Path, help="draw the rates into this .svg file; needs matplotlib")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -206,6 +208,8 @@ def main() -> None:
     run_trainings(experiment, observer, scores, options.noise, options.trainings)
     report = make_report(experiment, observer, scores, options.noise)
     (options.out / "audit.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if options.figure:
+        draw(report, options.figure)
     print(json.dumps(report) if options.json else "\n".join(in_words(report)))
     sys.exit(0 if report["is_as_expected"] else 1)
 
@@ -276,6 +280,29 @@ def _thinned(false: Any, true: Any, points: int = 80) -> Iterator[tuple[float, f
     kept = np.unique(np.concatenate([np.linspace(0, len(false) - 1, points), np.geomspace(1, len(false), points) - 1]))
     at = np.unique(kept.round().astype(int))
     return zip(false[at], true[at], strict=True)
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """True against false positives, with the band of the rates, and the promised curve."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(LOOK):
+        canvas = Figure(figsize=(6.6, 3.2), layout="constrained")
+        panels = canvas.subplots(1, 2, sharey=True)
+        for axes, audit in zip(panels, [a for a in report["audits"] if a["statistic"] == "projection"], strict=False):
+            false, true = np.array(audit["rates"]).T
+            band = audit["curve"]["band"]
+            axes.fill_between(false, true - band, np.minimum(1.0, true + band), color=BLUE, alpha=0.15, linewidth=0)
+            axes.plot(false, true, color=BLUE, label=f"measured, {audit['trainings'][0]:,} + {audit['trainings'][1]:,}")
+            axes.plot(*np.array(report["promised_curve"]).T, color=ORANGE, label="largest that is promised")
+            axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":")
+            axes.set_title("the claimed noise" if audit["noise"] == 1.0 else f"{audit['noise']:g} × the claimed noise")
+            axes.set_xlabel("false positives")
+            axes.set_aspect("equal")
+            axes.legend(loc="lower right", fontsize=7)
+        panels[0].set_ylabel("true positives")
+        canvas.savefig(path, metadata={"Date": None})
 
 
 def in_words(report: dict[str, Any]) -> Iterator[str]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Okabe and Ito: distinguishable with every common colour vision deficiency, and in grey by lightness.
 BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#6b6b6b"
 
-_LOOK: Any = {
+LOOK: Any = {
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.spines.top": False,
@@ -53,7 +53,7 @@ def save_figure(figure: Figure, results: Mapping[str, Result], folder: Path) -> 
     """Draw it and write SVG and PDF, readable by their owner only: figures are made from votes."""
     import matplotlib
 
-    with matplotlib.rc_context(_LOOK):
+    with matplotlib.rc_context(LOOK):
         canvas = figure.draw(results)
         paths = [folder / f"{figure.file_name}.{kind}" for kind in ("svg", "pdf")]
         for path, date in zip(paths, ("Date", "CreationDate"), strict=True):
