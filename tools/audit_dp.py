@@ -48,7 +48,9 @@ VOCABULARY = 64
 STATISTICS = ("projection", "loss")
 SETTINGS = TrainingConfig(rank=2, alpha=4.0, targets=("attn.c_attn",), weight_decay=0.0)
 BASE = "random"
-CURVE = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, 40)])  # false-positive rates of the stored curves
+CURVE = np.unique(
+    [0.0, *np.geomspace(1e-3, 1.0, 25), *np.linspace(0.0, 1.0, 26)]
+)  # false-positive rates of the stored curve
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,10 @@ class Scores:
         self._path = path
         self._found: dict[tuple[float, bool], list[tuple[float, float]]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if text and not text.endswith("\n"):  # a killed run
+            path.write_text(text + "\n", encoding="utf-8")
+        lines = text.splitlines()
         head = json.dumps(asdict(experiment))
         if lines and lines[0] != head:
             raise SystemExit(f"{path} is of another experiment. Choose another --out, or delete it.")
@@ -169,7 +174,7 @@ class Scores:
         for line in lines[1:]:
             try:
                 noise, has_canary, *scores = json.loads(line)
-            except ValueError:  # the last line of a killed run
+            except ValueError:  # its last line
                 continue
             self._found.setdefault((noise, has_canary), []).append((scores[0], scores[1]))
 
@@ -249,6 +254,7 @@ def make_report(experiment: Experiment, observer: Observer, scores: Scores, nois
             curve = check_curve(*own, bound)
             epsilon = empirical_epsilon(*own, experiment.delta)
             false, true = rates(*own)
+            closest = int(np.where((false > 0.05) & (false < 0.5), true - bound(false), -np.inf).argmax())
             audits.append(
                 {
                     "noise": noise,
@@ -256,6 +262,11 @@ def make_report(experiment: Experiment, observer: Observer, scores: Scores, nois
                     "trainings": [len(side) for side in own],
                     "advantage": float((true - false).max()),
                     "curve": {**curve._asdict(), "is_alarm": curve.is_alarm},
+                    "closest": {  # without the band: how near the attack comes to the curve, or how far above
+                        "false_positives": float(false[closest]),
+                        "true_positives": float(true[closest]),
+                        "bound": float(bound(false[closest])),
+                    },
                     "empirical_epsilon": epsilon,
                     "epsilon_is_alarm": epsilon > promise.epsilon,
                     "rates": [[round(float(f), 5), round(float(t), 5)] for f, t in _thinned(false, true)],
@@ -312,11 +323,11 @@ def in_words(report: dict[str, Any]) -> Iterator[str]:
         f"q = {experiment['sampling_rate']}, {experiment['steps']} steps); false alarms: {report['false_alarms']:.0%}"
     )
     for audit in report["audits"]:
-        curve = audit["curve"]
+        curve, near = audit["curve"], audit["closest"]
         verdict = "ABOVE the promised curve" if curve["is_alarm"] else "below the promised curve"
         yield (
-            f"noise × {audit['noise']:g}, {audit['statistic']}: {verdict}: TPR {curve['true_positives']:.3f} at FPR "
-            f"{curve['false_positives']:.3f}, ± {curve['band']:.3f}, bound {curve['bound']:.3f}; "
+            f"noise × {audit['noise']:g}, {audit['statistic']}: {verdict}: TPR {near['true_positives']:.3f} at FPR "
+            f"{near['false_positives']:.3f}, both ± {curve['band']:.3f}; promised at most {near['bound']:.3f} there; "
             f"empirical ε ≥ {audit['empirical_epsilon']:.2f}; {' and '.join(map(str, audit['trainings']))} trainings"
         )
     yield "As expected." if report["is_as_expected"] else "NOT as expected."

@@ -95,7 +95,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--records", type=int, default=1024, help="of the corpus, about")
     parser.add_argument("--held-out", type=int, default=512, help="about")
     parser.add_argument("--tokens", type=int, default=256, help="of each record")
-    parser.add_argument("--draws", type=int, default=8, help="queries of each prefix")
+    parser.add_argument("--draws", type=int, default=4, help="queries of each prefix")
     parser.add_argument("--shadows", type=int, default=4, help="corpora of 8 worlds each; 0: none")
     parser.add_argument("--dp-noise", type=float, help="σ of the DP adapter; default: none is trained")
     parser.add_argument("--learning-rate", type=float, help="of the worlds, as in [training]")
