@@ -172,7 +172,7 @@ def test_all_that_a_dead_curator_had_sent_is_counted(writes, is_admitted):
     state = {"spent_nats": 0.0, "total_nats": 1.0, "remaining_tokens": 5, "mia_bound": 0.5, "world_id_bound": 0.1}
     config = dataclasses.asdict(MechanismConfig(per_token=2**-16, total=0.01))
     hello = {"vocabulary": 100, "context": 100, "config": config, "num_worlds": 4, "num_places": 4, "worst_price": 1}
-    hello |= {"cautions": [], "state": state, "default_temperature": 1.0}
+    hello |= {"cautions": [], "state": state, "default_temperature": 1.0, "are_promises_mixed": False}
 
     async def count():
         front, curator = socket.socketpair()

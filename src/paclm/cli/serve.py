@@ -20,6 +20,8 @@ from paclm.cli.console import (
 )
 
 if TYPE_CHECKING:
+    from paclm.curator.curator import Curator
+    from paclm.curator.dp_decoder import DpDecoder
     from paclm.server.run import Started
 
 OWN_KEY = (
@@ -35,29 +37,31 @@ def serve(
         typer.Option(help="Address to listen on; other than loopback needs API keys.", show_default="[server]"),
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.", show_default="[server]")] = None,
+    promise: PromiseOption = "half",
+    mix_promises: MixPromisesFlag = False,
     witness: WitnessOption = None,
 ) -> None:
     """
     Serve an OpenAI-compatible API and a dashboard
 
     One curator per secret: it takes the ledger's lock. A second process speaks HTTP and never holds the secret. Every
-    charge is on disk before its token is sent. Log lines go to standard error, as JSON with counts only. On Ctrl-C,
+    charge is on disk before its token is sent. Under the promise corpus the adapter of `paclm train --what dp:8`
+    answers: there is no secret, and nothing is charged. Log lines go to standard error, as JSON with counts only. On Ctrl-C,
     SIGTERM or a closed terminal, running answers are finished first.
 
     Example usage:
 
     \b
         paclm serve clinic
+        paclm serve clinic --promise corpus
         paclm keys add clinic alice && paclm serve clinic --host 0.0.0.0
         curl localhost:8000/v1/completions -H 'content-type: application/json' \\
             -d '{"model": "clinic", "prompt": "The patient", "max_tokens": 16}'
     """
     require_packages("fastapi", "uvicorn", "pydantic", "prometheus_client", "cryptography", "torch")
-    from paclm.curator.preflight import budgets_of
     from paclm.server.address import check_free
 
-    opened = open_trained(workspace)
-    budgets_of(opened)  # quick checks, also of the port, come before the slow imports
+    opened = open_for(promise, workspace)  # quick checks, also of the port, come before the slow imports
     changes: dict[str, Any] = {"host": host, "port": port}
     changes = {name: value for name, value in changes.items() if value is not None}
     settings = dataclasses.replace(opened.settings.server, **changes)
@@ -66,7 +70,7 @@ def serve(
     STOP_MESSAGE.set("Nothing was served.")
     from paclm.server.run import serve as run
 
-    run(workspace, settings, _announce, _progress(), witness)
+    run(workspace, settings, _announce, _progress(), witness, promise=promise, mix_promises=mix_promises)
 
 
 def _progress() -> Callable[[int, int], None]:
@@ -87,24 +91,34 @@ def _progress() -> Callable[[int, int], None]:
 
 
 def _announce(started: Started) -> None:
-    from paclm.curator.master_key import keeps_own_key
-    from paclm.server.stats import guarantee, left
-
     curator, setup = started.curator, started.setup
-    figures = curator.figures()
     for caution in curator.cautions:
         print_wrapped(f"Warning: {caution}", err=True)
     fields = {
         "API": f"{started.url}/v1  (model {setup.model_id})",
         "dashboard": f"{started.url}/  (admin key)",
         "engine": curator.engine_summary,
-        "left": left(figures, curator.config.on_exhausted),
-        "guarantee": guarantee(figures, setup.unit),
+        **_promise_fields(curator, setup.unit),
+    }
+    if started.new_admin_key is not None:
+        fields["admin key"] = f"{started.new_admin_key}  (shown only once)"
+    print_fields(fields, err=True)
+
+
+def _promise_fields(curator: Curator | DpDecoder, unit: str) -> dict[str, str]:
+    from paclm.curator.curator import Curator
+    from paclm.curator.master_key import keeps_own_key
+    from paclm.server import corpus, stats
+
+    if not isinstance(curator, Curator):
+        return {"promise": corpus.guarantee(dict(curator.figures), unit), "budget": corpus.NO_BUDGET}
+    figures = curator.figures()
+    fields = {
+        "left": stats.left(figures, curator.config.on_exhausted),
+        "guarantee": stats.guarantee(figures, unit),
     }
     if not curator.has_witness:
         fields["no witness"] = NO_WITNESS
     if keeps_own_key():
         fields["key"] = OWN_KEY
-    if started.new_admin_key is not None:
-        fields["admin key"] = f"{started.new_admin_key}  (shown only once)"
-    print_fields(fields, err=True)
+    return fields

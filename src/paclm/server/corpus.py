@@ -22,7 +22,7 @@ from paclm.server.messages import CorpusState
 from paclm.server.openai_format import Figures
 from paclm.server.openapi import CorpusOverview, CorpusPlan, CorpusPrivacy, History, described
 from paclm.server.service import Service
-from paclm.server.stats import load_of, recent_points, scraped
+from paclm.server.stats import MIXED, load_of, recent_points, scraped
 
 router = APIRouter()
 
@@ -33,10 +33,6 @@ NO_BUDGET = (
 NOT_PROMISED = (
     "The bound is about one unit, whatever else is known. What many records have in common is learnt: that is what "
     "training is for. A text that stands in several units is hidden less, and any text may be emitted."
-)
-MIXED = (
-    "Nothing is promised about the corpus: it was served under both promises, and `half` does not hide whether a "
-    "record is in the corpus."
 )
 _IN_REPLIES = ("promise", "epsilon", "delta", "unit", "mia_bound", "is_promised")
 

@@ -70,7 +70,7 @@ class Subscriber(Protocol):
         """No more will come: the curator has stopped."""
 
 
-StepObserver = Callable[[Mapping[tuple[str, Mark], int], float, float], None]
+StepObserver = Callable[[Mapping[tuple[str, Mark], int], float, float | None], None]
 """Called after every step: tokens by key and mark, seconds of the step and of its commit."""
 
 
@@ -198,7 +198,7 @@ class DecoderClient(asyncio.Protocol):
             transcript.has_started = True
         self._stop(has_failed=True)
 
-    def _stepped(self, pieces: list[Any], state: DecoderState, seconds: float, commit_seconds: float) -> None:
+    def _stepped(self, pieces: list[Any], state: DecoderState, seconds: float, commit_seconds: float | None) -> None:
         self.state = state
         now = time.perf_counter()
         tokens: Counter[tuple[str, Mark]] = Counter()
@@ -262,6 +262,8 @@ class CuratorClient(DecoderClient):
         self.num_worlds: int = hello["num_worlds"]
         self.worst_price: int = hello["worst_price"]
         """The highest price of one private token, in units."""
+        self.are_promises_mixed: bool = hello["are_promises_mixed"]
+        """Whether the corpus is served under the other promise too."""
 
     async def ask_state(self) -> CuratorState:
         """The state between two steps, with exact reservations."""

@@ -36,6 +36,14 @@ class BrokenLink(ServiceError):
     """The other process has ended, does not read, or sends what it never should."""
 
 
+class RefusedCall(Exception):
+    """A call of the front that is refused; nothing was charged."""
+
+    def __init__(self, reason: Reason, *figures: int) -> None:
+        super().__init__(reason)
+        self.reason, self.figures = reason, figures
+
+
 class Wanted(NamedTuple):
     """One answer of an `Admit`. Its values are checked by `curator.streams.Request`."""
 
@@ -127,6 +135,8 @@ class CorpusState(DecoderState):
     tpr_at_fpr_0_1_percent: float
     """Of the units inside, the most that an attack finds which is wrong about so many of those outside."""
     tpr_at_fpr_1_percent: float
+    trainings: int
+    """How many DP trainings over these records that adds up."""
     is_promised: bool
     """False once both promises were served from this corpus."""
 

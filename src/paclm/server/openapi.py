@@ -223,6 +223,8 @@ class Privacy(_Shape):
     on_exhausted: Literal["public", "refuse"]
     charge: str
     release: str
+    promise: Literal["half"]
+    are_promises_mixed: bool
     sentence: str
     not_promised: str
     key: OwnKey
@@ -234,6 +236,7 @@ class CorpusPrivacy(Promise):
     object: Literal["privacy"]
     tpr_at_fpr_0_1_percent: float
     tpr_at_fpr_1_percent: float
+    trainings: int
     sentence: str
     budget: str
     not_promised: str

@@ -24,17 +24,20 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from paclm.config import ServerConfig, in_shell
+from paclm.config import PromiseName, ServerConfig, in_shell
 from paclm.curator.curator import Curator
 from paclm.curator.custody import WITNESS_VARIABLE
+from paclm.curator.dp_decoder import DpDecoder, check_dp_adapter
 from paclm.curator.master_key import KEY_FILE_VARIABLE, KEY_VARIABLE
 from paclm.curator.preflight import budgets_of
 from paclm.curator.redacted import disable_core_dumps
 from paclm.engine.base_model import base_of
 from paclm.errors import ServiceError
+from paclm.ledger.dp_log import DpLog
 from paclm.server import address, telemetry
 from paclm.server.api_keys import Database, KeyStore, service_path
 from paclm.server.idempotency import Replies
@@ -42,7 +45,7 @@ from paclm.server.messages import BrokenLink, Link
 from paclm.server.scheduler import Scheduler
 from paclm.server.service import Setup
 from paclm.server.web_server import allow_files
-from paclm.worlds.layout import MANIFEST_FILE
+from paclm.worlds.layout import MANIFEST_FILE, dp_log_path
 from paclm.worlds.workspace import Workspace
 
 ADMIN = "admin"
@@ -55,7 +58,7 @@ class Started:
     """What to announce when it listens."""
 
     url: str
-    curator: Curator
+    curator: Curator | DpDecoder
     setup: Setup
     new_admin_key: str | None
     """Made because there was no key yet; shown this once."""
@@ -67,22 +70,24 @@ def serve(
     announce: Callable[[Started], None],
     progress: Callable[[int, int], None],
     witness: Path | None = None,
+    *,
+    promise: PromiseName = "half",
+    mix_promises: bool = False,
 ) -> None:
     """Serve a workspace until a signal ends it; `announce` is called once it listens, `progress` while it warms up."""
     workspace = Workspace.open(path)
-    budgets_of(workspace)  # fail fast
+    check_promise(workspace, promise)  # fail fast
     allow_files(settings.max_connections)
     disable_core_dumps()
-    setup = _setup(workspace, settings)
+    setup = _setup(workspace, settings, promise)
     with address.bind(settings.host, settings.port) as port:
         _check_keys(workspace.path, path, setup)
         with _front(port, workspace) as front:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # announced instead
-                curator = Curator.open(workspace, witness=witness)
+                curator = _open(workspace, promise, witness, mix_promises)
             with curator:
                 curator.warm_up(progress)
-                curator.usage()  # the first call reads the ledger's whole table: do it before any step waits for it
                 _wait_for_old_front(front)
                 admin_key = _recover(workspace.path)
                 address.listen(port)
@@ -91,6 +96,24 @@ def serve(
                 started = Started(url=url, curator=curator, setup=setup, new_admin_key=admin_key)
                 with address.noted(workspace.path, url):
                     _run(front, started, announce, workspace.path)
+
+
+def check_promise(workspace: Workspace, promise: PromiseName) -> None:
+    """Raise before anything slow if there is no budget, or no adapter, to serve under this promise."""
+    if promise == "corpus":
+        check_dp_adapter(workspace)
+    else:
+        budgets_of(workspace)
+
+
+def _open(
+    workspace: Workspace, promise: PromiseName, witness: Path | None, mix_promises: bool
+) -> Curator | DpDecoder:
+    if promise == "corpus":
+        return DpDecoder.open(workspace, mix_promises=mix_promises)
+    curator = Curator.open(workspace, witness=witness, mix_promises=mix_promises)
+    curator.usage()  # the first call reads the ledger's whole table: do it before any step waits for it
+    return curator
 
 
 def _run(front: Front, started: Started, announce: Callable[[Started], None], workspace: Path) -> None:
@@ -198,15 +221,23 @@ def _recover(workspace: Path) -> str | None:
         return None if keys.list() else keys.add(ADMIN, admin=True)
 
 
-def _setup(workspace: Workspace, settings: ServerConfig) -> Setup:
+def _setup(workspace: Workspace, settings: ServerConfig, promise: PromiseName) -> Setup:
     return Setup(
         model_id=settings.model_id or workspace.path.name,
         settings=settings,
         runtime=dataclasses.asdict(workspace.runtime),
         is_loopback=is_loopback_address(settings.host),
         unit=workspace.manifest.unit,
-        created=int((workspace.path / MANIFEST_FILE).stat().st_mtime),
+        created=_created(workspace, promise),
     )
+
+
+def _created(workspace: Workspace, promise: PromiseName) -> int:
+    """When the model was made. Under `corpus` when its training began: how long that took may depend on the records."""
+    if promise == "half":
+        return int((workspace.path / MANIFEST_FILE).stat().st_mtime)
+    began = [training["at"] for training in DpLog(dp_log_path(workspace.path)).trainings().values()]
+    return int(datetime.fromisoformat(max(began)).timestamp())
 
 
 def is_loopback_address(host: str) -> bool:

@@ -17,11 +17,14 @@ from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from paclm.curator.curator import Curator
+from paclm.curator.dp_decoder import DpDecoder
+from paclm.curator.promises import NOTHING_PROMISED
 from paclm.curator.streams import Stream
 from paclm.errors import BudgetExceeded, InvalidInput
 from paclm.ledger.events import COUNTS, Usage
 from paclm.privacy.accounting import Account
 from paclm.server import messages
+from paclm.server.corpus_terms import CorpusTerms
 from paclm.server.messages import (
     Admit,
     BrokenLink,
@@ -31,7 +34,7 @@ from paclm.server.messages import (
     Link,
     Query,
     Ready,
-    Reason,
+    RefusedCall,
     Stop,
 )
 from paclm.server.telemetry import log_error
@@ -141,14 +144,6 @@ def current_hour() -> str:
     return datetime.now(UTC).isoformat()[:13]
 
 
-class RefusedCall(Exception):
-    """A call of the front that is refused; nothing was charged."""
-
-    def __init__(self, reason: Reason, *figures: int) -> None:
-        super().__init__(reason)
-        self.reason, self.figures = reason, figures
-
-
 class HalfTerms:
     """What the front is told of the promise `half`, and whether its budget covers a request."""
 
@@ -166,6 +161,8 @@ class HalfTerms:
             "config": dataclasses.asdict(config),
             "num_worlds": curator.num_worlds,
             "worst_price": curator.worst_price,
+            "cautions": curator.cautions,
+            "are_promises_mixed": any(sentence.startswith(NOTHING_PROMISED) for sentence in curator.cautions),
         }
 
     def state(self) -> BudgetState:
@@ -182,6 +179,11 @@ class HalfTerms:
             remaining_units=account.remaining_units,
             reserved_units=self._curator.reserved_units,
         )
+
+    @property
+    def commit_seconds(self) -> float:
+        """Duration of the last commit."""
+        return self._curator.commit_seconds
 
     def usage(self) -> list[dict[str, list[int]]]:
         """By key and by hour."""
@@ -205,13 +207,17 @@ class HalfTerms:
 
 
 class Scheduler:
-    """Steps the curator while any stream is active, until the front says stop or something fails."""
+    """Steps the curator, or the decoder of the other promise, while any stream is active, until the front says stop or something fails."""
 
     def __init__(
-        self, curator: Curator, link: Link, max_waiting: int, on_ready: Callable[[], None] = lambda: None
+        self,
+        curator: Curator | DpDecoder,
+        link: Link,
+        max_waiting: int,
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._curator = curator
-        self._terms = HalfTerms(curator)
+        self._terms = CorpusTerms(curator) if isinstance(curator, DpDecoder) else HalfTerms(curator)
         self._link = link
         self._max_waiting = max_waiting
         self._on_ready = on_ready
@@ -242,7 +248,6 @@ class Scheduler:
                 "vocabulary": curator.limits.vocabulary,
                 "context": curator.limits.context,
                 "num_places": self._num_places,
-                "cautions": curator.cautions,
                 "promise": self._terms.promise,
                 **self._terms.constants(),
                 "state": self._state(),
@@ -376,7 +381,7 @@ class Scheduler:
             pieces.append((number, *piece))
             if piece.finish_reason:
                 del self._streams[number], self._numbers[stream]
-        self._link.send("step", pieces, self._state(), seconds, self._curator.commit_seconds)
+        self._link.send("step", pieces, self._state(), seconds, self._terms.commit_seconds)
 
     def _state(self) -> dict[str, Any]:
         return {**self._terms.state(), "running": self.num_running, "waiting": self.num_waiting}

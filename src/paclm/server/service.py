@@ -203,9 +203,10 @@ class Service(ABC):
 
     # --- from the curator -------------------------------------------------------------------------------------------
 
-    def _stepped(self, tokens: Mapping[tuple[str, Mark], int], seconds: float, commit_seconds: float) -> None:
+    def _stepped(self, tokens: Mapping[tuple[str, Mark], int], seconds: float, commit_seconds: float | None) -> None:
         self.metrics.step_seconds.observe(seconds)
-        self.metrics.commit_seconds.observe(commit_seconds)
+        if commit_seconds is not None:
+            self.metrics.commit_seconds.observe(commit_seconds)
         marks: Counter[Mark] = Counter()
         for (key_name, mark), num in tokens.items():
             self.metrics.count_tokens(key_name, mark, num)
@@ -247,7 +248,7 @@ class HalfService(Service):
         await super().start()
         self._watch_budget()
 
-    def _stepped(self, tokens: Mapping[tuple[str, Mark], int], seconds: float, commit_seconds: float) -> None:
+    def _stepped(self, tokens: Mapping[tuple[str, Mark], int], seconds: float, commit_seconds: float | None) -> None:
         super()._stepped(tokens, seconds, commit_seconds)
         self._watch_budget()
 

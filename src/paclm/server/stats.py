@@ -35,6 +35,10 @@ NOT_PROMISED = (
     "The bound is about which half of the corpus was used, against someone who knows nothing of that beforehand. "
     "Whether a record is in the corpus at all is not hidden. A text that the model has memorized may be emitted."
 )
+MIXED = (
+    "Nothing is promised about the corpus: it was served under both promises, and `half` does not hide whether a "
+    "record is in the corpus."
+)
 
 
 @router.get("/v1/privacy", **described(Privacy, set()))
@@ -55,8 +59,10 @@ async def privacy(caller: AnyCaller, service: TheHalfService) -> Response:
             "on_exhausted": curator.config.on_exhausted,
             "charge": curator.config.charge,
             "release": curator.config.release,
+            "promise": "half",
+            "are_promises_mixed": curator.are_promises_mixed,
             "sentence": guarantee(figures, service.setup.unit),
-            "not_promised": NOT_PROMISED,
+            "not_promised": not_promised(is_mixed=curator.are_promises_mixed),
             "key": {"name": caller.name, **own},
         }
     )
@@ -91,7 +97,7 @@ async def overview(_: Admin, service: TheHalfService) -> Response:
             "unit": setup.unit,
             "spent": spent(figures),
             "left": left(figures, curator.config.on_exhausted, tokens_per_second),
-            "not_promised": NOT_PROMISED,
+            "not_promised": not_promised(is_mixed=curator.are_promises_mixed),
         },
         "tokens": {
             "private": state["tokens"],
@@ -175,6 +181,11 @@ def scraped(service: Service, promise: Mapping[str, float]) -> Response:
         keys=service.keys.list(),
     )
     return Response(service.metrics.render(standing), headers={"content-type": CONTENT_TYPE})
+
+
+def not_promised(*, is_mixed: bool) -> str:
+    """What the promise `half` does not cover."""
+    return f"{MIXED} {NOT_PROMISED}" if is_mixed else NOT_PROMISED
 
 
 def guarantee(figures: BudgetFigures, unit: str = "a record was") -> str:
