@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from paclm.config import in_shell, parse_count
+from paclm.config import PromiseName, in_shell, parse_count
 from paclm.errors import InvalidInput, MissingExtra, WorkspaceError
 
 if TYPE_CHECKING:
@@ -25,6 +25,17 @@ WorkspaceArgument = Annotated[Path, typer.Argument(help="Folder made by paclm in
 TrainedArgument = Annotated[Path, typer.Argument(help="Folder made by paclm init, with trained worlds.")]
 WitnessOption = Annotated[
     Path | None, typer.Option(envvar="PACLM_WITNESS", help="The ledger's witness: a file on another disk.")
+]
+PromiseOption = Annotated[
+    PromiseName,
+    typer.Option(help="half: which half of the corpus was used; corpus: whether a record is in the corpus (DP)."),
+]
+MixPromisesFlag = Annotated[
+    bool,
+    typer.Option(
+        "--mix-promises",
+        help="Serve also where the other promise was served: nothing is then promised about the corpus, ever.",
+    ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")]
 YesFlag = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
@@ -58,6 +69,23 @@ def open_trained(path: Path) -> Workspace:
     workspace = Workspace.open(path)
     if WORLDS_FILE not in workspace.manifest.adapters:
         raise WorkspaceError(f"{path} has no trained worlds yet. Train them: paclm train {in_shell(path)}")
+    if workspace.runtime.device != "cuda":
+        warn_of_threads(workspace)
+    return workspace
+
+
+def open_for(promise: PromiseName, path: Path) -> Workspace:
+    """Open a workspace that can be served under this promise. Quick: does not import torch."""
+    from paclm.curator.dp_decoder import check_dp_adapter
+    from paclm.curator.preflight import budgets_of
+    from paclm.worlds.workspace import Workspace
+
+    if promise == "half":
+        workspace = open_trained(path)
+        budgets_of(workspace)
+        return workspace
+    workspace = Workspace.open(path)
+    check_dp_adapter(workspace)
     if workspace.runtime.device != "cuda":
         warn_of_threads(workspace)
     return workspace

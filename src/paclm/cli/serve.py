@@ -11,9 +11,11 @@ import typer
 from paclm.cli.console import (
     NO_WITNESS,
     STOP_MESSAGE,
+    MixPromisesFlag,
+    PromiseOption,
     TrainedArgument,
     WitnessOption,
-    open_trained,
+    open_for,
     print_fields,
     print_wrapped,
     require_packages,
@@ -46,8 +48,8 @@ def serve(
 
     One curator per secret: it takes the ledger's lock. A second process speaks HTTP and never holds the secret. Every
     charge is on disk before its token is sent. Under the promise corpus the adapter of `paclm train --what dp:8`
-    answers: there is no secret, and nothing is charged. Log lines go to standard error, as JSON with counts only. On Ctrl-C,
-    SIGTERM or a closed terminal, running answers are finished first.
+    answers: there is no secret, and nothing is charged. Log lines go to standard error, as JSON with counts only. On
+    Ctrl-C, SIGTERM or a closed terminal, running answers are finished first.
 
     Example usage:
 

@@ -46,6 +46,7 @@ from paclm.server.scheduler import Scheduler
 from paclm.server.service import Setup
 from paclm.server.web_server import allow_files
 from paclm.worlds.layout import MANIFEST_FILE, dp_log_path
+from paclm.worlds.storage import try_lock
 from paclm.worlds.workspace import Workspace
 
 ADMIN = "admin"
@@ -86,7 +87,7 @@ def serve(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # announced instead
                 curator = _open(workspace, promise, witness, mix_promises)
-            with curator:
+            with curator, _only_server(workspace):
                 curator.warm_up(progress)
                 _wait_for_old_front(front)
                 admin_key = _recover(workspace.path)
@@ -106,9 +107,7 @@ def check_promise(workspace: Workspace, promise: PromiseName) -> None:
         budgets_of(workspace)
 
 
-def _open(
-    workspace: Workspace, promise: PromiseName, witness: Path | None, mix_promises: bool
-) -> Curator | DpDecoder:
+def _open(workspace: Workspace, promise: PromiseName, witness: Path | None, mix_promises: bool) -> Curator | DpDecoder:
     if promise == "corpus":
         return DpDecoder.open(workspace, mix_promises=mix_promises)
     curator = Curator.open(workspace, witness=witness, mix_promises=mix_promises)
@@ -201,6 +200,15 @@ def _wait_for_old_front(front: Front) -> None:
                     "paclm.server.front), and start again."
                 ) from None
             time.sleep(0.05)
+
+
+@contextmanager
+def _only_server(workspace: Workspace) -> Iterator[None]:
+    """Keys, quotas and replies have one server at a time, whatever it promises."""
+    with try_lock(service_path(workspace.path).with_name("server.lock")) as (_, is_free):
+        if not is_free:
+            raise ServiceError(f"Another server of {workspace.path} is running. Stop it first.")
+        yield
 
 
 def _check_keys(workspace: Path, named: Path, setup: Setup) -> None:
