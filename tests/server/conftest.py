@@ -7,9 +7,13 @@ from contextlib import ExitStack
 import pytest
 
 from curator.conftest import make, no_keys_around, no_notes, template
-from curator.deployments import ScriptedEngine, set_mechanism
+from curator.deployments import ScriptedEngine, set_mechanism, without_notes
+from curator.dp_deployments import with_dp_adapter
 from paclm import Workspace
+from paclm.engine.adapters import AdapterStack
+from paclm.engine.loading import open_engine
 from paclm.server.api_keys import service_path
+from paclm.worlds.layout import DP_FILE
 from server.live import CHAT_TEMPLATE, serve
 from server.stepped import SteppedEngine
 
@@ -29,6 +33,45 @@ def start(make, small_tokenizer):
             return servers.enter_context(serve(make(**options), engine, tokenizer, **serving))
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def dp_template(template, tmp_path_factory):
+    """A workspace with an adapter for the promise `corpus`, and no budget."""
+    folder = tmp_path_factory.mktemp("dp") / "clinic"
+    shutil.copytree(template, folder)
+    set_mechanism(folder, support_size=40)
+    with without_notes():
+        return with_dp_adapter(Workspace.open(folder)).path
+
+
+@pytest.fixture(scope="session")
+def dp_engine(dp_template):
+    """One engine for all tests: it keeps nothing between sequences."""
+    stack = AdapterStack.load(dp_template / "adapters" / DP_FILE).as_public()
+    return open_engine(Workspace.open(dp_template), 40, stack=stack)
+
+
+@pytest.fixture
+def start_corpus(tmp_path, dp_template, dp_engine, chat_tokenizer):
+    """Start a server under the promise `corpus`, over a fresh copy or the workspace given."""
+    with ExitStack() as servers:
+
+        def start_corpus(workspace=None, **options):
+            if workspace is None:
+                workspace = Workspace.open(shutil.copytree(dp_template, tmp_path / "clinic"))
+            dp_engine.clear()
+            return servers.enter_context(serve(workspace, dp_engine, chat_tokenizer, promise="corpus", **options))
+
+        yield start_corpus
+
+
+@pytest.fixture(scope="session")
+def corpus(dp_template, dp_engine, chat_tokenizer, tmp_path_factory):
+    """One server under the promise `corpus` for tests that leave it as they found it."""
+    workspace = Workspace.open(shutil.copytree(dp_template, tmp_path_factory.mktemp("corpus") / "clinic"))
+    with serve(workspace, dp_engine, chat_tokenizer, promise="corpus") as live:
+        yield live
 
 
 @pytest.fixture

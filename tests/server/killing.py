@@ -26,9 +26,9 @@ STEPS_IN_FLIGHT = 10
 """One that was committed and not handed out, and those that a busy machine handed out and has not sent yet."""
 
 
-def serve_process(path, key=None, command=("-m", "paclm"), **environment):
+def serve_process(path, key=None, command=("-m", "paclm"), options=(), **environment):
     """`paclm serve` as an operator starts it; its address and the admin key, which it prints once if there is none."""
-    arguments = [sys.executable, *command, "serve", str(path), "--port", "0"]
+    arguments = [sys.executable, *command, "serve", str(path), "--port", "0", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None

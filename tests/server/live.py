@@ -2,15 +2,18 @@
 
 import socket
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 
 import httpx
+import pytest
 import uvicorn
 
 from curator.deployments import without_notes
 from paclm import Curator
 from paclm.config import ServerConfig
+from paclm.curator.dp_decoder import DpDecoder
 from paclm.errors import PaclmError
 from paclm.server.address import bind
 from paclm.server.api_keys import Database, KeyStore, service_path
@@ -49,7 +52,7 @@ class Live:
     http: httpx.Client
     """Sends the ward's key unless told otherwise."""
     server: uvicorn.Server
-    curator: Curator
+    curator: Curator | DpDecoder
     """Runs in a thread of its own, with the same messages as between two processes."""
     scheduler: CountingScheduler
 
@@ -79,14 +82,17 @@ def bearer(key):
 def serve(workspace, engine, tokenizer, **options):
     """Serve until the block ends.
 
-    Options: `settings`, `is_loopback`, `unit`, `quota` (of the ward's key), `has_ward` (an ordinary key), `admin_name`.
+    Options: `settings`, `is_loopback`, `unit`, `quota` (of the ward's key), `has_ward` (an ordinary key), `admin_name`,
+    `promise`, `mix_promises`.
     """
+    promise, is_mixed = options.pop("promise", "half"), options.pop("mix_promises", False)
+    decoder, notes = (DpDecoder, own_notes(workspace)) if promise == "corpus" else (Curator, without_notes())
     settings = options.pop("settings", ServerConfig())
     quota = options.pop("quota", None)
     admin_name = options.pop("admin_name", "admin")
     has_ward = options.pop("has_ward", True)
-    with without_notes():
-        opened = Curator.open(workspace, engine=engine, tokenizer=tokenizer)
+    with notes:
+        opened = decoder.open(workspace, engine=engine, tokenizer=tokenizer, mix_promises=is_mixed)
     own, its = socket.socketpair()
     with (
         opened as curator,
@@ -100,7 +106,6 @@ def serve(workspace, engine, tokenizer, **options):
         names = {key.name for key in keys.list()}
         admin = keys.add(admin_name, admin=True)
         ward = admin if "ward" in names or not has_ward else keys.add("ward", quota_tokens=quota)
-        curator.usage()
         scheduler = CountingScheduler(curator, Link(own), settings.max_waiting)
         scheduler.hello()
         hello = next(Link(its).receive(wait=True))[1]
@@ -124,6 +129,13 @@ def serve(workspace, engine, tokenizer, **options):
             for thread in threads:
                 thread.join(120)
                 assert not thread.is_alive()
+
+
+def own_notes(workspace):
+    """The folder of notes beside the workspace: under `corpus` one is needed."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PACLM_STATE_DIR", str(workspace.path.parent / "notes"))
+    return closing(SimpleNamespace(close=patch.undo))
 
 
 def _step(scheduler):

@@ -46,7 +46,7 @@ from paclm.server.scheduler import Scheduler
 from paclm.server.service import Setup
 from paclm.server.web_server import allow_files
 from paclm.worlds.layout import MANIFEST_FILE, dp_log_path
-from paclm.worlds.storage import try_lock
+from paclm.worlds.storage import only_one
 from paclm.worlds.workspace import Workspace
 
 ADMIN = "admin"
@@ -87,7 +87,7 @@ def serve(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # announced instead
                 curator = _open(workspace, promise, witness, mix_promises)
-            with curator, _only_server(workspace):
+            with curator, only_one(_lock_path(workspace), f"A server of {workspace.path}"):
                 curator.warm_up(progress)
                 _wait_for_old_front(front)
                 admin_key = _recover(workspace.path)
@@ -202,13 +202,9 @@ def _wait_for_old_front(front: Front) -> None:
             time.sleep(0.05)
 
 
-@contextmanager
-def _only_server(workspace: Workspace) -> Iterator[None]:
+def _lock_path(workspace: Workspace) -> Path:
     """Keys, quotas and replies have one server at a time, whatever it promises."""
-    with try_lock(service_path(workspace.path).with_name("server.lock")) as (_, is_free):
-        if not is_free:
-            raise ServiceError(f"Another server of {workspace.path} is running. Stop it first.")
-        yield
+    return service_path(workspace.path).with_name("server.lock")
 
 
 def _check_keys(workspace: Path, named: Path, setup: Setup) -> None:

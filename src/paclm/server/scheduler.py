@@ -207,7 +207,7 @@ class HalfTerms:
 
 
 class Scheduler:
-    """Steps the curator, of either promise, while any stream is active, until the front says stop or something fails."""
+    """Steps the curator of a promise while any stream is active, until the front says stop or something fails."""
 
     def __init__(
         self,
