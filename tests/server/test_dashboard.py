@@ -11,7 +11,10 @@ import pytest
 import paclm
 from curator.deployments import ScriptedEngine, set_mechanism
 from paclm import Workspace
+from paclm.ledger.dp_log import DpLog
 from paclm.privacy.accounting import units_up
+from paclm.server import corpus_terms
+from paclm.worlds.layout import dp_log_path
 from server.browser import HOW_TO_GET_ONE, Visit, find_chromium, open_browser
 from server.live import serve
 from server.stepped import SteppedEngine, wait_until
@@ -356,3 +359,41 @@ def test_the_files_name_nobody_else_and_have_no_inline_code():
             assert "//" not in re.sub(r"(?m)(^|\s)//.*$", "", text), f"{path.name} names an address"
             assert not re.search(r"innerHTML|insertAdjacentHTML|\beval\(|\son\w+=|\sstyle=", text), path.name
     assert (vendored / "uplot" / "LICENSE").read_text().startswith("The MIT License")
+
+
+# --- the promise about the corpus ---------------------------------------------------------------------------------
+
+
+def test_under_corpus_the_page_shows_the_promise_and_no_budget(visit, corpus):
+    visited = visit(corpus)
+    page = visited.open_panel(corpus.admin)
+    promised = re.sub(r"\s+", " ", page.locator("#promise").inner_text())
+    assert "whether a record was in the corpus succeeds more than 77.8 % of the time" in promised
+    bounds = re.sub(r"\s+", " ", page.locator("#bounds").inner_text())
+    for text in ("ε = 8", "δ = 1.00", "record", "0.1 % false alarms at most 21.0 %", "1 % false alarms at most 35.0 %"):
+        assert text in bounds
+    for hidden in ("#budget", "#spending", "#dissent", "#leak", "#plan-form", ".guarantee", ".marks"):
+        assert page.locator(hidden).is_hidden(), hidden
+    assert "worlds" not in page.locator("#panel").inner_text()
+    assert "Nothing is charged" in page.locator("#no-budget").inner_text()
+    tokens = "#keys tbody tr:has-text('admin') td[data-label=Tokens]"
+    before = number(page, tokens)
+    page.locator("#max-tokens").fill("6")
+    page.locator("#go").click()
+    page.locator("#answer-note", has_text="nothing charged").wait_for()
+    wait_for_number(page, tokens, lambda found: before < found <= before + 6)
+    assert page.locator("#tokens canvas").count() == 1
+    assert "support_size" in page.locator("#settings").inner_text()
+    assert visited.refused == []
+
+
+def test_mixed_promises_are_the_first_thing_the_page_says(visit, start_corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus_terms, "LOOK_SECONDS", 0.0)
+    live = start_corpus()
+    page = visit(live).open_panel(live.admin)
+    assert page.locator("#promise-mixed").is_hidden()
+    DpLog(dp_log_path(tmp_path / "clinic")).append("mixed", accepted="half")
+    page.locator("#promise-mixed").wait_for(state="visible")
+    assert "Nothing is promised about the corpus" in page.locator("#promise-mixed").inner_text()
+    assert page.locator("#promise-sentence").is_hidden()
+    assert page.title().startswith("Nothing promised")

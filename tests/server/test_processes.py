@@ -4,11 +4,13 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+from datetime import datetime
 from pathlib import Path
 
 import httpx
@@ -18,7 +20,9 @@ from paclm.curator.master_key import MasterKeys
 from paclm.curator.preflight import worlds_digest
 from paclm.curator.redacted import Redacted
 from paclm.curator.secret import unseal_belief
+from paclm.ledger.dp_log import DpLog
 from paclm.server.api_keys import KeyStore, service_path
+from paclm.worlds.layout import dp_log_path
 from server.killing import front_of, is_running, serve_process
 from server.live import bearer, ledger_rows
 from server.stepped import wait_until
@@ -136,3 +140,26 @@ def test_when_the_curator_dies_running_answers_are_cut_off_and_all_is_accounted_
         assert reserved() == 0
     assert json.loads(said[0])["error"]["code"] == "server_stopping"
     assert ledger_rows(workspace.path) == 0
+
+
+def test_under_corpus_there_are_two_processes_no_secret_and_no_second_server(dp_template, tmp_path):
+    path, options = shutil.copytree(dp_template, tmp_path / "clinic"), ("--promise", "corpus")
+    process, url, key = serve_process(path, options=options)
+    front = front_of(process)
+    try:
+        with httpx.Client(base_url=url, headers=bearer(key), timeout=60) as http:
+            assert http.post("/v1/completions", json=ASK).json()["privacy"]["promise"] == "corpus"
+            created = http.get("/v1/models").json()["data"][0]["created"]
+            (training,) = DpLog(dp_log_path(path)).trainings().values()
+            assert created == datetime.fromisoformat(training["at"]).timestamp()
+        command = [sys.executable, "-m", "paclm", "serve", str(path), "--port", "0", *options]
+        second = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        assert second.returncode == 2
+        assert f"already running in process {process.pid}" in second.stderr
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait(60)
+        wait_until(lambda: not is_running(front))
+    assert not {file.name for file in (path / "curator").iterdir()} & {"ledger.sqlite", "secret", "key"}
