@@ -28,6 +28,7 @@ def with_dp_adapter(workspace, seed=11, spread=0.6):
         "unit": "record",
         "composed": asdict(GUARANTEE),
         "trainings": len(log.trainings()),
+        "runs": list(log.trainings()),
     }
     workspace = workspace.with_adapters(DP_FILE, {"dp": details})
     log.append("trained", run=run, sha256=workspace.manifest.adapters[DP_FILE]["sha256"])

@@ -6,26 +6,38 @@ earlier adapter promised. Imports no torch.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from paclm.config import in_shell
 from paclm.curator.promises import is_corpus_promised, trainings_elsewhere
 from paclm.errors import LedgerError, WorkspaceError
 from paclm.ledger.dp_log import DpLog, mechanism_of
-from paclm.privacy.dp import guarantee
+from paclm.privacy.dp import DpGuarantee, guarantee
 from paclm.worlds.layout import ADAPTERS_FOLDER, DP_FILE, dp_log_path
-from paclm.worlds.manifest import Manifest, load_manifest
+from paclm.worlds.manifest import load_manifest
 from paclm.worlds.registry import trainings_noted
 from paclm.worlds.storage import hash_file
 from paclm.worlds.workspace import Workspace
 
 
-def unit_name(manifest: Manifest) -> str:
-    """The unit whose presence is hidden."""
-    group_by = manifest.arguments.get("group_by")
-    return "record" if group_by is None else f"all records of one {group_by}"
+class PromiseFigures(TypedDict):
+    """What is promised about the corpus, in the names of the command line's JSON."""
+
+    promise: str
+    epsilon: float
+    """Of all DP trainings on this corpus together, as everything below."""
+    delta: float
+    unit: str
+    """Whose presence in the corpus is hidden."""
+    mia_bound: float
+    """No attack on whether a unit is in the corpus succeeds more often, from a prior of 1/2."""
+    tpr_at_fpr_0_1_percent: float
+    tpr_at_fpr_1_percent: float
+    trainings: int
+    is_promised: bool
+    """False once the corpus was served under both promises: then none of the figures holds."""
 
 
 def all_trainings(workspace: Workspace) -> dict[str, dict[str, Any]]:
@@ -33,8 +45,8 @@ def all_trainings(workspace: Workspace) -> dict[str, dict[str, Any]]:
     return {**trainings_elsewhere(workspace), **DpLog(dp_log_path(workspace.path)).trainings()}
 
 
-def promise_figures(workspace: Workspace) -> dict[str, Any]:
-    """The figures of the promise `corpus`, composed again only if the card of the adapter lacks a training."""
+def promise_figures(workspace: Workspace) -> PromiseFigures:
+    """What all trainings promise together: from the card of the adapter, or composed again if it lacks one of them."""
     own = list(DpLog(dp_log_path(workspace.path)).trainings().values())
     if not own:
         raise WorkspaceError(
@@ -44,16 +56,20 @@ def promise_figures(workspace: Workspace) -> dict[str, Any]:
     trainings = all_trainings(workspace)
     card = workspace.manifest.adapters.get(DP_FILE, {}).get("dp", {})
     if set(card.get("runs", [])) == set(trainings):
-        found = card["composed"]
+        composed = DpGuarantee(**card["composed"])
     else:
-        found = asdict(guarantee([mechanism_of(each) for each in trainings.values()], float(own[-1]["delta"])))
-    return {
-        "promise": "corpus",
-        **found,
-        "unit": unit_name(workspace.manifest),
-        "trainings": len(trainings),
-        "is_promised": is_corpus_promised(workspace),
-    }
+        composed = guarantee([mechanism_of(each) for each in trainings.values()], float(own[-1]["delta"]))
+    return PromiseFigures(
+        promise="corpus",
+        epsilon=composed.epsilon,
+        delta=composed.delta,
+        unit=workspace.manifest.unit_name,
+        mia_bound=composed.mia_bound,
+        tpr_at_fpr_0_1_percent=composed.tpr_at_fpr_0_1_percent,
+        tpr_at_fpr_1_percent=composed.tpr_at_fpr_1_percent,
+        trainings=len(trainings),
+        is_promised=is_corpus_promised(workspace),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,41 +10,24 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from paclm.config import in_shell
 from paclm.curator.decoder import Decoder
-from paclm.curator.promises import claim_corpus, is_corpus_promised, trainings_elsewhere
+from paclm.curator.dp_account import PromiseFigures as PromiseFigures
+from paclm.curator.dp_account import promise_figures
+from paclm.curator.promises import claim_corpus
 from paclm.curator.redacted import Redacted
 from paclm.curator.streams import FinishReason, Logprobs, Piece, Stream, Tokenizer
 from paclm.curator.vote_source import VoteSource
 from paclm.errors import CuratorError, EngineError, InvalidInput, WorkspaceError
-from paclm.ledger.dp_log import DpLog, mechanism_of
-from paclm.privacy.dp import DpGuarantee, guarantee
+from paclm.ledger.dp_log import DpLog
 from paclm.worlds.layout import DP_FILE, dp_log_path
 from paclm.worlds.manifest import verify_adapters, verify_base
 from paclm.worlds.workspace import Workspace
 
 if TYPE_CHECKING:  # torch is loaded with the models, not on import
     from paclm.engine.engine import Ballot
-
-
-class PromiseFigures(TypedDict):
-    """What is promised about the corpus, in the names of the command line's JSON."""
-
-    promise: str
-    epsilon: float
-    """Of all DP trainings on this corpus together, as everything below."""
-    delta: float
-    unit: str
-    """Whose presence in the corpus is hidden."""
-    mia_bound: float
-    """No attack on whether a unit is in the corpus succeeds more often, from a prior of 1/2."""
-    tpr_at_fpr_0_1_percent: float
-    tpr_at_fpr_1_percent: float
-    trainings: int
-    is_promised: bool
-    """False once the corpus was served under both promises: then none of the figures holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,26 +132,6 @@ def check_dp_adapter(workspace: Workspace) -> None:
             "about its privacy. Restore both from one backup, or train it again: "
             f"paclm train {in_shell(workspace.path)} --what dp:8 --again"
         )
-
-
-def promise_figures(workspace: Workspace) -> PromiseFigures:
-    """What all DP trainings on these records promise together: from the card, unless one was begun since."""
-    card = workspace.manifest.adapters[DP_FILE]["dp"]
-    trainings = {**DpLog(dp_log_path(workspace.path)).trainings(), **trainings_elsewhere(workspace)}
-    composed = DpGuarantee(**card["composed"])
-    if len(trainings) != card["trainings"]:
-        composed = guarantee([mechanism_of(training) for training in trainings.values()], card["delta"])
-    return PromiseFigures(
-        promise="corpus",
-        epsilon=composed.epsilon,
-        delta=composed.delta,
-        unit=card["unit"],
-        mia_bound=composed.mia_bound,
-        tpr_at_fpr_0_1_percent=composed.tpr_at_fpr_0_1_percent,
-        tpr_at_fpr_1_percent=composed.tpr_at_fpr_1_percent,
-        trainings=len(trainings),
-        is_promised=is_corpus_promised(workspace),
-    )
 
 
 def _load_models(

@@ -18,7 +18,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from paclm.config import DpConfig, TrainingConfig
-from paclm.curator.dp_account import all_trainings, unit_name
+from paclm.curator.dp_account import all_trainings
 from paclm.curator.dp_card import render_card
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.checkpoint import RUN_FILE, Checkpoints
@@ -200,7 +200,7 @@ class DpTrainingJob:
             "noise_multiplier": noise_multiplier,
             **asdict(self.dp),
             "num_units": self.num_units,
-            "unit": unit_name(self.workspace.manifest),
+            "unit": self.workspace.manifest.unit_name,
             "training": json.loads(json.dumps(asdict(self.settings))),
             "base": self.workspace.base.fingerprint,
         }
