@@ -49,16 +49,15 @@ def test_whoever_chooses_the_coins_pays_for_exactly_the_disputed_tokens(start):
 
 
 def test_a_budget_that_ends_in_the_middle_of_a_batch_is_not_overdrawn(start):
-    """Five disputed tokens are paid for; later ones come from the public model, and agreed ones cost nothing."""
+    """Five disputed tokens are paid for; from then on all come from the public model, also where the worlds agree."""
     engine = ScriptedEngine(dissent=0.6)
     live = start(engine=engine, charge="dissent", per_token="2^-6", total="0.08", on_exhausted="public")
     body = {"model": "clinic", "prompt": ["the", "a", "of", "in"], "n": 2, "max_tokens": 8, "stream": True, "seed": 3}
     said = live.http.post("/v1/completions", json=body, headers=bearer(live.admin)).text
     marks = [m for e in events(said) for m in e.get("privacy", {}).get("marks", [])]
     assert marks.count("disputed") == live.curator.account.charged_tokens == 5
-    assert marks.count("public") > 0
     assert live.curator.account.spent_units <= live.curator.account.total_units
-    assert marks.count("disputed") + marks.count("public") == num_disputed(engine)
+    assert marks.count("public") > num_disputed(engine) - 5 > 0
 
 
 @pytest.mark.parametrize("temperature", [1e-36, -0.0, 2])
