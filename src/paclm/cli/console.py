@@ -19,6 +19,7 @@ from paclm.config import PromiseName, in_shell, parse_count
 from paclm.errors import InvalidInput, MissingExtra, WorkspaceError
 
 if TYPE_CHECKING:
+    from paclm.curator.dp_account import PromiseFigures
     from paclm.worlds.workspace import Workspace
 
 WorkspaceArgument = Annotated[Path, typer.Argument(help="Folder made by paclm init.")]
@@ -147,6 +148,21 @@ def format_guarantee(mia: float, world_id: float, num_worlds: int, unit: str, *,
         f"no attack on whether {unit} in the secretly drawn half succeeds more than {format_bound(mia)} of the time "
         f"(a guess: {prior}), and none names the realized world more than {format_bound(world_id)} of the time "
         f"(a guess: 1/{num_worlds})"
+    )
+
+
+def format_corpus_guarantee(figures: PromiseFigures, unit: str) -> str:
+    """(ε, δ) and what it bounds, or that nothing is promised; figures are rounded up."""
+    from paclm.privacy.bounds import format_bound
+    from paclm.privacy.dp import format_up
+
+    if not figures["is_promised"]:
+        return "nothing is promised about the corpus: it is served under both promises, half and corpus"
+    low, high = format_bound(figures["tpr_at_fpr_0_1_percent"]), format_bound(figures["tpr_at_fpr_1_percent"])
+    return (
+        f"ε = {format_up(figures['epsilon'])}, δ = {format_up(figures['delta'])}: no attack on whether {unit} in the "
+        f"corpus succeeds more than {format_bound(figures['mia_bound'])} of the time (a guess: 1/2), or finds more "
+        f"than {low} of those inside at 0.1 % false positives, {high} at 1 %"
     )
 
 

@@ -5,27 +5,31 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paclm.cli.console import (
     STOP_MESSAGE,
     JsonFlag,
+    MixPromisesFlag,
+    PromiseOption,
     TrainedArgument,
     WitnessOption,
+    format_corpus_guarantee,
     format_guarantee,
-    open_trained,
+    open_for,
     print_fields,
     print_json,
     print_wrapped,
 )
-from paclm.config import format_budget
+from paclm.config import PromiseName, format_budget
 from paclm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from paclm.curator.curator import Curator
-    from paclm.curator.streams import Generation
+    from paclm.curator.dp_decoder import DpDecoder
+    from paclm.curator.streams import Stream
 
 _FIGURES = (
     *("private_tokens", "public_tokens", "charged_nats", "spent_nats", "total_nats", "remaining_tokens"),
@@ -41,6 +45,8 @@ def generate(
     temperature: Annotated[
         float | None, typer.Option(help="τ of the coupled Gumbel votes.", show_default="as in [mechanism]")
     ] = None,
+    promise: PromiseOption = "half",
+    mix_promises: MixPromisesFlag = False,
     witness: WitnessOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -48,7 +54,7 @@ def generate(
     Continue a prompt privately and show what it cost
 
     Text is streamed to standard output, figures go to standard error. Every charge is on disk before its token is
-    shown.
+    shown. Under the promise corpus nothing is charged and no budget is needed.
 
     Example usage:
 
@@ -56,14 +62,15 @@ def generate(
         paclm generate clinic --prompt "The patient" --max-tokens 64
         paclm generate clinic --prompt - --max-tokens 64 --greedy < prompt.txt
         paclm generate clinic --prompt "The patient" --max-tokens 64 --json | jq .spent_nats
+        paclm generate clinic --prompt "The patient" --max-tokens 64 --promise corpus
     """
     if greedy and temperature is not None:
         raise InvalidInput("--greedy and --temperature exclude each other. Use one of them.")
     if max_tokens < 1:
         raise InvalidInput(f"--max-tokens must be at least 1, not {max_tokens}.")
     text = _read_prompt() if prompt == "-" else prompt
-    with _open(workspace, witness) as curator:
-        STOP_MESSAGE.set("Every token shown is charged, and the ledger is intact.")
+    with _open(workspace, promise, witness, mix_promises) as curator:
+        STOP_MESSAGE.set("Every token shown is charged, and the ledger is intact." if promise == "half" else "")
         stream = curator.submit(
             curator.request(text, max_tokens, greedy=greedy or None, temperature=temperature, tag="command line")
         )
@@ -73,16 +80,16 @@ def generate(
                 is_dim = piece.mark == "public" and piece.text  # text of the public model alone
                 typer.echo(typer.style(piece.text, dim=True) if is_dim else piece.text, nl=False)
             sys.stdout.flush()
-        generation, price = curator.result(stream), curator.config.per_token
+        answer = curator.result(stream)
+        figures, fields = _figures(curator, stream, workspace)
     if as_json:
-        counts = {"text": generation.text, "tokens": len(generation.tokens)}
-        figures = {key: getattr(generation, key) for key in _FIGURES}
-        print_json({**counts, **figures, "token_ids": list(generation.tokens)})
+        counts = {"text": answer.text, "tokens": len(answer.tokens)}
+        print_json({**counts, **figures, "token_ids": list(answer.tokens)})
         return
     typer.echo()
-    if generation.finish_reason == "stop" and not generation.text:
+    if answer.finish_reason == "stop" and not answer.text:
         typer.echo("(empty answer: the first token was the end token)", err=True)
-    _show_figures(generation, price, workspace)
+    print_fields(fields, err=True)
 
 
 def _read_prompt() -> str:
@@ -98,39 +105,50 @@ def _read_prompt() -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _open(path: Path, witness: Path | None) -> Curator:
-    from paclm.curator.preflight import budgets_of
-
-    budgets_of(open_trained(path))  # quick checks come before the slow imports
-    from paclm.curator.curator import Curator
-    from paclm.curator.redacted import disable_core_dumps
-
-    disable_core_dumps()
+def _open(path: Path, promise: PromiseName, witness: Path | None, mix_promises: bool) -> Curator | DpDecoder:
+    workspace = open_for(promise, path)  # quick checks come before the slow imports
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # printed below instead
-        curator = Curator.open(path, witness=witness)
+        if promise == "corpus":
+            from paclm.curator.dp_decoder import DpDecoder
+
+            curator: Curator | DpDecoder = DpDecoder.open(workspace, mix_promises=mix_promises)
+        else:
+            from paclm.curator.curator import Curator
+            from paclm.curator.redacted import disable_core_dumps
+
+            disable_core_dumps()
+            curator = Curator.open(workspace, witness=witness, mix_promises=mix_promises)
     for caution in curator.cautions:
         print_wrapped(f"Warning: {caution}", err=True)
     return curator
 
 
-def _show_figures(generation: Generation, per_token: float, workspace: Path) -> None:
+def _figures(curator: Curator | DpDecoder, stream: Stream, workspace: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """What an answer cost and what is promised: for JSON, and for people."""
+    from paclm.curator.curator import Curator
     from paclm.worlds.manifest import load_manifest
 
-    tokens = f"{generation.private_tokens:,} private"
-    if generation.public_tokens:
-        left = generation.total_nats - generation.spent_nats
-        price = f"one token costs {format_budget(per_token)} nats and only {format_budget(left)} are left"
-        tokens += f", {generation.public_tokens:,} from the public model alone: "
-        tokens += price if left > 0 else "the budget is exhausted"
     manifest = load_manifest(workspace.expanduser())
-    bounds = generation.mia_bound, generation.world_id_bound
-    fields = {
+    if not isinstance(curator, Curator):
+        figures = curator.promise_figures()
+        guarantee = format_corpus_guarantee(figures, manifest.unit)
+        return dict(figures), {"tokens": f"{len(stream.tokens):,}; nothing is charged", "guarantee": guarantee}
+    answer = curator.result(stream)
+    tokens = f"{answer.private_tokens:,} private"
+    if answer.public_tokens:
+        left = answer.total_nats - answer.spent_nats
+        price = (
+            f"one token costs {format_budget(curator.config.per_token)} nats and only {format_budget(left)} are left"
+        )
+        tokens += f", {answer.public_tokens:,} from the public model alone: "
+        tokens += price if left > 0 else "the budget is exhausted"
+    bounds = answer.mia_bound, answer.world_id_bound
+    return {key: getattr(answer, key) for key in _FIGURES}, {
         "tokens": tokens,
-        "charged": f"{format_budget(generation.charged_nats)} nats",
-        "spent so far": f"{format_budget(generation.spent_nats)} of {format_budget(generation.total_nats)} nats, "
-        f"{generation.remaining_tokens:,} charged tokens remain",
+        "charged": f"{format_budget(answer.charged_nats)} nats",
+        "spent so far": f"{format_budget(answer.spent_nats)} of {format_budget(answer.total_nats)} nats, "
+        f"{answer.remaining_tokens:,} charged tokens remain",
         "guarantee": "at the committed total, "
         + format_guarantee(*bounds, manifest.arguments["worlds"], manifest.unit),
     }
-    print_fields(fields, err=True)

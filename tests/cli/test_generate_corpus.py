@@ -1,0 +1,91 @@
+"""`paclm generate --promise corpus` with an adapter that was really trained with DP, and no trained worlds at all."""
+
+import json
+import shutil
+
+import pytest
+
+from cli.commands import figures_of, invoke
+from paclm.errors import PromiseConflict, WorkspaceError
+from paclm.ledger.dp_log import DpLog
+from paclm.worlds.layout import dp_log_path
+
+pytest.importorskip("dp_accounting")
+
+KEYS = [
+    *("text", "tokens", "promise", "epsilon", "delta", "unit", "mia_bound", "tpr_at_fpr_0_1_percent"),
+    *("tpr_at_fpr_1_percent", "trainings", "is_promised", "token_ids"),
+]
+ASK = ("--prompt", "the patient", "--max-tokens", "6", "--promise", "corpus")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, texts, small_base):
+    folder = tmp_path_factory.mktemp("dp")
+    corpus = folder / "notes.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:40]))
+    path = folder / "clinic"
+    invoke("init", path, "--corpus", corpus, "--base", small_base, "--worlds", 4, "--holdout", 6)
+    settings = path / "paclm.toml"
+    settings.write_text(settings.read_text().partition("[dp]")[0] + "[dp]\nsampling_rate = 0.5\nsteps = 3\n")
+    invoke("train", path, "--what", "dp:4", "--delta", "1e-4", "--dtype", "float32")
+    return path
+
+
+@pytest.fixture
+def clinic(tmp_path, trained):
+    return shutil.copytree(trained, tmp_path / "clinic")
+
+
+def test_json_has_the_promise_and_no_charges(clinic):
+    found = figures_of("generate", clinic, *ASK)
+    assert list(found) == KEYS
+    assert len(found["token_ids"]) == found["tokens"] <= 6
+    assert found["epsilon"] <= 4.0
+    assert (found["delta"], found["unit"], found["trainings"], found["is_promised"]) == (1e-4, "record", 1, True)
+    assert 0.5 < found["mia_bound"] < 0.98  # ε alone would give e^4 / (1 + e^4)
+
+
+def test_text_goes_to_standard_output_and_the_promise_to_standard_error(clinic):
+    result = invoke("generate", clinic, *ASK, "--greedy")
+    again = invoke("generate", clinic, *ASK, "--greedy")
+    assert result.stdout == again.stdout
+    assert "ε" not in result.stdout
+    for words in ("nothing is charged", "ε = ", "whether a record was in the corpus", "0.1 %"):
+        assert words in " ".join(result.stderr.split())
+    assert [event["kind"] for event in DpLog(dp_log_path(clinic)).events()][-2:] == ["served", "served"]
+    assert not (clinic / "curator" / "ledger.sqlite").exists()
+
+
+def test_a_workspace_without_the_adapter_says_how_to_train_it(clinic):
+    manifest = clinic / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "adapters": {}}))
+    with pytest.raises(WorkspaceError, match="--what dp:8"):
+        invoke("generate", clinic, *ASK)
+
+
+def test_once_both_promises_were_accepted_nothing_is_promised(clinic):
+    DpLog(dp_log_path(clinic)).append("mixed", accepted="half")
+    result = invoke("generate", clinic, *ASK)
+    assert "Nothing is promised about the corpus" in " ".join(result.stderr.split())
+    assert figures_of("generate", clinic, *ASK)["is_promised"] is False
+
+
+@pytest.fixture
+def served_half(tmp_path, texts, small_base):
+    """Worlds with tokens under `half`, and a DP adapter beside them."""
+    from curator.deployments import build_workspace, set_mechanism
+    from curator.dp_deployments import with_dp_adapter
+
+    path = with_dp_adapter(build_workspace(tmp_path / "both", texts[:60], small_base)).path
+    set_mechanism(path, per_token="2^-16", total="2^-4", support_size=40)
+    return path
+
+
+def test_after_half_corpus_needs_the_flag_and_promises_nothing(served_half):
+    half = ("generate", served_half, "--prompt", "the", "--max-tokens", "2")
+    assert invoke(*half).exit_code == 0
+    with pytest.raises(PromiseConflict, match="--mix-promises"):
+        invoke("generate", served_half, *ASK)
+    assert figures_of("generate", served_half, *ASK, "--mix-promises")["is_promised"] is False
+    assert figures_of(*half)["private_tokens"] == 2  # what half promises holds: it goes on
