@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from paclm.errors import InvalidInput, MissingExtra
+from paclm.errors import InvalidInput, MissingExtra, UnsoundState
 from paclm.privacy.belief import FloatArray
 
 LEAST_EPSILON, MOST_EPSILON = 1e-3, 100.0
@@ -127,8 +127,8 @@ def calibrate_noise(epsilon: float, delta: float, sampling_rate: float, steps: i
     while suffices(low, 1):
         low, high = low / 1.03, low
     sigma = _round_up(search(low, high, 1, 1.00005))
-    while not suffices(sigma, 1):  # rounding up only adds noise: never taken, and cheap to be sure of
-        sigma = _round_up(sigma * 1.0001)
+    if not suffices(sigma, 1):
+        raise UnsoundState(f"Calibrated noise, σ = {sigma}, does not reach ε = {epsilon}. Nothing may be trained.")
     return sigma
 
 
