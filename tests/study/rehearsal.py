@@ -1,5 +1,7 @@
 """Every regime at a scale of seconds, for tests that need all tables of a study."""
 
+import re
+
 from paclm.study.regimes import (
     NAMES,
     ablation,
@@ -9,6 +11,7 @@ from paclm.study.regimes import (
     census,
     cost,
     coupling,
+    dp,
     flatness,
     forgetting,
     generation,
@@ -33,6 +36,7 @@ SCALES = {
     "census": census.CensusScale(40),
     "cost": cost.CostScale(60, 2, 2, (1, 2), prompt=8, commits=3),
     "coupling": coupling.CouplingScale(60, 2, 20),
+    "dp": dp.DpScale(60, 2, (2.0, 8.0), delta=1e-3),
     "flatness": flatness.FlatnessScale(60, 2),
     "forgetting": forgetting.ForgettingScale(60, 2, 4, (10, 20), (2.0**-2, 2.0**-8)),
     "generation": generation.GenerationScale(sequences=2, lengths=(4, 8), prompt=8),
@@ -58,6 +62,8 @@ def build_trainable_workspace(path, texts, base, num_canaries=0):
     for old, new in changes.items():
         assert old in text
         text = text.replace(old, new)
+    text, changed = re.subn(r"# steps = \d+", "steps = 2", text)  # of [dp]
+    assert changed == 1
     settings.write_text(text)
     return built
 

@@ -48,7 +48,7 @@ class _ListsRegimes(TyperCommand):
 @study.command(cls=_ListsRegimes)
 def run(
     workspace: TrainedArgument,
-    regimes: Annotated[list[str], typer.Argument(help="Names, listed below; or all.")],
+    regimes: Annotated[list[str], typer.Argument(help="Names, listed below; or all, which leaves out dp.")],
     preset: Annotated[Literal["quick", "paper"], typer.Option(help="Scale: minutes, or the paper's.")] = "quick",
     collections: Annotated[
         int, typer.Option(help="Collections of worlds to run on; all but the first are drawn and trained here.")
@@ -65,7 +65,7 @@ def run(
 
     What a regime needs besides the worlds (the full-corpus adapter, shards, another collection) is trained and kept. A
     stopped run continues where it was, unless the code it depends on has changed. The deployment's secret is not read:
-    studies draw their own secrets, from a seed.
+    studies draw their own secrets, from a seed. The trainings of dp count against what is promised about the corpus.
 
     Example usage:
 

@@ -50,10 +50,12 @@ def rows_table(
     columns: Sequence[Column],
     rows: Callable[[Result], Sequence[Row]] = lambda result: result.rows,
     notes: Notes = (),
+    extend: Callable[[Mapping[str, Result]], Result] | None = None,
 ) -> Table:
     """A table with one line per row of a result. `rows` selects rows and may add columns to them.
 
     The caption may name fields of the first row, and `{scale[name]}`. The paper's numbers are looked up by label.
+    `extend` may add rows from the other results that were found.
     """
     paper = PAPER.get(label, NOTHING)
 
@@ -62,7 +64,7 @@ def rows_table(
         lines = [[column.cell(row, paper.beside(row)) for column in columns] for row in found]
         return found, [column.heading for column in columns], lines
 
-    return _table(label, regime, caption, lay_out, notes)
+    return _table(label, regime, caption, lay_out, notes, extend)
 
 
 def quantities_table(
@@ -89,9 +91,16 @@ def file_name_of(label: str) -> str:
     return label.replace(":", "_").replace("-", "_")
 
 
-def _table(label: str, regime: str, caption: str, lay_out: Callable[[Result], Layout], notes: Notes) -> Table:
+def _table(
+    label: str,
+    regime: str,
+    caption: str,
+    lay_out: Callable[[Result], Layout],
+    notes: Notes,
+    extend: Callable[[Mapping[str, Result]], Result] | None = None,
+) -> Table:
     def build(results: Mapping[str, Result]) -> TableData:
-        result = results[regime]
+        result = results[regime] if extend is None else extend(results)
         rows, columns, lines = lay_out(result)
         fields = {**(rows[0] if rows else {}), "scale": result.scale, "machine": result.provenance.get("machine")}
         return TableData(caption.format_map(fields), columns, lines, notes(result) if callable(notes) else notes)

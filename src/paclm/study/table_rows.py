@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from paclm.privacy.dp import format_up
 from paclm.study.leak_tests import FALSE_ALARMS
 from paclm.study.paper_numbers import SPREAD_OF_RATIO
 from paclm.study.regimes.sessions import spread_of_ratio
@@ -101,9 +103,29 @@ def by_arithmetic(result: Result) -> list[Row]:
 
 
 def with_end(result: Result) -> list[Row]:
-    """A release that never reads the secret uses up no budget."""
+    """A release that never reads the secret uses up no budget; no release promises anything about the corpus."""
     endless = dict.fromkeys(("tokens_until_every_token", "tokens_until_dissent"), "no end")
-    return [row if row["reads_secret"] else {**row, **endless} for row in result.rows]
+    rows = [row if row["reads_secret"] else {**row, **endless} for row in result.rows]
+    return [{"corpus": "nothing", **row} for row in rows]
+
+
+def with_plain_adapters(results: Mapping[str, Result]) -> Result:
+    """`releases` with rows for the full-corpus adapter and for DP adapters, which are the same for every world."""
+    result = results["releases"]
+    nothing = dict.fromkeys(("leaked_nats", "leaked_nats_by_truth", "can_tell_nats"), 0.0)
+    nothing |= dict.fromkeys(("charged_every_token", "charged_dissent"), 0.0)
+    same = {"collection": 1, "reads_secret": False, "budget": None, **nothing}
+    first = result.select(collection=1)[0]
+    rows = [{**same, "release": "full corpus", "accuracy": first["accuracy_full"], "retained_gain": 1.0}]
+    for row in results["dp"].select(collection=1, decoder="gumbel") if "dp" in results else ():
+        shown = {name: row[name] for name in row if name.startswith(("accuracy", "retained_gain"))}
+        rows.append({**same, **shown, "release": f"dp:{row['epsilon']:g}", "corpus": dp_promise(row)})
+    return replace(result, rows=[*result.rows, *rows])
+
+
+def dp_promise(row: Row) -> str:
+    """(ε, δ) of a row of `dp`."""
+    return f"ε = {row['epsilon']:g}, δ = {format_up(row['delta'])}"
 
 
 def session_notes(result: Result) -> list[str]:

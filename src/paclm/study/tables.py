@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from paclm.study import table_rows as rows
 from paclm.study.cell import Column
-from paclm.study.computed_tables import CANARY, EVAL_REGIMES, PMIXED_FULL, PMIXED_FULL_EPS2, SETUP
+from paclm.study.computed_tables import CANARY, DP, EVAL_REGIMES, PMIXED_FULL, PMIXED_FULL_EPS2, SETUP
 from paclm.study.paper_numbers import CANARIES, COST_SETUP
 from paclm.study.regimes.releases import TARGET
 from paclm.study.table import Table, quantities_table, rows_table
@@ -343,7 +343,9 @@ _TABLES = (
         "session: leak by the belief's entropy, by its value at the secret, and Σ I, the sum of what each step can "
         "leak (exact for channel, an upper bound for gaussian, what the release declares for others). Last columns: "
         f"tokens until a total that bounds membership inference at {TARGET:.0%} is used up (under dissent: expected at "
-        "the rate seen here).",
+        "the rate seen here), and what is promised about whether a record is in the corpus at all. The full-corpus "
+        "adapter and DP adapters are the same for every world and leak nothing about which was realized; those of dp "
+        "are scored at all positions, without sessions.",
         (
             Column("release", "{release}{of_collection}"),
             Column("b", "{budget}"),
@@ -357,10 +359,13 @@ _TABLES = (
             Column("charged: dissent", "charged_dissent", ".3g"),
             Column(f"tokens to {TARGET:.0%}: every token", "tokens_until_every_token"),
             Column(f"tokens to {TARGET:.0%}: dissent", "tokens_until_dissent"),
+            Column("about the corpus", "{corpus}"),
         ),
         rows.with_end,
         rows.own_notes,
+        rows.with_plain_adapters,
     ),
+    DP,
     rows_table(
         "tab:forgetting",
         "forgetting",

@@ -10,15 +10,19 @@ from paclm.study.regime import Regime
 
 NAMES = (  # in the order of the paper, then what goes past it
     *("census", "accuracy", "flatness", "sweep", "sessions", "generation", "ablation", "canaries", "capacity", "cost"),
-    *("precision", "pmixed", "releases", "forgetting", "coupling", "tokens_only", "universe", "meter"),
+    *("precision", "pmixed", "releases", "forgetting", "coupling", "tokens_only", "universe", "meter", "dp"),
 )
+SPENDING = ("dp",)
+"""Regimes that use up a promise about the corpus; `all` leaves them out."""
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse names that no regime has; `all` is every one."""
+    """Refuse names that no regime has; `all` is every one that spends nothing."""
     for name in names:
         if name not in (*NAMES, "all"):
-            raise InvalidInput(f"There is no regime {name!r}. There are: {', '.join(NAMES)}; or all.")
+            raise InvalidInput(
+                f"There is no regime {name!r}. There are: {', '.join(NAMES)}; or all, without {', '.join(SPENDING)}."
+            )
 
 
 def regime_named(name: str) -> Regime:

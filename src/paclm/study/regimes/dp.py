@@ -8,6 +8,7 @@ they are entered into the workspace's log of DP trainings and add up with what i
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paclm.privacy.belief import FloatArray
+from paclm.privacy.dp import format_up
 from paclm.privacy.leak import mean_and_stderr
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.eval_text import Passage
@@ -23,10 +25,16 @@ from paclm.study.recorded_votes import TextVotes, collect_votes
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Row
 from paclm.study.statistics import clustered_mean, retained_gain
+from paclm.worlds.layout import adapters_file
+from paclm.worlds.workspace import Workspace
 
 if TYPE_CHECKING:
     from paclm.engine.adapters import AdapterStack
+    from paclm.engine.dp_training import DpProgress
     from paclm.engine.engine import Engine
+
+_FACTS = ("sampling_rate", "steps", "clip_norm", "learning_rate", "factors", "num_units", "unit")
+_RATES = ("tpr_at_fpr_0_1_percent", "tpr_at_fpr_1_percent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,7 @@ class DpScale:
     positions: int
     gumbel_draws: int
     epsilons: tuple[float, ...]
+    delta: float | None = None  # n^-1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +54,51 @@ class DpAdapters:
 
 
 def run(lab: Lab, scale: DpScale) -> Findings:
-    """Train at every ε, then score."""
-    raise NotImplementedError
+    """Train at every ε what is not trained yet, then score."""
+    trained = [_ensure(lab, epsilon, scale.delta) for epsilon in scale.epsilons]
+    return Findings(score(lab, scale, trained), [_spent(lab, trained)])
+
+
+def _ensure(lab: Lab, epsilon: float, delta: float | None) -> DpAdapters:
+    """The study's own adapter of this ε, never the one that is served; trained again if [dp] was changed."""
+    from paclm.curator.dp_training import prepare_dp_training
+    from paclm.engine.adapters import AdapterStack
+
+    name = f"study-dp-{epsilon:g}"
+    lab.workspace = Workspace.open(lab.workspace.path)
+    entry = lab.workspace.manifest.adapters.get(adapters_file(name))
+    asked = {"epsilon": epsilon, **dataclasses.asdict(lab.workspace.dp), **({"delta": delta} if delta else {})}
+    seconds: float | None = None  # unknown for what was trained before
+    if entry is None or any(entry["dp"][field] != value for field, value in asked.items()):
+        lab.release_engine()
+        job = prepare_dp_training(lab.workspace, epsilon, delta, name=name)
+        done, advance = 0, lab.start_task(f"train {name}", job.dp.steps)
+
+        def show(now: DpProgress) -> None:
+            nonlocal done
+            advance(now.step - done)
+            done = now.step
+
+        began = time.perf_counter()
+        lab.workspace, entry = job.run(resume=job.is_unfinished, on_progress=show)
+        seconds = time.perf_counter() - began
+    card = entry["dp"]
+    facts = {name: card[name] for name in ("epsilon", "delta", "noise_multiplier", *_FACTS)}
+    promised = {name: card["alone"][name] for name in ("mia_bound", *_RATES)}
+    stack = AdapterStack.load(lab.workspace.adapters_path / adapters_file(name))
+    return DpAdapters({**facts, **promised, "training_seconds": seconds}, [stack])
+
+
+def _spent(lab: Lab, trained: Sequence[DpAdapters]) -> str:
+    """What all DP trainings on this corpus promise together."""
+    from paclm.curator.dp_account import all_trainings, composed_guarantee
+
+    composed = composed_guarantee(lab.workspace, max(one.facts["delta"] for one in trained))
+    return (
+        f"Each row states what its own training promises. The {len(all_trainings(lab.workspace))} DP trainings on this "
+        f"corpus so far, those of this study included, together promise ε = {format_up(composed.epsilon)} at δ = "
+        f"{format_up(composed.delta)}: studies spend like any other training, and this also weakens what is served."
+    )
 
 
 def score(lab: Lab, scale: DpScale, trained: Sequence[DpAdapters]) -> list[Row]:
