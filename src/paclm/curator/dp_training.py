@@ -39,7 +39,7 @@ from paclm.privacy.dp import (
 )
 from paclm.privacy.randomness import DpRandomness
 from paclm.worlds.assignment import units_of
-from paclm.worlds.layout import DP_CARD_FILE, DP_FILE, dp_log_path
+from paclm.worlds.layout import DP_CARD_FILE, DP_FILE, adapters_file, dp_log_path
 from paclm.worlds.registry import remember_training
 from paclm.worlds.storage import write_private
 from paclm.worlds.workspace import Workspace
@@ -59,6 +59,11 @@ class DpTrainingJob:
     blocks: Blocks
     units: list[str]  # of each record
     threads: ThreadChoice | None = None  # number of threads, if it was measured
+    name: str = "dp"  # of the adapter in file names; only `dp` is served, and has a card
+
+    @property
+    def file_name(self) -> str:
+        return adapters_file(self.name)
 
     @property
     def settings(self) -> TrainingConfig:
@@ -80,7 +85,7 @@ class DpTrainingJob:
     @property
     def folder(self) -> Path:
         """Checkpoints of an unfinished run."""
-        return self.workspace.adapters_path / ".training-dp"
+        return self.workspace.adapters_path / f".training-{self.name}"
 
     @property
     def log(self) -> DpLog:
@@ -88,7 +93,7 @@ class DpTrainingJob:
 
     @property
     def is_trained(self) -> bool:
-        return DP_FILE in self.workspace.manifest.adapters
+        return self.file_name in self.workspace.manifest.adapters
 
     @property
     def is_unfinished(self) -> bool:
@@ -168,8 +173,8 @@ class DpTrainingJob:
             )
             card = self._card(training, composed, stack.num_parameters)
             self._save(stack, card)
-            workspace = self.workspace.with_adapters(DP_FILE, card)
-            sha256 = workspace.manifest.adapters[DP_FILE]["sha256"]
+            workspace = self.workspace.with_adapters(self.file_name, card)
+            sha256 = workspace.manifest.adapters[self.file_name]["sha256"]
             self.log.append("trained", run=training["run"], sha256=sha256)
             Checkpoints(self.folder).remove()  # last: whatever is cut off before is done again by --resume
             return workspace, card
@@ -177,10 +182,16 @@ class DpTrainingJob:
     def _save(self, stack: AdapterStack, card: dict[str, Any]) -> None:
         """Replace the files. An older entry leaves the manifest first, since a file of another hash is refused."""
         manifest = self.workspace.manifest
-        others = {name: entry for name, entry in manifest.adapters.items() if name != DP_FILE}
+        others = {name: entry for name, entry in manifest.adapters.items() if name != self.file_name}
         replace(manifest, adapters=others).write(self.workspace.path)
+<<<<<<< HEAD
         stack.save(self.file)
         write_private(self.workspace.adapters_path / DP_CARD_FILE, render_card(card).encode())
+=======
+        stack.save(self.workspace.adapters_path / self.file_name)
+        if self.file_name == DP_FILE:
+            write_private(self.workspace.adapters_path / DP_CARD_FILE, render_card(card).encode())
+>>>>>>> ee59540 (Let a study train DP adapters of its own, logged like any other)
 
     def _begin(self) -> dict[str, Any]:
         """Record the training, durably: from here on it counts, whatever happens."""
@@ -230,9 +241,12 @@ class DpTrainingJob:
 
 
 def prepare_dp_training(
-    workspace: Workspace, epsilon: float, delta: float | None = None, *, dtype: Dtype = "auto"
+    workspace: Workspace, epsilon: float, delta: float | None = None, *, dtype: Dtype = "auto", name: str = "dp"
 ) -> DpTrainingJob:
-    """Check what can be checked without the model, then load it and cut the records into blocks."""
+    """Check what can be checked without the model, then load it and cut the records into blocks.
+
+    `name` is that of the adapter's file: studies train adapters of their own, which count like any other.
+    """
     check_epsilon(epsilon)
     if "units" not in workspace.manifest.arguments:
         raise WorkspaceError(
@@ -245,4 +259,4 @@ def prepare_dp_training(
     DpLog(dp_log_path(workspace.path)).events()  # refuses a broken chain before any work
     records = workspace.members()
     model, blocks, threads = load_for_training(workspace, records, workspace.training, dtype)
-    return DpTrainingJob(workspace, epsilon, delta, model, blocks, units_of(records), threads)
+    return DpTrainingJob(workspace, epsilon, delta, model, blocks, units_of(records), threads, name)
