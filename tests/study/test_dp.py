@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paclm.curator.dp_account import all_trainings
 
+from paclm.curator.dp_account import all_trainings
 from paclm.engine.adapters import AdapterStack
 from paclm.study.recorded_votes import collect_votes
 from paclm.study.regimes import NAMES, SPENDING, accuracy, dp, releases

@@ -78,13 +78,8 @@ def search(options: argparse.Namespace) -> None:
     num_units = int(train.records.max()) + 1
     clock.say(f"{num_units:,} records, {int(train.lengths.sum()):,} tokens; {len(held_out):,} held out")
     found = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {"rows": []}
-    found |= {
-        "base": Path(base.name).name,
-        "units": num_units,
-        "tokens": tokens,
-        "tokens_in_all": int(train.lengths.sum()),
-    }
-    found |= {"device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU"}
+    found |= {"base": Path(base.name).name, "units": num_units, "tokens": tokens, "held_out": len(held_out)}
+    found["device"] = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     if "full" not in found:
         found["public"] = measure(model, None, held_out)
         began = time.monotonic()

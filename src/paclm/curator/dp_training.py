@@ -62,10 +62,6 @@ class DpTrainingJob:
     name: str = "dp"  # of the adapter in file names; only `dp` is served, and has a card
 
     @property
-    def file_name(self) -> str:
-        return adapters_file(self.name)
-
-    @property
     def settings(self) -> TrainingConfig:
         return self.workspace.training
 
@@ -80,7 +76,7 @@ class DpTrainingJob:
 
     @property
     def file(self) -> Path:
-        return self.workspace.adapters_path / DP_FILE
+        return self.workspace.adapters_path / adapters_file(self.name)
 
     @property
     def folder(self) -> Path:
@@ -93,7 +89,7 @@ class DpTrainingJob:
 
     @property
     def is_trained(self) -> bool:
-        return self.file_name in self.workspace.manifest.adapters
+        return self.file.name in self.workspace.manifest.adapters
 
     @property
     def is_unfinished(self) -> bool:
@@ -173,8 +169,8 @@ class DpTrainingJob:
             )
             card = self._card(training, composed, stack.num_parameters)
             self._save(stack, card)
-            workspace = self.workspace.with_adapters(self.file_name, card)
-            sha256 = workspace.manifest.adapters[self.file_name]["sha256"]
+            workspace = self.workspace.with_adapters(self.file.name, card)
+            sha256 = workspace.manifest.adapters[self.file.name]["sha256"]
             self.log.append("trained", run=training["run"], sha256=sha256)
             Checkpoints(self.folder).remove()  # last: whatever is cut off before is done again by --resume
             return workspace, card
@@ -182,16 +178,11 @@ class DpTrainingJob:
     def _save(self, stack: AdapterStack, card: dict[str, Any]) -> None:
         """Replace the files. An older entry leaves the manifest first, since a file of another hash is refused."""
         manifest = self.workspace.manifest
-        others = {name: entry for name, entry in manifest.adapters.items() if name != self.file_name}
+        others = {name: entry for name, entry in manifest.adapters.items() if name != self.file.name}
         replace(manifest, adapters=others).write(self.workspace.path)
-<<<<<<< HEAD
         stack.save(self.file)
-        write_private(self.workspace.adapters_path / DP_CARD_FILE, render_card(card).encode())
-=======
-        stack.save(self.workspace.adapters_path / self.file_name)
-        if self.file_name == DP_FILE:
+        if self.file.name == DP_FILE:
             write_private(self.workspace.adapters_path / DP_CARD_FILE, render_card(card).encode())
->>>>>>> ee59540 (Let a study train DP adapters of its own, logged like any other)
 
     def _begin(self) -> dict[str, Any]:
         """Record the training, durably: from here on it counts, whatever happens."""

@@ -56,7 +56,7 @@ class DpAdapters:
 def run(lab: Lab, scale: DpScale) -> Findings:
     """Train at every ε what is not trained yet, then score."""
     trained = [_ensure(lab, epsilon, scale.delta) for epsilon in scale.epsilons]
-    return Findings(score(lab, scale, trained), [_spent(lab, trained)])
+    return Findings(score(lab, scale, trained), [_spent(lab)])
 
 
 def _ensure(lab: Lab, epsilon: float, delta: float | None) -> DpAdapters:
@@ -89,15 +89,15 @@ def _ensure(lab: Lab, epsilon: float, delta: float | None) -> DpAdapters:
     return DpAdapters({**facts, **promised, "training_seconds": seconds}, [stack])
 
 
-def _spent(lab: Lab, trained: Sequence[DpAdapters]) -> str:
+def _spent(lab: Lab) -> str:
     """What all DP trainings on this corpus promise together."""
-    from paclm.curator.dp_account import all_trainings, composed_guarantee
+    from paclm.curator.dp_account import promise_figures
 
-    composed = composed_guarantee(lab.workspace, max(one.facts["delta"] for one in trained))
+    together = promise_figures(lab.workspace)
     return (
-        f"Each row states what its own training promises. The {len(all_trainings(lab.workspace))} DP trainings on this "
-        f"corpus so far, those of this study included, together promise ε = {format_up(composed.epsilon)} at δ = "
-        f"{format_up(composed.delta)}: studies spend like any other training, and this also weakens what is served."
+        f"Each row states what its own training promises. The {together['trainings']} DP trainings on this corpus so "
+        f"far, those of this study included, together promise ε = {format_up(together['epsilon'])} at δ = "
+        f"{format_up(together['delta'])}: studies spend like any other training, and this also weakens what is served."
     )
 
 
