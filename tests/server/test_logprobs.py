@@ -4,7 +4,16 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from paclm.curator.streams import Logprobs, TextStream
+from paclm.engine.base_model import load_tokenizer
 from paclm.server.logprobs import TokenLogprobs, bytes_of
+from paclm.worlds.fingerprints import Base
+
+
+@pytest.fixture(scope="module", params=["transformers", "plain"])
+def tokenizer(request, small_base, small_tokenizer):
+    """As tests have it, and as the front reads it."""
+    return small_tokenizer if request.param == "transformers" else load_tokenizer(Base("small", small_base, ""))
+
 
 TEXT = "the patient reports naïve 你好 🙂 end"
 
@@ -25,10 +34,10 @@ def entries_of(tokenizer, ids, finish_reason, stop=()):
     return logprobs, shown, text
 
 
-def test_bytes_of_tokens_add_up_to_the_text(small_tokenizer):
-    ids = small_tokenizer.encode(TEXT)
-    assert b"".join(bytes_of(small_tokenizer, token) for token in ids).decode() == TEXT
-    assert any(b"\xf0" in bytes_of(small_tokenizer, token) for token in ids)  # a part of a character
+def test_bytes_of_tokens_add_up_to_the_text(tokenizer):
+    ids = tokenizer.encode(TEXT)
+    assert b"".join(bytes_of(tokenizer, token) for token in ids).decode() == TEXT
+    assert any(b"\xf0" in bytes_of(tokenizer, token) for token in ids)  # a part of a character
 
 
 def test_a_sentencepiece_vocabulary_has_spaces_and_single_bytes():
@@ -42,9 +51,9 @@ def test_a_sentencepiece_vocabulary_has_spaces_and_single_bytes():
     assert [bytes_of(tokenizer, token) for token in (1, 2, 3)] == [b" the", b"a", b"\xe2"]
 
 
-def test_entries_come_with_their_text_and_offsets_lead_to_it(small_tokenizer):
-    ids = small_tokenizer.encode(TEXT)
-    logprobs, shown, text = entries_of(small_tokenizer, ids, "length")
+def test_entries_come_with_their_text_and_offsets_lead_to_it(tokenizer):
+    ids = tokenizer.encode(TEXT)
+    logprobs, shown, text = entries_of(tokenizer, ids, "length")
     assert text == TEXT
     entries = [entry for _, some in shown for entry in some]
     assert [entry.number for entry in entries] == ids
@@ -63,27 +72,27 @@ def test_entries_come_with_their_text_and_offsets_lead_to_it(small_tokenizer):
     assert chat[3]["logprob"] == -3.0
 
 
-def test_tokens_of_a_stop_string_and_the_end_token_have_no_entry(small_tokenizer):
-    ids = small_tokenizer.encode("the patient reports mild fever")
-    logprobs, shown, text = entries_of(small_tokenizer, ids, "stop", stop=(" reports mild",))
+def test_tokens_of_a_stop_string_and_the_end_token_have_no_entry(tokenizer):
+    ids = tokenizer.encode("the patient reports mild fever")
+    logprobs, shown, text = entries_of(tokenizer, ids, "stop", stop=(" reports mild",))
     assert text == "the patient"
     entries = [entry for _, some in shown for entry in some]
     assert "".join(logprobs.as_text(entries, 0)["tokens"]) == text
-    ended = [*ids[:2], small_tokenizer.eos_token_id]
-    _, shown, _ = entries_of(small_tokenizer, ended, "stop")
+    ended = [*ids[:2], tokenizer.eos_token_id]
+    _, shown, _ = entries_of(tokenizer, ended, "stop")
     assert [entry.number for _, some in shown for entry in some] == ids[:2]
 
 
 @pytest.mark.parametrize(("num_top", "expected"), [(0, None), (1, [{"a": -0.5, "b": -9.0}])])
-def test_the_chosen_token_is_among_the_likely_ones_of_a_completion(small_tokenizer, num_top, expected):
-    a, b = (small_tokenizer.convert_tokens_to_ids(sign) for sign in "ab")
-    logprobs = TokenLogprobs(small_tokenizer, num_top)
+def test_the_chosen_token_is_among_the_likely_ones_of_a_completion(tokenizer, num_top, expected):
+    ((a,), (b,)) = (tokenizer.encode(sign) for sign in "ab")
+    logprobs = TokenLogprobs(tokenizer, num_top)
     logprobs.add(b, Logprobs(-9.0, [(a, -0.5), (b, -9.0)]))
     assert logprobs.as_text(logprobs.show("b", "length"), 0)["top_logprobs"] == expected
 
 
-def test_no_infinity_reaches_the_json(small_tokenizer):
-    logprobs = TokenLogprobs(small_tokenizer, 1)
+def test_no_infinity_reaches_the_json(tokenizer):
+    logprobs = TokenLogprobs(tokenizer, 1)
     logprobs.add(5, Logprobs(-float("inf"), [(5, -float("inf"))]))
     (entry,) = logprobs.as_chat(logprobs.show("x", "length"))["content"]
     assert (entry["logprob"], entry["top_logprobs"][0]["logprob"]) == (-9999.0, -9999.0)

@@ -148,7 +148,9 @@ def test_under_corpus_there_are_two_processes_no_secret_and_no_second_server(dp_
     front = front_of(process)
     try:
         with httpx.Client(base_url=url, headers=bearer(key), timeout=60) as http:
-            assert http.post("/v1/completions", json=ASK).json()["privacy"]["promise"] == "corpus"
+            answer = http.post("/v1/completions", json={**ASK, "logprobs": 1}).json()
+            assert answer["privacy"]["promise"] == "corpus"
+            assert answer["choices"][0]["logprobs"]["tokens"]
             created = http.get("/v1/models").json()["data"][0]["created"]
             (training,) = DpLog(dp_log_path(path)).trainings().values()
             assert created == datetime.fromisoformat(training["at"]).timestamp()

@@ -62,6 +62,11 @@ class PlainTokenizer:
     def decode(self, ids: list[int], /, *, skip_special_tokens: bool = False, **_without_effect: bool) -> str:
         return str(self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
+    def convert_ids_to_tokens(self, token: int, /) -> str | None:
+        """One token as the vocabulary writes it."""
+        written: str | None = self.backend_tokenizer.id_to_token(token)
+        return written
+
     def apply_chat_template(self, messages: list[dict[str, str]], /, *, add_generation_prompt: bool, **_: bool) -> str:
         """A conversation in the model's template, as text. The first call takes a second: it imports the sandbox."""
         from transformers.utils.chat_template_utils import render_jinja_template  # without torch

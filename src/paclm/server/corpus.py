@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 
 from paclm import __version__
 from paclm.privacy.bounds import format_bound
+from paclm.privacy.dp import format_up
 from paclm.server.access import Admin, AnyCaller, the_service
 from paclm.server.completions import has_chat_template, prepare
 from paclm.server.curator_client import DecoderClient, Transcript
@@ -171,8 +172,8 @@ def guarantee(figures: Figures, unit: str = "a record was") -> str:
     return (
         f"No attack on whether {unit} in the corpus succeeds more than {format_bound(figures['mia_bound'])} of the "
         "time, whatever is asked and however often; guessing succeeds 50% of the time. One that is wrong about 0.1% of "
-        f"those outside finds at most {low} of those inside, at 1% at most {high} (ε = {figures['epsilon']:.4g}, "
-        f"δ = {figures['delta']:.2g})."
+        f"those outside finds at most {low} of those inside, at 1% at most {high} (ε = "
+        f"{format_up(figures['epsilon'])}, δ = {format_up(figures['delta'])})."
     )
 
 

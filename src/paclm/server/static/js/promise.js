@@ -24,7 +24,7 @@ export function showPromise({ model, promise, sentences, cautions, load, keys })
 }
 
 function showBounds(promise) {
-  byId("epsilon").replaceChildren(`ε = ${loss(promise.epsilon)} `, make("small", "", `δ = ${nats(promise.delta)}`));
+  byId("epsilon").replaceChildren(`ε = ${loss(promise.epsilon)} `, make("small", "", `δ = ${up(promise.delta)}`));
   say("protected-unit", promise.unit);
   say("tpr-0-1", `at most ${bound(promise.tpr_at_fpr_0_1_percent)}`);
   say("tpr-1", `at most ${bound(promise.tpr_at_fpr_1_percent)}`);
@@ -32,3 +32,9 @@ function showBounds(promise) {
 
 /** ε with two decimals, rounded up. */
 const loss = (epsilon) => String(Math.ceil(epsilon * 100 - 1e-9) / 100);
+
+/** δ with two digits, rounded up. */
+function up(delta) {
+  const unit = 10 ** (Math.floor(Math.log10(delta)) - 1);
+  return nats(Math.ceil(delta / unit - 1e-9) * unit);
+}
