@@ -194,5 +194,5 @@ def test_without_the_extra_the_command_that_installs_it_is_named(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(MissingExtra) as caught:
-        guarantee([TRIAL], DELTA)
+        guarantee([DpMechanism(0.5, 3.21, 3)], DELTA)  # not composed before, so not cached
     assert "paclm[dp]" in str(caught.value)
