@@ -46,11 +46,14 @@ def test_a_completion_crosses_the_modules_that_are_drawn(make):
         live.complete()  # what happens once per process is not part of the path
         trace.is_on = True
         whole = live.complete(prompt="the patient", max_tokens=12)
-        streamed = live.complete(prompt="the patient", max_tokens=12, stream=True, headers=bearer(live.admin))
+        streamed = ""
+        while '"disputed"' not in streamed and live.spent_tokens < 2000:  # a short answer may have none
+            options = {"stream": True, "headers": bearer(live.admin)}
+            streamed += live.complete(prompt="the patient", max_tokens=12, **options).text
         trace.is_on = False
         assert live.curator.account.dissent_tokens > 0
     assert whole.json()["usage"]["completion_tokens"] > 0
-    assert '"disputed"' in streamed.text
+    assert '"disputed"' in streamed
     assert trace.modules == drawn()
     assert len(trace.modules) <= MOST_FILES
 
