@@ -30,7 +30,7 @@ from paclm.engine.weights import output_layer
 from paclm.errors import EngineError, InvalidInput
 
 SETTINGS = TrainingConfig(rank=4, alpha=8.0)
-DP = DpConfig(sampling_rate=0.5, steps=3, clip_norm=0.3, learning_rate=1e-2)
+DP = DpConfig(sampling_rate=0.5, steps=3, clip_norm=0.3, learning_rate=1e-2, factors="both")
 BLOCK = 24
 
 
@@ -126,6 +126,13 @@ def test_gradients_of_units_are_those_of_one_by_one_backward(family, units_per_p
     for wrong in (per_block, per_batch):
         monkeypatch.setattr(dp_training, "make_batch", wrong)
         assert max(distance(own, expected[unit]) for unit, own in unit_gradients(training).items()) > 0.1
+
+
+def test_a_group_whose_name_ends_with_a_zero_is_not_that_of_another():
+    """One who joins as "group:2\\0" would otherwise share a clipped gradient with group 2, and move it by up to 2 C."""
+    names = ["group:1", "group:2", "group:2\0", "group:2\0\0", "group:2", "group:2 "]
+    units = Units.of(make_blocks([[1, 2, 3]] * 6, BLOCK, 64), names, CONTEXT)
+    assert (units.num_units, units.of_block.tolist()) == (5, [0, 1, 2, 3, 1, 4])
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

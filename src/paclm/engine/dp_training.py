@@ -159,16 +159,17 @@ class Units:
 
     @classmethod
     def of(cls, blocks: Blocks, unit_of_record: Sequence[str] | IntArray, context: int) -> Units:
-        names, unit_of = np.unique(np.asarray(unit_of_record), return_inverse=True)
+        numbers: dict[str | int, int] = {}  # not by an array of names, which would drop zeros at their ends
+        unit_of = np.array([numbers.setdefault(unit, len(numbers)) for unit in unit_of_record], dtype=np.int64)
         if len(unit_of) <= int(blocks.records.max(initial=-1)):
             raise InvalidInput(f"There are {len(unit_of)} units of records, and blocks of {blocks.records.max() + 1}.")
-        of_block = unit_of[blocks.records].astype(np.int64)
-        num_tokens = np.zeros(len(names), dtype=np.int64)
+        of_block = unit_of[blocks.records]
+        num_tokens = np.zeros(len(numbers), dtype=np.int64)
         np.add.at(num_tokens, of_block, blocks.lengths - 1)
-        longest = np.zeros(len(names), dtype=np.int64)
+        longest = np.zeros(len(numbers), dtype=np.int64)
         np.maximum.at(longest, of_block, blocks.lengths)
         padded = [min(_padded(int(length)), context) for length in longest]
-        return cls(blocks, of_block, len(names), num_tokens, np.array(padded, dtype=np.int64), context)
+        return cls(blocks, of_block, len(numbers), num_tokens, np.array(padded, dtype=np.int64), context)
 
     def passes(self, sampled: BoolArray, sizes: dict[int, int]) -> Iterator[tuple[int, IntArray]]:
         """Length and blocks (k,) of each pass over the sampled units: unit after unit, NOTHING at the end."""
