@@ -29,6 +29,8 @@ TWINS = {  # one column of every result that the page shows
     "wiki/census": "argmax_coverage",
     "cables/census": "unanimity",
     "wiki/cost": "tokens_per_second",
+    "wiki/dp": "retained_gain",
+    "cables/dp": "retained_gain",
     "wiki/flatness": "truth_not_voted_given_dissent",
     "cables/flatness": "flip_dissent",
     "wiki/forgetting": "can_tell_over_charged_most",
@@ -144,6 +146,11 @@ def test_every_command_on_the_page_is_one_that_the_script_takes(tool, tmp_path, 
         evaluation = tool.Evaluation(tool.RESULTS / study)
         for name in evaluation.results:
             monkeypatch.setattr(sys, "argv", evaluation.command(name).split()[1:])
+            if name == "dp":
+                import dp_run  # beside paper_options
+
+                assert study in [corpus[0] for corpus in dp_run.parse_arguments().corpus]
+                continue
             options = tool.paper_options.parse_arguments(None)
             assert name in tool.paper_options.chosen_regimes(options), name
 
@@ -186,6 +193,10 @@ def test_another_result_gives_another_page(tool, studies, result, column):
         ("wiki/releases", "lead_stderr", 1.3),
         ("wiki/releases", "leaked_nats", 1.1),
         ("cables/releases", "accuracy_noiseless", 1.02),
+        ("wiki/dp", "retained_gain", 1.5),
+        ("cables/dp", "retained_gain_stderr", 9.0),
+        ("cables/dp", "accuracy_public", 1.01),
+        ("wiki/dp", "accuracy_full", 1.01),
         ("wiki/forgetting", "charged_dissent_nats", 0.9),
         ("cables/tokens_only", "world_tokens", 20.0),
         ("wiki/tokens_only", "membership_history", 1.5),
@@ -218,3 +229,14 @@ def test_the_error_of_a_gap_leaves_out_what_leak_and_charge_have_in_common(tool)
     assert np.sqrt(np.mean(naive**2)) < 0.8
     saturated = {**rows[0], "leaked_stderr": 0.01, "can_tell_stderr": 0.02}  # every session leaked everything
     assert tool.QUESTIONS["leak_gap"](saturated) == np.inf
+
+
+@pytest.mark.parametrize(("column", "factor"), [("loss", -1.0), ("kept_accuracy", -1.0), ("clip_norm", 2.0)])
+def test_a_search_that_says_something_else_is_not_passed_over(tool, studies, column, factor):
+    path = studies / "dp-search.json"
+    found = json.loads(path.read_text())
+    for row in found["rows"]:
+        row[column] *= factor
+    path.write_text(json.dumps(found))
+    with pytest.raises(tool.Overturned, match="contradict"):
+        tool.render(studies)

@@ -10,6 +10,7 @@ data could contradict is a block that raises `Overturned` once the data do. A te
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import shutil
 import sys
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 
 import paper_options
+from paclm.privacy.bounds import round_up
 from paclm.study.figure import save_figure
 from paclm.study.figures import all_figures
 from paclm.study.paper_numbers import ACCURACY_STDERR, PAPER
@@ -58,6 +60,7 @@ def holds(condition: bool, caller: Callable[[], str]) -> str:
 FILTERS: dict[str, Callable[..., Any]] = {
     **{name: QUESTIONS[name] for name in ("leak_gap", "agrees_less", "above_chance", "over_public", "other_votes")},
     "percent": lambda value, digits=0: f"{value:.{digits}%}",
+    "bound": lambda value, digits: round_up(value, digits),
     "points": lambda value, digits=2: f"{100 * value:.{digits}f}".replace("-", "−"),
     "number": lambda value, digits=0: f"{value:,.{digits}f}",
     "figures": lambda value, digits=3: f"{value:.{digits}g}",
@@ -82,6 +85,7 @@ def render(folder: Path = RESULTS) -> str:
     environment.filters |= FILTERS
     return environment.get_template(TEMPLATE.name).render(
         **{name: Evaluation(folder / name) for name in STUDIES},
+        search=json.loads((folder / "dp-search.json").read_text(encoding="utf-8")),
         size=paper_options.PAPER,
         stages=paper_options.STAGES,
         **QUESTIONS,

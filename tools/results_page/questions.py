@@ -15,6 +15,7 @@ from scipy.stats import binom, chi2, norm, spearmanr
 
 import paper_options
 from paclm.privacy.bounds import success_bound
+from paclm.study.baselines.accountants import success_at_half
 from paclm.study.leak_tests import excess_in_errors
 from paclm.study.regimes import regime_named
 from paclm.study.results import Row, plain
@@ -153,7 +154,7 @@ def cuts(study: Evaluation) -> list[str]:
     found = []
     for name, result in study.results.items():
         preset = plain(asdict(regime_named(name).presets["paper"]))
-        sizes = [size for size in preset if result.scale[size] != preset[size]]
+        sizes = [size for size in preset if result.scale.get(size) != preset[size]]  # a new size may be lacking
         sizes = [size for size in sizes if size not in SPEED_ONLY and f"{name}.{size}" not in SPEED_ONLY]
         if sizes:
             changes = [f"{size} {result.scale[size]} instead of {preset[size]}" for size in sizes]
@@ -275,6 +276,48 @@ def per_token_ms(serving: Row) -> float:
     return 1e3 / float(serving["tokens_per_second"])
 
 
+def rises(rows: Sequence[Row]) -> bool:
+    """Whether what DP adapters keep of the gain rises with ε."""
+    kept = [row["retained_gain"] for row in sorted(rows, key=lambda row: float(row["epsilon"]))]
+    return kept == sorted(kept) and kept[0] < kept[-1]
+
+
+def by_epsilon(row: Row) -> float:
+    """The bound on membership inference that follows from (ε, δ) alone."""
+    return float(success_at_half(row["epsilon"], row["delta"]))
+
+
+def reproduced(study: Evaluation) -> list[float]:
+    """By how much the public and full-corpus accuracy of `dp` differ from those of `accuracy`, both decoders."""
+    found = []
+    for decoder in ("greedy", "gumbel"):
+        now, before = study.rows("dp", decoder=decoder)[0], study.row("accuracy", decoder=decoder, budget="2^-32")
+        found += [abs(float(now[name] - before[name])) for name in ("accuracy_public", "accuracy_full")]
+    return found
+
+
+def trials(search: Row, epsilon: float, compute: float | None = None) -> list[Row]:
+    """Runs of the search at one ε, and with so many expected passes over the records; lowest loss first."""
+    rows = [row for row in search["rows"] if row["epsilon"] == epsilon]
+    if compute is not None:
+        rows = [row for row in rows if row["sampling_rate"] * row["steps"] == compute]
+    return sorted(rows, key=lambda row: float(row["loss"]))
+
+
+def both_over_b(search: Row, epsilon: float) -> list[float]:
+    """Loss of training both factors less that of B alone, where all other settings were equal."""
+    fields = ("sampling_rate", "steps", "clip_norm", "learning_rate")
+    rows = {(row["factors"], *(row[name] for name in fields)): row for row in trials(search, epsilon)}
+    return [row["loss"] - rows["B", *key[1:]]["loss"] for key, row in rows.items() if key[0] == "both"]
+
+
+def rates_tried(search: Row, epsilon: float, factors: str) -> int:
+    """Learning rates that were tried with the number of steps that the search began with."""
+    begun = search["rows"][0]["steps"]
+    rows = [row for row in trials(search, epsilon) if row["steps"] == begun and row["factors"] == factors]
+    return len({row["learning_rate"] for row in rows})
+
+
 QUESTIONS: dict[str, Callable[..., Any]] = {
     question.__name__: question
     for question in (
@@ -316,5 +359,11 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
         by_guessing,
         half,
         per_token_ms,
+        rises,
+        by_epsilon,
+        reproduced,
+        trials,
+        both_over_b,
+        rates_tried,
     )
 }
