@@ -135,6 +135,7 @@ def test_whoever_trains_has_the_memory_of_the_engine(small_lab, monkeypatch):
         is_unfinished = False
 
         def __init__(self, workspace, name):
+            self.name = name
             held.append(small_lab._engine)
 
         def run(self, **_):

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from paclm.engine.adapters import AdapterStack
     from paclm.engine.engine import Engine
     from paclm.engine.training import Progress
+    from paclm.engine.training_job import TrainingJob
 
 Advance = Callable[[int], None]  # called with how many more are done
 StartTask = Callable[[str, int], Advance]  # starts a progress bar: what is counted, and how many there are
@@ -151,8 +152,11 @@ class Lab:
         from paclm.engine.training_job import prepare_training
 
         self.release_engine()
-        job = prepare_training(workspace, name)
-        done, advance = 0, self.start_task(f"train {name}", 0)
+        return self.run_job(prepare_training(workspace, name))
+
+    def run_job(self, job: TrainingJob) -> Workspace:
+        """Run or resume a training, with a progress bar; returns the workspace that has the adapters."""
+        done, advance = 0, self.start_task(f"train {job.name}", 0)
 
         def show(now: Progress) -> None:
             nonlocal done

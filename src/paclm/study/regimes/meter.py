@@ -251,8 +251,7 @@ def _train_shadows(lab: Lab, scale: MeterScale) -> tuple[str, BoolArray]:
         length = block_length(job.settings, int(job.model.config.max_position_embeddings))
         blocks = make_blocks(encoded, length, job.settings.max_record_tokens)
         job = replace(job, name=name, schedule=make_schedule(blocks, membership, job.settings, seed >> 32))
-        lab.start_task(f"train {name}", 0)
-        lab.workspace = job.run(resume=job.is_unfinished)[0]
+        lab.workspace = lab.run_job(job)
     return name, corpora
 
 
