@@ -253,6 +253,31 @@ def test_a_training_killed_while_it_saves_is_finished_by_resuming(clinic, monkey
     assert log_of(clinic).trained()[after] == workspace.manifest.adapters[DP_FILE]["dp"]["run"]
 
 
+def test_of_two_copies_of_a_stopped_training_one_is_finished(clinic, stop, tmp_path):
+    """Two adapters with noise of their own would be paid for once."""
+    stop(clinic, before_step=3)
+    copy = shutil.copytree(clinic, tmp_path / "copy")
+    train(clinic, "--resume")
+    with pytest.raises(WorkspaceError, match=r"another copy.*--again"):
+        train(copy, "--resume")
+    assert not (copy / "adapters" / DP_FILE).exists()
+    assert DP_FILE not in Workspace.open(copy).manifest.adapters
+    shutil.rmtree(clinic)
+    shutil.copytree(copy, clinic)  # a backup from before the end, restored
+    with pytest.raises(WorkspaceError, match="another copy"):
+        train(clinic, "--resume")
+    assert figures(clinic, "--again")["trainings"] == 2
+
+
+def test_a_stopped_training_is_not_resumed_where_nothing_is_noted_of_it(clinic, stop, tmp_path, monkeypatch):
+    stop(clinic, before_step=3)
+    with monkeypatch.context() as patch:
+        patch.setenv("PACLM_STATE_DIR", str(tmp_path / "other machine"))
+        with pytest.raises(WorkspaceError, match=r"another machine.*--again"):
+            train(clinic, "--resume")
+    train(clinic, "--resume")
+
+
 def test_two_trainings_of_the_same_settings_differ(clinic):
     """Sampling and noise have no seed."""
     train(clinic)

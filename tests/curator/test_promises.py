@@ -14,6 +14,7 @@ from paclm.curator import promises
 from paclm.curator.promises import claim_corpus, claim_half, is_corpus_promised, trainings_elsewhere
 from paclm.errors import LedgerBusy, LedgerTampered, PromiseConflict
 from paclm.ledger.dp_log import DpLog
+from paclm.ledger.recovery import backup
 from paclm.worlds.layout import dp_log_path
 from paclm.worlds.registry import remember_training, remember_workspace, sketch_texts
 from paclm.worlds.workspace import Workspace
@@ -72,6 +73,35 @@ def test_a_ledger_without_a_token_is_no_release(make, open_curator):
     use_half(workspace, open_curator, tokens=0)
     claim_corpus(workspace)
     assert is_corpus_promised(workspace)
+
+
+@pytest.mark.parametrize("what", ["copy", "restored", "backup"])
+def test_a_copy_of_the_ledger_from_before_the_first_token_does_not_hide_it(other, open_curator, tmp_path, what):
+    workspace = other("one")
+    use_half(workspace, open_curator, tokens=0)
+    copy = Path(shutil.copytree(workspace.path, tmp_path / "copy"))
+    if what == "backup":
+        backup(workspace.ledger_path, tmp_path / "backup.sqlite")
+    use_half(Workspace.open(copy) if what == "copy" else workspace, open_curator)
+    if what == "restored":
+        shutil.rmtree(workspace.path)
+        copy.rename(workspace.path)
+    elif what == "backup":
+        shutil.rmtree(os.environ["PACLM_STATE_DIR"])
+        workspace.ledger_path.unlink()
+        (tmp_path / "backup.sqlite").rename(workspace.ledger_path)
+    with pytest.raises(PromiseConflict, match="half was served"):
+        claim_corpus(workspace)
+    assert not is_corpus_promised(workspace)
+
+
+def test_a_few_records_out_of_a_large_corpus_count(other, open_curator):
+    """900 of 100,000: about 37 of them are among the noted hashes of the large one, none with chance 1e-16."""
+    records = [f"record {number}" for number in range(100_000)]
+    few, many = other("few", records[:900]), other("many", records)
+    use_half(few, open_curator)
+    with pytest.raises(PromiseConflict, match=r"few \(.*of the same records"):
+        claim_corpus(many)
 
 
 @pytest.mark.parametrize("first", ["half", "corpus"])

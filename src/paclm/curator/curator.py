@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -27,7 +28,7 @@ from paclm.config import MechanismConfig
 from paclm.curator.custody import Custody, named_witness, open_custody
 from paclm.curator.decoder import Decoder
 from paclm.curator.preflight import cautions, deployment_cautions, load_models, training_cautions
-from paclm.curator.promises import claim_half
+from paclm.curator.promises import claim_half, note_releases
 from paclm.curator.redacted import Redacted, redact_errors
 from paclm.curator.secret import Secret, leak_to_three_digits
 from paclm.curator.streams import BudgetFigures, Generation, Mark, Piece, Request, Stream, Tokenizer, UsageFigures
@@ -52,6 +53,7 @@ class Curator(Decoder[Generation]):
         self._custody = custody
         self._more_cautions = more_cautions
         self._releaser = Releaser(custody.secret, self.config)
+        self._note_releases: Callable[[], None] = lambda: None
 
     @classmethod
     def open(
@@ -82,6 +84,7 @@ class Curator(Decoder[Generation]):
                 *deployment_cautions(opened, ledger.ledger_id, ledger.state.tokens),
             ]
             curator = cls(custody, *load_models(path, custody.ledger, engine, tokenizer), more)
+            curator._note_releases = partial(note_releases, opened)
             for sentence in curator.cautions:
                 warnings.warn(sentence, stacklevel=2)
             return curator
@@ -214,6 +217,7 @@ class Curator(Decoder[Generation]):
         """Release the ledger's lock, too."""
         try:
             super()._close()
+            self._note_releases()
         finally:
             self._custody.ledger.close()
 

@@ -7,6 +7,7 @@ is printed, stored in the card or decides anything: no loss, no check for an imp
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from paclm.curator.dp_card import render_card
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.checkpoint import RUN_FILE, Checkpoints
 from paclm.engine.dp_training import DpPlan, DpProgress, plan_dp, train_dp
+from paclm.engine.optimizer import flatten
 from paclm.engine.threads import ThreadChoice
 from paclm.engine.training_job import Dtype, load_for_training, only_training
 from paclm.engine.training_order import Blocks
@@ -40,7 +42,7 @@ from paclm.privacy.dp import (
 from paclm.privacy.randomness import DpRandomness
 from paclm.worlds.assignment import units_of
 from paclm.worlds.layout import DP_CARD_FILE, DP_FILE, adapters_file, dp_log_path
-from paclm.worlds.registry import remember_training
+from paclm.worlds.registry import remember_adapter, remember_training, trainings_noted
 from paclm.worlds.storage import write_private
 from paclm.worlds.workspace import Workspace
 
@@ -131,6 +133,12 @@ class DpTrainingJob:
                 "There is no stopped DP training to resume, or its checkpoints are gone. Begin one with --again; all "
                 "that were begun count."
             )
+        if training["run"] not in trainings_noted(self.workspace.manifest.id):
+            raise WorkspaceError(
+                "The stopped DP training was begun on another machine, or its notes are gone, so it may have been "
+                "finished there: a second adapter of one training would not be accounted for. Resume it there, or "
+                "begin another with --again; all that were begun count."
+            )
         self._refuse_other_settings(training)
         return training
 
@@ -168,6 +176,7 @@ class DpTrainingJob:
                 on_progress=on_progress,
             )
             card = self._card(training, composed, stack.num_parameters)
+            self._refuse_second_adapter(str(training["run"]), stack)
             self._save(stack, card)
             workspace = self.workspace.with_adapters(self.file.name, card)
             sha256 = workspace.manifest.adapters[self.file.name]["sha256"]
@@ -183,6 +192,19 @@ class DpTrainingJob:
         stack.save(self.file)
         if self.file.name == DP_FILE:
             write_private(self.workspace.adapters_path / DP_CARD_FILE, render_card(card).encode())
+
+    def _refuse_second_adapter(self, run: str, stack: AdapterStack) -> None:
+        """One entry in the log pays for one adapter: a copy of the workspace may have finished the same run.
+
+        Compares parameters: two files of the same ones may differ in the order of their notes.
+        """
+        found = hashlib.sha256(flatten(stack).numpy().tobytes()).hexdigest()
+        if remember_adapter(self.workspace.manifest.id, run, found) != found:
+            raise WorkspaceError(
+                f"The training {run} was finished from another copy of this workspace, or its adapter cannot be noted "
+                "on this machine: a second adapter of one training would not be accounted for. Use the copy that was "
+                "finished, or begin another training with --again; all that were begun count."
+            )
 
     def _begin(self) -> dict[str, Any]:
         """Record the training, durably: from here on it counts, whatever happens."""

@@ -22,13 +22,15 @@ from paclm.errors import LedgerBusy, LedgerError, PromiseConflict
 from paclm.ledger.dp_log import DpLog
 from paclm.ledger.lock import WriterLock
 from paclm.ledger.store import lock_path
-from paclm.ledger.verify import newest_contents
+from paclm.ledger.verify import is_backup, newest_contents
 from paclm.worlds.layout import CURATOR_FOLDER, dp_log_path, ledger_path
 from paclm.worlds.registry import (
     find_workspaces,
+    is_release_noted,
     is_serving_noted,
     ledgers_noted,
     lock_notes,
+    remember_release,
     remember_serving,
     trainings_noted,
 )
@@ -44,6 +46,7 @@ _UNKNOWN = (
 
 def claim_half(workspace: Workspace, *, mix_promises: bool = False) -> list[str]:
     """Refuse to serve `half` where `corpus` was served. Called with the ledger's lock held; returns cautions."""
+    note_releases(workspace)
     with lock_notes():
         return _accept("half", workspace, _servings_of_corpus(workspace), mix_promises)
 
@@ -57,6 +60,13 @@ def claim_corpus(workspace: Workspace, *, mix_promises: bool = False) -> list[st
         DpLog(dp_log_path(workspace.path)).append("served")
         remember_serving(workspace.manifest.id)
     return cautions if has_notes else [*cautions, _UNKNOWN]
+
+
+def note_releases(workspace: Workspace) -> None:
+    """Note on this machine whether tokens left under `half`: an older copy of the ledger would not tell."""
+    if _has_released_half(workspace.manifest.id, workspace.path):
+        with lock_notes():
+            remember_release(workspace.manifest.id)
 
 
 def is_corpus_promised(workspace: Workspace) -> bool:
@@ -128,11 +138,15 @@ def _curators_elsewhere(workspace: Workspace) -> list[str]:
 
 
 def _has_released_half(identifier: str, path: Path) -> bool:
-    """Whether the ledger has tokens, cannot be read, or is missing though there was one."""
+    """Whether tokens were noted, or the ledger has some, cannot be read, is a backup, or is missing."""
+    if is_release_noted(identifier):
+        return True
     noted = {note.ledger for note in ledgers_noted(identifier)}
     if not ledger_path(path).exists():
         return bool(noted) or SealedFile(path / CURATOR_FOLDER).exists()
     try:
+        if is_backup(ledger_path(path)):  # older than what left since
+            return True
         contents = newest_contents(ledger_path(path))
     except LedgerError:
         return True

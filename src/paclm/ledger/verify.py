@@ -65,6 +65,12 @@ def remaining_tokens(path: str | Path) -> int:
     return contents.state.account.remaining_tokens(contents.settings.per_token)
 
 
+def is_backup(path: str | Path) -> bool:
+    """Whether the file was made by `backup`."""
+    with closing(Store.open_reader(Path(path))) as store:
+        return store.kind == sqlite_file.COPY
+
+
 def newest_contents(path: str | Path) -> Contents:
     """The ledger by its newest row, read without lock and key; refused for a file that was rolled back."""
     path = Path(path)

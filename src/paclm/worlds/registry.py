@@ -22,8 +22,8 @@ from paclm.worlds.layout import MANIFEST_FILE, ledger_path
 from paclm.worlds.storage import make_private_folder, write_private_json
 from paclm.worlds.user_dirs import state_folder
 
-_SKETCH = 256
-_LEAST_SHARED = 0.01
+_SKETCH = 4096  # hashes noted of a corpus: a smaller one is compared as a whole
+_ESTIMATED = 256  # smallest of two corpora, of which the shared part is estimated
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SHOWN = 3  # how many other workspaces are named
 
@@ -38,7 +38,8 @@ class Sighting:
     is_gone: bool
 
     def __str__(self) -> str:
-        part = "the same corpus" if self.shared > 0.995 else f"about {self.shared:.0%} of the same records"
+        part = f"about {self.shared:.0%} of the same records" if self.shared >= 0.01 else "some of the same records"
+        part = "the same corpus" if self.shared > 0.995 else part
         return f"{self.path} ({part}{'; deleted, but what it released remains public' if self.is_gone else ''})"
 
 
@@ -78,11 +79,14 @@ def sketch_texts(texts: Iterable[str]) -> list[str]:
 
 
 def find_workspaces(sketch: list[str], own_id: str) -> list[Sighting]:
-    """Other workspaces of this machine, deleted ones too, that share records with this corpus; most shared first."""
+    """Other workspaces of this machine, deleted ones too, that share records with this corpus; most shared first.
+
+    One hash in common counts: a few records out of a large corpus are exposed by both all the same.
+    """
     found = [
-        Sighting(identifier, path, shared, is_gone=not _is_at(identifier, path))
+        Sighting(identifier, path, _similarity(sketch, other), is_gone=not _is_at(identifier, path))
         for identifier, path, other in _entries()
-        if identifier != own_id and (shared := _similarity(sketch, other)) >= _LEAST_SHARED
+        if identifier != own_id and not set(sketch).isdisjoint(other)
     ]
     return sorted(found, key=lambda sighting: (-sighting.shared, str(sighting.path)))
 
@@ -142,6 +146,26 @@ def trainings_noted(workspace: str) -> dict[str, dict[str, Any]]:
     """DP trainings ever begun in a workspace, by run, with what `remember_training` was given."""
     trainings = _read_note("dp", workspace).get("trainings", {})
     return trainings if isinstance(trainings, dict) else {}
+
+
+def remember_adapter(workspace: str, run: str, digest: str) -> str | None:
+    """Note the adapter of a finished DP training, unless one is noted; returns the noted one, None if that failed."""
+    with lock_notes():
+        note = _read_note("dp", workspace)
+        adapters = {run: digest, **note.get("adapters", {})}
+        is_noted = _write_note("dp", workspace, {**note, "adapters": adapters})
+        return str(adapters[run]) if is_noted else None
+
+
+def remember_release(workspace: str) -> bool:
+    """Note that tokens left under the promise `half`, with `lock_notes` held; returns whether it could be noted."""
+    note = _read_note("dp", workspace)
+    return _write_note("dp", workspace, {**note, "released": note.get("released") or _today()})
+
+
+def is_release_noted(workspace: str) -> bool:
+    """Whether tokens of a workspace were noted to have left under the promise `half`."""
+    return bool(_read_note("dp", workspace).get("released"))
 
 
 def remember_serving(workspace: str) -> bool:
@@ -226,6 +250,6 @@ def _entries() -> Iterator[tuple[str, Path, list[str]]]:
 
 def _similarity(one: list[str], other: list[str]) -> float:
     """Jaccard similarity, estimated on the smallest hashes of the union."""
-    smallest = sorted({*one, *other})[:_SKETCH]
+    smallest = sorted({*one, *other})[:_ESTIMATED]
     both = {*one} & {*other}
     return sum(item in both for item in smallest) / max(1, len(smallest))
