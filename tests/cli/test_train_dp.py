@@ -18,7 +18,7 @@ from paclm.errors import InvalidInput, LedgerTampered, WorkspaceError
 from paclm.ledger.dp_log import DpLog
 from paclm.privacy.dp import DpMechanism, format_up, guarantee
 from paclm.worlds.layout import DP_FILE, dp_log_path
-from paclm.worlds.registry import trainings_noted
+from paclm.worlds.registry import remember_release, trainings_noted
 from paclm.worlds.storage import hash_file
 from paclm.worlds.workspace import Workspace
 
@@ -126,6 +126,13 @@ def test_nothing_is_printed_that_follows_from_the_records(clinic):
     shown = train(clinic)
     assert "loss" not in shown.output
     assert not any(name.startswith(("loss", "num_tokens", "least")) for name in figures(clinic, "--again"))
+
+
+def test_where_tokens_left_under_half_it_is_said_that_nothing_is_promised(clinic):
+    assert figures(clinic)["is_promised"]
+    remember_release(Workspace.open(clinic).manifest.id)
+    assert "Nothing is promised about the corpus" in train(clinic, "--again").stderr
+    assert not figures(clinic, "--again")["is_promised"]
 
 
 def test_a_dry_run_shows_what_it_takes_and_counts_nothing(clinic):
@@ -345,6 +352,7 @@ def test_a_broken_log_stops_training(clinic):
         ("dp:inf", ()),
         ("dp:4", ("--delta", 0)),
         ("dp:4", ("--delta", 0.5)),
+        ("dp:4", ("--delta", 0.024)),  # of 42 units
         ("dp:4", ("--worlds-per-step", 4)),
         ("dp:4", ("--resume", "--again")),
         ("full", ("--delta", 1e-5)),

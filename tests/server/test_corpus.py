@@ -233,6 +233,23 @@ def test_metrics_have_epsilon_and_no_budget(corpus):
     assert "\npaclm_ledger_commit_seconds_count 0.0\n" in text
 
 
+def test_after_a_quiet_hour_nothing_old_is_told():
+    """The first reply after it would otherwise be of the last look."""
+
+    class Decoder:
+        is_promised = True
+
+        def promise_figures(self):
+            return {"is_promised": self.is_promised}
+
+    decoder = Decoder()
+    terms = corpus_terms.CorpusTerms(decoder)
+    decoder.is_promised = False
+    assert terms.state()["is_promised"]  # no look for every token
+    terms._looked_at -= 3600
+    assert not terms.state()["is_promised"]
+
+
 def test_promises_mixed_while_it_runs_are_told_from_the_next_look_on(start_corpus, tmp_path, monkeypatch):
     live = start_corpus()
     assert live.complete().json()["privacy"]["is_promised"] is True

@@ -150,15 +150,21 @@ def _show_plan(job: DpTrainingJob, composed: DpGuarantee, as_json: bool) -> None
 
 
 def _show_result(trained: Workspace, card: dict[str, Any], named: Path, seconds: float, as_json: bool) -> None:
+    from paclm.curator.promises import NOTHING_PROMISED, is_corpus_promised
     from paclm.privacy.bounds import format_bound
     from paclm.privacy.dp import format_up
     from paclm.worlds.layout import DP_CARD_FILE, DP_FILE
 
     file, dp = trained.adapters_path / DP_FILE, card["dp"]
-    composed = dp["composed"]
+    composed, is_promised = dp["composed"], is_corpus_promised(trained)
     if as_json:
-        print_json({"what": "dp", "file": str(file), "seconds": seconds, **dp})
+        print_json({"what": "dp", "file": str(file), "seconds": seconds, **dp, "is_promised": is_promised})
         return
+    if not is_promised:
+        print_wrapped(
+            f"Warning: {NOTHING_PROMISED}: tokens left, or may have left, under the promise half. Without them:",
+            err=True,
+        )
     typer.echo(f"Trained {file}")
     print_fields(
         {

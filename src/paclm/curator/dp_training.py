@@ -28,7 +28,7 @@ from paclm.engine.optimizer import flatten
 from paclm.engine.threads import ThreadChoice
 from paclm.engine.training_job import Dtype, load_for_training, only_training
 from paclm.engine.training_order import Blocks
-from paclm.errors import WorkspaceError
+from paclm.errors import InvalidInput, WorkspaceError
 from paclm.ledger.dp_log import DpLog, mechanism_of
 from paclm.privacy.dp import (
     DpGuarantee,
@@ -269,6 +269,11 @@ def prepare_dp_training(
         )
     num_units = int(workspace.manifest.arguments["units"])
     delta = default_delta(num_units) if delta is None else check_delta(delta)
+    if delta * num_units >= 1:
+        raise InvalidInput(
+            f"delta must be below one over the {num_units:,} units, not {delta:g}: otherwise a training that publishes "
+            "a unit at random would keep the promise."
+        )
     DpLog(dp_log_path(workspace.path)).events()  # refuses a broken chain before any work
     records = workspace.members()
     model, blocks, threads = load_for_training(workspace, records, workspace.training, dtype)

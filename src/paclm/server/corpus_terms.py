@@ -17,8 +17,8 @@ LOOK_SECONDS = 30.0
 class CorpusTerms:
     """The promise, looked up now and then: another process may mix promises, or begin one more training.
 
-    The look reads files and composes trainings, so it has a thread of its own: no stream waits for it. If it fails,
-    nothing is known, and nothing is promised.
+    The look reads files and composes trainings, so it has a thread of its own: busy streams do not wait for it. If it
+    fails, nothing is known, and nothing is promised.
     """
 
     promise = "corpus"
@@ -42,10 +42,13 @@ class CorpusTerms:
         }
 
     def state(self) -> PromiseFigures:
-        """After every step."""
-        if not self._looking.is_alive() and time.monotonic() >= self._looked_at + LOOK_SECONDS:
+        """After every step. Where nobody has asked for a while it waits for the look: the last may be long false."""
+        age = time.monotonic() - self._looked_at
+        if age >= LOOK_SECONDS and not self._looking.is_alive():
             self._looking = threading.Thread(target=self._look, daemon=True)
             self._looking.start()
+        if age >= 2 * LOOK_SECONDS:
+            self._looking.join()
         return self._figures
 
     def _look(self) -> None:
