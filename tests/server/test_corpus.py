@@ -16,7 +16,7 @@ from paclm.curator.dp_decoder import DpDecoder
 from paclm.errors import LedgerTampered
 from paclm.ledger.dp_log import DpLog
 from paclm.server import corpus_terms, run
-from paclm.server.corpus import NO_BUDGET
+from paclm.server.corpus import NO_BUDGET, CorpusService
 from paclm.server.messages import Link
 from paclm.server.openapi import (
     ChatCompletion,
@@ -171,6 +171,14 @@ def test_under_half_logprobs_are_refused_by_the_front_and_by_the_curator(start, 
 
 
 # --- keys --------------------------------------------------------------------------------------------------------
+
+
+def test_a_reply_of_one_promise_is_not_repeated_under_the_other(start_corpus, monkeypatch):
+    live, once = start_corpus(), {"idempotency-key": "once"}
+    assert live.complete(max_tokens=2, temperature=0, headers=once).status_code == 200
+    monkeypatch.setattr(CorpusService, "promise", "half")  # as a server of the other promise looks it up
+    refused = live.complete(max_tokens=2, temperature=0, headers=once)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "idempotency_key_reused")
 
 
 def test_quotas_and_stored_replies_work_without_a_budget(start_corpus):

@@ -176,7 +176,7 @@ class Answer:
         key = self._idempotency_key
         if key is None:
             return None
-        digest = body_digest(f"{http.method} {http.url.path}", body)
+        digest = body_digest(f"{self._service.promise} {http.method} {http.url.path}", body)
         try:
             name = self._caller.name
             found = await self._service.writes.run(name, self._service.replies.begin, name, key, digest)
