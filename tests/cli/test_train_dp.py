@@ -10,6 +10,7 @@ import torch
 
 from cli.commands import figures_of, invoke
 from paclm.curator import dp_training
+from paclm.curator.dp_account import promise_figures
 from paclm.curator.dp_training import prepare_dp_training
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.checkpoint import Checkpoints
@@ -167,6 +168,18 @@ def test_another_training_is_refused_without_again_and_then_adds_up(clinic):
     assert card["composed"]["epsilon"] == pytest.approx(both.epsilon)
     assert card["alone"]["epsilon"] <= 2.0
     assert figures(clinic, "--dry-run", "--again")["earlier_trainings"] == 2
+
+
+def test_trainings_elsewhere_count_where_a_workspace_is_moved_to(corpus, small_base, tmp_path, monkeypatch):
+    """The notes of this machine stay behind; the log goes with the workspace."""
+    first, second, third = (make(tmp_path / name, corpus, small_base) for name in ("first", "second", "third"))
+    train(first)
+    assert figures(second)["trainings"] == 2
+    assert figures(third)["trainings"] == 3
+    here = promise_figures(Workspace.open(third))
+    monkeypatch.setenv("PACLM_STATE_DIR", str(tmp_path / "other machine"))
+    assert promise_figures(Workspace.open(third)) == here
+    assert figures(third, "--again")["trainings"] == 4
 
 
 def test_a_stopped_training_counts_in_full_and_is_resumed_without_a_second_entry(clinic, stop):

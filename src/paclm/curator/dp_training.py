@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from paclm.config import DpConfig, TrainingConfig
 from paclm.curator.dp_account import all_trainings
 from paclm.curator.dp_card import render_card
+from paclm.curator.promises import trainings_elsewhere
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.checkpoint import RUN_FILE, Checkpoints
 from paclm.engine.dp_training import DpPlan, DpProgress, plan_dp, train_dp
@@ -210,12 +211,16 @@ class DpTrainingJob:
         """Record the training, durably: from here on it counts, whatever happens."""
         Checkpoints(self.folder).remove()  # of an earlier run, whose steps count there
         run, details = secrets.token_hex(8), self._details(self.noise_multiplier)
+        elsewhere = {
+            other: {name: training[name] for name in (*_DECIDES, "noise_multiplier") if name in training}
+            for other, training in trainings_elsewhere(self.workspace).items()
+        }
         if not remember_training(self.workspace.manifest.id, run, details):
             raise WorkspaceError(
                 "The training cannot be noted on this machine, so that another workspace over the same records would "
                 "not count it. Set PACLM_STATE_DIR to a folder that can be written."
             )
-        return self.log.append("training", run=run, **details)
+        return self.log.append("training", run=run, **details, elsewhere=elsewhere)
 
     def _details(self, noise_multiplier: float) -> dict[str, Any]:
         return {

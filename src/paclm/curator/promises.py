@@ -80,12 +80,13 @@ def trainings_elsewhere(workspace: Workspace) -> dict[str, dict[str, Any]]:
     Raises if one of them has another unit of privacy: a group is many records to a training by records, and a record
     changes its group to a training by groups, so the two do not compose.
     """
-    found = trainings_noted(workspace.manifest.id)
+    log = DpLog(dp_log_path(workspace.path))
+    found = {**log.known(), **trainings_noted(workspace.manifest.id)}
     for other in find_workspaces(workspace.sketch, workspace.manifest.id):
         found |= trainings_noted(other.identifier)
         if not other.is_gone:
-            found |= DpLog(dp_log_path(other.path)).trainings()
-    own = DpLog(dp_log_path(workspace.path)).trainings()
+            found |= DpLog(dp_log_path(other.path)).known()
+    own = log.trainings()
     unit = workspace.manifest.unit_name
     if others := {str(details["unit"]) for details in found.values() if details.get("unit", unit) != unit}:
         raise PromiseConflict(

@@ -4,7 +4,8 @@ JSON lines, each with its own hash and the one before. A line is durable when `a
 end is one whose `append` never returned: what it would have recorded did not begin, and the next event replaces it.
 Everything else that breaks the chain is refused.
 
-    training   a DP training is about to begin (run, q, σ, steps, ε, δ, n …); it counts in full from here on
+    training   a DP training is about to begin (run, q, σ, steps, ε, δ, n …); it counts in full from here on. Has the
+               trainings of other workspaces over the same records, which count wherever this one is moved
     trained    its adapter was saved (run, sha256)
     served     the promise `corpus` was served, once per start of a process
     mixed      the operator accepted both promises: nothing is promised about the corpus from here on
@@ -62,6 +63,12 @@ class DpLog:
     def trainings(self) -> dict[str, dict[str, Any]]:
         """Every DP training ever begun, by run, oldest first, finished or not."""
         return {str(event["run"]): event for event in self.events() if event["kind"] == "training"}
+
+    def known(self) -> dict[str, dict[str, Any]]:
+        """Those, and the trainings of other workspaces over the same records that were known when one began."""
+        own = self.trainings()
+        carried = {run: details for event in own.values() for run, details in event.get("elsewhere", {}).items()}
+        return {**carried, **own}
 
     def trained(self) -> dict[str, str]:
         """The run that made each saved adapter, by its SHA-256."""
