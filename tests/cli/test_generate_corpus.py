@@ -25,10 +25,12 @@ def trained(tmp_path_factory, texts, small_base):
     corpus = folder / "notes.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:40]))
     path = folder / "clinic"
-    invoke("init", path, "--corpus", corpus, "--base", small_base, "--worlds", 4, "--holdout", 6)
-    settings = path / "paclm.toml"
-    settings.write_text(settings.read_text().partition("[dp]")[0] + "[dp]\nsampling_rate = 0.5\nsteps = 3\n")
-    invoke("train", path, "--what", "dp:4", "--delta", "1e-4", "--dtype", "float32")
+    with pytest.MonkeyPatch.context() as patch:  # or it would count for other tests over the same texts
+        patch.setenv("PACLM_STATE_DIR", str(folder / "state"))
+        invoke("init", path, "--corpus", corpus, "--base", small_base, "--worlds", 4, "--holdout", 6)
+        settings = path / "paclm.toml"
+        settings.write_text(settings.read_text().partition("[dp]")[0] + "[dp]\nsampling_rate = 0.5\nsteps = 3\n")
+        invoke("train", path, "--what", "dp:4", "--delta", "1e-4", "--dtype", "float32")
     return path
 
 

@@ -345,6 +345,16 @@ def test_an_older_workspace_is_refused(clinic):
     assert log_of(clinic).events() == []
 
 
+def test_the_log_states_what_is_promised_and_not_the_manifest(clinic):
+    train(clinic)
+    before = promise_figures(Workspace.open(clinic))
+    manifest = json.loads((clinic / "manifest.json").read_text())
+    manifest["adapters"][DP_FILE]["dp"]["composed"]["epsilon"] = 0.1
+    (clinic / "manifest.json").write_text(json.dumps(manifest))
+    assert promise_figures(Workspace.open(clinic)) == before
+    assert 3.98 < before["epsilon"] <= 4.0
+
+
 def test_a_broken_log_stops_training(clinic):
     train(clinic)
     path = log_of(clinic).path

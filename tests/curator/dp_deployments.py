@@ -30,6 +30,7 @@ def with_dp_adapter(workspace, seed=11, spread=0.6):
         "trainings": len(log.trainings()),
         "runs": list(log.trainings()),
     }
+    figures = {name: details[name] for name in ("runs", "composed")}
     workspace = workspace.with_adapters(DP_FILE, {"dp": details})
-    log.append("trained", run=run, sha256=workspace.manifest.adapters[DP_FILE]["sha256"])
+    log.append("trained", run=run, sha256=workspace.manifest.adapters[DP_FILE]["sha256"], **figures)
     return workspace

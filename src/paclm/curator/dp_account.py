@@ -46,17 +46,18 @@ def all_trainings(workspace: Workspace) -> dict[str, dict[str, Any]]:
 
 
 def promise_figures(workspace: Workspace) -> PromiseFigures:
-    """What all trainings promise together: from the card of the adapter, or composed again if it lacks one of them."""
-    own = list(DpLog(dp_log_path(workspace.path)).trainings().values())
+    """What all trainings promise together: as logged with the last adapter, or composed again if that lacks one."""
+    log = DpLog(dp_log_path(workspace.path))
+    own = list(log.trainings().values())
     if not own:
         raise WorkspaceError(
             f"{workspace.path} has no adapter for the promise corpus. Train it: "
             f"paclm train {in_shell(workspace.path)} --what dp:8"
         )
     trainings = all_trainings(workspace)
-    card = workspace.manifest.adapters.get(DP_FILE, {}).get("dp", {})
-    if set(card.get("runs", [])) == set(trainings):
-        composed = DpGuarantee(**card["composed"])
+    logged = [event for event in log.events() if set(event.get("runs", [])) == set(trainings)]
+    if logged:
+        composed = DpGuarantee(**logged[-1]["composed"])
     else:
         composed = guarantee([mechanism_of(each) for each in trainings.values()], float(own[-1]["delta"]))
     return PromiseFigures(

@@ -181,7 +181,8 @@ class DpTrainingJob:
             self._save(stack, card)
             workspace = self.workspace.with_adapters(self.file.name, card)
             sha256 = workspace.manifest.adapters[self.file.name]["sha256"]
-            self.log.append("trained", run=training["run"], sha256=sha256)
+            figures = {name: card["dp"][name] for name in ("runs", "composed")}
+            self.log.append("trained", run=training["run"], sha256=sha256, **figures)
             Checkpoints(self.folder).remove()  # last: whatever is cut off before is done again by --resume
             return workspace, card
 

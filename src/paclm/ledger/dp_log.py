@@ -6,7 +6,7 @@ Everything else that breaks the chain is refused.
 
     training   a DP training is about to begin (run, q, σ, steps, ε, δ, n …); it counts in full from here on. Has the
                trainings of other workspaces over the same records, which count wherever this one is moved
-    trained    its adapter was saved (run, sha256)
+    trained    its adapter was saved (run, sha256; all runs that count by then, and what they promise together)
     served     the promise `corpus` was served, once per start of a process
     mixed      the operator accepted both promises: nothing is promised about the corpus from here on
 """
