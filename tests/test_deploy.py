@@ -39,21 +39,27 @@ def queries():
 @pytest.fixture(scope="module")
 def exported():
     """Every series the program has: name → labels, each with the values seen."""
-    metrics = Metrics()
-    for mark in MARKS["half"]:
-        metrics.count_tokens("alice", mark, 1)
-    for route in ROUTES:
-        for status in (200, 400, 500):
-            metrics.count_request(route, status, 0.1)
     key = KeyInfo("alice", False, 100, 30, 20, "2026-11-15", None)
     standing = Standing(promise={}, running=1, queued=0, is_serving=True, keys=(key,))
     series = defaultdict(lambda: defaultdict(set))
-    for family in text_string_to_metric_families(metrics.render(standing).decode()):
-        for sample in family.samples:
-            labels = series[sample.name]
-            for label, value in sample.labels.items():
-                labels[label].add(value)
+    for promise, marks in MARKS.items():
+        metrics = Metrics(promise)
+        for mark in marks:
+            metrics.count_tokens("alice", mark, 1)
+        for route in ROUTES:
+            for status in (200, 400, 500):
+                metrics.count_request(route, status, 0.1)
+        for family in text_string_to_metric_families(metrics.render(standing).decode()):
+            for sample in family.samples:
+                labels = series[sample.name]
+                for label, value in sample.labels.items():
+                    labels[label].add(value)
     return series
+
+
+def test_an_alert_says_that_nothing_is_promised_about_the_corpus_any_more():
+    rules = {rule["alert"]: rule for group in ALERTS["groups"] for rule in group["rules"]}
+    assert rules["PaclmPromiseBroken"]["expr"] == "paclm_promise_kept == 0"
 
 
 def test_dashboard_and_alerts_use_every_metric_of_the_program_and_no_other(exported):

@@ -165,6 +165,7 @@ def test_under_half_logprobs_are_refused_by_the_front_and_by_the_curator(start, 
     ):
         answer = live.http.post(path, json={**ASK, **more})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logprobs")
+        assert answer.json()["error"]["message"].endswith("They are answered under the promise corpus.")
     live.service.has_logprobs = True
     assert live.complete(logprobs=5).status_code == 500
     assert live.spent_tokens == 0
@@ -265,11 +266,15 @@ def test_promises_mixed_while_it_runs_are_told_from_the_next_look_on(start_corpu
     assert live.http.get("/v1/privacy").json()["is_promised"] is True  # not looked again yet
     monkeypatch.setattr(corpus_terms, "LOOK_SECONDS", 0.0)
     wait_until(lambda: not live.http.get("/v1/privacy").json()["is_promised"])
-    assert live.complete().json()["privacy"]["is_promised"] is False
+    figures = ("epsilon", "delta", "mia_bound")
+    answer = live.complete().json()["privacy"]
+    assert [answer[name] for name in ("is_promised", *figures)] == [False, None, None, None]
     found = live.http.get("/v1/privacy").json()
     assert found["sentence"] == MIXED
+    assert {found[name] for name in (*figures, "tpr_at_fpr_0_1_percent", "tpr_at_fpr_1_percent")} == {None}
     assert "nothing is promised about the corpus" in found["sentence"].lower()
-    assert "\npaclm_promise_kept 0.0\n" in live.http.get("/metrics", headers=bearer(live.admin)).text
+    metrics = live.http.get("/metrics", headers=bearer(live.admin)).text
+    assert re.findall(r"^paclm_promise_\w+ (.*)$", metrics, re.MULTILINE) == ["NaN", "NaN", "0.0"]
 
 
 def test_where_the_log_can_no_longer_be_read_nothing_is_promised(start_corpus, tmp_path, monkeypatch):

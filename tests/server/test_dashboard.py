@@ -396,4 +396,5 @@ def test_mixed_promises_are_the_first_thing_the_page_says(visit, start_corpus, t
     page.locator("#promise-mixed").wait_for(state="visible")
     assert "Nothing is promised about the corpus" in page.locator("#promise-mixed").inner_text()
     assert page.locator("#promise-sentence").is_hidden()
+    assert page.locator("#bounds-card").is_hidden()
     assert page.title().startswith("Nothing promised")

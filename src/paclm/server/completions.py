@@ -110,7 +110,7 @@ def requests_for(ask: Ask, service: Service, tag: str) -> list[CuratorRequest]:
         least, most = MIN_TEMPERATURE, settings.max_temperature
         raise invalid(f"temperature: must be 0 or lie between {least:g} and {most:g}.", "temperature")
     if ask.num_logprobs is not None and not service.has_logprobs:
-        raise invalid(f"logprobs: {NO_LOGPROBS}.", "logprobs")
+        raise invalid(f"logprobs: {NO_LOGPROBS}. They are answered under the promise corpus.", "logprobs")
     prompts = [_conversation(ask, tokenizer)] if isinstance(ask, ChatAsk) else ask.prompt
     num_answers = len(prompts) * ask.answers_each
     if num_answers > settings.max_answers:

@@ -7,6 +7,7 @@ this process.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -28,13 +29,14 @@ from paclm.server.stats import MIXED, load_of, recent_points, scraped
 router = APIRouter()
 
 NO_BUDGET = (
-    "Nothing is charged: the promise is the same after any number of requests. Only a key's own quota limits what it "
-    "may ask."
+    "Nothing is charged: the promise is the same after any number of requests; it weakens only if the operator trains "
+    "again or mixes promises. Only a key's own quota limits what it may ask."
 )
 NOT_PROMISED = (
     "The bound is about one unit, whatever else is known. What many records have in common is learnt: that is what "
     "training is for. A text that stands in several units is hidden less, and any text may be emitted."
 )
+_BOUNDS = ("epsilon", "delta", "mia_bound", "tpr_at_fpr_0_1_percent", "tpr_at_fpr_1_percent")
 _IN_REPLIES = ("promise", "epsilon", "delta", "unit", "mia_bound", "is_promised")
 
 
@@ -54,8 +56,9 @@ class CorpusClient(DecoderClient):
         return self.state
 
     def figures(self) -> Figures:
-        """The promise and what it bounds."""
-        return {name: value for name, value in self.state.items() if name not in ("running", "waiting")}
+        """The promise and what it bounds; null where nothing is promised."""
+        figures = {name: value for name, value in self.state.items() if name not in ("running", "waiting")}
+        return figures if figures["is_promised"] else {**figures, **dict.fromkeys(_BOUNDS)}
 
 
 class CorpusService(Service):
@@ -153,15 +156,13 @@ async def history(_: Admin, service: TheCorpusService) -> Response:
 @router.get("/metrics", include_in_schema=False)
 async def metrics(_: Admin, service: TheCorpusService) -> Response:
     """Metrics for Prometheus."""
-    state = await service.curator.ask_state()
-    return scraped(
-        service,
-        {
-            "paclm_promise_epsilon": state["epsilon"],
-            "paclm_promise_delta": state["delta"],
-            "paclm_promise_kept": state["is_promised"],
-        },
-    )
+    await service.curator.ask_state()
+    figures = service.curator.figures()
+    promised = {
+        f"paclm_promise_{name}": math.nan if (value := figures[name]) is None else value
+        for name in ("epsilon", "delta")
+    }
+    return scraped(service, {**promised, "paclm_promise_kept": figures["is_promised"]})
 
 
 def guarantee(figures: Figures, unit: str = "a record was") -> str:

@@ -84,13 +84,13 @@ class Cost(_Shape):
 
 
 class Promise(_Shape):
-    """The promise `corpus`: the same for every request, and no request is charged."""
+    """The promise `corpus`: the same for every request, and no request is charged. Without it the bounds are null."""
 
     promise: Literal["corpus"]
-    epsilon: float
-    delta: float
+    epsilon: float | None
+    delta: float | None
     unit: str
-    mia_bound: float
+    mia_bound: float | None
     is_promised: bool
 
 
@@ -234,8 +234,8 @@ class CorpusPrivacy(Promise):
     """`/v1/privacy` under the promise `corpus`"""
 
     object: Literal["privacy"]
-    tpr_at_fpr_0_1_percent: float
-    tpr_at_fpr_1_percent: float
+    tpr_at_fpr_0_1_percent: float | None
+    tpr_at_fpr_1_percent: float | None
     trainings: int
     sentence: str
     budget: str
@@ -323,7 +323,7 @@ class Point(_Shape):
 
 
 class RecentPoint(_Shape):
-    """A few seconds."""
+    """A few seconds. Under the promise `corpus` every token counts as private and `dissent_tokens` is 0."""
 
     at: str
     private_tokens: int

@@ -70,8 +70,8 @@ _GAUGES: dict[PromiseName, dict[str, str]] = {
         "paclm_budget_remaining_tokens": "Tokens left if every one is charged.",
     },
     "corpus": {
-        "paclm_promise_epsilon": "Of all DP trainings on this corpus together.",
-        "paclm_promise_delta": "Of all DP trainings on this corpus together.",
+        "paclm_promise_epsilon": "Of all DP trainings on this corpus together; NaN where nothing is promised.",
+        "paclm_promise_delta": "Of all DP trainings on this corpus together; NaN where nothing is promised.",
         "paclm_promise_kept": "1 while the corpus is served under this promise alone; 0 after promises were mixed.",
     },
 }

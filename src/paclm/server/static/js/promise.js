@@ -9,14 +9,12 @@ export function showPromise({ model, promise, sentences, cautions, load, keys })
   document.body.dataset.mixed = String(!promise.is_promised);
   say("model", model);
   say("promise-title", promise.is_promised ? "Promised about the corpus" : "Promises were mixed");
-  byId("promise-sentence").hidden = byId("promise-scale").hidden = !promise.is_promised;
+  for (const name of ["promise-sentence", "promise-scale", "bounds-card"]) byId(name).hidden = !promise.is_promised;
   byId("promise-mixed").hidden = promise.is_promised;
   saySentence("promise-mixed", sentences.guarantee);
   say("promise-unit", sentences.unit);
-  say("promise-mia", bound(promise.mia_bound));
-  setPart(byId("promise-scale"), "--at", (promise.mia_bound - 0.5) / 0.5);
   byId("promise-cautions").replaceChildren(...cautions.map((sentence) => make("li", "", ...inCode(sentence))));
-  showBounds(promise);
+  if (promise.is_promised) showBounds(promise);
   say("no-budget", sentences.budget);
   say("speed", rate(load.tokens_per_second));
   say("speed-note", `${count(keys.reduce((sum, entry) => sum + entry.tokens, 0))} since the start`);
@@ -24,6 +22,8 @@ export function showPromise({ model, promise, sentences, cautions, load, keys })
 }
 
 function showBounds(promise) {
+  say("promise-mia", bound(promise.mia_bound));
+  setPart(byId("promise-scale"), "--at", (promise.mia_bound - 0.5) / 0.5);
   byId("epsilon").replaceChildren(`ε = ${loss(promise.epsilon)} `, make("small", "", `δ = ${up(promise.delta)}`));
   say("protected-unit", promise.unit);
   say("tpr-0-1", `at most ${bound(promise.tpr_at_fpr_0_1_percent)}`);
