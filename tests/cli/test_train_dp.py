@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cli.commands import figures_of, invoke
+from paclm.cli.train_dp import train_dp_adapter
 from paclm.curator import dp_training
 from paclm.curator.dp_account import promise_figures
 from paclm.curator.dp_training import prepare_dp_training
@@ -17,6 +18,7 @@ from paclm.engine.checkpoint import Checkpoints
 from paclm.engine.dp_training import DpTraining
 from paclm.errors import InvalidInput, LedgerTampered, WorkspaceError
 from paclm.ledger.dp_log import DpLog
+from paclm.privacy.bounds import format_bound
 from paclm.privacy.dp import DpMechanism, format_up, guarantee
 from paclm.worlds.layout import DP_FILE, dp_log_path
 from paclm.worlds.registry import remember_release, trainings_noted
@@ -143,10 +145,42 @@ def test_a_dry_run_shows_what_it_takes_and_counts_nothing(clinic):
     assert min(found["tokens_per_step"], found["memory_bytes"], found["seconds"], found["noise_multiplier"]) > 0
     assert (found["earlier_trainings"], found["num_units"]) == (0, 42)
     assert 3.98 < found["composed"]["epsilon"] <= 4.0
-    shown = train(clinic, "--dry-run").stdout
-    assert all(word in shown for word in ("σ", "composed", "memory", "time", "units"))
+    shown = train(clinic, "--dry-run")
+    bound = format_bound(found["composed"]["mia_bound"]), format_bound(found["composed"]["tpr_at_fpr_1_percent"])
+    for words in ("σ", "memory", "time", "42 units", "whether a record was in the corpus", "--group-by", *bound):
+        assert words in shown.stdout, words
+    assert "composed" not in shown.stdout  # there is no other
+    assert "Measuring" in shown.stderr
     assert log_of(clinic).events() == []
     assert not list((clinic / "adapters").iterdir())
+
+
+def test_what_is_promised_about_whom_and_that_it_counts_is_said_before_it_is_logged(clinic, monkeypatch, capsys):
+    monkeypatch.setattr(dp_training.DpTrainingJob, "run", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train_dp_adapter(
+            clinic,
+            Workspace.open(clinic),
+            "dp:4",
+            delta=None,
+            dtype="float32",
+            dry_run=False,
+            resume=False,
+            again=False,
+            as_json=False,
+        )
+    shown = capsys.readouterr().err
+    for words in ("ε = 4", "δ = ", "no attack", "at 1 %", "each record by itself", "counts in full from now on"):
+        assert words in shown, words
+    assert "falls from" not in shown
+    assert log_of(clinic).events() == []
+
+
+@pytest.mark.parametrize(("options", "is_noted"), [((), True), (("--delta", "1e-3"), False)])
+def test_a_large_delta_is_pointed_out(clinic, options, is_noted):
+    shown = train(clinic, "--dry-run", *options).stderr
+    assert ("publishing each unit" in shown) == is_noted
+    assert ("--delta 1e-05" in shown) == is_noted
 
 
 def test_another_training_is_refused_without_again_and_then_adds_up(clinic):
@@ -162,7 +196,10 @@ def test_another_training_is_refused_without_again_and_then_adds_up(clinic):
     both = guarantee(log_of(clinic).mechanisms(), 42**-1.1)
     assert len(log_of(clinic).mechanisms()) == 2
     assert 4.0 < both.epsilon < 6.0
-    assert f"{both.epsilon:.2f}"[:3] in shown.stderr  # said before it starts
+    first = guarantee(log_of(clinic).mechanisms()[:1], 42**-1.1)
+    fall = f"falls from ε = {format_up(first.epsilon)} ({format_bound(first.mia_bound)}) to ε = "
+    assert f"{fall}{format_up(both.epsilon)} ({format_bound(both.mia_bound)}), for good" in shown.stderr
+    assert "with 1 earlier DP training over" in shown.stderr
     card = Workspace.open(clinic).manifest.adapters[DP_FILE]["dp"]
     assert card["trainings"] == 2
     assert card["composed"]["epsilon"] == pytest.approx(both.epsilon)

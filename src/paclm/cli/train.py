@@ -107,6 +107,8 @@ def train(
         typer.echo(f"Warning: the worlds were trained with other settings ({changes}).", err=True)
     from paclm.engine.training_job import prepare_training
 
+    if dry_run:
+        typer.echo("Measuring ...", err=True)
     job = prepare_training(opened, what, dtype=dtype)
     is_trained = job.file_name in job.workspace.manifest.adapters
     if is_trained and resume and not (job.is_unfinished or again or dry_run):

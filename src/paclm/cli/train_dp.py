@@ -5,7 +5,9 @@ Shows no loss: a figure about the records would be a release outside of the acco
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from paclm.engine.training_job import Dtype
     from paclm.privacy.dp import DpGuarantee
     from paclm.worlds.workspace import Workspace
+
+_LARGE_DELTA = 0.1
+"""Times the number of units: from here on δ alone allows much."""
 
 
 def train_dp_adapter(
@@ -40,7 +45,10 @@ def train_dp_adapter(
     from paclm.cli.train import warn_of_load
     from paclm.curator.dp_training import prepare_dp_training
 
-    job = prepare_dp_training(workspace, parse_epsilon(what), delta, dtype=dtype)
+    epsilon = parse_epsilon(what)
+    if dry_run:
+        typer.echo("Measuring ...", err=True)
+    job = prepare_dp_training(workspace, epsilon, delta, dtype=dtype)
     options = {"--delta": delta, "--dtype": None if dtype == "auto" else dtype}
     given = [f"{name} {value}" for name, value in options.items() if value is not None]
     command = " ".join(["paclm train", in_shell(named), "--what", what, *given])
@@ -52,11 +60,12 @@ def train_dp_adapter(
         _refuse_second(job, command)
     warn_of_load(job)
     composed = job.composed(resume=resume)
+    if not resume:
+        _warn_of_delta(job)
     if dry_run:
-        _show_plan(job, composed, as_json)
+        _show_plan(job, composed, resume, as_json)
         return
-    if len(job.before()) > resume:
-        _announce(job, composed, resume)
+    _announce(job, composed, resume)
     began = time.monotonic()
     try:
         trained, card = _run(job, resume)
@@ -90,15 +99,72 @@ def _refuse_second(job: DpTrainingJob, command: str) -> None:
         )
 
 
-def _announce(job: DpTrainingJob, composed: DpGuarantee, resume: bool) -> None:
+def _warn_of_delta(job: DpTrainingJob) -> None:
     from paclm.privacy.dp import format_up
 
-    others = len(job.before()) - resume
-    print_wrapped(
-        f"{others} other DP training{'s' if others > 1 else ''} over these records {'were' if others > 1 else 'was'} "
-        f"begun, interrupted ones included. Together with this one: ε = {format_up(composed.epsilon)} at δ = "
-        f"{format_up(composed.delta)}. That is what the promise amounts to, also for adapters trained before.",
-        err=True,
+    if job.num_units * job.delta >= _LARGE_DELTA:
+        smaller = min(1e-5, 10.0 ** math.floor(math.log10(_LARGE_DELTA / 10 / job.num_units)))
+        print_wrapped(
+            f"Note: δ = {format_up(job.delta)} for {job.num_units:,} units: (ε, δ) would allow publishing each unit "
+            f"with that probability. For a smaller one: --delta {smaller:g}",
+            err=True,
+        )
+
+
+def _announce(job: DpTrainingJob, composed: DpGuarantee, resume: bool) -> None:
+    """Say what is promised and what it costs, before the training is logged."""
+    from paclm.privacy.bounds import format_bound
+    from paclm.privacy.dp import format_up, guarantee
+
+    print_fields(_promise_fields(job, composed, resume), err=True)
+    if resume:
+        print_wrapped("It counts since it began: continuing adds nothing.", err=True)
+        return
+    if before := job.before():
+        now = guarantee(before, job.delta)
+        print_wrapped(
+            f"The promise so far falls from ε = {format_up(now.epsilon)} ({format_bound(now.mia_bound)}) to "
+            f"ε = {format_up(composed.epsilon)} ({format_bound(composed.mia_bound)}), for good, also for adapters "
+            "trained and text served before.",
+            err=True,
+        )
+    typer.echo("It counts in full from now on, also if it is stopped.", err=True)
+
+
+def _promise_fields(job: DpTrainingJob, composed: DpGuarantee, resume: bool) -> dict[str, str]:
+    """What this training promises, about whom, and with all earlier ones."""
+    from paclm.privacy.dp import format_up
+
+    others, manifest = len(job.before()) - resume, job.workspace.manifest
+    unit = manifest.unit_name
+    if manifest.arguments["group_by"] is None:
+        unit = "each record by itself"
+        if not others and not resume:
+            unit += (
+                ". If one person may have several records, make the workspace with --group-by first; this cannot be "
+                "changed later for these records"
+            )
+    fields = {
+        "promise": f"ε = {job.epsilon:g}, δ = {format_up(job.delta)}, of {job.num_units:,} units",
+        "unit": unit,
+    }
+    if others:
+        fields["composed"] = (
+            f"ε = {format_up(composed.epsilon)}, δ = {format_up(composed.delta)} with {others} earlier DP "
+            f"training{'s' if others > 1 else ''} over these records, interrupted ones included"
+        )
+    return {**fields, "bound": _bound(asdict(composed), manifest.unit)}
+
+
+def _bound(guarantee: Mapping[str, float], unit: str) -> str:
+    from paclm.privacy.bounds import format_bound
+
+    mia, low, high = (
+        format_bound(guarantee[name]) for name in ("mia_bound", "tpr_at_fpr_0_1_percent", "tpr_at_fpr_1_percent")
+    )
+    return (
+        f"no attack on whether {unit} in the corpus succeeds more than {mia} of the time (a guess: 1/2), or finds more "
+        f"than {low} of the members at 0.1 % false positives, {high} at 1 %"
     )
 
 
@@ -115,11 +181,8 @@ def _run(job: DpTrainingJob, resume: bool) -> tuple[Workspace, dict[str, Any]]:
         return job.run(resume=resume, on_progress=show)
 
 
-def _show_plan(job: DpTrainingJob, composed: DpGuarantee, as_json: bool) -> None:
-    from paclm.privacy.dp import format_up
-
+def _show_plan(job: DpTrainingJob, composed: DpGuarantee, resume: bool, as_json: bool) -> None:
     plan = job.plan(estimate_time=True)
-    others = len(job.before())
     if as_json:
         figures = asdict(plan)
         figures["units_in_training"] = figures.pop("num_units")
@@ -129,7 +192,7 @@ def _show_plan(job: DpTrainingJob, composed: DpGuarantee, as_json: bool) -> None
             "noise_multiplier": job.noise_multiplier,
             "sampling_rate": job.dp.sampling_rate,
             "num_units": job.num_units,
-            "earlier_trainings": others,
+            "earlier_trainings": len(job.before()) - resume,
             "composed": asdict(composed),
         }
         print_json({"what": "dp", **mechanism, **figures})
@@ -138,9 +201,8 @@ def _show_plan(job: DpTrainingJob, composed: DpGuarantee, as_json: bool) -> None
     typer.echo("Training dp will take")
     print_fields(
         {
-            "privacy": f"ε = {job.epsilon:g}, δ = {format_up(job.delta)}, of {job.num_units:,} units",
+            **_promise_fields(job, composed, resume),
             "noise": f"σ = {job.noise_multiplier:g}, sampling rate {job.dp.sampling_rate:g}, {plan.num_steps} steps",
-            "composed": f"ε = {format_up(composed.epsilon)} with {others} earlier DP trainings over these records",
             "adapter": f"{plan.num_parameters:,} parameters with noise",
             "each step": f"{plan.units_per_step:,.0f} units and {plan.tokens_per_step:,.0f} tokens, on average",
             "memory": f"{format_size(plan.memory_bytes)} beside the base model",
@@ -151,7 +213,6 @@ def _show_plan(job: DpTrainingJob, composed: DpGuarantee, as_json: bool) -> None
 
 def _show_result(trained: Workspace, card: dict[str, Any], named: Path, seconds: float, as_json: bool) -> None:
     from paclm.curator.promises import NOTHING_PROMISED, is_corpus_promised
-    from paclm.privacy.bounds import format_bound
     from paclm.privacy.dp import format_up
     from paclm.worlds.layout import DP_CARD_FILE, DP_FILE
 
@@ -170,9 +231,7 @@ def _show_result(trained: Workspace, card: dict[str, Any], named: Path, seconds:
         {
             "promise": f"ε = {format_up(composed['epsilon'])}, δ = {format_up(composed['delta'])}, for the presence of "
             f"one unit: {dp['unit']}",
-            "bound": f"no attack on that succeeds more than {format_bound(composed['mia_bound'])} of the time "
-            f"(a guess: 1/2), or finds more than {format_bound(composed['tpr_at_fpr_0_1_percent'])} of the members at "
-            "0.1 % false positives",
+            "bound": _bound(composed, trained.manifest.unit),
             "noise": f"σ = {dp['noise_multiplier']:g}, sampling rate {dp['sampling_rate']:g}, {dp['steps']} steps",
             "card": str(trained.adapters_path / DP_CARD_FILE),
             "time": format_duration(seconds),

@@ -91,8 +91,9 @@ def trainings_elsewhere(workspace: Workspace) -> dict[str, dict[str, Any]]:
     if others := {str(details["unit"]) for details in found.values() if details.get("unit", unit) != unit}:
         raise PromiseConflict(
             f"There was a DP training over these records whose unit is another one: {', '.join(sorted(others))}. Here "
-            f"it is: {unit}. Such trainings do not compose, so nothing can be promised. Use the workspace of that "
-            "training, or make one with the same --group-by."
+            f"it is: {unit}. Such trainings do not compose. Use the workspace of that training, or make one with "
+            "the same --group-by. For a person with k records, a training by records promises only about k times its "
+            "ε; nothing better can be promised for these records any more."
         )
     return {run: details for run, details in found.items() if run not in own}
 
