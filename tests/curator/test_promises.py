@@ -95,6 +95,17 @@ def test_a_copy_of_the_ledger_from_before_the_first_token_does_not_hide_it(other
     assert not is_corpus_promised(workspace)
 
 
+def test_that_promises_were_mixed_is_in_the_logs_of_all_workspaces(other, open_curator, tmp_path, monkeypatch):
+    """The one that serves `corpus` may be moved to where nothing is noted."""
+    half, corpus = other("half"), other("corpus")
+    claim_corpus(corpus)
+    use_half(half, open_curator, mix_promises=True)
+    assert events(half) == ["mixed"]
+    assert events(corpus) == ["served", "mixed"]
+    monkeypatch.setenv("PACLM_STATE_DIR", str(tmp_path / "other machine"))
+    assert not is_corpus_promised(corpus)
+
+
 def test_a_few_records_out_of_a_large_corpus_count(other, open_curator):
     """900 of 100,000: about 37 of them are among the noted hashes of the large one, none with chance 1e-16."""
     records = [f"record {number}" for number in range(100_000)]

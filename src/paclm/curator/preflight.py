@@ -120,7 +120,7 @@ def check_same_worlds(bound_to: str, digest: str, *, tokens: int, workspace: Wor
     remedy = (
         "Restore the original files, or make a new workspace."
         if tokens
-        else f"No token was released yet, so you may start over: empty {workspace.curator_path}."
+        else f"No token was released yet, so you may start over: delete all but dp.jsonl in {workspace.curator_path}."
     )
     raise CuratorError(
         f"The secret and ledger of {workspace.path} belong to other worlds: {what}. A belief about other worlds "

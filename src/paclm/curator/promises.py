@@ -113,6 +113,9 @@ def _accept(promise: PromiseName, workspace: Workspace, found: list[str], mix_pr
         )
     if not is_mixed:
         log.append("mixed", accepted=promise)
+        for sighting in find_workspaces(workspace.sketch, workspace.manifest.id):  # for where they are moved to
+            if not sighting.is_gone and (its := DpLog(dp_log_path(sighting.path))).path.exists():
+                its.append("mixed", accepted=promise)
     return [f"{NOTHING_PROMISED}: it is served under both promises, half and corpus."]
 
 
