@@ -63,7 +63,7 @@ def test_worlds_that_were_trained_again_are_refused(used):
         open_custody(used.with_adapters(WORLDS_FILE))
 
 
-@pytest.mark.parametrize(("tokens", "named"), [(2, "records"), (0, "empty")])
+@pytest.mark.parametrize(("tokens", "named"), [(2, "records"), (0, "delete all but")])
 def test_other_records_are_refused_and_before_the_first_token_the_way_to_start_again_is_named(
     make, open_curator, tokens, named
 ):

@@ -99,11 +99,15 @@ def test_that_promises_were_mixed_is_in_the_logs_of_all_workspaces(other, open_c
     """The one that serves `corpus` may be moved to where nothing is noted."""
     half, corpus = other("half"), other("corpus")
     claim_corpus(corpus)
-    use_half(half, open_curator, mix_promises=True)
+    with pytest.warns(UserWarning, match="Nothing is promised"):
+        use_half(half, open_curator, mix_promises=True)
     assert events(half) == ["mixed"]
     assert events(corpus) == ["served", "mixed"]
     monkeypatch.setenv("PACLM_STATE_DIR", str(tmp_path / "other machine"))
     assert not is_corpus_promised(corpus)
+    with pytest.raises(PromiseConflict, match="--mix-promises"):
+        claim_corpus(corpus)
+    claim_corpus(corpus, mix_promises=True)
 
 
 def test_a_few_records_out_of_a_large_corpus_count(other, open_curator):

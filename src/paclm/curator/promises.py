@@ -101,8 +101,11 @@ def trainings_elsewhere(workspace: Workspace) -> dict[str, dict[str, Any]]:
 def _accept(promise: PromiseName, workspace: Workspace, found: list[str], mix_promises: bool) -> list[str]:
     """Refuse, or record that the operator accepts both promises; once accepted, always accepted."""
     log = DpLog(dp_log_path(workspace.path))
-    is_mixed = log.has("mixed")
-    if not found and not is_mixed:
+    mixed = [event for event in log.events() if event["kind"] == "mixed"]
+    is_mixed = any(event.get("accepted") != "elsewhere" for event in mixed)
+    if mixed and not found:
+        found = [f"{log.path} says so"]
+    if not found:
         return []
     other = "half" if promise == "corpus" else "corpus"
     reason = f"The promise {other} was served from these records: {'; '.join(found)}"
@@ -115,7 +118,7 @@ def _accept(promise: PromiseName, workspace: Workspace, found: list[str], mix_pr
         log.append("mixed", accepted=promise)
         for sighting in find_workspaces(workspace.sketch, workspace.manifest.id):  # for where they are moved to
             if not sighting.is_gone and (its := DpLog(dp_log_path(sighting.path))).path.exists():
-                its.append("mixed", accepted=promise)
+                its.append("mixed", accepted="elsewhere")
     return [f"{NOTHING_PROMISED}: it is served under both promises, half and corpus."]
 
 
