@@ -2,12 +2,14 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 
 from cli.commands import figures_of, invoke
-from paclm.errors import PromiseConflict, WorkspaceError
+from paclm.errors import MissingExtra, PromiseConflict, WorkspaceError
 from paclm.ledger.dp_log import DpLog
+from paclm.privacy import dp
 from paclm.worlds.layout import dp_log_path
 
 pytest.importorskip("dp_accounting")
@@ -46,6 +48,23 @@ def test_json_has_the_promise_and_no_charges(clinic):
     assert found["epsilon"] <= 4.0
     assert (found["delta"], found["unit"], found["trainings"], found["is_promised"]) == (1e-4, "record", 1, True)
     assert 0.5 < found["mia_bound"] < 0.98  # ε alone would give e^4 / (1 + e^4)
+
+
+def test_after_one_training_serving_needs_no_accounting(clinic, monkeypatch):
+    """The figures are logged with the adapter: `paclm[serve]` is enough."""
+    whole = figures_of("generate", clinic, *ASK)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "dp_accounting"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)  # cannot be imported
+    dp._compose.cache_clear()
+    found = figures_of("generate", clinic, *ASK)
+    assert (found["epsilon"], found["mia_bound"]) == (whole["epsilon"], whole["mia_bound"])
+    log = DpLog(dp_log_path(clinic))
+    (begun,) = log.trainings().values()
+    details = {name: value for name, value in begun.items() if name not in ("seq", "at", "kind", "previous", "hash")}
+    log.append("training", **{**details, "run": "another"})  # begun, and in no card: both must be composed
+    with pytest.raises(MissingExtra, match=r"paclm\[dp\]"):
+        invoke("generate", clinic, *ASK)
 
 
 def test_text_goes_to_standard_output_and_the_promise_to_standard_error(clinic):
