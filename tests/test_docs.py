@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from paclm.config import DpConfig
 from paclm.privacy.bounds import format_bound, nats_for, success_bound, tpr_bound_from_nats
 from paclm.privacy.dp import DpMechanism, guarantee
 
@@ -84,8 +85,8 @@ def test_rates_on_the_page_of_the_guarantee_are_those_of_the_code():
         bounds = [success_bound(nats, 1 / 2), tpr_bound_from_nats(nats, 0.01), tpr_bound_from_nats(nats, 0.001)]
         cells = " | ".join(format_bound(bound, decimals=2).replace("%", " %") for bound in bounds)
         assert re.search(rf"^\| {label}.*? \| {cells} \|$", page, re.MULTILINE), label
-    for epsilon, sigma in ((8, 2.064), (2, 6.459)):
-        promised = guarantee([DpMechanism(0.5, sigma, 40)], 1e-5)
+    for epsilon, sigma in ((8, 1.235), (2, 3.405)):
+        promised = guarantee([DpMechanism(DpConfig().sampling_rate, sigma, DpConfig().steps)], 1e-5)
         assert promised.epsilon <= epsilon
         bounds = [promised.mia_bound, promised.tpr_at_fpr_1_percent, promised.tpr_at_fpr_0_1_percent]
         cells = " | ".join(format_bound(bound, decimals=2).replace("%", " %") for bound in bounds)
