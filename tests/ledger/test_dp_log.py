@@ -80,11 +80,20 @@ def test_a_torn_last_line_never_began_and_the_next_event_replaces_it(filled):
     """Torn at every length: an append that never returned."""
     content = filled.path.read_bytes()
     whole = content[: content.rstrip(b"\n").rindex(b"\n") + 1]
-    for length in range(len(whole), len(content)):
+    for length in range(len(whole), len(content) - 1):
         filled.path.write_bytes(content[:length])
         assert len(filled.events()) == 3
     filled.append("mixed", accepted="corpus")
     assert [event["kind"] for event in filled.events()] == ["training", "trained", "training", "mixed"]
+
+
+def test_a_last_line_that_lacks_its_end_alone_counts(filled):
+    content = filled.path.read_bytes()
+    before = filled.events()
+    filled.path.write_bytes(content.removesuffix(b"\n"))  # as an editor may leave it
+    assert filled.events() == before
+    filled.append("mixed", accepted="corpus")
+    assert [event["kind"] for event in filled.events()] == [*(event["kind"] for event in before), "mixed"]
 
 
 def test_a_line_is_synced_before_append_returns(log, monkeypatch):

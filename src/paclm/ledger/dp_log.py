@@ -1,8 +1,8 @@
 """Append-only log of the promise `corpus`: every DP training ever begun, and what was served.
 
-JSON lines, each with its own hash and the one before. A line is durable when `append` returns. A last line without its
-end is one whose `append` never returned: what it would have recorded did not begin, and the next event replaces it.
-Everything else that breaks the chain is refused.
+JSON lines, each with its own hash and the one before. A line is durable when `append` returns. A last line that
+is cut off is one whose `append` never returned: what it would have recorded did not begin, and the next event replaces
+it. Everything else that breaks the chain is refused.
 
     training   a DP training is about to begin (run, q, σ, steps, ε, δ, n …); it counts in full from here on. Has the
                trainings of other workspaces over the same records, which count wherever this one is moved
@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -97,7 +98,10 @@ class DpLog:
                 }
                 event = {**made, "hash": _hash(made)}
                 file.truncate(length)
-                file.seek(length)
+                file.seek(max(0, length - 1))
+                if file.read(1) not in (b"", b"\n"):
+                    file.write(b"\n")
+                file.seek(0, os.SEEK_END)
                 file.write(json.dumps(event, ensure_ascii=False, allow_nan=False).encode() + b"\n")
                 file.flush()
                 os.fsync(descriptor)
@@ -116,6 +120,9 @@ class DpLog:
     def _parse(self, content: bytes) -> tuple[list[dict[str, Any]], int]:
         """The events, and the length of the lines that hold them."""
         *lines, rest = content.split(b"\n")
+        with suppress(ValueError):
+            json.loads(rest)  # raises unless it is whole but for its end: then it counts, which is the safe side
+            lines, rest = [*lines, rest], b""
         events: list[dict[str, Any]] = []
         for number, line in enumerate(lines, start=1):
             try:
