@@ -1,13 +1,15 @@
 """`paclm generate --promise corpus` with an adapter that was really trained with DP, and no trained worlds at all."""
 
 import json
+import re
 import shutil
 import sys
 
 import pytest
 
 from cli.commands import figures_of, invoke
-from paclm.errors import MissingExtra, PromiseConflict, WorkspaceError
+from paclm.engine.dp_training import DpTraining
+from paclm.errors import CuratorError, MissingExtra, PromiseConflict, WorkspaceError
 from paclm.ledger.dp_log import DpLog
 from paclm.privacy import dp
 from paclm.worlds.layout import dp_log_path
@@ -72,17 +74,61 @@ def test_text_goes_to_standard_output_and_the_promise_to_standard_error(clinic):
     again = invoke("generate", clinic, *ASK, "--greedy")
     assert result.stdout == again.stdout
     assert "ε" not in result.stdout
-    for words in ("nothing is charged", "ε = ", "whether a record was in the corpus", "0.1 %"):
+    for words in ("Opening", "nothing is charged", "ε = ", "whether a record was in the corpus", "0.1 %"):
         assert words in " ".join(result.stderr.split())
     assert [event["kind"] for event in DpLog(dp_log_path(clinic)).events()][-2:] == ["served", "served"]
     assert not (clinic / "curator" / "ledger.sqlite").exists()
 
 
+def without_adapter(path, **changes):
+    manifest = path / "manifest.json"
+    content = json.loads(manifest.read_text())
+    arguments = {name: value for name, value in content["arguments"].items() if name not in changes.get("drop", ())}
+    manifest.write_text(json.dumps({**content, "arguments": arguments, "adapters": {}}))
+
+
 def test_a_workspace_without_the_adapter_says_how_to_train_it(clinic):
-    manifest = clinic / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "adapters": {}}))
-    with pytest.raises(WorkspaceError, match="--what dp:8"):
+    without_adapter(clinic)
+    with pytest.raises(WorkspaceError, match=r"adds to ε.*--what dp:4 --delta 0.0001 --again"):
         invoke("generate", clinic, *ASK)
+    dp_log_path(clinic).unlink()
+    with pytest.raises(WorkspaceError, match=r"Train it: .* --what dp:8$"):
+        invoke("generate", clinic, *ASK)
+
+
+def test_after_a_stopped_training_the_command_that_continues_it_is_named(clinic, monkeypatch):
+    step = DpTraining.step
+
+    def press_ctrl_c(training, draws):
+        step(training, draws)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DpTraining, "step", press_ctrl_c)
+        invoke("train", clinic, "--what", "dp:2", "--delta", "1e-4", "--dtype", "float32", "--again")
+    without_adapter(clinic)
+    with pytest.raises(WorkspaceError, match="no further cost") as refused:
+        invoke("generate", clinic, *ASK)
+    command = re.search(r"paclm (train .* --resume)$", str(refused.value))[1]
+    assert invoke(*command.split(), "--dtype", "float32").exit_code == 0
+    assert invoke("generate", clinic, *ASK).exit_code == 0
+
+
+def test_a_workspace_made_before_dp_says_that_a_new_one_is_needed(clinic):
+    without_adapter(clinic, drop=["units"])
+    dp_log_path(clinic).unlink()
+    for command in (("generate", clinic, *ASK), ("ledger", "show", clinic, "--promise", "corpus")):
+        with pytest.raises(WorkspaceError, match=r"made before.*paclm init"):
+            invoke(*command)
+
+
+def test_an_adapter_without_its_log_is_told_apart_from_none(clinic):
+    dp_log_path(clinic).unlink()
+    for command in (("generate", clinic, *ASK), ("ledger", "show", clinic, "--promise", "corpus")):
+        with pytest.raises(CuratorError, match=r"not in the log of DP trainings.*backup.*adds to ε.*--again"):
+            invoke(*command)
+    with pytest.raises(CuratorError, match="not in the log"):
+        invoke("ledger", "show", clinic)
 
 
 def test_once_both_promises_were_accepted_nothing_is_promised(clinic):
@@ -110,3 +156,11 @@ def test_after_half_corpus_needs_the_flag_and_promises_nothing(served_half):
         invoke("generate", served_half, *ASK)
     assert figures_of("generate", served_half, *ASK, "--mix-promises")["is_promised"] is False
     assert figures_of(*half)["private_tokens"] == 2  # what half promises holds: it goes on
+
+
+def test_half_refused_after_corpus_leaves_no_key_secret_or_ledger(served_half):
+    assert invoke("generate", served_half, *ASK).exit_code == 0
+    with pytest.raises(PromiseConflict, match="--mix-promises"):
+        invoke("generate", served_half, "--prompt", "the", "--max-tokens", "2")
+    left = {file.name for file in (served_half / "curator").iterdir()}
+    assert not left & {"key", "secret.json", "ledger.sqlite"}

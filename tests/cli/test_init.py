@@ -71,7 +71,9 @@ def test_the_summary_shows_the_counts_and_the_next_command(init, rows, tmp_path,
         "tokens not used",
         "8, each record in 4",
         str(small_base),
-        f"Next: paclm train {in_shell(tmp_path / 'clinic')}",
+        f"Next: paclm train {in_shell(tmp_path / 'clinic')}\n",
+        f"whether a record is in the corpus at all (before anything is served under the promise half): paclm train "
+        f"{in_shell(tmp_path / 'clinic')} --what dp:8\n",
     ):
         assert words in result.stdout
     assert "Note: " in result.stderr  # the same text twice

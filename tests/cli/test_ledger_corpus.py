@@ -3,7 +3,7 @@
 import pytest
 
 from cli.commands import figures_of, invoke
-from paclm.errors import LedgerTampered, WorkspaceError
+from paclm.errors import LedgerMissing, LedgerTampered, WorkspaceError
 from paclm.ledger.dp_log import DpLog
 from paclm.privacy.dp import guarantee
 from paclm.worlds.layout import DP_FILE, dp_log_path
@@ -90,6 +90,26 @@ def test_verify_checks_the_chain_and_the_adapter(clinic, log, adapter):
     assert found["intact"] is True
     assert found["corpus"] == {"num_events": 2, "problem": None, "intact": True}
     assert "2 events, intact" in invoke("ledger", "verify", clinic).stdout
+
+
+def test_verify_can_be_limited_to_one_promise(clinic, log, adapter):
+    invoke("generate", clinic, "--prompt", "The patient", "--max-tokens", 2)
+    found = figures_of("ledger", "verify", clinic, "--promise", "corpus")
+    assert (found["intact"], found["corpus"]["num_events"]) == (True, 2)
+    assert "rows" not in found
+    log.path.write_text(log.path.read_text().replace("2.064", "9.064"))
+    assert invoke("ledger", "verify", clinic, "--promise", "corpus").exit_code == 1
+    half = figures_of("ledger", "verify", clinic, "--promise", "half")
+    assert half["intact"] is True
+    assert "corpus" not in half
+
+
+def test_before_anything_was_used_both_promises_are_named(clinic):
+    for command in ("show", "verify"):
+        with pytest.raises(LedgerMissing, match=r"promise half.*No DP training was begun either"):
+            invoke("ledger", command, clinic)
+        with pytest.raises(WorkspaceError, match="--what dp:8"):
+            invoke("ledger", command, clinic, "--promise", "corpus")
 
 
 def other_weights(log, adapter):

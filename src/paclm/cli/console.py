@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 WorkspaceArgument = Annotated[Path, typer.Argument(help="Folder made by paclm init.")]
 TrainedArgument = Annotated[Path, typer.Argument(help="Folder made by paclm init, with trained worlds.")]
+ServedArgument = Annotated[
+    Path,
+    typer.Argument(help="Folder made by paclm init, with trained worlds or, for the promise corpus, a DP adapter."),
+]
 WitnessOption = Annotated[
     Path | None, typer.Option(envvar="PACLM_WITNESS", help="The ledger's witness: a file on another disk.")
 ]

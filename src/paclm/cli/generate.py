@@ -14,7 +14,7 @@ from paclm.cli.console import (
     JsonFlag,
     MixPromisesFlag,
     PromiseOption,
-    TrainedArgument,
+    ServedArgument,
     WitnessOption,
     format_corpus_guarantee,
     format_guarantee,
@@ -38,7 +38,7 @@ _FIGURES = (
 
 
 def generate(
-    workspace: TrainedArgument,
+    workspace: ServedArgument,
     prompt: Annotated[str, typer.Option(help="Text to continue; - reads it from standard input.")],
     max_tokens: Annotated[int, typer.Option(help="Most tokens to add; the end token counts.")],
     greedy: Annotated[bool, typer.Option("--greedy", help="Every world votes for its most likely token.")] = False,
@@ -107,6 +107,7 @@ def _read_prompt() -> str:
 
 def _open(path: Path, promise: PromiseName, witness: Path | None, mix_promises: bool) -> Curator | DpDecoder:
     workspace = open_for(promise, path)  # quick checks come before the slow imports
+    typer.echo(f"Opening {path} ...", err=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # printed below instead
         if promise == "corpus":

@@ -138,4 +138,11 @@ def _print_summary(created: Created, named: Path) -> None:
             "base": f"{workspace.base.name} ({workspace.base.fingerprint[:12]})",
         }
     )
-    typer.echo(f"Next: paclm train {in_shell(named)}" if not workspace.manifest.adapters else "Its worlds are trained.")
+    if workspace.manifest.adapters:
+        typer.echo("Its worlds are trained.")
+        return
+    typer.echo(f"Next: paclm train {in_shell(named)}")
+    typer.echo(
+        "To hide whether a record is in the corpus at all (before anything is served under the promise half): "
+        f"paclm train {in_shell(named)} --what dp:8"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,8 +23,8 @@ from paclm.cli.console import (
 )
 from paclm.cli.ledger_corpus import corpus_figures, has_dp_log, print_corpus_report, show_corpus, verify_corpus
 from paclm.cli.ledger_keys import KeyFilesOption, find_ledger, ledger_path, mac_keys, unplaced_keys
-from paclm.config import format_budget
-from paclm.errors import InvalidInput, LedgerError, WorkspaceError
+from paclm.config import PromiseName, format_budget
+from paclm.errors import InvalidInput, LedgerError, LedgerMissing, WorkspaceError
 
 if TYPE_CHECKING:
     from paclm.ledger.reading import Contents
@@ -34,6 +34,9 @@ ledger = typer.Typer(help="Show spending; verify integrity.", no_args_is_help=Tr
 
 PlaceArgument = Annotated[
     Path, typer.Argument(metavar="WORKSPACE", help="Folder made by paclm init, or a ledger file such as a backup.")
+]
+OnePromiseOption = Annotated[
+    PromiseName | None, typer.Option(help="Of one promise only.", show_default="all that were used")
 ]
 
 _COPY = "This is a backup copy: run paclm ledger adopt before it can serve."
@@ -55,9 +58,7 @@ def operator() -> str:
 @ledger.command("show")
 def show(
     workspace: PlaceArgument,
-    promise: Annotated[
-        Literal["half", "corpus"] | None, typer.Option(help="Show one promise only.", show_default="all that were used")
-    ] = None,
+    promise: OnePromiseOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
@@ -80,6 +81,7 @@ def show(
     if promise == "corpus" or (promise is None and has_corpus and not find_ledger(workspace).exists()):
         show_corpus(workspace, as_json)
         return
+    _check_anything_used(workspace, promise)
     report = verify_ledger(find_ledger(workspace))
     if report.contents is None:
         raise LedgerError(report.problem or "The ledger cannot be read.")
@@ -106,6 +108,7 @@ def show(
 @ledger.command("verify")
 def verify(
     workspace: PlaceArgument,
+    promise: OnePromiseOption = None,
     key_file: KeyFilesOption = None,
     without_key: Annotated[bool, typer.Option("--without-key", help="Check hashes and sums only, not MACs.")] = False,
     as_json: JsonFlag = False,
@@ -120,18 +123,22 @@ def verify(
 
     \b
         paclm ledger verify clinic
+        paclm ledger verify clinic --promise corpus
         paclm ledger verify /backup/clinic-monday.sqlite --key-file /safe/clinic.key
         paclm ledger verify copy-for-the-auditor --without-key --json | jq .intact
     """
     from paclm.ledger.verify import verify as verify_ledger
 
-    corpus = verify_corpus(workspace)
-    if corpus is not None and not find_ledger(workspace).exists():
+    corpus = None if promise == "half" else verify_corpus(workspace)
+    if promise == "corpus" and corpus is None:
+        corpus_figures(workspace)  # raises: says what is missing
+    if corpus is not None and (promise == "corpus" or not find_ledger(workspace).exists()):
         if as_json:
             print_json({"intact": corpus["intact"], "problem": corpus["problem"], "corpus": corpus})
         else:
             print_corpus_report(corpus)
         raise typer.Exit(0 if corpus["intact"] else 1)
+    _check_anything_used(workspace, promise)
     report = verify_ledger(find_ledger(workspace), None if without_key else mac_keys(workspace, key_file))
     head = report.contents.head if report.contents else None
     several = key_file if key_file and len(key_file) > 1 and not (without_key or report.is_copy) else None
@@ -226,6 +233,18 @@ def extend(
         print_json({f"{age}_{name}": pair[i] for name, pair in figures.items() for i, age in enumerate(ages)})
     else:
         typer.echo(f"Committed: {nats} nats, bound {record}.")
+
+
+def _check_anything_used(place: Path, promise: PromiseName | None) -> None:
+    """Where neither promise was used yet, say so of both."""
+    path = find_ledger(place)
+    if not path.exists():
+        if promise is None and verify_corpus(place) is not None:
+            corpus_figures(place)  # raises: the adapter has no log
+        also = "" if promise else " No DP training was begun either (promise corpus)."
+        raise LedgerMissing(
+            f"There is no ledger at {path} (promise half). It is made when the workspace first generates a token.{also}"
+        )
 
 
 def _unit(place: Path) -> str:

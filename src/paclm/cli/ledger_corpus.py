@@ -23,6 +23,7 @@ def has_dp_log(place: Path) -> bool:
 def corpus_figures(place: Path) -> dict[str, Any]:
     """(ε, δ), bounds, and every training that counts."""
     from paclm.curator.dp_account import all_trainings, promise_figures
+    from paclm.curator.dp_decoder import check_dp_adapter
     from paclm.ledger.dp_log import DpLog
     from paclm.worlds.layout import dp_log_path
     from paclm.worlds.workspace import Workspace
@@ -30,6 +31,8 @@ def corpus_figures(place: Path) -> dict[str, Any]:
     workspace = Workspace.open(place)
     log = DpLog(dp_log_path(workspace.path))
     own, finished = log.trainings(), set(log.trained().values())
+    if not own:
+        check_dp_adapter(workspace)  # raises: says what is missing
     runs = [
         {
             "run": run,

@@ -13,7 +13,7 @@ from paclm.cli.console import (
     STOP_MESSAGE,
     MixPromisesFlag,
     PromiseOption,
-    TrainedArgument,
+    ServedArgument,
     WitnessOption,
     open_for,
     print_fields,
@@ -33,7 +33,7 @@ OWN_KEY = (
 
 
 def serve(
-    workspace: TrainedArgument,
+    workspace: ServedArgument,
     host: Annotated[
         str | None,
         typer.Option(help="Address to listen on; other than loopback needs API keys.", show_default="[server]"),

@@ -74,6 +74,8 @@ class Curator(Decoder[Generation]):
         """
         path = workspace.path if isinstance(workspace, Workspace) else workspace
         opened = Workspace.open(path)
+        if not mix_promises:
+            claim_half(opened)  # also here: a refused workspace gets no key, secret or ledger
         custody = open_custody(opened, named_witness(witness))
         try:
             ledger = custody.ledger

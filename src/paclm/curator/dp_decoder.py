@@ -22,6 +22,7 @@ from paclm.curator.streams import FinishReason, Logprobs, Piece, Stream, Tokeniz
 from paclm.curator.vote_source import VoteSource
 from paclm.errors import CuratorError, EngineError, InvalidInput, WorkspaceError
 from paclm.ledger.dp_log import DpLog
+from paclm.privacy.dp import default_delta
 from paclm.worlds.layout import DP_FILE, dp_log_path
 from paclm.worlds.manifest import verify_adapters, verify_base
 from paclm.worlds.workspace import Workspace
@@ -118,19 +119,29 @@ class DpDecoder(Decoder[DpGeneration]):
 
 def check_dp_adapter(workspace: Workspace) -> None:
     """Refuse an adapter that is missing, changed, or not the one of a DP training in the log. Quick: no model."""
-    entry = workspace.manifest.adapters.get(DP_FILE)
+    entry, log = workspace.manifest.adapters.get(DP_FILE), DpLog(dp_log_path(workspace.path))
+    command = f"paclm train {in_shell(workspace.path)} --what"
     if entry is None:
+        num_units, missing = workspace.num_units, f"{workspace.path} has no adapter for the promise corpus"
+        *_, begun = (None, *log.trainings().values())
+        if begun is None:
+            raise WorkspaceError(f"{missing}. Train it: {command} dp:8")
+        delta = "" if begun["delta"] == default_delta(num_units) else f" --delta {begun['delta']!r}"
+        same = f"dp:{begun['epsilon']:g}{delta}"
+        if not (workspace.adapters_path / ".training-dp").is_dir():
+            raise WorkspaceError(
+                f"{missing}: what was trained is gone, and counts. Restore it from a backup, or train another, which "
+                f"adds to ε: {command} {same} --again"
+            )
         raise WorkspaceError(
-            f"{workspace.path} has no adapter for the promise corpus. Train it: "
-            f"paclm train {in_shell(workspace.path)} --what dp:8"
+            f"{missing}: its training was stopped. To continue it, at no further cost: {command} {same} --resume"
         )
-    log = DpLog(dp_log_path(workspace.path))
     run = log.trained().get(entry["sha256"])
     if run is None or run not in log.trainings():
         raise CuratorError(
             f"{workspace.adapters_path / DP_FILE} is not in the log of DP trainings, {log.path}, so nothing is known "
-            "about its privacy. Restore both from one backup, or train it again: "
-            f"paclm train {in_shell(workspace.path)} --what dp:8 --again"
+            "about its privacy. Restore both from one backup. Training again adds to ε, and counts the earlier "
+            f"training only if it is noted on this machine: {command} dp:8 --again"
         )
 
 

@@ -267,13 +267,7 @@ def prepare_dp_training(
     `name` is that of the adapter's file: studies train adapters of their own, which count like any other.
     """
     check_epsilon(epsilon)
-    if "units" not in workspace.manifest.arguments:
-        raise WorkspaceError(
-            f"{workspace.path} was made before DP training existed: its held-out records were drawn by a permutation, "
-            "so that one record more or less changes who is trained on, and no promise about the corpus can be given. "
-            "Make a new workspace from the same corpus with paclm init."
-        )
-    num_units = int(workspace.manifest.arguments["units"])
+    num_units = workspace.num_units
     delta = default_delta(num_units) if delta is None else check_delta(delta)
     if delta * num_units >= 1:
         raise InvalidInput(

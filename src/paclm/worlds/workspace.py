@@ -95,6 +95,17 @@ class Workspace:
         return created.workspace
 
     @property
+    def num_units(self) -> int:
+        """n: the units when the workspace was made; a public constant, whatever the records are now."""
+        if "units" not in self.manifest.arguments:
+            raise WorkspaceError(
+                f"{self.path} was made before DP training existed: its held-out records were drawn by a permutation, "
+                "so that one record more or less changes who is trained on, and no promise about the corpus can be "
+                "given. Make a new workspace from the same corpus with paclm init."
+            )
+        return int(self.manifest.arguments["units"])
+
+    @property
     def config(self) -> MechanismConfig | None:
         """The mechanism's settings, or None while paclm.toml sets no budget."""
         return self.settings.config
