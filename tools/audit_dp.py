@@ -107,6 +107,7 @@ class Experiment:
             steps=self.steps,
             clip_norm=self.clip_norm,
             learning_rate=self.learning_rate,
+            factors="both",
         )
         return train_dp(
             self.model,

@@ -92,7 +92,7 @@ def canary_direction():
 def audit(noise=1.0):
     """Whether one step of the real training raises an alarm, by what it leaves in Adam's first moment."""
     chosen = experiment()
-    dp = DpConfig(sampling_rate=1.0, steps=1, clip_norm=chosen.clip_norm)
+    dp = DpConfig(sampling_rate=1.0, steps=1, clip_norm=chosen.clip_norm, factors="both")
     forward, head = make_forward(chosen.model), output_layer(chosen.model)
     scores = []
     for has_canary in (True, False):
