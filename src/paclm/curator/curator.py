@@ -28,7 +28,7 @@ from paclm.config import MechanismConfig
 from paclm.curator.custody import Custody, named_witness, open_custody
 from paclm.curator.decoder import Decoder
 from paclm.curator.preflight import cautions, deployment_cautions, load_models, training_cautions
-from paclm.curator.promises import claim_half, note_releases
+from paclm.curator.promises import claim_half, note_releases, refuse_half
 from paclm.curator.redacted import Redacted, redact_errors
 from paclm.curator.secret import Secret, leak_to_three_digits
 from paclm.curator.streams import BudgetFigures, Generation, Mark, Piece, Request, Stream, Tokenizer, UsageFigures
@@ -75,7 +75,7 @@ class Curator(Decoder[Generation]):
         path = workspace.path if isinstance(workspace, Workspace) else workspace
         opened = Workspace.open(path)
         if not mix_promises:
-            claim_half(opened)  # also here: a refused workspace gets no key, secret or ledger
+            refuse_half(opened)  # also here: a refused workspace gets no key, secret or ledger
         custody = open_custody(opened, named_witness(witness))
         try:
             ledger = custody.ledger

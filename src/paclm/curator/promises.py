@@ -44,6 +44,11 @@ _UNKNOWN = (
 )
 
 
+def refuse_half(workspace: Workspace) -> None:
+    """Refuse to serve `half` where `corpus` was served, early and without locks; `claim_half` decides."""
+    _accept("half", workspace, _servings_of_corpus(workspace), mix_promises=False)
+
+
 def claim_half(workspace: Workspace, *, mix_promises: bool = False) -> list[str]:
     """Refuse to serve `half` where `corpus` was served. Called with the ledger's lock held; returns cautions."""
     note_releases(workspace)
