@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paclm.privacy.dp import DpGuarantee
     from paclm.worlds.workspace import Workspace
 
-_LARGE_DELTA = 0.1
+_LARGE_DELTA = 0.5
 """Times the number of units: from here on δ alone allows much."""
 
 
@@ -103,7 +103,7 @@ def _warn_of_delta(job: DpTrainingJob) -> None:
     from paclm.privacy.dp import format_up
 
     if job.num_units * job.delta >= _LARGE_DELTA:
-        smaller = min(1e-5, 10.0 ** math.floor(math.log10(_LARGE_DELTA / 10 / job.num_units)))
+        smaller = min(1e-5, 10.0 ** math.floor(math.log10(0.01 / job.num_units)))
         print_wrapped(
             f"Note: δ = {format_up(job.delta)} for {job.num_units:,} units: (ε, δ) would allow publishing each unit "
             f"with that probability. For a smaller one: --delta {smaller:g}",
