@@ -111,7 +111,7 @@ def test_init_prints_a_command_that_can_be_pasted(tmp_path, small_base, paclm):
     path = str(tmp_path / "my dir" / "my ws")
     made = paclm("init", path, "--corpus", str(notes), "--base", str(small_base), "--worlds", "4", "--holdout", "4")
     assert made.status == 0, made.err
-    assert commands_in(made.out) == [["train", path]]
+    assert commands_in(made.out) == [["train", path], ["train", path, "--what", "dp:8"]]
     untrained = paclm("generate", path, "--prompt", "x", "--max-tokens", "2")
     assert commands_in(untrained.err) == [["train", path]]
 

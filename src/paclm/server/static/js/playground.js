@@ -42,7 +42,7 @@ export function showPrice(newOverview) {
   if (!(asked >= 1)) {
     say("price", "Ask for at least one token.");
   } else if (!budget) {
-    say("price", "Charges nothing: the promise is the same after any number of requests.");
+    say("price", "Charges nothing: the promise is the same after any number of requests, unless the operator trains again.");
   } else if (budget.is_exhausted) {
     const isPublic = budget.on_exhausted === "public";
     say("price", `${why(budget)}: ${isPublic ? "the public model will answer, free" : "this will be refused"}.`);
