@@ -61,6 +61,7 @@ def train_dp_adapter(
     warn_of_load(job)
     composed = job.composed(resume=resume)
     if not resume:
+        _warn_of_half(job.workspace)
         _warn_of_delta(job)
     if dry_run:
         _show_plan(job, composed, resume, as_json)
@@ -96,6 +97,16 @@ def _refuse_second(job: DpTrainingJob, command: str) -> None:
         raise WorkspaceError(
             f"A DP adapter of {job.workspace.path} {state}. Another training over the same records adds up to "
             f"ε = {format_up(job.composed().epsilon)} at δ = {format_up(job.delta)}. To begin it: {command} --again"
+        )
+
+
+def _warn_of_half(workspace: Workspace) -> None:
+    from paclm.curator.promises import NOTHING_PROMISED, is_corpus_promised
+
+    if not is_corpus_promised(workspace):
+        print_wrapped(
+            f"Warning: {NOTHING_PROMISED}: tokens left, or may have left, under the promise half. Without them:",
+            err=True,
         )
 
 
@@ -212,20 +223,17 @@ def _show_plan(job: DpTrainingJob, composed: DpGuarantee, resume: bool, as_json:
 
 
 def _show_result(trained: Workspace, card: dict[str, Any], named: Path, seconds: float, as_json: bool) -> None:
-    from paclm.curator.promises import NOTHING_PROMISED, is_corpus_promised
+    from paclm.curator.promises import is_corpus_promised
     from paclm.privacy.dp import format_up
     from paclm.worlds.layout import DP_CARD_FILE, DP_FILE
 
     file, dp = trained.adapters_path / DP_FILE, card["dp"]
-    composed, is_promised = dp["composed"], is_corpus_promised(trained)
+    composed = dp["composed"]
     if as_json:
+        is_promised = is_corpus_promised(trained)
         print_json({"what": "dp", "file": str(file), "seconds": seconds, **dp, "is_promised": is_promised})
         return
-    if not is_promised:
-        print_wrapped(
-            f"Warning: {NOTHING_PROMISED}: tokens left, or may have left, under the promise half. Without them:",
-            err=True,
-        )
+    _warn_of_half(trained)
     typer.echo(f"Trained {file}")
     print_fields(
         {
