@@ -88,7 +88,7 @@ class Experiment:
 
     @cached_property
     def records(self) -> list[list[int]]:
-        """The others, and the canary last: its tokens are nobody else's."""
+        """The others, and the canary last: no other record has its tokens."""
         source = np.random.default_rng(2)
         others = [source.integers(0, VOCABULARY // 2, LENGTH).tolist() for _ in range(self.others)]
         canary = source.integers(VOCABULARY // 2, VOCABULARY, LENGTH).tolist()

@@ -193,7 +193,7 @@ def test_admission_never_goes_by_more_than_is_left_and_the_view_changes_with_the
     clock = {"now": NOW}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("paclm.server.scheduler.current_hour", lambda: clock["now"].isoformat()[:13])
-        ledger = Books(total, price, clock)
+        ledger = FakeLedger(total, price, clock)
         coarse = CoarseBudget(ledger)
         for step in steps:
             before, shown = ledger.account, coarse.figures()
@@ -211,7 +211,7 @@ def test_admission_never_goes_by_more_than_is_left_and_the_view_changes_with_the
             assert coarse.admits_by.spent_units >= ledger.account.spent_units
 
 
-class Books:
+class FakeLedger:
     """As much of a curator as the view needs, at any price and total."""
 
     worst_price = property(lambda self: self.price)

@@ -19,7 +19,7 @@ from paclm.config import PromiseName, in_shell, parse_count
 from paclm.errors import InvalidInput, MissingExtra, WorkspaceError
 
 if TYPE_CHECKING:
-    from paclm.curator.dp_account import PromiseFigures
+    from paclm.curator.streams import PromiseFigures
     from paclm.worlds.workspace import Workspace
 
 WorkspaceArgument = Annotated[Path, typer.Argument(help="Folder made by paclm init.")]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from paclm.config import in_shell
 from paclm.curator.promises import is_corpus_promised, trainings_elsewhere
+from paclm.curator.streams import PromiseFigures
 from paclm.errors import LedgerError, WorkspaceError
 from paclm.ledger.dp_log import DpLog, mechanism_of
 from paclm.privacy.dp import DpGuarantee, guarantee
@@ -20,24 +21,6 @@ from paclm.worlds.manifest import load_manifest
 from paclm.worlds.registry import trainings_noted
 from paclm.worlds.storage import hash_file
 from paclm.worlds.workspace import Workspace
-
-
-class PromiseFigures(TypedDict):
-    """What is promised about the corpus, in the names of the command line's JSON."""
-
-    promise: str
-    epsilon: float
-    """Of all DP trainings on this corpus together, as everything below."""
-    delta: float
-    unit: str
-    """Whose presence in the corpus is hidden."""
-    mia_bound: float
-    """No attack on whether a unit is in the corpus succeeds more often, from a prior of 1/2."""
-    tpr_at_fpr_0_1_percent: float
-    tpr_at_fpr_1_percent: float
-    trainings: int
-    is_promised: bool
-    """False once the corpus was served under both promises: then none of the figures holds."""
 
 
 def all_trainings(workspace: Workspace) -> dict[str, dict[str, Any]]:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 from paclm.config import in_shell
 from paclm.curator.decoder import Decoder
-from paclm.curator.dp_account import PromiseFigures as PromiseFigures
 from paclm.curator.dp_account import promise_figures
 from paclm.curator.promises import claim_corpus
 from paclm.curator.redacted import Redacted
-from paclm.curator.streams import FinishReason, Logprobs, Piece, Stream, Tokenizer
+from paclm.curator.streams import FinishReason, Logprobs, Piece, PromiseFigures, Stream, Tokenizer
 from paclm.curator.vote_source import VoteSource
 from paclm.errors import CuratorError, EngineError, InvalidInput, WorkspaceError
 from paclm.ledger.dp_log import DpLog

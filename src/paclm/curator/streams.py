@@ -144,6 +144,26 @@ class BudgetFigures(TypedDict):
     world_id_bound: float
 
 
+class PromiseFigures(TypedDict):
+    """What is promised about the corpus, in the names of the command line's JSON."""
+
+    promise: Literal["corpus"]
+    epsilon: float
+    """Of all DP trainings on this corpus together, as everything below."""
+    delta: float
+    unit: str
+    """Whose presence in the corpus is hidden."""
+    mia_bound: float
+    """No attack on whether a unit is in the corpus succeeds more often, from a prior of 1/2."""
+    tpr_at_fpr_0_1_percent: float
+    """The most of the members that an attack finds at so many false positives."""
+    tpr_at_fpr_1_percent: float
+    trainings: int
+    """How many DP trainings over these records that adds up."""
+    is_promised: bool
+    """False once the corpus was served under both promises: then none of the figures holds."""
+
+
 class UsageFigures(NamedTuple):
     """Tokens and charges of all time. The spend of one tag bounds nothing: all tags share one belief."""
 

@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paclm.engine.adapters import save_tensors
+from paclm.engine.optimizer import StackedAdamW
 from paclm.engine.training_order import Schedule
 from paclm.errors import EngineError
 from paclm.worlds.storage import make_private_folder, write_private_json
@@ -42,6 +43,16 @@ class Position:
     rows: Tensor
     first: Tensor
     second: Tensor
+
+    @classmethod
+    def of(cls, optimizer: StackedAdamW, group: int = 0) -> Self:
+        return cls(group, optimizer.num_steps, optimizer.rows, optimizer.first, optimizer.second)
+
+    def restore(self, optimizer: StackedAdamW) -> None:
+        """Continue from here."""
+        optimizer.num_steps = self.num_steps
+        for name in ("rows", "first", "second"):
+            getattr(optimizer, name).copy_(getattr(self, name))
 
 
 def identify_run(schedule: Schedule, details: Mapping[str, Any]) -> str:

@@ -132,7 +132,7 @@ def train_dp(
             while training.optimizer.num_steps < dp.steps:
                 training.step(draws)
                 if checkpoints is not None:
-                    checkpoints.save_position(training.position())
+                    checkpoints.save_position(Position.of(training.optimizer))
                 if on_progress is not None:
                     on_progress(DpProgress(training.optimizer.num_steps, dp.steps))
                 interrupt.release()
@@ -250,19 +250,11 @@ class DpTraining:
                     yield own
                     own.zero_()
 
-    def position(self) -> Position:
-        """The state to save."""
-        held = self.optimizer
-        return Position(0, held.num_steps, held.rows, held.first, held.second)
-
     def restore(self, position: Position | None) -> None:
         """Continue from a saved position, if there is one."""
-        if position is None:
-            return
-        self.optimizer.num_steps = position.num_steps
-        for name in ("rows", "first", "second"):
-            getattr(self.optimizer, name).copy_(getattr(position, name))
-        self._apply()
+        if position is not None:
+            position.restore(self.optimizer)
+            self._apply()
 
     def _apply(self) -> None:
         self.passes.rows[0].index_copy_(0, self._columns, self.optimizer.rows[0])

@@ -254,14 +254,10 @@ class GroupTraining:
 
     def position(self, number: int) -> Position:
         """The state to save; valid only if `is_whole`."""
-        held = self.optimizer
-        return Position(number, held.num_steps, held.rows, held.first, held.second)
+        return Position.of(self.optimizer, number)
 
     def restore(self, position: Position | None) -> None:
         """Continue from a saved position, if there is one."""
-        if position is None:
-            return
-        self.optimizer.num_steps = position.num_steps
-        for name in ("rows", "first", "second"):
-            getattr(self.optimizer, name).copy_(getattr(position, name))
-        self.num_read = position.num_steps
+        if position is not None:
+            position.restore(self.optimizer)
+            self.num_read = position.num_steps

@@ -6,7 +6,8 @@ import threading
 import time
 from typing import Any, NoReturn
 
-from paclm.curator.dp_decoder import DpDecoder, PromiseFigures
+from paclm.curator.dp_decoder import DpDecoder
+from paclm.curator.streams import PromiseFigures
 from paclm.server.messages import RefusedCall
 from paclm.server.telemetry import log_error
 
@@ -42,7 +43,7 @@ class CorpusTerms:
         }
 
     def state(self) -> PromiseFigures:
-        """After every step. Where nobody has asked for a while it waits for the look: the last may be long false."""
+        """After every step. If the last look is old it waits for a new one: promises may have been mixed since."""
         age = time.monotonic() - self._looked_at
         if age >= LOOK_SECONDS and not self._looking.is_alive():
             self._looking = threading.Thread(target=self._look, daemon=True)

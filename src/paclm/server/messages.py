@@ -16,7 +16,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
-from paclm.curator.streams import BudgetFigures
+from paclm.curator.streams import BudgetFigures, PromiseFigures
 from paclm.errors import ServiceError
 
 MAX_BYTES = 2**26
@@ -123,22 +123,8 @@ class CuratorState(BudgetState, DecoderState):
     """Of the promise `half`."""
 
 
-class CorpusState(DecoderState):
-    """Of the promise `corpus`, in the names of the command line's JSON; the same until somebody mixes promises."""
-
-    promise: Literal["corpus"]
-    epsilon: float
-    delta: float
-    unit: str
-    mia_bound: float
-    """No attack on whether a unit is in the corpus succeeds more often."""
-    tpr_at_fpr_0_1_percent: float
-    """Of the units inside, the most that an attack finds which is wrong about so many of those outside."""
-    tpr_at_fpr_1_percent: float
-    trainings: int
-    """How many DP trainings over these records that adds up."""
-    is_promised: bool
-    """False once both promises were served from this corpus."""
+class CorpusState(PromiseFigures, DecoderState):
+    """Of the promise `corpus`."""
 
 
 def pack(message: object) -> bytes:
