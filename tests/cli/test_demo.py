@@ -1,35 +1,84 @@
 """`paclm demo`, shrunk: the whole product end to end on the embedded model and corpus, and again without repeating."""
 
+import json
+
 import numpy as np
 import pytest
 
 from cli.commands import invoke
 from paclm.cli import demo as demo_module
+from paclm.cli.side_by_side import Screen
+from paclm.errors import WorkspaceError
 from paclm.study.recorded_votes import RecordedVotes
 from paclm.worlds.settings import write_settings
 
 
 @pytest.fixture
 def small_demo(monkeypatch):
-    for name, value in {"NOTES": 36, "WORLDS": 4, "HELD_OUT_TOKENS": 200, "NEW_TOKENS": 8}.items():
+    prompts = {"The patient": 6, "Plan:": 2}
+    sizes = {"NOTES": 36, "WORLDS": 4, "HELD_OUT_TOKENS": 200, "REPORTED_SESSIONS": 2, "REPORTED_TOKENS": 32}
+    for name, value in {**sizes, "PROMPTS": prompts}.items():
         monkeypatch.setattr(demo_module, name, value)
-    monkeypatch.setitem(demo_module.TRAINING, "max_record_tokens", 40)
+    for training in (demo_module.TRAINING, demo_module.OTHER_TRAINING):
+        monkeypatch.setitem(training, "max_record_tokens", 40)
 
 
 def test_demo_runs_everything_and_resumes_instead_of_repeating(small_demo, tmp_path):
-    first, second = (invoke("demo", tmp_path / "demo") for _ in range(2))
+    first, second = invoke("demo", tmp_path / "demo"), invoke("demo", tmp_path / "demo", "--json")
     assert (first.exit_code, second.exit_code) == (0, 0)
-    for text in ("Made", "worlds: loss", "a patient was", "public model", "without noise", "paclm serve", ".html"):
-        assert text in first.output
-    assert "Found" in second.output
-    assert second.output.count("trained already") == 2
-    assert "1,008 tokens left" in second.output  # 1,024 committed, eight spent in each run
+    for text in ("Made", "worlds: loss", "a patient was", "public model:", "without noise", "paclm serve", "--open"):
+        assert text in first.stdout
+    assert "Found" in second.stderr
+    assert second.stderr.count("trained already") == 2
+    figures = json.loads(second.stdout)
+    assert figures["remaining_tokens"] == 1008  # 1,024 committed, eight spent in each run
+    assert [text["prompt"] for text in figures["completions"]] == ["The patient", "Plan:"]
+    assert all(text["public"] and text["private"] for text in figures["completions"])
+    assert f"{figures['accuracy']['gaussian']:6.1%}" in first.stdout
+    assert figures["attack"]["without_noise"]["records"] == 1.0
+    assert figures["report"].endswith("report.html")
+
+
+def test_another_base_has_its_own_folder_and_settings_and_says_time_and_memory_before_training(
+    small_demo, small_base, tmp_path, monkeypatch, capsys
+):
+    names = ("tiny", "smollm2", "models/my.gguf", "someone/Model-1.7B")
+    expected = ["paclm-demo", "paclm-demo-smollm2", "paclm-demo-my", "paclm-demo-Model-1.7B"]
+    assert [str(demo_module.default_folder(name)) for name in names] == expected
+    monkeypatch.setitem(demo_module.OTHER_TRAINING, "epochs", 3)
+    workspace = demo_module._prepare(tmp_path / "demo", str(small_base), Screen())
+    assert workspace.training.epochs == 3
+    demo_module._train(workspace, Screen())
+    lines = capsys.readouterr().out.splitlines()
+    said, trained = (
+        next(i for i, line in enumerate(lines) if word in line) for word in ("MiB of memory", "worlds: loss")
+    )
+    assert said < trained
+
+
+def test_a_workspace_of_another_base_is_refused_before_anything_is_fetched(small_demo, tmp_path, monkeypatch):
+    monkeypatch.setattr(demo_module, "fetch_smollm2_once", lambda: pytest.fail("fetched"))
+    demo_module._prepare(tmp_path / "demo", "tiny", Screen())
+    with pytest.raises(WorkspaceError, match=r"paclm demo \S+ --base tiny; .* --base smollm2"):
+        demo_module._prepare(tmp_path / "demo", "smollm2", Screen())
+
+
+def test_smollm2_is_fetched_and_its_demo_proposed_on_a_gpu(small_demo, small_base, tmp_path, monkeypatch, capsys):
+    fetched = []
+    monkeypatch.setattr(demo_module, "fetch_smollm2_once", lambda: fetched.append(small_base))
+    monkeypatch.setattr("paclm.engine.base_model.fetched_smollm2", lambda: fetched[0])
+    assert demo_module._prepare(tmp_path / "demo", "smollm2", Screen()).base.folder == small_base
+    for is_gpu in (True, False):
+        monkeypatch.setattr("torch.cuda.is_available", lambda is_gpu=is_gpu: is_gpu)
+        capsys.readouterr()
+        demo_module._print_next_steps(tmp_path, "tiny", Screen())
+        assert ("on the GPU of this machine" in capsys.readouterr().out) is is_gpu
 
 
 def test_settings_are_the_demos_until_the_owner_changes_them_and_patients_are_those_of_the_worlds(
     small_demo, tmp_path, capsys
 ):
-    workspace = demo_module._prepare(tmp_path / "demo")
+    workspace = demo_module._prepare(tmp_path / "demo", "tiny", Screen())
     assert (workspace.training.learning_rate, workspace.training.batch_size) == (0.002, 2)
     assert (workspace.training.epochs, workspace.training.max_record_tokens) == (1, 40)
     assert (workspace.mechanism().per_token, workspace.mechanism().total) == (2.0**-16, 2.0**-6)
@@ -37,19 +86,19 @@ def test_settings_are_the_demos_until_the_owner_changes_them_and_patients_are_th
     assert held_out
     assert f"{len(patients)} patients" in capsys.readouterr().out
     write_settings(workspace.settings.path, "mechanism", {"total": "2^-8"})
-    assert demo_module._prepare(tmp_path / "demo").mechanism().total == 2.0**-8
+    assert demo_module._prepare(tmp_path / "demo", "tiny", Screen()).mechanism().total == 2.0**-8
 
 
 def test_the_accuracies_name_a_share_of_a_gain_and_none_of_a_loss(capsys):
     truth, wrong = np.ones(40, dtype=int), np.r_[np.ones(20, dtype=int), np.zeros(20, dtype=int)]
     votes = np.tile(truth[:, None], (1, 4))
     for public, full, has_share in ((wrong, truth, True), (truth, wrong, False)):
-        demo_module._accuracy(RecordedVotes(votes, truth, public=public, full=full))
+        demo_module._accuracy(RecordedVotes(votes, truth, public=public, full=full), Screen())
         assert ("; 100% of the gain" in capsys.readouterr().out) is has_share
 
 
 def test_the_plan_prints_no_less_than_the_bounds(capsys):
-    demo_module._plan()
+    demo_module._plan(Screen())
     shown = capsys.readouterr().out
     assert "58.82%" in shown  # 58.816
     assert "6.66%" in shown  # 6.651

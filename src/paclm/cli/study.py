@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -131,7 +134,11 @@ def run(
 
 
 @study.command()
-def report(workspace: WorkspaceArgument, as_json: JsonFlag = False) -> None:
+def report(
+    workspace: WorkspaceArgument,
+    in_browser: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
     """
     Write tables, figures and report.html from the results
 
@@ -141,6 +148,7 @@ def report(workspace: WorkspaceArgument, as_json: JsonFlag = False) -> None:
 
     \b
         paclm study report clinic
+        paclm study report clinic --open
     """
     require_packages("matplotlib", "jinja2")
     from paclm.worlds.workspace import Workspace
@@ -151,7 +159,17 @@ def report(workspace: WorkspaceArgument, as_json: JsonFlag = False) -> None:
     from paclm.study.report import write_report
 
     written = write_report(folder)
+    is_open = in_browser and _open_in_browser(written.page)
     if as_json:
         print_json({"report": str(written.page), "tables": len(written.tables), "figures": len(written.figures)})
-    else:
-        typer.echo(f"Tables: {len(written.tables)}, figures: {len(written.figures)}. Open {written.page}")
+        return
+    remedy = f"Opened {written.page}" if is_open else f"Open {written.page}"
+    if in_browser and not is_open:
+        remedy = f"There is no display here: copy {written.page} to a machine with a browser, and open it there."
+    typer.echo(f"Tables: {len(written.tables)}, figures: {len(written.figures)}. {remedy}")
+
+
+def _open_in_browser(page: Path) -> bool:
+    """Whether a browser was started; never over ssh, and never one that takes over the terminal."""
+    has_display = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+    return bool(has_display) and "SSH_CONNECTION" not in os.environ and webbrowser.open(page.absolute().as_uri())
