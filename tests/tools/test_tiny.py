@@ -9,12 +9,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
-from tiny.data import pack, pieces
+from tiny.data import count_bytes, encode_documents, pack, pieces
 from tiny.evaluate import score_documents, windows
 from tiny.model import Shape, TinyGPT2, to_hugging_face
+from tiny.notes import NEVER_TRAINED, PRIVATE, Hospitals, encoded_by_all, write_notes
 from tiny.optimizer import Muon
 from tiny.tokenizer import train_tokenizer
-from tiny.train import lr_share
+from tiny.train import Source, batches, lr_share, mixed_batches
 
 SMALL = Shape(vocab_size=97, context=32, width=64, num_layers=2, num_heads=1, hidden=160, dropout=0.1)
 
@@ -99,12 +100,80 @@ def test_numbers_are_cut_from_the_left_in_pairs_of_digits():
     assert [tokenizer.decode([t]) for t in tokenizer.encode("2019 142/88").ids] == ["20", "19", " 14", "2", "/", "88"]
 
 
-def test_packing_puts_end_of_text_before_every_document_in_a_new_order():
-    documents = [np.array([n, n], dtype=np.uint16) for n in range(1, 9)]
-    packed = pack(documents, 0, np.random.default_rng(4))
-    assert packed[::3].tolist() == [0] * 8
-    assert packed[1::3].tolist() != list(range(1, 9))
-    assert sorted(packed[1::3].tolist()) == list(range(1, 9))
+def documents_of(*lengths):
+    """Documents without token 0, each of one token of its own."""
+    return [np.full(length, number, dtype=np.uint16) for number, length in enumerate(lengths, 1)]
+
+
+def test_packing_puts_end_of_text_before_every_document():
+    assert pack(documents_of(2, 1, 3), 0).tolist() == [0, 1, 1, 0, 2, 0, 3, 3, 3]
+
+
+def epoch_of(name, documents, context, rows=2):
+    """Sequences of the first epoch, each a list."""
+    drawn = []
+    for epoch, tokens in batches(Source(name, documents, 1, rows), 0, context, torch.device("cpu"), 1):
+        if epoch >= 1:
+            return drawn
+        drawn += tokens.tolist()
+    return None
+
+
+def test_sequences_of_notes_begin_with_a_note_and_every_note_is_read_whole():
+    documents = documents_of(*([5, 9, 3, 7] * 30))
+    sequences = epoch_of("notes", documents, 24)
+    assert all(len(sequence) == 25 and sequence[0] == 0 for sequence in sequences)
+    read = " ".join(",".join(map(str, sequence)) for sequence in sequences)
+    whole = [",".join(map(str, [0, *document])) in read for document in documents]
+    assert sum(whole) >= len(documents) - 5, "only notes of the last sequences, which fill no batch, are left out"
+
+
+def test_notes_longer_than_the_context_are_read_to_their_end():
+    note = np.arange(1, 200, dtype=np.uint16)
+    sequences = epoch_of("notes", [note], 24, rows=1)
+    assert set(range(1, 190)) <= {token for sequence in sequences for token in sequence}
+
+
+def test_sequences_of_long_texts_cover_them_once_from_another_offset_each_epoch():
+    text = np.arange(1, 2001, dtype=np.uint16)
+    source = batches(Source("text", [text], 1, 4), 0, 32, torch.device("cpu"), 1)
+    firsts = {}
+    for epoch, tokens in source:
+        if epoch >= 2:
+            break
+        firsts.setdefault(int(epoch), []).extend(tokens[:, 0].tolist())
+    assert len(firsts[0]) == len(set(firsts[0])) == 60
+    assert len({first % 32 for first in firsts[0]}) == 1
+    assert {first % 32 for first in firsts[0]} != {first % 32 for first in firsts[1]}
+
+
+def test_a_step_has_its_share_of_notes_and_epochs_are_counted_by_source():
+    sources = [Source("text", [np.full(900, 1, np.uint16)], 1, 6), Source("notes", documents_of(*[9] * 30), 1, 2)]
+    drawn = mixed_batches(sources, 0, 20, torch.device("cpu"), 1)
+    for _ in range(12):
+        epochs, tokens = next(drawn)
+        assert tokens.shape == (8, 21)
+        assert [0 in sequence[:1] for sequence in tokens.tolist()[6:]] == [True, True]
+    assert 1.5 < epochs["text"] < 2
+    assert epochs["notes"] > 1
+    with pytest.raises(SystemExit, match="300 tokens of notes do not fill 40 sequences"):
+        next(mixed_batches([Source("notes", documents_of(*[9] * 30), 1, 40)], 0, 20, torch.device("cpu"), 1))
+
+
+def test_no_hospital_is_both_trained_on_and_measured():
+    hospitals = Hospitals(count=250, notes_each=3)
+    assert (len(hospitals.train), len(hospitals.held_out)) == (247, 3)
+    assert not set(hospitals.train) & {*hospitals.held_out, PRIVATE, *NEVER_TRAINED}
+    assert not set(hospitals.held_out) & {PRIVATE, *NEVER_TRAINED}
+
+
+def test_notes_written_on_all_cores_are_those_of_the_hospitals_in_order():
+    seeds, tokenizer = range(1_000_000, 1_000_009), train_tokenizer(iter(write_notes(5, 20)), 400)
+    texts = [text for seed in seeds for text in write_notes(seed, 2)]
+    documents, num_bytes = encoded_by_all(tokenizer, seeds, 2)
+    assert [document.tolist() for document in documents] == [d.tolist() for d in encode_documents(tokenizer, texts)]
+    assert num_bytes == count_bytes(texts)
+    assert len(set(texts)) == 18
 
 
 def test_the_schedule_warms_up_then_falls_to_zero():

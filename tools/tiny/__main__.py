@@ -1,14 +1,14 @@
 """Make the embedded base model `tiny`, one command per step.
 
-    python tools/tiny tokenizer --corpora DIR --out TOKENIZER     # a minute on a CPU
+    python tools/tiny tokenizer --corpora DIR --out TOKENIZER     # a minute on two cores
     python tools/tiny train --corpora DIR --tokenizer TOKENIZER --out MODEL --minutes 11     # one GPU
     python tools/tiny evaluate                        # bits per byte on synthetic notes: needs no file
     python tools/tiny evaluate --corpora DIR          # … on passages of held-out books and articles
     python tools/tiny ngram --corpora DIR             # … of a 5-gram model, for comparison
     python tools/tiny card --run RUN                  # the model card, from what the others measured
 
-DIR holds public-books.jsonl.xz and public-simplewiki.jsonl.xz. The first two commands need torch, transformers,
-tokenizers and numpy only; the others the package itself, for its notes.
+DIR holds public-books.jsonl.xz and public-simplewiki.jsonl.xz; the notes of made-up hospitals are written on the way.
+The first two commands need torch, transformers, tokenizers, safetensors and numpy only.
 """
 
 from __future__ import annotations
@@ -21,19 +21,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "src" / "paclm" / "data" / "tiny"
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "src")]
 
 
 def make_tokenizer(args: argparse.Namespace) -> None:
     from tiny.data import read_corpora
+    from tiny.notes import Hospitals, written_by_all
     from tiny.tokenizer import sample_texts, save_tokenizer, train_tokenizer
 
-    tokenizer = train_tokenizer(sample_texts(read_corpora(args.corpora)), args.vocab_size)
+    texts = [corpus.train for corpus in read_corpora(args.corpora, args.max_records)]
+    notes = written_by_all(Hospitals(count=args.hospitals).train, args.notes_each)
+    tokenizer = train_tokenizer(sample_texts([*texts, notes]), args.vocab_size)
     save_tokenizer(tokenizer, args.out, args.context)
 
 
 def train(args: argparse.Namespace) -> None:
     from tiny.model import Shape
+    from tiny.notes import Hospitals
     from tiny.train import Plan, train_tiny
 
     shape = Shape(
@@ -48,6 +52,8 @@ def train(args: argparse.Namespace) -> None:
         minutes=args.minutes,
         reserve_seconds=args.reserve_seconds,
         batch=args.batch,
+        notes_share=args.notes_share,
+        hospitals=Hospitals(count=args.hospitals, notes_each=args.notes_each),
         lr=args.lr,
         weight_decay=args.weight_decay,
         seed=args.seed,
@@ -127,6 +133,9 @@ def parse_args() -> argparse.Namespace:
     sub.add_argument("--out", type=Path, required=True)
     sub.add_argument("--vocab-size", type=int, default=8192)
     sub.add_argument("--context", type=int, default=512)
+    sub.add_argument("--hospitals", type=int, default=4000, help="as in train: the last 1 %% are held out")
+    sub.add_argument("--notes-each", type=int, default=12, help="a sample is enough")
+    sub.add_argument("--max-records", type=int, help="take only the front of each corpus, for trials")
 
     sub = commands.add_parser("train", help="train the model inside a wall-clock budget")
     sub.set_defaults(run=train)
@@ -136,6 +145,9 @@ def parse_args() -> argparse.Namespace:
     sub.add_argument("--minutes", type=float, default=11.0, help="wall clock of the whole run")
     sub.add_argument("--reserve-seconds", type=float, default=40.0, help="of it, kept for the end")
     sub.add_argument("--batch", type=int, default=256, help="sequences a step")
+    sub.add_argument("--notes-share", type=float, default=0.5, help="of the sequences of a step")
+    sub.add_argument("--hospitals", type=int, default=4000, help="made-up hospitals; the last 1 %% are held out")
+    sub.add_argument("--notes-each", type=int, default=200, help="notes of each hospital")
     sub.add_argument("--lr", type=float, default=4e-3)
     sub.add_argument("--weight-decay", type=float, default=0.2)
     sub.add_argument("--dropout", type=float, default=0.05)

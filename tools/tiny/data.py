@@ -1,4 +1,4 @@
-"""The public text `tiny` is trained on, and the part of it held out.
+"""The public text `tiny` is trained on, and the part of it held out; the notes are in `notes.py`.
 
 Knows files and token ids; knows nothing of models. Each corpus is an xz-compressed JSONL file with one `text` a line.
 The split is by order: the last 1 % of the records of each corpus, rounded up, are held out of the tokenizer's training,
@@ -53,6 +53,10 @@ def read_corpora(folder: Path, max_records: int | None = None) -> list[Corpus]:
     return [read_corpus(folder, name, max_records) for name in CORPORA]
 
 
+def count_bytes(texts: list[str]) -> int:
+    return sum(len(text.encode()) for text in texts)
+
+
 def pieces(text: str, size: int = 20_000) -> Iterator[str]:
     """Cut a long text after line breaks, where the tokenizer cuts as well: pieces encode as the whole does."""
     start = 0
@@ -83,11 +87,7 @@ def encode_documents(tokenizer: Tokenizer, texts: list[str], batch: int = 4096) 
     return [np.concatenate(chunks) for chunks in parts]
 
 
-def pack(documents: list[TokenArray], end_of_text: int, rng: np.random.Generator | None = None) -> TokenArray:
-    """All documents in one stream, end-of-text before each; in a fresh random order when `rng` is given."""
-    order = np.arange(len(documents)) if rng is None else rng.permutation(len(documents))
+def pack(documents: list[TokenArray], end_of_text: int) -> TokenArray:
+    """All documents in one stream, end-of-text before each."""
     separator = np.array([end_of_text], dtype=np.uint16)
-    chunks: list[TokenArray] = []
-    for index in order:
-        chunks += (separator, documents[index])
-    return np.concatenate(chunks)
+    return np.concatenate([part for document in documents for part in (separator, document)])

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from .data import TokenArray, encode_documents
+from .data import TokenArray, count_bytes, encode_documents
 from .tokenizer import end_of_text_id, load_tokenizer
 
 MAX_CONTEXT = 2048
@@ -87,10 +87,6 @@ class Reader:
             self.model.device,
             batch=max(1, 65_536 // self.model.config.vocab_size),  # logits are the largest array
         )
-
-
-def count_bytes(texts: list[str]) -> int:
-    return sum(len(text.encode()) for text in texts)
 
 
 def measure(score: Callable[[list[str]], Score], sets: dict[str, list[str]]) -> dict[str, Any]:

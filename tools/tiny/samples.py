@@ -8,21 +8,28 @@ import torch
 from tokenizers import Tokenizer
 from transformers import GPT2LMHeadModel
 
+from .notes import write_notes
+
 PROMPTS = (
     "The city lies on the northern bank of the river and",
     "He was born in 1947 in a small town in",
     "The old doctor put down his bag, looked at the child and",
     '"You have come too late," said the captain,',
     "Diabetes is a disease in which",
-    "In the year 1908 the company",
-    "It was a cold morning in November when",
-    "The heart is a muscle that",
     "My dear sister, I write to you",
-    "Patient seen on 14 March 2019. Blood pressure 142/88. She",
 )
+HOSPITALS = range(100, 104)
+"""Never trained on; the first note of each begins with a prompt."""
+PROMPT_CHARS = 80
 SEED = 2024
 TEMPERATURE = 0.8
 NUM_NEW_TOKENS = 120
+
+
+def note_prompts() -> list[str]:
+    """Beginnings of notes, cut between words."""
+    notes = [write_notes(seed, 1)[0] for seed in HOSPITALS]
+    return [note[: note.rindex(" ", 0, PROMPT_CHARS)] for note in notes]
 
 
 @torch.no_grad()
@@ -30,10 +37,10 @@ def draw_samples(model: GPT2LMHeadModel, tokenizer: Tokenizer, end_of_text: int)
     """Plain sampling at temperature 0.8 from the whole vocabulary, stopped by end-of-text or after 120 tokens."""
     generator = torch.Generator().manual_seed(SEED)
     drawn = []
-    for prompt in PROMPTS:
+    for prompt in (*PROMPTS, *note_prompts()):
         tokens = [end_of_text, *tokenizer.encode(prompt).ids]
         num_given = len(tokens)
-        while len(tokens) < num_given + NUM_NEW_TOKENS:
+        while len(tokens) < min(num_given + NUM_NEW_TOKENS, model.config.n_positions):
             logits = model(torch.tensor([tokens], device=model.device)).logits[0, -1].float().cpu()  # (V,)
             token = int(torch.multinomial((logits / TEMPERATURE).softmax(-1), 1, generator=generator))
             if token == end_of_text:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from .data import END_OF_TEXT, Corpus, pieces
+from .data import END_OF_TEXT, pieces
 
 CUTS = (
     r"['’](?:[sdmt]|ll|ve|re)(?!\p{L})"  # clitics
@@ -25,10 +25,10 @@ CUTS = (
 )
 
 
-def sample_texts(corpora: list[Corpus], target_chars: int = 30_000_000) -> Iterator[str]:
-    """About as much of each corpus, spread evenly over it: modern and old English weigh the same in the merges."""
-    for corpus in corpora:
-        cut = [piece for text in corpus.train for piece in pieces(text)]
+def sample_texts(corpora: list[list[str]], target_chars: int = 30_000_000) -> Iterator[str]:
+    """About as much of each corpus, spread evenly over it: old, modern and clinical English weigh the same."""
+    for texts in corpora:
+        cut = [piece for text in texts for piece in pieces(text)]
         every = max(1, sum(map(len, cut)) // target_chars)
         yield from cut[::every]
 

@@ -1,7 +1,8 @@
 """Train `tiny` inside a wall-clock budget.
 
-The schedule follows the clock, not a count of steps: learning rate is a function of the share of the training time that
-has passed, so the run ends on time with its cosine finished on any machine.
+Each step draws a fixed share of its sequences from the notes and the rest from public text, each packed and shuffled
+apart. The schedule follows the clock, not a count of steps: learning rate is a function of the share of the training
+time that has passed, so the run ends on time with its cosine finished on any machine.
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ import json
 import math
 import subprocess
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import GPT2LMHeadModel
 
-from .data import Corpus, TokenArray, encode_documents, pack, read_corpora
-from .evaluate import Score, count_bytes, figures_of, score_documents, total
+from .data import Corpus, TokenArray, count_bytes, encode_documents, pack, read_corpora
+from .evaluate import Score, figures_of, score_documents
 from .model import Shape, TinyGPT2, to_hugging_face
+from .notes import Hospitals, encoded_by_all
 from .optimizer import make_optimizers
 from .samples import draw_samples
 from .tokenizer import end_of_text_id, load_tokenizer, save_tokenizer
@@ -40,6 +44,9 @@ class Plan:
     """Kept for measuring and saving at the end."""
     batch: int = 256
     """Sequences of a full context in one step: 131,072 tokens."""
+    notes_share: float = 0.5
+    """Of these sequences."""
+    hospitals: Hospitals = field(default_factory=Hospitals)
     lr: float = 4e-3
     weight_decay: float = 0.2
     warmup_share: float = 0.02
@@ -48,6 +55,20 @@ class Plan:
     seconds_per_line: float = 10.0
     seconds_per_evaluation: float = 60.0
     is_compiled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Documents to train on, and how many of the sequences of a step come from them."""
+
+    name: str
+    documents: list[TokenArray]
+    num_bytes: int
+    rows: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.documents)) + len(self.documents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +88,59 @@ def lr_share(progress: float, warmup_share: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * after))
 
 
+def sequence_starts(documents: list[TokenArray], context: int, rng: np.random.Generator) -> list[int]:
+    """Where sequences begin in a packed stream of long texts: at even distances, from another offset each time."""
+    length = sum(map(len, documents)) + len(documents)
+    return list(range(int(rng.integers(context)), length - context, context))
+
+
+def document_starts(documents: list[TokenArray], context: int) -> list[int]:
+    """Where sequences begin in a packed stream of notes: each at a note, the next at the note this one cut off.
+
+    So every note is read whole, and many of them as a user's is: from the first position, with nothing before it.
+    """
+    ends = np.cumsum([len(document) + 1 for document in documents])
+    begins = [0, *ends[:-1].tolist()]
+    starts, start = [], 0
+    while start < ends[-1] - context:
+        starts.append(start)
+        cut_off = begins[bisect_right(begins, start + context) - 1]
+        start = cut_off if cut_off > start else start + context
+    return starts
+
+
 def batches(
-    documents: list[TokenArray], end_of_text: int, context: int, batch: int, device: torch.device, seed: int
+    source: Source, end_of_text: int, context: int, device: torch.device, seed: int
 ) -> Iterator[tuple[float, Tensor]]:
-    """(epoch, tokens (B, context + 1)) for ever: each epoch has its own document order, offset and block order."""
+    """(epoch, tokens (rows, context + 1)) for ever: each epoch has its own order of documents and sequences."""
     rng = np.random.default_rng(seed)
     reach = torch.arange(context + 1, device=device)
     epoch = 0
     while True:
-        packed = pack(documents, end_of_text, rng)
-        stream = torch.from_numpy(packed.astype(np.int32)).to(device)  # (N,)
-        starts = np.arange(rng.integers(context), len(packed) - context - 1, context)
-        if len(starts) < batch:
-            raise SystemExit(f"{len(packed)} tokens do not fill one batch of {batch} × {context}: give more text.")
-        starts_t = torch.from_numpy(rng.permutation(starts)).to(device)
-        for first in range(0, len(starts) - batch + 1, batch):
-            rows = starts_t[first : first + batch, None] + reach
+        documents = [source.documents[index] for index in rng.permutation(len(source.documents))]
+        stream = torch.from_numpy(pack(documents, end_of_text).astype(np.int32)).to(device)  # (N,)
+        are_notes = source.name == "notes"
+        starts = document_starts(documents, context) if are_notes else sequence_starts(documents, context, rng)
+        if len(starts) < source.rows:
+            raise SystemExit(
+                f"{len(stream):,} tokens of {source.name} do not fill {source.rows} sequences of {context}: give more."
+            )
+        shuffled = torch.from_numpy(rng.permutation(np.array(starts))).to(device)
+        for first in range(0, len(starts) - source.rows + 1, source.rows):
+            rows = shuffled[first : first + source.rows, None] + reach
             yield epoch + first / len(starts), stream[rows].long()
         epoch += 1
+
+
+def mixed_batches(
+    sources: list[Source], end_of_text: int, context: int, device: torch.device, seed: int
+) -> Iterator[tuple[dict[str, float], Tensor]]:
+    """(epoch by source, tokens (B, context + 1)) for ever."""
+    streams = [batches(source, end_of_text, context, device, seed) for source in sources]
+    while True:
+        drawn = [next(stream) for stream in streams]
+        epochs = {source.name: round(epoch, 3) for source, (epoch, _) in zip(sources, drawn, strict=True)}
+        yield epochs, torch.cat([tokens for _, tokens in drawn])
 
 
 def half_precision(device: torch.device) -> torch.autocast:
@@ -128,11 +184,18 @@ def save_and_load(model: TinyGPT2, end_of_text: int, out: Path) -> GPT2LMHeadMod
     return loaded.eval()
 
 
-def encode_corpora(corpora: list[Corpus], folder: Path) -> tuple[list[TokenArray], list[HeldOut]]:
-    tokenizer = load_tokenizer(folder)
-    train = [document for corpus in corpora for document in encode_documents(tokenizer, corpus.train)]
+def read_sources(corpora: list[Corpus], tokenizer: Tokenizer, plan: Plan) -> tuple[list[Source], list[HeldOut]]:
+    """What to train on: public text and notes; and what is held out of each."""
+    text = [document for corpus in corpora for document in encode_documents(tokenizer, corpus.train)]
+    text_bytes = sum(count_bytes(corpus.train) for corpus in corpora)
     held_out = [HeldOut(c.name, encode_documents(tokenizer, c.held_out), count_bytes(c.held_out)) for c in corpora]
-    return train, held_out
+    num_notes = round(plan.notes_share * plan.batch)
+    sources = [Source("text", text, text_bytes, plan.batch - num_notes)]
+    if num_notes:
+        of = plan.hospitals
+        sources.append(Source("notes", *encoded_by_all(tokenizer, of.train, of.notes_each), num_notes))
+        held_out.append(HeldOut("notes", *encoded_by_all(tokenizer, of.held_out, of.notes_each)))
+    return [source for source in sources if source.rows], held_out
 
 
 def train_tiny(
@@ -155,22 +218,24 @@ def train_tiny(
     say(f"{plan} {shape}")
 
     # 1. Data.
-    corpora = read_corpora(corpora_folder, max_records)
-    documents, held_out = encode_corpora(corpora, tokenizer_folder)
     tokenizer = load_tokenizer(tokenizer_folder)
     end_of_text = end_of_text_id(tokenizer)
-    num_train_tokens = sum(map(len, documents)) + len(documents)
-    num_train_bytes = sum(count_bytes(corpus.train) for corpus in corpora)
-    say(f"{num_train_tokens:,} training tokens in {len(documents):,} documents, {num_train_bytes:,} bytes")
+    shape = replace(shape, vocab_size=tokenizer.get_vocab_size())
+    sources, held_out = read_sources(read_corpora(corpora_folder, max_records), tokenizer, plan)
+    for source in sources:
+        say(
+            f"{source.name}: {source.num_tokens:,} training tokens in {len(source.documents):,} documents, "
+            f"{source.num_bytes:,} bytes; {source.rows} sequences a step"
+        )
     # Some of the training text, scored like the held-out text: the distance between the two is the overfitting.
-    probe = HeldOut("train-probe", documents[:1] + documents[-200:], 1)
+    probes = [HeldOut(source.name, source.documents[:1] + source.documents[-200:], 1) for source in sources]
 
     # 2. Model and optimizers.
     model = TinyGPT2(shape).to(device).train()
     num_parameters = sum(p.numel() for p in model.parameters())
     optimizers = make_optimizers(model, plan.lr, plan.weight_decay)
-    source = batches(documents, end_of_text, shape.context, plan.batch, device, plan.seed)
-    _, example = next(source)
+    drawn = mixed_batches(sources, end_of_text, shape.context, device, plan.seed)
+    epochs, example = next(drawn)
     save_and_load(model, end_of_text, out)  # rehearse the end now, so that it fails early if it fails
     loss_of = compiled_or_plain(model, example, plan.is_compiled and device.type == "cuda", say)
     say(f"{num_parameters:,} parameters, ready to train")
@@ -183,13 +248,12 @@ def train_tiny(
     curve: list[dict[str, Any]] = []
     step, peak, recent, next_line, next_evaluation = 0, plan.lr, [], 0.0, plan.seconds_per_evaluation
     safe_weights = {name: value.clone() for name, value in model.state_dict().items()}
-    epoch = 0.0
     while (elapsed := time.monotonic() - train_began) < train_seconds:
         lr = peak * lr_share(elapsed / train_seconds, plan.warmup_share)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
-        epoch, tokens = next(source)
+        epochs, tokens = next(drawn)
         with half_precision(device):
             loss = loss_of(tokens)
         loss.backward()
@@ -208,7 +272,7 @@ def train_tiny(
             point: dict[str, Any] = {
                 "seconds": round(elapsed, 1),
                 "step": step,
-                "epoch": round(epoch, 3),
+                "epochs": epochs,
                 "tokens": num_seen,
             }
             point |= {"lr": lr, "train_loss": round(mean_loss, 4)}
@@ -221,9 +285,9 @@ def train_tiny(
                 next_evaluation = elapsed + plan.seconds_per_evaluation
                 safe_weights = {name: value.clone() for name, value in model.state_dict().items()}
                 scores = measure(model, held_out, end_of_text, device)
-                point["held_out"] = total(scores).figures()
-                on_train = measure(model, [probe], end_of_text, device)
-                point["train_probe_nats_per_token"] = total(on_train).figures()["nats_per_token"]
+                point["held_out"] = figures_of(scores)
+                on_train = measure(model, probes, end_of_text, device)
+                point["train_probe"] = {name: score.figures()["nats_per_token"] for name, score in on_train.items()}
                 torch.save(safe_weights, out / "checkpoint.pt")
             curve.append(point)
             (out / "curve.json").write_text(json.dumps(curve) + "\n")
@@ -231,7 +295,7 @@ def train_tiny(
     if device.type == "cuda":
         torch.cuda.synchronize()
     trained_seconds = time.monotonic() - train_began
-    say(f"training over: {step:,} steps, epoch {epoch:.2f}")
+    say(f"training over: {step:,} steps, epochs {epochs}")
 
     # 4. Save, then measure what was saved.
     torch.save(model.state_dict(), out / "checkpoint.pt")
@@ -251,11 +315,18 @@ def train_tiny(
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "is_compiled": loss_of is not model,
-        "train_tokens": num_train_tokens,
-        "train_bytes": num_train_bytes,
+        "sources": {
+            source.name: {
+                "documents": len(source.documents),
+                "bytes": source.num_bytes,
+                "tokens": source.num_tokens,
+                "sequences": source.rows,
+                "epochs": epochs[source.name],
+            }
+            for source in sources
+        },
         "steps": step,
         "tokens_seen": step * plan.batch * shape.context,
-        "epochs": round(epoch, 3),
         "train_seconds": round(trained_seconds, 1),
         "held_out": figures_of(scores),
     }
