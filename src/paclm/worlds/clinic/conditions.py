@@ -1,6 +1,6 @@
 """What a condition is: its names, how it shows, what is done about it. Knows nothing about patients.
 
-`data/chronic.txt` and `data/acute.txt` list them, the commonest first. Symptoms, findings and scans are noun phrases,
+`data/chronic.txt` and `data/acute.txt` list them, the commonest first. Symptoms and findings are noun phrases,
 plans and advice bare infinitives; all are phrases of the grammar and may use the slots <side>, <he>, <him>, <his>.
 """
 
@@ -11,6 +11,21 @@ from dataclasses import dataclass
 
 from paclm.worlds.clinic.grammar import Phrase, parse_phrase
 from paclm.worlds.clinic.tables import read_blocks
+
+_CLINICS = {
+    "heart": "cardiology, heart failure clinic, hypertension clinic, lipid clinic, thrombosis clinic, vascular clinic",
+    "chest": "chest clinic, respiratory clinic, sleep clinic, allergy clinic",
+    "bowel": "bowel clinic, gastroenterology, liver clinic, surgical clinic, surgical ward, dietetics",
+    "bones": "rheumatology, hand clinic, physiotherapy, spinal clinic, shoulder clinic, orthopaedic clinic, "
+    "knee clinic, fracture clinic, bone clinic, falls clinic, pain clinic",
+    "nerves": "neurology, stroke clinic, movement clinic, memory clinic, headache clinic, TIA clinic, balance clinic, "
+    "talking therapies, community mental health team",
+    "skin": "dermatology, leg ulcer clinic, burns unit, infectious diseases, eye clinic, ear clinic, "
+    "ear nose and throat, dental hospital",
+}
+_BY_CLINIC = {clinic: name for name, clinics in _CLINICS.items() for clinic in clinics.split(", ")}
+SPECIALITIES = (*_CLINICS, "medicine")
+"""Every hospital has a ward for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +39,18 @@ class Condition:
     sex: str
     """"men", "women", or empty for both."""
     tags: frozenset[str]
-    """Of: pressure, heart, lungs, fever (they move the vital signs); joint, wound, mind, admits (who sees it)."""
+    """Of: pressure, heart, lungs, fever (they move the vital signs); joint, wound, mind (their triggers); admits."""
     clinic: str
     labs: tuple[str, ...]
     medicines: tuple[str, ...]
     symptoms: tuple[Phrase, ...]
     findings: tuple[Phrase, ...]
-    scans: tuple[Phrase, ...]
     plans: tuple[Phrase, ...]
     advice: tuple[Phrase, ...]
+
+    @property
+    def speciality(self) -> str:
+        return _BY_CLINIC.get(self.clinic, "medicine")
 
     def fits(self, age: int, sex: str) -> bool:
         return self.ages[0] <= age <= self.ages[1] and self.sex in ("", sex)
@@ -59,7 +77,6 @@ def _read(title: str, lines: list[str]) -> Condition:
         medicines=tuple(filter(None, fields.get("medicines", "").split(", "))),
         symptoms=_phrases(fields["symptoms"]),
         findings=_phrases(fields["findings"]),
-        scans=_phrases(fields.get("scans", "")),
         plans=_phrases(fields["plans"]),
         advice=_phrases(fields["advice"]),
     )

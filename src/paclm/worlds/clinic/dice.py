@@ -16,7 +16,7 @@ T = TypeVar("T")
 class Dice:
     """One stream of randomness."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | str) -> None:
         self.uniform = random.Random(seed).random
 
     def chance(self, probability: float) -> bool:
@@ -34,14 +34,15 @@ class Dice:
         """Long-tailed: the item of rank r comes about r to the power -2/3 as often as the first."""
         return items[int(len(items) * self.tail())]
 
-    def spread(self, items: Sequence[T]) -> T:
-        """Long-tailed, for long lists: half the draws treat every item alike, so the first is not everywhere."""
-        return self.favour(items) if self.chance(0.5) else self.pick(items)
-
     def several(self, items: Sequence[T], count: int) -> list[T]:
         """Up to `count` different items, the earlier ones more often and sooner."""
         left = list(items)
         return [left.pop(int(len(left) * self.tail())) for _ in range(min(count, len(left)))]
+
+    def mixed(self, items: Sequence[T]) -> list[T]:
+        """All items, in an order that treats them alike."""
+        left = list(items)
+        return [left.pop(int(len(left) * self.uniform())) for _ in items]
 
     def bell(self) -> float:
         """Bell-shaped, mean 0, variance 1, never beyond 3.47."""

@@ -41,22 +41,6 @@ def _parse(line: str) -> tuple[str, Analyte]:
 
 ANALYTES = dict(map(_parse, read_lines("analytes")))
 
-ROUTINE = (
-    "hb",
-    "creatinine",
-    "sodium",
-    "potassium",
-    "alt",
-    "wcc",
-    "platelets",
-    "crp",
-    "tsh",
-    "glucose",
-    "albumin",
-    "vitd",
-)
-"""Often asked for whatever the reason."""
-
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
@@ -66,14 +50,10 @@ class Vitals:
     diastolic: int
     pulse: int
     temperature: float
-    breaths: int
     saturation: int
-    weight: float
 
 
-def draw_vitals(
-    dice: Dice, *, age: int, weight: float, pressure: float, fever: float, lungs: float, heart: float
-) -> Vitals:
+def draw_vitals(dice: Dice, *, age: int, pressure: float, fever: float, lungs: float, heart: float) -> Vitals:
     """Vital signs; the four severities run from 0 to 1."""
     systolic = int(112 + age / 5 + 48 * pressure + 8 * dice.bell())
     return Vitals(
@@ -81,7 +61,5 @@ def draw_vitals(
         diastolic=int(30 + systolic * 0.36 + 5 * dice.bell()),
         pulse=int(72 + 26 * fever + 22 * heart + 10 * lungs + 7 * dice.bell()),
         temperature=round(36.6 + 2.0 * fever + 0.2 * dice.bell(), 1),
-        breaths=int(14 + 5 * fever + 9 * lungs + 1.5 * dice.bell()),
         saturation=min(100, int(98 - 7 * lungs - 2 * fever + 0.9 * dice.bell())),
-        weight=round(weight, 1),
     )

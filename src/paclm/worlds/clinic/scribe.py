@@ -1,201 +1,191 @@
-"""Puts one visit into words: the slots of the grammar, and sentences drawn from its rules.
+"""Puts one visit into words: the slots of the grammar, and the sections of each kind of note.
 
-Knows nothing about the order of a note; `registers` decides that.
+What is the house's own stands between marks, `FACT kind STOP text END`, so that questions can be cut out of a note.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from paclm.worlds.clinic.clinicians import Clinician
-from paclm.worlds.clinic.dice import Dice
-from paclm.worlds.clinic.grammar import Phrase, expand
-from paclm.worlds.clinic.names import TOWN_ENDS, TOWN_STARTS
-from paclm.worlds.clinic.phrases import LINES, RULES
+from paclm.worlds.clinic.grammar import Phrase, Voice, expand
+from paclm.worlds.clinic.hospital import Hospital
+from paclm.worlds.clinic.phrases import RULES
 from paclm.worlds.clinic.visits import Change, Prescription, Reading, Visit
 
-_TOLD = {"new": ("told_new", "told_ill"), "worse": ("told_ill",), "same": ("told_ill",), "better": ("told_better",)}
-_WORDS_FOR_COUNT = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+FACT, STOP, END = "\x01", "\x02", "\x03"
+
+
+def mark(kind: str, text: str) -> str:
+    return f"{FACT}{kind}{STOP}{text}{END}"
 
 
 class Scribe:
-    """One clinician writing about one visit."""
+    """The house writing about one visit."""
 
-    def __init__(self, visit: Visit, writer: Clinician, dice: Dice) -> None:
+    def __init__(self, visit: Visit, hospital: Hospital, voice: Voice) -> None:
         self.visit = visit
-        self.writer = writer
-        self.dice = dice
-        self._slots = _person_slots(visit, writer, dice)
+        self.hospital = hospital
+        self.voice = voice
+        self.practice = hospital.practices[visit.condition.name]
+        self.slots: dict[str, str] = {}
+        self._fill_person()
+        self._fill_house()
         self._fill_condition()
-        self._fill_treatment()
-        if visit.trend != "new":
-            for slot in ("have", "is"):
-                self._slots[f"{slot}_trend"] = expand(RULES[f"{slot}_{visit.trend}"], dice, self._slots)
+        self.slots["vitals"] = self.say("vitals")
+        self.slots["medicine_list"] = self.prescribed(visit.prescriptions)
+        if visit.prescriptions:
+            self.slots.update(self._drug_slots(visit.prescriptions[0]))
 
     def say(self, rule: str, extra: Mapping[str, str] | None = None) -> str:
         """A sentence without its full stop."""
-        slots = self._slots if extra is None else {**self._slots, **extra}
-        return expand(RULES[rule], self.dice, slots)
+        slots = self.slots if extra is None else {**self.slots, **extra}
+        return expand(RULES[rule], self.voice, slots)
 
-    def several(self, count: int, *rules: str) -> list[str]:
-        """Different sentences out of all the lines of these rules."""
-        lines = [line for rule in rules for line in LINES[rule]]
-        return [expand(line, self.dice, self._slots) for line in self.dice.several(lines, count)]
+    def listed(self, items: list[str]) -> str:
+        return f"{self.say('between')} ".join(items)
 
-    def told(self, base: float) -> list[str]:
-        """What the patient tells, as much as this writer takes down."""
-        return self.several(self.amount(base), "told_any", *_TOLD[self.visit.trend])
+    def prescribed(self, prescriptions: tuple[Prescription, ...]) -> str:
+        return self.listed([self.say("prescription", self._drug_slots(one)) for one in prescriptions[:3]])
 
-    def amount(self, base: float) -> int:
-        """How many sentences this writer spends where an average one spends `base`."""
-        return int(base * self.writer.wordiness * (0.3 + 0.7 * self.dice.uniform() + 3.4 * self.dice.tail()) + 0.5)
-
-    def labs(self) -> str:
-        """The readings of the visit in one line, or nothing."""
-        return self._join([self._reading(one) for one in self.visit.readings])
+    def results(self) -> str:
+        return self.listed([self._reading(one) for one in self.visit.readings])
 
     def changes(self) -> list[str]:
-        """What is done to the tablets, each fit for 'we agreed to …'."""
-        return [self.say(f"{one.kind}_{_OBJECT[one.kind]}", _change_slots(one)) for one in self.visit.changes]
+        """What is done to the medicines."""
+        return [self.say(one.kind, self._change_slots(one)) for one in self.visit.changes]
 
-    def noted_changes(self) -> list[str]:
-        """The same as short notes."""
-        return [
-            self.say(f"{one.kind}_{_OBJECT[one.kind]}{self.dice.pick(('', '_note', '_note'))}", _change_slots(one))
-            for one in self.visit.changes
-        ]
-
-    def last_change(self) -> str:
-        """A look back at what was changed last time; empty when nothing was."""
-        changed = [one for one in self.visit.last_changes if one.kind in ("raise", "lower")]
-        return self.say("last_change", _change_slots(changed[0])) if changed else ""
-
-    def last_lab(self) -> str:
-        """A look back at an earlier value; empty without one."""
-        for one in self.visit.readings:
-            if one.previous is not None and one.previous_day is not None:
-                name = one.analyte.short if self.writer.is_terse else one.analyte.name
-                day = self.writer.write_date(one.previous_day)
-                return self.say(
-                    "last_lab", {"lab_name": name, "lab_old": one.analyte.write(one.previous), "lab_date": day}
-                )
-        return ""
-
-    def picks(self, phrases: Sequence[Phrase], count: int) -> list[str]:
+    def one_of(self, phrases: tuple[Phrase, ...], count: int) -> list[str]:
         """Different ones of a condition's phrases."""
-        return [expand(phrase, self.dice, self._slots) for phrase in self.dice.several(phrases, count)]
+        return [expand(phrase, self.voice, self.slots) for phrase in self.voice.dice.several(phrases, count)]
 
-    def _fill_condition(self) -> None:
-        visit, dice, slots = self.visit, self.dice, self._slots
-        one = visit.condition
-        slots["side"] = visit.side
-        slots["condition"] = one.name.replace("<side>", visit.side)
-        if self.writer.is_terse and dice.chance(0.6):
-            slots["condition"] = one.short
-        kind = next((tag for tag in ("joint", "lungs", "mind", "wound", "fever") if tag in one.tags), "other")
-        slots["trigger"], slots["trigger2"] = self.several(2, f"trigger_{kind}")
-        slots["easing"] = self.say(f"easing_{kind}")
-        slots["since"] = self.say("acute_since" if visit.is_acute else "chronic_since")
-        slots["interval"] = self.say("soon" if visit.is_acute else "later")
-        slots["clinic_name"] = one.clinic or "medical clinic"
-        for slot, phrases in (
-            ("symptom", one.symptoms),
-            ("finding", one.findings),
-            ("plan", one.plans),
-            ("advice", one.advice),
-        ):
-            first, *rest = self.picks(phrases, 2)
-            slots[slot] = first
-            slots[f"{slot}2"] = rest[0] if rest else first
-        if one.scans:
-            slots["scan_text"] = expand(dice.pick(one.scans), dice, slots)
-
-    def _fill_treatment(self) -> None:
-        visit, dice, slots = self.visit, self.dice, self._slots
-        slots["chronic_list"] = self._join(list(visit.background)) if visit.background else ""
-        taken = visit.prescriptions
-        slots["medicine_count"] = _WORDS_FOR_COUNT[min(10, len(taken))]
-        shown = dice.several(taken, 5)
-        slots["medicine_list"] = self._join([self._prescription(one) for one in shown])
-        if taken:
-            slots.update(drug=taken[0].medicine.name, dose=taken[0].dose, rhythm=taken[0].rhythm)
-        else:
-            slots.update(drug="paracetamol", dose="1 g", rhythm="as needed")
-
-    def _prescription(self, one: Prescription) -> str:
-        words = f"{one.medicine.name} {one.dose}"
-        if one.medicine.form not in ("tablet", "capsule", "sachet") and self.dice.chance(0.4):
-            words += f" {one.medicine.form}"
-        return f"{words} {one.rhythm}" if self.dice.chance(0.6) else words
-
-    def _reading(self, one: Reading) -> str:
-        analyte, dice = one.analyte, self.dice
-        name = analyte.short if self.writer.is_terse or dice.chance(0.4) else analyte.name
-        words = f"{name} {analyte.write(one.value)}"
-        if self.writer.writes_units and analyte.unit:
-            words += f" {analyte.unit}"
-        if one.previous is None or dice.chance(0.45):
-            return words
-        old = analyte.write(one.previous)
-        word = "up from" if one.value > one.previous else "down from" if one.value < one.previous else "as before,"
-        return dice.pick(
-            (f"{words} (was {old})", f"{words}, {word} {old}", f"{words} ({old} before)", f"{words} [{old}]")
+    def _fill_person(self) -> None:
+        visit, dice = self.visit, self.voice.dice
+        patient, vitals = visit.patient, visit.vitals
+        title = "Mr" if patient.sex == "men" else "Mrs"
+        self.slots.update(
+            patient.pronouns,
+            occupation=patient.occupation,
+            name=patient.name,
+            surname_title=f"{title} {patient.surname}",
+            age=str(visit.age),
+            town=patient.town,
+            bp=f"{vitals.systolic}/{vitals.diastolic}",
+            pulse=str(vitals.pulse),
+            temp=f"{vitals.temperature:.1f}",
+            sat=str(vitals.saturation),
+            stay=("two", "three", "four", "five", "six")[int(5 * dice.tail())],
+            past_year=str(visit.day.year - dice.between(2, 12)),
+            side=visit.side,
         )
 
-    def _join(self, items: list[str]) -> str:
-        if len(items) < 2 or self.writer.list_style % 2:
-            return "; ".join(items) if self.writer.list_style == 3 else ", ".join(items)
-        return ", ".join(items[:-1]) + " and " + items[-1]
+    def _fill_house(self) -> None:
+        house, visit, slots = self.hospital, self.visit, self.slots
+        ward = house.ward_of(visit.condition)
+        slots["hospital"] = mark("hospital", house.name)
+        slots["ward"] = mark("ward", ward)
+        slots["clinic_day"] = mark("clinic day", house.clinic_days[ward])
+        slots["consultant"] = mark("signature", house.consultants[visit.day.weekday()])
+        slots["sister"] = mark("ward sister", house.sisters[ward])
+        slots["protocol"] = mark("protocol", self.practice.protocol)
+        slots["interval"] = mark("review interval", self.practice.interval)
+        slots["day"] = house.write_day(visit.day)
+
+    def _fill_condition(self) -> None:
+        visit, slots = self.visit, self.slots
+        one = visit.condition
+        slots["title"] = one.name.replace("<side>", visit.side)
+        slots["condition"] = one.short if self.hospital.shortens else slots["title"]
+        kind = next((tag for tag in ("joint", "lungs", "mind", "wound", "fever") if tag in one.tags), "other")
+        slots["trigger"] = self.say(f"trigger_{kind}")
+        slots["since"] = self.say("since_acute" if visit.is_acute else "since_chronic")
+        for slot, phrases in (("symptom", one.symptoms), ("finding", one.findings), ("advice", one.advice)):
+            first, *rest = self.one_of(phrases, 2)
+            slots[slot] = first
+            slots[f"{slot}2"] = rest[0] if rest else first
+        slots["plan"] = self.practice.steps[0]
+
+    def _drug_slots(self, one: Prescription) -> dict[str, str]:
+        name = self.hospital.formulary[one.medicine.name]
+        if one.medicine.name == next(iter(self.practice.medicines), ""):  # the first choice for what this note is about
+            name = mark("medicine", name)
+        return {"drug": name, "dose": one.dose, "rhythm": one.rhythm}
+
+    def _change_slots(self, one: Change) -> dict[str, str]:
+        return {**self._drug_slots(one.now), "old_dose": one.old_dose or one.now.dose}
+
+    def _reading(self, one: Reading) -> str:
+        analyte = one.analyte
+        before = "first" if one.previous is None else f"was {analyte.write(one.previous)}"
+        slots = {"lab": analyte.short, "value": analyte.write(one.value), "unit": analyte.unit, "before": before}
+        return self.say("result", slots)
 
 
-_OBJECT = {"start": "drug", "stop": "drug", "keep": "drug", "raise": "dose", "lower": "dose"}
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of note: how often it is written about a visit, and its lines after the header."""
+
+    title: str
+    weight: Callable[[Visit], float]
+    write: Callable[[Scribe], list[str]]
 
 
-def _change_slots(one: Change) -> dict[str, str]:
-    now = one.now
-    return {"drug": now.medicine.name, "dose": now.dose, "old_dose": one.old_dose or now.dose, "rhythm": now.rhythm}
+def _line(s: Scribe, label: str, *sentences: str) -> str:
+    told = "; ".join(filter(None, sentences))
+    return f"{s.say(label)} {told}" if told else ""
 
 
-def _person_slots(visit: Visit, writer: Clinician, dice: Dice) -> dict[str, str]:
-    patient, vitals = visit.patient, visit.vitals
-    title = "Mr" if patient.sex == "men" else dice.pick(("Mrs", "Ms"))
-    slots = dict(patient.life)
-    slots.update(
-        name=patient.name if dice.chance(0.75) else f"{title} {patient.surname}",
-        given=patient.given,
-        surname_title=f"{title} {patient.surname}",
-        age=str(visit.age),
-        town=patient.town,
-        far_town=dice.pick(TOWN_STARTS) + dice.pick(TOWN_ENDS),
-        date=writer.write_date(visit.day),
-        dob=writer.write_date(patient.born),
-        bp=f"{vitals.systolic}/{vitals.diastolic}",
-        pulse=str(vitals.pulse),
-        temp=f"{vitals.temperature:.1f}",
-        rr=str(vitals.breaths),
-        sat=str(vitals.saturation),
-        weight=f"{vitals.weight:.1f}",
-        height=str(patient.height),
-        bmi=f"{10_000 * vitals.weight / (patient.height * patient.height):.1f}",
-        clinician=writer.name,
-        role=writer.role,
-        initials=writer.initials,
-        past_year=str(dice.between(min(patient.born.year + 12, visit.day.year - 1), visit.day.year - 1)),
-    )
-    days_back = dice.between(0, 6)
-    slots["lab_day"] = writer.write_date(visit.day.fromordinal(visit.day.toordinal() - days_back))
-    stay = dice.between(1, 9)
-    slots["stay"] = _WORDS_FOR_COUNT[stay]
-    slots["admitted"] = writer.write_date(visit.day.fromordinal(visit.day.toordinal() - stay))
-    if visit.last_seen is not None:
-        slots["last_date"] = writer.write_date(visit.last_seen)
-        slots["last_gap"] = _gap((visit.day - visit.last_seen).days)
-    else:
-        slots["last_date"] = slots["last_gap"] = "last time"
-    return slots
+def _plan(s: Scribe, *more: str) -> str:
+    return s.say("by_protocol", {"items": s.listed([*filter(None, (*s.changes(), *s.practice.steps, *more))])})
 
 
-def _gap(days: int) -> str:
-    if days < 14:
-        return f"{days} days"
-    return f"{days // 7} weeks" if days < 80 else f"{days // 30} months"
+def _clinic(s: Scribe) -> list[str]:
+    visit, dice = s.visit, s.voice.dice
+    is_over = visit.is_acute and visit.trend == "better"
+    known = ", ".join(visit.background[:2])
+    return [
+        _line(s, "l_history", s.say(f"history_{visit.trend}"), s.say("denies") if dice.chance(0.3) else ""),
+        _line(s, "l_known", known),
+        _line(s, "l_takes", s.prescribed(visit.taken)),
+        _line(s, "l_seen", s.slots["vitals"], s.say("seen_well" if is_over else "seen")),
+        _line(s, "l_tests", s.results()),
+        _line(s, "l_thought", s.say(f"thought_{visit.trend}")),
+        _plan(s, s.say("advised") if dice.chance(0.4) else ""),
+        s.say("review"),
+        s.say("sign"),
+    ]
+
+
+def _nursing(s: Scribe) -> list[str]:
+    return [
+        "; ".join((s.say("nurse_open"), s.say("nurse_comfort"), s.say("nurse_care"))),
+        _line(s, "l_seen", s.slots["vitals"]),
+        s.say("nurse_gave") if s.visit.prescriptions else "",
+        s.say("sign_nurse"),
+    ]
+
+
+def _letter(s: Scribe) -> list[str]:
+    told = [s.say("letter_open"), s.say("letter_course"), s.say("letter_seen")]
+    told += [s.say("letter_takes")] if s.visit.prescriptions else []
+    return [". ".join([*told, s.say("letter_ask")]) + ".", s.say("review"), s.say("sign")]
+
+
+def _call(s: Scribe) -> list[str]:
+    visit = s.visit
+    return [
+        f"{s.say('call_open')}, {s.say('call_mood')}",
+        _line(s, "l_history", s.say(f"history_{visit.trend}"), s.say("denies")),
+        _plan(s, s.say("safety")),
+        s.say("review"),
+        s.say("sign"),
+    ]
+
+
+KINDS = (
+    Kind("Clinic note", lambda v: 5.0, _clinic),
+    Kind("Nursing note", lambda v: 1.4, _nursing),
+    Kind("Discharge letter", lambda v: 2.0 if v.is_acute or "admits" in v.condition.tags else 0.3, _letter),
+    Kind("Telephone call", lambda v: 0.0 if v.trend == "new" else 1.2, _call),
+)
+"""Common to all hospitals."""

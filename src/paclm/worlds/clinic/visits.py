@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 
-from paclm.worlds.clinic.conditions import ACUTE, CHRONIC, Condition, eligible
+from paclm.worlds.clinic.conditions import Condition, eligible
 from paclm.worlds.clinic.dice import Dice
-from paclm.worlds.clinic.measurements import ANALYTES, ROUTINE, Analyte, Vitals, draw_vitals
+from paclm.worlds.clinic.hospital import Hospital
+from paclm.worlds.clinic.measurements import ANALYTES, Analyte, Vitals, draw_vitals
 from paclm.worlds.clinic.medicines import MEDICINES, Medicine
 from paclm.worlds.clinic.people import Patient
 
@@ -45,7 +46,6 @@ class Reading:
     analyte: Analyte
     value: float
     previous: float | None
-    previous_day: date | None
 
 
 @dataclass(slots=True)
@@ -76,8 +76,10 @@ class Visit:
     vitals: Vitals
     readings: tuple[Reading, ...]
     changes: tuple[Change, ...]
-    last_changes: tuple[Change, ...]
+    taken: tuple[Prescription, ...]
+    """What the patient took on arrival."""
     prescriptions: tuple[Prescription, ...]
+    """What the patient takes from now on."""
     background: tuple[str, ...]
     """The other lasting conditions."""
 
@@ -89,16 +91,14 @@ class Visit:
 class Course:
     """The moving state of one patient between visits."""
 
-    def __init__(self, patient: Patient, first_visit: date, dice: Dice) -> None:
+    def __init__(self, patient: Patient, first_visit: date, hospital: Hospital, dice: Dice) -> None:
         self._patient = patient
+        self._hospital = hospital
         self._dice = dice
         self._day = first_visit
-        self._readings: dict[str, tuple[float, date]] = {}
-        self._weight = patient.weight
-        age = patient.age_on(first_visit)
-        possible = eligible(CHRONIC, age, patient.sex)
-        count = int((0.4 + age / 28) * dice.uniform() + 0.5)
-        chosen = {dice.spread(possible).name: None for _ in range(min(count, 5))} if possible else {}
+        self._readings: dict[str, float] = {}
+        possible = eligible(hospital.chronic, patient.age_on(first_visit), patient.sex)
+        chosen = {dice.favour(possible).name: None for _ in range(dice.between(1, 3))} if possible else {}
         self._lasting = [self._problem(one) for one in possible if one.name in chosen]
         self._passing: Problem | None = None
         for problem in self._lasting:
@@ -126,12 +126,13 @@ class Course:
             return self._passing
         if self._lasting and dice.chance(0.62):
             return dice.favour(self._lasting)
-        possible = eligible(ACUTE, self._patient.age_on(self._day), self._patient.sex)
-        self._passing = self._problem(dice.spread(possible))
+        possible = eligible(self._hospital.acute, self._patient.age_on(self._day), self._patient.sex)
+        self._passing = self._problem(dice.favour(possible or self._hospital.acute))
         return self._passing
 
     def _visit(self, problem: Problem) -> Visit:
         trend = self._move(problem)
+        taken = self._prescriptions(problem)
         changes = self._treat(problem, trend)
         readings = self._measure(problem)
         visit = Visit(
@@ -145,8 +146,8 @@ class Course:
             vitals=self._vitals(problem),
             readings=readings,
             changes=changes,
-            last_changes=problem.last_changes,
-            prescriptions=tuple(one for other in self._known(problem) for one in other.prescriptions),
+            taken=taken,
+            prescriptions=self._prescriptions(problem),
             background=tuple(
                 other.condition.name.replace("<side>", other.side) for other in self._lasting if other is not problem
             ),
@@ -156,6 +157,9 @@ class Course:
         if problem is self._passing and trend == "better" and self._dice.chance(0.75):
             self._passing = None
         return visit
+
+    def _prescriptions(self, problem: Problem) -> tuple[Prescription, ...]:
+        return tuple(one for other in self._known(problem) for one in other.prescriptions)
 
     def _known(self, problem: Problem) -> list[Problem]:
         return [problem, *(other for other in self._lasting if other is not problem)]
@@ -178,17 +182,19 @@ class Course:
     def _prescribe_first(self, problem: Problem) -> None:
         dice = self._dice
         names = self._free_medicines(problem)
-        for name in {dice.favour(names): None for _ in range(1 + dice.chance(0.45))} if names else ():
+        if names:
+            name = names[0] if dice.chance(0.9) else names[-1]
             problem.prescriptions.append(self._prescription(MEDICINES[name]))
 
     def _free_medicines(self, problem: Problem) -> list[str]:
         """What would help and is not taken already, for this or for anything else."""
         taken = {one.medicine.name for other in self._known(problem) for one in other.prescriptions}
-        return [name for name in problem.condition.medicines if name not in taken]
+        choices = self._hospital.practices[problem.condition.name].medicines
+        return [name for name in choices if name not in taken]
 
     def _prescription(self, medicine: Medicine) -> Prescription:
-        step = min(len(medicine.doses) - 1, int(2.2 * self._dice.uniform()))
-        return Prescription(medicine, step, self._dice.favour(medicine.rhythms))
+        step = min(len(medicine.doses) - 1, int(1.4 * self._dice.uniform()))
+        return Prescription(medicine, step, medicine.rhythms[0])
 
     def _treat(self, problem: Problem, trend: str) -> tuple[Change, ...]:
         """Change the prescriptions as the trend asks for."""
@@ -211,24 +217,18 @@ class Course:
                 return (Change("stop", one),)
         others = self._free_medicines(problem)
         if trend == "worse" and others:
-            problem.prescriptions.append(self._prescription(MEDICINES[dice.favour(others)]))
+            problem.prescriptions.append(self._prescription(MEDICINES[others[0]]))
             return (Change("start", problem.prescriptions[-1]),)
-        return tuple(Change("keep", one) for one in problem.prescriptions[:2])
+        return tuple(Change("keep", one) for one in problem.prescriptions[:1])
 
     def _measure(self, problem: Problem) -> tuple[Reading, ...]:
-        dice = self._dice
-        chance = 0.45 if problem is self._passing else 0.75
-        keys = dice.several(problem.condition.labs, dice.between(1, 4)) if dice.chance(chance) else []
-        if keys or dice.chance(0.15):
-            keys += dice.several(ROUTINE, int(4 * dice.tail() + dice.uniform()))
+        """The hospital's order set for this problem."""
         found: dict[str, Reading] = {}
-        for key in keys:
+        for key in self._hospital.practices[problem.condition.name].labs:
             analyte = ANALYTES[key]
-            if analyte.short not in found:
-                value = analyte.draw(self._severity_of(key, problem), dice)
-                previous, day = self._readings.get(analyte.short, (None, None))
-                found[analyte.short] = Reading(analyte, value, previous, day)
-                self._readings[analyte.short] = (value, self._day)
+            value = analyte.draw(self._severity_of(key, problem), self._dice)
+            found[analyte.short] = Reading(analyte, value, self._readings.get(analyte.short))
+            self._readings[analyte.short] = value
         return tuple(found.values())
 
     def _severity_of(self, key: str, problem: Problem) -> float:
@@ -246,11 +246,9 @@ class Course:
         def worst(tag: str) -> float:
             return max((one.severity for one in self._known(problem) if tag in one.condition.tags), default=0.0)
 
-        self._weight *= 1 + 0.012 * self._dice.bell()
         return draw_vitals(
             self._dice,
             age=self._patient.age_on(self._day),
-            weight=self._weight,
             pressure=worst("pressure"),
             fever=worst("fever"),
             lungs=worst("lungs"),
