@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.commands import figures_of, invoke
-from paclm.errors import EngineError
+from paclm.errors import EngineError, InvalidInput
 from paclm.study.regimes import NAMES
 from paclm.study.tables import all_tables
 from study.small_lab import build_study_workspace
@@ -72,6 +72,28 @@ def test_a_text_of_ones_own_is_scored(workspace, tmp_path, texts):
     (tmp_path / "text.txt").write_text("\n\n\n".join(texts[100:103]))
     shown = figures_of("study", "run", workspace, "census", "--test-text", tmp_path / "text.txt")
     assert set(shown["seconds"]) == {"census"}
+
+
+def test_all_leaves_knowledge_out_where_there_are_no_questions(workspace, tmp_path, monkeypatch):
+    run = []
+    monkeypatch.setattr("paclm.study.run.run_regimes", lambda lab, regimes, *_: run.append([r.name for r in regimes]))
+    without = invoke("study", "run", workspace, "all")
+    assert "all leaves out knowledge" in without.output
+    file = tmp_path / "questions.jsonl"
+    file.write_text('{"prompt": "the old", "answer": " house"}\n')
+    given = invoke("study", "run", workspace, "all", "--questions", file)
+    assert "leaves out" not in given.output
+    assert set(run[1]) - set(run[0]) == {"knowledge"}
+    for words in (["knowledge"], ["all", "knowledge"], ["census", "--questions", file]):
+        with pytest.raises(InvalidInput, match="--questions"):
+            invoke("study", "run", workspace, *words)
+    assert len(run) == 2
+
+
+def test_questions_of_ones_own_are_asked(workspace, tmp_path):
+    file = tmp_path / "questions.jsonl"
+    file.write_text('{"prompt": "the old", "answer": " house"}\n{"prompt": "mild", "answer": " fever"}\n')
+    assert "exact match, public model" in invoke("study", "run", workspace, "knowledge", "--questions", file).output
 
 
 def test_help_lists_every_regime_with_its_tables():

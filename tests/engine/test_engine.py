@@ -214,6 +214,22 @@ def test_a_text_is_read_between_steps_without_changing_them(engine):
     assert engine.step([other]).votes[0].tolist() == engine.votes(text(12, 8)).tolist()
 
 
+def test_short_texts_read_in_one_pass_equal_texts_read_alone(engine):
+    engine._chunk = 24  # room for three parts, however short
+    texts = [text(length, seed) for seed, length in enumerate((3, 9, 40, 1, 1, 7, 4))]
+    free, passes = engine._pool.num_free, []
+    for some, hidden in engine.read_texts(texts):
+        passes.append(list(some))
+        alone = torch.cat([part for i in some for _, part in engine.hidden_states(texts[i])], 1)
+        assert hidden.shape == alone.shape
+        assert (hidden - alone).abs().max() < 1e-4
+    assert passes == [[0, 1], [2], [3, 4, 5], [6]]
+    assert engine._pool.num_free == free
+    with pytest.raises(InvalidInput):
+        list(engine.read_texts([text(2), [10**6]]))
+    assert engine._pool.num_free == free
+
+
 def test_a_text_that_is_not_read_to_its_end_gives_its_blocks_back(engine):
     free = engine._pool.num_free
     for use in (engine.hidden_states(text(30)), engine.teacher_forced(text(30), 20)):

@@ -2,6 +2,7 @@
 
 import re
 
+from paclm.study.questions import Question
 from paclm.study.regimes import (
     NAMES,
     ablation,
@@ -15,6 +16,7 @@ from paclm.study.regimes import (
     flatness,
     forgetting,
     generation,
+    knowledge,
     meter,
     pmixed,
     precision,
@@ -40,6 +42,7 @@ SCALES = {
     "flatness": flatness.FlatnessScale(60, 2),
     "forgetting": forgetting.ForgettingScale(60, 2, 4, (10, 20), (2.0**-2, 2.0**-8)),
     "generation": generation.GenerationScale(sequences=2, lengths=(4, 8), prompt=8),
+    "knowledge": knowledge.KnowledgeScale(questions=4, sessions=2, budgets=(2.0**-4, 2.0**-16)),
     "meter": meter.MeterScale(records=6, tokens=20, draws=2, shadows=2, shadow_worlds=2, sequences=8),
     "pmixed": pmixed.PMixedScale(40, (2, 4), False, 60, 20, epochs_ratio=1, horizons=(10, 100), rates=(1.0, 0.3)),
     "precision": precision.PrecisionScale(40),
@@ -51,6 +54,11 @@ SCALES = {
     "tokens_only": tokens_only.TokensOnlyScale(60, 2, sessions=3, tokens=8, particles=4),
     "universe": universe.UniverseScale(records=4, tokens=24, prompt=8, released=4, sequences=3),
 }
+QUESTIONS = [
+    Question("the patient reports", " fever", "sign"),
+    Question("review in a", " week", "time"),
+    Question("the old", " house"),
+]
 
 
 def build_trainable_workspace(path, texts, base, num_canaries=0):
@@ -75,5 +83,6 @@ def rehearse(lab):
 
 
 def open_rehearsal(folder, texts, base):
-    """A lab of one's own with canaries in its corpus."""
-    return open_lab(build_trainable_workspace(folder / "template", texts[:40], base, num_canaries=8), folder / "lab")
+    """A lab of one's own with canaries in its corpus, and questions about it."""
+    template = build_trainable_workspace(folder / "template", texts[:40], base, num_canaries=8)
+    return open_lab(template, folder / "lab", questions=QUESTIONS)

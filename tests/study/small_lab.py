@@ -26,11 +26,11 @@ def build_study_workspace(path, texts, base, num_canaries=0, holdout=4):
     return workspace.with_adapters("full.safetensors").path
 
 
-def open_lab(template, folder, seed=0):
+def open_lab(template, folder, seed=0, questions=None):
     """A lab of one's own, over a copy."""
     if not folder.exists():
         shutil.copytree(template, folder)
-    return Lab(Workspace.open(folder), seed=seed, runtime=RUNTIME)
+    return Lab(Workspace.open(folder), seed=seed, runtime=RUNTIME, questions=questions)
 
 
 def rows_of(lab, regime, scale):

@@ -59,6 +59,10 @@ def run(
     test_text: Annotated[
         Path | None, typer.Option(help="Text to score on instead of the held-out records.", show_default="held-out")
     ] = None,
+    questions: Annotated[
+        Path | None,
+        typer.Option(help="What knowledge asks, as JSONL.", show_default="of the embedded corpus"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
     again: Annotated[bool, typer.Option("--again", help="Reuse no votes or finished parts of an earlier run.")] = False,
     as_json: JsonFlag = False,
@@ -69,15 +73,18 @@ def run(
     What a regime needs besides the worlds (the full-corpus adapter, shards, another collection) is trained and kept. A
     stopped run continues where it was, unless the code it depends on has changed. The deployment's secret is not read:
     studies draw their own secrets, from a seed. The trainings of dp count against what is promised about the corpus.
+    knowledge asks questions about the records: of a corpus of your own they are a file with one JSON object a line,
+    with prompt, answer and perhaps kind. Without questions, all leaves it out.
 
     Example usage:
 
     \b
         paclm study run clinic census accuracy
         paclm study run clinic all --preset quick
+        paclm study run notes knowledge --questions questions.jsonl
         paclm study report clinic
     """
-    from paclm.study.regimes import check_names
+    from paclm.study.regimes import ASKING, SPENDING, check_names
 
     check_names(regimes)
     if collections < 1:
@@ -94,13 +101,27 @@ def run(
     from paclm.study.eval_text import read_test_text
     from paclm.study.lab import Lab
     from paclm.study.parts import Kept
+    from paclm.study.questions import read_questions
     from paclm.study.regime import scale_in_words
     from paclm.study.run import regimes_named, run_regimes
 
-    chosen = regimes_named(regimes)
-    lab = Lab(opened, seed=seed, kept=Kept(again))
+    asked = None if questions is None else read_questions(questions)
+    lab = Lab(opened, seed=seed, questions=asked, kept=Kept(again))
     if test_text is not None:
-        lab = Lab(lab.workspace, seed=seed, test_text=read_test_text(test_text, lab.tokenizer), kept=lab.kept)
+        text = read_test_text(test_text, lab.tokenizer)
+        lab = Lab(lab.workspace, seed=seed, test_text=text, questions=asked, kept=lab.kept)
+    is_asked = not set(ASKING).isdisjoint(regimes)
+    if is_asked:
+        lab.need_questions()  # before another regime runs for long
+    elif questions is not None and "all" not in regimes:
+        raise InvalidInput(
+            f"--questions is for {', '.join(ASKING)}, which is not among the regimes named. Name it too."
+        )
+    left_out: tuple[str, ...] = SPENDING
+    if "all" in regimes and not is_asked and lab.questions is None:
+        left_out += ASKING
+        typer.echo(f"all leaves out {', '.join(ASKING)}: no questions. Give a file with --questions.", err=True)
+    chosen = regimes_named(regimes, left_out=left_out)
     finished: dict[str, float] = {}
     failed: dict[str, str] = {}
     with progress(quiet=as_json) as bar:

@@ -282,6 +282,49 @@ class Engine:
         finally:
             self._pool.release(blocks)
 
+    def read_texts(self, texts: Sequence[Sequence[int]]) -> Iterator[tuple[range, Tensor]]:
+        """Last hidden states of all worlds along short texts, as many in one pass as a chunk holds.
+
+        Which texts, and their states one after another: (numbers, (W, T, d)). Needs free blocks.
+        """
+        first = 0
+        while first < len(texts):
+            last = first + self._num_in_pass(texts[first:])
+            some = texts[first:last]
+            if len(some) == 1:  # it may be longer than a chunk
+                states = torch.cat([hidden for _, hidden in self.hidden_states(some[0])], 1)
+            else:
+                states = self._read_whole(some)
+            yield range(first, last), states
+            first = last
+
+    def _num_in_pass(self, texts: Sequence[Sequence[int]]) -> int:
+        """How many of the first texts fit into one pass; at least one."""
+        room, free = self._chunk, self._pool.num_free
+        for number, text in enumerate(texts):
+            room -= max(len(text), LEAST_PART)
+            free -= self._pool.needed(len(text))
+            if number and min(room, free) < 0:
+                return number
+        return len(texts)
+
+    def _read_whole(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """One pass over whole texts: (W, T, d)."""
+        blocks: list[list[int]] = []
+        try:
+            for text in texts:
+                self._check_tokens(text)
+                blocks.append(self._pool.acquire(len(text)))
+            table = np.zeros((len(texts), max(map(len, blocks))), dtype=np.int32)
+            for row, own in zip(table, blocks, strict=True):
+                row[: len(own)] = own
+            lengths = np.array([len(text) for text in texts])
+            tokens = np.concatenate([np.asarray(text, dtype=np.int64) for text in texts])
+            return self._read(PromptChunk(tokens, np.zeros_like(lengths), lengths, table))
+        finally:
+            for own in blocks:
+                self._pool.release(own)
+
     @torch.inference_mode()
     def restricted(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Support (n, k) and every world's logits inside it (n, W, k), from hidden states (W, n, d)."""

@@ -1,4 +1,4 @@
-"""Tables that are more than columns of rows: the setup, the regimes, forced canaries, PMixED at matched bounds."""
+"""Tables that are more than columns of rows: the setup, the regimes, forced canaries, PMixED at matched bounds, …"""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from paclm.privacy.bounds import round_up
 from paclm.study import paper_numbers
 from paclm.study.cell import Cell, Column
 from paclm.study.paper_numbers import PAPER
+from paclm.study.questions import ALL
 from paclm.study.regime import scale_in_words
 from paclm.study.regimes import NAMES, regime_named
 from paclm.study.regimes.releases import TARGET
@@ -205,9 +206,38 @@ def _dp(results: Mapping[str, Result]) -> TableData:
     )
 
 
+_ANSWERING = {"public": "public model", "noiseless": "realized world, no noise", "full": "full corpus (not private)"}
+
+
+def _knowledge(results: Mapping[str, Result]) -> TableData:
+    """One line per release and budget, one column per kind of question."""
+    result = results["knowledge"]
+    scores = result.select(part="score")
+    first = scores[0]
+    kinds = {row["kind"]: f"{row['kind']} ({row['questions']:,})" for row in scores}
+    who = (Column("release", "{name}{of_collection}"), Column("b", "{budget}"))
+    match, kept = Column("", "exact_match ±", ".1%"), Column("", "retained_gain ±", ".0%")
+    lines = []
+    for row in result.select(part="score", kind=ALL):
+        same = {name: row[name] for name in ("collection", "release", "budget")}
+        own = [result.one(part="score", kind=kind, **same) for kind in kinds]
+        named = {**row, "name": _ANSWERING.get(row["release"], row["release"])}
+        lines.append([*(c.cell(named) for c in who), *(match.cell(one) for one in own), kept.cell(row)])
+    return TableData(
+        f"Recall of what the records say: the share of questions (in brackets: how many) whose answer a greedy "
+        f"completion begins with. Every answer stands in the training records of at least {first['units_least']:,} "
+        f"units, {first['units_median']:,.0f} in the median. Releases: {first['sessions']} sessions a question, each "
+        "with a fresh secret. Errors are over different answers. Kept: of the gain of the full-corpus adapter.",
+        [*(column.heading for column in who), *kinds.values(), "kept"],
+        lines,
+        result.notes,
+    )
+
+
 SETUP = Table("tab:setup", (), _setup)
 EVAL_REGIMES = Table("tab:eval-regimes", (), _eval_regimes)
 CANARY = Table("tab:canary", ("canaries",), _canary)
+KNOWLEDGE = Table("tab:knowledge", ("knowledge",), _knowledge)
 DP = Table("tab:dp", ("dp",), _dp)
 PMIXED_FULL = Table("tab:pmixed-full", ("pmixed",), partial(_pmixed_full, 1.0))
 PMIXED_FULL_EPS2 = Table("tab:pmixed-full-eps2", ("pmixed",), partial(_pmixed_full, 2.0))

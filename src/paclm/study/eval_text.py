@@ -80,7 +80,7 @@ def read_test_text(path: Path, tokenizer: Any) -> list[Passage]:
     if kind_of(path) in RECORD_SUFFIXES:
         documents = [record.text for record in read_corpus(str(path)).records]
     else:
-        text = _read(path)
+        text = read_text(path, "Check the path after --test-text; without it the held-out records are scored.")
         documents = list(wikitext_documents(text) if _WIKITEXT.search(text) else plain_documents(text))
     passages = [_encode(document, tokenizer) for document in documents]
     kept = [passage for passage in passages if passage.num_scored]
@@ -121,14 +121,13 @@ def detokenise(line: str) -> str:
     return re.sub(r" ('(?:s|t|re|ve|ll|d|m))(?=[\s,.;:!?)]|$)", r"\1", line)
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path, if_missing: str) -> str:
+    """A UTF-8 text, plain or compressed; `if_missing` says what to do where there is no such file."""
     try:
         with open_text(path) as file:
             return file.read()
     except FileNotFoundError:
-        raise InvalidInput(
-            f"There is no file {path}. Check the path after --test-text; without it the held-out records are scored."
-        ) from None
+        raise InvalidInput(f"There is no file {path}. {if_missing}") from None
     except UnicodeDecodeError:
         raise InvalidInput(f"{path} is not UTF-8 text. Convert it first, for example with iconv.") from None
     except (OSError, *DAMAGE) as error:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paclm.privacy.releases import RULES
 from paclm.study.figure import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, Figure
 from paclm.study.mechanism_drawing import MECHANISM
+from paclm.study.questions import ALL
 from paclm.study.regimes.canaries import even_split_advantage
 from paclm.study.results import Result, Row
 
@@ -25,7 +27,7 @@ Look = tuple[str, str]  # colour and marker
 
 def all_figures() -> list[Figure]:
     """Every figure, by label."""
-    return [canary, degeneracy, flatness, MECHANISM, pmixed, releases, session, universe]
+    return [canary, degeneracy, flatness, knowledge, MECHANISM, pmixed, releases, session, universe]
 
 
 def drawn(label: str, regime: str, caption: str) -> Callable[[Draw], Figure]:
@@ -288,6 +290,27 @@ def releases(result: Result) -> Canvas:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     if axes.get_legend_handles_labels()[0]:
         canvas.legend(loc="outside lower center", ncols=2)
+    return canvas
+
+
+@drawn(
+    "fig:knowledge",
+    "knowledge",
+    "Questions about what the records say that a greedy completion answers exactly. Bars: one standard error over "
+    "different answers. Light: not private, or nothing learnt.",
+)
+def knowledge(result: Result) -> Canvas:
+    rows = result.select(part="score", kind=ALL, collection=1)[::-1]
+    canvas = _canvas(4.6, 0.5 + 0.19 * len(rows))
+    axes = canvas.subplots()
+    looks = looks_of(row["release"] for row in rows if row["release"] in RULES)
+    names = [row["release"] + (f", {row['budget']}" if row["budget"] else "") for row in rows]
+    colours = [looks[row["release"]][0] if row["release"] in looks else "#b8b8b8" for row in rows]
+    errors = [row["exact_match_stderr"] or 0.0 for row in rows]
+    axes.barh(names, [row["exact_match"] for row in rows], xerr=errors, color=colours, error_kw={"lw": 0.8})
+    axes.set(xlabel="exact match", xlim=(0.0, None))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.grid(False, axis="y")
     return canvas
 
 

@@ -29,6 +29,7 @@ from paclm.study.code import code_digest
 from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.eval_text import Passage, cut_passages, take_positions
 from paclm.study.parts import Kept, Parts
+from paclm.study.questions import WRITE, Question, embedded_questions
 from paclm.study.recorded_votes import TextVotes, collect_votes
 from paclm.worlds.layout import WORLDS_FILE, adapters_file
 from paclm.worlds.storage import make_private_folder
@@ -54,6 +55,7 @@ class Lab:
         seed: int = 0,
         start_task: StartTask = lambda _, __: lambda _: None,
         test_text: Sequence[Passage] | None = None,
+        questions: Sequence[Question] | None = None,
         runtime: RuntimeConfig | None = None,
         collection: int = 1,
         first_worlds: int | None = None,
@@ -71,6 +73,7 @@ class Lab:
         self.first_worlds = first_worlds  # study (and train) only this many worlds; for votes, not for attacks
         self.kept = kept or Kept()  # which votes and parts of earlier runs may be used, and which were
         self._given_text = test_text
+        self._given_questions = questions
         self._engine: tuple[Any, Engine] | None = None
 
     @contextmanager
@@ -94,6 +97,7 @@ class Lab:
             seed=self.seed,
             start_task=self.start_task,
             test_text=self._given_text,
+            questions=self._given_questions,
             runtime=runtime,
             collection=collection or self.collection,
             first_worlds=self.first_worlds,
@@ -227,6 +231,17 @@ class Lab:
         if not windows:
             raise InvalidInput("There is no text to test on. Make the workspace with --holdout, or give --test-text.")
         return windows
+
+    @cached_property
+    def questions(self) -> Sequence[Question] | None:
+        """What was given to be asked, or the questions about the embedded corpus; None if there are none."""
+        return embedded_questions(self.workspace) if self._given_questions is None else self._given_questions
+
+    def need_questions(self) -> Sequence[Question]:
+        """The questions; raises if there are none."""
+        if self.questions is None:
+            raise InvalidInput(f"There are no questions about these records. Give a file with --questions. {WRITE}")
+        return self.questions
 
     def passages(self, num_positions: int) -> list[Passage]:
         """Windows of the test text with this many scored targets, or all there are."""

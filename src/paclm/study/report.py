@@ -43,7 +43,8 @@ def write_report(study_folder: Path) -> Written:
             f"{in_shell(study_folder.parent)} all"
         )
     table_folder, figure_folder = (make_private_folder(study_folder / name) for name in ("tables", "figures"))
-    tables = {table: table.build(results) for table in all_tables() if all(name in results for name in table.regimes)}
+    found = {table: table.build(results) for table in all_tables() if all(name in results for name in table.regimes)}
+    tables = {table: data for table, data in found.items() if data.rows or data.notes}
     for table, data in tables.items():
         texts = {"md": to_markdown(data), "csv": to_csv(data), "tex": to_latex(data, table.label)}
         for suffix, text in texts.items():

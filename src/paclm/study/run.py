@@ -20,10 +20,10 @@ from paclm.study.results import Result, Row, plain, provenance
 from paclm.worlds.storage import make_private_folder
 
 
-def regimes_named(names: Sequence[str]) -> list[Regime]:
-    """Regimes by name, `all` for every one that spends nothing; each once, in the order of the paper."""
+def regimes_named(names: Sequence[str], *, left_out: Sequence[str] = SPENDING) -> list[Regime]:
+    """Regimes by name, `all` for every one but those left out; each once, in the order of the paper."""
     check_names(names)
-    return [regime_named(name) for name in NAMES if name in names or ("all" in names and name not in SPENDING)]
+    return [regime_named(name) for name in NAMES if name in names or ("all" in names and name not in left_out)]
 
 
 def results_folder(lab: Lab) -> Path:

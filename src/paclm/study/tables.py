@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from paclm.study import table_rows as rows
 from paclm.study.cell import Column
-from paclm.study.computed_tables import CANARY, DP, EVAL_REGIMES, PMIXED_FULL, PMIXED_FULL_EPS2, SETUP
+from paclm.study.computed_tables import CANARY, DP, EVAL_REGIMES, KNOWLEDGE, PMIXED_FULL, PMIXED_FULL_EPS2, SETUP
 from paclm.study.paper_numbers import CANARIES, COST_SETUP
 from paclm.study.regimes.releases import TARGET
 from paclm.study.table import Table, quantities_table, rows_table
@@ -364,6 +364,22 @@ _TABLES = (
         rows.with_end,
         rows.own_notes,
         rows.with_plain_adapters,
+    ),
+    KNOWLEDGE,
+    rows_table(
+        "tab:knowledge-examples",
+        "knowledge",
+        "Questions drawn at random, of all kinds in turn, and how each model goes on: what is right in the last "
+        "columns alone is known from the records. Greedy; strokes stand for line ends.",
+        (
+            Column("kind", "{kind}"),
+            Column("the prompt ends with", "{prompt}"),
+            Column("the records say", "{answer}"),
+            Column("public model", "{said_public}"),
+            Column("private, gaussian at 2^-16", "{said_gaussian}"),
+            Column("full corpus (not private)", "{said_full}"),
+        ),
+        lambda result: result.select(part="example", collection=1),
     ),
     DP,
     rows_table(

@@ -10,10 +10,23 @@ from paclm.study.regime import Regime
 
 NAMES = (  # in the order of the paper, then what goes past it
     *("census", "accuracy", "flatness", "sweep", "sessions", "generation", "ablation", "canaries", "capacity", "cost"),
-    *("precision", "pmixed", "releases", "forgetting", "coupling", "tokens_only", "universe", "meter", "dp"),
+    *(
+        "precision",
+        "pmixed",
+        "releases",
+        "knowledge",
+        "forgetting",
+        "coupling",
+        "tokens_only",
+        "universe",
+        "meter",
+        "dp",
+    ),
 )
 SPENDING = ("dp",)
 """Regimes that use up a promise about the corpus; `all` leaves them out."""
+ASKING = ("knowledge",)
+"""Regimes that need questions; `all` leaves them out where there are none."""
 
 
 def check_names(names: Iterable[str]) -> None:
