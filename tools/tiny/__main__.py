@@ -115,7 +115,7 @@ def score_ngrams(args: argparse.Namespace) -> None:
 def write_card(args: argparse.Namespace) -> None:
     from tiny.card import gather, measure_notes, read_facts, write_pages
 
-    facts = read_facts(args.docs) if args.run_folder is None else gather(args.run_folder, args.model)
+    facts = read_facts(args.docs) if args.run_folder is None else gather(args.run_folder, args.model, args.docs)
     write_pages(measure_notes(facts, args.model), args.docs, args.model)
 
 
@@ -133,8 +133,8 @@ def parse_args() -> argparse.Namespace:
     sub.add_argument("--out", type=Path, required=True)
     sub.add_argument("--vocab-size", type=int, default=8192)
     sub.add_argument("--context", type=int, default=512)
-    sub.add_argument("--hospitals", type=int, default=4000, help="as in train: the last 1 %% are held out")
-    sub.add_argument("--notes-each", type=int, default=12, help="a sample is enough")
+    sub.add_argument("--hospitals", type=int, default=20_000, help="as in train: the last 1 %% are held out")
+    sub.add_argument("--notes-each", type=int, default=3, help="a sample is enough")
     sub.add_argument("--max-records", type=int, help="take only the front of each corpus, for trials")
 
     sub = commands.add_parser("train", help="train the model inside a wall-clock budget")
@@ -146,8 +146,8 @@ def parse_args() -> argparse.Namespace:
     sub.add_argument("--reserve-seconds", type=float, default=40.0, help="of it, kept for the end")
     sub.add_argument("--batch", type=int, default=256, help="sequences a step")
     sub.add_argument("--notes-share", type=float, default=0.5, help="of the sequences of a step")
-    sub.add_argument("--hospitals", type=int, default=4000, help="made-up hospitals; the last 1 %% are held out")
-    sub.add_argument("--notes-each", type=int, default=200, help="notes of each hospital")
+    sub.add_argument("--hospitals", type=int, default=20_000, help="made-up hospitals; the last 1 %% are held out")
+    sub.add_argument("--notes-each", type=int, default=40, help="notes of each hospital")
     sub.add_argument("--lr", type=float, default=4e-3)
     sub.add_argument("--weight-decay", type=float, default=0.2)
     sub.add_argument("--dropout", type=float, default=0.05)

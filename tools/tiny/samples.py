@@ -19,22 +19,20 @@ PROMPTS = (
     "My dear sister, I write to you",
 )
 HOSPITALS = range(100, 104)
-"""Never trained on; the first note of each begins with a prompt."""
-PROMPT_CHARS = 80
+"""Never trained on; a prompt is the first two lines of the first note of each."""
 SEED = 2024
 TEMPERATURE = 0.8
-NUM_NEW_TOKENS = 120
+NUM_NEW_TOKENS = 160
 
 
 def note_prompts() -> list[str]:
-    """Beginnings of notes, cut between words."""
-    notes = [write_notes(seed, 1)[0] for seed in HOSPITALS]
-    return [note[: note.rindex(" ", 0, PROMPT_CHARS)] for note in notes]
+    """Beginnings of notes."""
+    return ["".join(write_notes(seed, 1)[0].splitlines(keepends=True)[:2]) for seed in HOSPITALS]
 
 
 @torch.no_grad()
 def draw_samples(model: GPT2LMHeadModel, tokenizer: Tokenizer, end_of_text: int) -> list[dict[str, Any]]:
-    """Plain sampling at temperature 0.8 from the whole vocabulary, stopped by end-of-text or after 120 tokens."""
+    """Plain sampling at temperature 0.8 from the whole vocabulary, stopped by end-of-text or after 160 tokens."""
     generator = torch.Generator().manual_seed(SEED)
     drawn = []
     for prompt in (*PROMPTS, *note_prompts()):
