@@ -265,6 +265,6 @@ def _read_clinic(count: str | None, options: ReadOptions) -> Corpus:
     num_notes = int(re.sub("[_,]", "", count)) if count else DEFAULT_NUM_NOTES
     if num_notes < 1:
         raise InvalidInput(f"clinic:{count} asks for no notes. Write for example clinic:2000.")
-    notes = enumerate(generate_notes(num_notes, seed=1), start=1)
+    notes = enumerate(generate_notes(num_notes), start=1)
     rows = (SourceRow(f"clinic:{number}", {**note, options.text_field: note["text"]}) for number, note in notes)
     return collect_records(f"clinic:{num_notes}", rows, options, is_synthetic=True)
