@@ -22,6 +22,7 @@ import termios
 from io import StringIO
 from pathlib import Path
 
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.style import Style
 from rich.terminal_theme import MONOKAI
@@ -33,6 +34,7 @@ ROOT = Path(__file__).parent.parent
 PICTURE, RECORD, README = ROOT / "docs/images/demo.svg", ROOT / "docs/images/demo.txt", ROOT / "README.md"
 COLUMNS, LINES = 100, 60
 BEGIN, END = "<!-- demo: made by tools/record_demo.py -->\n", "<!-- end of demo -->"
+WITHOUT_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)  # of the network
 STEPS_SHOWN = ("3.", "5.", "6.", "7.")
 """Of the README's text; the picture shows all of them."""
 
@@ -65,7 +67,7 @@ def draw(session: str, title: str) -> str:
     """The session as a picture of a terminal."""
     console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Text.from_ansi(session), end="")
-    drawn = console.export_svg(title=title, theme=MONOKAI, unique_id="demo")
+    drawn = console.export_svg(title=title, theme=MONOKAI, unique_id="demo", code_format=WITHOUT_FONTS)
     return "\n".join(line.rstrip() for line in drawn.splitlines()) + "\n"
 
 
@@ -74,7 +76,9 @@ def in_brackets(session: str) -> str:
     lines = []
     for line in Text.from_ansi(session).split("\n", allow_blank=True):
         spans = [span for mark in STYLES for span in marked(line, mark)]
-        lines.append(bracket(line.plain, spans).rstrip())
+        text = bracket(line.plain, spans).rstrip()
+        wider = len(text) - len(line.plain.rstrip())
+        lines.append(re.sub(rf" {{0,{wider}}}│$", "│", text))  # the table's border stays where it was
     return "\n".join(lines).strip("\n") + "\n"
 
 

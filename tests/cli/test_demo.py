@@ -17,6 +17,7 @@ from paclm.worlds.settings import write_settings
 def small_demo(monkeypatch):
     prompts = {"The patient": 6, "Plan:": 2}
     sizes = {"NOTES": 36, "WORLDS": 4, "HELD_OUT_TOKENS": 200, "REPORTED_SESSIONS": 2, "REPORTED_TOKENS": 32}
+    sizes |= {"QUESTIONS": 6, "ANSWERED_SESSIONS": 2}
     for name, value in {**sizes, "PROMPTS": prompts}.items():
         monkeypatch.setattr(demo_module, name, value)
     for training in (demo_module.TRAINING, demo_module.OTHER_TRAINING):
@@ -35,6 +36,8 @@ def test_demo_runs_everything_and_resumes_instead_of_repeating(small_demo, tmp_p
     assert [text["prompt"] for text in figures["completions"]] == ["The patient", "Plan:"]
     assert all(text["public"] and text["private"] for text in figures["completions"])
     assert f"{figures['accuracy']['gaussian']:6.1%}" in first.stdout
+    assert figures["knowledge"]["questions"] == 6
+    assert set(figures["knowledge"]) == {"questions", "public", "gaussian", "plurality", "full"}
     assert figures["attack"]["without_noise"]["records"] == 1.0
     assert figures["report"].endswith("report.html")
 

@@ -6,6 +6,8 @@ Every number it prints is measured in that run. Finished steps are kept in the w
 from __future__ import annotations
 
 import math
+import resource
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,9 +25,12 @@ from paclm.config import format_duration, in_shell, parse_budget
 from paclm.errors import WorkspaceError
 
 if TYPE_CHECKING:
+    import torch
+
     from paclm.engine.training_job import TrainingJob
     from paclm.study.lab import Lab
     from paclm.study.recorded_votes import RecordedVotes
+    from paclm.study.results import Result
     from paclm.worlds.workspace import Workspace
 
 EMBEDDED = "tiny"
@@ -33,7 +38,10 @@ NOTES = 90
 WORLDS = 32
 HELD_OUT_TOKENS = 2000
 DRAWS = 2  # of coins, where votes are sampled
-PROMPTS = {"[synthetic note]\nThe patient": 60, "[synthetic note]\nPlan:": 20}
+PROMPTS = {
+    "[synthetic note]\nClinic note: gallstones\n": 160,
+    "[synthetic note]\nNursing note: multiple sclerosis\n": 70,
+}
 """With how many tokens each is continued."""
 TEMPERATURE = 0.3  # low: at τ = 1 a model this small writes poor text; 0 is greedy
 PER_TOKEN, TOTAL = "2^-16", "2^-6"
@@ -41,11 +49,11 @@ TRAINING: dict[str, float] = {**SMALL_CORPUS, "epochs": 1}
 """Of the embedded base. Larger steps than the paper's: corpus and model are small, training should take two minutes."""
 OTHER_TRAINING: dict[str, float] = {**SMALL_CORPUS, "epochs": 1}
 """Of any other base."""
+QUESTIONS, ANSWERED_SESSIONS = 100, 16
 ATTACKED_SESSIONS, ATTACKED_TOKENS = 40, 600
 REPORTED_SESSIONS, REPORTED_TOKENS = 12, 512
 GPU_BASE, GPU_MINUTES = "smollm2", 5
 """Proposed on a machine with a GPU."""
-RUNTIME_BYTES = 500 * 2**20  # Python and torch
 READ_SHARE = 0.5  # of the time of training a position: reading it
 
 Figures = dict[str, Any]
@@ -106,9 +114,11 @@ def demo(
     screen.head(5, "Measure accuracy on held-out notes (next token, greedy)")
     recorded = timed("votes", lambda: _votes(lab))
     accuracy = _accuracy(recorded, screen)
-    screen.head(6, "Attack: which records were in the realized world?")
+    screen.head(6, "Ask what only this hospital's notes say: its wards, medicines, staff, protocols")
+    knowledge = timed("knowledge", lambda: _knowledge(lab, screen))
+    screen.head(7, "Attack: which records were in the realized world?")
     attack = timed("attack", lambda: _attack(opened, recorded, screen))
-    screen.head(7, "Write a report: the paper's accuracy, flatness and releases on these worlds")
+    screen.head(8, "Write a report on all of this")
     page = timed("report", lambda: _report(lab))
     screen.say(str(shortened(page)))
     _print_next_steps(path, base, screen)
@@ -122,6 +132,7 @@ def demo(
                 "budget": budget,
                 **completions,
                 "accuracy": accuracy,
+                "knowledge": knowledge,
                 "attack": attack,
                 "report": str(page),
                 "seconds": seconds,
@@ -182,7 +193,6 @@ def _refuse_other_base(place: Path, named: Path, base: str) -> None:
 
 
 def _train(workspace: Workspace, screen: Screen) -> tuple[Workspace, Figures]:
-    from paclm.engine.training_job import prepare_training
     from paclm.worlds.layout import adapters_file
 
     figures: Figures = {}
@@ -191,33 +201,49 @@ def _train(workspace: Workspace, screen: Screen) -> tuple[Workspace, Figures]:
         if file in workspace.manifest.adapters:
             screen.say(f"{what}: trained already.")
         else:
-            job = prepare_training(workspace, what)
-            warn_of_load(job)
-            if what == "worlds" and workspace.base.name != EMBEDDED:
-                _announce(job, screen)
-            workspace, trained = run_job(job, f"   {what}", resume=job.is_unfinished)
-            loss = trained.improvement
-            screen.say(
-                f"{what}: loss on own records {loss.public.mean():.3f} → {loss.trained.mean():.3f} nats per token, "
-                f"{trained.seconds:.0f} s."
-            )
+            workspace = _train_adapters(workspace, what, screen)
         figures[what] = {name: workspace.manifest.adapters[file][name] for name in ("loss_public", "loss_trained")}
     return workspace, figures
 
 
-def _announce(job: TrainingJob, screen: Screen) -> None:
-    """Time and memory of all that follows, from a measured training step."""
-    plan = job.plan(estimate_time=True)
-    training = plan.seconds or 0.0
-    read = HELD_OUT_TOKENS * (plan.num_worlds + 2) * READ_SHARE / plan.num_positions
-    seconds = training * (1 + 2 / plan.num_worlds + read)
-    weights = sum(weight.numel() * weight.element_size() for weight in job.model.parameters())
-    is_gpu = job.model.device.type == "cuda"
-    memory = plan.memory_bytes + weights + (0 if is_gpu else RUNTIME_BYTES)
+def _train_adapters(workspace: Workspace, what: str, screen: Screen) -> Workspace:
+    """The job, and with it the base model, is gone before the next one is loaded."""
+    from paclm.engine.training_job import prepare_training
+
+    job = prepare_training(workspace, what)
+    warn_of_load(job)
+    if what == "worlds" and workspace.base.name != EMBEDDED:
+        _announce(job, screen)
+    workspace, trained = run_job(job, f"   {what}", resume=job.is_unfinished)
+    loss = trained.improvement
     screen.say(
-        f"On this machine all of this will take about {format_duration(seconds)} and {format_size(memory)} of "
-        f"{'GPU ' * is_gpu}memory. Ctrl-C stops it, and the same command continues."
+        f"{what}: loss on own records {loss.public.mean():.3f} → {loss.trained.mean():.3f} nats per token, "
+        f"{trained.seconds:.0f} s."
     )
+    return workspace
+
+
+def _announce(job: TrainingJob, screen: Screen) -> None:
+    """Time and memory of all that follows, from training steps that the plan has just taken."""
+    plan = job.plan(estimate_time=True)
+    read = HELD_OUT_TOKENS * (plan.num_worlds + 2) * READ_SHARE / plan.num_positions
+    seconds = (plan.seconds or 0.0) * (1 + 2 / plan.num_worlds + read)
+    more_worlds = max(0, plan.worlds_per_step - 2)  # two were measured, or more on a GPU
+    memory = _most_memory(job.model.device) + more_worlds * plan.memory_bytes // plan.worlds_per_step
+    where = "GPU memory (to train; answers may use what is free)" if job.model.device.type == "cuda" else "memory"
+    screen.say(
+        f"On this machine all of this will take about {format_duration(seconds)} and {format_size(memory)} of {where}. "
+        "Ctrl-C stops it, and the same command continues."
+    )
+
+
+def _most_memory(device: torch.device) -> int:
+    """The most bytes that this process has used so far, on a GPU there."""
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _plan(screen: Screen) -> Figures:
@@ -315,25 +341,57 @@ def _attack(workspace: Workspace, recorded: RecordedVotes, screen: Screen) -> Fi
     return {**figures, "mia_bound": bound}
 
 
+def _knowledge(lab: Lab, screen: Screen) -> Figures:
+    from paclm.study.questions import ALL
+    from paclm.study.regimes.knowledge import KnowledgeScale
+
+    price = parse_budget(PER_TOKEN)
+    with _showing_progress(lab):
+        result = _run_once(lab, "knowledge", KnowledgeScale(QUESTIONS, ANSWERED_SESSIONS, budgets=(price,), examples=3))
+    wanted = {
+        "public": ("public model", None),
+        "gaussian": (f"private, gaussian at {PER_TOKEN}", price),
+        "plurality": ("plurality (leaks nothing about the half)", None),
+        "full": ("adapter on the whole corpus", None),
+    }
+    rows = {
+        release: result.one(part="score", kind=ALL, release=release, per_token_nats=budget)
+        for release, (_, budget) in wanted.items()
+    }
+    screen.fields({wanted[name][0]: f"{row['exact_match']:6.1%}" for name, row in rows.items()})
+    screen.say(
+        f"Exact match on {rows['public']['questions']:,} questions; every answer stands in notes of several patients, "
+        "none is about a single one."
+    )
+    return {"questions": rows["public"]["questions"], **{name: row["exact_match"] for name, row in rows.items()}}
+
+
 def _report(lab: Lab) -> Path:
-    """Run three regimes at the demo's scale, or reuse their results, and write the report."""
-    from paclm.study.regimes import regime_named
+    """Run three more regimes at the demo's scale, or reuse their results, and write the report."""
     from paclm.study.regimes.accuracy import AccuracyScale
     from paclm.study.regimes.flatness import FlatnessScale
     from paclm.study.regimes.releases import ReleasesScale
     from paclm.study.report import write_report
+
+    with _showing_progress(lab):
+        _run_once(lab, "accuracy", AccuracyScale(HELD_OUT_TOKENS, DRAWS))
+        _run_once(lab, "flatness", FlatnessScale(HELD_OUT_TOKENS // 2, DRAWS))
+        _run_once(
+            lab,
+            "releases",
+            ReleasesScale(HELD_OUT_TOKENS, DRAWS, sessions=REPORTED_SESSIONS, tokens=REPORTED_TOKENS),
+        )
+    return write_report(lab.workspace.study_path).page
+
+
+def _run_once(lab: Lab, name: str, scale: Any) -> Result:
+    """The result of a regime at this scale, or the one that an earlier run has left."""
+    from paclm.study.regimes import regime_named
+    from paclm.study.results import Result
     from paclm.study.run import results_folder, run_regime
 
-    scales = {
-        "accuracy": AccuracyScale(HELD_OUT_TOKENS, DRAWS),
-        "flatness": FlatnessScale(HELD_OUT_TOKENS // 2, DRAWS),
-        "releases": ReleasesScale(HELD_OUT_TOKENS, DRAWS, sessions=REPORTED_SESSIONS, tokens=REPORTED_TOKENS),
-    }
-    with _showing_progress(lab):
-        for name, scale in scales.items():
-            if not (results_folder(lab) / f"{name}.json").is_file():
-                run_regime(lab, regime_named(name), "quick", scale=scale)
-    return write_report(lab.workspace.study_path).page
+    path = results_folder(lab) / f"{name}.json"
+    return Result.load(path) if path.is_file() else run_regime(lab, regime_named(name), "quick", scale=scale)
 
 
 def _print_next_steps(workspace: Path, base: str, screen: Screen) -> None:

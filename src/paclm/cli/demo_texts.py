@@ -13,16 +13,10 @@ if TYPE_CHECKING:
     from paclm.study.lab import Lab
 
 
-def house_terms() -> frozenset[str]:
-    """Names and words that only the hospital of the corpus uses."""
-    from paclm.worlds import clinic
-
-    find = getattr(clinic, "house_terms", None)
-    return frozenset() if find is None else frozenset(find())
-
-
 def compare_texts(lab: Lab, prompts: Mapping[str, int], temperature: float, screen: Screen) -> dict[str, Any]:
     """Show both models' texts side by side, and what the private ones cost; returns the figures."""
+    from paclm.worlds.clinic import house_terms
+
     terms = house_terms()
     public = [
         MarkedText.of(prompt, [(text, "")], terms)

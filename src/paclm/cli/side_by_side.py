@@ -120,8 +120,8 @@ class Screen:
 
     def head(self, number: int, title: str) -> None:
         """The heading of a step."""
-        typer.echo(err=self.err)
-        print_wrapped(f"{number}. {title}", err=self.err, column=MARGIN)
+        self.line()
+        self._show(Text(f"{number}. {title}", style="bold"), 0)
 
     def say(self, text: str, column: int = MARGIN) -> None:
         """Sentences."""

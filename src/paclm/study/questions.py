@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 
 from paclm.errors import InvalidInput
@@ -55,9 +56,8 @@ def embedded_questions(workspace: Workspace) -> list[Question] | None:
     """The questions about the embedded corpus; None for every other corpus."""
     if not is_embedded(workspace):
         return None
-    from paclm.worlds.clinic import house_questions
-
-    return [Question(**fields) for fields in house_questions()]
+    questions = getattr(import_module("paclm.worlds.clinic"), "house_questions", None)
+    return None if questions is None else [Question(**fields) for fields in questions()]
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -137,18 +137,3 @@ def encode_questions(questions: Sequence[Question], tokenizer: TextEncoder, wind
             raise InvalidInput(f"An answer has {len(after)} tokens, and a window {window}. Shorten it.")
         asked.append(AskedQuestion(question, tuple(before[-room:]), tuple(after)))
     return asked
-
-
-def share_texts(asked: Sequence[AskedQuestion]) -> list[tuple[tuple[int, ...], list[int]]]:
-    """The texts to read for these questions, and which questions each serves.
-
-    Prompt and answer of a question are often the beginning of another's prompt: those are read with the longest.
-    """
-    whole = [one.prompt + one.answer for one in asked]
-    texts: list[tuple[tuple[int, ...], list[int]]] = []
-    for i in sorted(range(len(asked)), key=whole.__getitem__, reverse=True):  # beginnings follow what they begin
-        if texts and texts[-1][0][: len(whole[i])] == whole[i]:
-            texts[-1][1].append(i)
-        else:
-            texts.append((whole[i], [i]))
-    return texts
