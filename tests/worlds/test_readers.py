@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paclm.errors import CorpusError, InvalidInput
+from paclm.worlds.clinic import PRIVATE_SEED, generate_notes
 from paclm.worlds.readers import read_corpus
 from paclm.worlds.records import ReadOptions
 
@@ -297,6 +298,7 @@ def test_the_synthetic_clinic_is_a_corpus_like_any_other():
     assert corpus.report.duplicates == ()
     assert 1 < len({record.group for record in corpus.records}) < 120
     assert read_corpus("clinic:120", ReadOptions(group_by="patient")).digest == corpus.digest
+    assert [record.text for record in corpus.records] == [note["text"] for note in generate_notes(120, PRIVATE_SEED)]
     with pytest.raises(InvalidInput, match="clinic:0"):
         read_corpus("clinic:0")
 
