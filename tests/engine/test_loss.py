@@ -20,7 +20,7 @@ BLOCKS = make_blocks([[1, 2, 3, 4], [5, 6], [7, 8, 9], [10, 11, 12, 13, 14], [15
 
 def test_a_batch_holds_each_worlds_blocks_and_predicts_nothing_in_the_padding():
     batch = make_batch(BLOCKS, np.array([[0, 1], [2, NOTHING]]))
-    assert batch.ids.tolist() == [[1, 2, 3, 4], [5, 6, 0, 0], [7, 8, 9, 0], [0, 0, 0, 0]]
+    assert batch.ids.tolist() == [[1, 2, 3, 4, 0], [5, 6, 0, 0, 0], [7, 8, 9, 0, 0], [0, 0, 0, 0, 0]]
     assert batch.targets.tolist() == [2, 3, 4, 6, 8, 9]
     assert batch.ids.flatten()[batch.where].tolist() == [1, 2, 3, 5, 7, 8]
     assert batch.worlds.tolist() == [0, 0, 0, 0, 1, 1]
@@ -29,7 +29,7 @@ def test_a_batch_holds_each_worlds_blocks_and_predicts_nothing_in_the_padding():
 
 
 def test_columns_that_no_world_uses_are_not_computed():
-    assert make_batch(BLOCKS, np.array([[0, NOTHING], [2, NOTHING]])).ids.shape == (2, 4)
+    assert make_batch(BLOCKS, np.array([[0, NOTHING], [2, NOTHING]])).ids.shape == (2, 5), "no longer than any block"
 
 
 def test_batches_of_a_fixed_layout_differ_only_in_tokens_targets_and_weights():
@@ -44,7 +44,7 @@ def test_batches_of_a_fixed_layout_differ_only_in_tokens_targets_and_weights():
     predicting = one.weights > 0
     tight = make_batch(longer, np.array([[1], [0]]))
     assert not tight.is_fixed
-    assert tight.ids.shape == (2, 70)
+    assert tight.ids.shape == (2, 72), "a multiple of 8"
     assert torch.equal(one.targets[predicting], tight.targets)
     assert torch.equal(one.weights[predicting], tight.weights)
     assert make_batch(longer, np.array([[4]]), most_fixed=1000).ids.shape == (1, 130), "no longer than any block"

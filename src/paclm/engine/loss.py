@@ -18,8 +18,10 @@ from torch.nn import functional
 
 from paclm.engine.training_order import NOTHING, Blocks, IntArray
 
+LENGTH_STEP = 8  # Rows of a batch have a multiple of it: a CPU compiles products for each shape and keeps them.
 _SMALLEST_CHUNK = 64
-_CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**31}  # of float32 logits; a CPU keeps them in its cache
+_CHUNK_STEP = 16
+_CHUNK_BYTES = {"cpu": 2**23, "cuda": 2**31}  # of float32 logits; a CPU keeps them in its cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,10 @@ def make_batch(
     lengths = np.where(chosen == NOTHING, 0, known[chosen])  # (k · rows,)
     is_fixed = length is not None
     if length is None:
-        length = int(lengths.max())
-        fixed = min(padded_length(length), int(known.max()))
+        longest, limit = int(lengths.max()), int(known.max())
+        fixed = min(padded_length(longest), limit)
         is_fixed = fixed * len(chosen) <= most_fixed
-        length = fixed if is_fixed else length
+        length = fixed if is_fixed else min(round_up(longest, LENGTH_STEP), limit)
     places = np.arange(length)
     is_token = places < lengths[:, None]  # (k · rows, length)
     ids = np.zeros((len(chosen), length), dtype=np.int64)
@@ -88,8 +90,12 @@ def make_batch(
 
 def padded_length(length: int) -> int:
     """The next of a few lengths: multiples of 64 up to 512, then four between powers of two."""
-    unit = max(64, (1 << (length - 1).bit_length()) // 8)
-    return -(-length // unit) * unit
+    return round_up(length, max(64, (1 << (length - 1).bit_length()) // 8))
+
+
+def round_up(number: int, step: int) -> int:
+    """The next multiple of a step."""
+    return -(-number // step) * step
 
 
 def batch_loss(hidden: Tensor, head: nn.Linear, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -116,14 +122,18 @@ class _HeadLoss(torch.autograd.Function):
         each = torch.empty(len(targets), device=flat.device)  # (N,)
         most = max(_SMALLEST_CHUNK, _CHUNK_BYTES.get(flat.device.type, 2**26) // (4 * weight.shape[0]))
         num_chunks = -(-len(targets) // most) or 1
-        chunk = -(-len(targets) // num_chunks) or 1  # equal ones, so that a world's place does not change its rounding
+        # Equal ones, the last one padded, so that a world's place does not change its rounding.
+        chunk = round_up(-(-len(targets) // num_chunks) or 1, _CHUNK_STEP)
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
-            logits = functional.linear(flat[where[part]], weight, bias)  # (chunk, V)
-            loss, slope = _kernel(flat.device.type)(logits, targets[part], weights[part], needs_gradient)
-            each[part] = loss
+            used = len(targets[part])
+            own = (functional.pad(x[part], (0, chunk - used)) for x in (where, targets, weights))
+            places, successors, shares = own  # (chunk,) each
+            logits = functional.linear(flat[places], weight, bias)  # (chunk, V)
+            loss, slope = _kernel(flat.device.type)(logits, successors, shares, needs_gradient)
+            each[part] = loss[:used]
             if gradient is not None:
-                gradient[where[part]] = slope @ weight
+                gradient[where[part]] = (slope @ weight)[:used]
         if gradient is not None:
             ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(each)

@@ -22,6 +22,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
+from paclm.engine.causal_attention import attend
 from paclm.engine.generic import StackedLinear, attach, detach
 from paclm.engine.lora_product import FrozenProduct, prepare_adapters
 from paclm.engine.stacked import rotate
@@ -131,13 +132,7 @@ class PlainForward:
             queries = None if block.norm_query is None else _parts(block.norm_query)
             keys = None if block.norm_key is None else _parts(block.norm_key)
             q, k, v = between.split_heads(joined, shape, rotary, queries, keys)  # (rows, length, heads, size)
-            mixed = functional.scaled_dot_product_attention(
-                q.transpose(1, 2),
-                k.transpose(1, 2),
-                v.transpose(1, 2),
-                is_causal=True,
-                enable_gqa=w.num_heads != w.num_kv_heads,
-            )
+            mixed = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))  # (rows, heads, length, size)
             mixed = mixed.transpose(1, 2).reshape(rows * length, -1)
             x, hidden = between.add_and_norm(x, attention_out(mixed, of_out), *_parts(block.norm_mlp))
             inner = between.activate(mlp_in(hidden, of_mlp_in))

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from paclm.config import TrainingConfig
 from paclm.engine.adapters import AdapterStack, find_targets
-from paclm.engine.loss import batch_loss, make_batch
+from paclm.engine.loss import LENGTH_STEP, batch_loss, make_batch
 from paclm.engine.memory import available_memory
 from paclm.engine.training import GroupTraining, adapter_spec
 from paclm.engine.training_forward import Forward, make_forward
@@ -136,7 +136,8 @@ def _positions(schedule: Schedule, picks: IntArray) -> int:
     lengths = np.where(has_block, schedule.blocks.lengths[picks], 0)
     worlds = has_block.any(axis=2).sum(axis=0)  # (steps,)
     rows = has_block.any(axis=0).sum(axis=1)
-    return int((worlds * rows * lengths.max(axis=(0, 2))).sum())
+    padded = -(-lengths.max(axis=(0, 2)) // LENGTH_STEP) * LENGTH_STEP
+    return int((worlds * rows * np.minimum(padded, schedule.blocks.lengths.max())).sum())
 
 
 def _seconds_per_position(group: GroupTraining) -> float:
