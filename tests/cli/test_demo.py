@@ -1,15 +1,18 @@
 """`paclm demo`, shrunk: the whole product end to end on the embedded model and corpus, and again without repeating."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from cli.commands import invoke
 from paclm.cli import demo as demo_module
+from paclm.cli import demo_texts
 from paclm.cli.side_by_side import Screen
 from paclm.errors import WorkspaceError
 from paclm.study.recorded_votes import RecordedVotes
+from paclm.worlds.clinic import house_terms
 from paclm.worlds.settings import write_settings
 
 
@@ -100,7 +103,25 @@ def test_the_accuracies_name_a_share_of_a_gain_and_none_of_a_loss(capsys):
         assert ("; 100% of the gain" in capsys.readouterr().out) is has_share
 
 
-def test_the_plan_prints_no_less_than_the_bounds(capsys):
+def test_names_of_the_hospital_are_counted_in_both_texts(monkeypatch, capsys):
+    name = max(house_terms(), key=len)
+    answer = SimpleNamespace(tokens=(1, 2), marks=("agreed", "disputed"), public_tokens=0, charged_nats=0.5)
+    answer.spent_nats, answer.total_nats, answer.remaining_tokens = 0.5, 1.0, 2
+    pieces = [SimpleNamespace(text=" at", mark="agreed"), SimpleNamespace(text=f" {name}", mark="disputed")]
+    monkeypatch.setattr(demo_texts, "public_texts", lambda *_: [" at home"])
+    monkeypatch.setattr(demo_texts, "private_texts", lambda *_: [(answer, pieces)])
+    lab = SimpleNamespace(workspace=SimpleNamespace(mechanism=lambda: SimpleNamespace(per_token=2.0**-16)))
+    figures = demo_texts.compare_texts(lab, {"Seen": 2}, 0.0, Screen())
+    assert (figures["tokens"], figures["dissent"], figures["charged_nats"]) == (2, 1, 0.5)
+    assert figures["completions"][0]["house_terms_public"] == []
+    assert figures["completions"][0]["house_terms_private"] == [name]
+    out = capsys.readouterr().out
+    assert f"Seen at «⟨{name}⟩»" in out
+    assert "the public model writes 0, the private one 1." in out
+
+
+def test_the_plan_prints_no_less_than_the_bounds(monkeypatch, capsys):
+    monkeypatch.setattr(demo_module, "WORLDS", 32)
     demo_module._plan(Screen())
     shown = capsys.readouterr().out
     assert "58.82%" in shown  # 58.816

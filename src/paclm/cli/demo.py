@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from paclm.worlds.workspace import Workspace
 
 EMBEDDED = "tiny"
-NOTES = 90
-WORLDS = 32
+NOTES = 150
+WORLDS = 16
 HELD_OUT_TOKENS = 2000
 DRAWS = 2  # of coins, where votes are sampled
 PROMPTS = {

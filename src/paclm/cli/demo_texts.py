@@ -31,6 +31,8 @@ def compare_texts(lab: Lab, prompts: Mapping[str, int], temperature: float, scre
     pairs = list(zip(public, private, strict=True))
     screen.compare(("public model", f"private, {per_token} nats per token"), pairs)
     screen.legend({"disputed": "tokens on which worlds differ", "term": "this hospital's own names and words"})
+    counts = [len({term for text in texts for term in text.terms}) for texts in (public, private)]
+    screen.say(f"Of those names and words, the public model writes {counts[0]}, the private one {counts[1]}.")
     done = [answer for answer, _ in answers]
     last, charged = done[-1], sum(answer.charged_nats for answer in done)
     if lost := sum(answer.public_tokens for answer in done):
