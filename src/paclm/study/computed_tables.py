@@ -13,6 +13,7 @@ from paclm.study.paper_numbers import PAPER
 from paclm.study.questions import ALL
 from paclm.study.regime import scale_in_words
 from paclm.study.regimes import NAMES, regime_named
+from paclm.study.regimes.knowledge import OTHERS
 from paclm.study.regimes.releases import TARGET
 from paclm.study.results import Result, Row
 from paclm.study.table import Table, TableData
@@ -206,9 +207,6 @@ def _dp(results: Mapping[str, Result]) -> TableData:
     )
 
 
-_ANSWERING = {"public": "public model", "noiseless": "realized world, no noise", "full": "full corpus (not private)"}
-
-
 def _knowledge(results: Mapping[str, Result]) -> TableData:
     """One line per release and budget, one column per kind of question."""
     result = results["knowledge"]
@@ -221,7 +219,7 @@ def _knowledge(results: Mapping[str, Result]) -> TableData:
     for row in result.select(part="score", kind=ALL):
         same = {name: row[name] for name in ("collection", "release", "budget")}
         own = [result.one(part="score", kind=kind, **same) for kind in kinds]
-        named = {**row, "name": _ANSWERING.get(row["release"], row["release"])}
+        named = {**row, "name": OTHERS.get(row["release"], row["release"])}
         lines.append([*(c.cell(named) for c in who), *(match.cell(one) for one in own), kept.cell(row)])
     return TableData(
         f"Recall of what the records say: the share of questions (in brackets: how many) whose answer a greedy "

@@ -5,17 +5,18 @@ matplotlib is imported only when a figure is drawn. `fig:mechanism` shows no res
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paclm.privacy.releases import RULES
 from paclm.study.figure import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, Figure
 from paclm.study.mechanism_drawing import MECHANISM
 from paclm.study.questions import ALL
 from paclm.study.regimes.canaries import even_split_advantage
+from paclm.study.regimes.knowledge import OTHERS
 from paclm.study.results import Result, Row
 
 if TYPE_CHECKING:
@@ -303,9 +304,10 @@ def knowledge(result: Result) -> Canvas:
     rows = result.select(part="score", kind=ALL, collection=1)[::-1]
     canvas = _canvas(4.6, 0.5 + 0.19 * len(rows))
     axes = canvas.subplots()
-    looks = looks_of(row["release"] for row in rows if row["release"] in RULES)
-    names = [row["release"] + (f", {row['budget']}" if row["budget"] else "") for row in rows]
-    colours = [looks[row["release"]][0] if row["release"] in looks else "#b8b8b8" for row in rows]
+    looks = looks_of(row["release"] for row in rows if row["release"] not in OTHERS)
+    named = [f"{OTHERS.get(row['release'], row['release'])}, {row['budget'] or ''}".rstrip(", ") for row in rows]
+    names = [re.sub(r"2\^(-\d+)$", r"$2^{\1}$", name) for name in named]
+    colours = ["#b8b8b8" if row["release"] in OTHERS else looks[row["release"]][0] for row in rows]
     errors = [row["exact_match_stderr"] or 0.0 for row in rows]
     axes.barh(names, [row["exact_match"] for row in rows], xerr=errors, color=colours, error_kw={"lw": 0.8})
     axes.set(xlabel="exact match", xlim=(0.0, None))

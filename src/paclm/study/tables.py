@@ -369,15 +369,14 @@ _TABLES = (
     rows_table(
         "tab:knowledge-examples",
         "knowledge",
-        "Questions drawn at random, of all kinds in turn, and how each model goes on: what is right in the last "
-        "columns alone is known from the records. Greedy; strokes stand for line ends.",
+        "Questions drawn at random, of all kinds in turn, and how public model and release go on (greedy; "
+        "strokes stand for line ends). What is right in the last column alone is known from the records.",
         (
             Column("kind", "{kind}"),
             Column("the prompt ends with", "{prompt}"),
             Column("the records say", "{answer}"),
             Column("public model", "{said_public}"),
             Column("private, gaussian at 2^-16", "{said_gaussian}"),
-            Column("full corpus (not private)", "{said_full}"),
         ),
         lambda result: result.select(part="example", collection=1),
     ),

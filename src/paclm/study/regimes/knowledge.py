@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from paclm.engine.engine import Engine
 
 EXAMPLE_BUDGET = 2.0**-16
+OTHERS = {"public": "public model", "noiseless": "realized world, no noise", "full": "full corpus (not private)"}
+"""Who answers besides the releases, with their names in table and figure."""
 _TAIL = 90  # characters of a prompt that an example shows
 _MORE = 4  # tokens that an example shows after as many as the answer has
 
@@ -180,15 +182,13 @@ def _examples(lab: Lab, engine: Engine, asked: Sequence[AskedQuestion], count: i
         return []
     length = max(len(one.answer) for one in shown) + _MORE
     prompts = [one.prompt[-(lab.window - length) :] for one in shown]
-    coins = [Coins(0)] * len(shown)  # greedy votes use none
-    streams, alone = (EngineStreams(engine, GREEDY, coins, with_full=with_full) for with_full in (True, False))
+    streams = EngineStreams(engine, GREEDY, [Coins(0)] * len(shown), with_full=True)  # greedy votes use no coins
     seed = lab.seed_for("knowledge", "examples")
     secrets = draw_secrets(lab.num_worlds, seed, len(shown))
     sessions = begin(lab.num_worlds, RULES["gaussian"], EXAMPLE_BUDGET, seed, 0, secrets)
     said = {
         "gaussian": play(streams, prompts, sessions, length).tokens,
-        "public": continue_by(alone, prompts, length, lambda panel: panel.public),
-        "full": continue_by(alone, prompts, length, lambda panel: panel.worlds[:, -1]),
+        "public": continue_by(streams, prompts, length, lambda panel: panel.public),
     }
     rows: list[Row] = []
     for number, one in enumerate(shown):
