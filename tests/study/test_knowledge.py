@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from paclm.errors import InvalidInput
@@ -16,9 +17,11 @@ from paclm.study.questions import (
     AskedQuestion,
     Question,
     count_units,
+    embedded_questions,
     encode_questions,
     is_embedded,
     read_questions,
+    share_texts,
     supported,
 )
 from paclm.study.regimes import knowledge
@@ -27,7 +30,9 @@ from paclm.study.report import write_report
 from paclm.study.run import run_regime
 from paclm.study.serving import EngineStreams, continue_by, play
 from paclm.study.tables import table_named
-from paclm.worlds.records import Record
+from paclm.worlds.clinic import generate_notes, house_questions
+from paclm.worlds.readers import read_corpus
+from paclm.worlds.records import ReadOptions, Record
 from study.small_lab import RUNTIME
 
 SCALE = KnowledgeScale(questions=8, sessions=3, budgets=(2.0**-4, 2.0**-16), examples=3)
@@ -82,6 +87,20 @@ def test_teacher_forced_matches_are_those_of_free_decoding(small_lab, texts):
     assert shares.tolist() == free
     assert any(0.0 < share < 1.0 for share in free), "sessions that all agree would prove nothing"
     assert all_right(votes.votes, votes).shape == (len(asked), 8)
+
+
+def test_questions_of_one_text_are_read_with_the_longest_and_get_the_same_votes(small_lab):
+    tokens = tuple(small_lab.tokenizer("the patient reports mild fever since morning")["input_ids"])
+    cuts = [(4, 5), (2, 4), (5, 7), (1, 3)]
+    asked = [AskedQuestion(Question("", ""), tokens[:a], tokens[a:b]) for a, b in cuts]
+    asked.append(AskedQuestion(Question("", ""), tokens[:3], (9,)))  # goes on differently
+    assert len(share_texts(asked)) == 2
+    engine = small_lab.engine("worlds", "full")
+    together = answer_votes(engine, asked)
+    alone = [answer_votes(engine, [one]) for one in asked]
+    for name in ("votes", "public", "full", "truth"):
+        assert np.array_equal(together.column(name), np.concatenate([one.column(name) for one in alone])), name
+    assert np.bincount(together.passage).tolist() == [1, 2, 2, 2, 1]
 
 
 def test_a_question_counts_only_if_its_answer_is_in_the_records_of_several_units():
@@ -188,6 +207,10 @@ def test_only_the_embedded_corpus_is_recognized_by_its_name_and_its_sources():
         manifest = SimpleNamespace(arguments={"corpus": name})
         return SimpleNamespace(manifest=manifest, records=lambda part: [Record("1", "text", source=source)])
 
+    assert embedded_questions(opened("notes.jsonl", "notes.jsonl:1")) is None
+    assert {"ward", "medicine", "signature"} <= {
+        one.kind for one in embedded_questions(opened("clinic:90", "clinic:17"))
+    }
     assert is_embedded(opened("clinic:90", "clinic:17"))
     assert not is_embedded(opened("clinic:90", "letter.txt:1"))  # a folder of that name
     assert not is_embedded(opened("notes.jsonl", "notes.jsonl:1"))
@@ -196,3 +219,14 @@ def test_only_the_embedded_corpus_is_recognized_by_its_name_and_its_sources():
 def test_without_questions_the_regime_says_what_to_write(small_lab):
     with pytest.raises(InvalidInput, match=r'--questions.*"prompt"'):
         run_regime(small_lab, knowledge.REGIME, "quick", scale=SCALE)
+
+
+def test_the_embedded_corpus_answers_the_embedded_questions():
+    records = read_corpus("clinic:150", ReadOptions(group_by="patient")).records
+    questions = [Question(**fields) for fields in house_questions()]
+    units = count_units(questions, records)
+    kept = supported(questions, units, 3)
+    assert len(kept) > len(questions) / 2
+    assert {question.kind for question in kept} == {question.kind for question in questions}
+    other = count_units(questions, [Record(note["id"], note["text"]) for note in generate_notes(150, seed=100)])
+    assert sum(other[question.answer] >= 3 for question in kept) < len(kept) / 2, "they are about this hospital"

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 
 from paclm.errors import InvalidInput
@@ -56,8 +55,9 @@ def embedded_questions(workspace: Workspace) -> list[Question] | None:
     """The questions about the embedded corpus; None for every other corpus."""
     if not is_embedded(workspace):
         return None
-    questions = getattr(import_module("paclm.worlds.clinic"), "house_questions", None)
-    return None if questions is None else [Question(**fields) for fields in questions()]
+    from paclm.worlds.clinic import house_questions
+
+    return [Question(**fields) for fields in house_questions()]
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -108,8 +108,8 @@ def supported(questions: Sequence[Question], units: Mapping[str, int], least_uni
     if not kept:
         raise InvalidInput(
             f"None of the {len(questions):,} questions can be asked: an answer has to stand in the training records of "
-            f"at least {least_units} different units (groups, or records without groups). Ask what many records say, "
-            "never what one person's do."
+            f"at least {least_units} different units (groups, or records without groups). Use more records, or ask "
+            "what many of them say, never what one person's do."
         )
     return kept
 
@@ -137,3 +137,18 @@ def encode_questions(questions: Sequence[Question], tokenizer: TextEncoder, wind
             raise InvalidInput(f"An answer has {len(after)} tokens, and a window {window}. Shorten it.")
         asked.append(AskedQuestion(question, tuple(before[-room:]), tuple(after)))
     return asked
+
+
+def share_texts(asked: Sequence[AskedQuestion]) -> list[tuple[tuple[int, ...], list[int]]]:
+    """The texts to read for these questions, and which questions each serves.
+
+    Prompt and answer of a question are often the beginning of another's prompt: those are read with the longest.
+    """
+    whole = [one.prompt + one.answer for one in asked]
+    texts: list[tuple[tuple[int, ...], list[int]]] = []
+    for i in sorted(range(len(asked)), key=whole.__getitem__, reverse=True):  # beginnings follow what they begin
+        if texts and texts[-1][0][: len(whole[i])] == whole[i]:
+            texts[-1][1].append(i)
+        else:
+            texts.append((whole[i], [i]))
+    return texts

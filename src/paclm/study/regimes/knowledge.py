@@ -27,7 +27,7 @@ from paclm.privacy.releases import RULES, Rule
 from paclm.study.batched_sessions import ResearchSessions
 from paclm.study.decoding import GREEDY
 from paclm.study.lab import Advance, Lab
-from paclm.study.questions import ALL, AskedQuestion, count_units, encode_questions, is_embedded, supported
+from paclm.study.questions import ALL, AskedQuestion, count_units, encode_questions, is_embedded, share_texts, supported
 from paclm.study.recorded_votes import TextVotes
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Row
@@ -64,11 +64,10 @@ def run(lab: Lab, scale: KnowledgeScale) -> Findings:
     given = lab.need_questions()
     units = count_units(given, lab.workspace.records("train"))
     found = supported(given, units, scale.least_units)
-    drawn = sorted(lab.rng("knowledge", "questions").permutation(len(found))[: scale.questions].tolist())
-    asked = encode_questions([found[i] for i in drawn], lab.tokenizer, lab.window)
+    asked = _draw(lab, encode_questions(found, lab.tokenizer, lab.window), scale.questions)
     engine, together = engine_for(lab, lab.worlds_name, "full", sequences=max(1, scale.examples), context=lab.window)
     parts = lab.parts("knowledge", [asdict(scale), [(one.prompt, one.answer) for one in asked]])
-    advance = lab.start_task("answers", sum(len(one.answer) for one in asked))
+    advance = lab.start_task("questions", len(asked))
     kept = parts.arrays("knowledge-votes", lambda: answer_votes(engine, asked, advance).arrays(GREEDY.name))
     rows = _scores(lab, scale, asked, TextVotes.from_arrays(kept, GREEDY.name), units)
     notes = [
@@ -83,6 +82,13 @@ def run(lab: Lab, scale: KnowledgeScale) -> Findings:
     return Findings(rows, notes)
 
 
+def _draw(lab: Lab, asked: list[AskedQuestion], most: int) -> list[AskedQuestion]:
+    """At most so many questions, all of a text before the next: a text is read once for all of them."""
+    texts = [questions for _, questions in share_texts(asked)]
+    order = lab.rng("knowledge", "questions").permutation(len(texts))
+    return [asked[i] for i in sorted([i for text in order for i in texts[text]][:most])]
+
+
 def answer_votes(engine: Engine, asked: Sequence[AskedQuestion], advance: Advance = lambda _: None) -> TextVotes:
     """Greedy votes on every token of every answer; the engine's last world is the full-corpus adapter.
 
@@ -92,17 +98,23 @@ def answer_votes(engine: Engine, asked: Sequence[AskedQuestion], advance: Advanc
 
     from paclm.engine.decode_step import coupled_votes
 
-    every: list[IntArray] = []
-    for some, hidden in engine.read_texts([[*one.prompt, *one.answer[:-1]] for one in asked]):
+    texts = share_texts(asked)
+    found: dict[int, IntArray] = {}  # by question: (answer's tokens, m + full + public)
+    for some, hidden in engine.read_texts([text[:-1] for text, _ in texts]):
         rows: list[int] = []
-        end = 0
-        for one in asked[some.start : some.stop]:
-            end += len(one.prompt) + len(one.answer) - 1
-            rows += range(end - len(one.answer), end)
+        start, served = 0, list[int]()
+        for text, questions in texts[some.start : some.stop]:
+            for i in questions:
+                first = start + len(asked[i].prompt) - 1
+                rows += range(first, first + len(asked[i].answer))
+            served += questions
+            start += len(text) - 1
         support, logits = engine.restricted(hidden[:, torch.tensor(rows, device=hidden.device)])
-        every.append(coupled_votes(logits, support, None).cpu().numpy().astype(np.int32))
-        advance(len(rows))
-    votes = np.concatenate(every)  # (n, m + full + public)
+        cast = coupled_votes(logits, support, None).cpu().numpy().astype(np.int32)
+        ends = np.cumsum([len(asked[i].answer) for i in served])[:-1]
+        found |= zip(served, np.split(cast, ends), strict=True)
+        advance(len(served))
+    votes = np.concatenate([found[i] for i in range(len(asked))])
     return TextVotes(
         votes=votes[:, :-2],
         full=votes[:, -2],
