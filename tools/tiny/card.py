@@ -11,18 +11,18 @@ import html
 import json
 from hashlib import sha256
 from pathlib import Path
+from statistics import mean
 from string import Template
 from typing import Any
 
-from .check import NOTES_SEED, NUM_NOTES, NUM_PASSAGES, PASSAGE_CHARS, note_sets
+from .check import NUM_NOTES, NUM_PASSAGES, PASSAGE_CHARS, SEEN, UNSEEN, note_sets, probe_notes
 from .evaluate import Reader, measure
-
-NUM_PROBE_NOTES = 20
-"""Notes a test scores in seconds."""
+from .notes import PRIVATE, Hospitals
+from .samples import NUM_NEW_TOKENS
 
 MODELS = {
     "tiny": "**tiny**",
-    "ngram": "5-gram, modified Kneser–Ney, same tokens",
+    "ngram": "5-gram, modified Kneser–Ney, books and articles",
     "smollm2": "SmolLM2-135M-Instruct, Q4_1",
 }
 """Each measured by a command that wrote MODEL.json into the folder of the run."""
@@ -32,17 +32,20 @@ TEXTS = {
     "both": ("passages", "all"),
     "all held-out books": ("held_out", "public-books"),
     "all held-out articles": ("held_out", "public-simplewiki"),
-    "all held out": ("held_out", "all"),
+    "notes of held-out hospitals": ("held_out", "notes"),
 }
 
 Facts = dict[str, Any]
+_NOTE_FIGURES = (("bits_per_byte", ".3f"), ("next_token_accuracy", ".1%"))
 
 
-def gather(run_folder: Path, model_folder: Path) -> Facts:
-    """The facts of a training run and of what was measured after it."""
+def gather(run_folder: Path, model_folder: Path, docs: Path) -> Facts:
+    """The facts of a training run and of what was measured after it; SmolLM2's are kept if not measured again."""
     report = _read(run_folder / "report.json")
-    figures: Facts = {}
+    figures: Facts = {"smollm2": read_facts(docs)["figures"]["smollm2"]}
     for model in MODELS:
+        if model in figures and not (run_folder / f"{model}.json").is_file():
+            continue
         measured = _read(run_folder / f"{model}.json")
         figures[model] = {name: value for name, value in measured.items() if name != "seconds"}
     figures["tiny"]["held_out"] = report.pop("held_out")
@@ -65,7 +68,7 @@ def measure_notes(facts: Facts, model_folder: Path) -> Facts:
     reader = Reader.load(model_folder)
     ours = facts["figures"]["tiny"] | {
         "notes": measure(reader.score, note_sets()),
-        "probe_notes": measure(reader.score, note_sets(NUM_PROBE_NOTES)),
+        "probe_notes": measure(reader.score, {str(PRIVATE): probe_notes()}),
     }
     return facts | {
         "weights_sha256": hash_weights(model_folder),
@@ -92,6 +95,7 @@ def write_pages(facts: Facts, docs: Path, model_folder: Path) -> None:
 def render(template: str, facts: Facts) -> str:
     """One page of the card."""
     report, shape, plan = facts["report"], facts["report"]["shape"], facts["report"]["plan"]
+    text, notes, hospitals = report["sources"]["text"], report["sources"]["notes"], plan["hospitals"]
     words = {
         "sha256": facts["weights_sha256"],
         "parameters": f"{report['num_parameters']:,}",
@@ -102,10 +106,18 @@ def render(template: str, facts: Facts) -> str:
         "hidden": shape["hidden"],
         "context": shape["context"],
         "dropout": shape["dropout"],
-        "train_tokens": f"{report['train_tokens'] / 1e6:.1f} million",
-        "train_bytes": f"{report['train_bytes'] / 1e6:.1f} MB",
+        "text_tokens": f"{text['tokens'] / 1e6:.1f} million",
+        "text_bytes": f"{text['bytes'] / 1e6:.1f} MB",
+        "text_epochs": f"{text['epochs']:.1f}",
+        "num_hospitals": f"{hospitals['count']:,}",
+        "notes_each": hospitals["notes_each"],
+        "num_notes_all": f"{hospitals['count'] * hospitals['notes_each']:,}",
+        "num_held_out_hospitals": Hospitals(**hospitals).num_held_out,
+        "note_tokens": f"{notes['tokens'] / 1e6:.1f} million",
+        "note_bytes": f"{notes['bytes'] / 1e6:.1f} MB",
+        "note_epochs": f"{notes['epochs']:.1f}",
+        "notes_share": f"{plan['notes_share']:.0%}",
         "tokens_seen": f"{report['tokens_seen'] / 1e9:.2f} billion",
-        "epochs": f"{report['epochs']:.1f}",
         "steps": f"{report['steps']:,}",
         "batch_tokens": f"{plan['batch'] * shape['context']:,}",
         "lr": f"{plan['lr']:g}",
@@ -118,41 +130,63 @@ def render(template: str, facts: Facts) -> str:
         "passage_chars": f"{PASSAGE_CHARS:,}",
         "num_passages": NUM_PASSAGES,
         "num_notes": NUM_NOTES,
-        "notes_seed": NOTES_SEED,
         "passage_table": _table(facts, ("books", "articles", "both")),
-        "held_out_table": _table(facts, ("all held-out books", "all held-out articles", "all held out")),
+        "held_out_table": _table(
+            facts, ("all held-out books", "all held-out articles", "notes of held-out hospitals"), with_accuracy=True
+        ),
+        "hospital_table": _hospital_table(facts["figures"]["tiny"]["notes"]),
+        "sample_tokens": NUM_NEW_TOKENS,
+        "options": f"--hospitals {hospitals['count']} --notes-each {hospitals['notes_each']}",
         "samples": "\n\n".join(_sample(sample) for sample in facts["samples"]),
     }
     ours = facts["figures"]["tiny"]
     words |= {
         "passages_figure": _figure(ours, "passages", "all"),
-        "notes_figure": _figure(ours, "notes", "all"),
-        "accuracy": f"{ours['held_out']['all']['next_token_accuracy']:.1%}",
-        "notes_accuracy": f"{ours['notes']['all']['next_token_accuracy']:.1%}",
+        "notes_figure": _figure(ours, "notes", str(PRIVATE)),
     }
     return Template((Path(__file__).parent / template).read_text()).substitute(words)
 
 
-def _table(facts: Facts, texts: tuple[str, ...]) -> str:
-    """Bits per byte, one row for each model that was measured on these texts."""
+def _table(facts: Facts, texts: tuple[str, ...], *, with_accuracy: bool = False) -> str:
+    """Bits per byte, one row for each model that was measured on one of these texts."""
     places = [TEXTS[text] for text in texts]
-    sizes = [facts["figures"]["tiny"][group][part]["num_bytes"] for group, part in places]
-    rows = {"": texts, "bytes of text": [f"{size:,}" for size in sizes]}
+    ours = [facts["figures"]["tiny"][group][part] for group, part in places]
+    rows = {"": list(texts), "bytes of text": [f"{figures['num_bytes']:,}" for figures in ours]}
     for model, name in MODELS.items():
         figures = facts["figures"][model]
-        if all(group in figures for group, _ in places):
+        if any(part in figures.get(group, {}) for group, part in places):
             rows[name] = [_figure(figures, group, part) for group, part in places]
+    if with_accuracy:
+        rows["right token of **tiny**"] = [f"{figures['next_token_accuracy']:.1%}" for figures in ours]
     lines = [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
     return "\n".join([lines[0], "|---|" + "---:|" * len(texts), *lines[1:]])
 
 
+def _hospital_table(notes: Facts) -> str:
+    """The private hospital, the range over other unseen ones, and those seen in training."""
+    unseen = [notes[str(seed)] for seed in UNSEEN]
+
+    def span(name: str, style: str) -> str:
+        values = [figures[name] for figures in unseen]
+        return f"{mean(values):{style}} ({min(values):{style}} to {max(values):{style}})"
+
+    rows = {
+        f"{PRIVATE}, the private one": [f"{notes[str(PRIVATE)][name]:{style}}" for name, style in _NOTE_FIGURES],
+        f"{UNSEEN[0]} to {UNSEEN[-1]}, never trained on": [span(name, style) for name, style in _NOTE_FIGURES],
+        f"{SEEN[0]:,} to {SEEN[-1]:,}, trained on": [f"{notes['seen'][name]:{style}}" for name, style in _NOTE_FIGURES],
+    }
+    lines = [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
+    return "\n".join(["| hospital | bits per byte | right token |", "|---|---:|---:|", *lines])
+
+
 def _figure(figures: Facts, group: str, part: str) -> str:
-    return f"{figures[group][part]['bits_per_byte']:.3f}"
+    found = figures.get(group, {}).get(part)
+    return "–" if found is None else f"{found['bits_per_byte']:.3f}"
 
 
 def _sample(sample: dict[str, str]) -> str:
-    text = html.escape(sample["continuation"], quote=False).replace("\n", "<br>")
-    return f"<blockquote><b>{html.escape(sample['prompt'], quote=False)}</b>{text}</blockquote>"
+    prompt, text = (html.escape(sample[part], quote=False).replace("\n", "<br>") for part in ("prompt", "continuation"))
+    return f"<blockquote><b>{prompt}</b>{text}</blockquote>"
 
 
 def _read(path: Path) -> Any:
