@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +98,9 @@ def available_memory(device: torch.device) -> int:
 
 
 def release_memory() -> None:
-    """Return memory of deleted engines, which torch caches, to the device."""
+    """Return memory of deleted engines and trainings, which torch and the C library keep, to device and system."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    with suppress(OSError, AttributeError):  # malloc_trim is glibc's
+        ctypes.CDLL(None).malloc_trim(0)
