@@ -12,6 +12,7 @@ Reads neither the secret nor the ledger.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -147,6 +148,7 @@ def load_for_training(
     base = base_of(workspace)
     device = pick_device(workspace.runtime.device)
     threads = set_threads(workspace.runtime.threads) if device.type == "cpu" else None
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # A CPU compiles products for each shape, MBs each.
     with _fitting_memory("The base model", 'choose a smaller one, or device = "cpu" in [runtime]'):
         model: Any = load_model(base, pick_dtype(dtype, device)).to(device)
     encoded = encode_texts(load_tokenizer(base), [record.text for record in records])
