@@ -1,6 +1,8 @@
 """The README's picture, text and block of the demo are from one run."""
 
+import html
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -22,6 +24,20 @@ def load_tool():
 
 
 tool = load_tool()
+
+
+def test_the_readme_shows_the_figures_of_the_record():
+    record, readme = tool.RECORD.read_text(), tool.README.read_text()
+    assert tool.with_block(readme, record) == readme, "run: python tools/record_demo.py"
+    assert "public model" in tool.block_of(record)
+    assert tool.with_block(readme, record.replace("%", "‰")) != readme
+
+
+def test_the_picture_shows_the_figures_of_the_record():
+    drawn = html.unescape(re.sub(r"<[^>]*>", " ", tool.PICTURE.read_text()))
+    figures = re.findall(r"\d[\d.,^-]*%|\d\.\d\d\d+", tool.RECORD.read_text())
+    assert len(figures) > 10
+    assert [figure for figure in figures if figure not in drawn] == []
 
 
 def test_a_session_is_recorded_in_a_terminal_and_colours_become_brackets(tmp_path):

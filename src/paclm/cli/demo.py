@@ -39,8 +39,8 @@ WORLDS = 16
 HELD_OUT_TOKENS = 2000
 DRAWS = 2  # of coins, where votes are sampled
 PROMPTS = {
-    "[synthetic note]\nClinic note: gallstones\n": 160,
-    "[synthetic note]\nNursing note: multiple sclerosis\n": 70,
+    "[synthetic note]\nClinic note: gallstones\n": 220,
+    "[synthetic note]\nNursing note: multiple sclerosis\n": 100,
 }
 """With how many tokens each is continued."""
 TEMPERATURE = 0.3  # low: at τ = 1 a model this small writes poor text; 0 is greedy
@@ -54,7 +54,8 @@ ATTACKED_SESSIONS, ATTACKED_TOKENS = 40, 600
 REPORTED_SESSIONS, REPORTED_TOKENS = 12, 512
 GPU_BASE, GPU_MINUTES = "smollm2", 5
 """Proposed on a machine with a GPU."""
-READ_SHARE = 0.5  # of the time of training a position: reading it
+QUESTION_TOKENS = 120  # about, with its answer
+READ_SHARE = {"cpu": 1.0, "cuda": 0.4}  # time to read a position, in those to train one; a CPU reads in float32
 
 Figures = dict[str, Any]
 T = TypeVar("T")
@@ -226,8 +227,9 @@ def _train_adapters(workspace: Workspace, what: str, screen: Screen) -> Workspac
 def _announce(job: TrainingJob, screen: Screen) -> None:
     """Time and memory of all that follows, from training steps that the plan has just taken."""
     plan = job.plan(estimate_time=True)
-    read = HELD_OUT_TOKENS * (plan.num_worlds + 2) * READ_SHARE / plan.num_positions
-    seconds = (plan.seconds or 0.0) * (1 + 2 / plan.num_worlds + read)
+    read = HELD_OUT_TOKENS + QUESTIONS * QUESTION_TOKENS + 2 * sum(PROMPTS.values())
+    share = READ_SHARE[job.model.device.type] * read * (plan.num_worlds + 2) / plan.num_positions
+    seconds = (plan.seconds or 0.0) * (1 + 2 / plan.num_worlds + share)
     more_worlds = max(0, plan.worlds_per_step - 2)  # two were measured, or more on a GPU
     memory = _most_memory(job.model.device) + more_worlds * plan.memory_bytes // plan.worlds_per_step
     where = "GPU memory (to train; answers may use what is free)" if job.model.device.type == "cuda" else "memory"
@@ -401,7 +403,7 @@ def _print_next_steps(workspace: Path, base: str, screen: Screen) -> None:
     commands = {
         f"paclm study report {quoted} --open": "opens this report in a browser",
         f"paclm serve {quoted}": "an OpenAI-compatible endpoint, and a dashboard at its address",
-        f'paclm generate {quoted} --prompt "The patient" --max-tokens 40': "another completion and its cost",
+        f'paclm generate {quoted} --prompt "Clinic note: asthma" --max-tokens 40': "another completion and its cost",
         f"paclm ledger show {quoted}": "spent so far, what is left, and the bounds",
         f"paclm study run {quoted} all": "every table and figure of the paper, in about 15 minutes",
     }
@@ -409,8 +411,8 @@ def _print_next_steps(workspace: Path, base: str, screen: Screen) -> None:
     for command, what in commands.items():
         screen.line(f"  {command}\n      {what}")
     if base == EMBEDDED:
-        larger = "the same on a larger base model; time and memory are said before it starts"
+        larger = "the same notes; time and memory are said before it starts"
         if torch.cuda.is_available():
-            larger = f"the same on a larger base model: about {GPU_MINUTES} minutes on the GPU of this machine"
-        screen.line(f"With better text:\n  paclm demo --base {GPU_BASE}\n      {larger}")
+            larger = f"the same notes, in about {GPU_MINUTES} minutes on the GPU of this machine"
+        screen.line(f"On a larger base model:\n  paclm demo --base {GPU_BASE}\n      {larger}")
     screen.say("If paclm is not on your path, first run `source .venv/bin/activate`.", column=0)
