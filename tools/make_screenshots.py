@@ -34,7 +34,11 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from server.browser import Visit, open_browser  # noqa: E402
 
-PROMPTS = ("The patient", "On examination", "Plan:", "She reports", "Seen in clinic today", "Phone call at 16:05.")
+TITLES = (
+    *("Clinic note: gallstones", "Nursing note: multiple sclerosis", "Discharge letter: transient ischaemic attack"),
+    *("Clinic note: high blood pressure", "Telephone call: sinusitis", "Clinic note: rheumatoid arthritis"),
+)
+PROMPTS = tuple(f"[synthetic note]\n{title}\n" for title in TITLES)
 CLIENTS = {"ward-3": 2, "discharge-letters": 1, "research": 1}
 QUOTAS = {"ward-3": 9_000, "discharge-letters": 4_000}
 
@@ -161,7 +165,7 @@ def shoot_live(deployment: Deployment, out: Path, seconds: float) -> None:
         visit.log_in("sk-of-somebody-else").locator("#login-error:not(:empty)").wait_for()
         save(visit.page.screenshot(), out / "dashboard-wrong-key.png")
         page = Visit(browser, deployment.address).open_panel(deployment.keys["operator"])
-        page.locator("#prompt").fill("BP 127/86, pulse 76 regular, temperature 36.5, saturation 98%. On examination,")
+        page.locator("#prompt").fill(PROMPTS[0])
         page.locator("#max-tokens").fill("120")
         page.locator("#temperature").fill("0.4")
         page.locator("#go").click()

@@ -403,7 +403,7 @@ def _print_next_steps(workspace: Path, base: str, screen: Screen) -> None:
     commands = {
         f"paclm study report {quoted} --open": "opens this report in a browser",
         f"paclm serve {quoted}": "an OpenAI-compatible endpoint, and a dashboard at its address",
-        f'paclm generate {quoted} --prompt "Clinic note: asthma" --max-tokens 40': "another completion and its cost",
+        f'paclm generate {quoted} --prompt "[synthetic note]" --max-tokens 150 --temperature 0.3': "another note",
         f"paclm ledger show {quoted}": "spent so far, what is left, and the bounds",
         f"paclm study run {quoted} all": "every table and figure of the paper, in about 15 minutes",
     }

@@ -59,10 +59,10 @@ def generate(
     Example usage:
 
     \b
-        paclm generate clinic --prompt "The patient" --max-tokens 64
+        paclm generate clinic --prompt "[synthetic note]" --max-tokens 64
         paclm generate clinic --prompt - --max-tokens 64 --greedy < prompt.txt
-        paclm generate clinic --prompt "The patient" --max-tokens 64 --json | jq .spent_nats
-        paclm generate clinic --prompt "The patient" --max-tokens 64 --promise corpus
+        paclm generate clinic --prompt "[synthetic note]" --max-tokens 64 --json | jq .spent_nats
+        paclm generate clinic --prompt "[synthetic note]" --max-tokens 64 --promise corpus
     """
     if greedy and temperature is not None:
         raise InvalidInput("--greedy and --temperature exclude each other. Use one of them.")

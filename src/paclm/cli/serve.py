@@ -58,7 +58,7 @@ def serve(
         paclm serve clinic --promise corpus
         paclm keys add clinic alice && paclm serve clinic --host 0.0.0.0
         curl localhost:8000/v1/completions -H 'content-type: application/json' \\
-            -d '{"model": "clinic", "prompt": "The patient", "max_tokens": 16}'
+            -d '{"model": "clinic", "prompt": "[synthetic note]", "max_tokens": 64}'
     """
     require_packages("fastapi", "uvicorn", "pydantic", "prometheus_client", "cryptography", "torch")
     from paclm.server.address import check_free

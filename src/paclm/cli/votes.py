@@ -46,7 +46,7 @@ def votes(
     Example usage:
 
     \b
-        paclm votes clinic --prompt "The patient reports" --decoder greedy --json | jq .unanimous
+        paclm votes clinic --prompt $'[synthetic note]\\nClinic note:' --decoder greedy --json | jq .unanimous
         paclm votes clinic --text heldout.txt --out votes.npz
         paclm replay votes.npz --per-token 2^-16
     """
