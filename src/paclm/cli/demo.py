@@ -6,8 +6,6 @@ Every number it prints is measured in that run. Finished steps are kept in the w
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,8 +23,6 @@ from paclm.config import format_duration, in_shell, parse_budget
 from paclm.errors import WorkspaceError
 
 if TYPE_CHECKING:
-    import torch
-
     from paclm.engine.training_job import TrainingJob
     from paclm.study.lab import Lab
     from paclm.study.recorded_votes import RecordedVotes
@@ -226,26 +222,19 @@ def _train_adapters(workspace: Workspace, what: str, screen: Screen) -> Workspac
 
 def _announce(job: TrainingJob, screen: Screen) -> None:
     """Time and memory of all that follows, from training steps that the plan has just taken."""
+    from paclm.engine.memory import peak_memory
+
     plan = job.plan(estimate_time=True)
     read = HELD_OUT_TOKENS + QUESTIONS * QUESTION_TOKENS + 2 * sum(PROMPTS.values())
     share = READ_SHARE[job.model.device.type] * read * (plan.num_worlds + 2) / plan.num_positions
     seconds = (plan.seconds or 0.0) * (1 + 2 / plan.num_worlds + share)
     more_worlds = max(0, plan.worlds_per_step - 2)  # two were measured, or more on a GPU
-    memory = _most_memory(job.model.device) + more_worlds * plan.memory_bytes // plan.worlds_per_step
+    memory = peak_memory(job.model.device) + more_worlds * plan.memory_bytes // plan.worlds_per_step
     where = "GPU memory (to train; answers may use what is free)" if job.model.device.type == "cuda" else "memory"
     screen.say(
         f"On this machine all of this will take about {format_duration(seconds)} and {format_size(memory)} of {where}. "
         "Ctrl-C stops it, and the same command continues."
     )
-
-
-def _most_memory(device: torch.device) -> int:
-    """The most bytes that this process has used so far, on a GPU there."""
-    import torch
-
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _plan(screen: Screen) -> Figures:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import resource
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +97,14 @@ def available_memory(device: torch.device) -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 2**63
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes used so far: on a GPU of it, else of this process."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def release_memory() -> None:

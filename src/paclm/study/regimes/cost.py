@@ -84,9 +84,9 @@ def operations(sizes: str, worlds: int, vocabulary: int, support_size: int, dist
 
 def _time_forward(lab: Lab, scale: CostScale, batch: int, *adapters: str) -> tuple[float, int]:
     """Seconds of one decode step (median) and peak bytes, of the GPU or else of this process."""
-    import resource
-
     import torch
+
+    from paclm.engine.memory import peak_memory
 
     engine = lab.engine(*adapters, sequences=batch, context=scale.prompt + 1, support_size=SUPPORT)
     handles = [engine.add(prompt) for prompt in lab.prompts(batch, scale.prompt, "cost")]
@@ -95,10 +95,7 @@ def _time_forward(lab: Lab, scale: CostScale, batch: int, *adapters: str) -> tup
     if engine.head.is_cuda:
         torch.cuda.reset_peak_memory_stats(engine.head.device)  # peaks of earlier work do not count
     try:
-        seconds = _median(lambda: engine.step(handles, drawn), scale.steps)
-        if engine.head.is_cuda:
-            return seconds, int(torch.cuda.max_memory_allocated(engine.head.device))
-        return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return _median(lambda: engine.step(handles, drawn), scale.steps), peak_memory(engine.head.device)
     finally:
         for handle in handles:
             engine.remove(handle)
