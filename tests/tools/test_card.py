@@ -45,7 +45,7 @@ def test_the_shipped_weights_reproduce_the_figure_of_the_card_and_slightly_diffe
     assert measured["num_tokens"] == recorded["num_tokens"]
     with torch.no_grad():
         for block in reader.model.transformer.h:
-            block.mlp.c_proj.weight.mul_(0.8)
+            block.mlp.c_proj.weight.mul_(0.7)
     measured = reader.score(notes).figures()
     assert abs(measured["bits_per_byte"] - recorded["bits_per_byte"]) > TOLERANCE
 
