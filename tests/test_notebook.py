@@ -15,7 +15,7 @@ def test_the_notebook_runs_from_top_to_bottom(capsys):
             exec(compile("".join(cell["source"]), cell["id"], "exec"), space)
     lines = re.findall(r"attack right ([\d.]+)%, bound for 1,000 tokens ([\d.]+)%", capsys.readouterr().out)
     assert len(lines) == 3
-    # 20 sessions over 200 records: a mean above bound + 5 points has a chance below 1e-4 (records share worlds).
+    # 20 sessions over 198 patients: a mean above bound + 5 points has a chance below 1e-4 (patients share worlds).
     assert all(float(right) <= float(bound) + 5.0 for right, bound in lines)
     # ... and the check can fail: at 2^-6 the attack is far better than the bound at 2^-16 allows.
     assert float(lines[0][0]) > float(lines[2][1]) + 5.0
