@@ -29,10 +29,13 @@ from paclm.engine.training_job import prepare_training
 from paclm.study.decoding import GREEDY
 from paclm.study.eval_text import Passage
 from paclm.study.lab import Lab
+from paclm.study.questions import ALL, Question
 from paclm.study.recorded_votes import RecordedVotes
+from paclm.study.regimes.knowledge import KnowledgeScale
+from paclm.study.regimes.knowledge import run as run_knowledge
 from paclm.study.replay import ReplaySettings, replay
 from paclm.worlds.blocks import encode_texts
-from paclm.worlds.clinic import generate_notes
+from paclm.worlds.clinic import generate_notes, house_questions
 from paclm.worlds.creation import create_workspace
 from paclm.worlds.fingerprints import Base
 from paclm.worlds.records import Corpus, ReadOptions, SourceRow, collect_records
@@ -60,7 +63,7 @@ def notes_of(hospital: int, num_notes: int) -> Corpus:
     return collect_records(f"hospital-{hospital}:{num_notes}", rows, options, is_synthetic=True)
 
 
-def train(folder: Path, base: Base, hospital: int, setting: dict[str, Any]) -> Workspace:
+def train(folder: Path, base: Base, hospital: int, setting: dict[str, Any], dtype: str) -> Workspace:
     """A workspace with its worlds and the full-corpus adapter trained."""
     training = dict(setting)
     corpus = notes_of(hospital, training.pop("notes"))
@@ -71,7 +74,7 @@ def train(folder: Path, base: Base, hospital: int, setting: dict[str, Any]) -> W
     write_settings(workspace.settings.path, "training", training)
     workspace = Workspace.open(folder)
     for what in ("worlds", "full"):
-        workspace, _ = prepare_training(workspace, what, dtype="float32").run()
+        workspace, _ = prepare_training(workspace, what, dtype=dtype).run()
     return workspace
 
 
@@ -101,16 +104,27 @@ def figures_of(recorded: RecordedVotes, per_token: float) -> dict[str, Any]:
     }
 
 
+def recall_of(lab: Lab, num_questions: int, per_token: float) -> dict[str, Any]:
+    """Exact match of house knowledge."""
+    rows = run_knowledge(lab, KnowledgeScale(num_questions, 16, budgets=(per_token,), examples=0)).rows
+    overall = [row for row in rows if row["part"] == "score" and row["kind"] == ALL]
+    wanted = ("public", "gaussian", "plurality", "full")
+    return {f"recall_{row['release']}": row["exact_match"] for row in overall if row["release"] in wanted}
+
+
 def measure(base: Base, hospital: int, setting: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """The figures of one setting on one hospital."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
-        workspace = train(Path(folder) / "workspace", base, hospital, setting)
+        workspace = train(Path(folder) / "workspace", base, hospital, setting, args.dtype)
         trained = time.monotonic()
         test_text = more_notes(hospital, setting["notes"], args.more_notes, load_tokenizer(base))
-        lab = Lab(workspace, runtime=RuntimeConfig(dtype="float32"), test_text=test_text)
+        questions = [Question(**one) for one in house_questions(hospital)]
+        lab = Lab(workspace, runtime=RuntimeConfig(dtype="float32"), test_text=test_text, questions=questions)
         recorded = lab.text_votes(args.held_out_tokens, (GREEDY,))[GREEDY.name]
         found = figures_of(recorded, parse_budget(args.per_token))
+        if args.questions:
+            found |= recall_of(lab, args.questions, parse_budget(args.per_token))
         lab.release_engine()
     seconds = {"training_seconds": trained - began, "voting_seconds": time.monotonic() - trained}
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in (found | seconds).items()}
@@ -129,6 +143,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--hospitals", type=int, nargs="+", default=[100], help="seeds; 100 to 199 are for tuning")
     parser.add_argument("--held-out-tokens", type=int, default=2000)
     parser.add_argument("--more-notes", type=int, default=0, help="score these instead of the ones held out")
+    parser.add_argument("--questions", type=int, default=0, help="also measure recall of house knowledge")
+    parser.add_argument("--dtype", default="float32", help="of training; a CPU trains faster in bfloat16")
     parser.add_argument("--per-token", default="2^-16")
     parser.add_argument("--base", default="tiny", help="or a folder, such as that of a training run")
     for name, kind in GRID.items():
