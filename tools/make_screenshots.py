@@ -166,10 +166,10 @@ def shoot_live(deployment: Deployment, out: Path, seconds: float) -> None:
         save(visit.page.screenshot(), out / "dashboard-wrong-key.png")
         page = Visit(browser, deployment.address).open_panel(deployment.keys["operator"])
         page.locator("#prompt").fill(PROMPTS[0])
-        page.locator("#max-tokens").fill("120")
-        page.locator("#temperature").fill("0.4")
+        page.locator("#max-tokens").fill("160")
+        page.locator("#temperature").fill("0.3")
         page.locator("#go").click()
-        page.locator("#answer .mark").nth(60).wait_for(timeout=120_000)
+        page.locator("#answer[aria-busy=false] .mark").first.wait_for(timeout=240_000)
         save(page.locator(".playground").screenshot(), out / "dashboard-playground.png")
 
 

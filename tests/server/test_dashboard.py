@@ -183,6 +183,7 @@ def test_a_model_with_a_chat_template_can_be_sent_a_message(visit, serve_with, d
     assert visit().open_panel(deployment.admin).locator("#as-chat").is_hidden()
     talking = serve_with(tokenizer=chat_tokenizer)
     page = visit(talking).open_panel(talking.admin)
+    page.locator("#prompt").fill("The")
     page.locator("#max-tokens").fill("6")
     page.locator("#as-chat").check()
     with page.expect_request("**/v1/chat/completions") as asked:
