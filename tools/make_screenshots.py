@@ -164,13 +164,19 @@ def shoot_live(deployment: Deployment, out: Path, seconds: float) -> None:
         visit = Visit(browser, deployment.address, viewport={"width": 1240, "height": 640})
         visit.log_in("sk-of-somebody-else").locator("#login-error:not(:empty)").wait_for()
         save(visit.page.screenshot(), out / "dashboard-wrong-key.png")
-        page = Visit(browser, deployment.address).open_panel(deployment.keys["operator"])
-        page.locator("#prompt").fill(PROMPTS[0])
-        page.locator("#max-tokens").fill("160")
-        page.locator("#temperature").fill("0.3")
-        page.locator("#go").click()
-        page.locator("#answer[aria-busy=false] .mark").first.wait_for(timeout=240_000)
-        save(page.locator(".playground").screenshot(), out / "dashboard-playground.png")
+        shoot_playground(browser, deployment, out)
+
+
+def shoot_playground(browser: Any, deployment: Deployment, out: Path) -> None:
+    """A finished answer, from its first line."""
+    page = Visit(browser, deployment.address).open_panel(deployment.keys["operator"])
+    page.locator("#prompt").fill(PROMPTS[0])
+    page.locator("#max-tokens").fill("120")
+    page.locator("#temperature").fill("0.3")
+    page.locator("#go").click()
+    page.locator("#answer[aria-busy=false] .mark").first.wait_for(timeout=240_000)
+    page.locator("#answer").evaluate("answer => answer.scrollTo(0, 0)")
+    save(page.locator(".playground").screenshot(), out / "dashboard-playground.png")
 
 
 def shoot_exhausted(deployment: Deployment, out: Path) -> None:
