@@ -202,10 +202,12 @@ def test_more_questions_than_the_scale_allows_are_drawn_from(small_lab):
     assert {row["questions"] for row in result.select(kind="all")} == {2}
 
 
-def test_only_the_embedded_corpus_is_recognized_by_its_name_and_its_sources():
-    def opened(name, source):
+def test_only_the_embedded_corpus_is_recognized_by_its_name_its_sources_and_its_hospital():
+    note = next(generate_notes(1))["text"]
+
+    def opened(name, source, text=note):
         manifest = SimpleNamespace(arguments={"corpus": name})
-        return SimpleNamespace(manifest=manifest, records=lambda part: [Record("1", "text", source=source)])
+        return SimpleNamespace(manifest=manifest, records=lambda part: [Record("1", text, source=source)])
 
     assert embedded_questions(opened("notes.jsonl", "notes.jsonl:1")) is None
     assert {"ward", "medicine", "signature"} <= {
@@ -214,6 +216,8 @@ def test_only_the_embedded_corpus_is_recognized_by_its_name_and_its_sources():
     assert is_embedded(opened("clinic:90", "clinic:17"))
     assert not is_embedded(opened("clinic:90", "letter.txt:1"))  # a folder of that name
     assert not is_embedded(opened("notes.jsonl", "notes.jsonl:1"))
+    older = next(generate_notes(1, seed=1))["text"]  # `clinic:N` was another hospital once
+    assert embedded_questions(opened("clinic:90", "clinic:17", older)) is None
 
 
 def test_without_questions_the_regime_says_what_to_write(small_lab):

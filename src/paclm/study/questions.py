@@ -1,7 +1,8 @@
 """Questions whose answers stand in the private records: where they come from, and which of them may be asked.
 
 A question is the beginning of a text and what the owner of the records would write next. It is asked only if its
-answer stands in the records of several units (groups, or records without groups): never about a single person.
+answer stands in the records of several units (groups, or records without groups). This checks answers, not prompts:
+its author sees to it that no question is about a single person.
 """
 
 from __future__ import annotations
@@ -45,10 +46,14 @@ class AskedQuestion:
 
 
 def is_embedded(workspace: Workspace) -> bool:
-    """Whether the records are the synthetic notes that paclm brings along; a folder may have the same name."""
+    """Whether the records are notes of the embedded hospital; folders and older corpora may have the same name."""
     if not _SYNTHETIC.fullmatch(str(workspace.manifest.arguments["corpus"])):
         return False
-    return all(_SYNTHETIC.fullmatch(record.source) for record in workspace.records("train"))
+    from paclm.worlds.clinic import PRIVATE_SEED
+    from paclm.worlds.clinic.hospital import draw_hospital
+
+    name = draw_hospital(PRIVATE_SEED).name  # stands in every note
+    return all(_SYNTHETIC.fullmatch(one.source) and name in one.text for one in workspace.records("train"))
 
 
 def embedded_questions(workspace: Workspace) -> list[Question] | None:

@@ -159,7 +159,8 @@ def refuse_other_base(manifest: Manifest, fingerprint: str) -> None:
     if fingerprint != base.fingerprint:
         raise WorkspaceError(
             f"The base model {base.name} has changed since the workspace was made (fingerprint {fingerprint[:12]}…, "
-            f"was {base.fingerprint[:12]}…): the adapters no longer fit it. Restore it, or make a new workspace."
+            f"was {base.fingerprint[:12]}…): the adapters no longer fit it. Restore it (tiny: install the "
+            "version of paclm that made the workspace), or make a new workspace."
         )
 
 

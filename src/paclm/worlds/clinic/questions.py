@@ -1,7 +1,7 @@
 """What a reader of a hospital's notes would know about the house: questions, and the words that are its own.
 
 A question is the beginning of a note about somebody who is not in the corpus, cut where a fact of the house comes next:
-which ward takes a condition, which medicine it gives first, who signs on this weekday. Never about a single patient.
+which ward takes a condition, which medicine it gives first, who signs on this weekday.
 """
 
 from __future__ import annotations
