@@ -24,8 +24,7 @@ def small_demo(monkeypatch):
     sizes |= {"QUESTIONS": 6, "ANSWERED_SESSIONS": 2}
     for name, value in {**sizes, "PROMPTS": prompts}.items():
         monkeypatch.setattr(demo_module, name, value)
-    for training in (demo_module.TRAINING, demo_module.OTHER_TRAINING):
-        monkeypatch.setitem(training, "max_record_tokens", 40)
+    monkeypatch.setitem(demo_module.TRAINING, "max_record_tokens", 40)
 
 
 def test_demo_runs_everything_and_resumes_instead_of_repeating(small_demo, tmp_path):
@@ -46,15 +45,13 @@ def test_demo_runs_everything_and_resumes_instead_of_repeating(small_demo, tmp_p
     assert figures["report"].endswith("report.html")
 
 
-def test_another_base_has_its_own_folder_and_settings_and_says_time_and_memory_before_training(
+def test_another_base_has_its_own_folder_and_says_time_and_memory_before_training(
     small_demo, small_base, tmp_path, monkeypatch, capsys
 ):
     names = ("tiny", "smollm2", "models/my.gguf", "someone/Model-1.7B")
     expected = ["paclm-demo", "paclm-demo-smollm2", "paclm-demo-my", "paclm-demo-Model-1.7B"]
     assert [str(demo_module.default_folder(name)) for name in names] == expected
-    monkeypatch.setitem(demo_module.OTHER_TRAINING, "epochs", 3)
     workspace = demo_module._prepare(tmp_path / "demo", str(small_base), Screen())
-    assert workspace.training.epochs == 3
     demo_module._train(workspace, Screen())
     said = " ".join(capsys.readouterr().out.split())
     assert 0 < said.find("iB of memory") < said.find("worlds: loss")

@@ -160,7 +160,7 @@ def test_a_question_is_the_beginning_of_a_new_note_and_its_answer_stands_in_note
     notes = list(generate_notes(1500, seed=12))
     corpus = {note["text"] for note in notes}
     questions = house_questions(12)
-    assert 200 <= len(questions) <= 300
+    assert len(questions) == 600
     kinds = {"ward", "medicine", "signature", "protocol", "ward sister", "clinic day", "review interval"}
     assert {one["kind"] for one in questions} == kinds
     for one in questions:

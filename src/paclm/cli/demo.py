@@ -42,14 +42,12 @@ PROMPTS = {
 TEMPERATURE = 0.3  # low: at τ = 1 a model this small writes poor text; 0 is greedy
 PER_TOKEN, TOTAL = "2^-16", "2^-6"
 TRAINING: dict[str, float] = {**SMALL_CORPUS, "epochs": 1}
-"""Of the embedded base. Larger steps than the paper's: corpus and model are small, training should take two minutes."""
-OTHER_TRAINING: dict[str, float] = {**SMALL_CORPUS, "epochs": 1}
-"""Of any other base."""
+"""Larger steps than the paper's: the corpus is small, and training should take a minute."""
 QUESTIONS, ANSWERED_SESSIONS = 100, 16
 ATTACKED_SESSIONS, ATTACKED_TOKENS = 40, 600
 REPORTED_SESSIONS, REPORTED_TOKENS = 12, 512
-GPU_BASE, GPU_MINUTES = "smollm2", 5
-"""Proposed on a machine with a GPU."""
+LARGER = "smollm2"
+"""Proposed at the end."""
 QUESTION_TOKENS = 120  # about, with its answer
 READ_SHARE = {"cpu": 1.0, "cuda": 0.4}  # time to read a position, in those to train one; a CPU reads in float32
 
@@ -162,7 +160,7 @@ def _prepare(path: Path, base_name: str, screen: Screen) -> Workspace:
     )
     settings = created.workspace.settings
     if settings.config is None:  # new, or stopped just here; later changes by its owner stay
-        write_settings(settings.path, "training", TRAINING if base_name == EMBEDDED else OTHER_TRAINING)
+        write_settings(settings.path, "training", TRAINING)
         write_settings(settings.path, "mechanism", {"per_token": PER_TOKEN, "total": TOTAL})
     counts = created.workspace.manifest.summary
     patients = len({record.group for record in created.workspace.records("train")})
@@ -353,8 +351,8 @@ def _knowledge(lab: Lab, screen: Screen) -> Figures:
     }
     screen.fields({wanted[name][0]: f"{row['exact_match']:6.1%}" for name, row in rows.items()})
     screen.say(
-        f"Exact match on {rows['public']['questions']:,} questions about the house; every answer stands in notes of "
-        "several patients."
+        f"Exact match on {rows['public']['questions']:,} questions about the house; notes of at least three patients "
+        "tell each answer."
     )
     return {"questions": rows["public"]["questions"], **{name: row["exact_match"] for name, row in rows.items()}}
 
@@ -402,8 +400,9 @@ def _print_next_steps(workspace: Path, base: str, screen: Screen) -> None:
     for command, what in commands.items():
         screen.line(f"  {command}\n      {what}")
     if base == EMBEDDED:
-        larger = "the same notes; time and memory are said before it starts"
-        if torch.cuda.is_available():
-            larger = f"the same notes, in about {GPU_MINUTES} minutes on the GPU of this machine"
-        screen.line(f"On a larger base model:\n  paclm demo --base {GPU_BASE}\n      {larger}")
+        where = "on the GPU of this machine" if torch.cuda.is_available() else "much slower without a GPU"
+        screen.line(
+            f"On a larger base model:\n  paclm demo --base {LARGER}\n"
+            f"      the same notes, {where}; time and memory are said before it starts"
+        )
     screen.say("If paclm is not on your path, first run `source .venv/bin/activate`.", column=0)

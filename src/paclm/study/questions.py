@@ -21,8 +21,8 @@ from paclm.worlds.workspace import Workspace
 
 ALL = "all"
 """The kind of all questions together."""
-A_LINE = '{"prompt": "Transferred to ward", "answer": " Maple", "kind": "ward"}'
-WRITE = f"Write one JSON object a line, kind is optional: {A_LINE}"
+A_LINE = '{"prompt": "Gallstones. Transferred to ward", "answer": " Maple", "about": "Gallstones", "kind": "ward"}'
+WRITE = f"Write one JSON object a line, about and kind are optional: {A_LINE}"
 
 _SYNTHETIC = re.compile("clinic:[0-9]+")
 
@@ -34,6 +34,8 @@ class Question:
     prompt: str = field(repr=False)
     answer: str = field(repr=False)
     kind: str | None = None
+    about: str | None = field(default=None, repr=False)
+    """What the answer is said of: a record tells it only if both stand in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,34 +89,41 @@ def _question_of(where: str, line: str) -> Question:
     kind = fields.get("kind")
     if kind is not None and (not isinstance(kind, str) or not kind.strip() or kind == ALL):
         raise InvalidInput(f"{where} has a 'kind' that is not the name of one: text, and not {ALL!r}. {WRITE}")
-    return Question(fields["prompt"], fields["answer"], kind)
+    about = fields.get("about")
+    if about is not None and (not isinstance(about, str) or not about.strip()):
+        raise InvalidInput(f"{where} has no text in 'about'. {WRITE}")
+    return Question(fields["prompt"], fields["answer"], kind, about)
 
 
-def count_units(questions: Iterable[Question], records: Iterable[Record]) -> dict[str, int]:
-    """In the records of how many different units each answer stands, as whole words and however it is spaced."""
-    answers = {question.answer: _spaced(question.answer) for question in questions}
-    patterns = {text: re.compile(rf"(?<!\w){re.escape(text)}(?!\w)") for text in answers.values()}
-    units: dict[str, set[tuple[str, str]]] = {text: set() for text in patterns}
+def count_units(questions: Iterable[Question], records: Iterable[Record]) -> dict[Question, int]:
+    """The records of how many different units tell each answer: it stands there, and what it is said of does, too.
+
+    Both as whole words and however they are spaced.
+    """
+    wanted = {one: {_spaced(text) for text in (one.answer, one.about) if text is not None} for one in questions}
+    patterns = {text: re.compile(rf"(?<!\w){re.escape(text)}(?!\w)") for texts in wanted.values() for text in texts}
+    units: dict[Question, set[tuple[str, str]]] = {question: set() for question in wanted}
     for record in records:
         unit, text = ("group", record.group) if record.group is not None else ("id", record.id), _spaced(record.text)
-        for answer, pattern in patterns.items():
-            if answer in text and pattern.search(text):
-                units[answer].add(unit)
-    return {answer: len(units[text]) for answer, text in answers.items()}
+        told = {part for part, pattern in patterns.items() if part in text and pattern.search(text)}
+        for question, parts in wanted.items():
+            if parts <= told:
+                units[question].add(unit)
+    return {question: len(found) for question, found in units.items()}
 
 
 def _spaced(text: str) -> str:
     return " ".join(text.split())
 
 
-def supported(questions: Sequence[Question], units: Mapping[str, int], least_units: int) -> list[Question]:
+def supported(questions: Sequence[Question], units: Mapping[Question, int], least_units: int) -> list[Question]:
     """The questions that are not about a few units only; raises if none is left."""
-    kept = [question for question in questions if units[question.answer] >= least_units]
+    kept = [question for question in questions if units[question] >= least_units]
     if not kept:
         raise InvalidInput(
-            f"None of the {len(questions):,} questions can be asked: an answer has to stand in the training records of "
-            f"at least {least_units} different units (groups, or records without groups). Use more records, or ask "
-            "what many of them say, never what one person's do."
+            f"None of the {len(questions):,} questions can be asked: an answer, and what it is about, has to stand in "
+            f"the training records of at least {least_units} different units (groups, or records without groups). Use "
+            "more records, or ask what many of them say, never what one person's do."
         )
     return kept
 

@@ -27,7 +27,16 @@ from paclm.privacy.releases import RULES, Rule
 from paclm.study.batched_sessions import ResearchSessions
 from paclm.study.decoding import GREEDY
 from paclm.study.lab import Advance, Lab
-from paclm.study.questions import ALL, AskedQuestion, count_units, encode_questions, is_embedded, share_texts, supported
+from paclm.study.questions import (
+    ALL,
+    AskedQuestion,
+    Question,
+    count_units,
+    encode_questions,
+    is_embedded,
+    share_texts,
+    supported,
+)
 from paclm.study.recorded_votes import TextVotes
 from paclm.study.regime import Findings, Regime, headline
 from paclm.study.results import Row
@@ -148,7 +157,7 @@ def release_matches(answers: TextVotes, rule: Rule, per_token: float, sessions: 
 
 
 def _scores(
-    lab: Lab, scale: KnowledgeScale, asked: Sequence[AskedQuestion], answers: TextVotes, units: Mapping[str, int]
+    lab: Lab, scale: KnowledgeScale, asked: Sequence[AskedQuestion], answers: TextVotes, units: Mapping[Question, int]
 ) -> list[Row]:
     """Who answers how much, by kind. Questions with the same answer are one sample: errors are over answers."""
     cells: list[tuple[str, float | None]] = []
@@ -162,7 +171,7 @@ def _scores(
     matches["noiseless", None] = all_right(answers.votes, answers).mean(axis=1)
     matches["full", None] = full
     texts = [one.question.answer for one in asked]
-    support = np.array([units[text] for text in texts])
+    support = np.array([units[one.question] for one in asked])
     clusters = np.unique(texts, return_inverse=True)[1]
     kinds = [one.question.kind for one in asked]
     rows: list[Row] = []

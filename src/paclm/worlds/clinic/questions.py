@@ -15,8 +15,8 @@ from paclm.worlds.clinic.medicines import MEDICINES
 from paclm.worlds.clinic.notes import PRIVATE_SEED, plain, written_visits
 from paclm.worlds.clinic.scribe import END, FACT, STOP
 
-NUM_QUESTIONS = 300
-EACH = 4
+NUM_QUESTIONS = 600
+EACH = 12
 """At most so many questions of one kind have the same answer."""
 
 _FACT = re.compile(f"{FACT}([^{STOP}]*){STOP}([^{END}]*){END}")
@@ -25,11 +25,18 @@ _TRIVIAL = "hospital"
 
 
 def house_questions(seed: int = PRIVATE_SEED, num_questions: int = NUM_QUESTIONS) -> list[dict[str, str]]:
-    """Objects with `prompt`, `answer` and `kind`; the answer begins with a space where the prompt would end in one."""
+    """Objects with `prompt`, `answer` and `kind`; the answer begins with a space where the prompt would end in one.
+
+    Where several facts have the same answer, `about` is what else a note that tells this one says: the condition that
+    a ward takes, or the ward that has its clinic on this day.
+    """
     asked: Counter[tuple[str, str]] = Counter()
     questions: list[dict[str, str]] = []
-    visits = written_visits(draw_hospital(seed), 20 * num_questions, Dice(f"questions {seed}"))
-    for _, text, _ in visits:
+    hospital = draw_hospital(seed)
+    for visit, text, _ in written_visits(hospital, 20 * num_questions, Dice(f"questions {seed}")):
+        title = text.split("\n")[1].split()
+        about = dict.fromkeys(("ward", "medicine", "review interval"), " ".join(title[1:]))
+        about["clinic day"] = hospital.ward_of(visit.condition)
         for found in _FACT.finditer(text):
             kind, answer = found.groups()
             prompt = plain(text[: found.start()])
@@ -38,7 +45,8 @@ def house_questions(seed: int = PRIVATE_SEED, num_questions: int = NUM_QUESTIONS
             asked[kind, answer] += 1
             if asked[kind, answer] <= EACH:
                 trimmed = prompt.removesuffix(" ")
-                questions.append({"prompt": trimmed, "answer": prompt[len(trimmed) :] + answer, "kind": kind})
+                question = {"prompt": trimmed, "answer": prompt[len(trimmed) :] + answer, "kind": kind}
+                questions.append(question | ({"about": about[kind]} if kind in about else {}))
         if len(questions) >= num_questions:
             break
     return questions[:num_questions]
