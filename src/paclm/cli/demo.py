@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paclm.worlds.workspace import Workspace
 
 EMBEDDED = "tiny"
-NOTES = 150
+NOTES = 230
 WORLDS = 16
 HELD_OUT_TOKENS = 2000
 DRAWS = 2  # of coins, where votes are sampled
@@ -180,10 +180,10 @@ def _refuse_other_base(place: Path, named: Path, base: str) -> None:
         return
     made_with = load_manifest(place).base["name"]
     if made_with != base:
-        folder = in_shell(named)
+        quoted = in_shell(named)
         raise WorkspaceError(
-            f"{named} was made with the base {made_with}. To continue it: paclm demo {folder} --base "
-            f"{in_shell(made_with)}; for {base} name another folder: paclm demo {folder}-2 --base {in_shell(base)}"
+            f"{named} was made with the base {made_with}. To continue it: paclm demo {quoted} --base "
+            f"{in_shell(made_with)}; for {base} name another folder: paclm demo {quoted}-2 --base {in_shell(base)}"
         )
 
 
