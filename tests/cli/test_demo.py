@@ -1,6 +1,7 @@
 """`paclm demo`, shrunk: the whole product end to end on the embedded model and corpus, and again without repeating."""
 
 import json
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from paclm.cli import demo_texts
 from paclm.cli.side_by_side import Screen
 from paclm.errors import WorkspaceError
 from paclm.study.recorded_votes import RecordedVotes
+from paclm.study.regimes.knowledge import KnowledgeScale
 from paclm.study.results import Result
 from paclm.worlds.clinic import house_terms
 from paclm.worlds.settings import write_settings
@@ -112,7 +114,7 @@ def test_names_of_the_hospital_are_counted_in_both_texts(monkeypatch, capsys):
     assert figures["completions"][0]["house_terms_private"] == [name]
     out = capsys.readouterr().out
     assert f"Seen at «⟨{name}⟩»" in out
-    assert "the public model writes 0, the private one 1." in out
+    assert "the public model writes 0, the private one 1;" in out
 
 
 def test_the_plan_prints_no_less_than_the_bounds(monkeypatch, capsys):
@@ -135,3 +137,14 @@ def test_recall_that_the_owner_measured_on_two_collections_is_that_of_the_first(
     monkeypatch.setattr(demo_module, "_run_once", lambda *_: result)
     found = demo_module._knowledge(SimpleNamespace(), Screen())
     assert found == {"questions": 5, **dict.fromkeys(budgets, 0.1)}
+
+
+def test_a_result_of_another_scale_is_measured_again(tmp_path, monkeypatch):
+    """The owner may have asked questions of their own with the same workspace."""
+    scale = KnowledgeScale(100, 16, budgets=(2.0**-16,), examples=3)
+    kept = Result(regime="knowledge", preset="quick", seed=0, scale=asdict(scale), rows=[], seconds=1.0)
+    kept.save(tmp_path)
+    monkeypatch.setattr("paclm.study.run.results_folder", lambda _: tmp_path)
+    monkeypatch.setattr("paclm.study.run.run_regime", lambda *_, **__: "measured again")
+    assert demo_module._run_once(None, "knowledge", scale).regime == "knowledge"
+    assert demo_module._run_once(None, "knowledge", replace(scale, questions=200)) == "measured again"

@@ -5,10 +5,12 @@ Every number it prints is measured in that run. Finished steps are kept in the w
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -35,10 +37,10 @@ WORLDS = 16
 HELD_OUT_TOKENS = 2000
 DRAWS = 2  # of coins, where votes are sampled
 PROMPTS = {
-    "[synthetic note]\nClinic note: gallstones\n": 220,
-    "[synthetic note]\nNursing note: multiple sclerosis\n": 100,
+    "[synthetic note]\nClinic note: multiple sclerosis\n": 220,
+    "[synthetic note]\nDischarge letter: transient ischaemic attack\n": 180,
 }
-"""With how many tokens each is continued."""
+"""With how many tokens each is continued; two conditions that are common in this hospital."""
 TEMPERATURE = 0.3  # low: at τ = 1 a model this small writes poor text; 0 is greedy
 PER_TOKEN, TOTAL = "2^-16", "2^-6"
 TRAINING: dict[str, float] = {**SMALL_CORPUS, "epochs": 1}
@@ -113,7 +115,7 @@ def demo(
     knowledge = timed("knowledge", lambda: _knowledge(lab, screen))
     screen.head(7, "Attack: which records were in the realized world?")
     attack = timed("attack", lambda: _attack(opened, recorded, screen))
-    screen.head(8, "Write a report on all of this")
+    screen.head(8, "Write a report: accuracy, knowledge, flatness and releases on these worlds")
     page = timed("report", lambda: _report(lab))
     screen.say(str(shortened(page)))
     _print_next_steps(path, base, screen)
@@ -382,7 +384,9 @@ def _run_once(lab: Lab, name: str, scale: Any) -> Result:
     from paclm.study.run import results_folder, run_regime
 
     path = results_folder(lab) / f"{name}.json"
-    return Result.load(path) if path.is_file() else run_regime(lab, regime_named(name), "quick", scale=scale)
+    if path.is_file() and (found := Result.load(path)).scale == json.loads(json.dumps(asdict(scale))):
+        return found
+    return run_regime(lab, regime_named(name), "quick", scale=scale)
 
 
 def _print_next_steps(workspace: Path, base: str, screen: Screen) -> None:
@@ -392,7 +396,7 @@ def _print_next_steps(workspace: Path, base: str, screen: Screen) -> None:
     commands = {
         f"paclm study report {quoted} --open": "opens this report in a browser",
         f"paclm serve {quoted}": "an OpenAI-compatible endpoint, and a dashboard at its address",
-        f'paclm generate {quoted} --prompt "[synthetic note]" --max-tokens 150 --temperature 0.3': "another note",
+        f'paclm generate {quoted} --prompt "[synthetic note]" --max-tokens 220 --temperature 0.3': "another note",
         f"paclm ledger show {quoted}": "spent so far, what is left, and the bounds",
         f"paclm study run {quoted} all": "every table and figure of the paper, in about 15 minutes",
     }

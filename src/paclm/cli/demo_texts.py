@@ -32,7 +32,10 @@ def compare_texts(lab: Lab, prompts: Mapping[str, int], temperature: float, scre
     screen.compare(("public model", f"private, {per_token} nats per token"), pairs)
     screen.legend({"disputed": "tokens on which worlds differ", "term": "this hospital's own names and words"})
     counts = [len({term for text in texts for term in text.terms}) for texts in (public, private)]
-    screen.say(f"Of those names and words, the public model writes {counts[0]}, the private one {counts[1]}.")
+    screen.say(
+        f"Of those names and words, the public model writes {counts[0]}, the private one {counts[1]}; not each stands "
+        "in its right place, and names that only sound local are invented. The private text differs from run to run."
+    )
     done = [answer for answer, _ in answers]
     last, charged = done[-1], sum(answer.charged_nats for answer in done)
     if lost := sum(answer.public_tokens for answer in done):

@@ -74,7 +74,7 @@ def run(
     stopped run continues where it was, unless the code it depends on has changed. The deployment's secret is not read:
     studies draw their own secrets, from a seed. The trainings of dp count against what is promised about the corpus.
     knowledge asks questions about the records: of a corpus of your own they are a file with one JSON object a line,
-    with prompt, answer and perhaps kind. Without questions, all leaves it out.
+    with prompt, answer and perhaps kind and about. Without questions, all leaves it out.
 
     Example usage:
 

@@ -21,7 +21,7 @@ from paclm.worlds.workspace import Workspace
 
 ALL = "all"
 """The kind of all questions together."""
-A_LINE = '{"prompt": "Gallstones. Transferred to ward", "answer": " Maple", "about": "Gallstones", "kind": "ward"}'
+A_LINE = '{"prompt": "Letter: gallstones. Ward:", "answer": " Maple", "about": "gallstones", "kind": "ward"}'
 WRITE = f"Write one JSON object a line, about and kind are optional: {A_LINE}"
 
 _SYNTHETIC = re.compile("clinic:[0-9]+")

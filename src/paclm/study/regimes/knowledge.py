@@ -80,8 +80,8 @@ def run(lab: Lab, scale: KnowledgeScale) -> Findings:
     kept = parts.arrays("knowledge-votes", lambda: answer_votes(engine, asked, advance).arrays(GREEDY.name))
     rows = _scores(lab, scale, asked, TextVotes.from_arrays(kept, GREEDY.name), units)
     notes = [
-        f"{len(asked):,} of {len(given):,} questions were asked; {len(given) - len(found):,} are left out because "
-        f"their answers stand in the training records of fewer than {scale.least_units} "
+        f"{len(asked):,} of {len(given):,} questions were asked; left out are {len(given) - len(found):,} "
+        f"whose answers, with what they are about, stand in the training records of fewer than {scale.least_units} "
         f"{'groups' if lab.workspace.manifest.arguments.get('group_by') else 'records'}.",
     ]
     if is_embedded(lab.workspace):
