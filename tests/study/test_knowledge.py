@@ -178,7 +178,7 @@ def test_rows_are_by_kind_release_and_budget_and_unsupported_questions_are_left_
     assert [(row["release"], row["budget"]) for row in scores if row["kind"] == "all"] == releases
     assert {row["kind"]: row["questions"] for row in scores} == {"all": 4, "house": 2, "patient": 2}
     assert all(0.0 <= row["exact_match"] <= 1.0 and row["units_least"] >= 3 for row in scores)
-    assert "4 of 5 questions were asked; 1 are left out" in result.notes[0]
+    assert "4 of 5 questions were asked; left out are 1 " in result.notes[0]
     table = table_named("tab:knowledge").build({"knowledge": result})
     assert list(table.columns) == ["release", "b", "all (4)", "house (2)", "patient (2)", "kept"]
     assert len(table.rows) == len(releases)
