@@ -9,10 +9,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
+from paclm.worlds.clinic import PRIVATE_SEED
 from tiny.data import count_bytes, encode_documents, pack, pieces
 from tiny.evaluate import score_documents, windows
 from tiny.model import Shape, TinyGPT2, to_hugging_face
-from tiny.notes import NEVER_TRAINED, PRIVATE, Hospitals, encoded_by_all, write_notes
+from tiny.notes import NEVER_TRAINED, Hospitals, encoded_by_all, write_notes
 from tiny.optimizer import Muon
 from tiny.tokenizer import train_tokenizer
 from tiny.train import Source, batches, lr_share, mixed_batches
@@ -163,8 +164,8 @@ def test_a_step_has_its_share_of_notes_and_epochs_are_counted_by_source():
 def test_no_hospital_is_both_trained_on_and_measured():
     hospitals = Hospitals(count=250, notes_each=3)
     assert (len(hospitals.train), len(hospitals.held_out)) == (247, 3)
-    assert not set(hospitals.train) & {*hospitals.held_out, PRIVATE, *NEVER_TRAINED}
-    assert not set(hospitals.held_out) & {PRIVATE, *NEVER_TRAINED}
+    assert not set(hospitals.train) & {*hospitals.held_out, PRIVATE_SEED, *NEVER_TRAINED}
+    assert not set(hospitals.held_out) & {PRIVATE_SEED, *NEVER_TRAINED}
 
 
 def test_notes_written_on_all_cores_are_those_of_the_hospitals_in_order():

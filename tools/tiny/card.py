@@ -15,9 +15,11 @@ from statistics import mean
 from string import Template
 from typing import Any
 
+from paclm.worlds.clinic import PRIVATE_SEED
+
 from .check import NUM_NOTES, NUM_PASSAGES, PASSAGE_CHARS, SEEN, UNSEEN, note_sets, probe_notes
 from .evaluate import Reader, measure
-from .notes import PRIVATE, Hospitals
+from .notes import Hospitals
 from .samples import NUM_NEW_TOKENS
 
 MODELS = {
@@ -68,7 +70,7 @@ def measure_notes(facts: Facts, model_folder: Path) -> Facts:
     reader = Reader.load(model_folder)
     ours = facts["figures"]["tiny"] | {
         "notes": measure(reader.score, note_sets()),
-        "probe_notes": measure(reader.score, {str(PRIVATE): probe_notes()}),
+        "probe_notes": measure(reader.score, {str(PRIVATE_SEED): probe_notes()}),
     }
     return facts | {
         "weights_sha256": hash_weights(model_folder),
@@ -142,7 +144,7 @@ def render(template: str, facts: Facts) -> str:
     ours = facts["figures"]["tiny"]
     words |= {
         "passages_figure": _figure(ours, "passages", "all"),
-        "notes_figure": _figure(ours, "notes", str(PRIVATE)),
+        "notes_figure": _figure(ours, "notes", str(PRIVATE_SEED)),
     }
     return Template((Path(__file__).parent / template).read_text()).substitute(words)
 
@@ -171,7 +173,9 @@ def _hospital_table(notes: Facts) -> str:
         return f"{mean(values):{style}} ({min(values):{style}} to {max(values):{style}})"
 
     rows = {
-        f"{PRIVATE}, the private one": [f"{notes[str(PRIVATE)][name]:{style}}" for name, style in _NOTE_FIGURES],
+        f"{PRIVATE_SEED}, the private one": [
+            f"{notes[str(PRIVATE_SEED)][name]:{style}}" for name, style in _NOTE_FIGURES
+        ],
         f"{UNSEEN[0]} to {UNSEEN[-1]}, never trained on": [span(name, style) for name, style in _NOTE_FIGURES],
         f"{SEEN[0]:,} to {SEEN[-1]:,}, trained on": [f"{notes['seen'][name]:{style}}" for name, style in _NOTE_FIGURES],
     }

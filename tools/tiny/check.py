@@ -9,8 +9,10 @@ of the private hospital, of ten others that `tiny` has never seen, and of ten th
 
 from __future__ import annotations
 
+from paclm.worlds.clinic import PRIVATE_SEED
+
 from .data import Corpus
-from .notes import FIRST_TRAINED, NEVER_TRAINED, PRIVATE, write_notes
+from .notes import FIRST_TRAINED, NEVER_TRAINED, write_notes
 
 PASSAGE_CHARS = 2000
 NUM_PASSAGES = 50
@@ -37,10 +39,10 @@ def held_out_sets(corpora: list[Corpus]) -> dict[str, list[str]]:
 
 def note_sets(num_notes: int = NUM_NOTES) -> dict[str, list[str]]:
     """The first notes of each unseen hospital, by its seed, and as many of those seen in training, together."""
-    unseen = {str(seed): write_notes(seed, num_notes) for seed in (PRIVATE, *UNSEEN)}
+    unseen = {str(seed): write_notes(seed, num_notes) for seed in (PRIVATE_SEED, *UNSEEN)}
     return unseen | {"seen": [text for seed in SEEN for text in write_notes(seed, max(1, num_notes // len(SEEN)))]}
 
 
 def probe_notes() -> list[str]:
     """A few notes of the private hospital, which a test scores in seconds."""
-    return write_notes(PRIVATE, NUM_PROBE_NOTES)
+    return write_notes(PRIVATE_SEED, NUM_PROBE_NOTES)

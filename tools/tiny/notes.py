@@ -23,7 +23,6 @@ from paclm.worlds.clinic import generate_notes
 from .data import HELD_OUT_SHARE, TokenArray, count_bytes, encode_documents
 
 FIRST_TRAINED = 1_000_000
-PRIVATE = 7
 NEVER_TRAINED = range(100, 200)
 
 _tokenizer: Tokenizer | None = None  # of a worker

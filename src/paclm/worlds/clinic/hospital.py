@@ -37,7 +37,6 @@ _INTERVALS = ("two weeks", "four weeks", "six weeks", "eight weeks", "three mont
 class Practice:
     """How one hospital deals with one condition."""
 
-    condition: Condition
     medicines: tuple[str, ...]
     """Generic names, the first choice first."""
     labs: tuple[str, ...]
@@ -51,7 +50,6 @@ class Practice:
 class Hospital:
     """One made-up hospital."""
 
-    seed: int
     name: str
     towns: tuple[str, ...]
     """The catchment, the largest first."""
@@ -103,7 +101,6 @@ def draw_hospital(seed: int) -> Hospital:
     seen = (*chronic, *acute)
     is_terse = dice.chance(0.4)
     return Hospital(
-        seed=seed,
         name=_name(towns[0], dice),
         towns=towns,
         wards=wards,
@@ -152,7 +149,6 @@ def _protocols(dice: Dice) -> list[str]:
 def _practice(condition: Condition, protocol: str, voice: Voice) -> Practice:
     dice = voice.dice
     return Practice(
-        condition=condition,
         medicines=tuple(dice.mixed(condition.medicines)[:2]),
         labs=tuple(dice.mixed(condition.labs)[:2]),
         protocol=protocol,

@@ -12,7 +12,7 @@ from paclm.worlds.clinic.dice import Dice
 from paclm.worlds.clinic.grammar import Voice
 from paclm.worlds.clinic.hospital import Hospital, draw_hospital
 from paclm.worlds.clinic.people import draw_patient
-from paclm.worlds.clinic.scribe import END, FACT, KINDS, STOP, Kind, Scribe
+from paclm.worlds.clinic.scribe import END, FACT, FACTS, KINDS, Kind, Scribe
 from paclm.worlds.clinic.visits import Course, Visit
 
 MAX_RECORDS = 1_000_000
@@ -24,7 +24,6 @@ SYNTHETIC = "[synthetic note]"
 
 _FIRST_DAY = date(2012, 1, 2).toordinal()
 _LAST_DAY = date(2023, 6, 30).toordinal()
-_ANY_FACT = re.compile(f"{FACT}[^{STOP}]*{STOP}([^{END}]*){END}")
 _WHOLE_FACT = re.compile(f"({FACT}[^{END}]*{END})")
 _ARTICLE = re.compile(r"\b([aA]) (?=[aeio]|u(?!ni|se|su|r[io])|8\d?-|11-|18-)(?!one\b|eu)")
 
@@ -64,7 +63,7 @@ def written_visits(hospital: Hospital, num_records: int, dice: Dice) -> Iterator
 
 def plain(text: str) -> str:
     """Without the marks around what is the house's own."""
-    return _ANY_FACT.sub(r"\1", text)
+    return FACTS.sub(r"\2", text)
 
 
 def _visits(hospital: Hospital, voice: Voice) -> Iterator[Visit]:

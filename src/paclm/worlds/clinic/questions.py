@@ -6,20 +6,18 @@ which ward takes a condition, which medicine it gives first, who signs on this w
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 
 from paclm.worlds.clinic.dice import Dice
 from paclm.worlds.clinic.hospital import draw_hospital
 from paclm.worlds.clinic.medicines import MEDICINES
 from paclm.worlds.clinic.notes import PRIVATE_SEED, plain, written_visits
-from paclm.worlds.clinic.scribe import END, FACT, STOP
+from paclm.worlds.clinic.scribe import FACTS
 
 NUM_QUESTIONS = 600
 EACH = 12
 """At most so many questions of one kind have the same answer."""
 
-_FACT = re.compile(f"{FACT}([^{STOP}]*){STOP}([^{END}]*){END}")
 _TRIVIAL = "hospital"
 """Its name stands in every note."""
 
@@ -37,7 +35,7 @@ def house_questions(seed: int = PRIVATE_SEED, num_questions: int = NUM_QUESTIONS
         title = text.split("\n")[1].split()
         about = dict.fromkeys(("ward", "medicine", "review interval"), " ".join(title[1:]))
         about["clinic day"] = hospital.ward_of(visit.condition)
-        for found in _FACT.finditer(text):
+        for found in FACTS.finditer(text):
             kind, answer = found.groups()
             prompt = plain(text[: found.start()])
             if kind == _TRIVIAL or answer in prompt:  # what was said before could be copied

@@ -5,6 +5,7 @@ What is the house's own stands between marks, `FACT kind STOP text END`, so that
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from paclm.worlds.clinic.phrases import RULES
 from paclm.worlds.clinic.visits import Change, Prescription, Reading, Visit
 
 FACT, STOP, END = "\x01", "\x02", "\x03"
+FACTS = re.compile(f"{FACT}([^{STOP}]*){STOP}([^{END}]*){END}")
+"""Kind and text of each."""
 
 
 def mark(kind: str, text: str) -> str:

@@ -71,8 +71,6 @@ class Visit:
     trend: str
     """new, better, same or worse."""
     is_acute: bool
-    last_seen: date | None
-    """When this problem was seen before."""
     vitals: Vitals
     readings: tuple[Reading, ...]
     changes: tuple[Change, ...]
@@ -142,7 +140,6 @@ class Course:
             side=problem.side,
             trend=trend,
             is_acute=problem is self._passing,
-            last_seen=problem.last_seen,
             vitals=self._vitals(problem),
             readings=readings,
             changes=changes,
