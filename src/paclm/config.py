@@ -238,6 +238,9 @@ class TrainingConfig:
     """α; an adapter is scaled by alpha / rank."""
     targets: str | tuple[str, ...] = "auto"
     """Which linear layers carry an adapter: `auto` (by model family), `attention`, or a list of layer names."""
+    layers: str = "all"
+    """Which decoder layers carry adapters: `all`, or `top:D` for the last D; those below are computed and cached once
+    for all worlds."""
     learning_rate: float = 2e-4
     """Of AdamW, constant."""
     weight_decay: float = 0.01
@@ -265,6 +268,13 @@ class TrainingConfig:
             raise InvalidInput(f"block_tokens must be at least 2, or 0 for the context, not {self.block_tokens!r}.")
         if not self.targets:
             raise InvalidInput("targets must be auto, attention or a list of at least one layer name.")
+        if self.layers != "all" and not re.fullmatch(r"top:[1-9][0-9]*", self.layers):
+            raise InvalidInput(f"layers must be all, or top:D such as top:15, not {self.layers!r}.")
+
+    @property
+    def top(self) -> int | None:
+        """How many of the last decoder layers carry adapters; None: all."""
+        return None if self.layers == "all" else int(self.layers.removeprefix("top:"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

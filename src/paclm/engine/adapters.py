@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class AdapterSpec:
     dropout: float = 0.0  # dropout on the adapter's input while training
     targets: tuple[str, ...] = ()  # last parts of the names of the adapted layers
     attention_only: bool = False  # only targets inside attention blocks: GPT-2's `c_proj` is also in its MLP
+    top: int | None = None  # only targets in this many of the last decoder layers; None: in all
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "targets", tuple(self.targets))
@@ -101,7 +102,28 @@ def find_targets(model: nn.Module, spec: AdapterSpec) -> tuple[Target, ...]:
                 f"None of the layers {', '.join(wanted)} is inside an attention block of this model. "
                 "Name other targets, or turn attention_only off."
             )
+    if spec.top is not None:
+        found = _of_top_layers(found, layers, spec.top)
     return tuple(found)
+
+
+def _of_top_layers(targets: list[Target], layers: Iterable[str], top: int) -> list[Target]:
+    """The targets in the last decoder layers of a model with these linear layers."""
+    num_layers = 1 + max((decoder_layer(name) for name in layers), default=-1)
+    if not 1 <= top <= num_layers:
+        raise EngineError(
+            f'layers = "top:{top}" in [training], but this model has {num_layers} decoder layers. Choose 1 to '
+            f"{num_layers} of them, or all."
+        )
+    found = [target for target in targets if decoder_layer(target.name) >= num_layers - top]
+    if not found:
+        raise EngineError(f"None of the targets is in the last {top} decoder layers of this model. Raise layers.")
+    return found
+
+
+def decoder_layer(name: str) -> int:
+    """The number of the decoder layer that a linear layer of this name is in; -1: none."""
+    return next((int(part) for part in name.split(".") if part.isdigit()), -1)
 
 
 def _matches(name: str, want: str) -> bool:
@@ -153,6 +175,11 @@ class AdapterStack:
     @property
     def layers(self) -> tuple[str, ...]:
         return tuple(self.A)
+
+    @property
+    def trunk(self) -> int:
+        """Decoder layers below the first adapted one: the same for all worlds."""
+        return max(0, min(map(decoder_layer, self.A)))
 
     @property
     def num_parameters(self) -> int:
@@ -220,7 +247,8 @@ class AdapterStack:
     def save(self, path: Path) -> None:
         """Write one safetensors file, atomically."""
         tensors = {f"{layer}.A": a for layer, a in self.A.items()} | {f"{layer}.B": b for layer, b in self.B.items()}
-        metadata = {"format": FORMAT, "base": self.base, "spec": json.dumps(asdict(self.spec))}
+        spec = {name: value for name, value in asdict(self.spec).items() if value is not None}
+        metadata = {"format": FORMAT, "base": self.base, "spec": json.dumps(spec)}
         path.parent.mkdir(parents=True, exist_ok=True)
         save_tensors(path, tensors, metadata)
 

@@ -92,7 +92,7 @@ def adapter_spec(settings: TrainingConfig) -> AdapterSpec:
     wanted = settings.targets
     names = () if wanted in ("auto", "attention") else (wanted,) if isinstance(wanted, str) else wanted
     only = wanted == "attention"
-    return AdapterSpec(rank=settings.rank, alpha=settings.alpha, targets=names, attention_only=only)
+    return AdapterSpec(rank=settings.rank, alpha=settings.alpha, targets=names, attention_only=only, top=settings.top)
 
 
 def make_schedule(blocks: Blocks, membership: BoolArray, settings: TrainingConfig, seed: int) -> Schedule:

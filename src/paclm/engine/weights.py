@@ -88,6 +88,7 @@ class Weights:
     activation: Callable[[Tensor], Tensor]
     activation_name: str
     is_gated: bool
+    trunk: int  # layers below the first adapted one: the same for all worlds, so computed and cached once
 
     @property
     def hidden_size(self) -> int:
@@ -163,6 +164,7 @@ def take_apart(model: PreTrainedModel | StoredModel, stack: AdapterStack, contex
         activation=_activation(activation),
         activation_name=activation,
         is_gated=not is_gpt2,
+        trunk=stack.trunk,
     )
 
 
