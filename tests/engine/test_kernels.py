@@ -37,18 +37,18 @@ GPT2 = {"vocab_size": VOCABULARY, "n_positions": CONTEXT, "n_embd": 128, "n_laye
 GPT2 |= {"bos_token_id": 0, "eos_token_id": 0}
 
 
-@pytest.fixture(params=["gpt2", "llama", "one adapter"])
+@pytest.fixture(params=["gpt2", "llama", "one adapter", "trunk", "gpt2 trunk"])
 def weights(request, dtype):
-    """Worlds and the public model, or a single adapter in its place."""
+    """Worlds and the public model, or a single adapter in its place; adapters in both layers, or above a trunk."""
     torch.manual_seed(0)
-    is_llama, is_alone = request.param != "gpt2", request.param == "one adapter"
+    is_llama, is_alone = "gpt2" not in request.param, request.param == "one adapter"
     model = LlamaForCausalLM(LlamaConfig(**LLAMA)) if is_llama else GPT2LMHeadModel(GPT2Config(**GPT2))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0.0, 0.05)
     model = model.eval().to(DEVICE, dtype)
-    spec = AdapterSpec()
+    spec = AdapterSpec(top=1 if "trunk" in request.param else None)
     start = AdapterStack.initial(find_targets(model, spec), spec, 1 if is_alone else WORLDS, 0, "x", coupled=False)
     B = {layer: torch.randn_like(b) * 0.05 for layer, b in start.B.items()}
     return take_apart(model, AdapterStack(spec, "x", start.A, B, is_public=is_alone), CONTEXT)

@@ -157,6 +157,10 @@ class FusedModel(StackedModel):
         inner: Tensor | None = None
         before: Product | None = None
         for layer, block in enumerate(w.blocks):
+            if layer == w.trunk > 0:
+                self._normalise(stream, block.norm_attention, normed, n, parts, before, None, None)
+                stream, parts, before = stream.repeat(w.num_worlds, 1), None, None
+                normed, attended = torch.empty_like(stream), attended.new_empty(stream.shape[0], attended.shape[1])
             inner_in = self._normalise(
                 stream, block.norm_attention, normed, n, parts, before, inner, block.attention_in
             )

@@ -2,8 +2,8 @@
 
     block: (W, kv heads, page, head size)        table of a sequence: block of positions 0 … page-1, of the next page, …
 
-Adapters change keys and values, so no two worlds can share them. Memory that was never written costs nothing on a CPU:
-the system provides it on first use.
+Adapters change keys and values, so no two worlds can share them; in the layers of the trunk, below all adapters, one
+row serves all worlds. Memory that was never written costs nothing on a CPU: the system provides it on first use.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ class Run(NamedTuple):
 
 
 class KVCache:
-    """keys[layer], values[layer]: (blocks, W, kv heads, page, head size)."""
+    """keys[layer], values[layer]: (blocks, W, kv heads, page, head size), with 1 for W in the trunk."""
 
     def __init__(
-        self, num_layers: int, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device
+        self, rows: Sequence[int], shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.page = shape[3]
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        """Rows of each layer, W or 1; shape: blocks, kv heads, page, head size."""
+        num_blocks, *inner = shape
+        self.keys = [torch.empty(num_blocks, each, *inner, dtype=dtype, device=device) for each in rows]
+        self.values = [torch.empty_like(keys) for keys in self.keys]
 
     def write(self, layer: int, runs: Iterable[Run], keys: Tensor, values: Tensor) -> None:
-        """Write keys and values (W, rows, heads, size) by slices."""
+        """Write keys and values (W, tokens, heads, size) by slices."""
         for kept, new in ((self.keys[layer], keys), (self.values[layer], values)):
             for block, place, row, length in runs:
                 kept[block, :, :, place : place + length] = new[:, row : row + length].transpose(1, 2)

@@ -81,7 +81,7 @@ def plan_engine(
     rows = max(runtime.prefill_chunk, runtime.max_sequences)
     plan = plan_memory(model, stack.num_parameters, stack.num_rows, dtype, rows=rows, support_size=support_size)
     cache = int(runtime.cache_gib * GIB)
-    block = PAGES[runtime.device] * token_bytes(model.config, stack.num_rows, dtype)
+    block = PAGES[runtime.device] * token_bytes(model.config, stack.num_rows, dtype, stack.trunk)
     if not cache:
         most = block * (1 + runtime.max_sequences * -(-runtime.context // PAGES[runtime.device]))
         cache = min(most, int(_CACHE_SHARE[runtime.device] * (available - plan.total)))
@@ -106,7 +106,7 @@ def build_engine(
     available = available_memory(device)
     plan = plan_engine(model, stack, runtime, support_size, available)
     plan.check(available)
-    num_tokens = plan.cache // token_bytes(model.config, stack.num_rows, dtype)
+    num_tokens = plan.cache // token_bytes(model.config, stack.num_rows, dtype, stack.trunk)
     try:
         model = model.eval().to(device=device, dtype=dtype)
         if unsupported(model) is not None:

@@ -81,11 +81,12 @@ def plan_memory(
     )
 
 
-def token_bytes(config: Any, num_rows: int, dtype: torch.dtype) -> int:
-    """Keys and values of one token in all layers of all W worlds and the public model."""
+def token_bytes(config: Any, num_rows: int, dtype: torch.dtype, trunk: int = 0) -> int:
+    """Keys and values of one token: in the layers of the trunk once, above it for all W worlds and the public model."""
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * num_rows * kv_heads * head_size * dtype.itemsize)
+    rows = trunk + (config.num_hidden_layers - trunk) * num_rows
+    return int(2 * rows * kv_heads * head_size * dtype.itemsize)
 
 
 def available_memory(device: torch.device) -> int:

@@ -1,6 +1,7 @@
 """The forward pass of all worlds in plain torch: the CPU's path, and the reference for every faster one.
 
-    x (W, rows, d) ── norm ── one base product for W·rows rows ── + B_w (A_w x) per world ── attention ── …
+    trunk     x (1, rows, d) ── layers without adapters, once for all worlds ── repeated for W worlds
+    above it  x (W, rows, d) ── norm ── one base product for W·rows rows ── + B_w (A_w x) per world ── attention ── …
 
 Rows are world-major, sequences inside a world in the order given. Knows tokens and positions only.
 """
@@ -70,8 +71,8 @@ class StackedModel:
     def __init__(self, weights: Weights, num_blocks: int, page: int | None = None) -> None:
         w = self.weights = weights
         self.page = page or PAGES[w.device.type]
-        shape = (num_blocks, w.num_worlds, w.num_kv_heads, self.page, w.head_size)
-        self.cache = KVCache(len(w.blocks), shape, w.dtype, w.device)
+        rows = [1 if layer < w.trunk else w.num_worlds for layer in range(len(w.blocks))]
+        self.cache = KVCache(rows, (num_blocks, w.num_kv_heads, self.page, w.head_size), w.dtype, w.device)
         self.num_worlds, self.num_blocks, self.context, self.head = w.num_worlds, num_blocks, w.context, w.head
 
     @torch.inference_mode()
@@ -86,6 +87,7 @@ class StackedModel:
         targets = torch.from_numpy(blocks).long().to(device), at % self.page
         x = self._embed(torch.from_numpy(chunk.tokens).to(device), at)
         for layer, block in enumerate(w.blocks):
+            x = self._spread(x, layer)
             q, k, v = self._queries(x, block, at)  # (W, T, heads, size)
             if device.type == "cuda":
                 self.cache.scatter(layer, *targets, k, v)
@@ -96,14 +98,14 @@ class StackedModel:
 
     def _attend_parts(self, layer: int, chunk: PromptChunk, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of every part to all of its sequence before it: (W, T, heads · size)."""
-        w, T = self.weights, q.shape[1]
+        w, (worlds, T) = self.weights, q.shape[:2]
         is_alike = not chunk.starts.any() and (chunk.lengths == chunk.lengths[0]).all()
-        if is_alike and len(chunk.lengths) * w.num_worlds < 2**16:  # attention kernels count these in 16 bits
+        if is_alike and len(chunk.lengths) * worlds < 2**16:  # attention kernels count these in 16 bits
             q, k, v = (part.reshape(-1, int(chunk.lengths[0]), *part.shape[2:]).transpose(1, 2) for part in (q, k, v))
             out = functional.scaled_dot_product_attention(
                 q, k, v, is_causal=True, enable_gqa=w.num_heads != w.num_kv_heads
             )  # (W·s, heads, c, size)
-            return out.transpose(1, 2).reshape(w.num_worlds, T, -1)
+            return out.transpose(1, 2).reshape(worlds, T, -1)
         out, row = torch.empty_like(q), 0
         for start, length, blocks in zip(
             chunk.starts.tolist(), chunk.lengths.tolist(), chunk.table.tolist(), strict=True
@@ -116,7 +118,7 @@ class StackedModel:
             places = torch.arange(end, device=q.device)
             mask = places <= places[start:].unsqueeze(1)  # (length, end)
             together = max(1, _COPIED // (end * w.num_kv_heads * w.head_size))
-            for first in range(0, w.num_worlds, together):
+            for first in range(0, worlds, together):
                 some = slice(first, first + together)
                 keys, values = self.cache.copy(layer, blocks[: -(-end // self.page)], some)
                 self._attend(q[some, rows], keys[:, :, :end], values[:, :, :end], mask, out[some, rows])
@@ -137,6 +139,7 @@ class StackedModel:
         prepared = attend(positions, table, reach)
         x = self._embed(tokens, positions)
         for layer, block in enumerate(self.weights.blocks):
+            x = self._spread(x, layer)
             q, k, v = self._queries(x, block, positions)  # (W, n, heads, size)
             q = q * self.weights.head_size**-0.5
             x = self._finish(x, prepared(layer, q, k, v), block)
@@ -154,9 +157,10 @@ class StackedModel:
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self.cache.write(layer, runs, k, v)
             all_keys, all_values = self.cache.keys[layer], self.cache.values[layer]
-            out = q.new_empty(w.num_worlds, len(pages), w.num_heads * w.head_size)
+            worlds = len(q)
+            out = q.new_empty(worlds, len(pages), w.num_heads * w.head_size)
             for i, row in enumerate(pages):
-                own = q[:, i].reshape(w.num_worlds * w.num_kv_heads, -1, w.head_size)  # (W·kv, heads per kv, size)
+                own = q[:, i].reshape(worlds * w.num_kv_heads, -1, w.head_size)  # (W·kv, heads per kv, size)
                 keys = [all_keys[block, :, :, :count].flatten(0, 1).transpose(1, 2) for block, count in row]
                 values = [all_values[block, :, :, :count].flatten(0, 1) for block, count in row]
                 scores = torch.cat([torch.bmm(own, each) for each in keys], -1).float()
@@ -164,7 +168,7 @@ class StackedModel:
                 total = torch.bmm(shares[0], values[0])
                 for share, each in zip(shares[1:], values[1:], strict=True):
                     total.baddbmm_(share, each)
-                out[:, i] = total.view(w.num_worlds, -1)
+                out[:, i] = total.view(worlds, -1)
             return out
 
         return attend
@@ -180,12 +184,11 @@ class StackedModel:
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self.cache.scatter(layer, blocks, places, k, v)
             keys, values = self.cache.gather(layer, table)  # (n, W, kv, end, size)
-            own = q.transpose(0, 1).reshape(
-                n, w.num_worlds, w.num_kv_heads, -1, w.head_size
-            )  # (n, W, kv, heads per kv, size)
+            worlds = len(q)
+            own = q.transpose(0, 1).reshape(n, worlds, w.num_kv_heads, -1, w.head_size)  # (n, W, kv, per kv, size)
             scores = (own @ keys.transpose(3, 4)).float().masked_fill(late, float("-inf"))
             values = values.masked_fill(late.transpose(3, 4), 0.0)  # blocks may hold anything past the end
-            return (torch.softmax(scores, -1).to(values.dtype) @ values).transpose(0, 1).reshape(w.num_worlds, n, -1)
+            return (torch.softmax(scores, -1).to(values.dtype) @ values).transpose(0, 1).reshape(worlds, n, -1)
 
         return attend
 
@@ -194,7 +197,11 @@ class StackedModel:
         x = w.embed[tokens]  # (rows, d)
         if w.position is not None:
             x = x + w.position[positions]
-        return x.unsqueeze(0).repeat(w.num_worlds, 1, 1)
+        return x.unsqueeze(0)  # (1, rows, d)
+
+    def _spread(self, x: Tensor, layer: int) -> Tensor:
+        """Before the first layer above the trunk, the same stream for every world."""
+        return x.repeat(self.weights.num_worlds, 1, 1) if layer == self.weights.trunk else x
 
     def _queries(self, x: Tensor, block: Block, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (W, rows, heads, size); positions (rows,)."""

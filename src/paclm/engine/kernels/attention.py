@@ -193,15 +193,15 @@ def attend(
     divides a page.
     """
     w, into, output = weights, block.attention_in, block.attention_out
-    group = w.num_heads // w.num_kv_heads
+    group, worlds = w.num_heads // w.num_kv_heads, keys.shape[1]  # of the layer: 1 in the trunk
     cos, sin = w.rotary if w.rotary is not None else (parts, parts)
     adapted = inner_in is not None and into.B is not None
     rank = 0 if inner is None or output.B is None else output.B.shape[1]
-    _attend[(positions.shape[0] * w.num_worlds * w.num_kv_heads,)](
+    _attend[(positions.shape[0] * worlds * w.num_kv_heads,)](
         parts, into.bias if into.bias is not None else parts, inner_in if adapted else parts,
         into.B if adapted else parts, keys, values, out, inner if inner is not None else out,
         output.A if inner is not None else out, cos, sin, positions, table, table.stride(0), table.stride(1),
-        w.head_size**-0.5, positions.shape[0], w.num_worlds,
+        w.head_size**-0.5, positions.shape[0], worlds,
         KV=w.num_kv_heads, GROUP=group, GROUP_PAD=triton.next_power_of_2(group), SIZE=w.head_size,
         PAGE=keys.shape[3], BLOCK=positions_together, STAGES=num_stages, ROTARY=w.rotary is not None,
         SPLITS=parts.shape[0], HAS_BIAS=into.bias is not None,

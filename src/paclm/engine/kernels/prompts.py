@@ -132,14 +132,14 @@ def place_rows(
 
     Token i of the pass is at positions[i] of the sequence in row sequences[i] of the table; T is a multiple of 16.
     """
-    w, into, tokens = weights, block.attention_in, positions.shape[0]
+    w, into, tokens, worlds = weights, block.attention_in, positions.shape[0], keys.shape[1]
     cos, sin = w.rotary if w.rotary is not None else (parts, parts)
     rows = 64 if tokens % 64 == 0 else 16
     adapted = inner_in is not None and into.B is not None
-    _place[(w.num_worlds * tokens // rows, w.num_heads + 2 * w.num_kv_heads)](
+    _place[(worlds * tokens // rows, w.num_heads + 2 * w.num_kv_heads)](
         parts, into.bias if into.bias is not None else parts, inner_in if adapted else parts,
         into.B if adapted else parts, keys, values, queries, cos, sin, positions, sequences, table, table.stride(0),
-        table.stride(1), w.head_size**-0.5 * _LOG2E, tokens, w.num_worlds,
+        table.stride(1), w.head_size**-0.5 * _LOG2E, tokens, worlds,
         HEADS=w.num_heads, KV=w.num_kv_heads, SIZE=w.head_size, PAGE=keys.shape[3], ROWS=rows,
         ROTARY=w.rotary is not None, SPLITS=parts.shape[0], HAS_BIAS=into.bias is not None,
         RANK=into.B.shape[1] if adapted and into.B is not None else 0,
@@ -155,9 +155,9 @@ def attend_prompts(
 
     tiles (4, n): row of the table, first token of the pass, its position, number of tokens (at most TILE; 0: none).
     """
-    w = weights
-    _attend_prompts[(tiles.shape[1], w.num_worlds * w.num_heads)](
+    w, worlds = weights, keys.shape[1]
+    _attend_prompts[(tiles.shape[1], worlds * w.num_heads)](
         queries, keys, values, out, tiles, table, table.stride(0), table.stride(1), tiles.shape[1], tokens,
-        w.num_worlds, HEADS=w.num_heads, KV=w.num_kv_heads, SIZE=w.head_size, PAGE=keys.shape[3], ROWS=TILE,
+        worlds, HEADS=w.num_heads, KV=w.num_kv_heads, SIZE=w.head_size, PAGE=keys.shape[3], ROWS=TILE,
         BLOCK=64, PRECISION=precision_of(keys.dtype), STAGES=2, num_warps=4,
     )  # fmt: skip

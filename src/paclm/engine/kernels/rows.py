@@ -230,9 +230,10 @@ def inner_products(x: Tensor, product: Product, rows_per_world: int, inner: Tens
 
 
 def embed_rows(weights: Weights, tokens: Tensor, positions: Tensor) -> Tensor:
-    """tokens and positions (n,) → the stream (W·n, d)."""
+    """tokens and positions (n,) → the stream (W·n, d), or (n, d) where it begins with a trunk."""
     w = weights
-    stream = torch.empty(w.num_worlds * tokens.shape[0], w.hidden_size, device=w.device, dtype=w.dtype)
+    worlds = 1 if w.trunk else w.num_worlds
+    stream = torch.empty(worlds * tokens.shape[0], w.hidden_size, device=w.device, dtype=w.dtype)
     _embed[(stream.shape[0],)](
         tokens, positions, w.embed, w.position if w.position is not None else w.embed, stream, w.hidden_size,
         tokens.shape[0], HAS_PLACE=w.position is not None, BLOCK=triton.next_power_of_2(w.hidden_size), num_warps=4,
