@@ -27,6 +27,7 @@ from paclm.engine.generic import StackedLinear, attach, detach
 from paclm.engine.lora_product import FrozenProduct, prepare_adapters
 from paclm.engine.stacked import rotate
 from paclm.engine.weights import Norm, take_apart, unsupported
+from paclm.errors import EngineError
 
 Rotary = tuple[Tensor, Tensor]
 NormParts = tuple[Tensor, Tensor | None, float]
@@ -49,10 +50,18 @@ class Forward(Protocol):
 
     is_recordable: bool  # whether a pass never waits for the GPU, so that a CUDA graph can hold it
 
-    def __call__(self, ids: Tensor, A: Mapping[str, Tensor], B: Mapping[str, Tensor], scale: float) -> Tensor:
+    def __call__(
+        self,
+        ids: Tensor,
+        A: Mapping[str, Tensor],
+        B: Mapping[str, Tensor],
+        scale: float,
+        acts: Tensor | None = None,
+    ) -> Tensor:
         """Token ids (rows, length) → hidden states (rows · length, d), ready for the output layer.
 
-        A (G, r, in) and B (G, out, r) are by layer; no layers at all is the public model.
+        A (G, r, in) and B (G, out, r) are by layer; no layers at all is the public model. acts (rows · length,) is 1
+        where adapters act and 0 where the base computes alone; None: they act everywhere.
         """
 
     def close(self) -> None:
@@ -75,7 +84,16 @@ class OwnForward:
         self._model = model
         self._layers: dict[str, StackedLinear] = {}
 
-    def __call__(self, ids: Tensor, A: Mapping[str, Tensor], B: Mapping[str, Tensor], scale: float) -> Tensor:
+    def __call__(
+        self,
+        ids: Tensor,
+        A: Mapping[str, Tensor],
+        B: Mapping[str, Tensor],
+        scale: float,
+        acts: Tensor | None = None,
+    ) -> Tensor:
+        if acts is not None:
+            raise EngineError("Prompts are read by the public model in the GPT-2 and Llama families only.")
         if set(A) != set(self._layers):
             self.close()
             if A:
@@ -112,7 +130,14 @@ class PlainForward:
         self._plain = _Between(_heads, _add_and_norm, activation)
         self._training = self._plain.compiled() if compiled else self._plain
 
-    def __call__(self, ids: Tensor, A: Mapping[str, Tensor], B: Mapping[str, Tensor], scale: float) -> Tensor:
+    def __call__(
+        self,
+        ids: Tensor,
+        A: Mapping[str, Tensor],
+        B: Mapping[str, Tensor],
+        scale: float,
+        acts: Tensor | None = None,
+    ) -> Tensor:
         w = self.weights
         between = self._training if torch.is_grad_enabled() else self._plain
         rows, length = ids.shape
@@ -120,6 +145,7 @@ class PlainForward:
         if w.position is not None:
             x = x + w.position[:length]
         x = x.view(rows * length, -1)
+        acts = None if acts is None else acts.to(x.dtype)
         rotary = None if w.rotary is None else _upto(length, w.rotary)
         shape = (rows, length, w.num_heads, w.num_kv_heads, w.head_size)
         norms = [block.norm_attention for block in w.blocks[1:]] + [w.norm]
@@ -128,15 +154,15 @@ class PlainForward:
         by_block = zip(w.blocks, self._products, zip(*adapters, strict=True), norms, strict=True)
         for block, products, (of_in, of_out, of_mlp_in, of_mlp_out), next_norm in by_block:
             attention_in, attention_out, mlp_in, mlp_out = products
-            joined = attention_in(hidden, of_in)
+            joined = attention_in(hidden, of_in, acts)
             queries = None if block.norm_query is None else _parts(block.norm_query)
             keys = None if block.norm_key is None else _parts(block.norm_key)
             q, k, v = between.split_heads(joined, shape, rotary, queries, keys)  # (rows, length, heads, size)
             mixed = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))  # (rows, heads, length, size)
             mixed = mixed.transpose(1, 2).reshape(rows * length, -1)
-            x, hidden = between.add_and_norm(x, attention_out(mixed, of_out), *_parts(block.norm_mlp))
-            inner = between.activate(mlp_in(hidden, of_mlp_in))
-            x, hidden = between.add_and_norm(x, mlp_out(inner, of_mlp_out), *_parts(next_norm))
+            x, hidden = between.add_and_norm(x, attention_out(mixed, of_out, acts), *_parts(block.norm_mlp))
+            inner = between.activate(mlp_in(hidden, of_mlp_in, acts))
+            x, hidden = between.add_and_norm(x, mlp_out(inner, of_mlp_out, acts), *_parts(next_norm))
         return hidden
 
     def close(self) -> None:

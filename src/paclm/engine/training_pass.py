@@ -84,7 +84,7 @@ class WorldsPass:
     def _run(self, batch: Batch) -> Tensor:
         if not (batch.is_fixed and batch.ids.numel() <= self.most_recorded):
             return self._compute(batch, self.leaves_of(batch.num_worlds))
-        shape = (batch.num_worlds, *batch.ids.shape)
+        shape = (batch.num_worlds, *batch.ids.shape, batch.acts is not None)
         recording = self.recordings.get(shape)
         if recording is None:
             if shape not in self._seen or not self._has_room():
@@ -93,11 +93,13 @@ class WorldsPass:
             recording = self.recordings[shape] = self._record(batch)
         for name in ("ids", "targets", "weights"):  # the other tensors are the same for all batches of a shape
             getattr(recording.batch, name).copy_(getattr(batch, name))
+        if recording.batch.acts is not None and batch.acts is not None:
+            recording.batch.acts.copy_(batch.acts)
         recording.graph.replay()
         return recording.means.clone()  # the next replay overwrites it
 
     def _compute(self, batch: Batch, leaves: AdapterStack) -> Tensor:
-        hidden = self.forward(batch.ids, leaves.A, leaves.B, leaves.spec.scale)  # (places, d)
+        hidden = self.forward(batch.ids, leaves.A, leaves.B, leaves.spec.scale, batch.acts)  # (places, d)
         total, each = batch_loss(hidden, self.head, batch)
         gradients = torch.autograd.grad(total, self._trained(leaves))
         means = world_means(each, batch)
