@@ -238,6 +238,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--base", default="smollm2", help="of --make; also random-smollm2, without its weights")
     parser.add_argument("--tokenizer", type=Path, help="of random-smollm2: a folder with SmolLM2's tokenizer")
     parser.add_argument("--worlds", type=int, default=128)
+    parser.add_argument("--layers", default="all", help="of --make: [training] layers")
     parser.add_argument("--records", type=int, default=160)
     parser.add_argument("--spread", type=float, default=0.01, help="standard deviation of the random adapters' B")
     parser.add_argument("--context", type=int, help="[runtime] context; else its default")
@@ -280,8 +281,8 @@ def main() -> None:
     options = parse_options()
     if options.make:
         started = time.perf_counter()
-        tokenizer = options.tokenizer
-        make_workspace(options.make, options.base, options.worlds, options.records, options.spread, tokenizer)
+        made_of = options.base, options.worlds, options.records, options.spread, options.tokenizer, options.layers
+        make_workspace(options.make, *made_of)
         print(f"Workspace {options.make}: {time.perf_counter() - started:.0f} s")
     with tempfile.TemporaryDirectory(prefix="paclm-bench-") as scratch:
         copy = Path(scratch) / "ws"

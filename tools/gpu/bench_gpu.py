@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import multiprocessing
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,9 +31,12 @@ from gpu_timing import (
     Clock,
     attempt,
     blocks_for,
+    cache_bytes,
+    cut,
     floor_ms,
     milliseconds,
     prompts_of,
+    run_sections,
     shaped,
     step_ms,
     tidy,
@@ -50,6 +51,7 @@ from paclm.engine.stacked import StackedModel
 from paclm.engine.weights import Weights
 
 CHUNK = 512  # prompt tokens of a pass, as served on a GPU
+LENGTHS = [17, 60, 2, 90, 33, 16, 64, 1, 95, 48, 31, 80]  # of the prompts that are compared
 
 
 def wall_ms(model: StackedModel, graph: GraphStep, sequences: int) -> float:
@@ -77,18 +79,20 @@ def graph_of(model: StackedModel) -> GraphStep:
 
 def section_correct(clock: Clock) -> dict[str, Any]:
     """Kernels and graphs against the plain path, on prompts of different lengths; each case in its own process."""
-    cases = [(family, name) for family in ("gpt2", "llama") for name in DTYPES]
+    cases = [(family, name, top) for family in ("gpt2", "llama") for name in DTYPES for top in (None, 2)]
     with multiprocessing.get_context("spawn").Pool(len(cases), set_deterministic) as pool:
         return dict(pool.starmap(correct, cases))
 
 
-def correct(family: str, name: str) -> tuple[str, Any]:
-    return f"{family} {name}", attempt(compare, shaped(family, DTYPES[name], 16, layers=2))
+def correct(family: str, name: str, top: int | None) -> tuple[str, Any]:
+    found = attempt(compare, shaped(family, DTYPES[name], 16, layers=4, top=top))
+    if top is not None and isinstance(found, dict):
+        found["against the trunk unshared"] = attempt(compare_unshared, family, DTYPES[name], top)
+    return f"{family} {name}{'' if top is None else f' top:{top}'}", found
 
 
 def compare(weights: Weights) -> dict[str, Any]:
-    lengths = [17, 60, 2, 90, 33, 16, 64, 1, 95, 48, 31, 80]
-    blocks = blocks_for(len(lengths), CAPACITY)
+    lengths, blocks = LENGTHS, blocks_for(len(LENGTHS), CAPACITY)
     plain, fused = StackedModel(weights, blocks), FusedModel(weights, blocks)
     graph = graph_of(fused)
     found: dict[str, Any] = {}
@@ -108,6 +112,26 @@ def compare(weights: Weights) -> dict[str, Any]:
     first, second = ballots.values()
     same = isinstance(first, Ballot) and isinstance(second, Ballot)
     found["equal votes"] = float((first.votes == second.votes).mean()) if same else [str(first), str(second)]
+    return found
+
+
+def compare_unshared(family: str, dtype: torch.dtype, top: int) -> dict[str, Any]:
+    """The kernels with a trunk against the same where every world computes it, with adapters that are zero below.
+
+    As a control the same with the adapters left in, which must differ.
+    """
+    blocks = blocks_for(len(LENGTHS), CAPACITY)
+    whole = shaped(family, dtype, 16, layers=4)
+    ways = {"trunk": shaped(family, dtype, 16, layers=4, top=top), "unshared": cut(whole, top, shared=False)}
+    ballots, states = {}, {}
+    for way, weights in (ways | {"control": whole}).items():
+        model = FusedModel(weights, blocks)
+        ballots[way] = vote_on(Engine(model, SUPPORT, CHUNK, graph_of(model)), LENGTHS).votes
+        states[way] = decode_some(model, prompts_of(LENGTHS, CAPACITY))
+    found: dict[str, Any] = {"trunk": ways["trunk"].trunk}
+    for way in ("unshared", "control"):
+        found[f"equal votes, {way}"] = float((ballots["trunk"] == ballots[way]).mean())
+        found[f"largest difference, {way}"] = (states["trunk"] - states[way]).abs().max().item()
     return found
 
 
@@ -172,7 +196,7 @@ def many_sequences(family: str, clock: Clock) -> dict[str, Any]:
     model = FusedModel(w, blocks_for(100, CAPACITY))
     warm(model)
     graph = graph_of(model)
-    found: dict[str, Any] = {"cache GiB": 2 * len(w.blocks) * model.cache.keys[0].nbytes / 2**30}
+    found: dict[str, Any] = {"cache GiB": cache_bytes(model) / 2**30}
     for n in (1, 4, 16, 64, 100):
         found[f"{n} sequences"] = "skipped: out of time" if clock.is_out(4) else attempt(stream_speed, model, graph, n)
     return found
@@ -270,13 +294,6 @@ SECTIONS = {
 }
 
 
-def rounded(found: Any) -> Any:
-    """Round every number to four significant digits."""
-    if isinstance(found, dict):
-        return {key: rounded(value) for key, value in found.items()}
-    return float(f"{found:.4g}") if isinstance(found, float) else found
-
-
 def main() -> None:
     """Run the sections asked for, in order, until the time is up."""
     parser = argparse.ArgumentParser(description="Time steps and prompts of all worlds on one GPU.")
@@ -291,20 +308,9 @@ def main() -> None:
         gpu_kernels.compile_ahead(arguments.sections.split(","))
         print(f"compiled ahead, {clock.deadline - time.monotonic():.0f} s left", flush=True)
     set_deterministic()
-    torch.manual_seed(0)
-    results: dict[str, Any] = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name()}
-    results["choices"] = {str(dtype): dataclasses.asdict(choices) for dtype, choices in DEFAULTS.items()}
-    for name in arguments.sections.split(","):
-        begun = time.monotonic()
-        try:
-            tidy()
-            results[name] = "skipped: out of time" if clock.is_out() else SECTIONS[name](clock)
-        except Exception:  # the next section must run; the failure is in the results
-            results[name] = traceback.format_exc()
-        results[f"{name}, seconds"] = round(time.monotonic() - begun, 1)
-        (arguments.out / "results.json").write_text(json.dumps(results, indent=1, default=str, ensure_ascii=False))
-        print(f"== {name} ({results[f'{name}, seconds']} s)", flush=True)
-        print(json.dumps(rounded(results[name]), indent=1, default=str, ensure_ascii=False), flush=True)
+    facts: dict[str, Any] = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name()}
+    facts["choices"] = {str(dtype): dataclasses.asdict(choices) for dtype, choices in DEFAULTS.items()}
+    run_sections(SECTIONS, arguments.sections.split(","), clock, arguments.out, facts)
 
 
 if __name__ == "__main__":

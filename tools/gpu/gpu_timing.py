@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from paclm.engine.decode_step import PlainStep, PromptChunk
 from paclm.engine.graphs import FusedStep
 from paclm.engine.kv_cache import PAGES
 from paclm.engine.stacked import StackedModel
-from paclm.engine.weights import Weights, take_apart
+from paclm.engine.weights import Block, Weights, take_apart
 
 BANDWIDTH, PEAK = 4.8e12, {torch.float32: 67e12, torch.bfloat16: 990e12}  # an H200's data sheet
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -41,47 +43,94 @@ class Clock:
         return time.monotonic() + needed > self.deadline
 
 
-def shaped(family: str, dtype: torch.dtype, worlds: int, layers: int = 0, context: int = CAPACITY) -> Weights:
-    """GPT-2-small's shape (`gpt2`) or SmolLM2-135M's (`llama`), random weights and adapters that change votes."""
-    with torch.device(DEVICE):
-        if family == "gpt2":
-            model: Any = GPT2LMHeadModel(GPT2Config(n_layer=layers or 12))
-        else:
-            model = LlamaForCausalLM(
-                LlamaConfig(
-                    vocab_size=49152,
-                    hidden_size=576,
-                    intermediate_size=1536,
-                    num_hidden_layers=layers or 30,
-                    num_attention_heads=9,
-                    num_key_value_heads=3,
-                    max_position_embeddings=2048,
-                    tie_word_embeddings=True,
-                )
-            )
-    model = model.eval().to(dtype)
-    return take_apart(model, random_adapters(model, worlds), context)
+SHAPES: dict[str, Any] = {
+    "llama": {
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+    },
+    "llama-8b": {
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+    },
+}
+"""SmolLM2-135M's and Llama-3-8B's"""
 
 
-def random_adapters(model: Any, worlds: int) -> AdapterStack:
-    spec = AdapterSpec()
+def shaped(
+    family: str, dtype: torch.dtype, worlds: int, layers: int = 0, context: int = CAPACITY, top: int | None = None
+) -> Weights:
+    """GPT-2-small's shape (`gpt2`) or one of SHAPES, the same random weights and adapters every time.
+
+    top: adapters in so many of the last layers only; those are the same as without it.
+    """
+    torch.manual_seed(0)
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(DEVICE):
+            if family == "gpt2":
+                model: Any = GPT2LMHeadModel(GPT2Config(n_layer=layers or 12))
+            else:
+                shape = SHAPES[family] | ({"num_hidden_layers": layers} if layers else {})
+                model = LlamaForCausalLM(LlamaConfig(**shape))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return take_apart(model.eval(), random_adapters(model, worlds, top), context)
+
+
+def random_adapters(model: Any, worlds: int, top: int | None = None) -> AdapterStack:
+    """Adapters that change votes."""
+    spec = AdapterSpec(top=top)
+    chosen = {target.name for target in find_targets(model, spec)}
     A, B = {}, {}
-    for target in find_targets(model, spec):
-        A[target.name] = torch.randn(worlds, spec.rank, target.num_in, device=DEVICE) / target.num_in**0.5
-        B[target.name] = torch.randn(worlds, target.num_out, spec.rank, device=DEVICE) * 0.02
+    for target in find_targets(model, AdapterSpec()):
+        a = torch.randn(worlds, spec.rank, target.num_in, device=DEVICE) / target.num_in**0.5
+        b = torch.randn(worlds, target.num_out, spec.rank, device=DEVICE) * 0.02
+        if target.name in chosen:
+            A[target.name], B[target.name] = a.to(model.dtype), b.to(model.dtype)
     return AdapterStack(spec, "bench", A, B)
+
+
+def cut(w: Weights, top: int, shared: bool = True) -> Weights:
+    """The same with adapters in so many of the last layers only; sharing its tensors.
+
+    Not shared: layers below have adapters that are zero and are computed for every world.
+    """
+    trunk = len(w.blocks) - top
+    below = [_without_adapters(block, shared) for block in w.blocks[:trunk]]
+    return replace(w, blocks=(*below, *w.blocks[trunk:]), trunk=trunk if shared else 0)
+
+
+def _without_adapters(block: Block, shared: bool) -> Block:
+    names = ("attention_in", "attention_out", "mlp_in", "mlp_out")
+    products = {name: getattr(block, name) for name in names if getattr(block, name).B is not None}
+    if shared:
+        return replace(block, **{name: replace(p, A=None, B=None) for name, p in products.items()})
+    return replace(block, **{name: replace(p, B=torch.zeros_like(p.B)) for name, p in products.items()})
 
 
 def floor_ms(w: Weights, sequences: int, context: int) -> float:
     """A lower bound on a step: every byte moved once at full bandwidth, or every flop at the peak rate."""
-    rows = w.num_worlds * sequences
-    products = [p for b in w.blocks for p in (b.attention_in, b.attention_out, b.mlp_in, b.mlp_out)]
-    base = sum(p.weight.numel() for p in products)
-    adapters = sum(t.numel() for p in products for t in (p.A, p.B) if t is not None)
-    cache = 2 * len(w.blocks) * rows * w.num_kv_heads * w.head_size * context
-    moved = (base + w.head.numel() + adapters + cache) * w.dtype.itemsize
-    flops = 2 * rows * base + 2 * sequences * w.head.numel()
-    return 1e3 * max(moved / BANDWIDTH, flops / PEAK[w.dtype])
+    moved, flops = w.head.numel(), 2 * sequences * w.head.numel()
+    for layer, block in enumerate(w.blocks):
+        rows = sequences * (1 if layer < w.trunk else w.num_worlds)
+        products = (block.attention_in, block.attention_out, block.mlp_in, block.mlp_out)
+        base = sum(p.weight.numel() for p in products)
+        adapters = sum(t.numel() for p in products for t in (p.A, p.B) if t is not None)
+        moved += base + adapters + 2 * rows * w.num_kv_heads * w.head_size * context
+        flops += 2 * rows * base
+    return 1e3 * max(moved * w.dtype.itemsize / BANDWIDTH, flops / PEAK[w.dtype])
 
 
 def milliseconds(run: Callable[[], object], repeats: int = 50, rounds: int = 5) -> float:
@@ -116,11 +165,16 @@ def prompts_of(lengths: Sequence[int], context: int) -> PromptChunk:
     return PromptChunk(tokens, np.zeros(len(lengths), dtype=np.int64), np.array(lengths), table)
 
 
-def step_of(step: PlainStep, sequences: int, context: int) -> Callable[[], object]:
-    """One step, votes included, every sequence at the last position of `context`."""
+def inputs_of(sequences: int, context: int) -> torch.Tensor:
+    """(2 + pages, sequences): tokens, positions and blocks, every sequence at the last position of `context`."""
     tokens = torch.randint(0, TOKENS, (1, sequences))
     table = torch.arange(1, blocks_for(sequences, context)).view(sequences, -1)
-    integers = torch.cat([tokens, torch.full_like(tokens, context - 1), table.T]).to(DEVICE, torch.int32)
+    return torch.cat([tokens, torch.full_like(tokens, context - 1), table.T]).to(DEVICE, torch.int32)
+
+
+def step_of(step: PlainStep, sequences: int, context: int) -> Callable[[], object]:
+    """One step, votes included, every sequence at the last position of `context`."""
+    integers = inputs_of(sequences, context)
     numbers = torch.randn(sequences, SUPPORT + 1, device=DEVICE)
 
     @torch.inference_mode()
@@ -159,6 +213,10 @@ def warm(model: StackedModel) -> None:
         tensor.normal_(0.0, 0.5)
 
 
+def cache_bytes(model: StackedModel) -> int:
+    return sum(tensor.nbytes for tensor in (*model.cache.keys, *model.cache.values))
+
+
 def attempt(run: Callable[..., Any], *arguments: Any) -> Any:
     """The figure, or the error in its place, so that a table shows failures too."""
     try:
@@ -172,3 +230,28 @@ def attempt(run: Callable[..., Any], *arguments: Any) -> Any:
 def tidy() -> None:
     gc.collect()
     torch.cuda.empty_cache()
+
+
+def run_sections(
+    sections: Mapping[str, Callable[[Clock], Any]], names: Sequence[str], clock: Clock, out: Path, facts: dict[str, Any]
+) -> None:
+    """Run these sections in order until the time is up; results.json is written after each."""
+    results = dict(facts)
+    for name in names:
+        begun = time.monotonic()
+        try:
+            tidy()
+            results[name] = "skipped: out of time" if clock.is_out() else sections[name](clock)
+        except Exception:  # the next section must run; the failure is in the results
+            results[name] = traceback.format_exc()
+        results[f"{name}, seconds"] = round(time.monotonic() - begun, 1)
+        (out / "results.json").write_text(json.dumps(results, indent=1, default=str, ensure_ascii=False))
+        print(f"== {name} ({results[f'{name}, seconds']} s)", flush=True)
+        print(json.dumps(rounded(results[name]), indent=1, default=str, ensure_ascii=False), flush=True)
+
+
+def rounded(found: Any) -> Any:
+    """Round every number to four significant digits."""
+    if isinstance(found, dict):
+        return {key: rounded(value) for key, value in found.items()}
+    return float(f"{found:.4g}") if isinstance(found, float) else found

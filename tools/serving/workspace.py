@@ -41,7 +41,9 @@ def in_own_process(work: Callable[..., Any], *arguments: Any) -> Any:
         pool.join()
 
 
-def make_workspace(path: Path, base: str, worlds: int, records: int, spread: float, tokenizer: Path | None) -> None:
+def make_workspace(
+    path: Path, base: str, worlds: int, records: int, spread: float, tokenizer: Path | None, layers: str = "all"
+) -> None:
     """A workspace over synthetic notes whose adapters are random: speed does not depend on training, votes do."""
     if (path / "adapters" / "worlds.safetensors").exists():
         return
@@ -49,9 +51,10 @@ def make_workspace(path: Path, base: str, worlds: int, records: int, spread: flo
         if tokenizer is None:
             raise SystemExit(f"--base {RANDOM_SMOLLM2} needs --tokenizer FOLDER, with the tokenizer of SmolLM2.")
         base = str(path.absolute().with_name(RANDOM_SMOLLM2))
-        in_own_process(_save_random_model, base, tokenizer)
+        if not Path(base, "config.json").exists():
+            in_own_process(_save_random_model, base, tokenizer)
     paclm("init", path, "--corpus", f"clinic:{records}", "--base", base, "--worlds", str(worlds))
-    in_own_process(_draw_adapters, path, spread)
+    in_own_process(_draw_adapters, path, spread, layers)
 
 
 def _save_random_model(folder: str, tokenizer: Path) -> None:
@@ -63,18 +66,20 @@ def _save_random_model(folder: str, tokenizer: Path) -> None:
     AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
 
 
-def _draw_adapters(path: Path, spread: float) -> None:
+def _draw_adapters(path: Path, spread: float, layers: str) -> None:
     """One A for all worlds, as coupled training starts; B normal, its own in each world."""
     import torch
 
-    from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
+    from paclm.engine.adapters import AdapterStack, find_targets
     from paclm.engine.base_model import base_of, load_model
-    from paclm.worlds.layout import WORLDS_FILE
+    from paclm.engine.training import adapter_spec
+    from paclm.worlds.layout import SETTINGS_FILE, WORLDS_FILE
+    from paclm.worlds.settings import write_settings
     from paclm.worlds.workspace import Workspace
 
+    write_settings(path / SETTINGS_FILE, "training", {"layers": layers})
     workspace = Workspace.open(path)
-    base, training = base_of(workspace), workspace.training
-    spec = AdapterSpec(rank=training.rank, alpha=training.alpha)
+    base, spec = base_of(workspace), adapter_spec(workspace.training)
     targets = find_targets(load_model(base, torch.float32), spec)
     start = AdapterStack.initial(targets, spec, workspace.num_worlds, 3, base.fingerprint)
     generator = torch.Generator().manual_seed(5)
