@@ -4,22 +4,28 @@
     y = base(x)                                   once, flattened
     y[w] += scale · (x[w] A_wᵀ) B_wᵀ              G products at once (bmm, baddbmm)
 
+    inference:  input ids (1, c) ── layers of the trunk ── repeated ── first adapted layer … last (W, c, d)
+
 Adapted layers are differentiable in A and B, so training uses them too. Inference is slower than `stacked` (its cache
 grows by copying, and sequences run one after another), and equal up to rounding.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from paclm.engine.adapters import AdapterSpec, AdapterStack, linear_layers
+from paclm.engine.adapters import AdapterSpec, AdapterStack, decoder_layer, linear_layers
 from paclm.engine.decode_step import PromptChunk
 from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
+
+_TRIAL = ((0, 3), (3, 5), (5, 6))  # a prompt in two parts, and one more token
+_ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.05}  # of hidden states, relative
 
 
 class StackedLinear(nn.Module):
@@ -86,8 +92,22 @@ def _parent(model: nn.Module, layer: str) -> tuple[nn.Module, str]:
     return model.get_submodule(path), leaf
 
 
+def first_adapted(model: nn.Module, stack: AdapterStack) -> nn.Module | None:
+    """The first decoder layer with adapters; None if some are outside the list of decoder layers."""
+    parts = min(stack.layers, key=decoder_layer).split(".")
+    place = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
+    layers = ".".join(parts[:place])
+    if not all(name.startswith(f"{layers}.") and decoder_layer(name) >= 0 for name in stack.layers):
+        return None
+    return model.get_submodule(".".join(parts[: place + 1]))
+
+
 class GenericModel:
-    """A Hugging Face decoder whose batch is all worlds and the public model. A block holds a whole sequence."""
+    """A Hugging Face decoder whose batch is all worlds and the public model. A block holds a whole sequence.
+
+    Layers below the first adapted one run once for all worlds, and cache once, where the model's code lets a batch grow
+    on its way: tried with a short text.
+    """
 
     def __init__(self, model: PreTrainedModel, stack: AdapterStack, num_blocks: int, context: int) -> None:
         self.head = output_layer(model).weight
@@ -95,6 +115,10 @@ class GenericModel:
         self._decoder: Any = model.get_decoder()
         self._caches = [DynamicCache(config=model.config) for _ in range(num_blocks)]
         self.num_worlds, self.num_blocks, self.context, self.page = stack.num_rows, num_blocks, context, context
+        self.trunk = 0  # layers that run once for all worlds
+        layer = first_adapted(model, stack)
+        if layer is not None and stack.trunk and self.num_worlds > 1 and context >= _TRIAL[-1][1]:
+            self._share(layer, stack.trunk)
 
     @torch.inference_mode()
     def prefill(self, chunk: PromptChunk) -> Tensor:
@@ -118,6 +142,51 @@ class GenericModel:
         cache = self._caches[block]
         if cache.get_seq_length() > start:
             cache.crop(start - cache.get_seq_length())
-        rows = tokens.unsqueeze(0).repeat(self.num_worlds, 1)  # (W, c)
+        rows = tokens.unsqueeze(0).repeat(1 if self.trunk else self.num_worlds, 1)
         hidden: Tensor = self._decoder(input_ids=rows, past_key_values=cache, use_cache=True).last_hidden_state
         return hidden
+
+    def _share(self, layer: nn.Module, trunk: int) -> None:
+        """Run the layers below this one once for all worlds if that changes nothing but rounding."""
+        expected = self._try()
+        hook = layer.register_forward_pre_hook(self._repeat, with_kwargs=True)
+        self.trunk = trunk
+        try:
+            problem = _difference(self._try(), expected)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # unknown code
+            problem = type(error).__name__
+        if problem is None:
+            return
+        hook.remove()
+        self.trunk = 0
+        warnings.warn(
+            f"The code of {type(self._decoder).__name__} needs all worlds from its first layer on ({problem}), so "
+            f"the {trunk} layers without adapters run once for each world: slower, with the same votes.",
+            stacklevel=2,
+        )
+
+    @torch.inference_mode()
+    def _try(self) -> Tensor:
+        """Hidden states of a short text that is read in parts."""
+        length = _TRIAL[-1][1]
+        text = torch.arange(1, length + 1, device=self.head.device) * (len(self.head) // (length + 1))
+        hidden = torch.cat([self._read(text[start:end], start, 0) for start, end in _TRIAL], 1)
+        self._caches[0] = DynamicCache(config=self._decoder.config)
+        return hidden
+
+    def _repeat(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """One row of hidden states, the first argument of a decoder layer, as a row for each world."""
+        if args:
+            return (args[0].repeat(self.num_worlds, 1, 1), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": kwargs["hidden_states"].repeat(self.num_worlds, 1, 1)}
+
+
+def _difference(hidden: Tensor, expected: Tensor) -> str | None:
+    """How hidden states (W, c, d) differ by more than rounding; None if they do not."""
+    if hidden.shape != expected.shape:
+        return f"{len(hidden)} rows instead of {len(expected)}"
+    lengths = expected.float().norm(dim=-1)  # (W, c)
+    furthest = float(((hidden.float() - expected.float()).norm(dim=-1) / lengths).max())
+    return None if furthest <= _ROUNDING[hidden.dtype] else f"hidden states {furthest:.0%} off"
