@@ -12,6 +12,7 @@ import torch
 from cli.commands import figures_of, invoke
 from paclm.cli.training_advice import after_training, learned_little
 from paclm.config import TrainingConfig, in_shell
+from paclm.curator.preflight import worlds_digest
 from paclm.engine import training_job
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.threads import ThreadChoice
@@ -83,6 +84,42 @@ def test_a_dry_run_counts_and_changes_nothing(clinic):
     shown = train(clinic, "--dry-run").stdout
     assert all(word in shown for word in ("parameters", "memory", "disk", "time", "steps"))
     assert sorted(path.name for path in clinic.rglob("*")) == before
+
+
+def test_adapters_in_the_last_layers_only_are_shown_recorded_and_bound(clinic):
+    found, digests = {}, {}
+    for layers in ("all", "top:2", "top:1"):
+        set_training(clinic, 'layers = "', f'layers = "{layers}" # "')
+        assert figures(clinic, "--dry-run")["layers"] == layers
+        found[layers] = figures(clinic, "--again", "--dtype", "float32")
+        workspace = Workspace.open(clinic, verify_in_full=True)
+        digests[layers] = worlds_digest(workspace)
+        assert workspace.manifest.adapters["worlds.safetensors"]["training"]["layers"] == layers
+        assert workspace.training_changes() == ""
+    assert [[item[name] for name in ("num_layers", "adapted_layers", "trunk")] for item in found.values()] == [
+        [2, 2, 0],
+        [2, 2, 0],
+        [2, 1, 1],
+    ]
+    assert found["all"]["loss_trained"] == found["top:2"]["loss_trained"], "the model has two layers"
+    assert len(set(digests.values())) == 3
+    assert adapters(clinic).trunk == 1
+    assert found["top:1"]["parameters_per_world"] * 2 == found["all"]["parameters_per_world"]
+    assert found["top:1"]["least_improvement"] > 0
+    words = "adapters in the last 1 of 2; the 1 below are "
+    assert f"{words}shared by all worlds" in train(clinic, "--dry-run").stdout
+    assert f"{words}left as they are" in train(clinic, "--what", "full").stdout
+    set_training(clinic, 'layers = "top:1"', 'layers = "all"')
+    assert "layers was 'top:1', now 'all'" in train(clinic, "--what", "shards:2", "--dry-run").stderr
+    assert "adapters in 2 of 2\n" in train(clinic, "--dry-run").stdout
+
+
+def test_more_layers_than_the_model_has_are_refused_before_records_are_read(clinic, monkeypatch):
+    monkeypatch.setattr(training_job, "encode_texts", lambda *_: pytest.fail("the records were read"))
+    set_training(clinic, 'layers = "all"', 'layers = "top:3"')
+    for options in ((), ("--dry-run",)):
+        with pytest.raises(EngineError, match=r"top:3.* 2 decoder layers"):
+            train(clinic, *options)
 
 
 def test_a_full_adapter_sees_every_record(clinic):

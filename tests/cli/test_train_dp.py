@@ -16,7 +16,7 @@ from paclm.curator.dp_training import prepare_dp_training
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.checkpoint import Checkpoints
 from paclm.engine.dp_training import DpTraining
-from paclm.errors import InvalidInput, LedgerTampered, WorkspaceError
+from paclm.errors import EngineError, InvalidInput, LedgerTampered, WorkspaceError
 from paclm.ledger.dp_log import DpLog
 from paclm.privacy.bounds import format_bound
 from paclm.privacy.dp import DpMechanism, format_up, guarantee
@@ -123,6 +123,25 @@ def test_the_card_states_what_is_promised_and_nothing_of_the_records(clinic):
         assert words in card, words
     assert "loss" not in card.replace("privacy loss distributions", "")
     assert not re.search("loss|num_tokens|seconds", json.dumps(Workspace.open(clinic).manifest.adapters[DP_FILE]))
+
+
+def test_an_adapter_in_the_last_layers_only_is_shown_and_stated(clinic):
+    settings = clinic / "paclm.toml"
+    whole = figures(clinic, "--dry-run")
+    settings.write_text(settings.read_text().replace('layers = "all"', 'layers = "top:3"'))
+    with pytest.raises(EngineError, match="top:3"):
+        train(clinic)
+    assert not log_of(clinic).trainings(), "a training that cannot begin does not count"
+    settings.write_text(settings.read_text().replace("top:3", "top:1"))
+    planned = figures(clinic, "--dry-run")
+    assert [planned[name] for name in ("layers", "num_layers", "adapted_layers", "trunk")] == ["top:1", 2, 1, 1]
+    assert planned["num_parameters"] * 2 == whole["num_parameters"]
+    assert "the last 1 of 2; the 1 below are left as they are" in train(clinic, "--dry-run").stdout
+    assert train(clinic).exit_code == 0
+    stack = AdapterStack.load(clinic / "adapters" / DP_FILE)
+    assert (stack.trunk, stack.decoder_layers, stack.spec.top) == (1, [1], 1)
+    assert all(b.any() for b in stack.B.values())
+    assert "rank 8 in the last 1 decoder layers of" in (clinic / "adapters" / "dp-card.md").read_text()
 
 
 def test_nothing_is_printed_that_follows_from_the_records(clinic):

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from paclm.curator.preflight import worlds_digest
+from paclm.engine.adapters import AdapterStack
 from paclm.errors import LedgerRolledBack
 from paclm.ledger.verify import verify
 from paclm.worlds.workspace import Workspace
@@ -18,6 +20,13 @@ def older(tmp_path):
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(tmp_path, filter="tar")
     return tmp_path / "workspace"
+
+
+def test_its_worlds_have_the_digest_that_its_ledger_is_bound_to(older):
+    digest = worlds_digest(Workspace.open(older, verify_in_full=True))
+    assert digest == verify(older / "curator" / "ledger.sqlite").contents.opened.workspace
+    stack = AdapterStack.load(older / "adapters" / "worlds.safetensors")
+    assert (stack.spec.top, stack.trunk) == (None, 0), "adapters in all layers"
 
 
 def test_its_ledger_verifies(older):

@@ -1,10 +1,12 @@
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets, linear_layers
+from paclm.engine.loading import join_stacks
 from paclm.errors import EngineError, InvalidInput
 
 
@@ -33,6 +35,42 @@ def test_targets_that_match_no_layer_and_unknown_families_without_targets_are_re
         find_targets(build_model("gpt2"), spec)
     with pytest.raises(EngineError, match=r"'Sequential'.*: 0"):
         find_targets(nn.Sequential(nn.Linear(3, 4)), AdapterSpec())
+
+
+def test_only_the_last_decoder_layers_carry_adapters_where_the_spec_says_so(family, build_model):
+    model = build_model(family)  # two layers
+    everywhere = [target.name for target in find_targets(model, AdapterSpec())]
+    last = [target.name for target in find_targets(model, AdapterSpec(top=1))]
+    assert last == [name for name in everywhere if ".1." in name]
+    assert [target.name for target in find_targets(model, AdapterSpec(top=2))] == everywhere
+    with pytest.raises(EngineError, match=r'"top:3" in \[training\].*has 2 decoder layers.*all'):
+        find_targets(model, AdapterSpec(top=3))
+    with pytest.raises(EngineError, match=r"last 1 of this model's 2 decoder layers.*other targets"):
+        find_targets(model, AdapterSpec(top=1, targets=(everywhere[0],)))
+
+
+def test_a_file_says_which_layers_and_that_of_all_is_as_before(tmp_path, build_model, make_stack):
+    for top, words in ((None, ""), (1, ', "top": 1')):
+        path = tmp_path / f"{top}.safetensors"
+        make_stack(build_model("gpt2"), 1, AdapterSpec(rank=4, alpha=8.0, top=top)).save(path)
+        with safe_open(path, "pt") as file:
+            spec = file.metadata()["spec"]
+        before = '"rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": [], "attention_only": false'
+        assert spec == f"{{{before}{words}}}"
+        assert (AdapterStack.load(path).spec.top, AdapterStack.load(path).trunk) == (top, top or 0)
+
+
+def test_stacks_that_differ_do_not_run_together_and_the_error_says_in_what(build_model, make_stack):
+    model = build_model("llama")
+    worlds = make_stack(model, 3)
+    assert join_stacks([worlds, make_stack(model, 1)]).num_worlds == 4
+    for spec, named in (
+        (AdapterSpec(rank=4, alpha=8.0, top=1), "layers"),
+        (AdapterSpec(rank=8, alpha=16.0), "rank"),
+        (AdapterSpec(rank=4, alpha=16.0, top=1), "layers, scale"),
+    ):
+        with pytest.raises(EngineError, match=rf"differ in {named} and.*paclm train WORKSPACE --what full --again"):
+            join_stacks([worlds, make_stack(model, 1, spec)])
 
 
 @pytest.mark.parametrize("bad", [{"rank": 0}, {"alpha": 0.0}, {"alpha": float("nan")}, {"dropout": 1.0}])

@@ -1,5 +1,6 @@
 """DP-SGD, exact where it is often done wrong. Each test also catches the wrong way."""
 
+import json
 import math
 import shutil
 import signal
@@ -17,7 +18,7 @@ from engine.small_training import largest_difference
 from paclm.config import DpConfig, TrainingConfig
 from paclm.engine import dp_training
 from paclm.engine.adapters import AdapterStack, find_targets
-from paclm.engine.checkpoint import Checkpoints
+from paclm.engine.checkpoint import RUN_FILE, Checkpoints
 from paclm.engine.dp_training import DpTraining, Units, choose_pass_sizes, clip, plan_dp, train_dp
 from paclm.engine.loss import make_batch
 from paclm.engine.optimizer import BETA_FIRST, unflatten
@@ -370,11 +371,11 @@ def test_every_sampled_unit_is_clipped_once(monkeypatch):
     assert len(clipped) == (sampled & has_tokens).sum()
 
 
-def run(model, records=None, unit_of=None, draws=None, dp=DP, **options):
+def run(model, records=None, unit_of=None, draws=None, dp=DP, settings=SETTINGS, **options):
     records = texts() if records is None else records
     unit_of = np.arange(len(records)) if unit_of is None else unit_of
     arguments = {"num_units": 10, "noise_multiplier": 1.0, "base": "test", "seed": 11} | options
-    return train_dp(model, make_blocks(records, BLOCK, 64), unit_of, SETTINGS, dp, draws=draws or Draws(), **arguments)
+    return train_dp(model, make_blocks(records, BLOCK, 64), unit_of, settings, dp, draws=draws or Draws(), **arguments)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -494,7 +495,10 @@ def test_a_run_killed_between_steps_keeps_the_last_one_and_others_are_not_resume
 
     with pytest.raises(KilledError):
         run(build("gpt2"), folder=tmp_path, on_progress=kill)
-    for changed in ({"noise_multiplier": 0.9}, {"num_units": 11}, {"seed": 12}, {"unit_of": np.arange(12) // 2}):
+    run_of_2584f3a = "a382d217d8ea439e6f9779c53f43ed9d64407527fa700aa4002892dbee3755fb"  # which had no `layers`
+    assert json.loads((tmp_path / RUN_FILE).read_text())["run"] == run_of_2584f3a
+    changes = ({"noise_multiplier": 0.9}, {"num_units": 11}, {"seed": 12}, {"unit_of": np.arange(12) // 2})
+    for changed in (*changes, {"settings": replace(SETTINGS, layers="top:1")}):
         with pytest.raises(EngineError, match="--again"):
             run(build("gpt2"), folder=tmp_path, resume=True, **changed)
     draws = Recorded(first=2)

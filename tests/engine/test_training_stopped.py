@@ -1,6 +1,7 @@
 """A training that is killed, interrupted or resumed ends with the same bits, or says why it cannot."""
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import torch
 
 from engine.small_training import SETTINGS, largest_difference, plan, train
 from paclm.engine import checkpoint, training, training_pass
-from paclm.engine.checkpoint import CURRENT_FILE, Checkpoints, HeldInterrupt
+from paclm.engine.checkpoint import CURRENT_FILE, RUN_FILE, Checkpoints, HeldInterrupt
 from paclm.errors import EngineError
 
 
@@ -135,12 +136,19 @@ def test_an_interrupt_raised_by_the_program_keeps_no_step_whose_loss_is_unread(b
 
 def test_a_run_with_other_settings_is_not_resumed_and_a_fresh_one_forgets_the_one_before(build_model, tmp_path):
     train(build_model("gpt2"), folder=tmp_path / "run")
-    with pytest.raises(EngineError, match="--again"):
-        train(build_model("gpt2"), replace(SETTINGS, learning_rate=1e-3), folder=tmp_path / "run", resume=True)
+    for change in ({"learning_rate": 1e-3}, {"layers": "top:1"}):
+        with pytest.raises(EngineError, match="--again"):
+            train(build_model("gpt2"), replace(SETTINGS, **change), folder=tmp_path / "run", resume=True)
     seen = []
     train(build_model("gpt2"), folder=tmp_path / "run", on_progress=seen.append)
     assert seen[0].step == 1
     assert not list((tmp_path / "run").glob("*.partial"))
+
+
+def test_a_run_of_an_older_version_can_be_resumed(build_model, tmp_path):
+    train(build_model("gpt2"), folder=tmp_path)
+    run = "7c6a19cb0c48c050739e98c5fa5179db13953b00ad31f7c9266aaeff6e6edddc"  # of commit 2584f3a, without `layers`
+    assert json.loads((tmp_path / RUN_FILE).read_text())["run"] == run
 
 
 def press_ctrl_c():

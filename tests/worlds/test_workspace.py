@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import stat
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +201,9 @@ def test_the_template_explains_every_setting_and_its_examples_are_valid(make):
     assert (workspace.runtime, workspace.training, workspace.dp) == (RuntimeConfig(), TrainingConfig(), DpConfig())
 
 
+WRONG_LAYERS = ("", "top", "top:", "top:0", "top:-1", "top:1.5", "top: 4", "top:4 ", "bottom:4", "4", "All")
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -223,6 +226,8 @@ def test_the_template_explains_every_setting_and_its_examples_are_valid(make):
         ("[training]\nlearning_rate = -1\n", "learning_rate.*-1"),
         ("[training]\nweight_decay = -1\n", "weight_decay.*-1"),
         ("[training]\ntargets = []\n", "targets.*auto"),
+        *((f"[training]\nlayers = '{wrong}'\n", f"layers.*all.*top:15.*'{wrong}'") for wrong in WRONG_LAYERS),
+        ("[training]\nlayers = 4\n", 'layers.*"all".* 4'),
         ("[runtime]\ncontext = 2\n", "context.*2"),
         ("[server]\nport = 2026-01-01\n", 'port.*8000.*"2026-01-01"'),
         ("[server]\ncors_origins = ['notes.example']\n", "cors_origins.*'notes.example'"),
@@ -233,6 +238,29 @@ def test_the_template_explains_every_setting_and_its_examples_are_valid(make):
 def test_wrong_settings_are_refused_by_name_and_value(make, text, named):
     with pytest.raises(InvalidInput, match=named):
         with_settings(make().workspace.path, text)
+
+
+def test_layers_are_all_or_the_last_of_them(make):
+    path = make().workspace.path
+    for text, top in (("", None), ("layers = 'all'\n", None), ("layers = 'top:15'\n", 15), ("layers = 'top:1'", 1)):
+        assert with_settings(path, f"[training]\n{text}").training.top == top
+
+
+def test_changes_since_training_are_named_and_a_setting_that_came_later_had_its_default(make):
+    workspace = make().workspace
+    (workspace.adapters_path / "worlds.safetensors").write_bytes(b"weights")
+    older = {name: value for name, value in asdict(TrainingConfig(epochs=3)).items() if name != "layers"}
+
+    def changes(trained, settings):
+        workspace.with_adapters("worlds.safetensors", trained)
+        return with_settings(workspace.path, f"[training]\n{settings}").training_changes()
+
+    assert changes({"training": older}, "epochs = 3\nlayers = 'all'\n") == ""
+    assert changes({"training": older}, "epochs = 3\nlayers = 'top:4'\n") == "layers was 'all', now 'top:4'"
+    assert (
+        changes({"training": {**older, "layers": "top:4"}}, "") == "layers was 'top:4', now 'all', epochs was 3, now 2"
+    )
+    assert changes({}, "epochs = 3\n") == "", "worlds from elsewhere: nothing to compare with"
 
 
 def test_missing_or_broken_settings_are_an_error_and_empty_ones_are_the_defaults(make):

@@ -20,6 +20,8 @@ from paclm.errors import InvalidInput, MissingExtra, WorkspaceError
 
 if TYPE_CHECKING:
     from paclm.curator.streams import PromiseFigures
+    from paclm.engine.dp_training import DpPlan
+    from paclm.engine.training_plan import TrainingPlan
     from paclm.worlds.workspace import Workspace
 
 WorkspaceArgument = Annotated[Path, typer.Argument(help="Folder made by paclm init.")]
@@ -142,6 +144,14 @@ def print_fields(fields: Mapping[str, str], *, indent: int = 2, err: bool = Fals
 def format_size(num_bytes: int) -> str:
     """A size in MiB or GiB."""
     return f"{num_bytes / 2**20:,.0f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:,.1f} GiB"
+
+
+def layers_in_words(plan: TrainingPlan | DpPlan, num_worlds: int = 1) -> str:
+    """Which decoder layers carry adapters."""
+    last = "the last " if plan.trunk and plan.trunk + plan.adapted_layers == plan.num_layers else ""
+    words = f"adapters in {last}{plan.adapted_layers} of {plan.num_layers}"
+    below = "shared by all worlds" if num_worlds > 1 else "left as they are"
+    return f"{words}; the {plan.trunk} below are {below}" if plan.trunk else words
 
 
 def format_guarantee(mia: float, world_id: float, num_worlds: int, unit: str, *, prior: str = "1/2") -> str:

@@ -13,6 +13,7 @@ from paclm.cli.console import (
     JsonFlag,
     WorkspaceArgument,
     format_size,
+    layers_in_words,
     print_fields,
     print_json,
     warn_of_threads,
@@ -189,7 +190,8 @@ def _refuse_to_overwrite(job: TrainingJob, is_trained: bool, resume: bool, comma
 def _show_plan(job: TrainingJob, plan: TrainingPlan, as_json: bool) -> None:
     if as_json:
         figures = dataclasses.asdict(plan)
-        print_json({"what": job.name, "threads": _threads(), "worlds": figures.pop("num_worlds"), **figures})
+        named = {"what": job.name, "threads": _threads(), "layers": job.settings.layers}
+        print_json({**named, "worlds": figures.pop("num_worlds"), **figures})
         return
     seconds = plan.seconds or 0.0
     typer.echo(f"Training {job.name} will take")
@@ -197,6 +199,7 @@ def _show_plan(job: TrainingJob, plan: TrainingPlan, as_json: bool) -> None:
         {
             "adapters": f"{plan.num_worlds:,} of {plan.parameters_per_world:,} parameters, "
             f"{plan.worlds_per_step} trained together",
+            "layers": layers_in_words(plan, plan.num_worlds),
             "steps": f"{plan.num_steps:,}",
             "tokens": f"{plan.num_tokens:,} ({plan.num_tokens / plan.num_positions:.0%} of the positions computed)",
             "memory": f"{format_size(plan.memory_bytes)} beside the base model",
@@ -216,6 +219,10 @@ def _show_result(
         "file": str(job.workspace.adapters_path / job.file_name),
         "worlds": plan.num_worlds,
         "parameters_per_world": plan.parameters_per_world,
+        "layers": job.settings.layers,
+        "num_layers": plan.num_layers,
+        "adapted_layers": plan.adapted_layers,
+        "trunk": plan.trunk,
         "worlds_per_step": trained.worlds_per_step,
         "threads": _threads(),
         "num_steps": plan.num_steps,
@@ -234,6 +241,7 @@ def _show_result(
     print_fields(
         {
             "adapters": f"{plan.num_worlds:,} of {plan.parameters_per_world:,} parameters",
+            "layers": layers_in_words(plan, plan.num_worlds),
             "loss": f"{losses[0]:.3f} → {losses[1]:.3f} nats per token on own records{least}",
             "time": format_duration(trained.seconds),
         }

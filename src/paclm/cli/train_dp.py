@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from paclm.cli.console import STOP_MESSAGE, format_size, print_fields, print_json, print_wrapped, require_packages
+from paclm.cli.console import (
+    STOP_MESSAGE,
+    format_size,
+    layers_in_words,
+    print_fields,
+    print_json,
+    print_wrapped,
+    require_packages,
+)
 from paclm.config import format_duration, in_shell
 from paclm.errors import InvalidInput, WorkspaceError
 
@@ -206,7 +214,7 @@ def _show_plan(job: DpTrainingJob, composed: DpGuarantee, resume: bool, as_json:
             "earlier_trainings": len(job.before()) - resume,
             "composed": asdict(composed),
         }
-        print_json({"what": "dp", **mechanism, **figures})
+        print_json({"what": "dp", "layers": job.settings.layers, **mechanism, **figures})
         return
     seconds = plan.seconds or 0.0
     typer.echo("Training dp will take")
@@ -215,6 +223,7 @@ def _show_plan(job: DpTrainingJob, composed: DpGuarantee, resume: bool, as_json:
             **_promise_fields(job, composed, resume),
             "noise": f"σ = {job.noise_multiplier:g}, sampling rate {job.dp.sampling_rate:g}, {plan.num_steps} steps",
             "adapter": f"{plan.num_parameters:,} parameters with noise",
+            "layers": layers_in_words(plan),
             "each step": f"{plan.units_per_step:,.0f} units and {plan.tokens_per_step:,.0f} tokens, on average",
             "memory": f"{format_size(plan.memory_bytes)} beside the base model",
             "time": f"about {format_duration(seconds)}",

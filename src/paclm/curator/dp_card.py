@@ -11,7 +11,7 @@ from paclm.privacy.dp import format_up
 _CARD = """\
 # DP adapter
 
-A LoRA adapter of rank {rank} for {base}, trained with DP-SGD (run {run}).
+A LoRA adapter of rank {rank} in {layers} of {base}, trained with DP-SGD (run {run}).
 
 ## What is promised
 
@@ -68,6 +68,9 @@ def render_card(card: Mapping[str, Any]) -> str:
         delta=format_up(composed["delta"]),
         base=card["base"],
         rank=training["rank"],
+        layers="all decoder layers"
+        if training["layers"] == "all"
+        else f"the last {training['layers'].removeprefix('top:')} decoder layers",
         alpha=training["alpha"],
         trained="both factors are trained" if dp["factors"] == "both" else "A stays at its random start, B is trained",
         source=source,

@@ -117,7 +117,10 @@ def _of_top_layers(targets: list[Target], layers: Iterable[str], top: int) -> li
         )
     found = [target for target in targets if decoder_layer(target.name) >= num_layers - top]
     if not found:
-        raise EngineError(f"None of the targets is in the last {top} decoder layers of this model. Raise layers.")
+        raise EngineError(
+            f"None of the targets is in the last {top} of this model's {num_layers} decoder layers. Set a larger D in "
+            'layers = "top:D" of [training], or other targets.'
+        )
     return found
 
 
@@ -177,9 +180,14 @@ class AdapterStack:
         return tuple(self.A)
 
     @property
+    def decoder_layers(self) -> list[int]:
+        """The numbers of the decoder layers that carry adapters, rising; -1 stands for layers outside of all."""
+        return sorted(set(map(decoder_layer, self.A)))
+
+    @property
     def trunk(self) -> int:
         """Decoder layers below the first adapted one: the same for all worlds."""
-        return max(0, min(map(decoder_layer, self.A)))
+        return max(0, self.decoder_layers[0])
 
     @property
     def num_parameters(self) -> int:

@@ -15,7 +15,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -24,6 +24,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from paclm.config import TrainingConfig
 from paclm.engine.adapters import save_tensors
 from paclm.engine.optimizer import StackedAdamW
 from paclm.engine.training_order import Schedule
@@ -32,6 +33,8 @@ from paclm.worlds.storage import make_private_folder, write_private_json
 
 RUN_FILE = "run.json"
 CURRENT_FILE = "current.safetensors"
+_LATER_SETTINGS = ("layers",)
+"""Settings that older versions did not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,12 @@ def identify_run(schedule: Schedule, details: Mapping[str, Any]) -> str:
     plain = {key: getattr(schedule, key) for key in ("batch_size", "epochs", "seed", "coupled")}
     digest.update(json.dumps({**plain, **details}, sort_keys=True, default=str).encode())
     return digest.hexdigest()
+
+
+def deciding(settings: TrainingConfig) -> dict[str, Any]:
+    """The settings that identify a run; later ones only where they are set, so that older runs can be resumed."""
+    values, usual = asdict(settings), asdict(TrainingConfig())
+    return {name: value for name, value in values.items() if name not in _LATER_SETTINGS or value != usual[name]}
 
 
 class Checkpoints:

@@ -38,7 +38,7 @@ from transformers import PreTrainedModel
 
 from paclm.config import DpConfig, TrainingConfig
 from paclm.engine.adapters import AdapterStack, find_targets
-from paclm.engine.checkpoint import Checkpoints, HeldInterrupt, Position
+from paclm.engine.checkpoint import Checkpoints, HeldInterrupt, Position, deciding
 from paclm.engine.loss import Batch, batch_loss, make_batch, padded_length
 from paclm.engine.optimizer import StackedAdamW, flatten, unflatten
 from paclm.engine.training import adapter_spec
@@ -80,6 +80,9 @@ class DpPlan:
 
     num_units: int
     num_parameters: int  # trained, and hence noised
+    num_layers: int  # decoder layers of the base model
+    adapted_layers: int  # of them, those with an adapter
+    trunk: int  # of them, those below the first with an adapter
     num_steps: int
     units_per_step: float  # expected
     tokens_per_step: float  # expected, predicted
@@ -119,7 +122,7 @@ def train_dp(
     checkpoints = Checkpoints(folder) if folder is not None else None
     if checkpoints is not None:
         details = {"n": num_units, "noise": noise_multiplier, "seed": seed, "base": base, "dtype": str(model.dtype)}
-        run = _identify(units, {**details, **asdict(settings), **asdict(dp)})
+        run = _identify(units, {**details, **deciding(settings), **asdict(dp)})
         if not resume or checkpoints.worlds_per_step(run) is None:
             checkpoints.begin(run, 1)
     head, forward = output_layer(model), make_forward(model)
@@ -335,6 +338,9 @@ def plan_dp(
     return DpPlan(
         num_units=units.num_units,
         num_parameters=training.optimizer.rows.shape[1],
+        num_layers=int(model.config.num_hidden_layers),
+        adapted_layers=len(start.decoder_layers),
+        trunk=start.trunk,
         num_steps=dp.steps,
         units_per_step=dp.sampling_rate * units.num_units,
         tokens_per_step=dp.sampling_rate * float(units.num_tokens.sum()),

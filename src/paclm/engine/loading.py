@@ -153,15 +153,22 @@ def join_stacks(stacks: Sequence[AdapterStack]) -> AdapterStack:
     """Several stacks over one base as a single one, their worlds in the order given."""
     first = stacks[0]
     for other in stacks[1:]:
-        is_alike = other.layers == first.layers and other.base == first.base
-        if not is_alike or (other.spec.rank, other.spec.scale) != (first.spec.rank, first.spec.scale):
-            raise EngineError("These adapters have different layers, base, rank or scale and cannot run together.")
+        if differing := [name for name, value in _shared(other).items() if value != _shared(first)[name]]:
+            raise EngineError(
+                f"These adapters differ in {', '.join(differing)} and cannot run together. Set [training] as it was "
+                "for the worlds and train the others again, such as: paclm train WORKSPACE --what full --again"
+            )
     return AdapterStack(
         first.spec,
         first.base,
         {layer: torch.cat([stack.A[layer] for stack in stacks]) for layer in first.layers},
         {layer: torch.cat([stack.B[layer] for stack in stacks]) for layer in first.layers},
     )
+
+
+def _shared(stack: AdapterStack) -> dict[str, Any]:
+    """What adapters that run together have in common."""
+    return {"layers": stack.layers, "base model": stack.base, "rank": stack.spec.rank, "scale": stack.spec.scale}
 
 
 def open_engine(

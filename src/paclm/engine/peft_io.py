@@ -7,9 +7,11 @@ guarantee of paclm covers them.
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +57,29 @@ def export_peft(stack: AdapterStack, folder: Path, base_name: str, conv1d: bool)
     return places
 
 
-def import_peft(folders: Sequence[Path], base: str) -> AdapterStack:
-    """Stack PEFT folders, one world each, in the order given; they must agree in shape and settings."""
+def import_peft(folders: Sequence[Path], base: str, num_layers: int | None = None) -> AdapterStack:
+    """Stack PEFT folders, one world each, in the order given; they must agree in shape and settings.
+
+    With the base model's number of decoder layers, the stack's spec says where only the last of them are adapted.
+    """
     if not folders:
         raise EngineError("No PEFT folder was given to import.")
-    specs, worlds = [_read_spec(folder) for folder in folders], [_read_tensors(folder) for folder in folders]
+    configs, worlds = [_read_config(folder) for folder in folders], [_read_tensors(folder) for folder in folders]
+    specs = [_read_spec(folder, config) for folder, config in zip(folders, configs, strict=True)]
     for folder, spec, tensors in zip(folders, specs, worlds, strict=True):
         if spec != specs[0]:
             raise EngineError(f"{folder} has other adapter settings ({spec}) than {folders[0]} ({specs[0]}).")
         if {key: value.shape for key, value in tensors.items()} != {k: v.shape for k, v in worlds[0].items()}:
             raise EngineError(f"{folder} adapts other layers or sizes than {folders[0]}.")
+    for folder, config in zip(folders, configs, strict=True):
+        _check_layers(folder, config, worlds[0])
     stacked = {key: torch.stack([tensors[key] for tensors in worlds]) for key in worlds[0]}
     A = {key.removesuffix(".lora_A.weight"): value for key, value in stacked.items() if key.endswith(".lora_A.weight")}
     B = {key.removesuffix(".lora_B.weight"): value for key, value in stacked.items() if key.endswith(".lora_B.weight")}
-    return AdapterStack(specs[0], base, A, B)
+    stack = AdapterStack(specs[0], base, A, B)
+    if num_layers is None or not stack.trunk or stack.decoder_layers != list(range(stack.trunk, num_layers)):
+        return stack
+    return replace(stack, spec=replace(stack.spec, top=num_layers - stack.trunk))
 
 
 def _peft_config(stack: AdapterStack, base_name: str, conv1d: bool) -> dict[str, Any]:
@@ -84,7 +95,19 @@ def _peft_config(stack: AdapterStack, base_name: str, conv1d: bool) -> dict[str,
         "fan_in_fan_out": conv1d,
         "bias": "none",
         "init_lora_weights": True,
+        **_layers_config(stack),
     }
+
+
+def _layers_config(stack: AdapterStack) -> dict[str, Any]:
+    """PEFT's settings of which decoder layers are adapted; none if all are, or others than decoder layers too."""
+    numbers = stack.decoder_layers
+    if numbers[0] < 0 or (stack.spec.top is None and numbers == list(range(len(numbers)))):
+        return {}
+    before = [re.search(r"([^.]+)\.\d+\.", name) for name in stack.layers]  # the list of layers: `h`, `layers`
+    patterns = sorted({found[1] for found in before if found is not None})
+    pattern = patterns[0] if len(patterns) == 1 else patterns
+    return {"layers_to_transform": numbers, **({"layers_pattern": pattern} if patterns else {})}
 
 
 def _peft_tensors(stack: AdapterStack, world: int) -> dict[str, Tensor]:
@@ -95,11 +118,15 @@ def _peft_tensors(stack: AdapterStack, world: int) -> dict[str, Tensor]:
     return tensors
 
 
-def _read_spec(folder: Path) -> AdapterSpec:
+def _read_config(folder: Path) -> dict[str, Any]:
     try:
-        config = json.loads((folder / CONFIG).read_text())
+        config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
     except (OSError, json.JSONDecodeError) as error:
         raise EngineError(f"{folder} is not a PEFT folder: its {CONFIG} cannot be read ({error}).") from error
+    return config
+
+
+def _read_spec(folder: Path, config: dict[str, Any]) -> AdapterSpec:
     if config.get("peft_type") != "LORA":
         raise EngineError(f"{folder} holds a {config.get('peft_type')!r} adapter; paclm stacks LORA adapters only.")
     for setting, plain in _PLAIN.items():
@@ -116,6 +143,26 @@ def _read_spec(folder: Path) -> AdapterSpec:
         dropout=config["lora_dropout"],
         targets=tuple(sorted(targets)),
     )
+
+
+def _check_layers(folder: Path, config: dict[str, Any], tensors: Iterable[str]) -> None:
+    """Refuse tensors of other decoder layers than those that `layers_to_transform` names; PEFT takes [] for all."""
+    wanted, patterns = (_as_list(config.get(name)) for name in ("layers_to_transform", "layers_pattern"))
+    if not wanted:
+        return
+    before = "|".join(map(re.escape, map(str, patterns))) or "[^.]+"
+    places = (re.search(rf"(?:^|\.)(?:{before})\.(\d+)\.", name) for name in tensors)
+    found = {"none" if place is None else place[1] for place in places}
+    if found != set(map(str, wanted)):
+        raise EngineError(
+            f"{folder} names the layers {wanted} in layers_to_transform, but its {WEIGHTS} has adapters in "
+            f"{', '.join(sorted(found, key=lambda number: (len(number), number)))}. Save the adapter with PEFT's "
+            "save_pretrained again."
+        )
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:

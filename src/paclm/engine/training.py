@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from paclm.config import TrainingConfig
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
-from paclm.engine.checkpoint import Checkpoints, HeldInterrupt, Position, identify_run
+from paclm.engine.checkpoint import Checkpoints, HeldInterrupt, Position, deciding, identify_run
 from paclm.engine.improvement import Improvement, measure_improvement, refuse_unimproved
 from paclm.engine.loss import make_batch
 from paclm.engine.optimizer import StackedAdamW, flatten, unflatten
@@ -125,7 +125,7 @@ def train_worlds(
     )
     checkpoints = Checkpoints(folder) if folder is not None else None
     if checkpoints is not None:
-        run = identify_run(schedule, {"base": base, "dtype": str(model.dtype), **asdict(settings)})
+        run = identify_run(schedule, {"base": base, "dtype": str(model.dtype), **deciding(settings)})
         earlier = checkpoints.worlds_per_step(run) if resume else None
         if earlier is None:
             checkpoints.begin(run, worlds_per_step)

@@ -25,11 +25,12 @@ import torch
 from transformers import PreTrainedModel
 
 from paclm.config import TrainingConfig
+from paclm.engine.adapters import find_targets
 from paclm.engine.base_model import base_of, load_model, load_tokenizer
 from paclm.engine.checkpoint import RUN_FILE, Checkpoints
 from paclm.engine.loading import pick_device
 from paclm.engine.threads import ThreadChoice, set_threads
-from paclm.engine.training import OnProgress, Trained, make_schedule, train_worlds
+from paclm.engine.training import OnProgress, Trained, adapter_spec, make_schedule, train_worlds
 from paclm.engine.training_order import Blocks, Schedule, make_blocks
 from paclm.engine.training_plan import TrainingPlan, plan_training
 from paclm.errors import EngineError, InvalidInput
@@ -151,6 +152,7 @@ def load_for_training(
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # A CPU compiles products for each shape, MBs each.
     with _fitting_memory("The base model", 'choose a smaller one, or device = "cpu" in [runtime]'):
         model: Any = load_model(base, pick_dtype(dtype, device)).to(device)
+    find_targets(model, adapter_spec(settings))  # refuses wrong layers before records are read, and DP is logged
     encoded = encode_texts(load_tokenizer(base), [record.text for record in records])
     context = int(model.config.max_position_embeddings)
     if settings.block_tokens > context:

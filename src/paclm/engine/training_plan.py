@@ -42,6 +42,9 @@ class TrainingPlan:
 
     num_worlds: int
     parameters_per_world: int
+    num_layers: int  # decoder layers of the base model
+    adapted_layers: int  # of them, those with an adapter
+    trunk: int  # of them, those below the first with an adapter
     worlds_per_step: int
     num_steps: int  # over all groups of worlds
     num_tokens: int  # predicted, over all worlds and epochs
@@ -83,6 +86,9 @@ def plan_training(
     return TrainingPlan(
         num_worlds=schedule.num_worlds,
         parameters_per_world=size,
+        num_layers=int(model.config.num_hidden_layers),
+        adapted_layers=len(start.decoder_layers),
+        trunk=start.trunk,
         worlds_per_step=worlds_per_step,
         num_steps=sum(int(schedule.num_steps[worlds].max()) for worlds in groups),
         num_tokens=int(schedule.num_tokens.sum()),

@@ -27,6 +27,7 @@ def _setup(results: Mapping[str, Result]) -> TableData:
     worlds, held_out = arguments["worlds"], origin.get("held_out")
     canaries = f", {arguments['canaries']} of them canaries" if arguments.get("canaries") else ""
     grouped = f", grouped by {arguments['group_by']}" if arguments.get("group_by") else ""
+    where = "" if training.get("layers", "all") == "all" else f", decoder layers {training['layers']}"
     start = "the same start for every world" if training["coupled"] else "a start of its own for every world"
     collections = max(int(row.get("collection", 1)) for result in results.values() for row in result.rows)
     here = {
@@ -35,7 +36,7 @@ def _setup(results: Mapping[str, Result]) -> TableData:
         "universe": f"{origin['records']:,} records{canaries}{grouped}",
         "held out": f"{arguments['holdout'] if held_out is None else held_out:,} records",  # whole groups: may be more
         "base model": f"{origin['base_name']}, frozen; {origin['machine']}",
-        "adapters": f"LoRA r = {training['rank']}, α = {training['alpha']:g}, targets {training['targets']}",
+        "adapters": f"LoRA r = {training['rank']}, α = {training['alpha']:g}, targets {training['targets']}{where}",
         "training": f"AdamW, lr {training['learning_rate']:g}, epochs {training['epochs']}, "
         f"batch {training['batch_size']}, {start}",
         "support": "k = 200 unless a table says otherwise",

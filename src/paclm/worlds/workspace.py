@@ -194,10 +194,12 @@ class Workspace:
 
     def training_changes(self) -> str:
         """How [training] differs from the settings the worlds were trained with; empty if it does not."""
-        trained = self.manifest.adapters.get(layout.WORLDS_FILE, {}).get("training", {})
+        trained = self.manifest.adapters.get(layout.WORLDS_FILE, {}).get("training")
+        if not trained:  # worlds that were trained elsewhere
+            return ""
+        then = {**asdict(TrainingConfig()), **trained}  # a setting that came later had its default
         now = json.loads(json.dumps(asdict(self.training)))  # tuples are lists in the manifest
-        changed = [name for name in now if name in trained and trained[name] != now[name]]
-        return ", ".join(f"{name} was {trained[name]!r}, now {now[name]!r}" for name in changed)
+        return ", ".join(f"{name} was {then[name]!r}, now {now[name]!r}" for name in now if then[name] != now[name])
 
     def with_adapters(self, name: str, details: Mapping[str, Any] | None = None) -> Workspace:
         """Enter a file of adapters/ with its hash into the manifest; returns the changed workspace."""

@@ -37,7 +37,14 @@ DELTA = 1e-5
 READINGS = ("rigorous", "generous", "strict")
 RATES = (1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005, 0.0002, 0.0001)
 # The published settings, as far as this engine has them: no dropout, no warm-up, no best epoch.
-AUTHORS_TRAINING: Any = {"rank": 4, "alpha": 32.0, "learning_rate": 2e-4, "weight_decay": 0.01, "batch_size": 8}
+AUTHORS_TRAINING: Any = {
+    "rank": 4,
+    "alpha": 32.0,
+    "learning_rate": 2e-4,
+    "weight_decay": 0.01,
+    "batch_size": 8,
+    "layers": "all",
+}
 ORDERS = (2, 3, 4, 8, 16, 32, 64)
 
 
