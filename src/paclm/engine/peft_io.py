@@ -156,8 +156,7 @@ def _check_layers(folder: Path, config: dict[str, Any], tensors: Iterable[str]) 
     if found != set(map(str, wanted)):
         raise EngineError(
             f"{folder} names the layers {wanted} in layers_to_transform, but its {WEIGHTS} has adapters in "
-            f"{', '.join(sorted(found, key=lambda number: (len(number), number)))}. Save the adapter with PEFT's "
-            "save_pretrained again."
+            f"{', '.join(sorted(found))}. Save the adapter with PEFT's save_pretrained again."
         )
 
 
