@@ -14,7 +14,7 @@ from paclm.engine import generic
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.engine import Engine
 from paclm.engine.generic import GenericModel, attach, attached_layers, detach
-from paclm.engine.loading import build_engine
+from paclm.engine.loading import build_engine, plan_engine
 from paclm.engine.peft_io import export_peft
 from paclm.engine.training import adapter_spec
 from paclm.engine.training_forward import OwnForward
@@ -262,6 +262,14 @@ def test_an_engine_is_built_over_a_model_that_shares(make_stack):
     engine = build_engine(build_of("GPTNeoX"), stack, runtime, 12)
     alone = Engine(GenericModel(build_of("GPTNeoX"), stack, 4, 48), 12, 7)
     assert engine.votes(TEXT[0].tolist()).tolist() == alone.votes(TEXT[0].tolist()).tolist()
+
+
+@pytest.mark.parametrize("name", ["GPTNeoX", "XGLM"])
+def test_memory_is_planned_for_code_that_may_not_share(name, make_stack):
+    whole, above = (make_stack(build_of(name), WORLDS, top_spec(name, top)) for top in (4, 2))
+    runtime = RuntimeConfig(device="cpu", max_sequences=3, context=48)
+    plans = [plan_engine(build_of(name), stack, runtime, 12, 2**40) for stack in (whole, above)]
+    assert plans[0].cache == plans[1].cache
 
 
 def test_training_by_the_models_own_code_builds_no_graph_below_the_first_adapted_layer(make_stack):

@@ -81,11 +81,16 @@ def plan_engine(
     rows = max(runtime.prefill_chunk, runtime.max_sequences)
     plan = plan_memory(model, stack.num_parameters, stack.num_rows, dtype, rows=rows, support_size=support_size)
     cache = int(runtime.cache_gib * GIB)
-    block = PAGES[runtime.device] * token_bytes(model.config, stack.num_rows, dtype, stack.trunk)
+    block = PAGES[runtime.device] * _bytes_of_token(model, stack, dtype)
     if not cache:
         most = block * (1 + runtime.max_sequences * -(-runtime.context // PAGES[runtime.device]))
         cache = min(most, int(_CACHE_SHARE[runtime.device] * (available - plan.total)))
     return dataclasses.replace(plan, cache=max(cache, 2 * block))  # room for one block and the scratch one
+
+
+def _bytes_of_token(model: Any, stack: AdapterStack, dtype: torch.dtype) -> int:
+    """Cache of one token. Whether a model's own code can share its trunk is known once it runs: planned without."""
+    return token_bytes(model.config, stack.num_rows, dtype, stack.trunk if unsupported(model) is None else 0)
 
 
 def build_engine(
@@ -106,7 +111,7 @@ def build_engine(
     available = available_memory(device)
     plan = plan_engine(model, stack, runtime, support_size, available)
     plan.check(available)
-    num_tokens = plan.cache // token_bytes(model.config, stack.num_rows, dtype, stack.trunk)
+    num_tokens = plan.cache // _bytes_of_token(model, stack, dtype)
     try:
         model = model.eval().to(device=device, dtype=dtype)
         if unsupported(model) is not None:
