@@ -120,14 +120,15 @@ def compare_unshared(family: str, dtype: torch.dtype, top: int) -> dict[str, Any
 
     As a control the same with the adapters left in, which must differ.
     """
-    blocks = blocks_for(len(LENGTHS), CAPACITY)
+    blocks, chunk = blocks_for(len(LENGTHS), CAPACITY), prompts_of(LENGTHS, CAPACITY)
     whole = shaped(family, dtype, 16, layers=4)
     ways = {"trunk": shaped(family, dtype, 16, layers=4, top=top), "unshared": cut(whole, top, shared=False)}
     ballots, states = {}, {}
     for way, weights in (ways | {"control": whole}).items():
         model = FusedModel(weights, blocks)
         ballots[way] = vote_on(Engine(model, SUPPORT, CHUNK, graph_of(model)), LENGTHS).votes
-        states[way] = decode_some(model, prompts_of(LENGTHS, CAPACITY))
+        model.prefill(chunk)
+        states[way] = decode_some(model, chunk)
     found: dict[str, Any] = {"trunk": ways["trunk"].trunk}
     for way in ("unshared", "control"):
         found[f"equal votes, {way}"] = float((ballots["trunk"] == ballots[way]).mean())
