@@ -189,3 +189,23 @@ def test_two_collections_of_the_first_worlds_are_studied_in_a_folder_of_their_ow
     assert result["provenance"]["worlds"] == 2
     assert "collection-2-first-2.safetensors" in result["provenance"]["adapters"]
     assert not (found / "results").exists()
+
+
+def test_a_regime_that_trains_its_own_points_needs_no_worlds_and_has_a_size_of_its_own(run, paper_run, monkeypatch):
+    asked = Mock(side_effect=ValueError)
+    monkeypatch.setattr(paper_run, "run_regime", asked)
+    with pytest.raises(SystemExit, match=r"^Failed: depth\. "):
+        run("--stage", "6", "--cut", "most_rates=1")
+    lab, regime, *_, scale = asked.call_args.args
+    assert (regime.name, scale.most_rates, lab.num_worlds) == ("depth", 1, 4)
+    assert not list(lab.workspace.path.rglob("*.safetensors"))
+    import paper_options
+
+    monkeypatch.setattr(paper_options, "OTHERS", {6: paper_run.Size(24, 8, 0, 2, 32)})
+    real = sys.argv.copy()
+    real.remove("--small")
+    monkeypatch.setattr(sys, "argv", real)
+    with pytest.raises(SystemExit, match=r"^Failed: depth\. "):
+        paper_run.main()
+    assert asked.call_args.args[0].workspace.path.name == "notes-of-24"
+    assert asked.call_args.args[2] == "paper"

@@ -24,8 +24,10 @@ STAGES = {
     3: ("sweep", "generation", "ablation", "canaries"),
     4: ("pmixed",),
     5: ("accuracy", "coupling", "universe", "tokens_only", "capacity"),
+    6: ("depth",),
 }
 TWO_COLLECTIONS = {5: ("accuracy",)}
+TRAINING = ("depth",)  # regimes that train all of their adapters: the worlds of the workspace are not needed
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,12 @@ class Size:
 
 PAPER = Size(2048, 512, 16, 128, 512)
 SMALL = Size(48, 16, 4, 8, 96)
+OTHERS = {6: Size(1024, 256, 0, 32, 512)}  # by stage; in a workspace of their own
 
 
 def size_of(options: argparse.Namespace) -> Size:
     """The size of the worlds that the options ask for."""
-    return SMALL if options.small else PAPER
+    return SMALL if options.small else OTHERS.get(options.stage, PAPER)
 
 
 def parse_arguments(description: str | None) -> argparse.Namespace:
@@ -63,8 +66,7 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument(
         "--train",
         nargs="*",
-        default=["worlds"],
-        help="what to train first, in this order; default: the worlds; with no name nothing, if --work holds them",
+        help="what to train first, in this order; default: the worlds, where a regime needs them; with no name nothing",
     )
     parser.add_argument("--worlds-per-step", type=int, help="worlds trained together; default: as many as fit")
     parser.add_argument("--only", nargs="*", help="only these regimes of the stage; with no name: only train")
@@ -86,7 +88,11 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     options.name = options.name or Path(options.corpus).name.split(".")[0]
     if reason := refusal(options):
         parser.error(reason)
-    folder = options.name
+    if options.train is None:
+        options.train = ["worlds"] if needs_worlds(options) or options.only == [] else []
+    size = size_of(options)
+    options.workspace = options.name if size in (PAPER, SMALL) else f"{options.name}-of-{size.records}"
+    folder = options.workspace
     if options.test_text is not None:
         folder += f"-on-{options.test_text.name.split('.')[0]}"
     if options.worlds is not None:
@@ -108,6 +114,11 @@ def parse_cut(text: str) -> tuple[str, Any]:
 def chosen_regimes(options: argparse.Namespace) -> list[str]:
     """The regimes to run, in order."""
     return list(STAGES[options.stage]) if options.only is None else list(options.only)
+
+
+def needs_worlds(options: argparse.Namespace) -> bool:
+    """Whether a chosen regime reads the worlds of the workspace."""
+    return any(name not in TRAINING for name in chosen_regimes(options))
 
 
 def refusal(options: argparse.Namespace) -> str | None:

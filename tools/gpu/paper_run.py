@@ -15,6 +15,7 @@ numpy, scipy and safetensors only. `--small` is a rehearsal for a CPU, in minute
 | 3 | first | sweep, generation, ablation, canaries |
 | 4 | first | PMixED and its neighbours |
 | 5 | first | second collection, coupled against uncoupled training, universe audit, token-only attacker, capacity |
+| 6 | both | adapted layers and rank: fewer records and worlds, in a workspace of their own; minutes |
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from paclm.worlds.readers import read_corpus
 from paclm.worlds.records import ReadOptions
 from paclm.worlds.storage import write_private_arrays, write_private_json
 from paclm.worlds.workspace import Workspace
-from paper_options import TWO_COLLECTIONS, Size, chosen_regimes, parse_arguments, size_of
+from paper_options import TWO_COLLECTIONS, Size, chosen_regimes, needs_worlds, parse_arguments, size_of
 
 FIXTURE_POSITIONS = 4096
 
@@ -82,7 +83,7 @@ def run_stage(options: argparse.Namespace) -> list[str]:
         say(clock, "There is no GPU: at this size a stage takes days on a CPU. A rehearsal takes minutes: --small")
     workspace = make_workspace(options, size)
     say(clock, f"workspace of {size.records} records, {size.worlds} worlds, base {workspace.base.name}")
-    refuse_training(workspace, options.train, runs=chosen_regimes(options) != [])
+    refuse_training(workspace, options.train, runs=needs_worlds(options))
     facts: dict[str, Any] = {}
     for name in options.train:
         workspace, training = train(workspace, name, options.worlds_per_step, clock)
@@ -140,7 +141,7 @@ def make_workspace(options: argparse.Namespace, size: Size) -> Workspace:
     corpus = replace(corpus, records=corpus.records[:wanted])
     base = resolve_base(options.base)
     created = create_workspace(
-        options.work / options.name,
+        options.work / options.workspace,
         corpus=corpus,
         base=base,
         tokenizer=load_tokenizer(base),

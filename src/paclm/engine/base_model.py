@@ -58,7 +58,7 @@ def base_of(workspace: Workspace) -> Base:
 
 def check_base(base: Base) -> None:
     """Raise if a base model could not be trained or served, before anything is made from it."""
-    config = _config_of(base)
+    config = config_of(base)
     architectures = list(getattr(config, "architectures", None) or [])
     if config.is_encoder_decoder or (architectures and not any(map(_DECODER.search, architectures))):
         raise ModelError(
@@ -104,7 +104,7 @@ def load_tokenizer(base: Base) -> Any:
 
 def context_of(base: Base) -> int:
     """The context length of the base model, from its configuration."""
-    config = _config_of(base)
+    config = config_of(base)
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None:
         raise ModelError(
@@ -114,7 +114,8 @@ def context_of(base: Base) -> int:
     return int(positions)
 
 
-def _config_of(base: Base) -> Any:
+def config_of(base: Base) -> Any:
+    """The configuration of the base model, as Transformers reads it."""
     try:
         return _import("transformers").AutoConfig.from_pretrained(base.folder, local_files_only=True)
     except (OSError, ValueError) as error:

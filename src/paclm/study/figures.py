@@ -28,7 +28,7 @@ Look = tuple[str, str]  # colour and marker
 
 def all_figures() -> list[Figure]:
     """Every figure, by label."""
-    return [canary, degeneracy, flatness, knowledge, MECHANISM, pmixed, releases, session, universe]
+    return [canary, degeneracy, depth, flatness, knowledge, MECHANISM, pmixed, releases, session, universe]
 
 
 def drawn(label: str, regime: str, caption: str) -> Callable[[Draw], Figure]:
@@ -133,6 +133,40 @@ def degeneracy(result: Result) -> Canvas:
     handles, labels = panels[0, 0].get_legend_handles_labels()
     canvas.legend(handles, labels, ncols=3, loc="lower center", bbox_to_anchor=(0.5, -0.1), fontsize=7)
     canvas.tight_layout()
+    return canvas
+
+
+@drawn(
+    "fig:depth",
+    "depth",
+    "Adapters in the last layers only, coupled Gumbel. (a) Gain of the full-corpus adapter and of the private release "
+    "at 2^-32 by adapted layers, at one rank. (b) Private gain by speed of the engine, all ranks. Bars: one standard "
+    "error over passages.",
+)
+def depth(result: Result) -> Canvas:
+    canvas = _canvas(6.4, 2.7)
+    left, right = canvas.subplots(1, 2)
+    rows = result.select(kind="point", decoder="gumbel", collection=1)
+    own = [row for row in rows if row["rank"] == rows[0]["rank"]]  # the first is all layers
+    for column, color, marker, label in (("gain", BLUE, "s", "full corpus"), ("private_gain", ORANGE, "o", "private")):
+        left.errorbar(*_points(own, "depth", column), color=color, marker=marker, capsize=2, label=label)
+    left.set(xlabel="adapted layers", ylabel="gain in accuracy")
+    left.set_title("(a) gain by depth", loc="left")
+    left.set_xticks([row["depth"] for row in own])
+    left.legend()
+    looks = zip(
+        dict.fromkeys(row["rank"] for row in rows), cycle(((ORANGE, "o"), (GREEN, "^"), (PINK, "D"), (SKY, "s")))
+    )
+    for rank, (color, marker) in looks:
+        points = [row for row in rows if row["rank"] == rank]
+        look = {"color": color, "marker": marker, "linestyle": "none", "capsize": 2, "label": f"rank {rank}"}
+        right.errorbar(*_points(points, "tokens_per_second", "private_gain"), **look)
+        for row in points:
+            place = (row["tokens_per_second"], row["private_gain"])
+            right.annotate(row["layers"], place, xytext=(4, 4), textcoords="offset points", fontsize=6)
+    right.set(xlabel="tokens a second", ylabel="private gain")
+    right.set_title("(b) gain by speed", loc="left")
+    right.legend(fontsize=7)
     return canvas
 
 

@@ -178,3 +178,14 @@ def scores(result: Result) -> list[Row]:
     }
     rows = result.select(part="score")
     return [{**row, "attacker": attackers[row["source"]], "score": scores[row["attack"]]} for row in rows]
+
+
+def by_depth(result: Result) -> list[Row]:
+    """Points of `depth`, one decoder after the other; what is compared with all layers has no value there."""
+    rows = sorted(result.select(kind="point"), key=lambda row: str(row["decoder"]), reverse=True)
+    names = {"greedy": "greedy", "gumbel": "coupled Gumbel"}
+    return [
+        {name: None if row["layers"] == "all" and "_difference" in name else value for name, value in row.items()}
+        | {"decoder": names[row["decoder"]], "cache_kb": row["cache_bytes_per_token"] / 1e3}
+        for row in rows
+    ]

@@ -474,4 +474,49 @@ _TABLES = (
         lambda result: result.select(part="score"),
         rows.own_notes,
     ),
+    rows_table(
+        "tab:depth",
+        "depth",
+        "Adapters in the last layers only, of {num_layers} layers, {worlds} worlds, {positions:,} teacher-forced "
+        "positions. Gain: of the full-corpus adapter over the public model; kept: its share at 2^-32; errors over "
+        "passages. Differences are to all layers, position by position. Leak ÷ charged: {scale[sessions]} sessions of "
+        "{scale[tokens]:,} tokens at 2^-16, every token charged. Speed of the engine: {streams} sequences of {context} "
+        "tokens with {timed_worlds} worlds ({machine}). Cache: keys and values of a token of one sequence.",
+        (
+            Column("decoder", "{decoder}"),
+            Column("layers", "{layers}"),
+            Column("rank", "{rank}"),
+            Column("learning rate", "learning_rate", ".2g"),
+            Column("gain", "gain ±", ".2%"),
+            Column("difference", "gain_difference ±", "+.2%"),
+            Column("kept", "kept ±", ".1%"),
+            Column("private gain", "private_gain ±", ".2%"),
+            Column("difference ", "private_gain_difference ±", "+.2%"),
+            Column("dissent", "dissent ±", ".1%"),
+            Column("difference  ", "dissent_difference ±", "+.1%"),
+            Column("leak ÷ charged", "leaked_over_charged ±", ".1%"),
+            Column("tokens a second", "tokens_per_second", ",.0f"),
+            Column("÷ all", "speed_ratio", ".2f"),
+            Column("cache (kB)", "cache_kb", ",.1f"),
+            Column("÷ all ", "cache_ratio", ".3f"),
+            Column("training (s)", "training_seconds", ".1f"),
+        ),
+        rows.by_depth,
+        rows.own_notes,
+    ),
+    rows_table(
+        "tab:depth-rates",
+        "depth",
+        "Learning rates tried for each point: loss (nats a token) of {trial_worlds} trial worlds on {records_held} "
+        "training records held out from them, and its change from the public model's; errors over records.",
+        (
+            Column("layers", "{layers}"),
+            Column("rank", "{rank}"),
+            Column("learning rate", "learning_rate", ".2g"),
+            Column("loss", "loss ±", ".4f", mark="* is_chosen"),
+            Column("change", "change ±", "+.4f"),
+        ),
+        lambda result: result.select(kind="rate"),
+        ("*: chosen.",),
+    ),
 )

@@ -1,0 +1,255 @@
+"""Points of the regime `depth`: adapters of some layers and rank, their learning rate, votes, speed and memory.
+
+No adapter is kept. Speed and memory do not depend on the values of adapters, so untrained ones are timed: all points in
+one run, with any number of worlds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paclm.privacy.belief import BoolArray, FloatArray
+from paclm.privacy.randomness import Coins
+from paclm.study.decoding import GREEDY, GUMBEL
+from paclm.study.lab import Lab
+from paclm.study.parts import Array
+from paclm.study.quality import score_targets
+from paclm.study.recorded_votes import collect_votes
+from paclm.study.results import Row
+from paclm.study.statistics import clustered_mean
+from paclm.worlds.assignment import assign_groups, units_of
+
+if TYPE_CHECKING:
+    from paclm.config import TrainingConfig
+    from paclm.engine.adapters import AdapterStack
+    from paclm.engine.engine import Engine
+    from paclm.engine.training_job import TrainingJob
+
+SUPPORT = 200
+DECODINGS = (GREEDY, GUMBEL)
+HELD_OUT = 8  # one in so many training units is held out while a learning rate is chosen
+WARM_UP = 3  # steps
+
+
+@dataclass(frozen=True, slots=True)
+class DepthScale:
+    worlds: int  # trained at every point, at most
+    records: int  # drawn from, at most
+    positions: int
+    draws: int  # of secret and noise at every position
+    trial_worlds: int  # trained for every learning rate that is tried
+    most_rates: int  # tried at one depth, at most
+    sessions: int  # for the leak
+    tokens: int  # of each session
+    streams: int  # sequences of a timed step
+    timed_worlds: int
+    steps: int  # timed
+    ranks: tuple[int, ...] = (8, 16, 32)  # at half depth
+    context: int = 96  # tokens of each timed sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Adapters in the last `depth` layers, of one rank."""
+
+    depth: int
+    num_layers: int
+    rank: int
+
+    @property
+    def layers(self) -> str:
+        """As [training] has it."""
+        return "all" if self.depth == self.num_layers else f"top:{self.depth}"
+
+    @property
+    def name(self) -> str:
+        """In names of parts."""
+        return f"{self.depth}-rank-{self.rank}"
+
+    def settings(self, own: TrainingConfig, rate: float) -> TrainingConfig:
+        """The workspace's settings at this point; α grows with the rank, so that adapters are scaled alike."""
+        alpha = own.alpha / own.rank * self.rank
+        return replace(own, layers=self.layers, rank=self.rank, alpha=alpha, learning_rate=rate)
+
+    def row(self) -> Row:
+        """The columns that name it."""
+        return {"layers": self.layers, "depth": self.depth, "num_layers": self.num_layers, "rank": self.rank}
+
+
+def choose_points(num_layers: int, rank: int, ranks: tuple[int, ...]) -> list[Point]:
+    """All layers, the upper half and quarter at the workspace's rank, and other ranks at half depth; deepest first."""
+    half, quarter = (num_layers + 1) // 2, max(1, (num_layers + 2) // 4)
+    wanted = {*((depth, rank) for depth in (num_layers, half, quarter)), *((half, other) for other in ranks)}
+    return [Point(depth, num_layers, each) for depth, each in sorted(wanted, key=lambda one: (-one[0], one[1]))]
+
+
+def _kept_records(lab: Lab, scale: DepthScale) -> BoolArray:
+    """(records,) which take part."""
+    count = len(lab.workspace.membership)
+    kept = np.zeros(count, dtype=np.bool_)
+    kept[lab.rng("depth", "records").permutation(count)[: scale.records]] = True
+    return kept
+
+
+def _prepare(lab: Lab) -> TrainingJob:
+    from paclm.engine.training_job import prepare_training
+
+    lab.release_engine()
+    return prepare_training(lab.workspace, "full")
+
+
+def _train(
+    lab: Lab, job: TrainingJob, membership: BoolArray, settings: TrainingConfig, seed: int, what: str
+) -> tuple[AdapterStack, FloatArray]:
+    """Train adapters (records, adapters) that are not kept; seconds and tokens of the training."""
+    from paclm.engine.training import make_schedule, train_worlds
+
+    own = replace(job, settings=settings, schedule=make_schedule(job.schedule.blocks, membership, settings, seed))
+    advance = lab.start_task(f"train {what}, layers {settings.layers}, rank {settings.rank}", 0)
+    trained = train_worlds(
+        own.model,
+        own.schedule,
+        settings,
+        base=lab.workspace.base.fingerprint,
+        worlds_per_step=own.plan().worlds_per_step,
+        on_progress=lambda _: advance(1),
+        must_improve=False,  # at a rate that is too high the loss may rise
+    )
+    return trained.stack, np.array([trained.seconds, own.schedule.num_tokens.sum()])
+
+
+def _open(lab: Lab, stack: AdapterStack, sequences: int, context: int, support_size: int = SUPPORT) -> Engine:
+    from paclm.engine.loading import open_engine
+
+    lab.release_engine()  # of what training held, too
+    runtime = replace(lab.runtime, max_sequences=sequences, context=context)
+    return open_engine(lab.workspace, support_size, runtime, stack)
+
+
+def search_rate(lab: Lab, scale: DepthScale, point: Point, start: float) -> list[Row]:
+    """Double or halve the rate for as long as the loss on held-out training records falls."""
+    members, seed = lab.workspace.members(), lab.seed_for("depth", "rates")
+    units = units_of(members)
+    names = np.random.default_rng(seed).permutation(sorted(set(units)))
+    is_text = np.array([record.repetitions == 1 for record in members]) & _kept_records(lab, scale)  # no canaries
+    is_held = np.isin(units, names[: -(-len(names) // HELD_OUT)]) & is_text
+    drawn = assign_groups(units, scale.trial_worlds, seed >> 32) & (is_text & ~is_held)[:, None]
+    job = _prepare(lab)
+    blocks = job.schedule.blocks
+    texts = [(int(blocks.records[i]), blocks[i].tolist()) for i in np.flatnonzero(is_held[blocks.records]).tolist()]
+    clusters = np.concatenate([np.full(len(tokens) - 1, record) for record, tokens in texts])
+    tried: dict[float, Row] = {}
+
+    def loss(rate: float) -> float:
+        settings = point.settings(lab.workspace.training, rate)
+        stack, _ = _train(lab, job, drawn, settings, seed >> 32, f"at rate {rate:.2g}")
+        engine = _open(lab, stack, 1, max(len(tokens) for _, tokens in texts), support_size=1)
+        found = [score_targets(engine, tokens).log_probability for _, tokens in texts]
+        own, public = (
+            -np.concatenate(each) for each in zip(*((f[:-1].mean(axis=0), f[-1]) for f in found), strict=True)
+        )
+        row: Row = {"kind": "rate", **point.row(), "learning_rate": rate, "is_chosen": False}
+        row["loss"], row["loss_stderr"] = clustered_mean(own, clusters, lab.rng("depth", "losses"))
+        row["change"], row["change_stderr"] = clustered_mean(own - public, clusters, lab.rng("depth", "losses"))
+        tried[rate] = row | {"records_held": int(is_held.sum()), "trial_worlds": scale.trial_worlds}
+        return float(row["loss"])
+
+    tried[climb(loss, start, scale.most_rates)]["is_chosen"] = True
+    return [tried[rate] for rate in sorted(tried)]
+
+
+def climb(loss: Callable[[float], float], start: float, most: int) -> float:
+    """The rate of least loss, doubled or else halved from the start for as long as the loss falls; `most` are tried."""
+    tried = {start: loss(start)}
+    best = start
+    for step in (2.0, 0.5):
+        while len(tried) < most and best * step not in tried:
+            tried[best * step] = loss(best * step)
+            if tried[best * step] >= tried[best]:
+                break
+            best *= step
+    return best
+
+
+def train_and_vote(lab: Lab, scale: DepthScale, settings: TrainingConfig) -> dict[str, Array]:
+    """Votes of the worlds and of the full-corpus adapter, trained together; seconds and tokens of that training."""
+    kept = _kept_records(lab, scale)[:, None]
+    own = lab.workspace.membership[:, : min(scale.worlds, lab.num_worlds)] & kept
+    seed = int(lab.workspace.manifest.arguments["seed"])
+    stack, training = _train(lab, _prepare(lab), np.hstack([own, kept]), settings, seed, "worlds")
+    passages = lab.passages(scale.positions)
+    advance = lab.start_task(f"votes, layers {settings.layers}", sum(passage.num_scored for passage in passages))
+    engine = _open(lab, stack, 1, lab.window)
+    seeds = [lab.seed_for("coins", decoding.name) for decoding in DECODINGS]
+    found = collect_votes(engine, passages, DECODINGS, seeds, True, advance)
+    arrays = {key: array for name, votes in found.items() for key, array in votes.arrays(name).items()}
+    return arrays | {"training": training}
+
+
+def measure_costs(lab: Lab, scale: DepthScale, points: list[Point]) -> list[Row]:
+    """Time of a step and memory of every engine, one after another, with untrained adapters."""
+    import torch
+
+    from paclm.engine.adapters import AdapterStack, find_targets
+    from paclm.engine.base_model import base_of, load_model
+    from paclm.engine.training import adapter_spec
+
+    lab.release_engine()
+    model: Any = load_model(base_of(lab.workspace), torch.float32)
+    context = min(scale.context, int(model.config.max_position_embeddings))
+    tokens = lab.rng("depth", "prompts").integers(len(lab.tokenizer), size=(scale.streams, context - 1))
+    advance = lab.start_task("time of a step", len(points))
+    rows: list[Row] = []
+    streams = scale.streams
+    for point in points:
+        spec = adapter_spec(point.settings(lab.workspace.training, 1.0))
+        targets = find_targets(model, spec)
+        stack = AdapterStack.initial(targets, spec, scale.timed_worlds, 0, lab.workspace.base.fingerprint)
+        engine = _open(lab, stack, streams, context)
+        streams = min(streams, engine.num_together(context))  # the first engine needs the most memory
+        seconds, peak = _time_steps(lab, scale, engine, tokens[:streams].tolist())
+        row: Row = {"timed_worlds": scale.timed_worlds, "streams": streams, "context": context}
+        row |= {"step_ms": 1e3 * seconds, "tokens_per_second": streams / seconds, "peak_bytes": peak}
+        row["parameters_per_world"] = stack.num_parameters
+        row["cache_bytes_per_token"] = _cache_bytes(model.config, stack, engine)
+        first = rows[0] if rows else row
+        row["speed_ratio"] = row["tokens_per_second"] / first["tokens_per_second"]
+        row["cache_ratio"] = row["cache_bytes_per_token"] / first["cache_bytes_per_token"]
+        rows.append(row)
+        del engine, stack
+        advance(1)
+    return rows
+
+
+def _cache_bytes(config: Any, stack: AdapterStack, engine: Engine) -> int:
+    """Keys and values of one token of one sequence."""
+    from paclm.engine.memory import token_bytes
+
+    return token_bytes(config, stack.num_rows, engine.head.dtype)
+
+
+def _time_steps(lab: Lab, scale: DepthScale, engine: Engine, prompts: list[list[int]]) -> tuple[float, int | None]:
+    """Seconds of a decode step (median), and on a GPU the most bytes that the engine used."""
+    import torch
+
+    from paclm.engine.memory import peak_memory
+
+    device = engine.head.device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    handles = [engine.add(prompt) for prompt in prompts]
+    coins = Coins(lab.seed_for("depth", "coins"))
+    drawn = np.stack([coins.gumbel(SUPPORT) for _ in handles])
+    seconds = []
+    for step in range(WARM_UP + scale.steps):
+        began = time.perf_counter()
+        engine.step(handles, drawn)
+        if step >= WARM_UP:
+            seconds.append(time.perf_counter() - began)
+    engine.clear()
+    return float(np.median(seconds)), peak_memory(device) if device.type == "cuda" else None

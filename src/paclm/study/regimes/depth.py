@@ -1,0 +1,226 @@
+"""Adapted layers and rank: gain, dissent, leak, speed and memory of worlds that differ in the last layers only.
+
+Every point trains the worlds and the full-corpus adapter anew, on the same records in the same order, and votes on the
+same text with the same coins, secrets and noise. Its learning rate is chosen on training records that its trial worlds
+have not seen; the test text takes no part in the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
+
+import numpy as np
+
+from paclm.privacy.belief import FloatArray
+from paclm.privacy.leak import Estimate
+from paclm.privacy.releases import rule_named
+from paclm.study.decoding import GUMBEL
+from paclm.study.depth_points import (
+    DECODINGS,
+    DepthScale,
+    choose_points,
+    measure_costs,
+    search_rate,
+    train_and_vote,
+)
+from paclm.study.lab import Lab
+from paclm.study.recorded_votes import TextVotes
+from paclm.study.regime import Findings, Regime, headline
+from paclm.study.replay import ReplaySettings, replay
+from paclm.study.results import Result, Row
+from paclm.study.statistics import clustered_mean, retained_gain
+from paclm.study.streams import play_fresh
+
+PER_TOKEN, LEAK_PER_TOKEN = 2.0**-32, 2.0**-16
+PUBLIC_TOLERANCE = 0.05  # share of positions at which rounding may change the public model's choice
+
+
+def run(lab: Lab, scale: DepthScale) -> Findings:
+    """Every point, then the speed of all."""
+    own = lab.workspace.training
+    points = choose_points(_num_layers(lab), own.rank, tuple(scale.ranks))
+    parts = lab.parts("depth", [asdict(scale), asdict(own)])
+    advance = lab.start_task("points of depth and rank", len(points) + 1)
+    rate, rank = own.learning_rate, own.rank
+    rates: list[Row] = []
+    measured: list[Row] = []
+    of_all: dict[str, tuple[TextVotes, dict[str, FloatArray]]] = {}
+    for point in points:
+        start = rate * rank / point.rank  # a matrix of twice the rank moves twice as far at the same rate
+        tried = parts.rows(f"rates-{point.name}", partial(search_rate, lab, scale, point, start))
+        rates += tried
+        rate, rank = next(row["learning_rate"] for row in tried if row["is_chosen"]), point.rank
+        arrays = parts.arrays(f"votes-{point.name}", partial(train_and_vote, lab, scale, point.settings(own, rate)))
+        seconds, tokens = arrays["training"].tolist()
+        common: Row = {**point.row(), "learning_rate": rate, "training_seconds": seconds}
+        common["training_tokens_per_second"] = tokens / seconds
+        for decoding in DECODINGS:
+            votes = TextVotes.from_arrays(arrays, decoding.name)
+            values = _at_positions(lab, scale, votes)
+            first = of_all.setdefault(decoding.name, (votes, values))
+            row: Row = {"kind": "point", **common, "decoder": decoding.name, "worlds": votes.num_worlds}
+            row |= _figures(lab, votes, values) | _against(lab, votes, values, *first)
+            if decoding is GUMBEL:
+                row |= parts.rows(f"leak-{point.name}", partial(_leak, lab, scale, votes))[0]
+            measured.append(row)
+        advance(1)
+    costs = parts.rows("costs", partial(measure_costs, lab, scale, points))
+    advance(1)
+    each = [cost for cost in costs for _ in DECODINGS]
+    return Findings(
+        [*rates, *(row | cost for row, cost in zip(measured, each, strict=True))], _notes(rates, scale.most_rates)
+    )
+
+
+def _num_layers(lab: Lab) -> int:
+    from paclm.engine.base_model import base_of, config_of
+
+    return int(config_of(base_of(lab.workspace)).num_hidden_layers)
+
+
+def _at_positions(lab: Lab, scale: DepthScale, votes: TextVotes) -> dict[str, FloatArray]:
+    """What is averaged, at every position; secrets and noise in expectation where there are several draws."""
+    seed = lab.seed_for("depth", "noise")  # the same at every point
+    streams = play_fresh(votes, rule_named("gaussian"), PER_TOKEN, scale.draws, votes.num_positions, seed)
+    return {
+        "public": (votes.public == votes.truth).astype(np.float64),
+        "full": (votes.column("full") == votes.truth).astype(np.float64),
+        "noiseless": (votes.votes == votes.truth[:, None]).mean(axis=1),
+        "private": np.mean([stream.released == votes.truth for stream in streams], axis=0),
+        "dissent": votes.is_dissent.astype(np.float64),
+    }
+
+
+def _figures(lab: Lab, votes: TextVotes, values: Mapping[str, FloatArray]) -> Row:
+    row: Row = {"positions": votes.num_positions, "passages": len(np.unique(votes.passage))}
+
+    def note(name: str, found: Estimate | None) -> None:
+        row[name], row[f"{name}_stderr"] = found or (None, None)
+
+    def mean(each: FloatArray) -> Estimate:
+        return clustered_mean(each, votes.passage, lab.rng("depth", "bootstrap"))
+
+    for name in ("public", "full", "noiseless", "private"):
+        note(f"accuracy_{name}", mean(values[name]))
+    note("dissent", mean(values["dissent"]))
+    note("gain", mean(values["full"] - values["public"]))
+    note("private_gain", mean(values["private"] - values["public"]))
+    for name in ("noiseless", "private"):
+        rng = lab.rng("depth", "bootstrap")
+        found = retained_gain(values[name], values["public"], values["full"], votes.passage, rng)
+        note("kept" if name == "private" else "kept_noiseless", found)
+    return row
+
+
+def _against(
+    lab: Lab,
+    votes: TextVotes,
+    values: Mapping[str, FloatArray],
+    first: TextVotes,
+    reference: Mapping[str, FloatArray],
+) -> Row:
+    """Differences to all layers, paired position by position."""
+    row: Row = {"public_differs": float((votes.public != first.public).mean())}
+    for name, of in (("gain", "full"), ("private_gain", "private"), ("dissent", "dissent")):
+        rng = lab.rng("depth", "bootstrap")
+        found = clustered_mean(values[of] - reference[of], votes.passage, rng)
+        row[f"{name}_difference"], row[f"{name}_difference_stderr"] = found
+    return row
+
+
+def _leak(lab: Lab, scale: DepthScale, votes: TextVotes) -> list[Row]:
+    """Leak ÷ charge of sessions with a persistent secret on these votes, every token charged."""
+    advance = lab.start_task("leak", scale.sessions * scale.tokens)
+    seed = lab.seed_for("depth", "sessions")
+    settings = ReplaySettings(per_token=LEAK_PER_TOKEN, sessions=scale.sessions, tokens=scale.tokens, seed=seed)
+    found = replay(votes, settings, advance)
+    row: Row = {"sessions": scale.sessions, "tokens_per_session": scale.tokens, "leak_per_token_nats": LEAK_PER_TOKEN}
+    row |= {name: found[name] for name in ("leaked_nats", "leaked_stderr", "charged_nats", "leaked_over_charged")}
+    row["leaked_over_charged_stderr"] = found["leaked_stderr"] / found["charged_nats"]
+    row["tells_more_than"] = ", ".join(found["tells_more_than"]) or None
+    return [row]
+
+
+def _notes(rates: list[Row], most_rates: int) -> list[str]:
+    notes = [
+        "Points share records, order of training, text, coins, secrets and noise. Every point has a learning rate of "
+        "its own, chosen on training records that its trial worlds have not seen.",
+        "Speed is that of the engine alone, with untrained adapters: no release, no ledger, no HTTP.",
+    ]
+    for layers, rank in dict.fromkeys((row["layers"], row["rank"]) for row in rates):
+        tried = [row["is_chosen"] for row in rates if (row["layers"], row["rank"]) == (layers, rank)]
+        if tried[0] or tried[-1]:
+            notes.append(
+                f"layers {layers}, rank {rank}: the best learning rate is at an end of those tried, so the next may be "
+                f"better (most_rates = {most_rates})."
+            )
+    return notes
+
+
+def verdicts(result: Result) -> list[str]:
+    """Whether the trunk is cached once, whether the public model stays the same, whether a release leaks too much."""
+    rows = result.select(kind="point")
+    fewer = [row for row in rows if row["layers"] != "all"]
+    cached = {row["layers"]: row["cache_ratio"] for row in fewer}
+    alarm = "ALARM: " if any(ratio >= 1.0 for ratio in cached.values()) else ""
+    listed = ", ".join(f"{layers} {ratio:.3f}" for layers, ratio in cached.items())
+    differs = max(row["public_differs"] for row in rows)
+    changed = "ALARM: " if differs > PUBLIC_TOLERANCE else ""
+    broken = [
+        f"{row['layers']}, rank {row['rank']}: {row['tells_more_than']}" for row in rows if row.get("tells_more_than")
+    ]
+    leak = f"ALARM: releases exceed {'; '.join(broken)}" if broken else "no release leaks more than it may"
+    return [
+        f"{alarm}cache of a token against all layers: {listed} (alarm from 1: the trunk would be kept for every world)",
+        f"{changed}largest share of positions where the public model's choice changes with the adapted layers: "
+        f"{differs:.2%} (alarm from {PUBLIC_TOLERANCE:.0%}: adapters would reach it)",
+        leak,
+    ]
+
+
+_OF_GUMBEL = {"kind": "point", "decoder": "gumbel"}
+
+REGIME = Regime(
+    name="depth",
+    title="Adapted layers and rank",
+    question="How do gain, dissent, leak, speed and memory depend on the adapted layers and on the rank?",
+    presets={
+        "quick": DepthScale(
+            worlds=8,
+            records=64,
+            positions=2048,
+            draws=2,
+            trial_worlds=2,
+            most_rates=3,
+            sessions=32,
+            tokens=256,
+            streams=4,
+            timed_worlds=16,
+            steps=20,
+        ),
+        "paper": DepthScale(
+            worlds=32,
+            records=1024,
+            positions=16384,
+            draws=4,
+            trial_worlds=4,
+            most_rates=6,
+            sessions=100,
+            tokens=1024,
+            streams=100,
+            timed_worlds=128,
+            steps=100,
+        ),
+    },
+    run=run,
+    headlines=(
+        headline("gain, layers {layers}, rank {rank}", "gain ±", "+.2%", **_OF_GUMBEL),
+        headline("kept at 2^-32, layers {layers}, rank {rank}", "kept ±", ".1%", **_OF_GUMBEL),
+        headline("dissent, layers {layers}, rank {rank}", "dissent ±", ".1%", **_OF_GUMBEL),
+        headline("speed against all layers, layers {layers}, rank {rank}", "speed_ratio", ".2f", **_OF_GUMBEL),
+    ),
+    verdicts=verdicts,
+    for_each_collection=False,
+)
