@@ -230,7 +230,7 @@ def _cache_bytes(config: Any, stack: AdapterStack, engine: Engine) -> int:
     """Keys and values of one token of one sequence."""
     from paclm.engine.memory import token_bytes
 
-    return token_bytes(config, stack.num_rows, engine.head.dtype)
+    return token_bytes(config, stack.num_rows, engine.head.dtype, stack.trunk)
 
 
 def _time_steps(lab: Lab, scale: DepthScale, engine: Engine, prompts: list[list[int]]) -> tuple[float, int | None]:

@@ -189,7 +189,7 @@ REGIME = Regime(
     presets={
         "quick": DepthScale(
             worlds=8,
-            records=64,
+            records=48,
             positions=2048,
             draws=2,
             trial_worlds=2,
