@@ -6,7 +6,7 @@ import pytest
 
 from paclm.config import TrainingConfig
 from paclm.study import depth_points
-from paclm.study.depth_points import DepthScale, Point, choose_points, climb
+from paclm.study.depth_points import DepthPoint, DepthScale, choose_points, climb
 from paclm.study.lab import Lab
 from paclm.study.regimes import depth
 from study.rehearsal import build_trainable_workspace
@@ -66,7 +66,7 @@ def test_points_are_all_half_and_quarter_of_the_layers_and_the_ranks_at_half():
     ]
     assert [p.layers for p in choose_points(8, 4, ())] == ["all", "top:4", "top:2"]
     assert [p.layers for p in choose_points(1, 4, ())] == ["all"]
-    settings = Point(15, 30, 32).settings(TrainingConfig(rank=8, alpha=16.0), 0.01)
+    settings = DepthPoint(15, 30, 32).settings(TrainingConfig(rank=8, alpha=16.0), 0.01)
     assert (settings.layers, settings.rank, settings.alpha, settings.learning_rate) == ("top:15", 32, 64.0, 0.01)
 
 
@@ -104,7 +104,7 @@ def test_the_rate_is_chosen_without_the_test_text_on_records_the_trial_worlds_ha
         depth_points, "score_targets", lambda engine, tokens: scored.append(tuple(tokens)) or score(engine, tokens)
     )
     scale = dataclasses.replace(SCALE, most_rates=3)
-    rows = depth_points.search_rate(lab, scale, Point(1, 2, 2), 0.05)
+    rows = depth_points.search_rate(lab, scale, DepthPoint(1, 2, 2), 0.05)
     assert [row["learning_rate"] for row in rows if row["is_chosen"]] == [
         min(rows, key=lambda r: r["loss"])["learning_rate"]
     ]

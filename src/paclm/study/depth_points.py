@@ -54,7 +54,7 @@ class DepthScale:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class DepthPoint:
     """Adapters in the last `depth` layers, of one rank."""
 
     depth: int
@@ -81,11 +81,11 @@ class Point:
         return {"layers": self.layers, "depth": self.depth, "num_layers": self.num_layers, "rank": self.rank}
 
 
-def choose_points(num_layers: int, rank: int, ranks: tuple[int, ...]) -> list[Point]:
+def choose_points(num_layers: int, rank: int, ranks: tuple[int, ...]) -> list[DepthPoint]:
     """All layers, the upper half and quarter at the workspace's rank, and other ranks at half depth; deepest first."""
     half, quarter = (num_layers + 1) // 2, max(1, (num_layers + 2) // 4)
     wanted = {*((depth, rank) for depth in (num_layers, half, quarter)), *((half, other) for other in ranks)}
-    return [Point(depth, num_layers, each) for depth, each in sorted(wanted, key=lambda one: (-one[0], one[1]))]
+    return [DepthPoint(depth, num_layers, each) for depth, each in sorted(wanted, key=lambda one: (-one[0], one[1]))]
 
 
 def _kept_records(lab: Lab, scale: DepthScale) -> BoolArray:
@@ -131,7 +131,7 @@ def _open(lab: Lab, stack: AdapterStack, sequences: int, context: int, support_s
     return open_engine(lab.workspace, support_size, runtime, stack)
 
 
-def search_rate(lab: Lab, scale: DepthScale, point: Point, start: float) -> list[Row]:
+def search_rate(lab: Lab, scale: DepthScale, point: DepthPoint, start: float) -> list[Row]:
     """Double or halve the rate for as long as the loss on held-out training records falls."""
     members, seed = lab.workspace.members(), lab.seed_for("depth", "rates")
     units = units_of(members)
@@ -191,7 +191,7 @@ def train_and_vote(lab: Lab, scale: DepthScale, settings: TrainingConfig) -> dic
     return arrays | {"training": training}
 
 
-def measure_costs(lab: Lab, scale: DepthScale, points: list[Point]) -> list[Row]:
+def measure_costs(lab: Lab, scale: DepthScale, points: list[DepthPoint]) -> list[Row]:
     """Time of a step and memory of every engine, one after another, with untrained adapters."""
     import torch
 
