@@ -95,6 +95,18 @@ def test_the_table_says_how_many_positions_each_decoder_has_and_shows_the_error_
     assert "50.00% ± 4.00%" in text
 
 
+def test_the_setup_names_the_layers_where_they_are_not_all(result):
+    def adapters(training):
+        origin = {**result.provenance, "training": training}
+        shown = table_named("tab:setup").build({"accuracy": replace(result, provenance=origin)})
+        return next(row[1] for row in shown.rows if row[0] == "adapters")
+
+    training = result.provenance["training"]
+    earlier = {name: value for name, value in training.items() if name != "layers"}  # of an earlier version
+    assert adapters({**training, "layers": "top:4"}) == f"{adapters(training)}, decoder layers top:4"
+    assert adapters(earlier) == adapters(training)
+
+
 def test_the_setup_shows_how_many_records_are_held_out_and_not_how_many_were_asked_for(result):
     def held_out(**origin):
         shown = table_named("tab:setup").build(

@@ -240,7 +240,10 @@ def _show_result(trained: Workspace, card: dict[str, Any], named: Path, seconds:
     composed = dp["composed"]
     if as_json:
         is_promised = is_corpus_promised(trained)
-        print_json({"what": "dp", "file": str(file), "seconds": seconds, **dp, "is_promised": is_promised})
+        layers = card["training"]["layers"]
+        print_json(
+            {"what": "dp", "file": str(file), "seconds": seconds, "layers": layers, **dp, "is_promised": is_promised}
+        )
         return
     _warn_of_half(trained)
     typer.echo(f"Trained {file}")
