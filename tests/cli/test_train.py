@@ -122,6 +122,18 @@ def test_more_layers_than_the_model_has_are_refused_before_records_are_read(clin
             train(clinic, *options)
 
 
+def test_a_dry_run_says_where_the_states_of_the_trunk_are_stored(clinic):
+    assert "trunk" not in train(clinic, "--dry-run").stdout
+    set_training(clinic, 'layers = "all"', 'layers = "top:1"')
+    found = figures(clinic, "--dry-run", "--dtype", "float32")
+    tokens = len(prepare_training(Workspace.open(clinic)).schedule.blocks.tokens)
+    stored = found["trunk"], found["trunk_bytes"], found["trunk_place"]
+    assert stored == (1, 4 * 32 * tokens, "device")
+    assert "computed once" in train(clinic, "--dry-run").stdout
+    assert train(clinic).exit_code == 0
+    assert adapters(clinic).trunk == 1
+
+
 def test_a_full_adapter_sees_every_record(clinic):
     shown = train(clinic, "--what", "full").stdout
     assert "adapters  1 of" in shown

@@ -41,18 +41,21 @@ def train_alone_with_peft(build_model, family, start, world, schedule, folder, n
     return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
+@pytest.mark.parametrize("layers", ["all", "top:1"])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_worlds_trained_together_equal_each_world_trained_alone_with_peft(family, build_model, tmp_path):
-    schedule = plan()
+def test_worlds_trained_together_equal_each_world_trained_alone_with_peft(family, layers, build_model, tmp_path):
+    schedule, settings = plan(), replace(SETTINGS, layers=layers)
     assert schedule.num_steps.min() >= 10
     assert len(set(schedule.num_steps.tolist())) > 1, "some worlds must finish before others"
-    trained = train(build_model(family)).stack
-    spec = adapter_spec(SETTINGS)
+    trained = train(build_model(family), settings).stack
+    assert trained.trunk == (layers == "top:1")
+    spec = adapter_spec(settings)
     start = AdapterStack.initial(find_targets(build_model(family), spec), spec, WORLDS, SEED, "test")
     assert largest_difference(start, trained) > 1e-2, "training that moves nothing would prove nothing"
     for world in range(WORLDS):
         steps = int(schedule.num_steps[world])
         reference = train_alone_with_peft(build_model, family, start, world, schedule, tmp_path, steps)
+        assert len(reference) == 2 * len(trained.layers)
         for layer in trained.layers:
             for kind, tensors in (("lora_A", trained.A), ("lora_B", trained.B)):
                 expected = reference[f"base_model.model.{layer}.{kind}.default.weight"]

@@ -203,10 +203,23 @@ def _show_plan(job: TrainingJob, plan: TrainingPlan, as_json: bool) -> None:
             "steps": f"{plan.num_steps:,}",
             "tokens": f"{plan.num_tokens:,} ({plan.num_tokens / plan.num_positions:.0%} of the positions computed)",
             "memory": f"{format_size(plan.memory_bytes)} beside the base model",
-            "disk": f"{format_size(plan.disk_bytes)} while it runs, about half of that afterwards",
+            **_trunk(plan),
+            "disk": f"{format_size(plan.disk_bytes)} while it runs, about "
+            f"{format_size(4 * plan.parameters_per_world * plan.num_worlds)} afterwards",
             "time": f"about {format_duration(seconds)} ({plan.num_tokens / max(seconds, 1e-9):,.0f} tokens per second)",
         }
     )
+
+
+def _trunk(plan: TrainingPlan) -> dict[str, str]:
+    """What happens to the layers that all worlds share, if there are any."""
+    if not plan.trunk:
+        return {}
+    places = {"device": "the model's memory", "host": "the memory of the host", "disk": "a file while it runs"}
+    how = "computed in every step"
+    if plan.trunk_place is not None:
+        how = f"computed once: {format_size(plan.trunk_bytes)} in {places[plan.trunk_place]}"
+    return {"trunk": how}
 
 
 def _show_result(

@@ -81,13 +81,14 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def begin(self, run: str, worlds_per_step: int) -> None:
+    def begin(self, run: str, worlds_per_step: int, has_states: bool = False) -> None:
         """Start a new run; files of an earlier one are deleted."""
         if self.folder.exists():
             shutil.rmtree(self.folder)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         make_private_folder(self.folder)
-        write_private_json(self.folder / RUN_FILE, {"run": run, "worlds_per_step": worlds_per_step})
+        found = {"run": run, "worlds_per_step": worlds_per_step, "has_states": has_states}
+        write_private_json(self.folder / RUN_FILE, found)
 
     def worlds_per_step(self, run: str) -> int | None:
         """Worlds per step of the run to resume; None if there is nothing to resume."""
@@ -101,6 +102,11 @@ class Checkpoints:
                 "have changed. Start a new run with --again."
             )
         return int(found["worlds_per_step"])
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the run uses stored states of the trunk; without them a resumed one would round differently."""
+        return bool(json.loads((self.folder / RUN_FILE).read_text()).get("has_states"))
 
     def save_group(self, group: int, tensors: Mapping[str, Tensor]) -> None:
         """Save a finished group and delete the position inside it."""

@@ -9,6 +9,7 @@ the tokens of the *whole* unit. The unit's gradient is the sum over its blocks; 
 Sensitivity: adding a unit to the corpus changes the sum by at most C.
 - A unit's gradient depends on nothing but the unit and the adapter. Passes have fixed shapes that follow from the
   unit's own lengths, filled up with empty blocks of weight 0, so that neighbours do not even change its rounding.
+  Hence no stored `trunk_states` either: they are computed in groups of blocks of several units.
 - It is scaled by C / (norm · (1 + 1e-6)) if that is below 1, with norm, product and sum in float64, whose relative
   errors are below 1e-9: rounding never lifts a norm above C.
 - If it is not finite it counts as zero. Nothing stops, warns, skips or is shown because of a record: progress is the
@@ -40,12 +41,13 @@ from paclm.config import DpConfig, TrainingConfig
 from paclm.engine.adapters import AdapterStack, find_targets
 from paclm.engine.checkpoint import Checkpoints, HeldInterrupt, Position, deciding
 from paclm.engine.loss import Batch, batch_loss, make_batch, padded_length
+from paclm.engine.memory import free_bytes
 from paclm.engine.optimizer import StackedAdamW, flatten, unflatten
 from paclm.engine.training import adapter_spec
 from paclm.engine.training_forward import Forward, make_forward
 from paclm.engine.training_order import NOTHING, Blocks, BoolArray, IntArray
 from paclm.engine.training_pass import WorldsPass
-from paclm.engine.training_plan import BYTES_PER_NUMBER, HEADROOM, SHARE_OF_FREE, counting_kept_bytes, free_bytes
+from paclm.engine.training_plan import BYTES_PER_NUMBER, HEADROOM, SHARE_OF_FREE, counting_kept_bytes
 from paclm.engine.weights import output_layer
 from paclm.errors import EngineError, InvalidInput
 

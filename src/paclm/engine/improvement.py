@@ -14,6 +14,7 @@ from paclm.engine.adapters import AdapterStack
 from paclm.engine.loss import batch_loss, make_batch, world_means
 from paclm.engine.training_forward import Forward
 from paclm.engine.training_order import NOTHING, IntArray, Schedule
+from paclm.engine.trunk_states import TrunkStates
 from paclm.errors import EngineError
 
 FloatArray = NDArray[np.float64]
@@ -39,6 +40,7 @@ def measure_improvement(
     trained: AdapterStack,
     schedule: Schedule,
     worlds: Sequence[int],
+    states: TrunkStates | None = None,
 ) -> Improvement:
     """Measure the worlds of one group; `start` and `trained` are the group's stacks."""
     picks = _sample(schedule, worlds)  # (G, sample)
@@ -47,10 +49,10 @@ def measure_improvement(
 
     def losses(rows: IntArray, stack: AdapterStack | None) -> Tensor:
         """Mean loss per row of single blocks (rows, 1); each row is a world of the stack, or the public model's."""
-        batch = make_batch(schedule.blocks, rows, head.weight.device)
+        batch = make_batch(schedule.blocks, rows, head.weight.device, states=states)
         A, B, scale = ({}, {}, 1.0) if stack is None else (stack.A, stack.B, stack.spec.scale)
         with torch.no_grad():
-            _, each = batch_loss(forward(batch.ids, A, B, scale), head, batch)
+            _, each = batch_loss(forward(batch.ids, A, B, scale, stream=batch.stream), head, batch)
         return world_means(each, batch).double()  # on the device: reading each would stall a GPU
 
     known, places = np.unique(picks[has_block], return_inverse=True)

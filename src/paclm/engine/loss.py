@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from paclm.engine.training_forward import ResidualStream
 from paclm.engine.training_order import NOTHING, Blocks, IntArray
+from paclm.engine.trunk_states import TrunkStates
 
 LENGTH_STEP = 8  # Rows of a batch have a multiple of it: a CPU compiles products for each shape and keeps them.
 _SMALLEST_CHUNK = 64
@@ -37,6 +39,7 @@ class Batch:
     num_tokens: int  # predicted
     is_fixed: bool  # whether `where` and `worlds` are those of every batch of this shape
     acts: Tensor | None = None  # (k · rows · length,) float32: 1 where adapters act, 0 in prompts; None: everywhere
+    stream: ResidualStream | None = None  # what the trunk makes of the ids, where that is stored
 
 
 def make_batch(
@@ -48,6 +51,7 @@ def make_batch(
     length: int | None = None,
     counts: IntArray | None = None,
     splits: IntArray | None = None,
+    states: TrunkStates | None = None,
 ) -> Batch:
     """Lay out the blocks `picks` (k, batch) of k worlds.
 
@@ -55,6 +59,7 @@ def make_batch(
     predict, those without a successor with weight 0. With a `length`, it is padded to it and fixed whatever its size.
     `counts` (k,) are the predictions that a world's loss is the mean of, if it has more than those in this batch.
     With `splits` (k, batch), adapters act, and positions predict, from the split of their block on.
+    With `states`, which are those of these blocks, passes begin behind the trunk.
     """
     is_used = (picks != NOTHING).any(axis=0)
     picks = picks[:, is_used]  # (k, rows): short batches are short at the end
@@ -93,7 +98,8 @@ def make_batch(
 
     tensors = put(ids), put(where), put(targets), put(weights), put(worlds)
     acting = None if acts is None else put(acts.astype(np.float32))
-    return Batch(*tensors, num_worlds, int(predicts.sum()), is_fixed, acting)
+    stream = None if states is None else states.at((starts[:, None] + places).ravel())
+    return Batch(*tensors, num_worlds, int(predicts.sum()), is_fixed, acting, stream)
 
 
 def padded_length(length: int) -> int:

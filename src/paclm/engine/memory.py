@@ -17,6 +17,7 @@ from paclm.errors import EngineError
 
 GIB = 2**30
 MEMINFO = Path("/proc/meminfo")
+_CGROUP_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,18 @@ def available_memory(device: torch.device) -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 2**63
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free bytes on the device, within the limit of a container."""
+    free = available_memory(device)
+    if device.type == "cuda":
+        return free
+    try:
+        limit, used = (int(path.read_text()) for path in _CGROUP_FILES)
+    except (OSError, ValueError):  # no such limit, or none set ("max")
+        return free
+    return min(free, limit - used)
 
 
 def peak_memory(device: torch.device) -> int:

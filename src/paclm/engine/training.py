@@ -3,6 +3,7 @@
     schedule        which blocks each world sees in each step     checkpoint    what survives a kill
     loss            each world's mean over its own tokens         optimizer     AdamW, one row per world
     training_pass   losses and gradients of a batch               improvement   the check at the end
+    trunk_states    layers below the first adapted one, computed once
 
 The loss of a step is read after the next step is launched, so that a GPU never waits for the host; but a position or
 group is saved only when all of its losses are read and finite. Ctrl-C finishes the current step and saves the position.
@@ -32,6 +33,7 @@ from paclm.engine.optimizer import StackedAdamW, flatten, unflatten
 from paclm.engine.training_forward import make_forward
 from paclm.engine.training_order import Blocks, BoolArray, IntArray, Schedule
 from paclm.engine.training_pass import WorldsPass
+from paclm.engine.trunk_states import TrunkStates, choose_place
 from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
 
@@ -123,30 +125,43 @@ def train_worlds(
     start = AdapterStack.initial(
         find_targets(model, spec), spec, schedule.num_worlds, schedule.seed, base, settings.coupled
     )
+    head, forward = output_layer(model), make_forward(model)
     checkpoints = Checkpoints(folder) if folder is not None else None
+    place = choose_place(forward, head, schedule.blocks, start.trunk, folder)
     if checkpoints is not None:
         run = identify_run(schedule, {"base": base, "dtype": str(model.dtype), **deciding(settings)})
         earlier = checkpoints.worlds_per_step(run) if resume else None
         if earlier is None:
-            checkpoints.begin(run, worlds_per_step)
+            checkpoints.begin(run, worlds_per_step, place is not None)
+        elif not checkpoints.has_states:
+            place = None
+        elif place is None:
+            raise EngineError(
+                f"The run in {checkpoints.folder} stores the states of the trunk, and there is no more room for them. "
+                "Free memory or disk space and resume, or start a new run with --again."
+            )
         worlds_per_step = earlier or worlds_per_step
     groups = schedule.groups(worlds_per_step)
     group_steps = [int(schedule.num_steps[worlds].max()) for worlds in groups]
     rows = flatten(start)  # (m, p)
     figures = np.zeros((3, schedule.num_worlds))  # public, trained, moved
-    head, forward = output_layer(model), make_forward(model)
     try:
+        states = None
+        if place is not None:
+            states = TrunkStates.compute(forward, head, schedule.blocks, start.trunk, place, folder)
         passes = WorldsPass(forward, head, start, max(map(len, groups)))
         for number, worlds in enumerate(groups):
             done = checkpoints.load_group(number) if checkpoints is not None else None
             if done is None:
                 own = start.worlds(worlds.tolist())
-                group = GroupTraining(passes, own, schedule, worlds, settings)
+                group = GroupTraining(passes, own, schedule, worlds, settings, states)
                 if checkpoints is not None:  # outside of `try`: Ctrl-C here must not save a position
                     group.restore(checkpoints.load_position(number))
                 try:
                     group.run(number, group_steps, checkpoints, on_progress, checkpoint_seconds)
-                    improvement = measure_improvement(forward, head, own, group.stack, schedule, worlds.tolist())
+                    improvement = measure_improvement(
+                        forward, head, own, group.stack, schedule, worlds.tolist(), states
+                    )
                     if must_improve:
                         refuse_unimproved(improvement, worlds.tolist())
                     measured = np.stack([improvement.public, improvement.trained, improvement.moved])
@@ -174,6 +189,7 @@ class GroupTraining:
         schedule: Schedule,
         worlds: IntArray,
         settings: TrainingConfig,
+        states: TrunkStates | None = None,
     ) -> None:
         rows = passes.rows[: len(worlds)].copy_(flatten(start))  # (G, p)
         self.passes = passes
@@ -181,6 +197,7 @@ class GroupTraining:
         self.optimizer = StackedAdamW(rows, settings.learning_rate, settings.weight_decay)
         self.schedule = schedule
         self.worlds = worlds
+        self.states = states
         self.num_steps = schedule.num_steps[worlds]  # (G,), falling
         self.num_read = 0
 
@@ -231,7 +248,7 @@ class GroupTraining:
         k = int((self.num_steps > self.optimizer.num_steps).sum())
         own = None if splits is None else splits[:k]
         device, most = self.optimizer.rows.device, self.passes.most_recorded
-        batch = make_batch(self.schedule.blocks, picks[:k], device, most, splits=own)
+        batch = make_batch(self.schedule.blocks, picks[:k], device, most, splits=own, states=self.states)
         means = self.passes(batch)
         taken = StepLoss.send(means, self.optimizer.num_steps + 1, batch.num_tokens)
         self.optimizer.step(self.passes.gradient[:k])

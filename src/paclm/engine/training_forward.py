@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -45,10 +45,18 @@ class _Between:
         return _Between(torch.compile(self.split_heads), torch.compile(self.add_and_norm), torch.compile(self.activate))
 
 
+class ResidualStream(NamedTuple):
+    """The residual stream where it enters a decoder layer."""
+
+    layer: int
+    states: Tensor  # (rows · length, d)
+
+
 class Forward(Protocol):
     """Hidden states of a batch laid out world by world, differentiable in the adapters."""
 
     is_recordable: bool  # whether a pass never waits for the GPU, so that a CUDA graph can hold it
+    has_stream: bool  # whether a pass can end and begin between two decoder layers
 
     def __call__(
         self,
@@ -57,12 +65,17 @@ class Forward(Protocol):
         B: Mapping[str, Tensor],
         scale: float,
         acts: Tensor | None = None,
+        stream: ResidualStream | None = None,
     ) -> Tensor:
         """Token ids (rows, length) → hidden states (rows · length, d), ready for the output layer.
 
         A (G, r, in) and B (G, out, r) are by layer; no layers at all is the public model. acts (rows · length,) is 1
-        where adapters act and 0 where the base computes alone; None: they act everywhere.
+        where adapters act and 0 where the base computes alone; None: they act everywhere. With a `stream` the pass
+        begins at its layer, and only the shape of the ids is used.
         """
+
+    def stream(self, ids: Tensor, layer: int) -> ResidualStream:
+        """The stream of the public model at a decoder layer, without gradient."""
 
     def close(self) -> None:
         """Restore the model."""
@@ -79,6 +92,7 @@ class OwnForward:
     """The model's own code with adapted layers: any decoder."""
 
     is_recordable = False  # unknown code
+    has_stream = False
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -91,7 +105,9 @@ class OwnForward:
         B: Mapping[str, Tensor],
         scale: float,
         acts: Tensor | None = None,
+        stream: ResidualStream | None = None,
     ) -> Tensor:
+        assert stream is None
         if acts is not None:
             raise EngineError("Prompts are read by the public model in the GPT-2 and Llama families only.")
         if set(A) != set(self._layers):
@@ -105,6 +121,9 @@ class OwnForward:
         hidden: Tensor = self._model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         return hidden.reshape(-1, hidden.shape[-1])
 
+    def stream(self, ids: Tensor, layer: int) -> ResidualStream:
+        raise NotImplementedError
+
     def close(self) -> None:
         detach(self._model)
         self._layers = {}
@@ -114,6 +133,7 @@ class PlainForward:
     """Plain tensors of the model's weights: the GPT-2 and Llama families."""
 
     is_recordable = True
+    has_stream = True
 
     def __init__(self, model: PreTrainedModel, compiled: bool) -> None:
         spec = AdapterSpec(rank=1)  # only the base tensors are used; adapters are passed to each call
@@ -137,21 +157,46 @@ class PlainForward:
         B: Mapping[str, Tensor],
         scale: float,
         acts: Tensor | None = None,
+        stream: ResidualStream | None = None,
     ) -> Tensor:
+        _, hidden = self._decode(ids, stream or self._embed(ids), len(self.weights.blocks), A, B, scale, acts)
+        return hidden
+
+    @torch.no_grad()
+    def stream(self, ids: Tensor, layer: int) -> ResidualStream:
+        states, _ = self._decode(ids, self._embed(ids), layer, {}, {}, 1.0, None)
+        return ResidualStream(layer, states)
+
+    def _embed(self, ids: Tensor) -> ResidualStream:
+        w = self.weights
+        x = w.embed[ids]  # (rows, length, d)
+        if w.position is not None:
+            x = x + w.position[: ids.shape[1]]
+        return ResidualStream(0, x.view(ids.numel(), -1))
+
+    def _decode(
+        self,
+        ids: Tensor,
+        stream: ResidualStream,
+        last: int,
+        A: Mapping[str, Tensor],
+        B: Mapping[str, Tensor],
+        scale: float,
+        acts: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The stream where it enters layer `last`, and the same normalised for that layer or the output layer."""
         w = self.weights
         between = self._training if torch.is_grad_enabled() else self._plain
         rows, length = ids.shape
-        x = w.embed[ids]  # (rows, length, d)
-        if w.position is not None:
-            x = x + w.position[:length]
-        x = x.view(rows * length, -1)
+        first, x = stream
         acts = None if acts is None else acts.to(x.dtype)
         rotary = None if w.rotary is None else _upto(length, w.rotary)
         shape = (rows, length, w.num_heads, w.num_kv_heads, w.head_size)
-        norms = [block.norm_attention for block in w.blocks[1:]] + [w.norm]
-        hidden = _norm(x, *_parts(w.blocks[0].norm_attention))
-        adapters = [prepare_adapters(same, A, B, scale) for same in zip(*self._products, strict=True)]
-        by_block = zip(w.blocks, self._products, zip(*adapters, strict=True), norms, strict=True)
+        blocks, own = w.blocks[first:last], self._products[first:last]
+        norms = [block.norm_attention for block in w.blocks] + [w.norm]
+        hidden = _norm(x, *_parts(norms[first]))
+        adapters = [prepare_adapters(same, A, B, scale) for same in zip(*own, strict=True)]
+        by_block = zip(blocks, own, zip(*adapters, strict=True), norms[first + 1 : last + 1], strict=True)
         for block, products, (of_in, of_out, of_mlp_in, of_mlp_out), next_norm in by_block:
             attention_in, attention_out, mlp_in, mlp_out = products
             joined = attention_in(hidden, of_in, acts)
@@ -163,7 +208,7 @@ class PlainForward:
             x, hidden = between.add_and_norm(x, attention_out(mixed, of_out, acts), *_parts(block.norm_mlp))
             inner = between.activate(mlp_in(hidden, of_mlp_in, acts))
             x, hidden = between.add_and_norm(x, mlp_out(inner, of_mlp_out, acts), *_parts(next_norm))
-        return hidden
+        return x, hidden
 
     def close(self) -> None:
         """The model was not changed."""

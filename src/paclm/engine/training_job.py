@@ -81,7 +81,12 @@ class TrainingJob:
         """Memory, disk and time of training."""
         with _fitting_memory("A test step of two worlds", _smaller_steps(self.settings)):
             return plan_training(
-                self.model, self.schedule, self.settings, worlds_per_step=worlds_per_step, estimate_time=estimate_time
+                self.model,
+                self.schedule,
+                self.settings,
+                worlds_per_step=worlds_per_step,
+                estimate_time=estimate_time,
+                folder=self.workspace.path,
             )
 
     def run(

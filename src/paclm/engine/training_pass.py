@@ -95,11 +95,14 @@ class WorldsPass:
             getattr(recording.batch, name).copy_(getattr(batch, name))
         if recording.batch.acts is not None and batch.acts is not None:
             recording.batch.acts.copy_(batch.acts)
+        if recording.batch.stream is not None and batch.stream is not None:
+            recording.batch.stream.states.copy_(batch.stream.states)
         recording.graph.replay()
         return recording.means.clone()  # the next replay overwrites it
 
     def _compute(self, batch: Batch, leaves: AdapterStack) -> Tensor:
-        hidden = self.forward(batch.ids, leaves.A, leaves.B, leaves.spec.scale, batch.acts)  # (places, d)
+        adapters = leaves.A, leaves.B, leaves.spec.scale
+        hidden = self.forward(batch.ids, *adapters, batch.acts, batch.stream)  # (places, d)
         total, each = batch_loss(hidden, self.head, batch)
         gradients = torch.autograd.grad(total, self._trained(leaves))
         means = world_means(each, batch)

@@ -1,7 +1,7 @@
 """Plan training before it starts: how many worlds fit into one step, memory, disk and time.
 
 Memory is measured: what the backward pass keeps for one more world is the difference between a pass of two worlds and
-a pass of one. Time is that of one real step.
+a pass of one. Time is that of one real step, and of the trunk's pass over some blocks where its states are stored.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from transformers import PreTrainedModel
 from paclm.config import TrainingConfig
 from paclm.engine.adapters import AdapterStack, find_targets
 from paclm.engine.loss import LENGTH_STEP, batch_loss, make_batch
-from paclm.engine.memory import available_memory
+from paclm.engine.memory import free_bytes
 from paclm.engine.training import GroupTraining, adapter_spec
 from paclm.engine.training_forward import Forward, make_forward
-from paclm.engine.training_order import NOTHING, IntArray, Schedule
+from paclm.engine.training_order import NOTHING, Blocks, IntArray, Schedule
 from paclm.engine.training_pass import WorldsPass, trainable
+from paclm.engine.trunk_states import Place, TrunkStates, choose_place, compute_group, groups_of, num_bytes
 from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
 
@@ -33,7 +34,6 @@ HEADROOM = 1.4  # for temporaries besides what is kept for the backward pass
 SHARE_OF_FREE = 0.7
 _ENOUGH_POSITIONS = {"cpu": 2048, "cuda": 131072}  # a CPU's cache is limited; a GPU needs enough work per launch
 _TIMED_WORLDS = {"cpu": 2, "cuda": 64}
-_CGROUP_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,9 @@ class TrainingPlan:
     num_tokens: int  # predicted, over all worlds and epochs
     num_positions: int  # computed, padding included
     memory_bytes: int  # without the base model
-    disk_bytes: int  # while training; about half of it stays
+    disk_bytes: int  # while training
+    trunk_bytes: int  # of the trunk's states, which are then computed once; 0: in every step
+    trunk_place: Place | None  # where they are stored
     seconds: float | None = None  # estimated from one step; None if not asked for
 
 
@@ -61,17 +63,26 @@ def plan_training(
     *,
     worlds_per_step: int | None = None,
     estimate_time: bool = False,
+    folder: Path | None = None,
 ) -> TrainingPlan:
-    """Measure the memory of a world, choose how many train together (unless given), and count steps and tokens."""
+    """Measure the memory of a world, choose how many train together (unless given), and count steps and tokens.
+
+    With a `folder`, the states of the trunk may be stored on its disk.
+    """
     spec = adapter_spec(settings)
     targets = find_targets(model, spec)
     head, forward = output_layer(model), make_forward(model)
     try:
         start = AdapterStack.initial(targets, spec, 2, schedule.seed, "", settings.coupled).to(model.device)
         size = start.num_parameters
-        per_world = int(HEADROOM * _kept_bytes_per_world(forward, head, start, schedule)) + BYTES_PER_NUMBER * size
+        place = choose_place(forward, head, schedule.blocks, start.trunk, folder)
+        states = None if place is None else TrunkStates.alike(head, schedule.blocks, start.trunk)
+        stored = 0 if place is None else num_bytes(schedule.blocks, head)
+        beside = stored if place == "device" else 0
+        kept = _kept_bytes_per_world(forward, head, start, schedule, states)
+        per_world = int(HEADROOM * kept) + BYTES_PER_NUMBER * size
         if worlds_per_step is None:
-            worlds_per_step = _choose(schedule, per_world, free_bytes(model.device), model.device.type)
+            worlds_per_step = _choose(schedule, per_world, free_bytes(model.device) - beside, model.device.type)
         worlds_per_step = min(worlds_per_step, schedule.num_worlds)
         groups = schedule.groups(worlds_per_step)
         num_positions = sum(_positions(schedule, schedule.batches(worlds)) for worlds in groups)
@@ -79,8 +90,11 @@ def plan_training(
         if estimate_time:
             timed = groups[0][: _TIMED_WORLDS.get(model.device.type, 2)]
             begin = AdapterStack.initial(targets, spec, len(timed), schedule.seed, "", settings.coupled)
-            group = GroupTraining(WorldsPass(forward, head, begin, len(timed)), begin, schedule, timed, settings)
+            passes = WorldsPass(forward, head, begin, len(timed))
+            group = GroupTraining(passes, begin, schedule, timed, settings, states)
             seconds = num_positions * _seconds_per_position(group)
+            if states is not None:
+                seconds += _trunk_seconds(forward, schedule.blocks, states)
     finally:
         forward.close()
     return TrainingPlan(
@@ -93,8 +107,10 @@ def plan_training(
         num_steps=sum(int(schedule.num_steps[worlds].max()) for worlds in groups),
         num_tokens=int(schedule.num_tokens.sum()),
         num_positions=num_positions,
-        memory_bytes=per_world * worlds_per_step,
-        disk_bytes=4 * size * (2 * schedule.num_worlds + 3 * worlds_per_step),
+        memory_bytes=per_world * worlds_per_step + beside,
+        disk_bytes=4 * size * (2 * schedule.num_worlds + 3 * worlds_per_step) + (stored if place == "disk" else 0),
+        trunk_bytes=stored,
+        trunk_place=place,
         seconds=seconds,
     )
 
@@ -110,15 +126,18 @@ def _choose(schedule: Schedule, per_world: int, free: int, device: str) -> int:
     return max(1, min(fitting, _ENOUGH_POSITIONS.get(device, 2048) // positions, schedule.num_worlds))
 
 
-def _kept_bytes_per_world(forward: Forward, head: nn.Linear, two: AdapterStack, schedule: Schedule) -> int:
+def _kept_bytes_per_world(
+    forward: Forward, head: nn.Linear, two: AdapterStack, schedule: Schedule, states: TrunkStates | None
+) -> int:
     kept, longest = [], np.argsort(-schedule.blocks.lengths, kind="stable")[: schedule.batch_size]
     for worlds in (1, 2):
-        batch = make_batch(schedule.blocks, np.tile(longest, (worlds, 1)), head.weight.device)
+        batch = make_batch(schedule.blocks, np.tile(longest, (worlds, 1)), head.weight.device, states=states)
         own = trainable(two, worlds)
         with counting_kept_bytes() as storages:
-            total, _ = batch_loss(forward(batch.ids, own.A, own.B, two.spec.scale), head, batch)
+            hidden = forward(batch.ids, own.A, own.B, two.spec.scale, stream=batch.stream)
+            total, _ = batch_loss(hidden, head, batch)
             kept.append(sum(storages.values()))
-            del total
+            del hidden, total
     return max(1, kept[1] - kept[0])
 
 
@@ -161,12 +180,13 @@ def _seconds_per_position(group: GroupTraining) -> float:
     return seconds / _positions(group.schedule, batch)
 
 
-def free_bytes(device: torch.device) -> int:
-    free = available_memory(device)
-    if device.type == "cuda":
-        return free
-    try:
-        limit, used = (int(path.read_text()) for path in _CGROUP_FILES)
-    except (OSError, ValueError):  # no such limit, or none set ("max")
-        return free
-    return min(free, limit - used)
+def _trunk_seconds(forward: Forward, blocks: Blocks, like: TrunkStates) -> float:
+    """Time of computing the states of all blocks, from the second of two passes over a group of them."""
+    group = next(groups_of(blocks, like.device.type))
+    seconds = 0.0
+    for _ in range(2):
+        began = time.perf_counter()
+        places, found = compute_group(forward, blocks, like.layer, group, like.device)
+        found.cpu()
+        seconds = time.perf_counter() - began
+    return seconds * len(blocks.tokens) / len(places)
