@@ -1,7 +1,7 @@
 """Adapters in the upper half of the layers against adapters in all: steps and answers of `tiny` on the CPU, in turns.
 
 Below the first adapted layer all worlds are one row: computed once, cached once. Random adapters of rank 8; a step at a
-context of about 96, an answer reads 45 tokens and adds 32.
+context of about 96, an answer reads 45 tokens and adds 16.
 
 Run: python bench/bench_trunk.py [--worlds 16] [--rounds 15] [--threads 2] [--json FILE]
 """
@@ -27,7 +27,7 @@ from paclm.engine.base_model import load_model, resolve_base  # noqa: E402
 from paclm.engine.engine import Engine  # noqa: E402
 from paclm.engine.loading import build_engine  # noqa: E402
 
-SUPPORT, CONTEXT, PROMPT, ANSWER = 200, 128, 45, 32
+SUPPORT, CONTEXT, PROMPT, ANSWER = 200, 128, 45, 16
 TOPS = {"all": None, "top:4": 4}
 STREAMS = (1, 16)
 
