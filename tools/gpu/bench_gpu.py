@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import multiprocessing
 import time
 from collections.abc import Callable
 from functools import partial
@@ -34,6 +33,7 @@ from gpu_timing import (
     cache_bytes,
     cut,
     floor_ms,
+    in_processes,
     milliseconds,
     prompts_of,
     run_sections,
@@ -80,8 +80,7 @@ def graph_of(model: StackedModel) -> GraphStep:
 def section_correct(clock: Clock) -> dict[str, Any]:
     """Kernels and graphs against the plain path, on prompts of different lengths; each case in its own process."""
     cases = [(family, name, top) for family in ("gpt2", "llama") for name in DTYPES for top in (None, 2)]
-    with multiprocessing.get_context("spawn").Pool(len(cases), set_deterministic) as pool:
-        return dict(pool.starmap(correct, cases))
+    return dict(in_processes(correct, cases, "spawn"))
 
 
 def correct(family: str, name: str, top: int | None) -> tuple[str, Any]:

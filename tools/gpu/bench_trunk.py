@@ -9,7 +9,6 @@ what bench_gpu.py needs, whose section `correct` compares votes with and without
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from gpu_timing import (
     cut,
     floor_ms,
     graphed,
+    in_processes,
     inputs_of,
     milliseconds,
     run_sections,
@@ -271,8 +271,7 @@ def at_context(weights: Weights, context: int, in_parts: bool = False) -> dict[s
 def compile_ahead() -> None:
     """Compile everything to be measured, on two layers of which one is adapted, into Triton's cache."""
     jobs = [("llama", n) for n in STREAMS] + [("llama-8b", LARGE_STREAMS)]
-    with multiprocessing.get_context("fork").Pool(len(jobs), set_deterministic) as pool:
-        pool.starmap(_compile, jobs, chunksize=1)
+    in_processes(_compile, jobs, "fork")
 
 
 def _compile(family: str, n: int) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, find_targets
 from paclm.engine.decode_step import PlainStep, PromptChunk
+from paclm.engine.determinism import set_deterministic
 from paclm.engine.graphs import FusedStep
 from paclm.engine.kv_cache import PAGES
 from paclm.engine.stacked import StackedModel
@@ -204,7 +208,19 @@ def graphed(run: Callable[[], object]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.inference_mode(), torch.cuda.graph(graph):
         run()
-    return graph.replay
+    return partial(_replay, graph, run)
+
+
+def _replay(graph: torch.cuda.CUDAGraph, inputs: object) -> None:
+    """Replay; the inputs must live as long, because a graph reads them where they were."""
+    graph.replay()
+
+
+def in_processes(run: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], start: str) -> list[Any]:
+    """Run all jobs at once, each in a process of its own; raises if one dies."""
+    context = multiprocessing.get_context(start)
+    with ProcessPoolExecutor(len(jobs), context, set_deterministic) as pool:
+        return list(pool.map(run, *zip(*jobs, strict=True)))
 
 
 def warm(model: StackedModel) -> None:
