@@ -87,7 +87,7 @@ def render(folder: Path = RESULTS) -> str:
         **{name: Evaluation(folder / name) for name in STUDIES},
         search=json.loads((folder / "dp-search.json").read_text(encoding="utf-8")),
         size=paper_options.PAPER,
-        stages=paper_options.STAGES,
+        stages=paper_options.PAPER_STAGES,
         **QUESTIONS,
         holds=holds,
         tight_charge=TIGHT,

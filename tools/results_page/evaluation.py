@@ -104,11 +104,11 @@ class Evaluation:
         """Minutes of a stage's regimes together, and how many there were."""
         regimes = self.stages[stage]["regimes"] if stage in self.stages else {}
         took = [regime["seconds"] for regime in regimes.values() if "seconds" in regime]
-        return f"{sum(took) / 60:.1f} ({len(took)} of {len(paper_options.STAGES[stage])})" if took else "not run"
+        return f"{sum(took) / 60:.1f} ({len(took)} of {len(paper_options.PAPER_STAGES[stage])})" if took else "not run"
 
     def never_run(self, *others: Evaluation) -> list[str]:
         """Regimes of a stage without a result here or in the others."""
-        wanted = dict.fromkeys(name for stage in paper_options.STAGES.values() for name in stage)
+        wanted = dict.fromkeys(name for stage in paper_options.PAPER_STAGES.values() for name in stage)
         return [name for name in wanted if not any(name in study.results for study in (self, *others))]
 
     @cached_property
