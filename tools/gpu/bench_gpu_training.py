@@ -2,6 +2,7 @@
 
     python tools/gpu/bench_gpu_training.py --out training.json
     python tools/gpu/bench_gpu_training.py --overlap    # does the GPU work while the host launches; launches per step
+    python tools/gpu/bench_gpu_training.py --trunk      # adapters in the upper half of the layers against all
 
 SmolLM2-135M's shape with random weights, adapters of rank 8 on q, k, v, o and down, batches of 8 blocks of 512 tokens
 per world, bf16 base with float32 adapters. Needs torch, transformers, numpy and safetensors only; takes under three
@@ -19,7 +20,8 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ from paclm.engine.training import GroupTraining, Progress, adapter_spec, make_sc
 from paclm.engine.training_forward import Forward, OwnForward, PlainForward
 from paclm.engine.training_order import Schedule, make_blocks
 from paclm.engine.training_pass import WorldsPass
+from paclm.engine.trunk_states import Place, TrunkStates
 from paclm.engine.weights import output_layer
 from paclm.worlds.assignment import assign_worlds
 
@@ -62,11 +65,13 @@ class Setup:
     repeats: int
     results: list[dict[str, Any]] = field(default_factory=list)
 
-    def group(self, forward: Forward, size: int) -> GroupTraining:
-        spec = adapter_spec(SETTINGS)
+    def group(
+        self, forward: Forward, size: int, settings: TrainingConfig = SETTINGS, states: TrunkStates | None = None
+    ) -> GroupTraining:
+        spec = adapter_spec(settings)
         start = AdapterStack.initial(find_targets(self.model, spec), spec, size, 7, "bench")
         passes = WorldsPass(forward, output_layer(self.model), start, size)
-        return GroupTraining(passes, start, self.schedule, np.arange(size), SETTINGS)
+        return GroupTraining(passes, start, self.schedule, np.arange(size), settings, states)
 
 
 def make_setup(small: bool, device: str, seconds: float, length: int = 512) -> Setup:
@@ -137,9 +142,15 @@ def measure(setup: Setup, name: str, size: int, make_step: Callable[[], Callable
     print(f"{name:<46} {size:>4} worlds {said}", flush=True)
 
 
-def product_step(setup: Setup, forward: Forward, size: int) -> Callable[[], object]:
+def product_step(
+    setup: Setup,
+    forward: Forward,
+    size: int,
+    settings: TrainingConfig = SETTINGS,
+    states: TrunkStates | None = None,
+) -> Callable[[], object]:
     """The step that `paclm train` takes, batch making, loss and AdamW included."""
-    group = setup.group(forward, size)
+    group = setup.group(forward, size, settings, states)
     picks = setup.schedule.batches(group.worlds)
 
     def step() -> object:
@@ -309,6 +320,48 @@ def measure_overlap(setup: Setup, out: Path | None, num_steps: int = 20, warm: i
         out.write_text(json.dumps(report, indent=2))
 
 
+def measure_trunk(setup: Setup, out: Path | None) -> None:
+    """Adapters in the upper half of the layers, with the trunk's states stored or not, against adapters in all."""
+    gpu = setup.device.type == "cuda"
+    forward, head, blocks = PlainForward(setup.model, compiled=gpu), output_layer(setup.model), setup.schedule.blocks
+    trunk, size = setup.model.config.num_hidden_layers // 2, 32 if gpu else 4
+    half = replace(SETTINGS, layers=f"top:{setup.model.config.num_hidden_layers - trunk}")
+    report: dict[str, Any] = {"device": torch.cuda.get_device_name() if gpu else "cpu", "ways": setup.results}
+    places: list[Place] = ["device", "host"]
+    stored = {place: TrunkStates.compute(forward, head, blocks, trunk, place) for place in places}
+    seconds = time_steps(setup, lambda: TrunkStates.compute(forward, head, blocks, trunk, "device"), warm=1)
+    report["states"] = {"tokens": len(blocks.tokens), "seconds": seconds, "bytes": stored["device"].states.nbytes}
+    ways = {
+        "all": (SETTINGS, None),
+        f"{half.layers}, states on the device": (half, stored["device"]),
+        f"{half.layers}, states in host memory": (half, stored["host"]),
+        f"{half.layers}, trunk in every step": (half, None),
+        "all again": (SETTINGS, None),
+    }
+    for name, (settings, states) in ways.items():
+        make = partial(product_step, setup, forward, size, settings, states)
+        measure(setup, name, size, make)
+    group = setup.group(forward, size, half)
+    picks = setup.schedule.batches(group.worlds)[:, 0]
+    batch = make_batch(blocks, picks, setup.device)
+    hidden = torch.randn(batch.ids.numel(), head.in_features, device=setup.device, dtype=setup.model.dtype)
+    parts = {
+        "output layer and loss": lambda: batch_loss(hidden.requires_grad_(), head, batch),
+        "AdamW": lambda: group.optimizer.step(group.passes.gradient),
+        "batch and its states": lambda: make_batch(blocks, picks, setup.device, states=stored["device"]),
+    }
+    report["parts_ms"] = {name: 1e3 * time_steps(setup, part) for name, part in parts.items()}
+    rates = {item["way"]: item["tokens_per_s"] for item in setup.results if "tokens_per_s" in item}
+    report["against_all"] = {name: rate / rates["all"] for name, rate in rates.items()} if "all" in rates else {}
+    if gpu:
+        name = f"{half.layers}, states on the device"
+        report["profile"] = profile(setup, product_step(setup, forward, size, *ways[name]))
+    print(json.dumps({name: value for name, value in report.items() if name != "ways"}, indent=2))
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(report, indent=2))
+
+
 def run(setup: Setup, out: Path | None) -> None:
     gpu = setup.device.type == "cuda"
     sizes = (16, 8, 32) if gpu else (2, 4)
@@ -378,6 +431,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write all figures as JSON")
     parser.add_argument("--seconds", type=float, default=150.0, help="start nothing new after this long")
     parser.add_argument("--overlap", action="store_true", help="only compare a step by itself with a step among others")
+    parser.add_argument("--trunk", action="store_true", help="only compare adapters in half of the layers with all")
     parser.add_argument("--small", action="store_true", help="a smoke test on the CPU")
     arguments = parser.parse_args()
     if not arguments.small and not torch.cuda.is_available():
@@ -386,6 +440,8 @@ def main() -> None:
     setup = make_setup(arguments.small, device, arguments.seconds, 64 if arguments.overlap else 512)
     if arguments.overlap:
         measure_overlap(setup, arguments.out)
+    elif arguments.trunk:
+        measure_trunk(setup, arguments.out)
     else:
         run(setup, arguments.out)
 

@@ -90,13 +90,15 @@ class TrunkStates:
     def at(self, places: IntArray) -> ResidualStream:
         """The stream of tokens by their places in `Blocks.tokens`; places beyond the last are padding."""
         wanted = torch.from_numpy(np.minimum(places, len(self.states) - 1))
-        if self.device.type == "cuda":  # copies from pinned memory do not wait for earlier kernels
-            if self.states.is_cuda:
-                return ResidualStream(self.layer, self.states[wanted.pin_memory().to(self.device, non_blocking=True)])
-            found = torch.empty(len(wanted), self.states.shape[1], dtype=self.states.dtype, pin_memory=True)
-            torch.index_select(self.states, 0, wanted, out=found)
-            return ResidualStream(self.layer, found.to(self.device, non_blocking=True))
-        return ResidualStream(self.layer, self.states.index_select(0, wanted.to(self.states.device)))
+        if self.device.type != "cuda":
+            found = self.states.index_select(0, wanted.to(self.states.device))
+        elif self.states.is_cuda:  # copies from pinned memory do not wait for earlier kernels
+            found = self.states.index_select(0, wanted.pin_memory().to(self.device, non_blocking=True))
+        else:
+            gathered = torch.empty(len(wanted), self.states.shape[1], dtype=self.states.dtype, pin_memory=True)
+            torch.index_select(self.states, 0, wanted, out=gathered)
+            found = gathered.to(self.device, non_blocking=True)
+        return ResidualStream(self.layer, found)
 
 
 def groups_of(blocks: Blocks, device: str) -> Iterator[IntArray]:
