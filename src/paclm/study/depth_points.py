@@ -96,11 +96,20 @@ def _kept_records(lab: Lab, scale: DepthScale) -> BoolArray:
     return kept
 
 
-def _prepare(lab: Lab) -> TrainingJob:
+def _prepare(lab: Lab, kept: BoolArray) -> TrainingJob:
+    """The base model and the blocks of these records."""
+    from paclm.engine.training import make_schedule
     from paclm.engine.training_job import prepare_training
+    from paclm.engine.training_order import Blocks
 
     lab.release_engine()
-    return prepare_training(lab.workspace, "full")
+    job = prepare_training(lab.workspace, "full")
+    blocks = job.schedule.blocks
+    chosen = np.flatnonzero(kept[blocks.records])
+    starts = np.concatenate([[0], np.cumsum(blocks.lengths[chosen])])
+    tokens = np.concatenate([blocks[i] for i in chosen.tolist()])
+    own = Blocks(tokens, starts, blocks.records[chosen], blocks.repetitions[chosen])
+    return replace(job, schedule=make_schedule(own, kept[:, None], job.settings, job.schedule.seed))
 
 
 def _train(
@@ -136,10 +145,10 @@ def search_rate(lab: Lab, scale: DepthScale, point: DepthPoint, start: float) ->
     members, seed = lab.workspace.members(), lab.seed_for("depth", "rates")
     units = units_of(members)
     names = np.random.default_rng(seed).permutation(sorted(set(units)))
-    is_text = np.array([record.repetitions == 1 for record in members]) & _kept_records(lab, scale)  # no canaries
-    is_held = np.isin(units, names[: -(-len(names) // HELD_OUT)]) & is_text
-    drawn = assign_groups(units, scale.trial_worlds, seed >> 32) & (is_text & ~is_held)[:, None]
-    job = _prepare(lab)
+    kept = np.array([record.repetitions == 1 for record in members]) & _kept_records(lab, scale)  # no canaries
+    is_held = np.isin(units, names[: -(-len(names) // HELD_OUT)]) & kept
+    drawn = assign_groups(units, scale.trial_worlds, seed >> 32) & (kept & ~is_held)[:, None]
+    job = _prepare(lab, kept)
     blocks = job.schedule.blocks
     texts = [(int(blocks.records[i]), blocks[i].tolist()) for i in np.flatnonzero(is_held[blocks.records]).tolist()]
     clusters = np.concatenate([np.full(len(tokens) - 1, record) for record, tokens in texts])
@@ -178,10 +187,11 @@ def climb(loss: Callable[[float], float], start: float, most: int) -> float:
 
 def train_and_vote(lab: Lab, scale: DepthScale, settings: TrainingConfig) -> dict[str, Array]:
     """Votes of the worlds and of the full-corpus adapter, trained together; seconds and tokens of that training."""
-    kept = _kept_records(lab, scale)[:, None]
-    own = lab.workspace.membership[:, : min(scale.worlds, lab.num_worlds)] & kept
+    kept = _kept_records(lab, scale)
+    held = lab.workspace.membership[:, : min(scale.worlds, lab.num_worlds)]
+    own = np.hstack([held, np.ones_like(held[:, :1])]) & kept[:, None]  # the last one is trained on all records
     seed = int(lab.workspace.manifest.arguments["seed"])
-    stack, training = _train(lab, _prepare(lab), np.hstack([own, kept]), settings, seed, "worlds")
+    stack, training = _train(lab, _prepare(lab, kept), own, settings, seed, "worlds")
     passages = lab.passages(scale.positions)
     advance = lab.start_task(f"votes, layers {settings.layers}", sum(passage.num_scored for passage in passages))
     engine = _open(lab, stack, 1, lab.window)
