@@ -55,6 +55,9 @@ class Choices:
     block: int = 16
     """Positions that attention takes at a time"""
     attention_stages: int = 2
+    trunk_block: int = 64
+    """The same in the trunk, where few programs have the whole GPU"""
+    trunk_warps: int = 4
     row_warps: int = 8
     many_row_warps: int = 4
     chunk: int = 512
@@ -113,9 +116,10 @@ class FusedModel(StackedModel):
         def attention(layer: int, block: Block, parts: Tensor, inner_in: Tensor | None, out: Tensor) -> Tensor | None:
             inner = _inner(out, block.attention_out, w.num_kv_heads)
             keys, values = self.cache.keys[layer], self.cache.values[layer]
+            together, warps = (o.trunk_block, o.trunk_warps) if layer < w.trunk else (o.block, 1)
             attend(
-                parts, inner_in, keys, values, positions, table, w, block, out, inner, o.dots, o.block,
-                o.attention_stages,
+                parts, inner_in, keys, values, positions, table, w, block, out, inner, o.dots, together,
+                o.attention_stages, warps,
             )  # fmt: skip
             return inner
 

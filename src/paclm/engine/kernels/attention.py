@@ -155,8 +155,12 @@ def _attend_by_dots(
     acc = tl.broadcast_to(v_new[None, :], (16, SIZE))
     for start in tl.range(0, position, BLOCK, num_stages=STAGES):
         before = start + t < position
-        block = tl.load(table + (start // PAGE) * next_page).to(tl.int64)
-        place = block * block_size + (start % PAGE + t)[:, None] * SIZE + d[None, :]
+        if BLOCK > PAGE:  # of several blocks at a time
+            block = tl.load(table + ((start + t) // PAGE) * next_page, mask=before, other=0).to(tl.int64)[:, None]
+            place = block * block_size + ((start + t) % PAGE)[:, None] * SIZE + d[None, :]
+        else:
+            block = tl.load(table + (start // PAGE) * next_page).to(tl.int64)
+            place = block * block_size + (start % PAGE + t)[:, None] * SIZE + d[None, :]
         k = tl.load(keys + place, mask=before[:, None], other=0.0)
         v = tl.load(values + place, mask=before[:, None], other=0.0)
         score = tl.where(before[None, :], tl.dot(narrow, tl.trans(k), input_precision=PRECISION), _NEVER)  # (16, BLOCK)
@@ -190,10 +194,12 @@ def attend(
 
     inner_in (W·n, parts·r): the inner products of the adapters of q, k and v; None where they are added already.
     keys, values (blocks, W, kv heads, page, size); table (n, pages): the blocks of each sequence. `positions_together`
-    divides a page.
+    divides a page, or is a multiple of it (taken lane by lane: a page).
     """
     w, into, output = weights, block.attention_in, block.attention_out
-    group, worlds = w.num_heads // w.num_kv_heads, keys.shape[1]  # of the layer: 1 in the trunk
+    group, worlds, page = w.num_heads // w.num_kv_heads, keys.shape[1], keys.shape[3]  # one world in the trunk
+    by_dots = dots or group > 1
+    together = positions_together if by_dots else min(positions_together, page)
     cos, sin = w.rotary if w.rotary is not None else (parts, parts)
     adapted = inner_in is not None and into.B is not None
     rank = 0 if inner is None or output.B is None else output.B.shape[1]
@@ -203,10 +209,10 @@ def attend(
         output.A if inner is not None else out, cos, sin, positions, table, table.stride(0), table.stride(1),
         w.head_size**-0.5, positions.shape[0], worlds,
         KV=w.num_kv_heads, GROUP=group, GROUP_PAD=triton.next_power_of_2(group), SIZE=w.head_size,
-        PAGE=keys.shape[3], BLOCK=positions_together, STAGES=num_stages, ROTARY=w.rotary is not None,
+        PAGE=page, BLOCK=together, STAGES=num_stages, ROTARY=w.rotary is not None,
         SPLITS=parts.shape[0], HAS_BIAS=into.bias is not None,
         RANK_IN=into.B.shape[1] if adapted and into.B is not None else 0,
         RANKS_IN=inner_in.shape[1] if adapted and inner_in is not None else 0,
-        RANK=rank, RANK_PAD=max(8, triton.next_power_of_2(rank)), DOTS=dots or group > 1,
+        RANK=rank, RANK_PAD=max(8, triton.next_power_of_2(rank)), DOTS=by_dots,
         PRECISION=precision_of(keys.dtype), num_warps=num_warps,
     )  # fmt: skip
