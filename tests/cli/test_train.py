@@ -134,6 +134,18 @@ def test_a_dry_run_says_where_the_states_of_the_trunk_are_stored(clinic):
     assert adapters(clinic).trunk == 1
 
 
+def test_a_dry_run_says_how_many_tokens_the_served_cache_will_hold(clinic):
+    sizes = figures(clinic, "--dry-run")["cache_bytes_per_token"]
+    a_row = 2 * 32 * 4  # keys and values of 32 numbers, float32
+    assert sizes == {"all": 2 * (WORLDS + 1) * a_row, "top:1": (WORLDS + 2) * a_row}
+    room = {layers: f"{2**30 // size:,}" for layers, size in sizes.items()}
+    held = f"1 GiB of cache holds {room['all']} tokens ({room['top:1']} with top:1)"
+    assert held in " ".join(train(clinic, "--dry-run").stdout.split())
+    set_training(clinic, 'layers = "all"', 'layers = "top:1"')
+    held = f"1 GiB of cache holds {room['top:1']} tokens ({room['all']} with all)"
+    assert held in " ".join(train(clinic, "--dry-run").stdout.split())
+
+
 def test_a_full_adapter_sees_every_record(clinic):
     shown = train(clinic, "--what", "full").stdout
     assert "adapters  1 of" in shown

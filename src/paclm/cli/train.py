@@ -191,7 +191,8 @@ def _show_plan(job: TrainingJob, plan: TrainingPlan, as_json: bool) -> None:
     if as_json:
         figures = dataclasses.asdict(plan)
         named = {"what": job.name, "threads": _threads(), "layers": job.settings.layers}
-        print_json({**named, "worlds": figures.pop("num_worlds"), **figures})
+        served = {"cache_bytes_per_token": job.cache_per_token()}
+        print_json({**named, "worlds": figures.pop("num_worlds"), **figures, **served})
         return
     seconds = plan.seconds or 0.0
     typer.echo(f"Training {job.name} will take")
@@ -207,8 +208,19 @@ def _show_plan(job: TrainingJob, plan: TrainingPlan, as_json: bool) -> None:
             "disk": f"{format_size(plan.disk_bytes)} while it runs, about "
             f"{format_size(4 * plan.parameters_per_world * plan.num_worlds)} afterwards",
             "time": f"about {format_duration(seconds)} ({plan.num_tokens / max(seconds, 1e-9):,.0f} tokens per second)",
+            **_served(job),
         }
     )
+
+
+def _served(job: TrainingJob) -> dict[str, str]:
+    """How many tokens of prompts and answers will fit into the cache, by the choice of layers."""
+    if job.name != "worlds":
+        return {}
+    room = {layers: f"{2**30 // size:,}" for layers, size in job.cache_per_token().items()}
+    own = room.pop(job.settings.layers if job.settings.layers in room else "all")
+    others = ", ".join(f"{tokens} with {layers}" for layers, tokens in room.items())
+    return {"served": f"1 GiB of cache holds {own} tokens ({others})"}
 
 
 def _trunk(plan: TrainingPlan) -> dict[str, str]:

@@ -43,7 +43,8 @@ class MemoryPlan:
         if self.total <= available:
             return
         advice = {
-            "cache": "lower cache_gib, or max_sequences and context, in [runtime]",
+            "cache": "lower cache_gib, or max_sequences and context, in [runtime], or train adapters in fewer layers: "
+            'layers = "top:D" in [training]',
             "activations": "lower prefill_chunk in [runtime]",
             "adapters": 'set dtype = "bfloat16" in [runtime], or train fewer worlds',
             "base": 'set dtype = "bfloat16" in [runtime], or use a smaller base model',

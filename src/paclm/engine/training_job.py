@@ -29,6 +29,8 @@ from paclm.engine.adapters import find_targets
 from paclm.engine.base_model import base_of, load_model, load_tokenizer
 from paclm.engine.checkpoint import RUN_FILE, Checkpoints
 from paclm.engine.loading import pick_device
+from paclm.engine.loading import pick_dtype as served_dtype
+from paclm.engine.memory import token_bytes
 from paclm.engine.threads import ThreadChoice, set_threads
 from paclm.engine.training import OnProgress, Trained, adapter_spec, make_schedule, train_worlds
 from paclm.engine.training_order import Blocks, Schedule, make_blocks
@@ -76,6 +78,19 @@ class TrainingJob:
     def has_kept_work(self) -> bool:
         """Whether a stopped run has saved any progress."""
         return self.is_unfinished and any(self.folder.glob("*.safetensors"))
+
+    def cache_per_token(self) -> dict[str, int]:
+        """Bytes that a served token takes in the cache, by `layers`: all, half or a quarter, and those of this run."""
+        runtime, config = self.workspace.runtime, self.model.config
+        dtype = getattr(torch, served_dtype(runtime.dtype, pick_device(runtime.device)))
+        num_layers, own = int(config.num_hidden_layers), self.settings.top
+        tops = {num_layers, -(-num_layers // 2), -(-num_layers // 4), own or num_layers}
+        return {
+            "all" if top == num_layers else f"top:{top}": token_bytes(
+                config, self.schedule.num_worlds + 1, dtype, num_layers - top
+            )
+            for top in sorted(tops, reverse=True)
+        }
 
     def plan(self, worlds_per_step: int | None = None, estimate_time: bool = False) -> TrainingPlan:
         """Memory, disk and time of training."""
