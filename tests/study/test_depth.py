@@ -6,7 +6,7 @@ import pytest
 
 from paclm.config import TrainingConfig
 from paclm.study import depth_points
-from paclm.study.depth_points import DepthPoint, DepthScale, choose_points, climb
+from paclm.study.depth_points import DepthPoint, DepthScale, Trainer, choose_points, climb
 from paclm.study.lab import Lab
 from paclm.study.regimes import depth
 from study.rehearsal import build_trainable_workspace
@@ -93,26 +93,27 @@ def test_a_rate_is_doubled_or_halved_while_the_loss_falls(best, most, chosen, tr
 
 def test_the_rate_is_chosen_without_the_test_text_on_records_the_trial_worlds_have_not_seen(lab, monkeypatch):
     seen, scored = [], []
-    genuine, score = depth_points._train, depth_points.score_targets
+    train, score = Trainer.train, depth_points.score_targets
+
+    def note_training(self, blocks, membership, *rest):
+        seen.append({tuple(blocks[i].tolist()) for i in range(len(blocks)) if membership[blocks.records[i]].any()})
+        return train(self, blocks, membership, *rest)
+
+    def note_scoring(engine, tokens):
+        scored.append(tuple(tokens))
+        return score(engine, tokens)
+
     monkeypatch.setattr(Lab, "test_passages", property(lambda _: pytest.fail("the test text was read")))
-    monkeypatch.setattr(
-        depth_points,
-        "_train",
-        lambda lab, job, drawn, *rest: seen.append((job, drawn)) or genuine(lab, job, drawn, *rest),
-    )
-    monkeypatch.setattr(
-        depth_points, "score_targets", lambda engine, tokens: scored.append(tuple(tokens)) or score(engine, tokens)
-    )
+    monkeypatch.setattr(Trainer, "train", note_training)
+    monkeypatch.setattr(depth_points, "score_targets", note_scoring)
     scale = dataclasses.replace(SCALE, most_rates=3)
-    rows = depth_points.search_rate(lab, scale, DepthPoint(1, 2, 2), 0.05)
-    assert [row["learning_rate"] for row in rows if row["is_chosen"]] == [
-        min(rows, key=lambda r: r["loss"])["learning_rate"]
-    ]
+    rows = depth_points.search_rate(Trainer(lab), scale, DepthPoint(1, 2, 2), 0.05)
+    best = min(rows, key=lambda row: row["loss"])
+    assert [row for row in rows if row["is_chosen"]] == [best]
     assert len(rows) == len(seen) == 3
-    blocks = seen[0][0].schedule.blocks
-    trained = {tuple(blocks[i].tolist()) for i in range(len(blocks)) if seen[0][1][blocks.records[i]].any()}
     assert len(set(scored)) == rows[0]["records_held"] >= 4
-    assert trained.isdisjoint(scored)
+    assert len(seen[0]) > 20
+    assert seen[0].isdisjoint(scored)
 
 
 def test_all_layers_at_the_workspaces_settings_vote_as_its_own_worlds_do(lab, whole):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from paclm.engine.adapters import AdapterStack
     from paclm.engine.engine import Engine
     from paclm.engine.training_job import TrainingJob
+    from paclm.engine.training_order import Blocks
 
 SUPPORT = 200
 DECODINGS = (GREEDY, GUMBEL)
@@ -88,48 +90,62 @@ def choose_points(num_layers: int, rank: int, ranks: tuple[int, ...]) -> list[De
     return [DepthPoint(depth, num_layers, each) for depth, each in sorted(wanted, key=lambda one: (-one[0], one[1]))]
 
 
+class Trainer:
+    """Trains adapters that are not kept. Base model and blocks are loaded once, for a run that trains."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+
+    @cached_property
+    def _job(self) -> TrainingJob:
+        from paclm.engine.training_job import prepare_training
+
+        self.lab.release_engine()
+        return prepare_training(self.lab.workspace, "full")
+
+    def blocks(self, records: BoolArray) -> Blocks:
+        """Of these records alone."""
+        from paclm.engine.training_order import Blocks
+
+        blocks = self._job.schedule.blocks
+        chosen = np.flatnonzero(records[blocks.records])
+        tokens = np.concatenate([blocks[i] for i in chosen.tolist()])
+        starts = np.concatenate([[0], np.cumsum(blocks.lengths[chosen])])
+        return Blocks(tokens, starts, blocks.records[chosen], blocks.repetitions[chosen])
+
+    def train(
+        self, blocks: Blocks, membership: BoolArray, settings: TrainingConfig, seed: int, what: str
+    ) -> tuple[AdapterStack, FloatArray]:
+        """Train on a membership (records, adapters); the adapters, and seconds and tokens of the training."""
+        from paclm.engine.loading import pick_device
+        from paclm.engine.training import make_schedule, train_worlds
+
+        job = replace(self._job, settings=settings, schedule=make_schedule(blocks, membership, settings, seed))
+        model: Any = job.model
+        self.lab.release_engine()
+        advance = self.lab.start_task(f"train {what}, layers {settings.layers}, rank {settings.rank}", 0)
+        try:
+            model.to(pick_device(self.lab.workspace.runtime.device))
+            trained = train_worlds(
+                model,
+                job.schedule,
+                settings,
+                base=self.lab.workspace.base.fingerprint,
+                worlds_per_step=job.plan().worlds_per_step,
+                on_progress=lambda _: advance(1),
+                must_improve=False,  # at a rate that is too high the loss may rise
+            )
+        finally:
+            model.to("cpu")  # the engine that votes next may need the room
+        return trained.stack, np.array([trained.seconds, job.schedule.num_tokens.sum()])
+
+
 def _kept_records(lab: Lab, scale: DepthScale) -> BoolArray:
     """(records,) which take part."""
     count = len(lab.workspace.membership)
     kept = np.zeros(count, dtype=np.bool_)
     kept[lab.rng("depth", "records").permutation(count)[: scale.records]] = True
     return kept
-
-
-def _prepare(lab: Lab, kept: BoolArray) -> TrainingJob:
-    """The base model and the blocks of these records."""
-    from paclm.engine.training import make_schedule
-    from paclm.engine.training_job import prepare_training
-    from paclm.engine.training_order import Blocks
-
-    lab.release_engine()
-    job = prepare_training(lab.workspace, "full")
-    blocks = job.schedule.blocks
-    chosen = np.flatnonzero(kept[blocks.records])
-    starts = np.concatenate([[0], np.cumsum(blocks.lengths[chosen])])
-    tokens = np.concatenate([blocks[i] for i in chosen.tolist()])
-    own = Blocks(tokens, starts, blocks.records[chosen], blocks.repetitions[chosen])
-    return replace(job, schedule=make_schedule(own, kept[:, None], job.settings, job.schedule.seed))
-
-
-def _train(
-    lab: Lab, job: TrainingJob, membership: BoolArray, settings: TrainingConfig, seed: int, what: str
-) -> tuple[AdapterStack, FloatArray]:
-    """Train adapters (records, adapters) that are not kept; seconds and tokens of the training."""
-    from paclm.engine.training import make_schedule, train_worlds
-
-    own = replace(job, settings=settings, schedule=make_schedule(job.schedule.blocks, membership, settings, seed))
-    advance = lab.start_task(f"train {what}, layers {settings.layers}, rank {settings.rank}", 0)
-    trained = train_worlds(
-        own.model,
-        own.schedule,
-        settings,
-        base=lab.workspace.base.fingerprint,
-        worlds_per_step=own.plan().worlds_per_step,
-        on_progress=lambda _: advance(1),
-        must_improve=False,  # at a rate that is too high the loss may rise
-    )
-    return trained.stack, np.array([trained.seconds, own.schedule.num_tokens.sum()])
 
 
 def _open(lab: Lab, stack: AdapterStack, sequences: int, context: int, support_size: int = SUPPORT) -> Engine:
@@ -140,25 +156,26 @@ def _open(lab: Lab, stack: AdapterStack, sequences: int, context: int, support_s
     return open_engine(lab.workspace, support_size, runtime, stack)
 
 
-def search_rate(lab: Lab, scale: DepthScale, point: DepthPoint, start: float) -> list[Row]:
-    """Double or halve the rate for as long as the loss on held-out training records falls."""
+def search_rate(trainer: Trainer, scale: DepthScale, point: DepthPoint, start: float) -> list[Row]:
+    """Double or halve the rate for as long as the loss on training records that are held out falls."""
+    lab = trainer.lab
     members, seed = lab.workspace.members(), lab.seed_for("depth", "rates")
     units = units_of(members)
     names = np.random.default_rng(seed).permutation(sorted(set(units)))
-    kept = np.array([record.repetitions == 1 for record in members]) & _kept_records(lab, scale)  # no canaries
-    is_held = np.isin(units, names[: -(-len(names) // HELD_OUT)]) & kept
-    drawn = assign_groups(units, scale.trial_worlds, seed >> 32) & (kept & ~is_held)[:, None]
-    job = _prepare(lab, kept)
-    blocks = job.schedule.blocks
-    texts = [(int(blocks.records[i]), blocks[i].tolist()) for i in np.flatnonzero(is_held[blocks.records]).tolist()]
-    clusters = np.concatenate([np.full(len(tokens) - 1, record) for record, tokens in texts])
+    is_text = np.array([record.repetitions == 1 for record in members])  # no canary
+    is_held = np.isin(units, names[: -(-len(names) // HELD_OUT)]) & is_text
+    kept = _kept_records(lab, scale) & is_text & ~is_held
+    blocks, held = trainer.blocks(kept), trainer.blocks(is_held)
+    drawn = assign_groups(units, scale.trial_worlds, seed >> 32) & kept[:, None]
+    texts = [held[i].tolist() for i in range(len(held))]
+    clusters = np.repeat(held.records, held.lengths - 1)
     tried: dict[float, Row] = {}
 
     def loss(rate: float) -> float:
         settings = point.settings(lab.workspace.training, rate)
-        stack, _ = _train(lab, job, drawn, settings, seed >> 32, f"at rate {rate:.2g}")
-        engine = _open(lab, stack, 1, max(len(tokens) for _, tokens in texts), support_size=1)
-        found = [score_targets(engine, tokens).log_probability for _, tokens in texts]
+        stack, _ = trainer.train(blocks, drawn, settings, seed >> 32, f"at rate {rate:.2g}")
+        engine = _open(lab, stack, 1, max(map(len, texts)), support_size=1)
+        found = [score_targets(engine, tokens).log_probability for tokens in texts]
         own, public = (
             -np.concatenate(each) for each in zip(*((f[:-1].mean(axis=0), f[-1]) for f in found), strict=True)
         )
@@ -185,13 +202,14 @@ def climb(loss: Callable[[float], float], start: float, most: int) -> float:
     return best
 
 
-def train_and_vote(lab: Lab, scale: DepthScale, settings: TrainingConfig) -> dict[str, Array]:
+def train_and_vote(trainer: Trainer, scale: DepthScale, settings: TrainingConfig) -> dict[str, Array]:
     """Votes of the worlds and of the full-corpus adapter, trained together; seconds and tokens of that training."""
+    lab = trainer.lab
     kept = _kept_records(lab, scale)
     held = lab.workspace.membership[:, : min(scale.worlds, lab.num_worlds)]
     own = np.hstack([held, np.ones_like(held[:, :1])]) & kept[:, None]  # the last one is trained on all records
     seed = int(lab.workspace.manifest.arguments["seed"])
-    stack, training = _train(lab, _prepare(lab, kept), own, settings, seed, "worlds")
+    stack, training = trainer.train(trainer.blocks(kept), own, settings, seed, "worlds")
     passages = lab.passages(scale.positions)
     advance = lab.start_task(f"votes, layers {settings.layers}", sum(passage.num_scored for passage in passages))
     engine = _open(lab, stack, 1, lab.window)

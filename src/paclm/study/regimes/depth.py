@@ -20,6 +20,7 @@ from paclm.study.decoding import GUMBEL
 from paclm.study.depth_points import (
     DECODINGS,
     DepthScale,
+    Trainer,
     choose_points,
     measure_costs,
     search_rate,
@@ -42,6 +43,7 @@ def run(lab: Lab, scale: DepthScale) -> Findings:
     own = lab.workspace.training
     points = choose_points(_num_layers(lab), own.rank, tuple(scale.ranks))
     parts = lab.parts("depth", [asdict(scale), asdict(own)])
+    trainer = Trainer(lab)
     advance = lab.start_task("points of depth and rank", len(points) + 1)
     rate, rank = own.learning_rate, own.rank
     rates: list[Row] = []
@@ -49,10 +51,10 @@ def run(lab: Lab, scale: DepthScale) -> Findings:
     of_all: dict[str, tuple[TextVotes, dict[str, FloatArray]]] = {}
     for point in points:
         start = rate * rank / point.rank  # a matrix of twice the rank moves twice as far at the same rate
-        tried = parts.rows(f"rates-{point.name}", partial(search_rate, lab, scale, point, start))
+        tried = parts.rows(f"rates-{point.name}", partial(search_rate, trainer, scale, point, start))
         rates += tried
         rate, rank = next(row["learning_rate"] for row in tried if row["is_chosen"]), point.rank
-        arrays = parts.arrays(f"votes-{point.name}", partial(train_and_vote, lab, scale, point.settings(own, rate)))
+        arrays = parts.arrays(f"votes-{point.name}", partial(train_and_vote, trainer, scale, point.settings(own, rate)))
         seconds, tokens = arrays["training"].tolist()
         common: Row = {**point.row(), "learning_rate": rate, "training_seconds": seconds}
         common["training_tokens_per_second"] = tokens / seconds
