@@ -8,6 +8,7 @@ from paclm.config import TrainingConfig
 from paclm.study import depth_points
 from paclm.study.depth_points import DepthPoint, DepthScale, Trainer, choose_points, climb
 from paclm.study.lab import Lab
+from paclm.study.recorded_votes import TextVotes
 from paclm.study.regimes import depth
 from study.rehearsal import build_trainable_workspace
 from study.small_lab import interrupt, open_lab, rows_of
@@ -117,16 +118,19 @@ def test_the_rate_is_chosen_without_the_test_text_on_records_the_trial_worlds_ha
 
 
 def test_all_layers_at_the_workspaces_settings_vote_as_its_own_worlds_do(lab, whole):
+    arrays = depth_points.train_and_vote(Trainer(lab), SCALE, lab.workspace.training)
+    point = TextVotes.from_arrays(arrays, "gumbel")
+    lab.workspace = lab.train("full", lab.train("worlds", lab.workspace))
+    votes = lab.text_votes(SCALE.positions, depth_points.DECODINGS)["gumbel"]
+    assert (point.votes == votes.votes[:, : SCALE.worlds]).all()
+    assert (point.full == votes.full).all()
+    assert (point.votes != point.full[:, None]).any(axis=0).all()
     found = points_of(whole)
     assert list(found) == [("all", 2), ("top:1", 2), ("top:1", 4)]
-    lab.workspace = lab.train("worlds", lab.workspace)
-    lab.workspace = lab.train("full", lab.workspace)
-    votes = lab.text_votes(SCALE.positions, depth_points.DECODINGS)["gumbel"]
-    worlds = votes.votes[:, : SCALE.worlds]
     own = found["all", 2]
-    assert own["dissent"] == (worlds != worlds[:, :1]).any(axis=1).mean() > 0
+    assert own["dissent"] == point.is_dissent.mean() > 0
     assert own["accuracy_full"] == (votes.full == votes.truth).mean()
-    assert own["accuracy_noiseless"] == pytest.approx((worlds == votes.truth[:, None]).mean())
+    assert own["accuracy_noiseless"] == pytest.approx((point.votes == votes.truth[:, None]).mean())
     for row in found.values():
         assert row["gain"] == pytest.approx(row["accuracy_full"] - row["accuracy_public"])
         assert row["private_gain"] == pytest.approx(row["accuracy_private"] - row["accuracy_public"])
