@@ -205,8 +205,8 @@ REGIME = Regime(
         "paper": DepthScale(
             worlds=32,
             records=1024,
-            positions=16384,
-            draws=8,
+            positions=32768,
+            draws=4,
             trial_worlds=4,
             most_rates=7,
             sessions=100,
