@@ -33,10 +33,10 @@ def stop(paclm, monkeypatch):
     """Run a command and press Ctrl-C in the third step of training."""
     step = GroupTraining.step
 
-    def press_ctrl_c(group, picks, splits):
+    def press_ctrl_c(group, picks):
         if group.optimizer.num_steps == STOPPED_AT - 1:
             signal.raise_signal(signal.SIGINT)
-        return step(group, picks, splits)
+        return step(group, picks)
 
     def run(*arguments):
         with monkeypatch.context() as patch:

@@ -140,8 +140,8 @@ def test_a_loss_is_read_after_the_next_step_is_launched(build_model, monkeypatch
     order = []
     take = GroupTraining.step
 
-    def step(self, *arguments):
-        taken = take(self, *arguments)
+    def step(self, picks):
+        taken = take(self, picks)
         order.append(f"launch {taken.step}")
         return taken
 

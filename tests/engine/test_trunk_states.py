@@ -64,15 +64,6 @@ def test_stored_states_train_the_same_adapters(without, worlds_per_step, build_m
     assert found.stack.trunk == 1
 
 
-def test_stored_states_serve_blocks_whose_prompts_are_public(build_model, monkeypatch):
-    split, trained = replace(schedule(), public_prompts=True), []
-    for place in ("device", None):
-        stored_in(monkeypatch, place)
-        trained.append(train_worlds(build_model("llama"), split, TOP, base="test", worlds_per_step=WORLDS).stack)
-    assert largest_difference(*trained) < 2e-5
-    assert largest_difference(trained[0], train(build_model("llama")).stack) > 1e-3
-
-
 def of_another_block(at):
     return lambda self, places: at(self, places + 16)
 

@@ -42,12 +42,12 @@ class FrozenProduct:
     bias: Tensor | None  # (out,)
     widths: tuple[int, ...]  # output size of each layer, in order
 
-    def __call__(self, x: Tensor, adapter: ProductAdapter | None, acts: Tensor | None = None) -> Tensor:
-        """x (places, in) → (places, out); acts (places,): 1 where adapters act, 0 where not; None: everywhere."""
+    def __call__(self, x: Tensor, adapter: ProductAdapter | None) -> Tensor:
+        """x (places, in) → (places, out)."""
         if adapter is None:
             return _base_product(x, self.weight, self.bias)
         result: Tensor = _AdaptedProduct.apply(  # type: ignore[no-untyped-call]
-            x, self.weight, self.bias, adapter.A, adapter.B, adapter.first, acts
+            x, self.weight, self.bias, adapter.A, adapter.B, adapter.first
         )
         return result
 
@@ -98,33 +98,20 @@ def _base_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 class _AdaptedProduct(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        A: Tensor,
-        B: Tensor,
-        first: int,
-        acts: Tensor | None,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, first: int) -> Tensor:
         y = _base_product(x, weight, bias)  # (places, out)
         inner = torch.bmm(_by_world(x, A), A.mT)  # (G, rows, parts · r)
-        if acts is not None:
-            inner *= acts.view(*inner.shape[:2], 1)
         _by_world(y, A).narrow(2, first, B.shape[1]).baddbmm_(inner, B.mT)
-        ctx.save_for_backward(x, weight, A, B, inner, acts)
+        ctx.save_for_backward(x, weight, A, B, inner)
         ctx.first = first
         return y
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, A, B, inner, acts = ctx.saved_tensors
+        x, weight, A, B, inner = ctx.saved_tensors
         slope = outer[0].contiguous()  # (places, out)
         adapted = _by_world(slope, A).narrow(2, ctx.first, B.shape[1])  # (G, rows, width)
         inner_slope = torch.bmm(adapted, B)  # (G, rows, parts · r)
-        if acts is not None:  # later positions attend to these, so their slopes are not zero by themselves
-            inner_slope *= acts.view(*inner.shape[:2], 1)
         A_slope = None
         if ctx.needs_input_grad[3]:
             A_slope = torch.bmm(inner_slope.mT, _by_world(x, A))  # (G, parts · r, in)
@@ -133,7 +120,7 @@ class _AdaptedProduct(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             x_slope = torch.mm(slope, weight.T)  # (places, in)
             _by_world(x_slope, A).baddbmm_(inner_slope, A)
-        return x_slope, None, None, A_slope, B_slope, None, None
+        return x_slope, None, None, A_slope, B_slope, None
 
 
 def _by_world(x: Tensor, A: Tensor) -> Tensor:

@@ -38,7 +38,6 @@ class Batch:
     num_worlds: int
     num_tokens: int  # predicted
     is_fixed: bool  # whether `where` and `worlds` are those of every batch of this shape
-    acts: Tensor | None = None  # (k · rows · length,) float32: 1 where adapters act, 0 in prompts; None: everywhere
     stream: ResidualStream | None = None  # what the trunk makes of the ids, where that is stored
 
 
@@ -50,7 +49,6 @@ def make_batch(
     *,
     length: int | None = None,
     counts: IntArray | None = None,
-    splits: IntArray | None = None,
     states: TrunkStates | None = None,
 ) -> Batch:
     """Lay out the blocks `picks` (k, batch) of k worlds.
@@ -58,11 +56,9 @@ def make_batch(
     A batch that has at most `most_fixed` places when padded to one of a few lengths gets a fixed layout: all places
     predict, those without a successor with weight 0. With a `length`, it is padded to it and fixed whatever its size.
     `counts` (k,) are the predictions that a world's loss is the mean of, if it has more than those in this batch.
-    With `splits` (k, batch), adapters act, and positions predict, from the split of their block on.
     With `states`, which are those of these blocks, passes begin behind the trunk.
     """
-    is_used = (picks != NOTHING).any(axis=0)
-    picks = picks[:, is_used]  # (k, rows): short batches are short at the end
+    picks = picks[:, (picks != NOTHING).any(axis=0)]  # (k, rows): short batches are short at the end
     num_worlds, rows = picks.shape
     chosen, known = picks.ravel(), blocks.lengths
     lengths = np.where(chosen == NOTHING, 0, known[chosen])  # (k · rows,)
@@ -78,9 +74,6 @@ def make_batch(
     starts = np.where(chosen == NOTHING, 0, blocks.starts[chosen])
     ids[is_token] = blocks.tokens[(starts[:, None] + places)[is_token]]
     predicts = (places + 1 < lengths[:, None]).ravel()  # (k · rows · length,)
-    acts = None if splits is None else (places >= splits[:, is_used].reshape(-1, 1)).ravel()  # (k · rows · length,)
-    if acts is not None:
-        predicts &= acts
     where = np.arange(ids.size) if is_fixed else np.flatnonzero(predicts)  # (N,)
     worlds = where // (rows * length)  # (N,)
     if counts is None:
@@ -97,9 +90,8 @@ def make_batch(
         return tensor.pin_memory().to(device, non_blocking=True)
 
     tensors = put(ids), put(where), put(targets), put(weights), put(worlds)
-    acting = None if acts is None else put(acts.astype(np.float32))
     stream = None if states is None else states.at((starts[:, None] + places).ravel())
-    return Batch(*tensors, num_worlds, int(predicts.sum()), is_fixed, acting, stream)
+    return Batch(*tensors, num_worlds, int(predicts.sum()), is_fixed, stream)
 
 
 def padded_length(length: int) -> int:

@@ -211,7 +211,6 @@ class GroupTraining:
     ) -> None:
         """Take all remaining steps, reporting each in order."""
         picks = self.schedule.batches(self.worlds)  # (G, steps, batch)
-        splits = self.schedule.splits(self.worlds, picks)
 
         def report(taken: StepLoss) -> None:
             loss = self.read(taken)
@@ -224,7 +223,7 @@ class GroupTraining:
         try:
             with HeldInterrupt() as interrupt:
                 for step in range(self.optimizer.num_steps, picks.shape[1]):
-                    before, unread = unread, self.step(picks[:, step], None if splits is None else splits[:, step])
+                    before, unread = unread, self.step(picks[:, step])
                     if before is not None:
                         report(before)
                     is_due = checkpoints is not None and time.monotonic() - saved >= checkpoint_seconds
@@ -243,12 +242,11 @@ class GroupTraining:
                 "it is 1 already, lower batch_size or block_tokens in [training]."
             ) from error
 
-    def step(self, picks: IntArray, splits: IntArray | None = None) -> StepLoss:
+    def step(self, picks: IntArray) -> StepLoss:
         """One step of the first k worlds, which are unfinished; on a GPU it is only launched."""
         k = int((self.num_steps > self.optimizer.num_steps).sum())
-        own = None if splits is None else splits[:k]
         device, most = self.optimizer.rows.device, self.passes.most_recorded
-        batch = make_batch(self.schedule.blocks, picks[:k], device, most, splits=own, states=self.states)
+        batch = make_batch(self.schedule.blocks, picks[:k], device, most, states=self.states)
         means = self.passes(batch)
         taken = StepLoss.send(means, self.optimizer.num_steps + 1, batch.num_tokens)
         self.optimizer.step(self.passes.gradient[:k])

@@ -27,7 +27,6 @@ from paclm.engine.generic import StackedLinear, attach, detach
 from paclm.engine.lora_product import FrozenProduct, prepare_adapters
 from paclm.engine.stacked import rotate
 from paclm.engine.weights import Norm, take_apart, unsupported
-from paclm.errors import EngineError
 
 Rotary = tuple[Tensor, Tensor]
 NormParts = tuple[Tensor, Tensor | None, float]
@@ -64,13 +63,11 @@ class Forward(Protocol):
         A: Mapping[str, Tensor],
         B: Mapping[str, Tensor],
         scale: float,
-        acts: Tensor | None = None,
         stream: ResidualStream | None = None,
     ) -> Tensor:
         """Token ids (rows, length) → hidden states (rows · length, d), ready for the output layer.
 
-        A (G, r, in) and B (G, out, r) are by layer; no layers at all is the public model. acts (rows · length,) is 1
-        where adapters act and 0 where the base computes alone; None: they act everywhere. With a `stream` the pass
+        A (G, r, in) and B (G, out, r) are by layer; no layers at all is the public model. With a `stream` the pass
         begins at its layer, and only the shape of the ids is used.
         """
 
@@ -104,12 +101,9 @@ class OwnForward:
         A: Mapping[str, Tensor],
         B: Mapping[str, Tensor],
         scale: float,
-        acts: Tensor | None = None,
         stream: ResidualStream | None = None,
     ) -> Tensor:
         assert stream is None
-        if acts is not None:
-            raise EngineError("Prompts are read by the public model in the GPT-2 and Llama families only.")
         if set(A) != set(self._layers):
             self.close()
             if A:
@@ -156,15 +150,14 @@ class PlainForward:
         A: Mapping[str, Tensor],
         B: Mapping[str, Tensor],
         scale: float,
-        acts: Tensor | None = None,
         stream: ResidualStream | None = None,
     ) -> Tensor:
-        _, hidden = self._decode(ids, stream or self._embed(ids), len(self.weights.blocks), A, B, scale, acts)
+        _, hidden = self._decode(ids, stream or self._embed(ids), len(self.weights.blocks), A, B, scale)
         return hidden
 
     @torch.no_grad()
     def stream(self, ids: Tensor, layer: int) -> ResidualStream:
-        states, _ = self._decode(ids, self._embed(ids), layer, {}, {}, 1.0, None)
+        states, _ = self._decode(ids, self._embed(ids), layer, {}, {}, 1.0)
         return ResidualStream(layer, states)
 
     def _embed(self, ids: Tensor) -> ResidualStream:
@@ -182,14 +175,12 @@ class PlainForward:
         A: Mapping[str, Tensor],
         B: Mapping[str, Tensor],
         scale: float,
-        acts: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The stream where it enters layer `last`, and the same normalised for that layer or the output layer."""
         w = self.weights
         between = self._training if torch.is_grad_enabled() else self._plain
         rows, length = ids.shape
         first, x = stream
-        acts = None if acts is None else acts.to(x.dtype)
         rotary = None if w.rotary is None else _upto(length, w.rotary)
         shape = (rows, length, w.num_heads, w.num_kv_heads, w.head_size)
         blocks, own = w.blocks[first:last], self._products[first:last]
@@ -199,15 +190,15 @@ class PlainForward:
         by_block = zip(blocks, own, zip(*adapters, strict=True), norms[first + 1 : last + 1], strict=True)
         for block, products, (of_in, of_out, of_mlp_in, of_mlp_out), next_norm in by_block:
             attention_in, attention_out, mlp_in, mlp_out = products
-            joined = attention_in(hidden, of_in, acts)
+            joined = attention_in(hidden, of_in)
             queries = None if block.norm_query is None else _parts(block.norm_query)
             keys = None if block.norm_key is None else _parts(block.norm_key)
             q, k, v = between.split_heads(joined, shape, rotary, queries, keys)  # (rows, length, heads, size)
             mixed = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))  # (rows, heads, length, size)
             mixed = mixed.transpose(1, 2).reshape(rows * length, -1)
-            x, hidden = between.add_and_norm(x, attention_out(mixed, of_out, acts), *_parts(block.norm_mlp))
-            inner = between.activate(mlp_in(hidden, of_mlp_in, acts))
-            x, hidden = between.add_and_norm(x, mlp_out(inner, of_mlp_out, acts), *_parts(next_norm))
+            x, hidden = between.add_and_norm(x, attention_out(mixed, of_out), *_parts(block.norm_mlp))
+            inner = between.activate(mlp_in(hidden, of_mlp_in))
+            x, hidden = between.add_and_norm(x, mlp_out(inner, of_mlp_out), *_parts(next_norm))
         return x, hidden
 
     def close(self) -> None:

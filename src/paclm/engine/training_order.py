@@ -25,7 +25,7 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 NOTHING = -1
-_STREAM, _SPLITS = 3, 6  # keep these draws apart from others under the same seed
+_STREAM = 3  # keeps these draws apart from others under the same seed
 _WINDOW = 8  # in units of √n
 _LIKE_LENGTHS = 16  # tokens; blocks that differ by less keep their random order
 
@@ -84,7 +84,6 @@ class Schedule:
     epochs: int
     seed: int
     coupled: bool = True
-    public_prompts: bool = False  # every block is split: adapters act, and learn, from its split on
     num_steps: IntArray = field(init=False)  # (m,): steps of each world
     num_tokens: IntArray = field(init=False)  # (m,): tokens each world is trained to predict, over all epochs
 
@@ -128,21 +127,6 @@ class Schedule:
                 full[: len(own)] = own
                 picks[i, epoch * steps : (epoch + 1) * steps] = full.reshape(steps, self.batch_size)
         return picks
-
-    def splits(self, worlds: Sequence[int] | IntArray, picks: IntArray) -> IntArray | None:
-        """The splits of `batches`, (G, steps, batch_size), or None if prompts are not public.
-
-        A split is drawn for each block and epoch, the same for all worlds. The prompt ends with the token at the split:
-        as in serving, its last token is the first that adapters see. At least one token is left to predict.
-        """
-        if not self.public_prompts:
-            return None
-        draws = [np.random.default_rng([self.seed, _SPLITS, epoch]) for epoch in range(self.epochs)]
-        shares = np.stack([draw.random(len(self.blocks)) for draw in draws])  # (epochs, k)
-        of_epoch = (shares * (self.blocks.lengths - 1)).astype(np.int64)  # 0 … length − 2
-        per_epoch = self.num_steps[worlds] // self.epochs  # (G,)
-        epochs = np.minimum(np.arange(picks.shape[1]) // per_epoch[:, None], self.epochs - 1)  # (G, steps)
-        return np.where(picks == NOTHING, 0, of_epoch[epochs[:, :, None], picks])
 
     def _order(self, epoch: int, world: int | None) -> IntArray:
         """All blocks of an epoch in random order, sorted by length within windows, so that batches need little padding.

@@ -84,7 +84,7 @@ class WorldsPass:
     def _run(self, batch: Batch) -> Tensor:
         if not (batch.is_fixed and batch.ids.numel() <= self.most_recorded):
             return self._compute(batch, self.leaves_of(batch.num_worlds))
-        shape = (batch.num_worlds, *batch.ids.shape, batch.acts is not None)
+        shape = (batch.num_worlds, *batch.ids.shape)
         recording = self.recordings.get(shape)
         if recording is None:
             if shape not in self._seen or not self._has_room():
@@ -93,16 +93,13 @@ class WorldsPass:
             recording = self.recordings[shape] = self._record(batch)
         for name in ("ids", "targets", "weights"):  # the other tensors are the same for all batches of a shape
             getattr(recording.batch, name).copy_(getattr(batch, name))
-        if recording.batch.acts is not None and batch.acts is not None:
-            recording.batch.acts.copy_(batch.acts)
         if recording.batch.stream is not None and batch.stream is not None:
             recording.batch.stream.states.copy_(batch.stream.states)
         recording.graph.replay()
         return recording.means.clone()  # the next replay overwrites it
 
     def _compute(self, batch: Batch, leaves: AdapterStack) -> Tensor:
-        adapters = leaves.A, leaves.B, leaves.spec.scale
-        hidden = self.forward(batch.ids, *adapters, batch.acts, batch.stream)  # (places, d)
+        hidden = self.forward(batch.ids, leaves.A, leaves.B, leaves.spec.scale, batch.stream)  # (places, d)
         total, each = batch_loss(hidden, self.head, batch)
         gradients = torch.autograd.grad(total, self._trained(leaves))
         means = world_means(each, batch)
