@@ -45,6 +45,7 @@ SCALES = {
         positions=40,
         draws=1,
         trial_worlds=2,
+        trial_positions=40,
         most_rates=2,
         sessions=4,
         tokens=16,

@@ -1,14 +1,28 @@
 """Adapted layers and rank: the points, the choice of learning rates, and rows from a small workspace."""
 
 import dataclasses
+import math
 
+import numpy as np
 import pytest
 
 from paclm.config import TrainingConfig
+from paclm.privacy.leak import Estimate
 from paclm.study import depth_points
-from paclm.study.depth_points import DepthPoint, DepthScale, Trainer, choose_points, climb
+from paclm.study.decoding import GUMBEL
+from paclm.study.depth_points import (
+    DepthPoint,
+    DepthScale,
+    Trainer,
+    choose_points,
+    climb,
+    smallest_within_error,
+    spread,
+)
+from paclm.study.eval_text import Passage
 from paclm.study.lab import Lab
-from paclm.study.recorded_votes import TextVotes
+from paclm.study.quality import TargetScores
+from paclm.study.recorded_votes import TextVotes, collect_votes
 from paclm.study.regimes import depth
 from study.rehearsal import build_trainable_workspace
 from study.small_lab import interrupt, open_lab, rows_of
@@ -19,6 +33,7 @@ SCALE = DepthScale(
     positions=80,
     draws=2,
     trial_worlds=2,
+    trial_positions=120,
     most_rates=1,
     sessions=4,
     tokens=16,
@@ -26,6 +41,7 @@ SCALE = DepthScale(
     timed_worlds=3,
     steps=1,
     ranks=(2, 4),
+    window=24,
     context=16,
 )
 TIMES = ("training_seconds", "training_tokens_per_second", "step_ms", "tokens_per_second", "speed_ratio")
@@ -61,9 +77,9 @@ def test_points_are_all_half_and_quarter_of_the_layers_and_the_ranks_at_half():
     assert [(p.layers, p.rank) for p in choose_points(30, 8, (8, 16, 32))] == [
         ("all", 8),
         ("top:15", 8),
+        ("top:8", 8),
         ("top:15", 16),
         ("top:15", 32),
-        ("top:8", 8),
     ]
     assert [p.layers for p in choose_points(8, 4, ())] == ["all", "top:4", "top:2"]
     assert [p.layers for p in choose_points(1, 4, ())] == ["all"]
@@ -81,47 +97,93 @@ def test_points_are_all_half_and_quarter_of_the_layers_and_the_ranks_at_half():
         (8.0, 1, 1.0, [1.0]),
     ],
 )
-def test_a_rate_is_doubled_or_halved_while_the_loss_falls(best, most, chosen, tried):
+def test_a_rate_is_doubled_or_halved_while_the_score_rises(best, most, chosen, tried):
     asked = []
 
-    def loss(rate):
+    def score(rate):
         asked.append(rate)
-        return max(rate / best, best / rate)
+        return -max(rate / best, best / rate)
 
-    assert climb(loss, 1.0, most) == chosen
+    assert climb(score, 1.0, most) == chosen
     assert asked == tried
+
+
+def test_ties_within_one_standard_error_go_to_the_smaller_rate():
+    best, near, far = Estimate(0.0, 0.0), Estimate(-0.01, 0.02), Estimate(-0.03, 0.02)
+    assert smallest_within_error({0.5: far, 1.0: near, 2.0: near, 4.0: best, 8.0: near}) == 1.0
+    assert smallest_within_error({0.5: far, 1.0: best, 2.0: near}) == 1.0
+    assert smallest_within_error({1.0: Estimate(-0.01, math.nan), 2.0: Estimate(0.0, math.nan)}) == 2.0
+
+
+def test_every_window_gives_as_many_targets_after_as_much_context():
+    windows = [Passage(tuple(range(60)), (True,) * 60, document) for document in range(9)]
+    taken = spread(windows, 64, 48)  # 32 in each of two
+    assert [(len(one), one.num_scored, one.is_scored.index(True), one.document) for one in taken] == [
+        (48, 32, 16, 0),
+        (48, 32, 16, 1),
+    ]
+    assert [one.num_scored for one in spread(windows, 9 * 40, 48)] == [40] * 9
+    longer = spread(windows, 9 * 50, 48)  # more targets than the window has: it grows
+    assert [(len(one), one.num_scored) for one in longer] == [(51, 50)] * 9
+    assert [one.num_scored for one in spread(windows, 9 * 90, 48)] == [59] * 9
+    unknown = Passage(tuple(range(60)), (True,) * 16 + (False,) * 44)
+    assert spread([unknown, windows[1]], 64, 48)[0].document == 1
+
+
+def test_the_rate_is_chosen_by_private_accuracy_not_by_loss(lab, monkeypatch):
+    trained, right = [], {0.05: 0.5, 0.1: 0.7, 0.2: 0.4}
+    monkeypatch.setattr(Trainer, "train", lambda self, *given: (trained.append(given[2].learning_rate), None))
+    monkeypatch.setattr(depth_points, "_open", lambda *_: None)
+    monkeypatch.setattr(depth_points, "collect_votes", lambda _, passages, *rest: {"gumbel": passages})
+
+    def values(lab, passages, draws):
+        n = sum(passage.num_scored for passage in passages)
+        share = (np.arange(n) % 10 < 10 * right[trained[-1]]).astype(float)
+        return {"private": share, "public": share, "noiseless": share, "dissent": share}
+
+    def score(engine, tokens, first):  # the loss falls with every rate
+        return TargetScores(np.full((3, len(tokens) - first), trained[-1]), None)
+
+    monkeypatch.setattr(depth_points, "values_at", values)
+    monkeypatch.setattr(depth_points, "score_targets", score)
+    rows = depth_points.search_rate(Trainer(lab), dataclasses.replace(SCALE, most_rates=9), DepthPoint(1, 2, 2), 0.05)
+    assert trained == [0.05, 0.1, 0.2]
+    assert min(rows, key=lambda row: row["loss"])["learning_rate"] == 0.2
+    assert [row["learning_rate"] for row in rows if row["is_chosen"]] == [0.1]
+    assert rows[2]["difference"] == pytest.approx(-0.3, abs=0.01)
 
 
 def test_the_rate_is_chosen_without_the_test_text_on_records_the_trial_worlds_have_not_seen(lab, monkeypatch):
     seen, scored = [], []
-    train, score = Trainer.train, depth_points.score_targets
+    train, collect = Trainer.train, depth_points.collect_votes
 
     def note_training(self, blocks, membership, *rest):
         seen.append({tuple(blocks[i].tolist()) for i in range(len(blocks)) if membership[blocks.records[i]].any()})
         return train(self, blocks, membership, *rest)
 
-    def note_scoring(engine, tokens):
-        scored.append(tuple(tokens))
-        return score(engine, tokens)
+    def note_votes(engine, passages, *rest):
+        scored.extend(passage.tokens for passage in passages)
+        return collect(engine, passages, *rest)
 
     monkeypatch.setattr(Lab, "test_passages", property(lambda _: pytest.fail("the test text was read")))
     monkeypatch.setattr(Trainer, "train", note_training)
-    monkeypatch.setattr(depth_points, "score_targets", note_scoring)
+    monkeypatch.setattr(depth_points, "collect_votes", note_votes)
     scale = dataclasses.replace(SCALE, most_rates=3)
     rows = depth_points.search_rate(Trainer(lab), scale, DepthPoint(1, 2, 2), 0.05)
-    best = min(rows, key=lambda row: row["loss"])
-    assert [row for row in rows if row["is_chosen"]] == [best]
+    assert sum(row["is_chosen"] for row in rows) == 1
+    assert max(row["difference"] for row in rows) == 0.0
     assert len(rows) == len(seen) == 3
-    assert len(set(scored)) == rows[0]["records_held"] >= 4
+    assert len(set(scored)) == rows[0]["records_held"] >= 3
     assert len(seen[0]) > 20
-    assert seen[0].isdisjoint(scored)
+    assert not any(tokens == one[: len(tokens)] for tokens in scored for one in seen[0])
 
 
 def test_all_layers_at_the_workspaces_settings_vote_as_its_own_worlds_do(lab, whole):
     arrays = depth_points.train_and_vote(Trainer(lab), SCALE, lab.workspace.training)
     point = TextVotes.from_arrays(arrays, "gumbel")
     lab.workspace = lab.train("full", lab.train("worlds", lab.workspace))
-    votes = lab.text_votes(SCALE.positions, depth_points.DECODINGS)["gumbel"]
+    passages, seed = spread(lab.test_passages, SCALE.positions, SCALE.window), lab.seed_for("coins", "gumbel")
+    votes = collect_votes(lab.engine("worlds", "full"), passages, (GUMBEL,), [seed], True)["gumbel"]
     assert (point.votes == votes.votes[:, : SCALE.worlds]).all()
     assert (point.full == votes.full).all()
     assert (point.votes != point.full[:, None]).any(axis=0).all()
@@ -144,17 +206,21 @@ def test_all_layers_at_the_workspaces_settings_vote_as_its_own_worlds_do(lab, wh
     assert found["top:1", 2]["cache_bytes_per_token"] < own["cache_bytes_per_token"]
 
 
-def test_a_stopped_run_resumes_after_the_last_point_and_keeps_no_adapters(lab, whole, monkeypatch):
-    with monkeypatch.context() as patch:
-        from paclm.engine.training_job import TrainingJob
+def test_a_stopped_run_resumes_or_reports_fewer_ranks_and_keeps_no_adapters(lab, whole, tmp_path, monkeypatch):
+    from paclm.engine.training_job import TrainingJob
 
-        interrupt(patch, TrainingJob, "plan", 4)  # two trainings a point
+    with monkeypatch.context() as patch:
+        interrupt(patch, TrainingJob, "plan", 5)  # two trainings a point: all that is missing is rank 4
         with pytest.raises(KeyboardInterrupt):
             rows_of(lab, depth.REGIME, SCALE)
+    cut = open_lab(lab.workspace.path, tmp_path / "cut")
     with monkeypatch.context() as patch:
         calls = interrupt(patch, TrainingJob, "plan", 100)
+        fewer = rows_of(cut, depth.REGIME, dataclasses.replace(SCALE, ranks=(2,)))
+        assert untimed(fewer) == [row for row in untimed(whole) if row["rank"] == 2]
+        assert not calls
         assert untimed(rows_of(lab, depth.REGIME, SCALE)) == untimed(whole)
-    assert len(calls) == 3  # of six
+    assert len(calls) == 2  # of six
     assert sorted(path.name for path in lab.workspace.adapters_path.iterdir()) == [
         "full.safetensors",
         "worlds.safetensors",

@@ -43,7 +43,7 @@ class Size:
 
 PAPER = Size(2048, 512, 16, 128, 512)
 SMALL = Size(48, 16, 4, 8, 96)
-OTHERS = {6: Size(1024, 256, 0, 32, 512)}  # by stage; in a workspace of their own
+OTHERS = {6: Size(512, 256, 0, 32, 512)}  # by stage; in a workspace of their own
 PAPER_STAGES = {stage: names for stage, names in STAGES.items() if stage not in OTHERS}
 
 

@@ -6,8 +6,9 @@ one run, with any number of worlds.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,14 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paclm.privacy.belief import BoolArray, FloatArray
+from paclm.privacy.leak import Estimate
 from paclm.privacy.randomness import Coins
+from paclm.privacy.releases import rule_named
 from paclm.study.decoding import GREEDY, GUMBEL
+from paclm.study.eval_text import Passage
 from paclm.study.lab import Lab
 from paclm.study.parts import Array
 from paclm.study.quality import score_targets
-from paclm.study.recorded_votes import collect_votes
+from paclm.study.recorded_votes import TextVotes, collect_votes
 from paclm.study.results import Row
 from paclm.study.statistics import clustered_mean
+from paclm.study.streams import play_fresh
 from paclm.worlds.assignment import assign_groups, units_of
 
 if TYPE_CHECKING:
@@ -34,7 +39,9 @@ if TYPE_CHECKING:
 
 SUPPORT = 200
 DECODINGS = (GREEDY, GUMBEL)
+PER_TOKEN = 2.0**-32
 HELD_OUT = 8  # one in so many training units is held out while a learning rate is chosen
+TARGETS = 32  # scored in a window, at least
 WARM_UP = 3  # steps
 
 
@@ -45,6 +52,7 @@ class DepthScale:
     positions: int
     draws: int  # of secret and noise at every position
     trial_worlds: int  # trained for every learning rate that is tried
+    trial_positions: int
     most_rates: int  # tried at one depth, at most
     sessions: int  # for the leak
     tokens: int  # of each session
@@ -52,6 +60,7 @@ class DepthScale:
     timed_worlds: int
     steps: int  # timed
     ranks: tuple[int, ...] = (8, 16, 32)  # at half depth
+    window: int = 128  # tokens read of each window of text; targets are the last of them
     context: int = 96  # tokens of each timed sequence
 
 
@@ -83,11 +92,38 @@ class DepthPoint:
         return {"layers": self.layers, "depth": self.depth, "num_layers": self.num_layers, "rank": self.rank}
 
 
-def choose_points(num_layers: int, rank: int, ranks: tuple[int, ...]) -> list[DepthPoint]:
-    """All layers, the upper half and quarter at the workspace's rank, and other ranks at half depth; deepest first."""
+def choose_points(num_layers: int, rank: int, ranks: Sequence[int]) -> list[DepthPoint]:
+    """All layers, the upper half and quarter at the workspace's rank, then other ranks at half depth."""
     half, quarter = (num_layers + 1) // 2, max(1, (num_layers + 2) // 4)
-    wanted = {*((depth, rank) for depth in (num_layers, half, quarter)), *((half, other) for other in ranks)}
-    return [DepthPoint(depth, num_layers, each) for depth, each in sorted(wanted, key=lambda one: (-one[0], one[1]))]
+    wanted = [*((depth, rank) for depth in (num_layers, half, quarter)), *((half, other) for other in ranks)]
+    return [DepthPoint(depth, num_layers, each) for depth, each in dict.fromkeys(wanted)]
+
+
+def spread(windows: Sequence[Passage], num_positions: int, window: int) -> list[Passage]:
+    """The last targets in the first `window` tokens of every window: as many in each, and `num_positions` in all."""
+    windows = windows[: max(1, num_positions // TARGETS)]
+    share = math.ceil(num_positions / len(windows))
+    found = []
+    for each in windows:
+        end = min(len(each), max(window, share + 1))
+        is_scored = tuple(is_scored and i >= end - share for i, is_scored in enumerate(each.is_scored[:end]))
+        found.append(Passage(each.tokens[:end], is_scored, each.document))
+    return [passage for passage in found if passage.num_scored]
+
+
+def values_at(lab: Lab, votes: TextVotes, draws: int) -> dict[str, FloatArray]:
+    """What is averaged, at every position; secret and noise of the release in expectation over several draws."""
+    seed = lab.seed_for("depth", "noise")  # the same at every point
+    streams = play_fresh(votes, rule_named("gaussian"), PER_TOKEN, draws, votes.num_positions, seed)
+    values = {
+        "public": (votes.public == votes.truth).astype(np.float64),
+        "noiseless": (votes.votes == votes.truth[:, None]).mean(axis=1),
+        "private": np.mean([stream.released == votes.truth for stream in streams], axis=0),
+        "dissent": votes.is_dissent.astype(np.float64),
+    }
+    if votes.full is not None:
+        values["full"] = (votes.full == votes.truth).astype(np.float64)
+    return values
 
 
 class Trainer:
@@ -157,7 +193,10 @@ def _open(lab: Lab, stack: AdapterStack, sequences: int, context: int, support_s
 
 
 def search_rate(trainer: Trainer, scale: DepthScale, point: DepthPoint, start: float) -> list[Row]:
-    """Double or halve the rate for as long as the loss on training records that are held out falls."""
+    """Double or halve the rate for as long as private accuracy on training records that are held out rises.
+
+    Not by loss: it falls on at rates where worlds dissent so often that the release keeps less of the gain.
+    """
     lab = trainer.lab
     members, seed = lab.workspace.members(), lab.seed_for("depth", "rates")
     units = units_of(members)
@@ -167,39 +206,58 @@ def search_rate(trainer: Trainer, scale: DepthScale, point: DepthPoint, start: f
     kept = _kept_records(lab, scale) & is_text & ~is_held
     blocks, held = trainer.blocks(kept), trainer.blocks(is_held)
     drawn = assign_groups(units, scale.trial_worlds, seed >> 32) & kept[:, None]
-    texts = [held[i].tolist() for i in range(len(held))]
-    clusters = np.repeat(held.records, held.lengths - 1)
+    windows = [replace(Passage.of(held[i].tolist()), document=int(held.records[i])) for i in range(len(held))]
+    passages = spread(windows, scale.trial_positions, scale.window)
+    clusters = np.concatenate([np.full(passage.num_scored, passage.document) for passage in passages])
     tried: dict[float, Row] = {}
+    private: dict[float, FloatArray] = {}
 
-    def loss(rate: float) -> float:
+    def mean(values: FloatArray) -> Estimate:
+        return clustered_mean(values, clusters, lab.rng("depth", "rates", "bootstrap"))
+
+    def accuracy(rate: float) -> float:
         settings = point.settings(lab.workspace.training, rate)
         stack, _ = trainer.train(blocks, drawn, settings, seed >> 32, f"at rate {rate:.2g}")
-        engine = _open(lab, stack, 1, max(map(len, texts)), support_size=1)
-        found = [score_targets(engine, tokens).log_probability for tokens in texts]
-        own, public = (
-            -np.concatenate(each) for each in zip(*((f[:-1].mean(axis=0), f[-1]) for f in found), strict=True)
-        )
+        engine = _open(lab, stack, 1, max(map(len, passages)))
+        coins = [lab.seed_for("depth", "rates", "coins")]  # the same at every rate
+        values = values_at(lab, collect_votes(engine, passages, (GUMBEL,), coins, False)[GUMBEL.name], scale.draws)
+        found = [score_targets(engine, one.tokens, len(one) - one.num_scored).log_probability for one in passages]
+        losses = -np.concatenate(found, axis=1)  # (worlds and the public model, targets)
+        private[rate] = values["private"]
         row: Row = {"kind": "rate", **point.row(), "learning_rate": rate, "is_chosen": False}
-        row["loss"], row["loss_stderr"] = clustered_mean(own, clusters, lab.rng("depth", "losses"))
-        row["change"], row["change_stderr"] = clustered_mean(own - public, clusters, lab.rng("depth", "losses"))
-        tried[rate] = row | {"records_held": int(is_held.sum()), "trial_worlds": scale.trial_worlds}
-        return float(row["loss"])
+        row |= {"trial_worlds": scale.trial_worlds, "records_held": len(np.unique(clusters)), "held": len(clusters)}
+        for name in ("public", "private", "noiseless"):
+            row[f"accuracy_{name}"], row[f"accuracy_{name}_stderr"] = mean(values[name])
+        row["dissent"], row["dissent_stderr"] = mean(values["dissent"])
+        row["loss"], row["loss_stderr"] = mean(losses[:-1].mean(axis=0))
+        row["loss_change"], row["loss_change_stderr"] = mean(losses[:-1].mean(axis=0) - losses[-1])
+        tried[rate] = row
+        return float(row["accuracy_private"])
 
-    tried[climb(loss, start, scale.most_rates)]["is_chosen"] = True
+    best = climb(accuracy, start, scale.most_rates)
+    behind = {rate: mean(private[rate] - private[best]) for rate in sorted(tried)}
+    for rate, (difference, stderr) in behind.items():
+        tried[rate] |= {"difference": difference, "difference_stderr": stderr}
+    tried[smallest_within_error(behind)]["is_chosen"] = True
     return [tried[rate] for rate in sorted(tried)]
 
 
-def climb(loss: Callable[[float], float], start: float, most: int) -> float:
-    """The rate of least loss, doubled or else halved from the start for as long as the loss falls; `most` are tried."""
-    tried = {start: loss(start)}
+def climb(score: Callable[[float], float], start: float, most: int) -> float:
+    """The best rate, doubled or else halved from the start for as long as the score rises; `most` are tried."""
+    tried = {start: score(start)}
     best = start
     for step in (2.0, 0.5):
         while len(tried) < most and best * step not in tried:
-            tried[best * step] = loss(best * step)
-            if tried[best * step] >= tried[best]:
+            tried[best * step] = score(best * step)
+            if tried[best * step] <= tried[best]:
                 break
             best *= step
     return best
+
+
+def smallest_within_error(behind: Mapping[float, Estimate]) -> float:
+    """Of rates, each with its difference to the best one: the smallest at most one standard error behind."""
+    return min(rate for rate, (difference, stderr) in behind.items() if difference >= 0.0 or -difference <= stderr)
 
 
 def train_and_vote(trainer: Trainer, scale: DepthScale, settings: TrainingConfig) -> dict[str, Array]:
@@ -210,9 +268,9 @@ def train_and_vote(trainer: Trainer, scale: DepthScale, settings: TrainingConfig
     own = np.hstack([held, np.ones_like(held[:, :1])]) & kept[:, None]  # the last one is trained on all records
     seed = int(lab.workspace.manifest.arguments["seed"])
     stack, training = trainer.train(trainer.blocks(kept), own, settings, seed, "worlds")
-    passages = lab.passages(scale.positions)
+    passages = spread(lab.test_passages, scale.positions, scale.window)
     advance = lab.start_task(f"votes, layers {settings.layers}", sum(passage.num_scored for passage in passages))
-    engine = _open(lab, stack, 1, lab.window)
+    engine = _open(lab, stack, 1, max(map(len, passages)))
     seeds = [lab.seed_for("coins", decoding.name) for decoding in DECODINGS]
     found = collect_votes(engine, passages, DECODINGS, seeds, True, advance)
     arrays = {key: array for name, votes in found.items() for key, array in votes.arrays(name).items()}
