@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 
 from curator.deployments import build_workspace
+from paclm.cli.progress import progress, task_starter
 from paclm.config import RuntimeConfig
 from paclm.privacy.randomness import NoiseSource
 from paclm.study.lab import Lab
@@ -27,10 +28,11 @@ def build_study_workspace(path, texts, base, num_canaries=0, holdout=4):
 
 
 def open_lab(template, folder, seed=0, questions=None):
-    """A lab of one's own, over a copy."""
+    """A lab of one's own, over a copy. As on the command line, a task ends where the next one starts."""
     if not folder.exists():
         shutil.copytree(template, folder)
-    return Lab(Workspace.open(folder), seed=seed, runtime=RUNTIME, questions=questions)
+    start_task = task_starter(progress(quiet=True))
+    return Lab(Workspace.open(folder), seed=seed, runtime=RUNTIME, questions=questions, start_task=start_task)
 
 
 def rows_of(lab, regime, scale):

@@ -44,10 +44,8 @@ def run(lab: Lab, scale: DepthScale) -> Findings:
     sizes = {name: size for name, size in asdict(scale).items() if name != "ranks"}  # no point depends on the others'
     parts = lab.parts("depth", [sizes, asdict(own)])
     trainer = Trainer(lab)
-    advance = lab.start_task("points of depth and rank", len(points) + 1)
     timed = "-".join(str(point.rank) for point in points)
     costs = parts.rows(f"costs-of-{timed}", partial(measure_costs, lab, scale, points))
-    advance(1)
     chosen: dict[int, float] = {}  # by depth, at the workspace's rank
     rates: list[Row] = []
     measured: list[Row] = []
@@ -72,7 +70,6 @@ def run(lab: Lab, scale: DepthScale) -> Findings:
             if decoding is GUMBEL:
                 row |= parts.rows(f"leak-{point.name}", partial(_leak, lab, scale, votes))[0]
             measured.append(row | cost)
-        advance(1)
     return Findings([*rates, *measured], _notes(rates, scale.most_rates))
 
 
