@@ -225,7 +225,11 @@ def search_rate(trainer: Trainer, scale: DepthScale, point: DepthPoint, start: f
         losses = -np.concatenate(found, axis=1)  # (worlds and the public model, targets)
         private[rate] = values["private"]
         row: Row = {"kind": "rate", **point.row(), "learning_rate": rate, "is_chosen": False}
-        row |= {"trial_worlds": scale.trial_worlds, "records_held": len(np.unique(clusters)), "held": len(clusters)}
+        row |= {
+            "trial_worlds": scale.trial_worlds,
+            "records_held": len(np.unique(clusters)),
+            "positions_held": len(clusters),
+        }
         for name in ("public", "private", "noiseless"):
             row[f"accuracy_{name}"], row[f"accuracy_{name}_stderr"] = mean(values[name])
         row["dissent"], row["dissent_stderr"] = mean(values["dissent"])

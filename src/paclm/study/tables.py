@@ -507,10 +507,10 @@ _TABLES = (
     rows_table(
         "tab:depth-rates",
         "depth",
-        "Learning rates tried for each point: {trial_worlds} trial worlds, coupled Gumbel, on {held:,} positions of "
-        "{records_held} training records held out from them. Private: accuracy of the release at 2^-32; its difference "
-        "is to the best rate of the point, position by position; noiseless: a world's own vote; loss in nats a token. "
-        "Errors over records.",
+        "Learning rates tried for each point: {trial_worlds} trial worlds, coupled Gumbel, on {positions_held:,} "
+        "positions of {records_held} training records held out from them. Private: accuracy of the release at 2^-32; "
+        "difference: to the best rate of the point, position by position; noiseless: a world's own vote; loss in nats "
+        "a token. Errors over records.",
         (
             Column("layers", "{layers}"),
             Column("rank", "{rank}"),
