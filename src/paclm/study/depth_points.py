@@ -195,7 +195,7 @@ def _open(lab: Lab, stack: AdapterStack, sequences: int, context: int, support_s
 def search_rate(trainer: Trainer, scale: DepthScale, point: DepthPoint, start: float) -> list[Row]:
     """Double or halve the rate for as long as private accuracy on training records that are held out rises.
 
-    Not by loss: it falls on at rates where worlds dissent so often that the release keeps less of the gain.
+    Not by loss: it may fall on at rates where worlds dissent so often that the release keeps less of the gain.
     """
     lab = trainer.lab
     members, seed = lab.workspace.members(), lab.seed_for("depth", "rates")
