@@ -246,6 +246,31 @@ def test_nothing_is_shared_where_there_is_nothing_to_share(make_stack):
         assert not any(layer._forward_pre_hooks for layer in model.gpt_neox.layers)
 
 
+def test_a_detached_model_is_as_before(make_stack):
+    model, expected = build_of("GPTNeoX"), build_of("GPTNeoX")
+    assert GenericModel(model, make_stack(model, WORLDS, top_spec("GPTNeoX")), 2, 48).trunk == 2
+    generic.detach(model)
+    assert torch.equal(model(TEXT).logits, expected(TEXT).logits)
+    again = make_stack(model, 2, top_spec("GPTNeoX"))
+    found = states(GenericModel(model, again, 2, 48))
+    assert torch.equal(found, states(GenericModel(expected, again, 2, 48)))
+
+
+def test_running_out_of_memory_while_sharing_is_tried_leaves_no_hook(make_stack, monkeypatch):
+    model, tries = build_of("GPTNeoX"), []
+
+    def fail(self):
+        tries.append(self.trunk)
+        if self.trunk:
+            raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(GenericModel, "_try", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        GenericModel(model, make_stack(model, WORLDS, top_spec("GPTNeoX")), 2, 48)
+    assert tries == [0, 2]
+    assert not any(layer._forward_pre_hooks for layer in model.gpt_neox.layers)
+
+
 def test_adapters_outside_the_decoder_layers_share_nothing(make_stack):
     model = build_of("GPTNeoX")
     stack = make_stack(model, 2, top_spec("GPTNeoX"))

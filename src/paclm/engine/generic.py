@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import warnings
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import DynamicCache, PreTrainedModel
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, decoder_layer, linear_layers
@@ -26,6 +28,8 @@ from paclm.errors import EngineError
 
 _TRIAL = ((0, 3), (3, 5), (5, 6))  # a prompt in two parts, and one more token
 _ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.05}  # of hidden states, relative
+_REPEATS: WeakKeyDictionary[nn.Module, RemovableHandle] = WeakKeyDictionary()
+"""Hooks of first adapted layers that repeat one row for all worlds"""
 
 
 class StackedLinear(nn.Module):
@@ -76,7 +80,10 @@ def attach(model: nn.Module, stack: AdapterStack) -> dict[str, StackedLinear]:
 
 
 def detach(model: nn.Module) -> None:
-    """Restore the base layers."""
+    """Restore the base layers, and the batch of an engine that shared a trunk."""
+    for module in model.modules():
+        if (hook := _REPEATS.pop(module, None)) is not None:
+            hook.remove()
     for name, adapted in attached_layers(model).items():
         parent, leaf = _parent(model, name)
         setattr(parent, leaf, adapted.base)
@@ -149,11 +156,12 @@ class GenericModel:
     def _share(self, layer: nn.Module, trunk: int) -> None:
         """Run the layers below this one once for all worlds if that changes nothing but rounding."""
         expected = self._try()
-        hook = layer.register_forward_pre_hook(self._repeat, with_kwargs=True)
+        hook = _REPEATS[layer] = layer.register_forward_pre_hook(self._repeat, with_kwargs=True)
         self.trunk = trunk
         try:
             problem = _difference(self._try(), expected)
         except torch.OutOfMemoryError:
+            hook.remove()
             raise
         except Exception as error:  # unknown code
             problem = type(error).__name__
