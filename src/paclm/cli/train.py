@@ -219,8 +219,8 @@ def _served(job: TrainingJob) -> dict[str, str]:
         return {}
     room = {layers: f"{2**30 // size:,}" for layers, size in job.cache_per_token().items()}
     own = room.pop(job.settings.layers if job.settings.layers in room else "all")
-    others = ", ".join(f"{tokens} with {layers}" for layers, tokens in room.items())
-    return {"served": f"1 GiB of cache holds {own} tokens ({others})"}
+    others = ", ".join(f"{tokens} with {layers}" for layers, tokens in room.items() if tokens != own)
+    return {"served": f"1 GiB of cache holds {own} tokens" + (f" ({others})" if others else "")}
 
 
 def _trunk(plan: TrainingPlan) -> dict[str, str]:

@@ -341,7 +341,7 @@ def plan_dp(
         num_units=units.num_units,
         num_parameters=training.optimizer.rows.shape[1],
         num_layers=int(model.config.num_hidden_layers),
-        adapted_layers=len(start.decoder_layers),
+        adapted_layers=sum(layer >= 0 for layer in start.decoder_layers),
         trunk=start.trunk,
         num_steps=dp.steps,
         units_per_step=dp.sampling_rate * units.num_units,

@@ -89,8 +89,13 @@ def plan_engine(
 
 
 def _bytes_of_token(model: Any, stack: AdapterStack, dtype: torch.dtype) -> int:
-    """Cache of one token. Whether a model's own code can share its trunk is known once it runs: planned without."""
-    return token_bytes(model.config, stack.num_rows, dtype, stack.trunk if unsupported(model) is None else 0)
+    """Cache of one token."""
+    return token_bytes(model.config, stack.num_rows, dtype, planned_trunk(model, stack.trunk))
+
+
+def planned_trunk(model: Any, trunk: int) -> int:
+    """Layers to plan one row for. Whether a model's own code can share its trunk is known once it runs: none."""
+    return trunk if unsupported(model) is None else 0
 
 
 def build_engine(

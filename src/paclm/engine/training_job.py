@@ -25,10 +25,10 @@ import torch
 from transformers import PreTrainedModel
 
 from paclm.config import TrainingConfig
-from paclm.engine.adapters import find_targets
+from paclm.engine.adapters import decoder_layer, find_targets
 from paclm.engine.base_model import base_of, load_model, load_tokenizer
 from paclm.engine.checkpoint import RUN_FILE, Checkpoints
-from paclm.engine.loading import pick_device
+from paclm.engine.loading import pick_device, planned_trunk
 from paclm.engine.loading import pick_dtype as served_dtype
 from paclm.engine.memory import token_bytes
 from paclm.engine.threads import ThreadChoice, set_threads
@@ -85,12 +85,16 @@ class TrainingJob:
         dtype = getattr(torch, served_dtype(runtime.dtype, pick_device(runtime.device)))
         num_layers, own = int(config.num_hidden_layers), self.settings.top
         tops = {num_layers, -(-num_layers // 2), -(-num_layers // 4), own or num_layers}
-        return {
-            "all" if top == num_layers else f"top:{top}": token_bytes(
-                config, self.schedule.num_worlds + 1, dtype, num_layers - top
-            )
-            for top in sorted(tops, reverse=True)
-        }
+        targets = find_targets(self.model, replace(adapter_spec(self.settings), top=None))
+        found = [decoder_layer(target.name) for target in targets]
+        sizes = {}
+        for top in sorted(tops, reverse=True):
+            adapted = [layer for layer in found if layer >= num_layers - top or top == num_layers]
+            if adapted:
+                name = "all" if top == num_layers else f"top:{top}"
+                trunk = planned_trunk(self.model, max(0, min(adapted)))
+                sizes[name] = token_bytes(config, self.schedule.num_worlds + 1, dtype, trunk)
+        return sizes
 
     def plan(self, worlds_per_step: int | None = None, estimate_time: bool = False) -> TrainingPlan:
         """Memory, disk and time of training."""

@@ -101,7 +101,7 @@ def plan_training(
         num_worlds=schedule.num_worlds,
         parameters_per_world=size,
         num_layers=int(model.config.num_hidden_layers),
-        adapted_layers=len(start.decoder_layers),
+        adapted_layers=sum(layer >= 0 for layer in start.decoder_layers),
         trunk=start.trunk,
         worlds_per_step=worlds_per_step,
         num_steps=sum(int(schedule.num_steps[worlds].max()) for worlds in groups),
