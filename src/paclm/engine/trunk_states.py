@@ -4,8 +4,8 @@
     states (tokens, d)      ·  ·  ·  ·  ·   ───────►  of each world, gathered for each batch
 
 No layer below the first adapted one differs between worlds or changes in training. Causal attention keeps what stands
-right of a block out of it, so padding may have any state. Groups of blocks are fixed, whatever the number of worlds
-per step and wherever a run was stopped: a resumed run computes the same bits again.
+right of a block out of it, so padding may have any finite state. Groups of blocks are fixed, whatever the number of
+worlds per step and wherever a run was stopped: a resumed run computes the same bits again.
 
 States follow from private records. They are in memory, or in a file of the training folder that has no name: no other
 user can open it, and it is gone when the process ends, even if it is killed.
