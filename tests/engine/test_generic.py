@@ -297,6 +297,21 @@ def test_memory_is_planned_for_code_that_may_not_share(name, make_stack):
     assert plans[0].cache == plans[1].cache
 
 
+def test_fewer_layers_are_advised_where_the_plan_would_be_smaller(build_model, make_stack):
+    runtime = RuntimeConfig(device="cpu", max_sequences=3, context=48, cache_gib=2.0**30)
+    many = make_stack(build_model("gpt2"), WORLDS)
+    neox = make_stack(build_of("GPTNeoX"), WORLDS, top_spec("GPTNeoX"))
+    cases = (
+        (build_model("gpt2"), many, True),
+        (build_model("gpt2"), many.worlds([0]).as_public(), False),
+        (build_of("GPTNeoX"), neox, False),
+    )
+    for model, stack, is_advised in cases:
+        with pytest.raises(EngineError, match="cache_gib") as error:
+            build_engine(model, stack, runtime, 12)
+        assert ("top:D" in str(error.value)) == is_advised
+
+
 def test_training_by_the_models_own_code_builds_no_graph_below_the_first_adapted_layer(make_stack):
     model = build_of("GPTNeoX")
     stack = make_stack(model, WORLDS, top_spec("GPTNeoX", 1)).map(torch.Tensor.requires_grad_)

@@ -115,7 +115,7 @@ def build_engine(
     check_support_size(support_size, int(model.config.vocab_size))
     available = available_memory(device)
     plan = plan_engine(model, stack, runtime, support_size, available)
-    plan.check(available)
+    plan.check(available, has_trunk_cache=planned_trunk(model, 1) > 0 and stack.num_rows > 1)
     num_tokens = plan.cache // _bytes_of_token(model, stack, dtype)
     try:
         model = model.eval().to(device=device, dtype=dtype)

@@ -38,13 +38,13 @@ class MemoryPlan:
         listed = ", ".join(f"{part} {getattr(self, part) / GIB:.2f}" for part in parts)
         return f"{self.total / GIB:.2f} GiB ({listed})"
 
-    def check(self, available: int) -> None:
-        """Raise if the plan does not fit, naming the setting that helps most."""
+    def check(self, available: int, has_trunk_cache: bool = True) -> None:
+        """Raise if the plan does not fit, naming the setting that helps most; has_trunk_cache: fewer layers help."""
         if self.total <= available:
             return
+        fewer = ', or train adapters in fewer layers: layers = "top:D" in [training]' if has_trunk_cache else ""
         advice = {
-            "cache": "lower cache_gib, or max_sequences and context, in [runtime], or train adapters in fewer layers: "
-            'layers = "top:D" in [training]',
+            "cache": "lower cache_gib, or max_sequences and context, in [runtime]" + fewer,
             "activations": "lower prefill_chunk in [runtime]",
             "adapters": 'set dtype = "bfloat16" in [runtime], or train fewer worlds',
             "base": 'set dtype = "bfloat16" in [runtime], or use a smaller base model',
