@@ -269,7 +269,7 @@ class TrainingConfig:
         if not self.targets:
             raise InvalidInput("targets must be auto, attention or a list of at least one layer name.")
         if self.layers != "all" and not re.fullmatch(r"top:[1-9][0-9]*", self.layers):
-            raise InvalidInput(f"layers must be all, or top:D such as top:15, not {self.layers!r}.")
+            raise InvalidInput(f"layers must be all, or top:D such as top:4, not {self.layers!r}.")
 
     @property
     def top(self) -> int | None:

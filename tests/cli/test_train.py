@@ -139,10 +139,10 @@ def test_a_dry_run_says_how_many_tokens_the_served_cache_will_hold(clinic):
     a_row = 2 * 32 * 4  # keys and values of 32 numbers, float32
     assert sizes == {"all": 2 * (WORLDS + 1) * a_row, "top:1": (WORLDS + 2) * a_row}
     room = {layers: f"{2**30 // size:,}" for layers, size in sizes.items()}
-    held = f"1 GiB of cache holds {room['all']} tokens ({room['top:1']} with top:1)"
+    held = f'1 GiB of cache holds {room["all"]} tokens; {room["top:1"]} with layers = "top:1"'
     assert held in " ".join(train(clinic, "--dry-run").stdout.split())
     set_training(clinic, 'layers = "all"', 'layers = "top:1"')
-    held = f"1 GiB of cache holds {room['top:1']} tokens ({room['all']} with all)"
+    held = f'1 GiB of cache holds {room["top:1"]} tokens; {room["all"]} with layers = "all"'
     assert held in " ".join(train(clinic, "--dry-run").stdout.split())
 
 

@@ -226,7 +226,7 @@ WRONG_LAYERS = ("", "top", "top:", "top:0", "top:-1", "top:1.5", "top: 4", "top:
         ("[training]\nlearning_rate = -1\n", "learning_rate.*-1"),
         ("[training]\nweight_decay = -1\n", "weight_decay.*-1"),
         ("[training]\ntargets = []\n", "targets.*auto"),
-        *((f"[training]\nlayers = '{wrong}'\n", f"layers.*all.*top:15.*'{wrong}'") for wrong in WRONG_LAYERS),
+        *((f"[training]\nlayers = '{wrong}'\n", f"layers.*all.*top:4.*'{wrong}'") for wrong in WRONG_LAYERS),
         ("[training]\nlayers = 4\n", 'layers.*"all".* 4'),
         ("[runtime]\ncontext = 2\n", "context.*2"),
         ("[server]\nport = 2026-01-01\n", 'port.*8000.*"2026-01-01"'),
@@ -242,7 +242,7 @@ def test_wrong_settings_are_refused_by_name_and_value(make, text, named):
 
 def test_layers_are_all_or_the_last_of_them(make):
     path = make().workspace.path
-    for text, top in (("", None), ("layers = 'all'\n", None), ("layers = 'top:15'\n", 15), ("layers = 'top:1'", 1)):
+    for text, top in (("", None), ("layers = 'all'\n", None), ("layers = 'top:4'\n", 15), ("layers = 'top:1'", 1)):
         assert with_settings(path, f"[training]\n{text}").training.top == top
 
 

@@ -105,7 +105,11 @@ def train(
     if delta is not None:
         raise InvalidInput("--delta is for --what dp:EPSILON.")
     if what != "worlds" and (changes := opened.training_changes()):
-        typer.echo(f"Warning: the worlds were trained with other settings ({changes}).", err=True)
+        typer.echo(
+            f"Warning: the worlds were trained with other settings ({changes}). Adapters with other layers, targets, "
+            "rank or alpha cannot run beside them.",
+            err=True,
+        )
     from paclm.engine.training_job import prepare_training
 
     if dry_run:
@@ -219,18 +223,18 @@ def _served(job: TrainingJob) -> dict[str, str]:
         return {}
     room = {layers: f"{2**30 // size:,}" for layers, size in job.cache_per_token().items()}
     own = room.pop(job.settings.layers if job.settings.layers in room else "all")
-    others = ", ".join(f"{tokens} with {layers}" for layers, tokens in room.items() if tokens != own)
-    return {"served": f"1 GiB of cache holds {own} tokens" + (f" ({others})" if others else "")}
+    others = [f'{tokens} with layers = "{layers}"' for layers, tokens in room.items() if tokens != own]
+    return {"served": "; ".join([f"1 GiB of cache holds {own} tokens", *others])}
 
 
 def _trunk(plan: TrainingPlan) -> dict[str, str]:
     """What happens to the layers that all worlds share, if there are any."""
     if not plan.trunk:
         return {}
-    places = {"device": "the model's memory", "host": "the memory of the host", "disk": "a file while it runs"}
-    how = "computed in every step"
+    places = {"device": "beside the model", "host": "in the memory of the host", "disk": "in a file while it runs"}
+    how = "layers below the adapters, computed in every step"
     if plan.trunk_place is not None:
-        how = f"computed once: {format_size(plan.trunk_bytes)} in {places[plan.trunk_place]}"
+        how = f"layers below the adapters, computed once: {format_size(plan.trunk_bytes)} {places[plan.trunk_place]}"
     return {"trunk": how}
 
 

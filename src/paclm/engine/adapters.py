@@ -112,8 +112,8 @@ def _of_top_layers(targets: list[Target], layers: Iterable[str], top: int) -> li
     num_layers = 1 + max((decoder_layer(name) for name in layers), default=-1)
     if not 1 <= top <= num_layers:
         raise EngineError(
-            f'layers = "top:{top}" in [training], but this model has {num_layers} decoder layers. Choose 1 to '
-            f"{num_layers} of them, or all."
+            f'layers = "top:{top}" in [training], but this model has {num_layers} decoder layers. Choose '
+            f'"top:1" to "top:{num_layers}", or "all".'
         )
     found = [target for target in targets if decoder_layer(target.name) >= num_layers - top]
     if not found:

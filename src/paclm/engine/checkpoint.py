@@ -99,7 +99,7 @@ class Checkpoints:
         if found["run"] != run:
             raise EngineError(
                 f"The training run in {self.folder} cannot be resumed: records, worlds, settings, seed or base model "
-                "have changed. Start a new run with --again."
+                "have changed. Change them back to continue, or start a new run, which loses its work, with --again."
             )
         return int(found["worlds_per_step"])
 

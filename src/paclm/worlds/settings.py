@@ -154,7 +154,7 @@ def load_settings(path: Path) -> Settings:
         raise WorkspaceError(f"{path} is missing. Restore it, or make an empty file for all defaults.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise WorkspaceError(
-            f"{path} is not valid TOML: {error}. Correct it there; values such as 2^-32 need quotes."
+            f"{path} is not valid TOML: {error}. Correct it there; values such as 2^-32 and top:4 need quotes."
         ) from None
     loose = [name for name, table in tables.items() if not isinstance(table, dict)]
     if loose:
