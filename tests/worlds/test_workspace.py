@@ -242,7 +242,7 @@ def test_wrong_settings_are_refused_by_name_and_value(make, text, named):
 
 def test_layers_are_all_or_the_last_of_them(make):
     path = make().workspace.path
-    for text, top in (("", None), ("layers = 'all'\n", None), ("layers = 'top:4'\n", 15), ("layers = 'top:1'", 1)):
+    for text, top in (("", None), ("layers = 'all'\n", None), ("layers = 'top:15'\n", 15), ("layers = 'top:1'", 1)):
         assert with_settings(path, f"[training]\n{text}").training.top == top
 
 
