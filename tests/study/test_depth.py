@@ -24,6 +24,8 @@ from paclm.study.lab import Lab
 from paclm.study.quality import TargetScores
 from paclm.study.recorded_votes import TextVotes, collect_votes
 from paclm.study.regimes import depth
+from paclm.study.results import Result
+from paclm.study.tables import table_named
 from study.rehearsal import build_trainable_workspace
 from study.small_lab import interrupt, open_lab, rows_of
 
@@ -179,7 +181,17 @@ def test_the_rate_is_chosen_without_the_test_text_on_records_the_trial_worlds_ha
 
 
 def test_all_layers_at_the_workspaces_settings_vote_as_its_own_worlds_do(lab, whole):
+    tasks, start = {}, lab.start_task
+
+    def start_counting(what, total):
+        done = tasks.setdefault(what, [total, 0])
+        return lambda count: done.__setitem__(1, done[1] + count)
+
+    lab.start_task = start_counting
     arrays = depth_points.train_and_vote(Trainer(lab), SCALE, lab.workspace.training)
+    lab.start_task = start
+    assert list(tasks) == ["train worlds, layers all, rank 2", "votes, layers all"]
+    assert all(total == done > 0 for total, done in tasks.values())
     point = TextVotes.from_arrays(arrays, "gumbel")
     lab.workspace = lab.train("full", lab.train("worlds", lab.workspace))
     passages, seed = spread(lab.test_passages, SCALE.positions, SCALE.window), lab.seed_for("coins", "gumbel")
@@ -201,6 +213,8 @@ def test_all_layers_at_the_workspaces_settings_vote_as_its_own_worlds_do(lab, wh
         assert row["public_differs"] == 0.0
         assert row["tells_more_than"] is None
         assert row["worlds"] == 4
+        assert row["records"] == row["records_in_workspace"] == len(lab.workspace.membership)
+        assert row["alpha"] / row["rank"] == lab.workspace.training.alpha / lab.workspace.training.rank
     assert found["top:1", 2]["parameters_per_world"] * 2 == own["parameters_per_world"]
     assert found["top:1", 4]["parameters_per_world"] == own["parameters_per_world"]
     assert found["top:1", 2]["cache_bytes_per_token"] < own["cache_bytes_per_token"]
@@ -227,9 +241,36 @@ def test_a_stopped_run_resumes_or_reports_fewer_ranks_and_keeps_no_adapters(lab,
     ]
 
 
-def test_a_trunk_kept_for_every_world_a_changed_public_model_and_a_leak_raise_alarms(lab):
-    from paclm.study.results import Result
+def test_the_table_and_the_summary_compare_every_point_with_all_layers_in_points(whole):
+    given = {"regime": "depth", "preset": "quick", "seed": 0, "scale": dataclasses.asdict(SCALE), "seconds": 0.0}
+    result = Result(**given, rows=whole)
+    own, half, wide = points_of(whole).values()
+    first, *others = depth.in_short(result)
+    assert first.startswith(f"all, rank 2: private gain {100 * own['private_gain']:+.2f} ± ")
+    assert others == [
+        f"top:1, rank {row['rank']} against all: private gain {100 * row['private_gain_difference']:+.2f} ± "
+        f"{100 * row['private_gain_difference_stderr']:.2f} points, {row['speed_ratio']:.2f} times the tokens/s, "
+        f"{row['cache_ratio']:.2f} of the cache"
+        for row in (half, wide)
+    ]
+    data = table_named("tab:depth").build({"depth": result})
+    assert len({heading.strip() for heading in data.columns}) == len(data.columns)
+    shown = dict(zip(data.columns, data.rows[1], strict=True))
+    assert shown["private gain, points"].value == 100 * half["private_gain"]
+    assert shown["private gain − all"].value == 100 * half["private_gain_difference"]
+    assert shown["dissent − all"].value == 100 * half["dissent_difference"]
+    assert shown["dissent"].value == half["dissent"]
+    assert dict(zip(data.columns, data.rows[0], strict=True))["private gain − all"].value is None
 
+
+def test_a_note_says_how_many_records_worlds_and_sequences_the_figures_hold_for(lab):
+    first = {"records": 40, "records_in_workspace": 65, "timed_worlds": 3, "streams": 2}
+    notes = depth._notes(lab, SCALE, [], first)
+    assert notes[0].startswith("Points were trained on 40 of the workspace's 65 records:")
+    assert notes[-1].startswith("Speed and cache are those of 3 worlds and 2 sequences, ")
+
+
+def test_a_trunk_kept_for_every_world_a_changed_public_model_and_a_leak_raise_alarms(lab):
     common = {"kind": "point", "rank": 2, "collection": 1, "tells_more_than": None, "public_differs": 0.01}
     all_layers = {**common, "layers": "all", "cache_ratio": 1.0}
     half = {**common, "layers": "top:1", "cache_ratio": 0.5}

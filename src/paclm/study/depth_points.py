@@ -159,15 +159,17 @@ class Trainer:
         job = replace(self._job, settings=settings, schedule=make_schedule(blocks, membership, settings, seed))
         model: Any = job.model
         self.lab.release_engine()
-        advance = self.lab.start_task(f"train {what}, layers {settings.layers}, rank {settings.rank}", 0)
         try:
             model.to(pick_device(self.lab.workspace.runtime.device))
+            plan = job.plan()
+            task = f"train {what}, layers {settings.layers}, rank {settings.rank}"
+            advance = self.lab.start_task(task, plan.num_steps)
             trained = train_worlds(
                 model,
                 job.schedule,
                 settings,
                 base=self.lab.workspace.base.fingerprint,
-                worlds_per_step=job.plan().worlds_per_step,
+                worlds_per_step=plan.worlds_per_step,
                 on_progress=lambda _: advance(1),
                 must_improve=False,  # at a rate that is too high the loss may rise
             )

@@ -16,6 +16,7 @@ from paclm.study.figure import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, Figure
 from paclm.study.mechanism_drawing import MECHANISM
 from paclm.study.questions import ALL
 from paclm.study.regimes.canaries import even_split_advantage
+from paclm.study.regimes.depth import in_points
 from paclm.study.regimes.knowledge import OTHERS
 from paclm.study.results import Result, Row
 
@@ -140,33 +141,32 @@ def degeneracy(result: Result) -> Canvas:
     "fig:depth",
     "depth",
     "Adapters in the last layers only, coupled Gumbel. (a) Gain of the full-corpus adapter and of the private release "
-    "at 2^-32 by adapted layers, at one rank. (b) Private gain by speed of the engine, all ranks. Bars: one standard "
-    "error over passages.",
+    "at 2^-32 by adapted layers, at one rank. (b) Private gain by speed of the engine, all ranks. Gains are in "
+    "percentage points. Bars: one standard error over passages.",
 )
 def depth(result: Result) -> Canvas:
-    canvas = _canvas(6.4, 2.7)
+    canvas = _canvas(6.4, 3.1)
     left, right = canvas.subplots(1, 2)
-    rows = result.select(kind="point", decoder="gumbel", collection=1)
-    own = [row for row in rows if row["rank"] == rows[0]["rank"]]  # the first is all layers
-    for column, color, marker, label in (("gain", BLUE, "s", "full corpus"), ("private_gain", ORANGE, "o", "private")):
-        left.errorbar(*_points(own, "depth", column), color=color, marker=marker, capsize=2, label=label)
-    left.set(xlabel="adapted layers", ylabel="gain in accuracy")
+    rows = [in_points(row) for row in result.select(kind="point", decoder="gumbel", collection=1)]
+    first = rows[0]  # all layers
+    own = [row for row in rows if row["rank"] == first["rank"]]
+    gains = (("gain", BLUE, "s", "full corpus", 0.98), ("private_gain", ORANGE, "o", "private", 1.02))
+    for column, color, marker, label, aside in gains:
+        points = _points(own, "depth", column, aside=aside)
+        left.errorbar(*points, color=color, marker=marker, capsize=2, label=label)
+    left.set(xlabel=f"adapted layers (rank {first['rank']})", ylabel="gain, points")
     left.set_title("(a) gain by depth", loc="left")
     left.set_xticks([row["depth"] for row in own])
-    left.legend()
-    looks = zip(
-        dict.fromkeys(row["rank"] for row in rows), cycle(((ORANGE, "o"), (GREEN, "^"), (PINK, "D"), (SKY, "s")))
-    )
-    for rank, (color, marker) in looks:
-        points = [row for row in rows if row["rank"] == rank]
-        look = {"color": color, "marker": marker, "linestyle": "none", "capsize": 2, "label": f"rank {rank}"}
-        right.errorbar(*_points(points, "tokens_per_second", "private_gain"), **look)
-        for row in points:
-            place = (row["tokens_per_second"], row["private_gain"])
-            right.annotate(row["layers"], place, xytext=(4, 4), textcoords="offset points", fontsize=6)
-    right.set(xlabel="tokens a second", ylabel="private gain")
-    right.set_title("(b) gain by speed", loc="left")
-    right.legend(fontsize=7)
+    looks = cycle(((ORANGE, "o"), (BLUE, "s"), (GREEN, "^"), (PINK, "D"), (SKY, "v"), (RED, "P")))
+    for row, (color, marker) in zip(rows, looks, strict=False):
+        look = {"color": color, "marker": marker, "linestyle": "none", "capsize": 2, "elinewidth": 0.8}
+        label = f"{row['layers']}, rank {row['rank']}"
+        right.errorbar(*_points([row], "tokens_per_second", "private_gain"), **look, label=label)
+    measured = f"engine, {first['timed_worlds']} worlds, {first['streams']} sequences"
+    right.set(xlabel=f"tokens a second ({measured})", ylabel="private gain, points")
+    right.set_title("(b) private gain by speed", loc="left")
+    for axes in (left, right):  # below, where no bar is
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, fontsize=7)
     return canvas
 
 

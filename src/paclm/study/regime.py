@@ -56,14 +56,17 @@ class Regime:
     run: Callable[[Lab, Any], Findings]
     """Lab and scale in, rows out. A row is flat; its values are text, numbers, booleans or None."""
     headlines: tuple[Headline, ...] = ()  # the main figures
+    in_short: Callable[[Result], list[str]] = lambda result: []
+    """Sentences in place of headlines, one line each, where a figure says little without the others of its row."""
     verdicts: Callable[[Result], list[str]] = lambda result: []
     """The tests of the regime, one line each; a test that failed starts with ALARM."""
     for_each_collection: bool = True
     """Whether another collection of worlds gives other rows (they then carry a column `collection`)."""
 
     def summary(self, result: Result) -> list[str]:
-        """Verdicts, then headlines, one line each."""
-        return [*self.verdicts(result), *(line for one in self.headlines for line in one.lines(result))]
+        """Verdicts, sentences, then headlines, one line each."""
+        figures = [line for one in self.headlines for line in one.lines(result)]
+        return [*self.verdicts(result), *self.in_short(result), *figures]
 
 
 def scale_in_words(scale: Mapping[str, Any]) -> str:

@@ -106,6 +106,7 @@ def _render(results: Mapping[str, Result], tables: Mapping[Table, TableData], fi
                 "result": result,
                 "scale": scale_in_words(result.scale),
                 "headlines": [line for headline in regime.headlines for line in headline.lines(result)],
+                "in_short": regime.in_short(result),
                 "verdicts": regime.verdicts(result),
                 "notes": [note for note in result.notes if note not in in_tables],
                 **own,

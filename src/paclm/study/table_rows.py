@@ -8,6 +8,7 @@ from dataclasses import replace
 from paclm.privacy.dp import format_up
 from paclm.study.leak_tests import FALSE_ALARMS
 from paclm.study.paper_numbers import SPREAD_OF_RATIO
+from paclm.study.regimes.depth import in_points
 from paclm.study.regimes.sessions import spread_of_ratio
 from paclm.study.results import Result, Row
 
@@ -181,11 +182,11 @@ def scores(result: Result) -> list[Row]:
 
 
 def by_depth(result: Result) -> list[Row]:
-    """Points of `depth`, one decoder after the other; what is compared with all layers has no value there."""
+    """Points of `depth`, one decoder after the other, in points; all layers are not compared with themselves."""
     rows = sorted(result.select(kind="point"), key=lambda row: str(row["decoder"]), reverse=True)
     names = {"greedy": "greedy", "gumbel": "coupled Gumbel"}
     return [
         {name: None if row["layers"] == "all" and "_difference" in name else value for name, value in row.items()}
         | {"decoder": names[row["decoder"]], "cache_kb": row["cache_bytes_per_token"] / 1e3}
-        for row in rows
+        for row in map(in_points, rows)
     ]

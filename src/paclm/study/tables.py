@@ -478,27 +478,30 @@ _TABLES = (
         "tab:depth",
         "depth",
         "Adapters in the last layers only, of {num_layers} layers, {worlds} worlds, {positions:,} teacher-forced "
-        "positions. Gain: of the full-corpus adapter over the public model; kept: its share at 2^-32; errors over "
-        "passages. Differences are to all layers, position by position. Leak ÷ charged: {scale[sessions]} sessions of "
-        "{scale[tokens]:,} tokens at 2^-16, every token charged. Speed of the engine: {streams} sequences of {context} "
-        "tokens with {timed_worlds} worlds ({machine}). Cache: keys and values of a token of one sequence.",
+        "positions. Gain: accuracy of the full-corpus adapter less that of the public model; private gain: the same "
+        "of the release at 2^-32; kept: its share of the gain; errors over passages. − all: difference to all layers, "
+        "position by position. Gains and differences are in percentage points. Leak ÷ charged: {scale[sessions]} "
+        "sessions of {scale[tokens]:,} tokens at 2^-16, every token charged. Speed of the engine: {streams} sequences "
+        "of {context} tokens with {timed_worlds} worlds ({machine}). Cache: keys and values of a token of one "
+        "sequence with that many worlds.",
         (
             Column("decoder", "{decoder}"),
             Column("layers", "{layers}"),
             Column("rank", "{rank}"),
-            Column("learning rate", "learning_rate", ".2g"),
-            Column("gain", "gain ±", ".2%"),
-            Column("difference", "gain_difference ±", "+.2%"),
+            Column("alpha", "alpha", "g"),
+            Column("learning rate", "learning_rate", ".4g"),
+            Column("private gain, points", "private_gain ±", ".2f"),
+            Column("private gain − all", "private_gain_difference ±", "+.2f"),
+            Column("gain, points", "gain ±", ".2f"),
+            Column("gain − all", "gain_difference ±", "+.2f"),
             Column("kept", "kept ±", ".1%"),
-            Column("private gain", "private_gain ±", ".2%"),
-            Column("difference ", "private_gain_difference ±", "+.2%"),
             Column("dissent", "dissent ±", ".1%"),
-            Column("difference  ", "dissent_difference ±", "+.1%"),
+            Column("dissent − all", "dissent_difference ±", "+.1f"),
             Column("leak ÷ charged", "leaked_over_charged ±", ".1%"),
-            Column("tokens a second", "tokens_per_second", ",.0f"),
-            Column("÷ all", "speed_ratio", ".2f"),
+            Column("tokens/s", "tokens_per_second", ",.0f"),
+            Column("tokens/s ÷ all", "speed_ratio", ".2f"),
             Column("cache (kB)", "cache_kb", ",.1f"),
-            Column("÷ all ", "cache_ratio", ".3f"),
+            Column("cache ÷ all", "cache_ratio", ".3f"),
             Column("training (s)", "training_seconds", ".1f"),
         ),
         rows.by_depth,
@@ -514,7 +517,7 @@ _TABLES = (
         (
             Column("layers", "{layers}"),
             Column("rank", "{rank}"),
-            Column("learning rate", "learning_rate", ".2g"),
+            Column("learning rate", "learning_rate", ".4g"),
             Column("private", "accuracy_private ±", ".2%", mark="* is_chosen"),
             Column("difference", "difference ±", "+.2%"),
             Column("noiseless", "accuracy_noiseless ±", ".2%"),

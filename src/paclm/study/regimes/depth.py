@@ -15,6 +15,7 @@ import numpy as np
 
 from paclm.privacy.belief import FloatArray
 from paclm.privacy.leak import Estimate
+from paclm.study.cell import make_cell
 from paclm.study.decoding import GUMBEL
 from paclm.study.depth_points import (
     DECODINGS,
@@ -28,7 +29,7 @@ from paclm.study.depth_points import (
 )
 from paclm.study.lab import Lab
 from paclm.study.recorded_votes import TextVotes
-from paclm.study.regime import Findings, Regime, headline
+from paclm.study.regime import Findings, Regime
 from paclm.study.replay import ReplaySettings, replay
 from paclm.study.results import Result, Row
 from paclm.study.statistics import clustered_mean, retained_gain
@@ -46,6 +47,8 @@ def run(lab: Lab, scale: DepthScale) -> Findings:
     trainer = Trainer(lab)
     timed = "-".join(str(point.rank) for point in points)
     costs = parts.rows(f"costs-of-{timed}", partial(measure_costs, lab, scale, points))
+    count = len(lab.workspace.membership)
+    records = {"records": min(scale.records, count), "records_in_workspace": count}
     chosen: dict[int, float] = {}  # by depth, at the workspace's rank
     rates: list[Row] = []
     measured: list[Row] = []
@@ -59,8 +62,8 @@ def run(lab: Lab, scale: DepthScale) -> Findings:
         chosen.setdefault(point.depth, rate)
         arrays = parts.arrays(f"votes-{point.name}", partial(train_and_vote, trainer, scale, point.settings(own, rate)))
         seconds, tokens = arrays["training"].tolist()
-        common: Row = {**point.row(), "learning_rate": rate, "training_seconds": seconds}
-        common["training_tokens_per_second"] = tokens / seconds
+        common: Row = {**point.row(), "alpha": point.settings(own, rate).alpha, "learning_rate": rate, **records}
+        common |= {"training_seconds": seconds, "training_tokens_per_second": tokens / seconds}
         for decoding in DECODINGS:
             votes = TextVotes.from_arrays(arrays, decoding.name)
             values = values_at(lab, votes, scale.draws)
@@ -70,7 +73,7 @@ def run(lab: Lab, scale: DepthScale) -> Findings:
             if decoding is GUMBEL:
                 row |= parts.rows(f"leak-{point.name}", partial(_leak, lab, scale, votes))[0]
             measured.append(row | cost)
-    return Findings([*rates, *measured], _notes(rates, scale.most_rates))
+    return Findings([*rates, *measured], _notes(lab, scale, rates, measured[0]))
 
 
 def _num_layers(lab: Lab) -> int:
@@ -129,19 +132,24 @@ def _leak(lab: Lab, scale: DepthScale, votes: TextVotes) -> list[Row]:
     return [row]
 
 
-def _notes(rates: list[Row], most_rates: int) -> list[str]:
+def _notes(lab: Lab, scale: DepthScale, rates: list[Row], first: Row) -> list[str]:
     notes = [
+        f"Points were trained on {first['records']:,} of the workspace's {first['records_in_workspace']:,} records: "
+        "learning rates and gains hold for that many. Set `layers`, `rank`, `alpha` and `learning_rate` of one row "
+        "together.",
         "Points share records, order of training, text, coins, secrets and noise. Every point has a learning rate of "
         "its own, chosen by private accuracy (coupled Gumbel at 2^-32) on training records that its trial worlds have "
         "not seen.",
-        "Speed is that of the engine alone, with untrained adapters: no release, no ledger, no HTTP.",
+        f"Speed and cache are those of {first['timed_worlds']} worlds and {first['streams']} sequences, whatever the "
+        f"workspace has (here {lab.num_worlds} worlds). Speed is that of the engine alone, with untrained adapters: no "
+        "release, no ledger, no HTTP.",
     ]
     for layers, rank in dict.fromkeys((row["layers"], row["rank"]) for row in rates):
         tried = [row["difference"] for row in rates if (row["layers"], row["rank"]) == (layers, rank)]
         if max(tried) in (tried[0], tried[-1]):
             notes.append(
                 f"layers {layers}, rank {rank}: the best learning rate is at an end of those tried, so the next may be "
-                f"better (most_rates = {most_rates})."
+                f"better (most_rates = {scale.most_rates})."
             )
     return notes
 
@@ -167,7 +175,25 @@ def verdicts(result: Result) -> list[str]:
     ]
 
 
-_OF_GUMBEL = {"kind": "point", "decoder": "gumbel"}
+def in_points(row: Row) -> Row:
+    """The row with gains and differences in percentage points."""
+    names = [name for name in row if "gain" in name or "_difference" in name]
+    return row | {name: 100.0 * row[name] for name in names if row[name] is not None}
+
+
+def in_short(result: Result) -> list[str]:
+    """What decides, one line a point: private gain, speed and cache against all layers."""
+    lines = []
+    for row in map(in_points, result.select(kind="point", decoder="gumbel")):
+        if row["layers"] == "all":
+            gain, rest = make_cell(row, "private_gain ±", "+.2f"), f"{row['tokens_per_second']:,.0f} tokens/s"
+        else:
+            gain = make_cell(row, "private_gain_difference ±", "+.2f")
+            rest = f"{row['speed_ratio']:.2f} times the tokens/s, {row['cache_ratio']:.2f} of the cache"
+        against = "" if row["layers"] == "all" else " against all"
+        lines.append(f"{row['layers']}, rank {row['rank']}{against}: private gain {gain.ours()} points, {rest}")
+    return lines
+
 
 REGIME = Regime(
     name="depth",
@@ -204,12 +230,7 @@ REGIME = Regime(
         ),
     },
     run=run,
-    headlines=(
-        headline("gain, layers {layers}, rank {rank}", "gain ±", "+.2%", **_OF_GUMBEL),
-        headline("kept at 2^-32, layers {layers}, rank {rank}", "kept ±", ".1%", **_OF_GUMBEL),
-        headline("dissent, layers {layers}, rank {rank}", "dissent ±", ".1%", **_OF_GUMBEL),
-        headline("speed against all layers, layers {layers}, rank {rank}", "speed_ratio", ".2f", **_OF_GUMBEL),
-    ),
+    in_short=in_short,
     verdicts=verdicts,
     for_each_collection=False,
 )
