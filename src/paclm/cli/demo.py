@@ -398,7 +398,7 @@ def _print_next_steps(workspace: Path, base: str, screen: Screen) -> None:
         f"paclm serve {quoted}": "an OpenAI-compatible endpoint, and a dashboard at its address",
         f'paclm generate {quoted} --prompt "[synthetic note]" --max-tokens 220 --temperature 0.3': "another note",
         f"paclm ledger show {quoted}": "spent so far, what is left, and the bounds",
-        f"paclm study run {quoted} all": "every table and figure of the paper, in about 15 minutes",
+        f"paclm study run {quoted} all": "every table and figure of the paper, in about 20 minutes",
     }
     screen.line("\nNext, with the same workspace:")
     for command, what in commands.items():
