@@ -256,19 +256,22 @@ def test_a_detached_model_is_as_before(make_stack):
     assert torch.equal(found, states(GenericModel(expected, again, 2, 48)))
 
 
-def test_running_out_of_memory_while_sharing_is_tried_leaves_no_hook(make_stack, monkeypatch):
-    model, tries = build_of("GPTNeoX"), []
-
-    def fail(self):
-        tries.append(self.trunk)
-        if self.trunk:
-            raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(GenericModel, "_try", fail)
-    with pytest.raises(torch.OutOfMemoryError):
-        GenericModel(model, make_stack(model, WORLDS, top_spec("GPTNeoX")), 2, 48)
-    assert tries == [0, 2]
+def test_no_hook_outlives_a_read_even_one_that_runs_out_of_memory(make_stack, monkeypatch):
+    model = build_of("GPTNeoX")
+    stack = make_stack(model, WORLDS, top_spec("GPTNeoX"))
+    wide = GenericModel(model, stack, 2, 48)
+    states(wide)
+    assert wide.trunk == 2
     assert not any(layer._forward_pre_hooks for layer in model.gpt_neox.layers)
+
+    def fail(*_):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(GenericModel, "_repeat", fail)
+    other = build_of("GPTNeoX")
+    with pytest.raises(torch.OutOfMemoryError):
+        GenericModel(other, stack, 2, 48)
+    assert not any(layer._forward_pre_hooks for layer in other.gpt_neox.layers)
 
 
 def test_adapters_outside_the_decoder_layers_share_nothing(make_stack):

@@ -195,7 +195,7 @@ def _show_plan(job: TrainingJob, plan: TrainingPlan, as_json: bool) -> None:
     if as_json:
         figures = dataclasses.asdict(plan)
         named = {"what": job.name, "threads": _threads(), "layers": job.settings.layers}
-        served = {"cache_bytes_per_token": job.cache_per_token()}
+        served = {"cache_bytes_per_token": job.cache_per_token()} if job.name == "worlds" else {}
         print_json({**named, "worlds": figures.pop("num_worlds"), **figures, **served})
         return
     seconds = plan.seconds or 0.0

@@ -13,12 +13,11 @@ grows by copying, and sequences run one after another), and equal up to rounding
 from __future__ import annotations
 
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import DynamicCache, PreTrainedModel
 
 from paclm.engine.adapters import AdapterSpec, AdapterStack, decoder_layer, linear_layers
@@ -28,8 +27,6 @@ from paclm.errors import EngineError
 
 _TRIAL = ((0, 3), (3, 5), (5, 6))  # a prompt in two parts, and one more token
 _ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.05}  # of hidden states, relative
-_REPEATS: WeakKeyDictionary[nn.Module, RemovableHandle] = WeakKeyDictionary()
-"""Hooks of first adapted layers that repeat one row for all worlds"""
 
 
 class StackedLinear(nn.Module):
@@ -80,10 +77,7 @@ def attach(model: nn.Module, stack: AdapterStack) -> dict[str, StackedLinear]:
 
 
 def detach(model: nn.Module) -> None:
-    """Restore the base layers, and the batch of an engine that shared a trunk."""
-    for module in model.modules():
-        if (hook := _REPEATS.pop(module, None)) is not None:
-            hook.remove()
+    """Restore the base layers."""
     for name, adapted in attached_layers(model).items():
         parent, leaf = _parent(model, name)
         setattr(parent, leaf, adapted.base)
@@ -123,9 +117,9 @@ class GenericModel:
         self._caches = [DynamicCache(config=model.config) for _ in range(num_blocks)]
         self.num_worlds, self.num_blocks, self.context, self.page = stack.num_rows, num_blocks, context, context
         self.trunk = 0  # layers that run once for all worlds
-        layer = first_adapted(model, stack)
-        if layer is not None and stack.trunk and self.num_worlds > 1 and context >= _TRIAL[-1][1]:
-            self._share(layer, stack.trunk)
+        self._first = first_adapted(model, stack)
+        if self._first is not None and stack.trunk and self.num_worlds > 1 and context >= _TRIAL[-1][1]:
+            self._share(stack.trunk)
 
     @torch.inference_mode()
     def prefill(self, chunk: PromptChunk) -> Tensor:
@@ -150,24 +144,28 @@ class GenericModel:
         if cache.get_seq_length() > start:
             cache.crop(start - cache.get_seq_length())
         rows = tokens.unsqueeze(0).repeat(1 if self.trunk else self.num_worlds, 1)
-        hidden: Tensor = self._decoder(input_ids=rows, past_key_values=cache, use_cache=True).last_hidden_state
+        with self._repeating():
+            hidden: Tensor = self._decoder(input_ids=rows, past_key_values=cache, use_cache=True).last_hidden_state
         return hidden
 
-    def _share(self, layer: nn.Module, trunk: int) -> None:
+    def _repeating(self) -> AbstractContextManager[Any]:
+        """While it lasts, the first adapted layer gets a row for each world; nothing where no trunk is shared."""
+        if self._first is None or not self.trunk:
+            return nullcontext()
+        return self._first.register_forward_pre_hook(self._repeat, with_kwargs=True)
+
+    def _share(self, trunk: int) -> None:
         """Run the layers below this one once for all worlds if that changes nothing but rounding."""
         expected = self._try()
-        hook = _REPEATS[layer] = layer.register_forward_pre_hook(self._repeat, with_kwargs=True)
         self.trunk = trunk
         try:
             problem = _difference(self._try(), expected)
         except torch.OutOfMemoryError:
-            hook.remove()
             raise
         except Exception as error:  # unknown code
             problem = type(error).__name__
         if problem is None:
             return
-        hook.remove()
         self.trunk = 0
         warnings.warn(
             f"The code of {type(self._decoder).__name__} needs all worlds from its first layer on ({problem}), so "

@@ -55,7 +55,6 @@ class Forward(Protocol):
     """Hidden states of a batch laid out world by world, differentiable in the adapters."""
 
     is_recordable: bool  # whether a pass never waits for the GPU, so that a CUDA graph can hold it
-    has_stream: bool  # whether a pass can end and begin between two decoder layers
 
     def __call__(
         self,
@@ -70,9 +69,6 @@ class Forward(Protocol):
         A (G, r, in) and B (G, out, r) are by layer; no layers at all is the public model. With a `stream` the pass
         begins at its layer, and only the shape of the ids is used.
         """
-
-    def stream(self, ids: Tensor, layer: int) -> ResidualStream:
-        """The stream of the public model at a decoder layer, without gradient."""
 
     def close(self) -> None:
         """Restore the model."""
@@ -89,7 +85,6 @@ class OwnForward:
     """The model's own code with adapted layers: any decoder."""
 
     is_recordable = False  # unknown code
-    has_stream = False
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -115,9 +110,6 @@ class OwnForward:
         hidden: Tensor = self._model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         return hidden.reshape(-1, hidden.shape[-1])
 
-    def stream(self, ids: Tensor, layer: int) -> ResidualStream:
-        raise NotImplementedError
-
     def close(self) -> None:
         detach(self._model)
         self._layers = {}
@@ -127,7 +119,6 @@ class PlainForward:
     """Plain tensors of the model's weights: the GPT-2 and Llama families."""
 
     is_recordable = True
-    has_stream = True
 
     def __init__(self, model: PreTrainedModel, compiled: bool) -> None:
         spec = AdapterSpec(rank=1)  # only the base tensors are used; adapters are passed to each call
@@ -157,6 +148,7 @@ class PlainForward:
 
     @torch.no_grad()
     def stream(self, ids: Tensor, layer: int) -> ResidualStream:
+        """The stream of the public model at a decoder layer, without gradient."""
         states, _ = self._decode(ids, self._embed(ids), layer, {}, {}, 1.0)
         return ResidualStream(layer, states)
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from paclm.engine.memory import free_bytes
-from paclm.engine.training_forward import Forward, ResidualStream
+from paclm.engine.training_forward import Forward, PlainForward, ResidualStream
 from paclm.engine.training_order import Blocks, IntArray
 from paclm.errors import EngineError
 
@@ -43,7 +43,7 @@ def num_bytes(blocks: Blocks, head: nn.Linear) -> int:
 
 def choose_place(forward: Forward, head: nn.Linear, blocks: Blocks, layer: int, folder: Path | None) -> Place | None:
     """Where to store the states at a layer: the fastest place with room. None: compute the trunk in every step."""
-    if layer == 0 or not forward.has_stream:
+    if layer == 0 or not isinstance(forward, PlainForward):  # a model's own code runs as a whole
         return None
     device, size = head.weight.device, num_bytes(blocks, head)
     if size <= _SHARES["device"] * free_bytes(device):
@@ -115,6 +115,7 @@ def compute_group(
     forward: Forward, blocks: Blocks, layer: int, group: IntArray, device: torch.device
 ) -> tuple[IntArray, Tensor]:
     """All tokens of some blocks: their places in `Blocks.tokens` and their states."""
+    assert isinstance(forward, PlainForward)  # as `choose_place` requires
     lengths = blocks.lengths[group]
     offsets = np.arange(lengths.max())
     places = np.minimum(blocks.starts[group][:, None] + offsets, len(blocks.tokens) - 1)  # (rows, length)

@@ -308,7 +308,7 @@ def measure_costs(lab: Lab, scale: DepthScale, points: list[DepthPoint]) -> list
         row: Row = {"timed_worlds": scale.timed_worlds, "streams": streams, "context": context}
         row |= {"step_ms": 1e3 * seconds, "tokens_per_second": streams / seconds, "peak_bytes": peak}
         row["parameters_per_world"] = stack.num_parameters
-        row["cache_bytes_per_token"] = _cache_bytes(model.config, stack, engine)
+        row["cache_bytes_per_token"] = _cache_bytes(model, stack, engine)
         first = rows[0] if rows else row
         row["speed_ratio"] = row["tokens_per_second"] / first["tokens_per_second"]
         row["cache_ratio"] = row["cache_bytes_per_token"] / first["cache_bytes_per_token"]
@@ -318,11 +318,12 @@ def measure_costs(lab: Lab, scale: DepthScale, points: list[DepthPoint]) -> list
     return rows
 
 
-def _cache_bytes(config: Any, stack: AdapterStack, engine: Engine) -> int:
-    """Keys and values of one token of one sequence."""
+def _cache_bytes(model: Any, stack: AdapterStack, engine: Engine) -> int:
+    """Keys and values of one token of one sequence, as an engine plans them."""
+    from paclm.engine.loading import planned_trunk
     from paclm.engine.memory import token_bytes
 
-    return token_bytes(config, stack.num_rows, engine.head.dtype, stack.trunk)
+    return token_bytes(model.config, stack.num_rows, engine.head.dtype, planned_trunk(model, stack.trunk))
 
 
 def _time_steps(lab: Lab, scale: DepthScale, engine: Engine, prompts: list[list[int]]) -> tuple[float, int | None]:

@@ -1,6 +1,6 @@
 """Adapted layers and rank: gain, dissent, leak, speed and memory of worlds that differ in the last layers only.
 
-Every point trains the worlds and the full-corpus adapter anew, on the same records in the same order, and votes on the
+Every point trains the worlds and the full-corpus adapter again, on the same records in the same order, and votes on the
 same text with the same coins, secrets and noise. Its learning rate is chosen by private accuracy on training records
 that its trial worlds have not seen; the test text takes no part in the choice.
 """
