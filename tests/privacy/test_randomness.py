@@ -41,7 +41,7 @@ def rejects_rate(taken, rate):
 
 @pytest.mark.parametrize("rate", [0.5, 0.01, 1 / 3])
 def test_units_are_sampled_at_their_rate_and_the_test_rejects_other_rates(rate):
-    taken = DpRandomness().sample(400_000, rate)
+    taken = DpRandomness().sample(2_000_000, rate)  # ten per cent away: at least eight standard errors past the limit
     assert not rejects_rate(taken, rate)
     assert rejects_rate(taken, rate * 1.1)
     assert rejects_rate(taken, rate / 1.1)
