@@ -26,6 +26,7 @@ demo: $(STAMP) ## Run the main job on what the package brings along
 
 test: lint $(STAMP) ## Lint, types and all tests
 	@$(BIN)/python tests/server/browser.py
+	@$(BIN)/python tests/postgres.py
 	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 
 lint: $(STAMP) ## Style and types
@@ -37,6 +38,7 @@ bench: $(STAMP) ## Measure speed against named alternatives, in one run
 	@for file in bench/bench_*.py; do $(BIN)/python $$file || exit 1; done
 
 stress: $(STAMP) ## The long tests
+	@$(BIN)/python tests/postgres.py
 	@$(BIN)/python -m pytest -m stress -o addopts="-q --strict-markers --import-mode=importlib" || [ $$? -eq 5 ]
 
 docs: $(STAMP) ## Build the documentation into site/

@@ -13,6 +13,9 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Servers that tests start are on this machine: a proxy that the user has set knows nothing of them.
 os.environ.update(NO_PROXY="127.0.0.1,localhost", no_proxy="127.0.0.1,localhost")
+# The user's own settings of PostgreSQL's clients (PGSSLMODE, PGOPTIONS, …) are nothing to the tests' servers.
+for name in [name for name in os.environ if name.startswith("PG")]:
+    del os.environ[name]
 
 settings.register_profile("paclm", deadline=None, derandomize=True, max_examples=60, print_blob=True)
 settings.load_profile("paclm")
@@ -48,6 +51,25 @@ def own_state(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACLM_STATE_DIR", str(tmp_path / ".state"))
         yield
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """A PostgreSQL server, one for all tests of this process."""
+    from postgres import PostgresServer
+
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def database(postgres):
+    """The URL of a fresh, empty database that a role of its own owns. A test may stop or kill the server below it."""
+    url = postgres.create_database()
+    yield url
+    if not postgres.is_running:
+        postgres.start()
+    postgres.drop_database(url)
 
 
 WORDS = (
