@@ -27,7 +27,8 @@ WIDTH = 100
 
 ENVIRONMENT = {
     "PACLM_KEY": "The master key itself, 64 hexadecimal digits or base64: [keys](../internals/curator.md#keys).",
-    "PACLM_KEY_FILE": "A file with it, mode 0600. Without either the key is `curator/key`.",
+    "PACLM_KEY_FILE": "A file with it, mode 0600.",
+    "PACLM_KEY_COMMAND": "A program that prints it, with arguments. Without any of the three the key is `curator/key`.",
     "PACLM_WITNESS": "The ledger's [witness](../internals/ledger.md#the-witness), a file on another disk. "
     "Same as `--witness`.",
     "PACLM_STATE_DIR": "Folder of notes about workspaces, default `~/.local/state/paclm`: "

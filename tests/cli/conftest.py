@@ -13,7 +13,7 @@ from paclm.cli import main as entry
 
 @pytest.fixture(autouse=True)
 def no_keys_of_the_user(monkeypatch):
-    for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_WITNESS"):
+    for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_KEY_COMMAND", "PACLM_WITNESS"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -192,6 +193,32 @@ def test_a_key_that_the_operator_keeps_is_replaced_by_one_that_the_operator_name
     assert "PACLM_KEY to the content of" in run("rotate-key", used, "--new-key-file", tmp_path / "third.key").output
     monkeypatch.setenv("PACLM_KEY", third)
     open_curator(used, small_tokenizer).close()
+
+
+def test_a_key_that_a_program_prints_is_asked_for_once_by_each_command(used, tmp_path, small_tokenizer, monkeypatch):
+    store, runs, new = tmp_path / "store", tmp_path / "runs", tmp_path / "new.key"
+    shutil.move(used / "curator" / "key", store)
+    monkeypatch.setenv("PACLM_KEY_COMMAND", f"sh -c 'echo run >>{runs}; cat {store}'")
+    with pytest.raises(InvalidInput, match=r"PACLM_KEY_COMMAND.*--new-key-file FILE"):
+        run("rotate-key", used)
+    assert not runs.exists()
+    said = run("rotate-key", used, "--new-key-file", new).output
+    assert f"Store the content of {new} where PACLM_KEY_COMMAND reads" in said
+    assert new.read_text().strip() not in said
+    with pytest.raises(LedgerError):  # the store still has the old one
+        open_curator(used, small_tokenizer)
+    shutil.copy(new, store)
+    runs.unlink()
+    commands = (
+        ("verify", used),
+        ("replace-witness", used, tmp_path / "witness", "--yes"),
+        ("adopt", used, "--witness", tmp_path / "witness"),
+    )
+    for count, command in enumerate(commands, 1):
+        assert run(*command).exit_code == 0
+        assert len(runs.read_text().splitlines()) == count
+    assert resource.getrlimit(resource.RLIMIT_CORE)[0] == 0
+    assert not (used / "curator" / "key").exists()
 
 
 def test_keys_are_rotated_with_the_witness_and_only_while_nothing_serves(

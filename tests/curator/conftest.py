@@ -11,7 +11,7 @@ from paclm.worlds.workspace import Workspace
 
 @pytest.fixture(autouse=True)
 def no_keys_around(monkeypatch):
-    for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_WITNESS"):
+    for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_KEY_COMMAND", "PACLM_WITNESS"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -5,11 +5,16 @@ import copy
 import errno
 import os
 import pickle
+import resource
+import shlex
+import traceback
 
 import pytest
 
+from paclm.curator import master_key
 from paclm.curator.master_key import KEY_FILE, MasterKeys, load_keys, parse_key, read_key, settle_own_key, write_key
 from paclm.curator.redacted import Redacted
+from paclm.curator.rotation import rotate_key
 from paclm.errors import CuratorError, UnsoundState
 
 MASTER = bytes(range(32))
@@ -125,3 +130,127 @@ def test_every_purpose_has_its_own_key_and_none_shows():
     for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(UnsoundState):
             attempt(keys)
+
+
+@pytest.fixture
+def vault(tmp_path, monkeypatch):
+    """PACLM_KEY_COMMAND is a script that notes what it was given, then does what `vault` says; returns its folder."""
+
+    def vault(ending='cat "$1/content"'):
+        folder = tmp_path / "a vault"
+        folder.mkdir()
+        (folder / "content").write_text(f"{MASTER.hex()}\n")
+        script = folder / "script"
+        script.write_text(f"""#!/bin/sh
+echo "$@" >>"$1/runs"
+env >"$1/environment"
+cat >"$1/input"
+ulimit -c >"$1/core"
+echo note >&2
+{ending}
+""")
+        script.chmod(0o700)
+        monkeypatch.setenv("PACLM_KEY_COMMAND", f"{shlex.quote(str(script))} {shlex.quote(str(folder))} '$HOME; x'")
+        return folder
+
+    return vault
+
+
+def runs(folder):
+    return (folder / "runs").read_text().splitlines()
+
+
+def test_a_program_prints_the_key_and_learns_nothing_but_its_arguments(vault, tmp_path, monkeypatch, capfd):
+    folder = vault()
+    monkeypatch.setenv("PACLM_LEDGER", "postgresql://curator:planted@host/ledger")
+    monkeypatch.setenv("PACLM_KEY_FILE", "")  # as good as not set
+    monkeypatch.setenv("VAULT_ADDR", "https://vault")
+    limit = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (limit[1], limit[1]))
+    (tmp_path / "typed").write_text("typed")
+    stdin, typed = os.dup(0), os.open(tmp_path / "typed", os.O_RDONLY)
+    os.dup2(typed, 0)
+    try:
+        assert load_keys(tmp_path, may_create=True).id == MasterKeys.derived(Redacted(MASTER)).id
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, limit)
+        os.dup2(stdin, 0)
+        os.close(stdin)
+        os.close(typed)
+    assert runs(folder) == [f"{folder} $HOME; x"]
+    environment = (folder / "environment").read_text()
+    assert "VAULT_ADDR=https://vault" in environment
+    assert "PACLM_" not in environment
+    assert (folder / "input").read_bytes() == b""
+    assert (folder / "core").read_text() == "0\n"
+    assert capfd.readouterr() == ("", "note\n")
+    assert not (tmp_path / KEY_FILE).exists()
+
+
+def test_each_opening_asks_the_program_once_and_finds_a_rotated_key(vault, make, open_curator):
+    folder, workspace, other = vault(), make(), bytes(32)
+    with open_curator(workspace) as curator:
+        curator.generate("the", 6)
+    assert len(runs(folder)) == 1
+    open_curator(workspace).close()
+    assert len(runs(folder)) == 2
+    with pytest.raises(CuratorError):
+        rotate_key(workspace)  # no new key was given
+    rotate_key(workspace, Redacted(other))
+    assert len(runs(folder)) == 3
+    (folder / "content").write_text(other.hex())
+    with open_curator(workspace) as curator:
+        assert curator.account.tokens == 6
+    assert len(runs(folder)) == 4
+    assert not (workspace.curator_path / KEY_FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("ending", "says"),
+    [
+        ('cat "$1/content"; exit 3', "status 3"),
+        ('cat "$1/content"; kill -9 $$', "status -9"),
+        ("echo", "printed nothing"),
+        ('cat "$1/content" "$1/content"', "32 bytes"),
+        ('cat "$1/content"; exec sleep 600', "0.5 seconds"),
+        ('cat "$1/content"; sleep 20 &', "0.5 seconds"),  # its standard output is still open
+    ],
+)
+def test_a_program_that_prints_no_key_is_refused_without_repeating_it(
+    vault, tmp_path, monkeypatch, capfd, ending, says
+):
+    folder = vault(ending)
+    if "sleep" in ending:
+        monkeypatch.setattr(master_key, "_COMMAND_SECONDS", 0.5)
+    with pytest.raises(CuratorError, match=says) as caught:
+        load_keys(tmp_path, may_create=True)
+    check_silent(caught.value, MASTER.hex(), str(folder / "script"))
+    assert MASTER.hex() not in "".join(capfd.readouterr())
+    assert not (tmp_path / KEY_FILE).exists()
+
+
+@pytest.mark.parametrize("command", [MASTER.hex(), f"/nowhere --pin={MASTER.hex()}", f"'{MASTER.hex()}", " ", "a\\"])
+def test_a_command_that_cannot_be_run_is_not_repeated(tmp_path, monkeypatch, command):
+    monkeypatch.setenv("PACLM_KEY_COMMAND", command)
+    with pytest.raises(CuratorError, match="PACLM_KEY_COMMAND") as caught:
+        load_keys(tmp_path, may_create=True)
+    check_silent(caught.value, MASTER.hex())
+    assert list(tmp_path.iterdir()) == []
+
+
+def check_silent(error, *private):
+    """Neither the message nor the locals of any frame below this module's hold a private text."""
+    report = traceback.TracebackException.from_exception(error, capture_locals=True)
+    for frame in list(report.stack):
+        if frame.filename == __file__:
+            report.stack.remove(frame)
+    assert not [text for text in private if text in "".join(report.format())]
+
+
+@pytest.mark.parametrize("name", ["PACLM_KEY", "PACLM_KEY_FILE"])
+def test_a_program_beside_another_place_for_the_key_is_refused(vault, tmp_path, monkeypatch, name):
+    folder = vault()
+    monkeypatch.setenv(name, MASTER.hex())
+    with pytest.raises(CuratorError, match=f"{name} and PACLM_KEY_COMMAND"):
+        load_keys(tmp_path, may_create=True)
+    assert not (folder / "runs").exists()

@@ -101,7 +101,7 @@ def shared(template, tmp_path_factory, small_tokenizer):
     shutil.copytree(template, folder)
     set_mechanism(folder, per_token="2^-16", total="2^-4", support_size=40)
     with pytest.MonkeyPatch.context() as environment:
-        for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_WITNESS"):
+        for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_KEY_COMMAND", "PACLM_WITNESS"):
             environment.delenv(name, raising=False)
         server = serve(Workspace.open(folder), ScriptedEngine(), small_tokenizer)
         with server as live:

@@ -106,6 +106,16 @@ def test_master_key_and_belief_are_in_the_memory_of_the_curator_alone(serving):
     assert not names & {"ledger.sqlite", "ledger.sqlite-wal", "secret", "key"}
 
 
+def test_the_front_does_not_learn_how_the_master_key_is_read(serving, tmp_path):
+    (tmp_path / "master").write_text(secrets.token_hex(32))
+    command = f"sh -c 'echo run >>{tmp_path}/runs; cat {tmp_path}/master'"
+    _, process, front, _ = serving(PACLM_KEY_COMMAND=command)
+    in_curator, in_front = (Path(f"/proc/{pid}/environ").read_text() for pid in (process.pid, front))
+    assert command in in_curator
+    assert "PACLM_KEY" not in in_front
+    assert (tmp_path / "runs").read_text() == "run\n"
+
+
 def test_the_front_loads_no_module_that_opens_ledger_or_secret():
     program = f"import sys, paclm.server.front; sys.exit(' '.join(set({FORBIDDEN!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -19,7 +19,7 @@ KeyFilesOption = Annotated[
     typer.Option(
         "--key-file",
         help="File of the master key, if not where the workspace has it; repeat for keys that were replaced.",
-        show_default="PACLM_KEY, PACLM_KEY_FILE or curator/key",
+        show_default="PACLM_KEY, PACLM_KEY_FILE, PACLM_KEY_COMMAND or curator/key",
     ),
 ]
 
@@ -46,10 +46,12 @@ def mac_keys(place: Path, key_files: list[Path] | None = None) -> list[bytes]:
     Replaced keys are sealed in secret.json beside the ledger, which also shows which key is the newest. Without that
     file the operator must name them all, and the key that signed the newest row counts as the newest.
     """
+    from paclm.curator.redacted import disable_core_dumps
     from paclm.curator.sealed import SealedFile
     from paclm.ledger.events import key_name
     from paclm.ledger.verify import signing_key
 
+    disable_core_dumps()
     path = find_ledger(place)
     if not path.exists():
         signing_key(path)  # raises: nothing was served yet

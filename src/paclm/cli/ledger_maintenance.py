@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -172,7 +171,8 @@ def rotate_key(
     new_key_file: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="If PACLM_KEY or PACLM_KEY_FILE is set: file of the new key; made if it is missing."
+            metavar="FILE",
+            help="If the key is not in curator/key: file of the new key; made if it is missing.",
         ),
     ] = None,
     witness: WitnessOption = None,
@@ -203,8 +203,8 @@ def rotate_key(
             f"from the start, set {keys.KEY_FILE_VARIABLE}."
         )
     own_file = opened.curator_path / keys.KEY_FILE
-    variable = keys.KEY_VARIABLE if os.environ.get(keys.KEY_VARIABLE) else keys.KEY_FILE_VARIABLE
-    if keys.keeps_own_key():
+    variable = keys.key_variable()
+    if variable is None:
         if new_key_file is not None:
             raise InvalidInput(
                 f"The key is in {own_file}, where the new one is written: leave out --new-key-file. To keep it "
@@ -218,6 +218,11 @@ def rotate_key(
         if not path.exists():
             keys.write_key(path, keys.new_key())  # on disk before anything is sealed with it
         name = rotate(opened, keys.read_key(path), witness)
-        content = "the content of " if variable == keys.KEY_VARIABLE else ""
-        done = f"The key {name} is in force. From now on set {variable} to {content}{new_key_file}."
+        then = {
+            keys.KEY_VARIABLE: f"From now on set {variable} to the content of {new_key_file}.",
+            keys.KEY_FILE_VARIABLE: f"From now on set {variable} to {new_key_file}.",
+            keys.KEY_COMMAND_VARIABLE: f"Store the content of {new_key_file} where {variable} reads the key, then "
+            f"delete that file. Until {variable} prints the new key, the workspace does not open.",
+        }
+        done = f"The key {name} is in force. {then[variable]}"
     typer.echo(f"{done} Back it up apart from the workspace.")

@@ -1,8 +1,9 @@
 """The curator's keys: one master key, held by the operator, and one key per purpose derived from it.
 
-    PACLM_KEY        the key itself, 64 hexadecimal digits or base64
-    PACLM_KEY_FILE   a file that holds it
-    neither          curator/key inside the workspace, created on first use
+    PACLM_KEY           the key itself, 64 hexadecimal digits or base64
+    PACLM_KEY_FILE      a file that holds it
+    PACLM_KEY_COMMAND   a program that prints it: a vault's, a key service's or a hardware module's
+    none of them        curator/key inside the workspace, created on first use
 
 Knows nothing of what the keys protect. The master key and the workspace together give the secret: keep them apart where
 that matters.
@@ -15,6 +16,8 @@ import errno
 import os
 import re
 import secrets
+import shlex
+import subprocess
 from pathlib import Path
 from typing import NoReturn, final
 
@@ -24,12 +27,14 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from paclm.config import in_shell
-from paclm.curator.redacted import Redacted
+from paclm.curator.redacted import Redacted, disable_core_dumps, redact_traceback
 from paclm.errors import CuratorError, UnsoundState
 from paclm.worlds.storage import sync_folder
 
 KEY_VARIABLE = "PACLM_KEY"
 KEY_FILE_VARIABLE = "PACLM_KEY_FILE"
+KEY_COMMAND_VARIABLE = "PACLM_KEY_COMMAND"
+KEY_VARIABLES = (KEY_VARIABLE, KEY_FILE_VARIABLE, KEY_COMMAND_VARIABLE)
 KEY_FILE = "key"
 NEW_KEY_FILE = "key.new"
 SIZE = 32
@@ -38,6 +43,7 @@ _HEX = re.compile(r"[0-9a-fA-F]{64}")
 _NONCE = 12
 _NAME = 16
 PACKED_SIZE = _NAME + 2 * SIZE
+_COMMAND_SECONDS = 60
 
 
 @final
@@ -101,10 +107,13 @@ def load_keys(folder: Path, *, may_create: bool) -> MasterKeys:
 
 def keys_at_hand(folder: Path, *, may_create: bool = False) -> list[MasterKeys]:
     """Two keys if a rotation of curator/key was interrupted: only the ledger knows then which is in force."""
-    if os.environ.get(KEY_VARIABLE):
+    variable = key_variable()
+    if variable == KEY_VARIABLE:
         return [MasterKeys.derived(parse_key(Redacted(os.environ[KEY_VARIABLE]), KEY_VARIABLE))]
-    if os.environ.get(KEY_FILE_VARIABLE):
+    if variable == KEY_FILE_VARIABLE:
         return [MasterKeys.derived(read_key(Path(os.environ[KEY_FILE_VARIABLE]).expanduser()))]
+    if variable == KEY_COMMAND_VARIABLE:
+        return [_keys_of_command()]
     path, following = folder / KEY_FILE, folder / NEW_KEY_FILE
     if may_create and not path.exists():
         write_key(path, new_key())
@@ -112,9 +121,19 @@ def keys_at_hand(folder: Path, *, may_create: bool = False) -> list[MasterKeys]:
     return [*found, MasterKeys.derived(read_key(following))] if following.exists() else found
 
 
+def key_variable() -> str | None:
+    """The variable that says where the key is; None: it is in the workspace."""
+    named = [name for name in KEY_VARIABLES if os.environ.get(name)]
+    if KEY_COMMAND_VARIABLE in named[1:]:
+        raise CuratorError(
+            f"{' and '.join(named)} are set, and only one of them can say where the key is. Unset the others."
+        )
+    return named[0] if named else None
+
+
 def keeps_own_key() -> bool:
     """Whether the key is in the workspace, because the environment names no other."""
-    return not (os.environ.get(KEY_VARIABLE) or os.environ.get(KEY_FILE_VARIABLE))
+    return key_variable() is None
 
 
 def settle_own_key(folder: Path, keys: MasterKeys) -> None:
@@ -192,6 +211,46 @@ def read_key(path: Path) -> Redacted[bytes]:
             f"The key file {path} can be read by other users (mode {mode:04o}). Restrict it: chmod 600 {in_shell(path)}"
         )
     return parse_key(text, str(path))
+
+
+@redact_traceback
+def _keys_of_command() -> MasterKeys:
+    """Run the program of PACLM_KEY_COMMAND, which prints the master key.
+
+    Not kept for the next opening: the key may have been rotated. No error repeats the output, nor the command, which
+    may hold a PIN, or the key itself by mistake.
+    """
+    disable_core_dumps()  # also of the program, which inherits the limit
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PACLM_")}
+    try:
+        words = shlex.split(os.environ[KEY_COMMAND_VARIABLE])
+        ended = subprocess.run(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, timeout=_COMMAND_SECONDS
+        )
+    except (ValueError, IndexError):
+        raise CuratorError(
+            f"{KEY_COMMAND_VARIABLE} is no command: give a program and its arguments, quoted as in a shell."
+        ) from None
+    except OSError as error:
+        raise CuratorError(
+            f"The program of {KEY_COMMAND_VARIABLE} cannot be run: {error.strerror}. Give its full path; it is run "
+            "without a shell."
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise CuratorError(
+            f"The program of {KEY_COMMAND_VARIABLE} has not ended after {_COMMAND_SECONDS} seconds. Run it by hand: "
+            "it must print the key without asking anything."
+        ) from None
+    if ended.returncode != 0:
+        raise CuratorError(
+            f"The program of {KEY_COMMAND_VARIABLE} failed with status {ended.returncode}, so there is no key. Its own "
+            "message is on standard error."
+        )
+    if not ended.stdout.strip():
+        raise CuratorError(f"The program of {KEY_COMMAND_VARIABLE} printed nothing: it must print the key and no more.")
+    return MasterKeys.derived(
+        parse_key(Redacted(ended.stdout.decode("ascii", errors="replace")), f"The output of {KEY_COMMAND_VARIABLE}")
+    )
 
 
 def parse_key(text: Redacted[str], where: str) -> Redacted[bytes]:

@@ -32,7 +32,7 @@ from paclm.config import PromiseName, ServerConfig, in_shell
 from paclm.curator.curator import Curator
 from paclm.curator.custody import WITNESS_VARIABLE
 from paclm.curator.dp_decoder import DpDecoder, check_dp_adapter
-from paclm.curator.master_key import KEY_FILE_VARIABLE, KEY_VARIABLE
+from paclm.curator.master_key import KEY_VARIABLES
 from paclm.curator.preflight import budgets_of
 from paclm.curator.redacted import disable_core_dumps
 from paclm.engine.base_model import base_of
@@ -153,7 +153,7 @@ def _front(port: socket.socket, workspace: Workspace) -> Iterator[Front]:
     lock = os.open(service_path(workspace.path).with_name("front.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     sockets = its.fileno(), port.fileno()
     command = [sys.executable, "-P", "-m", "paclm.server.front", *map(str, sockets), str(base_of(workspace).folder)]
-    private = {KEY_VARIABLE, KEY_FILE_VARIABLE, WITNESS_VARIABLE}
+    private = {*KEY_VARIABLES, WITNESS_VARIABLE}
     environment = {name: value for name, value in os.environ.items() if name not in private}
     with own:
         with its:  # in a session of its own: Ctrl-C reaches this process alone, which passes it on
