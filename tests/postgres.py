@@ -6,9 +6,7 @@ Run as a script it installs the wheel `pgserver` where the machine has no Postgr
 from __future__ import annotations
 
 import ctypes
-import datetime
 import importlib.util
-import ipaddress
 import itertools
 import os
 import pwd
@@ -23,6 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlencode, urlsplit, urlunsplit
+
+from network import TlsDoor, make_certificate
 
 VARIABLE = "PACLM_POSTGRES_BIN"
 WHEEL = "pgserver==0.1.4"
@@ -59,7 +59,7 @@ def find_binaries():
 
 
 class PostgresServer:
-    """One database cluster with passwords (scram-sha-256), a Unix socket and, where the build has it, TLS.
+    """One database cluster with passwords (scram-sha-256), a Unix socket and TLS.
 
     It dies with the process that made it, however that ends: a watcher sees to it.
     """
@@ -84,7 +84,8 @@ class PostgresServer:
         self.binaries = binaries
         self.data = self.folder / "data"
         self.certificate = self.folder / "root.crt"
-        self.port = _free_port()
+        self.port = self.tls_port = _free_port()
+        self._tls_door = None
         self.primary = primary
         self.process = None
         self._numbers = itertools.count(1)
@@ -142,6 +143,8 @@ class PostgresServer:
         if self.primary is not None and self.primary.is_running:
             self.primary.wait_for_standbys("")
         _remove(self.folder)
+        if self._tls_door is not None:
+            self._tls_door.close()
         if self.process is not None:
             self.process.wait(PATIENCE)
         self._watcher.kill()
@@ -183,10 +186,13 @@ class PostgresServer:
             admin.execute(f"DROP DATABASE {urlsplit(url).path[1:]} WITH (FORCE)")
 
     def url(self, url=None, *, tls=False, socket=False, port=None):
-        """That URL (the superuser's unless given) on this server: with a checked certificate, by socket, by a proxy."""
+        """That URL (the superuser's unless given) on this server: with a checked certificate, by socket, by a proxy.
+
+        `port` is the proxy's; one for connections with TLS stands before `tls_port`.
+        """
         parts = urlsplit(url or self.admin_url)
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-        host = f"127.0.0.1:{port or self.port}"
+        host = f"127.0.0.1:{port or (self.tls_port if tls else self.port)}"
         if tls:
             query |= {"sslmode": "verify-full", "sslrootcert": str(self.certificate)}
         if socket:
@@ -245,15 +251,12 @@ class PostgresServer:
             "initdb", "--pgdata", self.data, "--username=admin", "--auth=scram-sha-256", "--pwfile", password,
             "--encoding=UTF8", "--locale=C", "--no-sync", "--wal-segsize=4",
         )  # fmt: skip
-        settings = SETTINGS
-        if self._run("postgres", "-C", "ssl_library", "-D", self.data).strip():
-            key, certificate = make_certificate()
-            self._write(self.data / "server.key", key)
-            self._write(self.data / "server.crt", certificate)
-            self.certificate.write_text(certificate)
-            settings += "ssl = on\n"
+        key, certificate = make_certificate()
+        self._write(self.data / "server.key", key)
+        self._write(self.data / "server.crt", certificate)
         with (self.data / "postgresql.conf").open("a") as file:
-            file.write(settings)
+            file.write(SETTINGS + ("ssl = on\n" if self._has_tls() else ""))
+        self._open_tls()
 
     def _copy(self, primary):
         self._password = primary._password
@@ -264,8 +267,17 @@ class PostgresServer:
         )  # fmt: skip
         with (self.data / "postgresql.auto.conf").open("a") as file:
             file.write("synchronous_standby_names = ''\n")
-        if primary.certificate.exists():
-            shutil.copy(primary.certificate, self.certificate)
+        self._open_tls()
+
+    def _has_tls(self):
+        return bool(self._run("postgres", "-C", "ssl_library", "-D", self.data).strip())
+
+    def _open_tls(self):
+        """Tell clients whom to trust; the wheel was built without TLS, and a door speaks it in its place."""
+        shutil.copyfile(self.data / "server.crt", self.certificate)
+        if not self._has_tls():
+            self._tls_door = TlsDoor(self.port, self.data / "server.key", self.data / "server.crt")
+            self.tls_port = self._tls_door.port
 
     def _write(self, path, text):
         path.write_text(text)
@@ -309,27 +321,6 @@ def _free_port():
             except OSError:
                 continue
             return port
-
-
-def make_certificate():
-    """A key and a self-signed certificate of 127.0.0.1 and localhost, as PEM."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "paclm test")])
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    pem = serialization.Encoding.PEM
-    return key.private_bytes(pem, *form).decode(), certificate.public_bytes(pem).decode()
 
 
 def wait_for(is_so, what):

@@ -9,7 +9,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from postgres import HOW_TO_GET_ONE, VARIABLE, PostgresServer, make_certificate, processes_in, wait_for
+from network import make_certificate
+from postgres import HOW_TO_GET_ONE, VARIABLE, PostgresServer, processes_in, wait_for
 
 
 def add_row(postgres, url, number=1):
@@ -48,7 +49,8 @@ def test_a_wrong_password_is_refused(postgres, database, by_socket):
 
 def test_the_certificate_is_checked(postgres, database, tmp_path):
     url = postgres.url(database, tls=True)
-    assert ask(postgres, url, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()") is True
+    with postgres.connect(url) as connection:
+        assert connection.pgconn.ssl_in_use
     another = tmp_path / "another.crt"
     another.write_text(make_certificate()[1])
     with pytest.raises(psycopg.OperationalError, match="certificate verify failed"):
