@@ -359,6 +359,35 @@ class ServerConfig:
                 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerConfig:
+    """Where charges, belief and secret are kept. No field changes the guarantee."""
+
+    url: str = ""
+    """Address of a PostgreSQL database, postgresql://USER@HOST/DATABASE; empty: the SQLite file curator/ledger.sqlite.
+    PACLM_LEDGER comes first."""
+    front_url: str = ""
+    """The same database with the login of the process that speaks HTTP, which must not be able to write the ledger's
+    tables; empty: paclm makes such a login, if it may create roles. PACLM_LEDGER_FRONT comes first."""
+    stale_seconds: float = 15.0
+    """PostgreSQL: a holder of the ledger that was not seen for this long counts as dead, and a standby takes over."""
+
+    def __post_init__(self) -> None:
+        for name in ("url", "front_url"):
+            if (url := getattr(self, name)) and not is_postgres(url):
+                raise InvalidInput(
+                    f"{name} of the ledger must begin with postgresql://, or be empty for the SQLite file of the "
+                    "workspace."
+                )
+        if not self.stale_seconds >= 1:
+            raise InvalidInput(f"stale_seconds must be at least 1, not {self.stale_seconds!r}.")
+
+
+def is_postgres(address: object) -> bool:
+    """Whether a ledger's address names a PostgreSQL database; otherwise it is the path of a file."""
+    return isinstance(address, str) and address.startswith(("postgresql://", "postgres://"))
+
+
 def check_temperature(value: float, name: str = "temperature") -> None:
     """Refuse what float32, in which votes are computed, cannot hold; 0 is greedy."""
     if value != 0 and not MIN_TEMPERATURE <= value <= MAX_TEMPERATURE:

@@ -14,6 +14,9 @@ PaclmError
 ├── LedgerError           the ledger cannot be trusted or written: nothing is released
 │   ├── LedgerMissing     there is no ledger
 │   ├── LedgerBusy        another process holds it
+│   │   └── LedgerHeld    one that was seen alive by the database
+│   ├── LedgerFenced      another process took it over
+│   ├── LedgerMoved       it is kept elsewhere now
 │   ├── LedgerFull        no space to write the charge
 │   ├── LedgerUnwritable  read-only, or a disk error
 │   ├── LedgerNotDurable  commits would not reach the disk
@@ -73,6 +76,7 @@ EXTRAS = {
     **dict.fromkeys(("fastapi", "uvicorn", "pydantic", "prometheus_client"), "serve"),
     **dict.fromkeys(("matplotlib", "jinja2"), "report"),
     "dp_accounting": "dp",
+    "psycopg": "postgres",
 }
 """The extra of paclm that installs each package; without extras only `plan` and `replay` work."""
 
@@ -122,6 +126,18 @@ class LedgerMissing(LedgerError):
 
 class LedgerBusy(LedgerError):
     """Another process holds the ledger."""
+
+
+class LedgerHeld(LedgerBusy):
+    """Another process holds a ledger in a database, and was seen not long ago."""
+
+
+class LedgerFenced(LedgerError):
+    """Another process took the ledger over: this one may not write any more."""
+
+
+class LedgerMoved(LedgerError):
+    """The ledger is kept elsewhere now, or its move did not finish."""
 
 
 class LedgerFull(LedgerError):

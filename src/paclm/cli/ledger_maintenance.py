@@ -88,7 +88,7 @@ def adopt(
 
 def _serves_as_is(path: Path, keys: list[bytes]) -> bool:
     """Whether it is no marked copy, has the newest row that its lock remembers, and has no witness to ask."""
-    from paclm.ledger.store import lock_path, read_note
+    from paclm.ledger.head_notes import lock_path, read_note
     from paclm.ledger.verify import verify
 
     report = verify(path, keys)

@@ -64,6 +64,7 @@ class Curator(Decoder[Generation]):
         tokenizer: Tokenizer | None = None,
         witness: str | Path | None = None,
         mix_promises: bool = False,
+        take_over: bool = False,
     ) -> Curator:
         """Take the lock, restore account and belief, load the models and check that they are deterministic.
 
@@ -71,12 +72,13 @@ class Curator(Decoder[Generation]):
         before they are loaded. `engine`: one that is loaded already; the caller vouches that it has these worlds.
         `witness`: a second file, best on another disk, that records how far the ledger got; else PACLM_WITNESS.
         `mix_promises`: serve also where the promise `corpus` was served; nothing is then promised about the corpus.
+        `take_over`: take a ledger in a database from a holder that is alive.
         """
         path = workspace.path if isinstance(workspace, Workspace) else workspace
         opened = Workspace.open(path)
         if not mix_promises:
             refuse_half(opened)  # also here: a refused workspace gets no key, secret or ledger
-        custody = open_custody(opened, named_witness(witness))
+        custody = open_custody(opened, named_witness(witness), take_over=take_over)
         try:
             ledger = custody.ledger
             mixed = claim_half(opened, mix_promises=mix_promises)

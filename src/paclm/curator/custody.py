@@ -1,17 +1,22 @@
 """Opens ledger, secret and belief of a workspace, and holds them for one caller at a time.
 
-ledger   secret file   on opening
-no       no            create the ledger, then draw the secret
-yes      no            draw a secret if no private token was released yet; refuse otherwise
-no       yes           refuse: deleting a ledger must not restore the budget
-yes      yes           restore the belief of the last commit, bit for bit
+The secret is drawn by a row of the ledger, which only one process can write; secret.json is a copy.
+
+ledger            secret.json   on opening
+none              none          create the ledger, then draw the secret
+none              any           refuse: deleting a ledger must not restore the budget
+without a secret  none          draw a secret if no private token was released yet; refuse otherwise
+without a secret  any           take it into the ledger: the workspace is of an earlier version
+with a secret     none          write the copy
+with a secret     the same      restore the belief of the last commit, bit for bit
+with a secret     another       refuse: belief and charges belong to the ledger's secret
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,11 +30,15 @@ from paclm.curator.preflight import (
     worlds_digest,
 )
 from paclm.curator.redacted import Redacted, redact_traceback
-from paclm.curator.sealed import SealedFile, Sealing
+from paclm.curator.sealed import SealedFile, Sealing, decode, encode
 from paclm.curator.secret import Secret, prior_belief, seal_belief, unseal_belief
 from paclm.errors import CuratorError, LedgerWrongKey, UnsoundState
+from paclm.ledger.address import Holding, exists
+from paclm.ledger.address import name_of as address_name
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
+from paclm.ledger.store import Address
+from paclm.ledger.verify import sealed_secret
 from paclm.privacy.belief import FloatArray
 from paclm.worlds.registry import note_place, remember_ledger
 from paclm.worlds.workspace import Workspace
@@ -72,18 +81,19 @@ def named_witness(witness: str | Path | None) -> Path | None:
     return Path(named) if named else None
 
 
-def open_custody(workspace: Workspace, witness: Path | None = None) -> Custody:
-    """Take the lock and restore ledger, secret and belief; create them on first use."""
+def open_custody(workspace: Workspace, witness: Path | None = None, *, take_over: bool = False) -> Custody:
+    """Take the right to write and restore ledger, secret and belief; create them on first use."""
     config = budgets_of(workspace)
     digest = worlds_digest(workspace)
     file = SealedFile(workspace.curator_path)
     has_secret = file.exists()  # read first: another process on first use creates the ledger before the secret
-    if workspace.ledger_path.exists():
-        ledger, keys, retired = open_ledger(workspace, witness)
+    if exists(workspace.ledger_address):
+        ledger, keys, retired = open_ledger(workspace, witness, take_over=take_over)
     elif has_secret:
         raise CuratorError(
-            f"{file.path} holds a secret, but its ledger is missing, so what was spent is unknown. Restore "
-            "ledger.sqlite from a backup and adopt it, or make a new workspace."
+            f"{file.path} holds a secret, but its ledger is missing, so what was spent is unknown. If the ledger is in "
+            "a database, name its address in PACLM_LEDGER or in [ledger] of paclm.toml. Otherwise restore ledger.sqlite "
+            "from a backup and adopt it, or make a new workspace."
         )
     else:
         check_first_token(config)
@@ -103,13 +113,21 @@ def open_custody(workspace: Workspace, witness: Path | None = None) -> Custody:
         raise
 
 
-def open_ledger(workspace: Workspace, witness: Path | None = None) -> tuple[Ledger, MasterKeys, list[MasterKeys]]:
+def holding_of(workspace: Workspace, *, take_over: bool = False) -> Holding:
+    """How this workspace takes the right to write its ledger."""
+    return Holding(workspace.curator_path, workspace.settings.ledger.stale_seconds, take_over)
+
+
+def open_ledger(
+    workspace: Workspace, witness: Path | None = None, *, take_over: bool = False
+) -> tuple[Ledger, MasterKeys, list[MasterKeys]]:
     """The ledger, the key in force and the retired keys. Does not read the secret."""
-    sealings = SealedFile(workspace.curator_path).read()
+    address, holding = workspace.ledger_address, holding_of(workspace, take_over=take_over)
+    sealings = sealings_of(address, workspace.curator_path)
 
     def attempt(keys: MasterKeys) -> tuple[Ledger, MasterKeys, list[MasterKeys]]:
         retired = sealings[keys.id].retired_keys(keys) if keys.id in sealings else []
-        return _open_ledger(workspace.ledger_path, keys, retired, witness), keys, retired
+        return _open_ledger(address, keys, retired, witness, holding), keys, retired
 
     current, *following = keys_at_hand(workspace.curator_path)
     try:
@@ -120,9 +138,18 @@ def open_ledger(workspace: Workspace, witness: Path | None = None) -> tuple[Ledg
     return attempt(following[0])
 
 
+def sealings_of(address: Address, folder: Path) -> dict[str, Sealing]:
+    """The sealings in the ledger and in the copy in this folder, by key id; the ledger's own come first."""
+    stored = sealed_secret(address)
+    return {**SealedFile(folder).read(), **({} if stored is None else decode(stored, f"in {address_name(address)}"))}
+
+
 @redact_traceback
-def _open_ledger(path: Path, keys: MasterKeys, retired: Sequence[MasterKeys], witness: Path | None) -> Ledger:
-    return Ledger.open(path, keys.mac.reveal(), old_keys=[old.mac.reveal() for old in retired], witness=witness)
+def _open_ledger(
+    address: Address, keys: MasterKeys, retired: Sequence[MasterKeys], witness: Path | None, holding: Holding
+) -> Ledger:
+    old = [key.mac.reveal() for key in retired]
+    return Ledger.open(address, keys.mac.reveal(), old_keys=old, witness=witness, holding=holding)
 
 
 @redact_traceback
@@ -130,43 +157,66 @@ def _create_ledger(
     workspace: Workspace, config: MechanismConfig, keys: MasterKeys, digest: str, witness: Path | None
 ) -> Ledger:
     return Ledger.create(
-        workspace.ledger_path,
+        workspace.ledger_address,
         keys.mac.reveal(),
         workspace=digest,
         num_worlds=workspace.num_worlds,
         settings=config,
         sealed_belief=seal_belief(prior_belief(workspace.num_worlds), keys, digest),
         witness=witness,
+        holding=holding_of(workspace),
     )
 
 
 def _restore_secret(
     file: SealedFile, ledger: Ledger, keys: MasterKeys, retired: list[MasterKeys], digest: str
 ) -> Secret:
-    sealings = file.read()
-    if not sealings:
-        if ledger.state.tokens or ledger.state.belief_is_lost:
+    copies = file.read()
+    copy = _unsealed(copies, file.path, ledger, [keys, *retired], digest) if copies else None
+    stored = None if ledger.sealed_secret is None else decode(ledger.sealed_secret, f"in {ledger.name}")
+    if stored is not None:
+        secret = _unsealed(stored, ledger.name, ledger, [keys, *retired], digest)
+        if copy is not None and not copy.is_same(secret):
             raise CuratorError(
-                f"The ledger has {ledger.state.tokens:,} private tokens, but the sealed secret {file.path} is missing. "
-                "A new secret would not match the belief. Restore the file, or make a new workspace."
+                f"{file.path} holds another secret than the ledger in {ledger.name}, whose belief and charges belong "
+                "to its own: this host may not serve it. Move the file away if this workspace belongs to that ledger."
             )
-        secret = Secret.draw(ledger.num_worlds)
-    elif keys.id in sealings:
-        sealing = sealings[keys.id]
-        if sealing.ledger != ledger.ledger_id:
-            raise CuratorError(
-                f"The secret {file.path} belongs to the ledger {sealing.ledger[:8]}…, and this ledger is "
-                f"{ledger.ledger_id[:8]}…. Restore the file that was made with this ledger."
-            )
-        secret = Secret.unsealed(sealing.secret, keys, digest, ledger.ledger_id, ledger.num_worlds)
-    else:
+    elif copy is not None:
+        secret = copy
+    elif ledger.state.tokens or ledger.state.belief_is_lost:
         raise CuratorError(
-            f"The secret {file.path} was sealed with the key {', '.join(sealings)}, but the key given is {keys.id}. "
+            f"The ledger has {ledger.state.tokens:,} private tokens, but the sealed secret {file.path} is missing. "
+            "A new secret would not match the belief. Restore the file, or make a new workspace."
+        )
+    else:
+        secret = Secret.draw(ledger.num_worlds)
+    sealing = {keys.id: Sealing.make(secret, keys, digest, ledger.ledger_id, retired)}
+    if stored is None or stored.keys() != {keys.id}:
+        origin = "resealed" if stored is not None else "drawn" if copy is None else "file"
+        ledger.seal_secret(encode(sealing), origin)
+        stored = sealing
+    if copies.keys() != {keys.id}:
+        file.write(stored)
+    return secret
+
+
+def _unsealed(
+    sealings: Mapping[str, Sealing], where: object, ledger: Ledger, keys: Sequence[MasterKeys], digest: str
+) -> Secret:
+    """The secret in one of the sealings, by the first key that has one."""
+    known = [key for key in keys if key.id in sealings]
+    if not known:
+        raise CuratorError(
+            f"The secret {where} was sealed with the key {', '.join(sealings)}, but the key given is {keys[0].id}. "
             "Give the key in force, or restore the file that belongs to this key."
         )
-    if sealings.keys() != {keys.id}:
-        file.write({keys.id: Sealing.make(secret, keys, digest, ledger.ledger_id, retired)})
-    return secret
+    sealing = sealings[known[0].id]
+    if sealing.ledger != ledger.ledger_id:
+        raise CuratorError(
+            f"The secret {where} belongs to the ledger {sealing.ledger[:8]}…, and this ledger is "
+            f"{ledger.ledger_id[:8]}…. Restore the file that was made with this ledger."
+        )
+    return Secret.unsealed(sealing.secret, known[0], digest, ledger.ledger_id, ledger.num_worlds)
 
 
 def _restore_belief(ledger: Ledger, keys: MasterKeys, retired: list[MasterKeys], digest: str) -> Redacted[FloatArray]:

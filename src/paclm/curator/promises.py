@@ -20,8 +20,8 @@ from paclm.config import PromiseName
 from paclm.curator.sealed import SealedFile
 from paclm.errors import LedgerBusy, LedgerError, PromiseConflict
 from paclm.ledger.dp_log import DpLog
+from paclm.ledger.head_notes import lock_path
 from paclm.ledger.lock import WriterLock
-from paclm.ledger.store import lock_path
 from paclm.ledger.verify import is_backup, newest_contents
 from paclm.worlds.layout import CURATOR_FOLDER, dp_log_path, ledger_path
 from paclm.worlds.registry import (

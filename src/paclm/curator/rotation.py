@@ -2,7 +2,7 @@
 
     1  write the new key to disk (curator/key.new; otherwise the operator has it)
     2  secret.json: the secret under both keys; under the new one also the old key, which the ledger still needs
-    3  ledger: row "key-rotated" and the resealed belief, in one transaction; the new key is now in force
+    3  ledger: row "key-rotated", the resealed belief and secret, in one transaction; the new key is now in force
     4  secret.json: the secret under the new key alone
     5  rename curator/key.new to curator/key
 
@@ -27,7 +27,7 @@ from paclm.curator.master_key import (
     write_key,
 )
 from paclm.curator.redacted import Redacted, redact_traceback
-from paclm.curator.sealed import SealedFile, Sealing
+from paclm.curator.sealed import SealedFile, Sealing, decode, encode
 from paclm.curator.secret import seal_belief
 from paclm.errors import CuratorError
 from paclm.ledger.ledger import Ledger
@@ -56,11 +56,11 @@ def rotate_key(workspace: Workspace, master: Redacted[bytes] | None = None, witn
             raise CuratorError(f"The new key is already in force ({old.id}). Make another: openssl rand -hex 32")
         if keeps_own_key():
             _keep(folder / NEW_KEY_FILE, master, new.id)
-        before = file.read()[old.id]
+        before = decode(custody.ledger.sealed_secret or b"", f"in {custody.ledger.name}")[old.id]
         retired = [*before.retired_keys(old), old]
         after = Sealing.make(custody.secret, new, custody.digest, custody.ledger.ledger_id, retired)
         file.write({old.id: before, new.id: after})
-        _sign_with(custody.ledger, new, seal_belief(custody.belief, new, custody.digest))
+        _sign_with(custody.ledger, new, seal_belief(custody.belief, new, custody.digest), encode({new.id: after}))
         file.write({new.id: after})
         settle_own_key(folder, new)
     finally:
@@ -84,5 +84,5 @@ def _keep(path: Path, master: Redacted[bytes], name: str) -> None:
 
 
 @redact_traceback
-def _sign_with(ledger: Ledger, keys: MasterKeys, sealed_belief: bytes) -> None:
-    ledger.rotate_key(keys.mac.reveal(), sealed_belief)
+def _sign_with(ledger: Ledger, keys: MasterKeys, sealed_belief: bytes, sealed_secret: bytes) -> None:
+    ledger.rotate_key(keys.mac.reveal(), sealed_belief, sealed_secret)

@@ -1,14 +1,15 @@
-"""curator/secret.json: the secret and the retired keys, sealed under the key in force.
+"""The secret and the retired keys, sealed under the key in force: in the ledger, and as a copy in curator/secret.json.
 
-During a key rotation the file holds two sealings of the same secret, one under each key, so that it stays readable
-whenever a crash happens.
+The ledger decides: a host whose copy holds another secret is refused. The copy shows that a secret was drawn where the
+ledger is gone, and opens a backup from before a key rotation. During a rotation it holds two sealings of the same
+secret, one under each key, so that it stays readable whenever a crash happens.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,31 +64,44 @@ class SealedFile:
         """Whether a secret was drawn."""
         return self.path.exists()
 
-    def write(self, sealings: dict[str, Sealing]) -> None:
+    def write(self, sealings: Mapping[str, Sealing]) -> None:
         """Write durably and atomically."""
-        encoded = {
-            name: {"ledger": s.ledger, "secret": _text(s.secret), "retired": _text(s.retired)}
-            for name, s in sealings.items()
-        }
-        write_private(self.path, (json.dumps({"format": FORMAT, "sealings": encoded}, indent=2) + "\n").encode())
+        write_private(self.path, encode(sealings))
 
     def read(self) -> dict[str, Sealing]:
-        """The sealings by key id; empty if no secret was drawn."""
+        """The sealings by key id; empty if there is no file."""
         if not self.exists():
             return {}
         try:
-            values: Any = json.loads(self.path.read_bytes())
-            if values["format"] != FORMAT:
-                raise ValueError
-            return {
-                str(name): Sealing(_bytes(parts["secret"]), _bytes(parts["retired"]), str(parts["ledger"]))
-                for name, parts in values["sealings"].items()
-            }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise CuratorError(
-                f"The sealed secret {self.path} cannot be read. Restore it from a backup; without it nothing can be "
-                "served."
-            ) from None
+            content = self.path.read_bytes()
+        except OSError:
+            content = b""
+        return decode(content, str(self.path))
+
+
+def encode(sealings: Mapping[str, Sealing]) -> bytes:
+    """Sealings by key id, as stored."""
+    encoded = {
+        name: {"ledger": s.ledger, "secret": _text(s.secret), "retired": _text(s.retired)}
+        for name, s in sealings.items()
+    }
+    return (json.dumps({"format": FORMAT, "sealings": encoded}, indent=2) + "\n").encode()
+
+
+def decode(content: bytes, where: str) -> dict[str, Sealing]:
+    """The sealings by key id that `encode` wrote."""
+    try:
+        values: Any = json.loads(content)
+        if values["format"] != FORMAT:
+            raise ValueError
+        return {
+            str(name): Sealing(_bytes(parts["secret"]), _bytes(parts["retired"]), str(parts["ledger"]))
+            for name, parts in values["sealings"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CuratorError(
+            f"The sealed secret {where} cannot be read. Restore it from a backup; without it nothing can be served."
+        ) from None
 
 
 def _text(content: bytes) -> str:

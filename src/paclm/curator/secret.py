@@ -75,6 +75,10 @@ class Secret:
             )
         return cls(Redacted(int.from_bytes(world.reveal(), "big")), num_worlds)
 
+    def is_same(self, other: Secret) -> bool:
+        """Whether both name the same world: two copies of one secret. Never shown to anyone."""
+        return self.num_worlds == other.num_worlds and self.__world.reveal() == other.__world.reveal()
+
     def __repr__(self) -> str:
         return f"<Secret among {self.num_worlds} worlds>"
 

@@ -1,7 +1,8 @@
 """What happened to the budget, as frozen events, and the signed rows that store them. Knows no file.
 
-Evolution: a kind is never removed, a field never changes its meaning, a new meaning is a new kind. An event is
-complete: every figure can be recomputed from the rows alone, without paclm's settings or the workspace.
+Evolution: a kind is never removed, a field never changes its meaning, a new meaning is a new kind. A field added later
+has a default: what its absence meant. An event is complete: every figure can be recomputed from the rows alone, without
+paclm's settings or the workspace.
 
 Each row holds the digest of the row before and a MAC by the ledger's key. The digest shows edits, gaps and swaps, also
 without a key; the MAC shows rows made without the key. Only a witness shows that the newest rows are missing.
@@ -16,7 +17,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import add, attrgetter
-from typing import Any, ClassVar, NamedTuple, NoReturn, final
+from typing import Any, ClassVar, NamedTuple, NoReturn, final, get_args
 
 from paclm.errors import InvalidInput, LedgerWrongKey, UnsoundState
 
@@ -124,6 +125,30 @@ class KeyRotated:
     """HMAC by the old key over the new key's name and the digest of the row before."""
     belief: str | None
     """The same belief under its new seal, when the sealing key changed too."""
+    secret: str | None = None
+    """SHA-256 of the secret under its new seal, when the sealing key changed too."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecretSealed:
+    """The sealed secret stored with this row belongs to this ledger."""
+
+    kind: ClassVar[str] = "secret-sealed"
+    secret: str
+    """SHA-256 of what is stored."""
+    origin: str
+    """`drawn` with this row, before the first token; `file`: taken over from the file of an earlier version; or
+    `resealed`: the same secret under another key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The ledger continues in another place from the next row on; this one is closed for good."""
+
+    kind: ClassVar[str] = "moved"
+    source: str
+    target: str
+    confirmed_by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +183,14 @@ class Restored:
     confirmed_by: str
 
 
-Event = Opened | Stepped | SettingsChanged | Extended | KeyRotated | WitnessChanged | Restored
+Event = Opened | Stepped | SettingsChanged | Extended | KeyRotated | SecretSealed | Moved | WitnessChanged | Restored
 
-KINDS: dict[str, type[Event]] = {
-    cls.kind: cls for cls in (Opened, Stepped, SettingsChanged, Extended, KeyRotated, WitnessChanged, Restored)
+KINDS: dict[str, type[Event]] = {cls.kind: cls for cls in get_args(Event)}
+_LATER = {
+    cls: {field.name for field in dataclasses.fields(cls) if field.default is not dataclasses.MISSING}
+    for cls in KINDS.values()
 }
+"""Fields that older rows lack."""
 _FIELDS = {cls: tuple(field.name for field in dataclasses.fields(cls)) for cls in (*KINDS.values(), Usage)}
 
 
@@ -197,7 +225,7 @@ def from_fields(kind: str, fields: Mapping[str, Any]) -> Event:
     if kind not in KINDS:
         raise BadRow(f"has the unknown kind {kind!r}")
     cls = KINDS[kind]
-    if set(fields) != set(_FIELDS[cls]):
+    if not set(_FIELDS[cls]) - _LATER[cls] <= set(fields) <= set(_FIELDS[cls]):
         raise BadRow(f"has the fields {sorted(fields)} where {kind} has {sorted(_FIELDS[cls])}")
     if cls is Stepped:
         try:
@@ -300,3 +328,26 @@ def check_row(row: Row, keys: LedgerKeys | None) -> None:
 def endorse(keys: LedgerKeys, old_key: str, new_key: str, previous: bytes) -> str:
     """The old key's MAC over a new key's name, valid at one place in one chain."""
     return keys.mac(old_key, b"rotate\n" + new_key.encode() + previous).hex()
+
+
+class Checkpoint(NamedTuple):
+    """Signed: a holder of the key checked, or wrote, every row up to this one."""
+
+    seq: int
+    digest: bytes
+    key: str
+    mac: bytes
+
+    @classmethod
+    def sign(cls, ledger: str, head: Head, keys: LedgerKeys) -> Checkpoint:
+        """A checkpoint at a row that was checked with all rows before it."""
+        return cls(head.seq, head.digest, keys.current, keys.mac(keys.current, _checkpoint(ledger, head)))
+
+    def is_signed(self, ledger: str, keys: LedgerKeys) -> bool:
+        """Whether the key in force signed it. An older key may be known to others."""
+        expected = keys.mac(keys.current, _checkpoint(ledger, Head(self.seq, self.digest)))
+        return self.key == keys.current and hmac.compare_digest(expected, self.mac)
+
+
+def _checkpoint(ledger: str, head: Head) -> bytes:
+    return f"paclm ledger checkpoint\n{ledger} {head.seq}\n".encode() + head.digest

@@ -17,17 +17,30 @@ from pathlib import Path
 from typing import NoReturn, Self
 
 from paclm.config import MechanismConfig
-from paclm.errors import LedgerDamaged, LedgerError, LedgerRolledBack, LedgerStopped, LedgerTampered, UnsoundState
-from paclm.ledger import reading, sqlite_file
+from paclm.errors import (
+    LedgerDamaged,
+    LedgerError,
+    LedgerMoved,
+    LedgerRolledBack,
+    LedgerStopped,
+    LedgerTampered,
+    UnsoundState,
+)
+from paclm.ledger import reading
+from paclm.ledger.address import Holding, open_writer
+from paclm.ledger.address import create as create_store
 from paclm.ledger.events import (
     GENESIS,
     BadRow,
+    Checkpoint,
     Event,
     Extended,
     Head,
     KeyRotated,
     LedgerKeys,
+    Moved,
     Opened,
+    SecretSealed,
     SettingsChanged,
     Stepped,
     Usage,
@@ -35,13 +48,25 @@ from paclm.ledger.events import (
     make_row,
     reseals,
 )
-from paclm.ledger.state import Bounds, Price, Sums, apply, bounds_at, new_settings, to_state_fields, usages
-from paclm.ledger.store import Store
+from paclm.ledger.state import (
+    Bounds,
+    Price,
+    Sums,
+    apply,
+    bounds_at,
+    new_settings,
+    parse_row,
+    to_state_fields,
+    usages,
+)
+from paclm.ledger.store import Address, Commit, Copy, Store
 from paclm.ledger.witness import Testimony, Witness, check_witness
 from paclm.privacy.accounting import Account, units_down
 
 Clock = Callable[[], datetime]
 _CLOSED = "it was closed."
+CHECKPOINT_EVERY = 4096
+"""Rows after which a checkpoint is signed: opening checks those since."""
 
 
 def utc_now() -> datetime:
@@ -53,10 +78,16 @@ class Ledger:
     """An open ledger, and the only one on its file. Make one with `create` or `open`; use it as a context manager."""
 
     def __init__(
-        self, path: Path, keys: LedgerKeys, *, in_full: bool, accept_copy: bool = False, clock: Clock = utc_now
+        self,
+        address: Address,
+        keys: LedgerKeys,
+        *,
+        in_full: bool,
+        accept_copy: bool = False,
+        clock: Clock = utc_now,
+        holding: Holding | None = None,
     ) -> None:
-        """Take the lock and read the file, without checking the witness: `open` does that."""
-        self.path = path.absolute()
+        """Take the right to write and read the ledger, without checking the witness: `open` does that."""
         self.keys = keys
         self.witness: Witness | None = None
         self._clock = clock
@@ -64,7 +95,8 @@ class Ledger:
         self._failure: str | None = None
         self._sums: Sums | None = None
         self._one_at_a_time = threading.RLock()
-        self.store = Store.open_writer(self.path)
+        self.store = open_writer(address, holding or Holding())
+        self.name = self.store.name
         try:
             self._load(in_full, accept_copy)
         except BaseException:
@@ -73,21 +105,27 @@ class Ledger:
 
     def _load(self, in_full: bool, accept_copy: bool) -> None:
         kind = self.store.kind
-        if kind == sqlite_file.COPY and not accept_copy:
+        if kind == "copy" and not accept_copy:
             raise LedgerRolledBack(
-                f"{self.path} is a backup copy: tokens may have been released after it was made. Adopt it with "
+                f"{self.name} is a backup copy: tokens may have been released after it was made. Adopt it with "
                 "paclm ledger adopt, which charges all that can have been spent since."
             )
-        if kind not in (sqlite_file.LIVE, sqlite_file.COPY):
-            raise LedgerDamaged(f"{self.path} is not a ledger: it was overwritten or emptied. Restore a backup.")
+        if kind in ("moved", "incoming"):
+            raise LedgerMoved(_moved_message(self.store))
+        if kind == "none":
+            raise LedgerDamaged(f"{self.name} is not a ledger: it was overwritten or emptied. Restore a backup.")
         if in_full:
             self.store.check_pages()
         self.store.migrate(_stamp(self._clock))
-        contents = (reading.read_chain if in_full else reading.read_contents)(self.store, self.keys)
+        checked = 0
+        if in_full:
+            contents = reading.read_chain(self.store, self.keys)
+        else:
+            contents, checked = reading.read_recent(self.store, self.keys)
         if contents.key != self.keys.current and accept_copy:  # a copy from before the key was rotated
             self.keys = self.keys.signing_as(contents.key)
         elif contents.key != self.keys.current:
-            raise LedgerError(f"The newest rows of {self.path} are signed with an old key. Pass the newest key first.")
+            raise LedgerError(f"The newest rows of {self.name} are signed with an old key. Pass the newest key first.")
         self.head, self.state = contents.head, contents.state
         self.sealed_belief = contents.sealed_belief
         """The belief after the last commit, sealed by the curator for row `state.belief_seq`."""
@@ -97,11 +135,20 @@ class Ledger:
         self.workspace = contents.opened.workspace
         """Digest of the workspace that this ledger belongs to."""
         self.num_worlds = contents.opened.num_worlds
+        self.sealed_secret = contents.sealed_secret
+        """The secret, sealed by the curator; None before it is drawn."""
+        self._last_checkpoint = self.head.seq - checked
+        if checked >= CHECKPOINT_EVERY:
+            self.store.set_checkpoint(self._checkpoint(self.head))
+
+    def _checkpoint(self, head: Head) -> Checkpoint:
+        self._last_checkpoint = head.seq
+        return Checkpoint.sign(self.ledger_id, head, self.keys)
 
     @classmethod
     def create(
         cls,
-        path: str | Path,
+        address: Address,
         mac_key: bytes,
         *,
         workspace: str,
@@ -110,6 +157,7 @@ class Ledger:
         sealed_belief: bytes,
         witness: str | Path | None = None,
         clock: Clock = utc_now,
+        holding: Holding | None = None,
     ) -> Ledger:
         """Make the ledger of a workspace and open it."""
         Price.of(settings)
@@ -119,31 +167,31 @@ class Ledger:
             num_worlds=num_worlds,
             settings=dataclasses.asdict(settings),
             total_units=units_down(settings.total),
-            belief=hash_belief(sealed_belief),
+            belief=hash_sealed(sealed_belief),
         )
         after = to_state_fields(apply(None, 1, event))
         row = make_row(Head(0, GENESIS), 1, _stamp(clock), event, after, LedgerKeys(mac_key))
-        Store.create(Path(path).absolute(), row, sealed_belief)
-        return cls.open(path, mac_key, witness=witness, clock=clock)
+        create_store(address, Copy([row], (1, sealed_belief)), holding=holding)
+        return cls.open(address, mac_key, witness=witness, clock=clock, holding=holding)
 
     @classmethod
     def open(
         cls,
-        path: str | Path,
+        address: Address,
         mac_key: bytes,
         *,
         old_keys: Sequence[bytes] = (),
         witness: str | Path | None = None,
-        in_full: bool = True,
         clock: Clock = utc_now,
+        holding: Holding | None = None,
     ) -> Ledger:
-        """Take the lock, check, and restore account and belief exactly as the last commit left them.
+        """Take the right to write, check, and restore account and belief exactly as the last commit left them.
 
-        `in_full` checks hash, link and MAC of every row (10 to 20 µs each); otherwise only the rows that account and
-        belief rest on. `verify` also recomputes the totals. A witness that is passed for the first time is made and
-        recorded; from then on the ledger does not open without it.
+        Checks the rows that account, belief and secret rest on, and hash, link and MAC of every row since the last
+        signed checkpoint (10 to 20 µs each); `verify` checks all. A witness that is passed for the first time is made
+        and recorded; from then on the ledger does not open without it.
         """
-        ledger = cls(Path(path), LedgerKeys(mac_key, old_keys), in_full=in_full, clock=clock)
+        ledger = cls(address, LedgerKeys(mac_key, old_keys), in_full=False, clock=clock, holding=holding)
         try:
             check_witness(ledger, None if witness is None else Path(witness).absolute())
             ledger.settle()
@@ -157,9 +205,9 @@ class Ledger:
         reading.check_note(self.store, self.head.seq, self.store.note)
 
     def settle(self) -> None:
-        """After all checks: note the head, and empty the write-ahead log, so that no row is in the log alone."""
+        """After all checks: note the head, and make the store ready for commits."""
         self.store.note_head(self.head)
-        self.store.empty_log()
+        self.store.settle()
 
     @property
     def account(self) -> Account:
@@ -200,13 +248,14 @@ class Ledger:
         step = tuple(entries)
         self._refuse_if_stopped()
         self._price.check(step)
-        self.append(Stepped(step, None if sealed_belief is None else hash_belief(sealed_belief)), sealed_belief)
+        self.append(Stepped(step, None if sealed_belief is None else hash_sealed(sealed_belief)), sealed_belief)
 
     def append(
         self,
         event: Event,
         sealed_belief: bytes | None = None,
         *,
+        sealed_secret: bytes | None = None,
         seq: int | None = None,
         keys: LedgerKeys | None = None,
     ) -> None:
@@ -220,19 +269,26 @@ class Ledger:
             try:
                 after = apply(self.state, seq, event)
             except BadRow as problem:
-                raise LedgerTampered(f"A new row for {self.path} {problem}. Nothing was written.") from None
+                raise LedgerTampered(f"A new row for {self.name} {problem}. Nothing was written.") from None
             row = make_row(self.head, seq, _stamp(self._clock), event, to_state_fields(after), keys or self.keys)
             entries, sums = usages(self.state, after, event), self._sums
+            belief = None if sealed_belief is None else (after.belief_seq, sealed_belief)
+            head, is_due = Head(seq, row.digest), seq - self._last_checkpoint >= CHECKPOINT_EVERY
+            checkpoint = Checkpoint.sign(self.ledger_id, head, keys or self.keys) if is_due or keys else None
             try:
-                self.store.append(row, entries, after.belief_seq, sealed_belief)
+                self.store.append(Commit(row, self.head.seq, entries, belief, sealed_secret, checkpoint))
                 if keys is not None:
                     self._use_keys(keys)
-                self.head, self.state = Head(seq, row.digest), after
+                self.head, self.state = head, after
+                if checkpoint is not None:
+                    self._last_checkpoint = seq
                 if sums is not None:
                     sums.add(row.at, entries)
                 self._sums = sums  # sums first asked for during the commit include this row already: dropped
                 if sealed_belief is not None:
                     self.sealed_belief = sealed_belief
+                if sealed_secret is not None:
+                    self.sealed_secret = sealed_secret
                 if (settings := new_settings(event)) is not None:
                     self.settings = MechanismConfig(**settings)
                     self._price = Price.of(self.settings)
@@ -250,6 +306,10 @@ class Ledger:
     def reseal(self, sealed_belief: bytes) -> None:
         """Store the same belief under another seal, in both slots of the witness too; charges nothing."""
         self.commit((), sealed_belief)
+
+    def seal_secret(self, sealed_secret: bytes, origin: str) -> None:
+        """Store the sealed secret of this ledger durably, as a row says; for `origin` see `SecretSealed`."""
+        self.append(SecretSealed(hash_sealed(sealed_secret), origin), sealed_secret=sealed_secret)
 
     def change_settings(self, settings: MechanismConfig) -> bool:
         """Use other settings from now on; False when they are the same. A larger total is refused: see `extend`."""
@@ -273,23 +333,30 @@ class Ledger:
             )
         )
 
-    def rotate_key(self, new_key: bytes, sealed_belief: bytes | None = None) -> None:
-        """Sign with a new key from now on, and store the belief under its new seal if the sealing key changes too.
+    def rotate_key(
+        self, new_key: bytes, sealed_belief: bytes | None = None, sealed_secret: bytes | None = None
+    ) -> None:
+        """Sign with a new key from now on, and store belief and secret under their new seal, in one transaction.
 
         Keep the old key: the rows before are checked with it.
         """
         keys = self.keys.rotated_to(new_key)
         if keys.current == self.keys.current:
             raise LedgerError("The new ledger key is the old one. Make another: 32 random bytes.")
-        self.rotate_to(keys, sealed_belief)
+        self.rotate_to(keys, sealed_belief, sealed_secret)
 
-    def rotate_to(self, keys: LedgerKeys, sealed_belief: bytes | None = None) -> None:
+    def rotate_to(
+        self, keys: LedgerKeys, sealed_belief: bytes | None = None, sealed_secret: bytes | None = None
+    ) -> None:
         """Sign with other keys from a row on in which the old key endorses the new one."""
         with self._one_at_a_time:
             old = self.keys.current
             endorsement = endorse(keys, old, keys.current, self.head.digest)
-            belief = None if sealed_belief is None else hash_belief(sealed_belief)
-            self.append(KeyRotated(old, keys.current, endorsement, belief), sealed_belief, keys=keys)
+            belief, secret = (
+                None if sealed is None else hash_sealed(sealed) for sealed in (sealed_belief, sealed_secret)
+            )
+            event = KeyRotated(old, keys.current, endorsement, belief, secret)
+            self.append(event, sealed_belief, sealed_secret=sealed_secret, keys=keys)
 
     def _use_keys(self, keys: LedgerKeys) -> None:
         self.keys = keys
@@ -331,16 +398,28 @@ class Ledger:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Ledger({str(self.path)!r}, row {self.head.seq})"
+        return f"Ledger({self.name!r}, row {self.head.seq})"
 
     def __reduce__(self) -> NoReturn:
         raise UnsoundState("An open ledger cannot be pickled or copied: one secret has one writer.")
 
 
-def hash_belief(sealed: bytes) -> str:
-    """The hash of a sealed belief, as rows hold it."""
+def hash_sealed(sealed: bytes) -> str:
+    """The hash of a sealed belief or secret, as rows hold it."""
     return hashlib.sha256(sealed).hexdigest()
 
 
 def _stamp(clock: Clock) -> str:
     return clock().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _moved_message(store: Store) -> str:
+    if store.kind == "incoming":
+        return f"{store.name} is the target of paclm ledger move, which did not finish. Repeat that command."
+    newest = store.newest_row()
+    event = None if newest is None else parse_row(newest)[0]
+    target = event.target if isinstance(event, Moved) else "another place"
+    return (
+        f"The ledger in {store.name} was moved to {target}, and this one is closed for good. Name the new place in url "
+        "of [ledger] in paclm.toml, or in PACLM_LEDGER."
+    )

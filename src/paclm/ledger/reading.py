@@ -10,6 +10,7 @@ from paclm.errors import InvalidInput, LedgerRolledBack, LedgerTampered, PaclmEr
 from paclm.ledger.events import (
     GENESIS,
     BadRow,
+    Checkpoint,
     Event,
     Head,
     KeyRotated,
@@ -21,8 +22,9 @@ from paclm.ledger.events import (
     check_row,
     endorse,
 )
+from paclm.ledger.head_notes import HeadNote
 from paclm.ledger.state import Price, State, UsageTable, add_usages, apply, new_settings, parse_row, usages
-from paclm.ledger.store import HeadNote, Store
+from paclm.ledger.store import Store
 
 _BEFORE_THE_FIRST = Row(0, "", "", "", "", GENESIS, GENESIS, b"")
 
@@ -38,14 +40,16 @@ class Contents:
     state: State
     settings: MechanismConfig
     sealed_belief: bytes
+    sealed_secret: bytes | None
+    """None: none was drawn yet, or it is still in a file of an earlier version."""
 
 
 def read_contents(store: Store, keys: LedgerKeys | None) -> Contents:
-    """The ledger by its newest row; checks that row, the first, and those of settings and belief. O(1)."""
+    """The ledger by its newest row; checks that row, the first, and those of settings, belief and secret. O(1)."""
     store.check_schema()
     head = store.newest_row()
     if head is None:
-        raise LedgerTampered(f"{store.path} has no rows, not even the first.")
+        raise LedgerTampered(f"{store.name} has no rows, not even the first.")
     _, state = _check(store, head, keys)
     opened, _ = _check(store, read_row(store, 1), keys)
     if not isinstance(opened, Opened):
@@ -57,21 +61,62 @@ def read_contents(store: Store, keys: LedgerKeys | None) -> Contents:
         settings = MechanismConfig(**(new_settings(setting) or {}))
     except (TypeError, InvalidInput):
         raise _tampered(store, state.settings_seq, "should hold the settings in force, and does not") from None
-    return Contents(opened, Head(head.seq, head.digest), head.key, state, settings, sealed)
+    secret = _read_secret(store, state, keys)
+    return Contents(opened, Head(head.seq, head.digest), head.key, state, settings, sealed, secret)
+
+
+def read_recent(store: Store, keys: LedgerKeys | None) -> tuple[Contents, int]:
+    """The same, after checking hash, link and MAC of every row since the checkpoint; also how many those are.
+
+    Without the key nothing shows that a checkpoint is the key holder's: it is believed.
+    """
+    contents = read_contents(store, keys)
+    checkpoint = store.checkpoint()
+    if checkpoint is None or (keys is not None and not checkpoint.is_signed(contents.opened.ledger, keys)):
+        return contents, _check_chain(store, keys, _BEFORE_THE_FIRST)
+    return contents, _check_chain(store, keys, _checked_row(store, checkpoint, contents.head, keys))
 
 
 def read_chain(store: Store, keys: LedgerKeys | None) -> Contents:
-    """The same, after checking hash, link and MAC of every row: no row was changed since it was written."""
+    """The same, after checking every row there is: none was changed since it was written."""
     contents = read_contents(store, keys)
-    previous = _BEFORE_THE_FIRST
-    for row in store.rows():
+    _check_chain(store, keys, _BEFORE_THE_FIRST)
+    checkpoint = store.checkpoint()
+    if checkpoint is not None:
+        if (
+            keys is not None
+            and checkpoint.key == keys.current
+            and not checkpoint.is_signed(contents.opened.ledger, keys)
+        ):
+            raise LedgerTampered(f"The checkpoint of {store.name} carries a MAC that the ledger's key did not make.")
+        _checked_row(store, checkpoint, contents.head, keys)
+    return contents
+
+
+def _checked_row(store: Store, checkpoint: Checkpoint, head: Head, keys: LedgerKeys | None) -> Row:
+    """The row of a checkpoint; refused where it is another one, or missing."""
+    row = store.row(checkpoint.seq)
+    if row is None or row.digest != checkpoint.digest:
+        raise LedgerRolledBack(
+            f"{store.name} ends at row {head.seq}, and its checkpoint is of row {checkpoint.seq}, which is missing or "
+            "another one: rows were removed or replaced. Restore the newest files, or adopt this one with paclm ledger "
+            "adopt, which charges all that can have been spent since."
+        )
+    _check(store, row, keys)
+    return row
+
+
+def _check_chain(store: Store, keys: LedgerKeys | None, previous: Row) -> int:
+    """Check every row after one; returns how many there are."""
+    count = 0
+    for row in store.rows(after=previous.seq):
         try:
             check_row(row, keys)
             _check_link(previous, row, keys)
         except BadRow as problem:
             raise _tampered(store, row.seq, str(problem)) from None
-        previous = row
-    return contents
+        previous, count = row, count + 1
+    return count
 
 
 def read_all(store: Store, keys: LedgerKeys | None) -> Contents:
@@ -96,8 +141,15 @@ def read_all(store: Store, keys: LedgerKeys | None) -> Contents:
         add_usages(table, row.at, usages(state, after, event))
         state = after
     if table != store.usage():
-        raise LedgerTampered(f"The sums by hour and key in {store.path} do not match its rows.")
+        raise LedgerTampered(f"The sums by hour and key in {store.name} do not match its rows.")
     return contents
+
+
+def check_sums(store: Store, state: State, usage: UsageTable) -> None:
+    """Refuse sums by hour and key that do not add up to the newest row's totals."""
+    units, tokens = (sum(getattr(used, name) for used in usage.values()) for name in ("units", "tokens"))
+    if (units, tokens) != (state.spent_units, state.tokens):
+        raise LedgerTampered(f"The sums by hour and key in {store.name} do not add up to the totals of its newest row.")
 
 
 def read_row(store: Store, seq: int) -> Row:
@@ -127,9 +179,9 @@ def check_note(store: Store, newest: int, note: HeadNote | None) -> None:
         "while paclm ledger adopt ran, or the disk damaged it: adopt in this case, too."
     )
     raise LedgerRolledBack(
-        f"{store.path} ends at row {newest}: {problem}. Either {store.path.name}-wal was removed or the file was "
-        "rolled back, and later charges are missing. Restore the newest files, or adopt this one with paclm ledger "
-        f"adopt, which charges all that can have been spent since.{torn if note.is_torn else ''}"
+        f"{store.name} ends at row {newest}: {problem}. Later charges are missing: {store.why_rows_vanish}. Restore "
+        "the newest state, or adopt this one with paclm ledger adopt, which charges all that can have been spent "
+        f"since.{torn if note.is_torn else ''}"
     )
 
 
@@ -166,16 +218,30 @@ def _read_belief(store: Store, state: State, event: Event) -> bytes:
     expected = getattr(event, "belief", None)
     if seq != state.belief_seq or not isinstance(sealed, bytes) or hashlib.sha256(sealed).hexdigest() != expected:
         raise LedgerTampered(
-            f"The belief stored in {store.path} is not that of row {state.belief_row}. Noise calibrated to another "
+            f"The belief stored in {store.name} is not that of row {state.belief_row}. Noise calibrated to another "
             "belief hides too little, so nothing is released. Restore a backup and adopt it.",
             state.belief_row,
         )
     return sealed
 
 
+def _read_secret(store: Store, state: State, keys: LedgerKeys | None) -> bytes | None:
+    if not state.secret_row:
+        return None
+    event, _ = _check(store, read_row(store, state.secret_row), keys)
+    sealed, expected = store.secret(), getattr(event, "secret", None)
+    if not isinstance(sealed, bytes) or hashlib.sha256(sealed).hexdigest() != expected:
+        raise LedgerTampered(
+            f"The sealed secret stored in {store.name} is not that of row {state.secret_row}. The belief belongs to "
+            "another secret, so nothing is released. Restore a backup and adopt it.",
+            state.secret_row,
+        )
+    return sealed
+
+
 def _tampered(store: Store, seq: int, problem: str) -> LedgerTampered:
     return LedgerTampered(
-        f"Row {seq} of {store.path} {problem}. Nothing is released from a ledger that fails its checks: restore a "
+        f"Row {seq} of {store.name} {problem}. Nothing is released from a ledger that fails its checks: restore a "
         "backup and adopt it.",
         seq,
     )

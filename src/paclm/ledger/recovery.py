@@ -13,11 +13,13 @@ from pathlib import Path
 
 from paclm.errors import LedgerError, LedgerRolledBack
 from paclm.ledger import sqlite_file
+from paclm.ledger.address import Holding, open_reader
 from paclm.ledger.events import KeyRotated, LedgerKeys, Restored, WitnessChanged
-from paclm.ledger.ledger import Ledger, hash_belief
+from paclm.ledger.ledger import Ledger, hash_sealed
 from paclm.ledger.reading import read_row
+from paclm.ledger.sqlite_store import fill
 from paclm.ledger.state import parse_row
-from paclm.ledger.store import Store, translated
+from paclm.ledger.store import Address
 from paclm.ledger.witness import (
     Testimony,
     Witness,
@@ -30,29 +32,33 @@ from paclm.ledger.witness import (
 from paclm.privacy.accounting import units_down
 
 
-def backup(path: str | Path, to: str | Path) -> None:
-    """Copy a ledger, also one in use, as of one moment. The copy is marked, and does not open before it is adopted."""
-    source_path, target_path = Path(path).absolute(), Path(to).absolute()
+def backup(address: Address, to: str | Path) -> None:
+    """Copy a ledger, also one in use, as of one moment into a file.
+
+    The copy is marked, and does not open before it is adopted.
+    """
+    target_path = Path(to).absolute()
     part = target_path.with_name(target_path.name + ".part")
     if target_path.exists():
         raise LedgerError(f"{target_path} already exists. A backup never overwrites a file: choose a new name.")
     part.unlink(missing_ok=True)
-    with closing(Store.open_reader(source_path)) as source:
+    with closing(open_reader(address)) as source:
+        source.freeze_view()
         sqlite_file.create_file(part)
-        with translated(part):
-            sqlite_file.copy_database(source.db, part)
+        fill(part, source.copy(), "copy")
     os.replace(part, target_path)
     sqlite_file.sync_folder(target_path.parent)
 
 
 def adopt_restored(
-    path: str | Path,
+    address: Address,
     mac_key: bytes,
     *,
     confirmed_by: str,
     old_keys: Sequence[bytes] = (),
     witness: str | Path | None = None,
     largest_total: float | None = None,
+    holding: Holding | None = None,
 ) -> Restored:
     """Declare that this file was restored from a backup, and charge all that can have been spent since.
 
@@ -62,7 +68,7 @@ def adopt_restored(
     under `mac_key`, if the key that signed it is among `old_keys`.
     """
     keys = LedgerKeys(mac_key, old_keys)
-    with Ledger(Path(path), keys, in_full=True, accept_copy=True) as ledger:
+    with Ledger(address, keys, in_full=True, accept_copy=True, holding=holding) as ledger:
         if witness is None:
             total = ledger.state.total_units if largest_total is None else units_down(largest_total)
             _rotate_to(ledger, keys)
@@ -70,7 +76,7 @@ def adopt_restored(
             ledger.append(event)
         else:
             event = _adopt_with_witness(ledger, Witness(Path(witness).absolute(), keys), confirmed_by)
-        ledger.store.mark(sqlite_file.LIVE)
+        ledger.store.mark("live")
         ledger.settle()
         return event
 
@@ -99,7 +105,7 @@ def _adopt_with_witness(ledger: Ledger, witness: Witness, confirmed_by: str) -> 
         event = Restored("current", last, last, total, None, None, None, confirmed_by)
         ledger.append(event)
         return event
-    belief, lost_until = hash_belief(testimony.sealed_belief), max(last, testimony.head.seq)
+    belief, lost_until = hash_sealed(testimony.sealed_belief), max(last, testimony.head.seq)
     event = Restored("witness", last, lost_until, total, testimony.state, testimony.settings, belief, confirmed_by)
     ledger.append(event, testimony.sealed_belief, seq=lost_until + 1)
     return event
@@ -118,7 +124,7 @@ def _check_noted(ledger: Ledger, testimony: Testimony) -> None:
     note = ledger.store.note
     if note is not None and note.head.seq > testimony.head.seq:
         raise LedgerRolledBack(
-            f"The witness has seen row {testimony.head.seq} of {ledger.path}, and row {note.head.seq} was the newest "
+            f"The witness has seen row {testimony.head.seq} of {ledger.name}, and row {note.head.seq} was the newest "
             "when the ledger was last in use here: the witness was rolled back. Name the newest one, or adopt without "
             "a witness."
         )
@@ -130,7 +136,7 @@ def _restored_before(ledger: Ledger, testimony: Testimony, keys: LedgerKeys) -> 
     if not isinstance(event, Restored) or {ledger.keys.current, testimony.key} != {keys.current}:
         return None
     written = event.proof, event.lost_until, event.state, event.settings, event.belief
-    expected = "witness", testimony.head.seq, testimony.state, testimony.settings, hash_belief(testimony.sealed_belief)
+    expected = "witness", testimony.head.seq, testimony.state, testimony.settings, hash_sealed(testimony.sealed_belief)
     return event if written == expected else None
 
 
@@ -139,29 +145,30 @@ def _was_only_rotated(ledger: Ledger, testimony: Testimony) -> bool:
     if ledger.head.seq != testimony.head.seq or ledger.head.digest == testimony.head.digest:
         return False
     kind = read_row(ledger.store, ledger.head.seq).kind
-    return ledger.store.kind == sqlite_file.COPY and kind == KeyRotated.kind
+    return ledger.store.kind == "copy" and kind == KeyRotated.kind
 
 
 def _rotate_to(ledger: Ledger, keys: LedgerKeys) -> None:
     """Rotate a copy from before a rotation to the key in force; until it is adopted it stays marked as a copy."""
     if ledger.keys.current != keys.current:
-        ledger.store.mark(sqlite_file.COPY)
+        ledger.store.mark("copy")
         ledger.rotate_to(keys)
 
 
 def replace_witness(
-    path: str | Path,
+    address: Address,
     mac_key: bytes,
     *,
     confirmed_by: str,
     old_keys: Sequence[bytes] = (),
     witness: str | Path | None,
+    holding: Holding | None = None,
 ) -> None:
     """Declare that the witness on record is lost and that this file is the newest; name a new witness, or None.
 
     The declaration is recorded with its author, and nothing can check it: a file from a backup must be adopted instead.
     """
-    with Ledger(Path(path), LedgerKeys(mac_key, old_keys), in_full=True) as ledger:
+    with Ledger(address, LedgerKeys(mac_key, old_keys), in_full=True, holding=holding) as ledger:
         place = None if witness is None else Path(witness).absolute()
         if place is not None and place.exists():
             raise LedgerRolledBack(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from urllib.parse import quote
 
 from paclm.config import in_shell
 from paclm.errors import LedgerError, LedgerMissing, LedgerNotDurable, LedgerUnwritable
+from paclm.ledger.store import Kind
 
-LIVE, COPY = 0x5061634C, 0x50616343
-"""SQLite's application_id: a ledger in use, and a copy made by `backup`, which must be adopted before it is used."""
+IDS: dict[Kind, int] = {"live": 0x5061634C, "copy": 0x50616343, "moved": 0x5061634D, "incoming": 0x50616349}
+"""SQLite's application_id, by what the file is."""
+KINDS: dict[int, Kind] = {number: kind for kind, number in IDS.items()}
 BUSY_SECONDS = 5.0
+_MIGRATIONS_TABLE = "CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, at TEXT NOT NULL) STRICT"
 
 
 def m001_initial(db: sqlite3.Connection) -> None:
@@ -38,13 +41,22 @@ def m001_initial(db: sqlite3.Connection) -> None:
     )
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (m001_initial,)
+def m002_secret(db: sqlite3.Connection) -> None:
+    """The sealed secret, and the signed checkpoint."""
+    db.execute("CREATE TABLE secret (one INTEGER PRIMARY KEY CHECK (one = 1), sealed BLOB NOT NULL) STRICT")
+    db.execute(
+        "CREATE TABLE checkpoint (one INTEGER PRIMARY KEY CHECK (one = 1), seq INTEGER NOT NULL, "
+        "digest BLOB NOT NULL, key TEXT NOT NULL, mac BLOB NOT NULL) STRICT"
+    )
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (m001_initial, m002_secret)
 
 
 def migrate(db: sqlite3.Connection, at: str, path: Path) -> None:
     """Apply missing migrations and record each; a file made by a newer paclm is refused."""
-    db.execute("CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, at TEXT NOT NULL) STRICT")
-    applied = [name for (name,) in db.execute("SELECT name FROM migrations ORDER BY name")]
+    db.execute(_MIGRATIONS_TABLE)
+    applied = migrations_of(db)
     known = [step.__name__ for step in MIGRATIONS]
     if newer := sorted(set(applied) - set(known)):
         raise LedgerError(f"{path} was made by a newer paclm (it has {', '.join(newer)}). Update paclm to open it.")
@@ -54,16 +66,24 @@ def migrate(db: sqlite3.Connection, at: str, path: Path) -> None:
             db.execute("INSERT INTO migrations VALUES (?, ?)", (step.__name__, at))
 
 
+def migrations_of(db: sqlite3.Connection) -> list[str]:
+    """Names of the migrations that were applied."""
+    return [name for (name,) in db.execute("SELECT name FROM migrations ORDER BY name")]
+
+
 def schema_of(db: sqlite3.Connection) -> list[tuple[str, str, str]]:
     """Every table, index and trigger of a database: type, name, SQL."""
     return [tuple(row) for row in db.execute("SELECT type, name, sql FROM sqlite_master WHERE sql NOT NULL ORDER BY 2")]
 
 
-def expected_schema() -> list[tuple[str, str, str]]:
-    """The schema of a new ledger, for comparison."""
+def expected_schema(applied: Collection[str]) -> list[tuple[str, str, str]]:
+    """The schema of a ledger after these migrations, for comparison."""
     db = sqlite3.connect(":memory:")
     try:
-        migrate(db, "", Path())
+        db.execute(_MIGRATIONS_TABLE)
+        for step in MIGRATIONS:
+            if step.__name__ in applied:
+                step(db)
         return schema_of(db)
     finally:
         db.close()
@@ -123,18 +143,6 @@ def _check_readable(db: sqlite3.Connection) -> sqlite3.Connection:
         db.close()
         raise
     return db
-
-
-def copy_database(source: sqlite3.Connection, path: Path) -> None:
-    """Copy a database as of one moment into an existing empty file, marked as a copy."""
-    target = sqlite3.connect(path, isolation_level=None)
-    try:
-        source.backup(target)
-        target.execute("PRAGMA journal_mode=DELETE").fetchall()  # a single file, which can be moved anywhere
-        target.execute("PRAGMA synchronous=FULL")
-        target.execute(f"PRAGMA application_id={COPY}")
-    finally:
-        target.close()
 
 
 def create_file(path: Path) -> None:

@@ -16,9 +16,11 @@ from paclm.ledger.events import (
     Event,
     Extended,
     KeyRotated,
+    Moved,
     Opened,
     Restored,
     Row,
+    SecretSealed,
     Settings,
     SettingsChanged,
     Stepped,
@@ -56,6 +58,8 @@ class State:
     witness: str | None = None
     belief_is_lost: bool = False
     """Releases are missing from the belief, after a restore without a witness: nothing may be charged again."""
+    secret_row: int = 0
+    """The row that holds the hash of the sealed secret; 0: no secret was drawn yet, or before this field existed."""
 
     @property
     def account(self) -> Account:
@@ -95,7 +99,7 @@ def to_state_fields(state: State) -> dict[str, Any]:
 
 def from_state_fields(fields: Mapping[str, Any]) -> State:
     """The state that `to_state_fields` described."""
-    if set(fields) != set(_FIELDS):
+    if not set(_FIELDS) - {"secret_row"} <= set(fields) <= set(_FIELDS):
         raise BadRow("has running totals with missing or unknown fields")
     state = State(**fields)
     counts = [value for name, value in fields.items() if name not in ("witness", "belief_is_lost")]
@@ -140,7 +144,16 @@ def apply(state: State | None, seq: int, event: Event) -> State:
                 )
             return _with_total(replace(state, settings_seq=seq), event.new_total_units)
         case KeyRotated():
-            return state if event.belief is None else replace(state, belief_row=seq, belief_seq=seq)
+            if event.belief is not None:
+                state = replace(state, belief_row=seq, belief_seq=seq)
+            return state if event.secret is None else replace(state, secret_row=seq)
+        case SecretSealed():
+            is_late = event.origin == "drawn" and (state.tokens or state.belief_is_lost)
+            if is_late or bool(state.secret_row) != (event.origin == "resealed"):
+                raise BadRow("seals a second secret")
+            return replace(state, secret_row=seq)
+        case Moved():
+            return state
         case WitnessChanged():
             return replace(state, witness=event.new)
         case Restored():

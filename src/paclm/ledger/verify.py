@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from paclm.errors import (
     LedgerBusy,
@@ -16,11 +15,11 @@ from paclm.errors import (
     LedgerTampered,
     LedgerUnwritable,
 )
-from paclm.ledger import sqlite_file
+from paclm.ledger.address import open_reader
 from paclm.ledger.events import LedgerKeys
-from paclm.ledger.reading import Contents, check_note, read_all, read_contents
+from paclm.ledger.reading import Contents, check_note, check_sums, read_all, read_contents, read_recent
 from paclm.ledger.state import UsageTable
-from paclm.ledger.store import HeadNote, Store, lock_path, read_note
+from paclm.ledger.store import Address
 
 
 @dataclass(slots=True)
@@ -36,7 +35,10 @@ class Report:
     """The first bad row, where one row can be named."""
     is_copy: bool = False
     """Made by `backup`; must be adopted before anything is released from it."""
+    verified_through: int = 0
+    """The last row of the part that `intact` speaks of: checked now, or behind a checkpoint."""
     num_events: int = 0
+    """0 if only the newest rows were checked: counting takes as long as reading all."""
     signers: tuple[str, ...] = ()
     """Names of the keys that the rows name as theirs, oldest first."""
     contents: Contents | None = None
@@ -44,9 +46,9 @@ class Report:
     usage: UsageTable = field(default_factory=dict)
 
 
-def signing_key(path: str | Path) -> str | None:
+def signing_key(address: Address) -> str | None:
     """The name of the key that the newest row names as its signer; None where it cannot be read."""
-    with closing(Store.open_reader(Path(path))) as store:
+    with closing(open_reader(address)) as store:
         try:
             newest = store.newest_row()
         except LedgerError:
@@ -54,59 +56,66 @@ def signing_key(path: str | Path) -> str | None:
     return newest.key if newest is not None and isinstance(newest.key, str) else None
 
 
-def witness_on_record(path: str | Path) -> str | None:
+def sealed_secret(address: Address) -> bytes | None:
+    """The sealed secret as stored, not checked; None where there is none."""
+    with closing(open_reader(address)) as store:
+        return store.secret()
+
+
+def witness_on_record(address: Address) -> str | None:
     """The name of the witness that the ledger needs to open; None where it needs none."""
-    return _newest(Path(path)).state.witness
+    with closing(open_reader(address)) as store:
+        return read_contents(store, None).state.witness
 
 
-def remaining_tokens(path: str | Path) -> int:
-    """How many charged tokens the budget has left by the newest row; refused for a file that was rolled back."""
-    contents = newest_contents(path)
+def remaining_tokens(address: Address) -> int:
+    """How many charged tokens the budget has left by the newest row; refused where rows vanished."""
+    contents = newest_contents(address)
     return contents.state.account.remaining_tokens(contents.settings.per_token)
 
 
-def is_backup(path: str | Path) -> bool:
-    """Whether the file was made by `backup`."""
-    with closing(Store.open_reader(Path(path))) as store:
-        return store.kind == sqlite_file.COPY
+def is_backup(address: Address) -> bool:
+    """Whether it was made by `backup`."""
+    with closing(open_reader(address)) as store:
+        return store.kind == "copy"
 
 
-def newest_contents(path: str | Path) -> Contents:
-    """The ledger by its newest row, read without lock and key; refused for a file that was rolled back."""
-    path = Path(path)
-    return _newest(path, read_note(lock_path(path)))
-
-
-def _newest(path: Path, note: HeadNote | None = None) -> Contents:
-    with closing(Store.open_reader(path)) as store:
+def newest_contents(address: Address) -> Contents:
+    """The ledger by its newest row, read without lock and key; refused where rows vanished."""
+    with closing(open_reader(address)) as store:
         contents = read_contents(store, None)
-        if store.kind != sqlite_file.COPY:  # a copy is marked as such, and older than the note
-            check_note(store, contents.head.seq, note)
+        if store.kind != "copy":  # a copy is marked as such, and older than the note
+            check_note(store, contents.head.seq, store.note)
         return contents
 
 
-def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
+def verify(address: Address, keys: Sequence[bytes] | None = None, *, only_recent: bool = False) -> Report:
     """Recompute every hash, link, total and sum; with keys (the newest first) also every MAC.
 
-    Also checks that the row noted in the lock file is there and that the newest key signed the head, as opening does.
-    Raises where the disk or another program prevents reading: an unread ledger is neither intact nor damaged.
+    Also checks that the row noted on this machine is there and that the newest key signed the head, as opening does.
+    `only_recent` checks the rows since the last checkpoint, and the totals of the sums. Raises where the disk or
+    another program prevents reading: an unread ledger is neither intact nor damaged.
     """
-    path = Path(path)
-    note = read_note(lock_path(path))  # before any row is read: a row is noted after it is on the disk
     known = LedgerKeys(keys[0], keys[1:]) if keys else None
     report = Report(macs_checked=known is not None)
     try:
-        with closing(Store.open_reader(path)) as store:
+        with closing(open_reader(address)) as store:
             store.freeze_view()
-            report.is_copy = store.kind == sqlite_file.COPY
-            report.num_events, report.signers = store.count_rows(), store.signers()
+            report.is_copy = store.kind == "copy"
+            if not only_recent:
+                report.num_events, report.signers = store.count_rows(), store.signers()
             report.contents = contents = read_contents(store, None)
             report.usage = store.usage()
-            store.check_pages()
-            read_all(store, known)
+            if only_recent:
+                read_recent(store, known)
+                check_sums(store, contents.state, report.usage)
+            else:
+                store.check_pages()
+                read_all(store, known)
+            report.verified_through = contents.head.seq
             if not report.is_copy:
-                check_note(store, contents.head.seq, note)
-                _check_in_force(path, contents.key, known)
+                check_note(store, contents.head.seq, store.note)
+                _check_in_force(store.name, contents.key, known)
     except LedgerMissing:
         raise
     except (LedgerBusy, LedgerFull, LedgerUnwritable) as error:
@@ -114,14 +123,16 @@ def verify(path: str | Path, keys: Sequence[bytes] | None = None) -> Report:
     except LedgerError as error:
         report.intact, report.problem = False, str(error)
         report.bad_seq = error.seq if isinstance(error, LedgerTampered) else None
+        if report.bad_seq is not None:
+            report.verified_through = report.bad_seq - 1
     return report
 
 
-def _check_in_force(path: Path, signer: str, keys: LedgerKeys | None) -> None:
+def _check_in_force(name: str, signer: str, keys: LedgerKeys | None) -> None:
     """Refuse a head signed with a rotated key: others may know that key and could have continued from before."""
     if keys is not None and signer != keys.current:
         raise LedgerRolledBack(
-            f"The newest rows of {path} are signed with the key {signer}, which was rotated; {keys.current} is in "
+            f"The newest rows of {name} are signed with the key {signer}, which was rotated; {keys.current} is in "
             "force. The file is from before the rotation, or was made with the old key. Restore the newest files, or "
             "adopt this one with paclm ledger adopt, which charges all that can have been spent since."
         )

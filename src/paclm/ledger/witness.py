@@ -27,10 +27,10 @@ from paclm.errors import (
     WitnessMissing,
 )
 from paclm.ledger.events import Head, KeyRotated, LedgerKeys, WitnessChanged, canonical, reseals
+from paclm.ledger.head_notes import TwoSlots
 from paclm.ledger.reading import read_row
 from paclm.ledger.sqlite_file import sync_folder
 from paclm.ledger.state import parse_row
-from paclm.ledger.store import TwoSlots
 
 if TYPE_CHECKING:
     from paclm.ledger.ledger import Ledger
@@ -255,7 +255,7 @@ def check_witness(ledger: Ledger, path: Path | None) -> None:
     if path is None:
         if recorded is not None:
             raise WitnessMissing(
-                f"{ledger.path} has a witness ({recorded}), and none was named. Without it a rolled-back file cannot "
+                f"{ledger.name} has a witness ({recorded}), and none was named. Without it a rolled-back file cannot "
                 "be recognized. Name it: PACLM_WITNESS=PATH or --witness PATH. If it is lost for good, declare so with "
                 "paclm ledger replace-witness."
             )
@@ -307,7 +307,7 @@ def check_torn_slot(ledger: Ledger, witness: Witness, testimony: Testimony) -> N
         return
     raise LedgerRolledBack(
         f"One of the two slots of the witness {witness.path} is not whole, the other records row "
-        f"{testimony.head.seq}, and {ledger.path} ends at row {ledger.head.seq}. A write cut off by a crash leaves the "
+        f"{testimony.head.seq}, and {ledger.name} ends at row {ledger.head.seq}. A write cut off by a crash leaves the "
         "ledger one row ahead of the whole slot: either the ledger was rolled back, or the witness was damaged. "
         "Restore the newest files. If the ledger's file is the newest, declare so with paclm ledger replace-witness; "
         "if it came from a backup, adopt it without the witness."
@@ -325,7 +325,7 @@ def check_signer(ledger: Ledger, testimony: Testimony, in_force: str) -> None:
     event, before = parse_row(newest)[0], Head(newest.seq - 1, newest.previous)
     if not isinstance(event, KeyRotated) or (event.old_key, before) != (testimony.key, testimony.head):
         raise LedgerTampered(
-            f"The witness of {ledger.path} is signed with the key {testimony.key}, which was rotated; {in_force} is in "
+            f"The witness of {ledger.name} is signed with the key {testimony.key}, which was rotated; {in_force} is in "
             f"force. It can have been forged with the old key. Name the newest witness; {_IF_LOST}"
         )
 
@@ -334,21 +334,21 @@ def is_one_row_ahead(ledger: Ledger, testimony: Testimony) -> bool:
     """Whether the ledger has one row more than its witness, as after a crash. Refused unless 0 or 1 of one history."""
     if ledger.head.seq < testimony.head.seq:
         raise LedgerRolledBack(
-            f"{ledger.path} ends at row {ledger.head.seq}, and its witness has seen row {testimony.head.seq}: the file "
+            f"{ledger.name} ends at row {ledger.head.seq}, and its witness has seen row {testimony.head.seq}: the file "
             "was rolled back, and later charges are missing. Restore the newest file, or adopt this one with paclm "
             "ledger adopt, which takes account and belief from the witness."
         )
     found = ledger.store.row(testimony.head.seq)
     if found is None or found.digest != testimony.head.digest:
         raise LedgerRolledBack(
-            f"Row {testimony.head.seq} of {ledger.path} is not the one its witness has seen: another copy of this "
+            f"Row {testimony.head.seq} of {ledger.name} is not the one its witness has seen: another copy of this "
             "ledger was in use, or a crash cut paclm ledger adopt off. In that case adopt this file again; otherwise "
             "restore the file that the witness records: two histories of one secret cannot be merged."
         )
     ahead = ledger.store.count_rows(after=testimony.head.seq)
     if ahead > 1:
         raise LedgerRolledBack(
-            f"The witness of {ledger.path} is {ahead} rows behind it, and a crash leaves it one behind: the witness "
+            f"The witness of {ledger.name} is {ahead} rows behind it, and a crash leaves it one behind: the witness "
             "itself was rolled back. If the ledger's file is the newest, declare so with paclm ledger replace-witness."
         )
     return ahead == 1

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import json
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 from paclm.config import (
     DpConfig,
+    LedgerConfig,
     MechanismConfig,
     RuntimeConfig,
     ServerConfig,
@@ -25,6 +27,7 @@ from paclm.config import (
     read_settings,
 )
 from paclm.errors import InvalidInput, WorkspaceError
+from paclm.worlds.layout import SETTINGS_FILE, ledger_path
 from paclm.worlds.storage import write_private
 
 _BUDGETS = ("per_token", "total")
@@ -40,11 +43,13 @@ _ABOUT = {
 #     paclm plan --mia 51% --tokens 1M --write WORKSPACE""",
     "runtime": "# Speed and memory only.",
     "server": "# `paclm serve`: addresses and limits.",
+    "ledger": "# Where charges, belief and secret are kept. A password belongs in PACLM_LEDGER or a .pgpass file.",
     "training": "# The same for every world; after a change the worlds must be trained again.",
     "dp": """\
 # `paclm train --what dp:EPSILON`: the adapter of the promise about the corpus. The defaults were found on public text;
 # a choice that depends on the private records is outside of the guarantee.""",
 }
+_ADDRESSES = {"url": "PACLM_LEDGER", "front_url": "PACLM_LEDGER_FRONT"}
 _EXAMPLES = {"per_token": "2^-32", "total": "2^-10"}
 _REMARK = re.compile(r"(?<=\S)\s+#.*$")
 
@@ -65,6 +70,7 @@ class Settings:
     mechanism: Mapping[str, Any]  # as written; complete once both budgets are set
     runtime: RuntimeConfig
     server: ServerConfig
+    ledger: LedgerConfig
     training: TrainingConfig
     dp: DpConfig
 
@@ -91,6 +97,7 @@ def render_settings(training: TrainingConfig) -> str:
         "mechanism": MechanismConfig(**_EXAMPLES),  # type: ignore[arg-type]
         "runtime": RuntimeConfig(),
         "server": ServerConfig(),
+        "ledger": LedgerConfig(),
         "training": training,
         "dp": DpConfig(),
     }
@@ -170,9 +177,25 @@ def load_settings(path: Path) -> Settings:
         mechanism=tables.get("mechanism", {}),
         runtime=read_settings(RuntimeConfig, tables.get("runtime", {}), f"[runtime] of {path}"),
         server=read_settings(ServerConfig, tables.get("server", {}), f"[server] of {path}"),
+        ledger=ledger_settings(tables.get("ledger", {}), f"[ledger] of {path}"),
         training=read_settings(TrainingConfig, tables.get("training", {}), f"[training] of {path}"),
         dp=read_settings(DpConfig, tables.get("dp", {}), f"[dp] of {path}"),
     )
     if settings.config is None:
         settings.mechanism_with(per_token=1.0, total=1.0)  # checks the other keys while no budget is set
     return settings
+
+
+def ledger_settings(table: Mapping[str, Any], where: str) -> LedgerConfig:
+    """[ledger], with what the environment names in place of its addresses."""
+    named = {name: os.environ.get(variable) for name, variable in _ADDRESSES.items()}
+    return read_settings(LedgerConfig, {**table, **{name: url for name, url in named.items() if url}}, where)
+
+
+def ledger_address(workspace: Path) -> Path | str:
+    """Where a workspace keeps its ledger: a path, or the URL of a database. Reads [ledger] alone."""
+    try:
+        table = tomllib.loads((workspace / SETTINGS_FILE).read_text(encoding="utf-8")).get("ledger", {})
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        table = {}
+    return ledger_settings(table, f"[ledger] of {workspace / SETTINGS_FILE}").url or ledger_path(workspace)

@@ -155,6 +155,11 @@ class Workspace:
         return layout.ledger_path(self.path)
 
     @property
+    def ledger_address(self) -> Path | str:
+        """Where the ledger is: its path, or the URL of a PostgreSQL database."""
+        return self.settings.ledger.url or self.ledger_path
+
+    @property
     def study_path(self) -> Path:
         """Folder of study results."""
         return self.path / layout.STUDY_FOLDER

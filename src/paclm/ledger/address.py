@@ -1,0 +1,76 @@
+"""Open the store at an address: the path of a file, or the URL of a PostgreSQL database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from paclm.config import is_postgres
+from paclm.errors import LedgerMissing, MissingExtra
+from paclm.ledger.sqlite_store import SqliteStore
+from paclm.ledger.store import Address, Copy, Kind, Store
+
+if TYPE_CHECKING:
+    from paclm.ledger.postgres_store import PostgresStore
+
+
+class Holding(NamedTuple):
+    """How a process takes the right to write. In a file the operating system's lock alone decides."""
+
+    folder: Path | None = None
+    """The curator's folder, where this machine notes the newest row of a database."""
+    stale_seconds: float = 15.0
+    """A holder that the database has not seen for this long counts as dead."""
+    take_over: bool = False
+    """Take the right from a holder that is alive."""
+
+
+def open_writer(address: Address, holding: Holding) -> Store:
+    """Take the right to write, and open for writing."""
+    if isinstance(address, str) and is_postgres(address):
+        return _postgres().open_writer(address, holding)
+    return SqliteStore.open_writer(Path(address).absolute())
+
+
+def open_reader(address: Address) -> Store:
+    """Open for reading alone, also while another process writes."""
+    if isinstance(address, str) and is_postgres(address):
+        return _postgres().open_reader(address)
+    return SqliteStore.open_reader(Path(address))
+
+
+def create(address: Address, content: Copy, kind: Kind = "live", holding: Holding | None = None) -> None:
+    """Make a ledger where there is none: complete or absent, also after a crash."""
+    if isinstance(address, str) and is_postgres(address):
+        _postgres().create(address, content, kind, holding or Holding())
+    else:
+        SqliteStore.create(Path(address).absolute(), content, kind)
+
+
+def exists(address: Address) -> bool:
+    """Whether there is a ledger, readable or not; raises where a database cannot be asked."""
+    if not (isinstance(address, str) and is_postgres(address)):
+        return Path(address).exists()
+    try:
+        open_reader(address).close()
+    except LedgerMissing:
+        return False
+    return True
+
+
+def name_of(address: Address) -> str:
+    """The address for messages, without user and password."""
+    if not (isinstance(address, str) and is_postgres(address)):
+        return str(address)
+    _postgres()
+    from paclm.ledger.postgres import name_of as name_of_url
+
+    return name_of_url(address)
+
+
+def _postgres() -> type[PostgresStore]:
+    try:
+        from paclm.ledger.postgres_store import PostgresStore
+    except ImportError:
+        raise MissingExtra("psycopg") from None
+    return PostgresStore

@@ -1,0 +1,87 @@
+"""The tables of a ledger in PostgreSQL, in the schema `paclm` of a database of its own.
+
+`head` is the fence: its one row holds the newest row's number and the epoch, and every write names both. A process that
+takes the ledger over adds one to the epoch; what an older one still sends matches no row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psycopg import sql
+
+from paclm.errors import LedgerError, LedgerMissing, LedgerTampered
+from paclm.ledger.postgres import SCHEMA, LimitedConnection, translated
+
+_COUNTS = "tokens bigint NOT NULL, dissent_tokens bigint NOT NULL, charged_tokens bigint NOT NULL, "
+
+M001_INITIAL = (
+    "CREATE TABLE paclm.head (one integer PRIMARY KEY CHECK (one = 1), seq bigint NOT NULL, epoch bigint NOT NULL, "
+    "kind text NOT NULL)",
+    "INSERT INTO paclm.head VALUES (1, 0, 0, 'none')",
+    "CREATE TABLE paclm.holder (one integer PRIMARY KEY CHECK (one = 1), epoch bigint NOT NULL, name text, "
+    "seen timestamptz NOT NULL)",
+    "INSERT INTO paclm.holder VALUES (1, 0, NULL, clock_timestamp())",
+    "CREATE TABLE paclm.events (seq bigint PRIMARY KEY, at text NOT NULL, kind text NOT NULL, body text NOT NULL, "
+    "key text NOT NULL, previous bytea NOT NULL, digest bytea NOT NULL, mac bytea NOT NULL)",
+    "CREATE FUNCTION paclm.refuse() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$BEGIN RAISE EXCEPTION 'the ledger is append-only'; END$$",
+    "CREATE TRIGGER events_no_change BEFORE UPDATE OR DELETE OR TRUNCATE ON paclm.events "
+    "FOR EACH STATEMENT EXECUTE FUNCTION paclm.refuse()",
+    "CREATE TABLE paclm.belief (one integer PRIMARY KEY CHECK (one = 1), seq bigint NOT NULL, sealed bytea NOT NULL)",
+    "CREATE TABLE paclm.secret (one integer PRIMARY KEY CHECK (one = 1), sealed bytea NOT NULL)",
+    "CREATE TABLE paclm.checkpoint (one integer PRIMARY KEY CHECK (one = 1), seq bigint NOT NULL, "
+    "digest bytea NOT NULL, key text NOT NULL, mac bytea NOT NULL)",
+    f"CREATE TABLE paclm.usage (hour text, key text, {_COUNTS}units numeric NOT NULL, public_tokens bigint NOT NULL, "
+    "PRIMARY KEY (hour, key))",
+)
+MIGRATIONS = {"m001_initial": M001_INITIAL}
+LEDGER_TABLES = ("head", "holder", "events", "belief", "secret", "checkpoint", "usage", "migrations")
+"""What only the holder of the ledger may write."""
+_LOCK = int.from_bytes(b"paclm", "big")
+
+
+def migrate(db: LimitedConnection, name: str, at: str) -> None:
+    """Make the schema, or apply the migrations that it lacks; one process at a time."""
+    with translated(name), db.transaction():
+        db.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+        if not has_schema(db):
+            db.execute(f"CREATE SCHEMA {SCHEMA}")
+            db.execute("CREATE TABLE paclm.migrations (name text PRIMARY KEY, at text NOT NULL)")
+        applied = {found for (found,) in db.execute("SELECT name FROM paclm.migrations")}
+        if newer := sorted(applied - set(MIGRATIONS)):
+            raise LedgerError(f"{name} was made by a newer paclm (it has {', '.join(newer)}). Update paclm to open it.")
+        for step, statements in MIGRATIONS.items():
+            if step not in applied:
+                for statement in statements:
+                    db.execute(sql.SQL(statement))
+                db.execute("INSERT INTO paclm.migrations VALUES (%s, %s)", (step, at))
+
+
+def has_schema(db: LimitedConnection) -> bool:
+    """Whether the database holds the tables of a ledger, empty or not."""
+    found = db.execute("SELECT to_regclass('paclm.migrations') IS NOT NULL").fetchone()
+    return bool(found and found[0])
+
+
+def kind_of(db: LimitedConnection, name: str) -> str:
+    """What the database holds; refused where it holds no ledger."""
+    with translated(name, is_reading=True):
+        found = db.execute("SELECT kind FROM paclm.head").fetchone() if has_schema(db) else None
+    if found is None or found[0] == "none":
+        raise LedgerMissing(f"There is no ledger in {name}. It is made when the workspace first generates a token.")
+    return str(found[0])
+
+
+def check_schema(db: LimitedConnection, name: str) -> None:
+    """Refuse tables whose rows could be changed: the trigger that forbids it must be there and enabled."""
+    with translated(name, is_reading=True):
+        trigger: Any = db.execute(
+            "SELECT tgenabled FROM pg_trigger WHERE tgrelid = 'paclm.events'::regclass AND tgname = 'events_no_change'"
+        ).fetchone()
+        tables = {found for (found,) in db.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'paclm'")}
+    missing = sorted(set(LEDGER_TABLES) - tables)
+    if missing or trigger is None or trigger[0] not in (b"O", b"A", "O", "A"):
+        raise LedgerTampered(
+            f"{name} has not the tables and triggers of a ledger: {', '.join(missing) or 'events_no_change'} differ."
+        )

@@ -1,0 +1,306 @@
+"""A ledger in PostgreSQL. A commit is one statement that moves the head only for the newest epoch and the row before.
+
+Whatever an older holder believes, its statement moves nothing and is refused. After any error, any warning of the
+server and any doubt whether a commit is durable, the ledger stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+from psycopg.errors import Diagnostic
+
+from paclm.errors import InvalidInput, LedgerError, LedgerTampered, LedgerUnwritable
+from paclm.ledger.address import Holding
+from paclm.ledger.events import COUNTS, Checkpoint, Head, Row, Usage
+from paclm.ledger.head_notes import HeadNote, HeadNotes, open_notes
+from paclm.ledger.postgres import LimitedConnection, connect, name_of, translated
+from paclm.ledger.postgres_hold import Hold, fenced
+from paclm.ledger.postgres_schema import check_schema, kind_of, migrate
+from paclm.ledger.state import UsageTable, add_usages
+from paclm.ledger.store import Commit, Copy, Kind, Store
+
+_COLUMNS = "seq, at, kind, body, key, previous, digest, mac"
+_SUMS = ", ".join(f"{name} = usage.{name} + excluded.{name}" for name in COUNTS)
+_COMMIT = f"""
+WITH moved AS (
+  UPDATE paclm.head SET seq = %(seq)s
+  WHERE epoch = %(epoch)s AND seq = %(after)s AND pg_backend_pid() = %(backend)s
+    AND current_setting('synchronous_commit') = 'on'
+  RETURNING 1
+), added AS (
+  INSERT INTO paclm.events ({_COLUMNS})
+  SELECT %(seq)s::bigint, %(at)s::text, %(kind)s::text, %(body)s::text, %(key)s::text, %(previous)s::bytea,
+    %(digest)s::bytea, %(mac)s::bytea FROM moved
+), belief AS (
+  INSERT INTO paclm.belief SELECT 1, %(belief_seq)s::bigint, %(belief)s::bytea FROM moved
+  WHERE %(belief)s::bytea IS NOT NULL
+  ON CONFLICT (one) DO UPDATE SET seq = excluded.seq, sealed = excluded.sealed
+), secret AS (
+  INSERT INTO paclm.secret SELECT 1, %(secret)s::bytea FROM moved WHERE %(secret)s::bytea IS NOT NULL
+  ON CONFLICT (one) DO UPDATE SET sealed = excluded.sealed
+), sums AS (
+  INSERT INTO paclm.usage (hour, key, {", ".join(COUNTS)})
+  SELECT %(hour)s::text, entry.* FROM moved, unnest(%(keys)s::text[], %(tokens)s::bigint[],
+    %(dissent_tokens)s::bigint[], %(charged_tokens)s::bigint[], %(units)s::numeric[], %(public_tokens)s::bigint[])
+    AS entry
+  ON CONFLICT (hour, key) DO UPDATE SET {_SUMS}
+)
+SELECT count(*) FROM moved
+"""
+_PART = 10_000
+"""Rows read at a time."""
+_SET_CHECKPOINT = (
+    "INSERT INTO paclm.checkpoint VALUES (1, %s, %s, %s, %s) ON CONFLICT (one) DO UPDATE "
+    "SET seq = excluded.seq, digest = excluded.digest, key = excluded.key, mac = excluded.mac"
+)
+
+
+class PostgresStore(Store):
+    """One open ledger: by its holder, or by a reader."""
+
+    why_rows_vanish = "the database was restored from a backup, or a standby that lacked the last commits was promoted"
+
+    def __init__(self, url: str, db: LimitedConnection, hold: Hold | None, notes: HeadNotes | None) -> None:
+        self.name = name_of(url)
+        self.db = db
+        self.hold = hold
+        self._notes = notes
+        self._backend = db.info.backend_pid
+        self._warnings: list[str] = []
+        db.add_notice_handler(self._warned)
+
+    def _warned(self, notice: Diagnostic) -> None:
+        if notice.severity_nonlocalized != "NOTICE":
+            self._warnings.append(f"{notice.severity_nonlocalized}: {notice.message_primary}")
+
+    @classmethod
+    def create(cls, url: str, content: Copy, kind: Kind, holding: Holding) -> None:
+        """Fill an empty database in one transaction."""
+        hold = Hold.take(url, holding)
+        try:
+            db = connect(url)
+            try:
+                store = cls(url, db, hold, None)
+                with translated(store.name), db.transaction():
+                    store._fill(content, kind)
+            finally:
+                db.close()
+        finally:
+            hold.release()
+
+    def _fill(self, content: Copy, kind: Kind) -> None:
+        if self.kind != "none":
+            raise LedgerError(f"{self.name} holds a ledger already. A secret has one ledger, which is never replaced.")
+        seq = 0
+        with (
+            self.db.cursor() as cursor,
+            cursor.copy(f"COPY paclm.events ({_COLUMNS}) FROM STDIN (FORMAT BINARY)") as to,
+        ):
+            to.set_types(["int8", "text", "text", "text", "text", "bytea", "bytea", "bytea"])
+            for row in content.rows:
+                to.write_row(row)
+                seq = row.seq
+        self.db.execute("INSERT INTO paclm.belief VALUES (1, %s, %s)", content.belief)
+        if content.secret is not None:
+            self.db.execute("INSERT INTO paclm.secret VALUES (1, %s)", (content.secret,))
+        if content.checkpoint is not None:
+            self.db.execute(_SET_CHECKPOINT, content.checkpoint)
+        for (hour, key), usage in (content.usage or {}).items():
+            counts = [getattr(usage, name) for name in COUNTS]
+            self.db.execute("INSERT INTO paclm.usage VALUES (%s, %s, %s, %s, %s, %s, %s)", (hour, key, *counts))
+        moved = self.db.execute(
+            "UPDATE paclm.head SET seq = %s, kind = %s WHERE epoch = %s AND seq = 0", (seq, kind, self._epoch)
+        )
+        if moved.rowcount != 1:
+            raise fenced(self.name)
+
+    @classmethod
+    def open_writer(cls, url: str, holding: Holding) -> PostgresStore:
+        """Take the next epoch and open for writing."""
+        asking = connect(url)
+        try:
+            kind_of(asking, name_of(url))  # raises where there is none, before an epoch is taken
+        finally:
+            asking.close()
+        hold = Hold.take(url, holding)
+        try:
+            notes = None if holding.folder is None else open_notes(holding.folder)
+            return cls(url, connect(url), hold, notes)
+        except BaseException:
+            hold.release()
+            raise
+
+    @classmethod
+    def open_reader(cls, url: str) -> PostgresStore:
+        """Open for reading alone, also while another process writes; a standby server will do."""
+        db = connect(url, is_reading=True)
+        try:
+            kind_of(db, name_of(url))
+            return cls(url, db, None, None)
+        except BaseException:
+            db.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection, and tell others that nobody holds the ledger."""
+        self.db.close()
+        if self.hold is not None:
+            self.hold.release()
+
+    @property
+    def epoch(self) -> int | None:
+        """What the writes of this holder name; None for a reader."""
+        return None if self.hold is None else self.hold.epoch
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """Call this, from another thread, if another process takes the ledger over."""
+        if self.hold is not None:
+            self.hold.on_lost = call
+
+    @property
+    def _epoch(self) -> int:
+        if self.hold is None:
+            raise LedgerUnwritable(f"{self.name} was opened for reading.")
+        if self.hold.is_lost:
+            raise fenced(self.name)
+        return self.hold.epoch
+
+    def append(self, commit: Commit) -> None:
+        """Write a row and what belongs to it with one statement; all is durable when this returns."""
+        added: UsageTable = {}
+        add_usages(added, commit.row.at, commit.entries)
+        belief_seq, belief = commit.belief or (None, None)
+        values = {
+            **commit.row._asdict(),
+            "epoch": self._epoch,
+            "after": commit.after,
+            "backend": self._backend,
+            "belief_seq": belief_seq,
+            "belief": belief,
+            "secret": commit.secret,
+            "hour": commit.row.at[:13],
+            "keys": [usage.key for usage in added.values()],
+            **{name: [getattr(usage, name) for usage in added.values()] for name in COUNTS},
+        }
+        self._warnings.clear()
+        with translated(self.name):
+            moved = self.db.execute(_COMMIT, values).fetchone()
+        if moved is None or moved[0] != 1:
+            raise fenced(self.name)
+        if self._warnings:  # such as: the wait for a standby server was cancelled
+            raise LedgerUnwritable(
+                f"{self.name} committed with a warning: {'; '.join(self._warnings)}. Whether the commit is durable is "
+                "in doubt, so nothing was released. Check the server and its standby, then restart."
+            )
+        if commit.checkpoint is not None:
+            self.set_checkpoint(commit.checkpoint)
+
+    @property
+    def kind(self) -> Kind:
+        """What the head says."""
+        found = self._one("SELECT kind FROM paclm.head")
+        return found[0] if found is not None and found[0] in get_args(Kind) else "none"
+
+    def mark(self, kind: Kind) -> None:
+        """Change what this ledger is."""
+        with translated(self.name):
+            done = self.db.execute("UPDATE paclm.head SET kind = %s WHERE epoch = %s", (kind, self._epoch))
+        if done.rowcount != 1:
+            raise fenced(self.name)
+
+    @property
+    def note(self) -> HeadNote | None:
+        """The newest row when this machine last held the ledger."""
+        return None if self._notes is None else self._notes.newest
+
+    def note_head(self, head: Head) -> None:
+        """Note the newest row on this machine."""
+        if self._notes is not None:
+            self._notes.write(head)
+
+    def migrate(self, at: str) -> None:
+        """Apply the migrations that the database lacks."""
+        migrate(self.db, self.name, at)
+
+    def settle(self) -> None:
+        """Nothing: a commit is where it belongs when it returns."""
+
+    def set_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Store a checkpoint. It is signed: one by an older holder is true as well."""
+        with translated(self.name):
+            self.db.execute(_SET_CHECKPOINT, checkpoint)
+
+    def freeze_view(self) -> None:
+        """Read one state of the database from here on."""
+        self._one("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+
+    def check_pages(self) -> None:
+        """Nothing: reading every row finds what page checksums can tell."""
+
+    def check_schema(self) -> None:
+        """Refuse tables whose rows could be changed."""
+        check_schema(self.db, self.name)
+        head, newest = self._one("SELECT seq FROM paclm.head"), self._one("SELECT max(seq) FROM paclm.events")
+        if head is None or newest is None or head[0] != newest[0]:
+            raise LedgerTampered(f"The head of {self.name} is not its newest row: rows were removed or added by hand.")
+
+    def count_rows(self, after: int = 0) -> int:
+        """How many rows there are after that one."""
+        return int(self._one("SELECT count(*) FROM paclm.events WHERE seq > %s", after)[0])
+
+    def newest_row(self) -> Row | None:
+        """The row with the highest number."""
+        found = self._one(f"SELECT {_COLUMNS} FROM paclm.events ORDER BY seq DESC LIMIT 1")
+        return None if found is None else Row(*found)
+
+    def row(self, seq: int) -> Row | None:
+        """One row by its number."""
+        if not 0 < seq < 2**63:  # a forged row may name any number
+            return None
+        found = self._one(f"SELECT {_COLUMNS} FROM paclm.events WHERE seq = %s", seq)
+        return None if found is None else Row(*found)
+
+    def rows(self, after: int = 0) -> Iterator[Row]:
+        """The rows after that one, oldest first, in parts."""
+        while found := self._all(
+            f"SELECT {_COLUMNS} FROM paclm.events WHERE seq > %s ORDER BY seq LIMIT {_PART}", after
+        ):
+            yield from (Row(*row) for row in found)
+            after = found[-1][0]
+
+    def signers(self) -> tuple[str, ...]:
+        """Names of the keys that the rows name as theirs, oldest first."""
+        return tuple(name for (name,) in self._all("SELECT key FROM paclm.events GROUP BY key ORDER BY max(seq)"))
+
+    def belief(self) -> tuple[Any, Any]:
+        """The row that the stored belief was sealed for, and the sealed bytes; not checked."""
+        return self._one("SELECT seq, sealed FROM paclm.belief") or (None, None)
+
+    def secret(self) -> bytes | None:
+        """The sealed secret; not checked."""
+        found = self._one("SELECT sealed FROM paclm.secret")
+        return None if found is None else found[0]
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The stored checkpoint; not checked."""
+        found = self._one("SELECT seq, digest, key, mac FROM paclm.checkpoint")
+        return None if found is None else Checkpoint(*found)
+
+    def usage(self) -> UsageTable:
+        """The stored sums by hour and key."""
+        rows = self._all(f"SELECT hour, key, {', '.join(COUNTS)} FROM paclm.usage ORDER BY hour, key")
+        try:
+            return {(hour, key): Usage(key, *map(int, counts)) for hour, key, *counts in rows}
+        except (TypeError, ValueError, InvalidInput):
+            raise LedgerTampered("The sums by hour and key hold something that is not a number.") from None
+
+    def _one(self, statement: str, *arguments: object) -> Any:
+        found = self._all(statement, *arguments)
+        return found[0] if found else None
+
+    def _all(self, statement: str, *arguments: object) -> list[Any]:
+        with translated(self.name, is_reading=self.hold is None):
+            cursor = self.db.execute(statement, arguments or None)
+            return cursor.fetchall() if cursor.description else []
