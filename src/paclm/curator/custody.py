@@ -92,8 +92,8 @@ def open_custody(workspace: Workspace, witness: Path | None = None, *, take_over
     elif has_secret:
         raise CuratorError(
             f"{file.path} holds a secret, but its ledger is missing, so what was spent is unknown. If the ledger is in "
-            "a database, name its address in PACLM_LEDGER or in [ledger] of paclm.toml. Otherwise restore ledger.sqlite "
-            "from a backup and adopt it, or make a new workspace."
+            "a database, name its address in PACLM_LEDGER or in [ledger] of paclm.toml. Otherwise restore "
+            "ledger.sqlite from a backup and adopt it, or make a new workspace."
         )
     else:
         check_first_token(config)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -194,6 +194,14 @@ class SqliteStore(Store):
         """The row that the stored belief was sealed for, and the sealed bytes; not checked."""
         found = self._one("SELECT seq, sealed FROM belief")
         return (None, None) if found is None else found
+
+    @property
+    def epoch(self) -> int | None:
+        """None: the lock of the operating system is the fence."""
+        return None
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """Never: nobody can take a lock from its holder."""
 
     def secret(self) -> bytes | None:
         """The sealed secret; not checked."""

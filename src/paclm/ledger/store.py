@@ -142,12 +142,13 @@ class Store(ABC):
         """The stored sums by hour and key."""
 
     @property
+    @abstractmethod
     def epoch(self) -> int | None:
         """Of a writer in a database: what its writes must name. None for a file."""
-        return None
 
+    @abstractmethod
     def when_lost(self, call: Callable[[], None]) -> None:
-        """Call this, from another thread, if another process takes the ledger over. A file has a lock instead."""
+        """Call this, from another thread, if another process takes the ledger over."""
 
     def copy(self) -> Copy:
         """Everything in it. Freeze the view first, or hold the right to write."""
