@@ -49,7 +49,7 @@ _ROUNDS_TO_SPEAK = 3
 """Of the event loop: by then it has read what a client had sent when the connection was made."""
 
 
-class LimitedConnection(H11Protocol):
+class LimitedProtocol(H11Protocol):
     """One connection; `limited` sets the limits."""
 
     most: int
@@ -135,7 +135,7 @@ class LimitedConnection(H11Protocol):
 
     def _find_place(self) -> bool:
         """Whether there is a place; one that waits for its client makes room."""
-        others = [c for c in self.connections if isinstance(c, LimitedConnection) and c is not self and c.is_open]
+        others = [c for c in self.connections if isinstance(c, LimitedProtocol) and c is not self and c.is_open]
         own = [other for other in others if other.address == self.address]
         is_full, is_over_share = len(others) >= self.most, len(own) >= self.most - self.most // _KEPT_SHARE
         if not (is_full or is_over_share):
@@ -214,9 +214,9 @@ def web_server(app: ASGIApp, service: Service, settings: ServerConfig) -> WebSer
     return WebServer(config, service)
 
 
-def limited(most: int, seconds: float) -> type[LimitedConnection]:
+def limited(most: int, seconds: float) -> type[LimitedProtocol]:
     """The connection class with these limits."""
-    return type("Connection", (LimitedConnection,), {"most": most, "seconds": seconds})
+    return type("Connection", (LimitedProtocol,), {"most": most, "seconds": seconds})
 
 
 def allow_files(connections: int) -> None:
