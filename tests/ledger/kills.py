@@ -38,7 +38,7 @@ def create(path, witness=None):
 
 def work(path, order, witness):
     """Step for ever; `left N` on standard output reports that the tokens up to N were released."""
-    with Ledger.open(path, KEY, witness=witness, in_full=False) as ledger:
+    with Ledger.open(path, KEY, witness=witness) as ledger:
         while True:
             after = ledger.account.tokens + TOKENS
             if order == "release-first":
@@ -128,7 +128,7 @@ def run_kills(folder, kills, order, *, seed, with_witness=False):
             os.close(reader)
             zygote.reap()
             left = int(output.split()[-1])
-            with Ledger.open(path, KEY, witness=witness, in_full=False) as ledger:
+            with Ledger.open(path, KEY, witness=witness) as ledger:
                 charged, belief = ledger.account.tokens, ledger.sealed_belief
             tally.kills += 1
             tally.undercounts += charged < left

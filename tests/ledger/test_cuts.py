@@ -5,10 +5,13 @@ from contextlib import closing
 
 import pytest
 
+from ledger.stores import IN_A_FILE
 from paclm.errors import LedgerDamaged, LedgerTampered
 from paclm.ledger.events import BadRow, Row, check_row
-from paclm.ledger.store import Store
-from paclm.ledger.verify import remaining_tokens, signing_key, verify, witness_on_record
+from paclm.ledger.sqlite_store import SqliteStore
+from paclm.ledger.verify import remaining_tokens, signing_key, witness_on_record
+
+pytestmark = IN_A_FILE
 
 STEP, LAST_PAGES = 256, 2 * 4096
 REFUSALS = (LedgerDamaged, LedgerTampered)
@@ -46,7 +49,7 @@ def test_a_ledger_cut_off_anywhere_in_its_last_pages_is_refused(setup, whole):
     for size in sizes(whole):
         for keys in (None, [setup.key]):
             put(setup, whole, size)
-            report = verify(setup.path, keys)
+            report = setup.verify(keys)
             assert not report.intact, size
             assert report.problem
             assert "None" not in report.signers
@@ -55,7 +58,7 @@ def test_a_ledger_cut_off_anywhere_in_its_last_pages_is_refused(setup, whole):
             with pytest.raises(REFUSALS):
                 attempt()
     put(setup, whole, None)
-    assert verify(setup.path, [setup.key]).intact
+    assert setup.verify([setup.key]).intact
     assert remaining_tokens(setup.path) > 0
     setup.open().close()
 
@@ -69,7 +72,7 @@ def test_a_key_that_was_cut_off_has_no_name(setup, whole):
 @pytest.mark.parametrize("wrong", [None, 1.5])
 def test_a_field_of_another_type_makes_a_bad_row_and_no_crash(setup, name, wrong):
     setup.with_steps(1).close()
-    with closing(Store.open_reader(setup.path)) as store:
+    with closing(SqliteStore.open_reader(setup.path)) as store:
         row = store.row(2)
     check_row(row, None)
     with pytest.raises(BadRow):

@@ -6,7 +6,10 @@ A kill loses nothing that the kernel has: `test_syncs.py` checks that commits re
 import pytest
 
 from ledger import kills
+from ledger.stores import IN_A_FILE
 from paclm.ledger.verify import verify
+
+pytestmark = IN_A_FILE
 
 
 def check(folder, num_kills, seed, with_witness):

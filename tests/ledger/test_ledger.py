@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import re
 import sqlite3
 import stat
 import subprocess
@@ -12,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 
+from ledger.stores import IN_A_FILE
 from paclm.config import MechanismConfig
 from paclm.errors import (
     BudgetExceeded,
@@ -22,10 +24,9 @@ from paclm.errors import (
     LedgerStopped,
     UnsoundState,
 )
-from paclm.ledger import sqlite_file, state, store
+from paclm.ledger import address as addresses
+from paclm.ledger import sqlite_file, sqlite_store, state
 from paclm.ledger.events import Usage
-from paclm.ledger.ledger import Ledger
-from paclm.ledger.verify import verify
 from paclm.privacy.accounting import UNITS_PER_NAT
 from paclm.privacy.bounds import success_bound
 
@@ -34,11 +35,10 @@ def test_account_and_belief_come_back_exactly(setup):
     with setup.create() as ledger:
         ledger.commit([*setup.step(3), Usage("bob", 2, 0, 2, 2 * setup.price, 7)], b"sealed 1")
         account, head = ledger.account, ledger.head
-    for in_full in (True, False):
-        ledger = setup.resume(in_full=in_full)
-        assert (ledger.account, ledger.head, ledger.sealed_belief) == (account, head, b"sealed 1")
-        assert (account.tokens, account.dissent_tokens, account.spent_units) == (5, 1, 5 * setup.price)
-        assert (ledger.state.public_tokens, ledger.settings) == (7, setup.settings)
+    ledger = setup.resume()
+    assert (ledger.account, ledger.head, ledger.sealed_belief) == (account, head, b"sealed 1")
+    assert (account.tokens, account.dissent_tokens, account.spent_units) == (5, 1, 5 * setup.price)
+    assert (ledger.state.public_tokens, ledger.settings) == (7, setup.settings)
 
 
 def test_a_step_without_a_new_belief_keeps_the_old_one(setup):
@@ -48,16 +48,15 @@ def test_a_step_without_a_new_belief_keeps_the_old_one(setup):
     assert (ledger.sealed_belief, ledger.head.seq, ledger.state.belief_seq) == (b"sealed 2", 4, 3)
 
 
-def test_every_commit_is_in_the_file_when_it_returns(setup):
+def test_every_commit_is_there_for_others_when_it_returns(setup):
     with setup.create() as ledger:
         for n in range(1, 6):
             setup.commit(ledger, n)
-            other = sqlite3.connect(f"file:{setup.path}?mode=ro", uri=True)
-            assert other.execute("SELECT max(seq) FROM events").fetchone() == (n + 1,)
-            assert other.execute("SELECT sealed FROM belief").fetchone() == (b"sealed %d" % n,)
-            other.close()
+            assert setup.run("SELECT max(seq) FROM events") == [(n + 1,)]
+            assert setup.run("SELECT sealed FROM belief") == [(b"sealed %d" % n,)]
 
 
+@IN_A_FILE
 @pytest.mark.parametrize(("name", "value"), [("journal_mode", "wal"), ("synchronous", 2)])
 def test_durable_settings_are_read_back_from_sqlite_and_refused_otherwise(setup, monkeypatch, name, value):
     with setup.create() as ledger:
@@ -86,7 +85,7 @@ def test_overspending_is_refused_and_writes_nothing(setup):
         assert ledger.sealed_belief == b"sealed 1"
         ledger.commit(setup.step(1), b"sealed 3")  # the refusal did not stop the ledger
         assert ledger.account.remaining_units == 0
-    assert verify(setup.path, [setup.key]).intact
+    assert setup.verify([setup.key]).intact
 
 
 TOKEN = 2**40
@@ -136,7 +135,7 @@ def test_settings_change_from_now_on_and_are_recorded(setup):
         ledger.commit([Usage("a", 4, 1, 1, setup.price // 2)], b"sealed 2")
     ledger = setup.resume()
     assert (ledger.settings.charge, ledger.sealed_belief) == ("dissent", b"sealed 2")
-    assert verify(setup.path, [setup.key]).intact
+    assert setup.verify([setup.key]).intact
 
 
 def test_a_larger_total_and_one_below_the_spend_are_never_settings(setup):
@@ -169,9 +168,8 @@ def test_extending_weakens_the_bound_and_says_who_confirmed(setup):
         assert ledger.settings.total == 2.0**-8
         with pytest.raises(InvalidInput):
             ledger.extend(2.0**-9, confirmed_by="ada")
-    with setup.open() as ledger:
-        assert ledger.account.total_nats == 2.0**-8
-        body = ledger.store.db.execute("SELECT body FROM events WHERE kind = 'extended'").fetchone()[0]
+    assert setup.resume().account.total_nats == 2.0**-8
+    ((body,),) = setup.run("SELECT body FROM events WHERE kind = 'extended'")
     assert '"confirmed_by":"ada"' in body
 
 
@@ -193,23 +191,27 @@ def test_sums_by_day_key_and_hour(setup):
         }
 
 
-def test_sums_are_read_from_the_file_once_and_updated_with_every_row(setup):
+def test_sums_are_read_once_and_updated_with_every_row(setup, monkeypatch):
     setup.with_steps(2).close()
     with setup.open() as ledger:
-        statements = []
-        ledger.store.db.set_trace_callback(statements.append)
+        read, count = ledger.store.usage, 0
+
+        def usage():
+            nonlocal count
+            count += 1
+            return read()
+
+        monkeypatch.setattr(ledger.store, "usage", usage)
         for hours in (1, 30, -48):  # also with a clock that was set back
             setup.wait(hours=hours)
             ledger.commit([*setup.step(2, "bob", public=3), *setup.step(1, "alice")], b"sealed")
-            found = ledger.by_key(), ledger.by_hour()
-            ledger.store.db.set_trace_callback(None)
-            table = ledger.store.usage()
-            ledger.store.db.set_trace_callback(statements.append)
+            found, table = (ledger.by_key(), ledger.by_hour()), read()
             assert found == (state.by_key(table), state.by_hour(table))
             assert [list(figures) for figures in found] == [sorted(figures) for figures in found]
-    assert sum("FROM usage ORDER BY" in statement for statement in statements) == 1
+    assert count == 1
 
 
+@IN_A_FILE
 def test_files_are_closed_to_others_whatever_the_umask(setup):
     old = os.umask(0)
     try:
@@ -223,6 +225,7 @@ def test_files_are_closed_to_others_whatever_the_umask(setup):
     assert set(modes.values()) == {0o600}
 
 
+@IN_A_FILE
 def test_a_folder_or_file_open_to_others_is_refused(setup):
     setup.folder.chmod(0o755)
     with pytest.raises(LedgerError, match="chmod -R go-rwx"):
@@ -238,13 +241,13 @@ def test_a_folder_or_file_open_to_others_is_refused(setup):
 
 
 def test_a_ledger_is_made_once_and_named_where_it_is_missing(setup):
-    with pytest.raises(LedgerMissing, match=r"ledger\.sqlite"):
-        setup.open()
-    with pytest.raises(LedgerMissing, match=r"ledger\.sqlite"):
-        verify(setup.path)
+    name = re.escape(addresses.name_of(setup.address))
+    for attempt in (setup.open, setup.verify, setup.back_up, setup.adopt):
+        with pytest.raises(LedgerMissing, match=name):
+            attempt()
     (setup.folder / "ledger.sqlite.part").write_bytes(b"half a ledger, left by a crash")
     setup.create().close()
-    with pytest.raises(LedgerError, match=r"ledger\.sqlite"):
+    with pytest.raises(LedgerError, match=name):
         setup.create()
     setup.open().close()
 
@@ -254,16 +257,16 @@ def test_threads_take_turns(setup):
         list(pool.map(lambda n: ledger.commit(setup.step(1, f"key {n % 3}"), b"sealed"), range(40)))
         assert ledger.account.tokens == 40
         assert sum(usage.tokens for usage in ledger.by_key().values()) == 40
-    assert verify(setup.path, [setup.key]).intact
+    assert setup.verify([setup.key]).intact
 
 
 def test_a_forked_child_may_not_write(setup):
     setup.create().close()
     program = (
-        "import os; from paclm.ledger.ledger import Ledger\n"
-        f"ledger = Ledger.open({str(setup.path)!r}, bytes(range(32)))\n"
+        "import os; from paclm.ledger.address import Holding; from paclm.ledger.ledger import Ledger\n"
+        f"ledger = {setup.opening}\n"
         "if os.fork() == 0: ledger.commit([], None)\n"
-        "os.wait()"
+        "os.wait(); ledger.close()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "LedgerStopped" in done.stderr
@@ -290,6 +293,7 @@ def test_neither_key_nor_belief_shows_or_can_be_copied(setup):
                     attempt(held)
 
 
+@IN_A_FILE
 def test_growth_per_step_is_bounded_and_does_not_hold_beliefs(setup):
     belief = os.urandom(1052)
     with setup.create(sealed_belief=belief) as ledger:
@@ -304,27 +308,28 @@ def test_growth_per_step_is_bounded_and_does_not_hold_beliefs(setup):
 
 def test_a_short_key_an_infinite_budget_and_entries_that_are_no_counts_are_refused(setup):
     with pytest.raises(InvalidInput, match="32"):
-        Ledger.create(setup.path, b"short", workspace="w", num_worlds=2, settings=setup.settings, sealed_belief=b"")
+        setup.create(mac_key=b"short")
     for name in ("per_token", "total"):
         with pytest.raises(InvalidInput):
             setup.create(settings=replace(setup.settings, **{name: float("inf")}))
-    assert not setup.path.exists()
+    assert not addresses.exists(setup.address)
     for bad in ({"tokens": -1}, {"units": 1.5}, {"public_tokens": True}, {"key": "x" * 201}):
         with pytest.raises(InvalidInput):
             Usage(**({"key": "alice"} | bad))
 
 
+@IN_A_FILE
 @pytest.mark.parametrize("is_early", [True, False])
 def test_sums_asked_for_during_a_commit_count_its_row_once(setup, monkeypatch, is_early):
     ledger = setup.with_steps(2)
-    real = store.add_sums
+    real = sqlite_store.add_sums
 
     def look(*arguments):  # as a signal handler might, before or after the sums are written
         for call in (ledger.by_key, lambda: real(*arguments))[:: 1 if is_early else -1]:
             call()
 
     with ledger:
-        monkeypatch.setattr(store, "add_sums", look)
+        monkeypatch.setattr(sqlite_store, "add_sums", look)
         ledger.commit(setup.step(), b"sealed")
         monkeypatch.undo()
         ledger.commit(setup.step(), b"sealed")

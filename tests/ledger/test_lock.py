@@ -10,11 +10,13 @@ import threading
 
 import pytest
 
+from ledger.stores import IN_A_FILE
 from paclm.errors import LedgerBusy, LedgerRolledBack, LedgerStopped, LedgerUnwritable
 from paclm.ledger import lock as locking
 from paclm.ledger.lock import WriterLock
-from paclm.ledger.recovery import backup, replace_witness
 from paclm.ledger.verify import verify
+
+pytestmark = IN_A_FILE
 
 WORKER = """
 import os, sys
@@ -90,7 +92,7 @@ def test_after_a_kill_nothing_is_missing(killed):
 def test_removing_the_log_after_a_kill_restores_no_budget(without_log):
     setup = without_log
     for keys in (None, [setup.key]):
-        report = verify(setup.path, keys)
+        report = setup.verify(keys)
         assert not report.intact
         assert re.search("row 4.*row 9", report.problem)
         assert report.contents.state.tokens == 12
@@ -98,19 +100,19 @@ def test_removing_the_log_after_a_kill_restores_no_budget(without_log):
         with pytest.raises(LedgerRolledBack, match=r"row 4.*row 9.*-wal"):
             setup.open()
     with pytest.raises(LedgerRolledBack, match="row 9"):
-        replace_witness(setup.path, setup.key, confirmed_by="ada", witness=None)
+        setup.replace_witness(None)
     with pytest.raises(LedgerRolledBack, match="row 9"):
         setup.open(witness=setup.witness)
     assert not setup.witness.exists()
     setup.adopt()
-    assert verify(setup.path, [setup.key]).intact
+    assert setup.verify([setup.key]).intact
     for _ in range(2):
         assert setup.resume().account.remaining_units == 0
 
 
 def test_a_backup_beside_its_ledger_is_intact_though_it_is_older(setup):
     with setup.with_steps(3) as ledger:
-        backup(setup.path, setup.folder / "monday.sqlite")
+        setup.back_up(setup.folder / "monday.sqlite")
         setup.commit(ledger, 4)
         report = verify(setup.folder / "monday.sqlite", [setup.key])
     assert report.intact
@@ -123,7 +125,7 @@ def test_verifying_while_rows_are_written_misses_none(setup):
         writing.start()
         reports = []
         while writing.is_alive():
-            reports.append(verify(setup.path))
+            reports.append(setup.verify())
         writing.join()
     assert [report.problem for report in reports if not report.intact] == []
 
@@ -172,7 +174,7 @@ def test_a_witness_that_was_rolled_back_with_its_ledger_is_refused(setup, tmp_pa
     setup.with_steps(2, witness=setup.witness).close()
     ledger_copy, witness_copy = setup.copy(), shutil.copy(setup.witness, tmp_path / "old.witness")
     setup.resume(3, witness=setup.witness)
-    setup.roll_back_to(ledger_copy)
+    setup.put(ledger_copy)
     shutil.copy(witness_copy, setup.witness)
     for attempt in (setup.open, setup.adopt):
         with pytest.raises(LedgerRolledBack, match=r"row 4.*row 5"):

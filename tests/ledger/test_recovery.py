@@ -16,9 +16,7 @@ from paclm.errors import (
 )
 from paclm.ledger import witness as witness_file
 from paclm.ledger.events import Usage
-from paclm.ledger.recovery import backup, replace_witness
 from paclm.ledger.state import LOST
-from paclm.ledger.verify import verify
 
 
 @pytest.fixture
@@ -27,7 +25,7 @@ def rolled_back(setup):
     setup.with_steps(3, witness=setup.witness).close()
     copy = setup.copy()
     setup.account_before = setup.resume(4, 5, 6, witness=setup.witness).account
-    setup.roll_back_to(copy)
+    setup.put(copy)
     return setup
 
 
@@ -45,7 +43,7 @@ def test_a_rollback_to_before_the_witness_is_refused_too(setup):
     setup.with_steps(2).close()
     copy = setup.copy()
     setup.resume(3, witness=setup.witness)
-    setup.roll_back_to(copy)
+    setup.put(copy)
     with pytest.raises(LedgerRolledBack):
         setup.open(witness=setup.witness)
 
@@ -61,7 +59,7 @@ def test_adopting_with_the_witness_loses_neither_charge_nor_belief(rolled_back):
         assert ledger.state.belief_seq == 8  # the row that the curator sealed it for
         assert ledger.by_key()[LOST].tokens == 12
         setup.commit(ledger, 7)
-    assert verify(setup.path, [setup.key]).intact
+    assert setup.verify([setup.key]).intact
 
 
 @pytest.mark.parametrize("is_rotated", [False, True])
@@ -70,8 +68,8 @@ def test_adopting_a_backup_that_lacks_nothing_charges_nothing(setup, is_rotated)
         if is_rotated:
             ledger.rotate_key(setup.new_key, b"new seal")
     keys = {"witness": setup.witness} | (setup.new_keys if is_rotated else {})
-    backup(setup.path, setup.backup)
-    setup.roll_back_to(setup.backup)
+    setup.back_up()
+    setup.put(setup.backup)
     with pytest.raises(LedgerRolledBack, match="paclm ledger adopt"):
         setup.open(**keys)
     assert setup.adopt(**keys).proof == "current"
@@ -85,7 +83,7 @@ def test_settings_changed_in_lost_rows_are_restored_from_the_witness(setup):
     with setup.open(witness=setup.witness) as ledger:
         ledger.extend(2.0**-8, confirmed_by="ada")
         ledger.change_settings(replace(ledger.settings, charge="dissent"))
-    setup.roll_back_to(copy)
+    setup.put(copy)
     setup.adopt(witness=setup.witness)
     ledger = setup.resume(witness=setup.witness)
     assert (ledger.settings.charge, ledger.account.total_nats) == ("dissent", 2.0**-8)
@@ -93,10 +91,10 @@ def test_settings_changed_in_lost_rows_are_restored_from_the_witness(setup):
 
 def test_adopting_without_a_witness_charges_everything_for_good(setup):
     with setup.with_steps(3) as ledger:
-        backup(setup.path, setup.backup)  # while it is in use
+        setup.back_up()  # while it is in use
         setup.commit(ledger, 4, 5)
-    setup.roll_back_to(setup.backup)
-    assert verify(setup.path, [setup.key]).is_copy
+    setup.put(setup.backup)
+    assert setup.verify([setup.key]).is_copy
     with pytest.raises(LedgerRolledBack, match="paclm ledger adopt"):
         setup.open()
     assert setup.adopt().proof == "none"
@@ -108,15 +106,15 @@ def test_adopting_without_a_witness_charges_everything_for_good(setup):
         with pytest.raises(UnsoundState):  # the belief is lost: more budget would be spent against a wrong one
             ledger.extend(1.0, confirmed_by="ada")
         ledger.commit([Usage("alice", public_tokens=3)], None)
-    assert verify(setup.path, [setup.key]).intact
+    assert setup.verify([setup.key]).intact
 
 
 def test_adopting_without_a_witness_counts_a_total_that_the_copy_lacks(setup):
     setup.with_steps(1).close()
-    backup(setup.path, setup.backup)
+    setup.back_up()
     with setup.open() as ledger:
         ledger.extend(2.0**-6, confirmed_by="ada")
-    setup.roll_back_to(setup.backup)
+    setup.put(setup.backup)
     setup.adopt(largest_total=2.0**-6)
     ledger = setup.resume()
     assert ledger.account.spent_nats == ledger.account.total_nats == 2.0**-6
@@ -149,7 +147,7 @@ def test_two_histories_of_one_secret_are_refused(setup, tmp_path):
     copy, old_witness = setup.copy(), tmp_path / "old.witness"
     shutil.copy(setup.witness, old_witness)
     setup.resume(3, 4, witness=setup.witness)
-    setup.roll_back_to(copy)
+    setup.put(copy)
     setup.lock.unlink()
     with setup.open(witness=old_witness) as ledger:  # everything was rolled back: this cannot be noticed
         for n in range(3):
@@ -187,7 +185,7 @@ def test_a_witness_that_was_rolled_back_is_refused(setup, tmp_path):
 @pytest.mark.parametrize("has_other_key", [False, True])
 def test_the_witness_of_another_ledger_is_refused(setup, tmp_path, has_other_key):
     (tmp_path / "other").mkdir()
-    other = type(setup)(tmp_path / "other")
+    other = setup.another(tmp_path / "other")
     with other.with_steps(1, witness=other.witness) as ledger:
         if has_other_key:
             ledger.rotate_key(setup.new_key)
@@ -212,18 +210,18 @@ def test_a_witness_is_replaced_on_the_operators_word(setup, tmp_path, is_lost):
     if is_lost:
         setup.witness.unlink()
     new = tmp_path / "new.witness"
-    replace_witness(setup.path, setup.key, confirmed_by="ada", witness=new)
+    setup.replace_witness(new)
     with pytest.raises(WitnessMissing):
         setup.open(witness=setup.witness)
     setup.resume(3, witness=new)
-    replace_witness(setup.path, setup.key, confirmed_by="ada", witness=None)
+    setup.replace_witness(None)
     setup.open().close()
-    assert verify(setup.path, [setup.key]).intact
+    assert setup.verify([setup.key]).intact
 
 
 def test_an_existing_witness_and_an_existing_backup_are_never_overwritten(rolled_back):
     with pytest.raises(LedgerRolledBack, match=r"elsewhere\.witness"):
-        replace_witness(rolled_back.path, rolled_back.key, confirmed_by="ada", witness=rolled_back.witness)
+        rolled_back.replace_witness(rolled_back.witness)
     rolled_back.backup.touch()
     with pytest.raises(LedgerError, match=r"copy\.sqlite"):
-        backup(rolled_back.path, rolled_back.backup)
+        rolled_back.back_up()

@@ -1,13 +1,9 @@
 """Key rotation: plain, interrupted, and in a backup from before."""
 
-import shutil
-
 import pytest
 
 from paclm.errors import LedgerError, LedgerRolledBack, LedgerStopped, LedgerWrongKey
 from paclm.ledger import ledger as ledger_module
-from paclm.ledger.recovery import backup
-from paclm.ledger.verify import verify
 from paclm.ledger.witness import Witness
 
 KEYS = [bytes(range(n, n + 32)) for n in (2, 1)]
@@ -23,7 +19,7 @@ def assert_nothing_is_lost(setup, keys, steps):
         assert ledger.account == setup.before
         assert ledger.sealed_belief == b"sealed %d" % (2 + steps)
         ledger.commit(setup.step(), b"later")
-    report = verify(setup.path, setup.keys)
+    report = setup.verify(setup.keys)
     assert report.intact, report.problem
 
 
@@ -33,11 +29,11 @@ def test_rotation_signs_new_rows_with_the_new_key_and_stores_the_belief_under_it
         ledger.rotate_key(setup.new_key, b"sealed 2 under the new key")
         with pytest.raises(LedgerError):
             ledger.rotate_key(setup.new_key)
-    for n, in_full in ((3, True), (4, False)):
-        with setup.open(**keys, in_full=in_full) as ledger:
+    for n in (3, 4):
+        with setup.open(**keys) as ledger:
             assert ledger.sealed_belief == (b"sealed 2 under the new key" if n == 3 else b"sealed 3")
             setup.commit(ledger, n)
-    assert verify(setup.path, [setup.new_key, setup.key]).intact
+    assert setup.verify([setup.new_key, setup.key]).intact
 
 
 def test_after_a_rotation_the_old_key_alone_opens_nothing(setup):
@@ -55,7 +51,7 @@ def test_a_new_key_that_the_old_one_did_not_endorse_is_found(setup, monkeypatch)
     monkeypatch.setattr(ledger_module, "endorse", lambda *_: "00" * 32)
     with setup.with_steps(2) as ledger:
         ledger.rotate_key(setup.new_key)
-    report = verify(setup.path, [setup.new_key, setup.key])
+    report = setup.verify([setup.new_key, setup.key])
     assert (report.intact, report.bad_seq) == (False, 4)
 
 
@@ -66,14 +62,16 @@ def rotated(setup, request):
     def make(*, with_witness, steps=1, by_hand=False):
         witness = setup.witness if with_witness else None
         setup.with_steps(2, witness=witness).close()
-        shutil.copy(setup.path, setup.backup) if by_hand else backup(setup.path, setup.backup)
+        copy = setup.copy() if by_hand else setup.backup
+        if not by_hand:
+            setup.back_up()
         setup.keys = [*KEYS[-request.param :], setup.key]
         with setup.open(witness=witness) as ledger:
             for key in reversed(setup.keys[:-1]):
                 ledger.rotate_key(key)
             setup.commit(ledger, *range(3, steps + 3))
             setup.before = ledger.account
-        setup.roll_back_to(setup.backup)
+        setup.put(copy)
         return {"mac_key": setup.keys[0], "old_keys": setup.keys[1:], "witness": witness}
 
     return make
@@ -92,7 +90,7 @@ def test_a_backup_from_before_a_rotation_is_adopted_without_a_witness(setup, rot
         setup.adopt(mac_key=keys["mac_key"])
     assert setup.adopt(**keys).proof == "none"
     assert setup.resume(**keys).account.remaining_units == 0
-    report = verify(setup.path, setup.keys)
+    report = setup.verify(setup.keys)
     assert report.intact, report.problem
 
 
@@ -141,11 +139,11 @@ def test_a_crash_between_the_restore_and_its_witness_is_repaired_by_adopting_aga
     monkeypatch.undo()
     half = setup.copy("half.sqlite")
     for start in (half, setup.backup):
-        setup.roll_back_to(start)
+        setup.put(start)
         assert setup.adopt(witness=setup.witness).proof == "witness"
         ledger = setup.resume(witness=setup.witness)
         assert (ledger.account, ledger.sealed_belief) == (before, b"sealed 3")
-        assert verify(setup.path, [setup.key]).intact
+        assert setup.verify([setup.key]).intact
 
 
 @pytest.mark.parametrize("place", ["make_row", "endorse"])
@@ -156,7 +154,7 @@ def test_an_interrupted_rotation_leaves_the_old_key_signing(setup, monkeypatch, 
             ledger.rotate_key(setup.new_key)
         monkeypatch.undo()
         setup.commit(ledger, 2)
-    assert verify(setup.path, [setup.key]).intact
+    assert setup.verify([setup.key]).intact
     setup.open().close()
 
 
@@ -169,4 +167,4 @@ def test_an_interrupt_after_the_rotation_was_written_stops_the_ledger(setup, mon
         with pytest.raises(LedgerStopped):
             setup.commit(ledger, 2)
     setup.resume(2, **setup.new_keys)
-    assert verify(setup.path, [setup.new_key, setup.key]).intact
+    assert setup.verify([setup.new_key, setup.key]).intact

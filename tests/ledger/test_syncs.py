@@ -12,11 +12,14 @@ import sys
 
 import pytest
 
+from ledger.stores import IN_A_FILE
+
+pytestmark = IN_A_FILE
 WORKER = """
 import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from paclm.ledger import sqlite_file, store
+from paclm.ledger import head_notes, sqlite_file
 if {broken!r} == "ledger":
     real = sqlite_file._make_durable
     def forgetful(db, path):
@@ -24,7 +27,7 @@ if {broken!r} == "ledger":
         db.execute("PRAGMA synchronous=OFF")
     sqlite_file._make_durable = forgetful
 if {broken!r} == "witness":
-    store._sync = lambda descriptor: None
+    head_notes._sync = lambda descriptor: None
 import kills
 path, second = Path({path!r}), Path({second!r})
 kills.create(path, second)

@@ -12,6 +12,7 @@ from contextlib import closing
 
 import pytest
 
+from ledger.stores import IN_A_FILE
 from paclm.errors import (
     LedgerBusy,
     LedgerDamaged,
@@ -24,9 +25,8 @@ from paclm.errors import (
 )
 from paclm.ledger import sqlite_file
 from paclm.ledger.events import Head, LedgerKeys, Row, digest_of, make_row
+from paclm.ledger.sqlite_store import transaction
 from paclm.ledger.state import parse_row, to_state_fields
-from paclm.ledger.store import transaction
-from paclm.ledger.verify import verify
 
 
 @pytest.fixture
@@ -36,43 +36,30 @@ def closed(setup):
     return setup
 
 
-def run(path, statement, *arguments):
-    """The rows of one SQL statement, as somebody with SQLite's own program would run it."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        return db.execute(statement, *arguments).fetchall()
-
-
-def edit(path, *statements):
-    """Change the file with the triggers removed, then restore them."""
-    triggers = run(path, "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'")
-    dropped, restored = [(f"DROP TRIGGER {name}",) for name, _ in triggers], [(sql,) for _, sql in triggers]
-    for statement in (*dropped, *statements, *restored):
-        run(path, *statement)
-
-
 def refused(setup, error, match="ledger"):
     """The same error at opening and in the report; returns the report."""
     with pytest.raises(error, match=match):
         setup.open()
-    report = verify(setup.path)
+    report = setup.verify()
     assert not report.intact
     assert re.search(match, report.problem)
     return report
 
 
-def test_rows_cannot_be_changed_through_sqlite(closed):
+def test_rows_cannot_be_changed_through_the_database(closed):
     for statement in ("UPDATE events SET body = 'x' WHERE seq = 3", "DELETE FROM events WHERE seq = 3"):
-        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
-            run(closed.path, statement)
+        with pytest.raises(closed.database_error, match="append-only"):
+            closed.run(statement)
 
 
+@IN_A_FILE
 def test_a_truncated_an_emptied_and_an_overwritten_file_are_refused(closed):
     os.truncate(closed.path, closed.path.stat().st_size // 2)
     refused(closed, LedgerDamaged)
     os.truncate(closed.path, 0)
     with pytest.raises(LedgerDamaged):
         closed.open()
-    assert not verify(closed.path).intact
+    assert not closed.verify().intact
     closed.path.write_bytes(b"not a database at all" * 500)
     refused(closed, LedgerDamaged, "NOTADB")
 
@@ -90,13 +77,13 @@ EDITS = {
 @pytest.mark.parametrize("edited", EDITS)
 def test_the_first_bad_row_is_named(closed, edited):
     bad, *statements = EDITS[edited]
-    edit(closed.path, *statements)
+    closed.edit(*statements)
     report = refused(closed, LedgerTampered, r"Row \d+")
     assert report.bad_seq == bad or edited == "moved up"
 
 
 def test_removing_the_newest_row_leaves_a_belief_that_does_not_fit(closed):
-    edit(closed.path, ("DELETE FROM events WHERE seq = 11",))
+    closed.edit(("DELETE FROM events WHERE seq = 11",))
     refused(closed, LedgerTampered, "belief .* row 10")
 
 
@@ -106,55 +93,56 @@ def test_a_signed_row_of_another_history_breaks_the_link_of_the_next(setup):
     before = setup.copy()
     setup.resume(4, 5)
     newest = setup.copy("newest.sqlite")
-    setup.roll_back_to(before)
+    setup.put(before)
     setup.lock.unlink()
     setup.wait(seconds=1)
     setup.resume(4)
-    (other,) = run(setup.path, "SELECT at, digest, mac FROM events WHERE seq = 5")
-    setup.roll_back_to(newest)
+    (other,) = setup.run("SELECT at, digest, mac FROM events WHERE seq = 5")
+    setup.put(newest)
     setup.lock.unlink()
-    edit(setup.path, ("UPDATE events SET at = ?, digest = ?, mac = ? WHERE seq = 5", other))
+    setup.edit(("UPDATE events SET at = ?, digest = ?, mac = ? WHERE seq = 5", other))
     assert refused(setup, LedgerTampered).bad_seq == 6
 
 
+@IN_A_FILE
 def test_a_belief_of_another_type_is_refused(closed):
     """One bit of a record's header makes text of a blob; STRICT tables do not check types when reading."""
-    ((sealed,),) = run(closed.path, "SELECT sealed FROM belief")
-    run(closed.path, "PRAGMA wal_checkpoint(TRUNCATE)")
+    ((sealed,),) = closed.run("SELECT sealed FROM belief")
+    closed.run("PRAGMA wal_checkpoint(TRUNCATE)")
     data = bytearray(closed.path.read_bytes())
     blob = bytes([2 * len(sealed) + 12])  # SQLite's mark of a blob of this length; text has the next number
     data[data.rindex(blob, 0, data.rindex(sealed))] += 1
     closed.path.write_bytes(data)
-    assert "belief" in verify(closed.path).problem.lower()
+    assert "belief" in closed.verify().problem.lower()
     refused(closed, LedgerError, "belief")
 
 
 @pytest.mark.parametrize("change", [("sealed = ?", b"sealed 9"), ("seq = ?", 10)])
 def test_a_changed_belief_is_refused(closed, change):
     column, value = change
-    edit(closed.path, (f"UPDATE belief SET {column}", (value,)))
+    closed.edit((f"UPDATE belief SET {column}", (value,)))
     refused(closed, LedgerTampered, "belief")
 
 
 def test_a_removed_trigger_is_refused(closed):
-    run(closed.path, "DROP TRIGGER events_no_delete")
-    refused(closed, LedgerTampered, "events_no_delete")
+    closed.run(closed.drop_trigger)
+    refused(closed, LedgerTampered, "events_no_")
 
 
 def test_changed_figures_by_key_are_found(closed):
-    edit(closed.path, ("UPDATE usage SET units = '0'",))
-    report = verify(closed.path)
+    closed.edit(("UPDATE usage SET units = '0'",))
+    report = closed.verify()
     assert (report.intact, report.bad_seq) == (False, None)
 
 
 def forge(setup, change):
     """Rewrite the last row and its digest as is possible without the key, signed with another key."""
-    rows = [Row(*found) for found in run(setup.path, "SELECT * FROM events ORDER BY seq")]
+    rows = [Row(*found) for found in setup.run("SELECT * FROM events ORDER BY seq")]
     event, after = change(*parse_row(rows[-1]))
     forged = make_row(Head(10, rows[-2].digest), 11, rows[-1].at, event, to_state_fields(after), LedgerKeys(bytes(32)))
     row = forged._replace(key=rows[-1].key)
     row = row._replace(digest=digest_of(*row[:6]))
-    edit(setup.path, ("DELETE FROM events WHERE seq = 11",), ("INSERT INTO events VALUES (?,?,?,?,?,?,?,?)", row))
+    setup.edit(("DELETE FROM events WHERE seq = 11",), ("INSERT INTO events VALUES (?,?,?,?,?,?,?,?)", row))
     setup.lock.unlink()  # its note is of the row as it was, and is not signed
 
 
@@ -166,13 +154,13 @@ def test_a_row_forged_with_correct_hashes_and_sums_fails_its_mac(closed):
         return dataclasses.replace(event, entries=(entry,)), after
 
     forge(closed, cheaper)
-    edit(closed.path, ("UPDATE usage SET tokens = 39, charged_tokens = 39, units = ?", (str(39 * closed.price),)))
-    assert verify(closed.path).intact  # hashes alone cannot show it, and the report shows that no MAC was checked
-    assert not verify(closed.path).macs_checked
-    report = verify(closed.path, [closed.key])
+    closed.edit(("UPDATE usage SET tokens = 39, charged_tokens = 39, units = ?", (str(39 * closed.price),)))
+    assert closed.verify().intact  # hashes alone cannot show it, and the report shows that no MAC was checked
+    assert not closed.verify().macs_checked
+    report = closed.verify([closed.key])
     assert (report.intact, report.bad_seq) == (False, 11)
     with pytest.raises(LedgerTampered, match=r"Row 11 .*MAC"):
-        closed.open(in_full=False)
+        closed.open()
 
 
 def free(event, after):
@@ -188,27 +176,28 @@ def free(event, after):
 )
 def test_a_row_below_its_price_or_with_wrong_totals_is_found_without_a_key(closed, change):
     forge(closed, change)
-    report = verify(closed.path)
+    report = closed.verify()
     assert (report.intact, report.bad_seq) == (False, 11)
 
 
 @pytest.mark.parametrize("body", ["", "{}", "[]", '{"event":{},"after":{}}', '{"event":1,"after":2}'])
 def test_a_row_that_cannot_be_read_is_named(closed, body):
-    row = Row(*run(closed.path, "SELECT * FROM events WHERE seq = 11")[0])._replace(body=body)
-    edit(closed.path, ("UPDATE events SET body = ?, digest = ? WHERE seq = 11", (body, digest_of(*row[:6]))))
-    report = verify(closed.path)
+    row = Row(*closed.run("SELECT * FROM events WHERE seq = 11")[0])._replace(body=body)
+    closed.edit(("UPDATE events SET body = ?, digest = ? WHERE seq = 11", (body, digest_of(*row[:6]))))
+    report = closed.verify()
     assert (report.intact, report.bad_seq) == (False, 11)
 
 
 def test_another_key_and_a_ledger_of_a_newer_paclm_are_refused(closed):
     with pytest.raises(LedgerWrongKey):
         closed.open(mac_key=bytes(32))
-    assert not verify(closed.path, [bytes(32)]).intact
-    run(closed.path, "INSERT INTO migrations VALUES ('m999_later', '2030')")
+    assert not closed.verify([bytes(32)]).intact
+    closed.run("INSERT INTO migrations VALUES ('m999_later', '2030')")
     with pytest.raises(LedgerError, match="m999_later"):
         closed.open()
 
 
+@IN_A_FILE
 def test_a_full_disk_stops_the_ledger_and_keeps_what_was_committed(setup):
     ledger = setup.with_steps(3)
     (pages,) = ledger.store.db.execute("PRAGMA page_count").fetchone()
@@ -228,6 +217,7 @@ def test_a_full_disk_stops_the_ledger_and_keeps_what_was_committed(setup):
         assert ledger.account == setup.before
 
 
+@IN_A_FILE
 def test_a_write_that_the_system_cuts_off_stops_the_ledger(setup):
     """A limit on file sizes, in its own process: the write fails in the kernel, as on a failing disk."""
     setup.create().close()
@@ -256,6 +246,7 @@ except LedgerStopped:
         assert ledger.account.tokens == int(counted[-1]) > 0
 
 
+@IN_A_FILE
 def test_another_program_that_holds_the_database_stops_the_ledger(setup, monkeypatch):
     monkeypatch.setattr(sqlite_file, "BUSY_SECONDS", 0.05)
     ledger = setup.with_steps(1)
@@ -270,6 +261,7 @@ def test_another_program_that_holds_the_database_stops_the_ledger(setup, monkeyp
         assert ledger.sealed_belief == b"sealed 1"
 
 
+@IN_A_FILE
 def test_a_transaction_keeps_other_writers_out_from_its_start(setup):
     """What it reads cannot change before it writes."""
     with setup.with_steps(1) as ledger, closing(sqlite3.connect(setup.path, timeout=0)) as other:
@@ -278,12 +270,14 @@ def test_a_transaction_keeps_other_writers_out_from_its_start(setup):
         other.execute("UPDATE usage SET units = '0'")
 
 
+@IN_A_FILE
 def test_a_folder_that_cannot_be_written_is_refused(closed, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # tests may run as root, who can write everywhere
     with pytest.raises(LedgerUnwritable):
         closed.open()
 
 
+@IN_A_FILE
 def test_losing_the_side_file_after_a_crash_is_seen_by_the_witness(setup, tmp_path):
     """The write-ahead log is part of the ledger: without it the newest commits are gone."""
     ledger = setup.with_steps(3, witness=setup.witness)
@@ -297,7 +291,7 @@ def test_losing_the_side_file_after_a_crash_is_seen_by_the_witness(setup, tmp_pa
 
 
 def test_a_body_is_canonical_json_that_names_its_fields(closed):
-    ((body,),) = run(closed.path, "SELECT body FROM events WHERE seq = 2")
+    ((body,),) = closed.run("SELECT body FROM events WHERE seq = 2")
     fields = json.loads(body)
     assert fields["event"]["entries"][0]["units"] == 4 * closed.price
     assert json.dumps(fields, sort_keys=True, separators=(",", ":")) == body

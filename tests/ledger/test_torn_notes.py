@@ -4,10 +4,12 @@ import os
 
 import pytest
 
+from ledger.stores import IN_A_FILE
 from ledger.tearing import NOTE, torn, torn_commit
 from paclm.errors import LedgerFull, LedgerRolledBack
-from paclm.ledger.store import HeadNote, read_note
-from paclm.ledger.verify import verify
+from paclm.ledger.head_notes import HeadNote, read_note
+
+pytestmark = IN_A_FILE
 
 NOTE_LENGTH = 177
 
@@ -15,7 +17,7 @@ NOTE_LENGTH = 177
 @pytest.mark.parametrize("keep", [*range(0, NOTE_LENGTH, 13), NOTE_LENGTH - 1, NOTE_LENGTH])
 def test_a_torn_note_does_not_refuse_a_whole_ledger(setup, keep):
     torn_commit(setup, NOTE, keep)
-    assert verify(setup.path, [setup.key]).intact
+    assert setup.verify([setup.key]).intact
     for n in (3, 4, 5):
         with setup.open() as ledger:
             assert ledger.sealed_belief == b"sealed %d" % n
@@ -25,11 +27,11 @@ def test_a_torn_note_does_not_refuse_a_whole_ledger(setup, keep):
 @pytest.mark.parametrize("keep", [30, 60, 100, NOTE_LENGTH - 1, NOTE_LENGTH])
 def test_a_torn_note_still_finds_a_rolled_back_ledger(setup, keep):
     """Even by a single row. (The first bytes of both notes are the same: fewer leave the old note whole.)"""
-    setup.roll_back_to(torn_commit(setup, NOTE, keep))
+    setup.put(torn_commit(setup, NOTE, keep))
     for _ in range(2):
         with pytest.raises(LedgerRolledBack, match=r"ledger\.lock.*adopt" if keep < NOTE_LENGTH - 1 else "row"):
             setup.open()
-        assert not verify(setup.path, [setup.key]).intact
+        assert not setup.verify([setup.key]).intact
     setup.adopt()
     with setup.open() as ledger:
         assert ledger.account.remaining_units == 0
@@ -66,7 +68,7 @@ def test_an_adoption_whose_note_was_torn_is_repeated(setup):
     setup.with_steps(2).close()
     copy = setup.copy()
     setup.resume(3, 4)
-    setup.roll_back_to(copy)
+    setup.put(copy)
     with torn(NOTE, 100):
         setup.adopt()
     with pytest.raises(LedgerRolledBack, match=r"ledger\.lock.*adopt"):

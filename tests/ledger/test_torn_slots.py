@@ -5,7 +5,6 @@ import pytest
 from ledger.tearing import SLOT, Crash, torn, torn_commit
 from paclm.errors import LedgerError, LedgerRolledBack, LedgerTampered
 from paclm.ledger import witness as witness_file
-from paclm.ledger.recovery import replace_witness
 from paclm.ledger.witness import Witness
 
 LENGTHS = [0, 1, 16, 20, 100, 600, 5000]
@@ -24,7 +23,7 @@ def test_a_torn_testimony_is_repaired(setup, keep):
 @pytest.mark.parametrize("has_lock", [True, False], ids=["with the lock", "without the lock"])
 def test_a_torn_testimony_does_not_pass_a_ledger_without_its_row(setup, keep, has_lock):
     """One slot is whole, and the ledger was rolled back to its row: the row of the torn slot is missing."""
-    setup.roll_back_to(torn_commit(setup, SLOT, keep, witness=setup.witness))
+    setup.put(torn_commit(setup, SLOT, keep, witness=setup.witness))
     if not has_lock:
         setup.lock.unlink()
     for attempt in (setup.open, setup.adopt):
@@ -64,7 +63,7 @@ def test_a_slot_that_was_damaged_later_is_refused_where_it_could_hide_a_row(setu
         return
     with pytest.raises(LedgerRolledBack, match=r"slots.*replace-witness"):
         setup.open(witness=setup.witness)
-    replace_witness(setup.path, setup.key, confirmed_by="ada", witness=tmp_path / "new.witness")
+    setup.replace_witness(tmp_path / "new.witness")
     setup.open(witness=tmp_path / "new.witness").close()
 
 
@@ -93,9 +92,9 @@ def test_half_an_adoption_is_not_finished_with_a_witness_that_has_seen_more(setu
     with torn(SLOT, 0):
         setup.adopt(witness=setup.witness)
     half = setup.copy("half.sqlite")
-    setup.roll_back_to(setup.newest)
+    setup.put(setup.newest)
     setup.resume(4, witness=setup.witness)
-    setup.roll_back_to(half)
+    setup.put(half)
     with pytest.raises(LedgerRolledBack):
         setup.adopt(witness=setup.witness)
 
@@ -153,7 +152,7 @@ def test_after_a_reseal_a_torn_slot_hides_no_row_either(setup):
     copy = setup.copy()
     with setup.open(witness=setup.witness) as ledger, torn(SLOT, 300):
         setup.commit(ledger, 3)
-    setup.roll_back_to(copy)
+    setup.put(copy)
     setup.lock.unlink()
     with pytest.raises(LedgerRolledBack, match="slots"):
         setup.open(witness=setup.witness)
@@ -180,7 +179,7 @@ def test_a_witness_that_was_cut_off_or_whose_newest_slot_was_emptied_hides_no_ro
     setup.with_steps(2, witness=setup.witness).close()
     copy = setup.copy()
     setup.resume(3, witness=setup.witness)
-    setup.roll_back_to(copy)
+    setup.put(copy)
     setup.lock.unlink()
     content, newest, size = setup.witness.read_bytes(), newest_slot(setup), setup.witness.stat().st_size
     emptied = bytearray(content)

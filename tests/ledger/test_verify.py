@@ -7,40 +7,43 @@ from contextlib import closing
 
 import pytest
 
+from ledger.stores import IN_A_FILE
 from paclm.errors import LedgerBusy, LedgerDamaged, LedgerFull, LedgerRolledBack, LedgerUnwritable
 from paclm.ledger import sqlite_file
-from paclm.ledger.recovery import backup
-from paclm.ledger.store import Store
+from paclm.ledger.address import open_reader
+from paclm.ledger.sqlite_store import SqliteStore
 from paclm.ledger.verify import remaining_tokens, verify, witness_on_record
 
 
 def test_an_intact_ledger_is_verified_with_and_without_its_key_and_changes_no_byte(setup):
     setup.with_steps(5).close()
-    before = setup.path.read_bytes()
+    before = setup.content()
     for keys in (None, [setup.key]):
-        report = verify(setup.path, keys)
+        report = setup.verify(keys)
         assert report.intact
         assert report.num_events == 6
         assert report.macs_checked == (keys is not None)
         assert report.contents.state.tokens == 20
-    assert setup.path.read_bytes() == before
-    with closing(sqlite_file.open_reader(setup.path)) as db, pytest.raises(sqlite3.OperationalError, match="readonly"):
-        db.execute("UPDATE belief SET seq = 0")
+    assert setup.content() == before
+    with closing(open_reader(setup.address)) as store, pytest.raises(setup.database_error, match=r"read-?only"):
+        store.db.execute(setup.forbidden)
 
 
+@IN_A_FILE
 def test_a_ledger_in_use_and_a_crash_image_are_verified_from_the_log(setup, tmp_path):
     image = tmp_path / "image"
     image.mkdir(mode=0o700)
     with setup.with_steps(5) as ledger:
-        assert verify(setup.path).contents.head == ledger.head
+        assert setup.verify().contents.head == ledger.head
         setup.commit(ledger, 6)
-        assert verify(setup.path, [setup.key]).contents.head == ledger.head
+        assert setup.verify([setup.key]).contents.head == ledger.head
         for name in ("ledger.sqlite", "ledger.sqlite-wal"):
             shutil.copy(setup.folder / name, image / name)
     report = verify(image / "ledger.sqlite", [setup.key])
     assert (report.intact, report.num_events) == (True, 7)
 
 
+@IN_A_FILE
 def test_a_ledger_on_read_only_media_is_verified(setup, monkeypatch):
     """SQLite cannot make its side files there; the file is then read as it is."""
     setup.with_steps(2).close()
@@ -64,6 +67,7 @@ def test_a_ledger_on_read_only_media_is_verified(setup, monkeypatch):
     assert len(asked) == 2
 
 
+@IN_A_FILE
 @pytest.mark.parametrize("look", [verify, remaining_tokens])
 def test_a_full_disk_is_an_error_and_no_verdict(setup, look):
     """A limit on file sizes: SQLite's side file cannot grow, as on a full disk. The ledger itself is whole."""
@@ -75,9 +79,10 @@ def test_a_full_disk_is_an_error_and_no_verdict(setup, look):
             look(setup.path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert verify(setup.path, [setup.key]).intact
+    assert setup.verify([setup.key]).intact
 
 
+@IN_A_FILE
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -95,16 +100,17 @@ def test_an_error_of_the_disk_is_no_verdict_on_the_ledger(setup, monkeypatch, na
         with store._translated():
             raise error
 
-    monkeypatch.setattr(Store, "check_pages", fail)
+    monkeypatch.setattr(SqliteStore, "check_pages", fail)
     if kind is None:
-        report = verify(setup.path)
+        report = setup.verify()
         assert not report.intact
         assert name in report.problem
     else:
         with pytest.raises(kind, match=name):
-            verify(setup.path)
+            setup.verify()
 
 
+@IN_A_FILE
 @pytest.mark.parametrize("end", ["-wal", "-shm"])
 def test_a_replaced_side_file_is_named(setup, end):
     setup.with_steps(2).close()
@@ -113,7 +119,7 @@ def test_a_replaced_side_file_is_named(setup, end):
         setup.open()
     if end == "-wal":  # without a log, its index is not read
         with pytest.raises(LedgerUnwritable, match="-wal, -shm"):
-            verify(setup.path)
+            setup.verify()
 
 
 def test_a_file_that_is_no_database_leaves_no_connection_open(tmp_path, monkeypatch):
@@ -127,31 +133,31 @@ def test_a_file_that_is_no_database_leaves_no_connection_open(tmp_path, monkeypa
 
     monkeypatch.setattr(sqlite_file.sqlite3, "connect", connect)
     with pytest.raises(LedgerDamaged):
-        Store.open_reader(path)
+        SqliteStore.open_reader(path)
     for connection in opened:
         with pytest.raises(sqlite3.ProgrammingError):
             connection.execute("SELECT 1")
     assert opened
 
 
-def test_remaining_tokens_of_a_rolled_back_file_are_refused(setup, tmp_path):
+def test_remaining_tokens_of_a_rolled_back_ledger_are_refused(setup):
     with setup.with_steps(2, witness=setup.witness) as ledger:
-        assert remaining_tokens(setup.path) == ledger.account.remaining_tokens(setup.settings.per_token)
-    copy = shutil.copy(setup.path, tmp_path / "by_hand.sqlite")
+        assert remaining_tokens(setup.address) == ledger.account.remaining_tokens(setup.settings.per_token)
+    copy = setup.copy()
     with setup.open(witness=setup.witness) as ledger:
         setup.commit(ledger, 3)
         name = ledger.state.witness
-    shutil.copy(copy, setup.path)
-    assert not verify(setup.path).intact
+    setup.put(copy)
+    assert not setup.verify().intact
     with pytest.raises(LedgerRolledBack, match="row"):
-        remaining_tokens(setup.path)
-    assert witness_on_record(setup.path) == name
+        remaining_tokens(setup.address)
+    assert witness_on_record(setup.address) == name
 
 
-def test_remaining_tokens_of_a_marked_copy_are_read(setup, tmp_path):
+def test_remaining_tokens_of_a_marked_copy_are_read(setup):
     with setup.with_steps(2) as ledger:
-        backup(setup.path, tmp_path / "copy.sqlite")
+        setup.back_up()
         before = ledger.account.remaining_tokens(setup.settings.per_token)
         setup.commit(ledger, 3)
-    shutil.copy(tmp_path / "copy.sqlite", setup.path)
-    assert remaining_tokens(setup.path) == before
+    setup.put(setup.backup)
+    assert remaining_tokens(setup.address) == before

@@ -1,7 +1,6 @@
 """The witness as a file: one process holds it, one key signs it, and writes by others are noticed."""
 
 import fcntl
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,26 +8,23 @@ import pytest
 from paclm.errors import LedgerBusy, LedgerRolledBack, LedgerStopped, LedgerTampered, LedgerUnwritable
 from paclm.ledger import witness as witness_file
 from paclm.ledger.events import LedgerKeys
-from paclm.ledger.ledger import Ledger
-from paclm.ledger.recovery import adopt_restored
 from paclm.ledger.witness import Witness
 
 
 @pytest.fixture
 def second(setup, tmp_path):
-    """The path of a ledger in a copied workspace; both copies name the same witness."""
+    """The ledger in a copied workspace; both copies name the same witness."""
     setup.with_steps(2, witness=setup.witness).close()
-    shutil.copytree(setup.folder, tmp_path / "second")
-    return tmp_path / "second" / "ledger.sqlite"
+    return setup.second(tmp_path / "second")
 
 
 def test_a_copied_workspace_does_not_serve_beside_the_first(setup, second):
     with setup.open(witness=setup.witness):
         with pytest.raises(LedgerBusy, match="witness"):
-            Ledger.open(second, setup.key, witness=setup.witness)
+            second.open(witness=setup.witness)
         with pytest.raises(LedgerBusy):
-            adopt_restored(second, setup.key, confirmed_by="ada", witness=setup.witness)
-    Ledger.open(second, setup.key, witness=setup.witness).close()  # one after the other, with nothing in between
+            second.adopt(witness=setup.witness)
+    second.open(witness=setup.witness).close()  # one after the other, with nothing in between
 
 
 def test_a_new_witness_is_locked_from_the_start_and_refused_where_locks_do_not_work(setup, monkeypatch):
@@ -47,14 +43,14 @@ def test_a_refused_opening_releases_the_witness(setup, second):
     setup.resume(3, witness=setup.witness)
     for _ in range(2):
         with pytest.raises(LedgerRolledBack):
-            Ledger.open(second, setup.key, witness=setup.witness)
+            second.open(witness=setup.witness)
     setup.open(witness=setup.witness).close()
 
 
 @pytest.mark.parametrize("commits", [1, 2, 3])
 def test_a_second_copy_that_wrote_the_witness_stops_the_first(setup, second, monkeypatch, commits):
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)  # a file system whose locks hold nothing
-    ledger, other = setup.open(witness=setup.witness), Ledger.open(second, setup.key, witness=setup.witness)
+    ledger, other = setup.open(witness=setup.witness), second.open(witness=setup.witness)
     for n in range(commits):
         other.commit(setup.step(), b"other %d" % n)
     with pytest.raises(LedgerRolledBack, match=r"elsewhere\.witness"):
