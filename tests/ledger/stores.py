@@ -105,7 +105,7 @@ class Setup(ABC):
         recovery.backup(self.address, to or self.backup)
 
     def verify(self, keys=None, **options):
-        return verify(self.address, keys, **options)
+        return verify(self.address, keys, folder=self.folder, **options)
 
     def clock(self):
         return self.now
@@ -258,3 +258,4 @@ class PostgresSetup(Setup):
         for statement in statements:
             self.run(*statement)
         self.run("ALTER TABLE events ENABLE TRIGGER USER")
+        self.run("UPDATE head SET seq = (SELECT max(seq) FROM events)")

@@ -150,7 +150,7 @@ def test_remaining_tokens_of_a_rolled_back_ledger_are_refused(setup):
     setup.put(copy)
     assert not setup.verify().intact
     with pytest.raises(LedgerRolledBack, match="row"):
-        remaining_tokens(setup.address)
+        remaining_tokens(setup.address, setup.folder)
     assert witness_on_record(setup.address) == name
 
 
@@ -160,4 +160,4 @@ def test_remaining_tokens_of_a_marked_copy_are_read(setup):
         before = ledger.account.remaining_tokens(setup.settings.per_token)
         setup.commit(ledger, 3)
     setup.put(setup.backup)
-    assert remaining_tokens(setup.address) == before
+    assert remaining_tokens(setup.address, setup.folder) == before

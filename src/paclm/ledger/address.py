@@ -32,10 +32,10 @@ def open_writer(address: Address, holding: Holding) -> Store:
     return SqliteStore.open_writer(Path(address).absolute())
 
 
-def open_reader(address: Address) -> Store:
-    """Open for reading alone, also while another process writes."""
+def open_reader(address: Address, folder: Path | None = None) -> Store:
+    """Open for reading alone, also while another process writes; `folder` has this machine's note about a database."""
     if isinstance(address, str) and is_postgres(address):
-        return _postgres().open_reader(address)
+        return _postgres().open_reader(address, folder)
     return SqliteStore.open_reader(Path(address))
 
 

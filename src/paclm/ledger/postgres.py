@@ -70,7 +70,7 @@ def connect(url: str, *, is_reading: bool = False) -> LimitedConnection:
         db = LimitedConnection.connect(url, autocommit=True, **_CONNECT)
     try:
         with translated(name_of(url), is_reading=is_reading):
-            for name, value in _SESSION.items():
+            for name, value in {**_SESSION, "default_transaction_read_only": "on" if is_reading else "off"}.items():
                 db.execute(f"SET {name} = {value}")
         if not is_reading:
             _check_durable(db, name_of(url))

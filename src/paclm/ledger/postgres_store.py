@@ -7,6 +7,7 @@ server and any doubt whether a commit is durable, the ledger stops.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 from psycopg.errors import Diagnostic
@@ -14,7 +15,7 @@ from psycopg.errors import Diagnostic
 from paclm.errors import InvalidInput, LedgerError, LedgerTampered, LedgerUnwritable
 from paclm.ledger.address import Holding
 from paclm.ledger.events import COUNTS, Checkpoint, Head, Row, Usage
-from paclm.ledger.head_notes import HeadNote, HeadNotes, open_notes
+from paclm.ledger.head_notes import HeadNote, HeadNotes, lock_path, open_notes, read_note
 from paclm.ledger.postgres import LimitedConnection, connect, name_of, translated
 from paclm.ledger.postgres_hold import Hold, fenced
 from paclm.ledger.postgres_schema import check_schema, kind_of, migrate
@@ -67,6 +68,7 @@ class PostgresStore(Store):
         self.db = db
         self.hold = hold
         self._notes = notes
+        self._note_read: HeadNote | None = None
         self._backend = db.info.backend_pid
         self._warnings: list[str] = []
         db.add_notice_handler(self._warned)
@@ -133,12 +135,15 @@ class PostgresStore(Store):
             raise
 
     @classmethod
-    def open_reader(cls, url: str) -> PostgresStore:
+    def open_reader(cls, url: str, folder: Path | None = None) -> PostgresStore:
         """Open for reading alone, also while another process writes; a standby server will do."""
+        note = None if folder is None else read_note(lock_path(folder / "ledger"))  # before any row is read
         db = connect(url, is_reading=True)
         try:
             kind_of(db, name_of(url))
-            return cls(url, db, None, None)
+            store = cls(url, db, None, None)
+            store._note_read = note
+            return store
         except BaseException:
             db.close()
             raise
@@ -213,7 +218,7 @@ class PostgresStore(Store):
     @property
     def note(self) -> HeadNote | None:
         """The newest row when this machine last held the ledger."""
-        return None if self._notes is None else self._notes.newest
+        return self._note_read if self._notes is None else self._notes.newest
 
     def note_head(self, head: Head) -> None:
         """Note the newest row on this machine."""

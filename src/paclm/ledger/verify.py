@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from paclm.errors import (
     LedgerBusy,
@@ -68,9 +69,9 @@ def witness_on_record(address: Address) -> str | None:
         return read_contents(store, None).state.witness
 
 
-def remaining_tokens(address: Address) -> int:
+def remaining_tokens(address: Address, folder: Path | None = None) -> int:
     """How many charged tokens the budget has left by the newest row; refused where rows vanished."""
-    contents = newest_contents(address)
+    contents = newest_contents(address, folder)
     return contents.state.account.remaining_tokens(contents.settings.per_token)
 
 
@@ -80,26 +81,32 @@ def is_backup(address: Address) -> bool:
         return store.kind == "copy"
 
 
-def newest_contents(address: Address) -> Contents:
-    """The ledger by its newest row, read without lock and key; refused where rows vanished."""
-    with closing(open_reader(address)) as store:
+def newest_contents(address: Address, folder: Path | None = None) -> Contents:
+    """The ledger by its newest row, read without lock and key; refused where rows vanished.
+
+    Of a ledger in a database, `folder` has the note by which that is noticed.
+    """
+    with closing(open_reader(address, folder)) as store:
         contents = read_contents(store, None)
         if store.kind != "copy":  # a copy is marked as such, and older than the note
             check_note(store, contents.head.seq, store.note)
         return contents
 
 
-def verify(address: Address, keys: Sequence[bytes] | None = None, *, only_recent: bool = False) -> Report:
+def verify(
+    address: Address, keys: Sequence[bytes] | None = None, *, only_recent: bool = False, folder: Path | None = None
+) -> Report:
     """Recompute every hash, link, total and sum; with keys (the newest first) also every MAC.
 
-    Also checks that the row noted on this machine is there and that the newest key signed the head, as opening does.
+    Also checks that the row noted on this machine (for a database: in that folder) is there and that the newest key
+    signed the head, as opening does.
     `only_recent` checks the rows since the last checkpoint, and the totals of the sums. Raises where the disk or
     another program prevents reading: an unread ledger is neither intact nor damaged.
     """
     known = LedgerKeys(keys[0], keys[1:]) if keys else None
     report = Report(macs_checked=known is not None)
     try:
-        with closing(open_reader(address)) as store:
+        with closing(open_reader(address, folder)) as store:
             store.freeze_view()
             report.is_copy = store.kind == "copy"
             if not only_recent:
