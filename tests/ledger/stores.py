@@ -27,6 +27,15 @@ IN_A_FILE, IN_A_DATABASE = pytest.mark.stores("sqlite"), pytest.mark.stores("pos
 """Marks of tests that are about one store."""
 
 
+def crash(ledger):
+    """End a ledger in a database as the death of its process does: nobody is told."""
+    store = ledger.store
+    store.hold._end.set()
+    store.db.pgconn.finish()
+    if ledger.witness is not None:
+        ledger.witness.close()
+
+
 class Setup(ABC):
     """One ledger, the curator's folder, and a clock that moves only when told to. Each store inherits this."""
 

@@ -1,7 +1,7 @@
 """Any sequence of charges, crashes, restarts, extensions, changed settings and restored files.
 
-The machine counts what was released; the ledger must never show less. A crash is an image of the files taken while the
-ledger is open, and everything after it is lost.
+The machine counts what was released; the ledger must never show less. In a file, a crash is an image of the files taken
+while the ledger is open; in a database, the process's connections end in the middle.
 """
 
 import os
@@ -16,27 +16,26 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from ledger.stores import PostgresSetup, SqliteSetup, crash
 from paclm.config import MechanismConfig
 from paclm.errors import BudgetExceeded, InvalidInput, LedgerRolledBack, UnsoundState
 from paclm.ledger.events import Usage
-from paclm.ledger.ledger import Ledger
-from paclm.ledger.recovery import adopt_restored, backup
-from paclm.ledger.verify import verify
 from paclm.privacy.accounting import units_down, units_up
 
-KEY = bytes(range(32))
 MEMORY = "/dev/shm"
 
 
 class LedgerMachine(RuleBasedStateMachine):
+    """The rules; each store says where its ledger is, and what a crash leaves of it."""
+
     has_witness = False
-    survives_a_crash = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.lock")
 
     def __init__(self):
         super().__init__()
         # Nothing here depends on a disk: use memory where there is such a folder.
         self._home = tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
         self.home = Path(self._home.name)
+        self.setup = self.place("folder-0")
         self.witness = self.home / "witness" if self.has_witness else None
         self.config = MechanismConfig(per_token=2.0**-12, total=2.0**-8)
         self.left = Usage("left")
@@ -45,14 +44,16 @@ class LedgerMachine(RuleBasedStateMachine):
         self.num_beliefs = 0
         self.lost = False
         self.copies = []
-        self.path = self._folder("folder-0") / "ledger.sqlite"
-        start = {"workspace": "w", "num_worlds": 8, "settings": self.config, "sealed_belief": self.belief}
-        self.ledger = Ledger.create(self.path, KEY, witness=self.witness, **start)
+        start = {"num_worlds": 8, "settings": self.config, "sealed_belief": self.belief}
+        self.ledger = self.setup.create(witness=self.witness, **start)
 
-    def _folder(self, name):
-        folder = self.home / name
-        folder.mkdir(mode=0o700)
-        return folder
+    def place(self, name):
+        """An empty place for a ledger, with a folder of its own."""
+        raise NotImplementedError
+
+    def leave_crashed(self):
+        """End the ledger in use as a crash does, and continue with what that leaves."""
+        raise NotImplementedError
 
     @rule(tokens=st.integers(0, 3), dissent=st.integers(0, 3), key=st.sampled_from("ab"), public=st.integers(0, 2))
     def charge(self, tokens, dissent, key, public):
@@ -85,17 +86,13 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def restart(self):
         self.ledger.close()
-        self.ledger = Ledger.open(self.path, KEY, witness=self.witness)
+        self.ledger = self.setup.open(witness=self.witness)
 
     @rule()
     def crash(self):
-        """Continue from the files as the dead process left them."""
-        folder = self._folder(f"folder-{len(list(self.home.iterdir()))}")
-        for name in self.survives_a_crash:
-            shutil.copy(self.path.with_name(name), folder / name)
-        self.ledger.close()
-        self.path = folder / "ledger.sqlite"
-        self.ledger = Ledger.open(self.path, KEY, witness=self.witness)
+        """Continue from what the dead process left."""
+        self.leave_crashed()
+        self.ledger = self.setup.open(witness=self.witness)
 
     @rule(
         per_token=st.sampled_from([2.0**-12, 2.0**-13, 3.0 * 2**-14]),
@@ -133,7 +130,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def back_up(self):
         """Keep a copy for later, made while the ledger is in use."""
         copy = self.home / f"copy-{len(self.copies)}.sqlite"
-        backup(self.path, copy)
+        self.setup.back_up(copy)
         self.copies.append(copy)
 
     @precondition(lambda self: self.copies)
@@ -142,15 +139,12 @@ class LedgerMachine(RuleBasedStateMachine):
         """Restore an old copy: refused as it is, adopted with or without the witness."""
         copy = data.draw(st.sampled_from(self.copies))
         self.ledger.close()
-        folder = self._folder(f"folder-{len(list(self.home.iterdir()))}")
-        shutil.copy(copy, folder / "ledger.sqlite")
-        self.path = folder / "ledger.sqlite"
+        self.setup = self.place(f"folder-{len(list(self.home.iterdir()))}")
+        self.setup.put(copy)
         with pytest.raises(LedgerRolledBack):
-            Ledger.open(self.path, KEY, witness=self.witness)
-        event = adopt_restored(
-            self.path, KEY, confirmed_by="machine", witness=self.witness, largest_total=self.largest_total
-        )
-        self.ledger = Ledger.open(self.path, KEY, witness=self.witness)
+            self.setup.open(witness=self.witness)
+        event = self.setup.adopt(witness=self.witness, largest_total=self.largest_total)
+        self.ledger = self.setup.open(witness=self.witness)
         self.config = self.ledger.settings
         if event.proof == "none":
             self.lost = True
@@ -175,7 +169,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_row_verifies(self):
-        report = verify(self.path, [KEY])
+        report = self.setup.verify([self.setup.key])
         assert report.intact, report.problem
 
     def teardown(self):
@@ -183,25 +177,77 @@ class LedgerMachine(RuleBasedStateMachine):
         self._home.cleanup()
 
 
-class WitnessedMachine(LedgerMachine):
-    """The same with a witness: nothing is ever lost."""
+class FileMachine(LedgerMachine):
+    survives_a_crash = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.lock")
 
-    has_witness = True
+    def place(self, name):
+        (self.home / name).mkdir()
+        return SqliteSetup(self.home / name)
+
+    def leave_crashed(self):
+        before, self.setup = self.setup, self.place(f"folder-{len(list(self.home.iterdir()))}")
+        for name in self.survives_a_crash:
+            shutil.copy(before.folder / name, self.setup.folder / name)
+        self.ledger.close()
 
 
-class ForgetfulMachine(LedgerMachine):
+class ForgetfulMachine(FileMachine):
     """A crash that loses the log, as one without syncs can: the machine must notice."""
 
     survives_a_crash = ("ledger.sqlite",)
 
 
-def test_the_machine_notices_commits_that_a_crash_lost():
-    quick = hypothesis_settings(max_examples=25, stateful_step_count=20, phases=[Phase.generate])
+class DatabaseMachine(LedgerMachine):
+    def __init__(self, server, url):
+        self.server, self.url = server, url
+        super().__init__()
+
+    def place(self, name):
+        (self.home / name).mkdir()
+        place = PostgresSetup(self.home / name, self.server, self.url)
+        place.remove()
+        return place
+
+    def leave_crashed(self):
+        self.before_the_crash = self.setup.copy()
+        crash(self.ledger)
+        self.setup.holding = self.setup.holding._replace(take_over=True)
+
+
+class ForgetfulDatabase(DatabaseMachine):
+    """A crash after which the server has lost the newest commits, as without syncs."""
+
+    def leave_crashed(self):
+        before = getattr(self, "before_the_crash", None)
+        super().leave_crashed()
+        if before is not None:
+            self.setup.put(before)
+            self.setup.lock.unlink()
+
+
+MACHINES = {"sqlite": FileMachine, "postgres": DatabaseMachine}
+FORGETFUL = {"sqlite": ForgetfulMachine, "postgres": ForgetfulDatabase}
+
+
+@pytest.fixture(params=MACHINES)
+def store(request):
+    """The name of a store, and what its machines need."""
+    needs = [request.getfixturevalue(name) for name in ("postgres", "database")] if request.param == "postgres" else []
+    return request.param, needs
+
+
+def run(machine, store, examples, **options):
+    options = {"max_examples": examples, "stateful_step_count": 20} | options
+    run_state_machine_as_test(lambda: machine(*store[1]), settings=hypothesis_settings(**options))
+
+
+def test_the_machine_notices_commits_that_a_crash_lost(store):
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(ForgetfulMachine, settings=quick)
+        run(FORGETFUL[store[0]], store, 25, phases=[Phase.generate])
 
 
-TestLedger = LedgerMachine.TestCase
-TestLedger.settings = hypothesis_settings(max_examples=25, stateful_step_count=20)
-TestWitnessedLedger = WitnessedMachine.TestCase
-TestWitnessedLedger.settings = hypothesis_settings(max_examples=25, stateful_step_count=20)
+@pytest.mark.parametrize("with_witness", [False, True], ids=["alone", "with witness"])
+def test_any_sequence(store, with_witness):
+    """With a witness nothing is ever lost."""
+    machine = type("Machine", (MACHINES[store[0]],), {"has_witness": with_witness})
+    run(machine, store, 25 if store[0] == "sqlite" else 8)
