@@ -23,7 +23,7 @@ class WriterLock:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise LedgerUnwritable(
                 f"The lock {path} cannot be opened ({error.strerror}). The ledger's folder must exist and be writable."

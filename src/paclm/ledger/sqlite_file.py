@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 from collections.abc import Callable, Collection
 from pathlib import Path
 from urllib.parse import quote
@@ -157,13 +158,62 @@ def create_file(path: Path) -> None:
         ) from None
 
 
-def check_private(path: Path) -> None:
-    """Check that folder and file are writable, and closed to other users."""
+def side_files(path: Path) -> list[Path]:
+    """The write-ahead log and its index, which SQLite keeps beside a database in use."""
+    return [path.with_name(path.name + end) for end in ("-wal", "-shm")]
+
+
+def check_private(path: Path, lock: Path) -> None:
+    """Check that folder and files are writable, closed to other users, and have one name each."""
     check_exists(path)
-    for place in (path.parent, path):
+    for place in (path.parent, path, lock, *side_files(path)):
+        if not os.path.lexists(place):  # not the ledger itself: a lock or a log may be missing
+            continue
+        if place != path.parent:
+            _check_one_name(place)
         check_closed(place)
         if not os.access(place, os.W_OK):
             raise LedgerUnwritable(f"{place} cannot be written. Nothing can be released without a durable ledger.")
+
+
+def _check_one_name(file: Path) -> None:
+    """Refuse links: under a second name, with another lock beside it, a second process could write the ledger."""
+    status = file.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise LedgerError(
+            f"{file} is a symbolic link or no plain file. A ledger has one name: a process that opens it by another "
+            "one finds no lock. Move the file itself to this place, or link its whole folder."
+        )
+    if status.st_nlink > 1:
+        raise LedgerError(
+            f"{file} has {status.st_nlink} names (hard links). A ledger has one name: a process that opens it by "
+            "another one finds no lock. Remove the other names."
+        )
+
+
+class InUse:
+    """The files of an open ledger, as they are found by their names. Removed files take writes, and lose them."""
+
+    def __init__(self, path: Path, lock: Path) -> None:
+        self._found = {file: _identity(file) for file in (path, *side_files(path), lock)}
+
+    def check(self) -> None:
+        """Refuse if a file was removed, renamed or replaced since."""
+        for file, found in self._found.items():
+            if _identity(file) != found:
+                raise LedgerUnwritable(
+                    f"{file} was removed, renamed or replaced while the ledger was in use: what is written now would "
+                    "be lost. Nothing more is released. Put the file back if it was renamed, then restart; rows that "
+                    "are missing then are found, and paclm ledger adopt charges for them."
+                )
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    try:
+        status = os.lstat(file)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def check_exists(path: Path) -> None:

@@ -48,6 +48,7 @@ class SqliteStore(Store):
         self._lock = lock
         self._notes = notes
         self._note_read: HeadNote | None = None
+        self._in_use: sqlite_file.InUse | None = None
 
     @classmethod
     def create(cls, path: Path, content: Copy, kind: Kind = "live") -> None:
@@ -72,7 +73,7 @@ class SqliteStore(Store):
     @classmethod
     def open_writer(cls, path: Path) -> SqliteStore:
         """Take the lock and open the file for writing; it must be closed to other users."""
-        sqlite_file.check_private(path)
+        sqlite_file.check_private(path, lock_path(path))
         lock = WriterLock(lock_path(path))
         try:
             notes = HeadNotes(lock.path, lock.descriptor)
@@ -108,6 +109,8 @@ class SqliteStore(Store):
                 self.db.execute(_SET_SECRET, (commit.secret,))
             if commit.checkpoint is not None:
                 self.db.execute(_SET_CHECKPOINT, commit.checkpoint)
+        if self._in_use is not None:
+            self._in_use.check()
 
     @property
     def note(self) -> HeadNote | None:
@@ -128,6 +131,7 @@ class SqliteStore(Store):
         """Move the write-ahead log into the file, so that no row is in the log alone."""
         with translated(self.path):
             sqlite_file.empty_log(self.db)
+        self._in_use = sqlite_file.InUse(self.path, lock_path(self.path))
 
     def set_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Store a checkpoint without a row."""
