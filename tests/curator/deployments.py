@@ -12,6 +12,8 @@ from paclm.engine.engine import Ballot
 WORLDS = 8
 SUPPORT = 40
 CONTEXT = 64
+UNCOMMITTED = (654321654321, 765432765432)
+"""Two tokens with so many digits that no coin and no clock in a traceback has them by chance."""
 
 
 def build_workspace(path, texts, base_folder, num_worlds=WORLDS, spread=0.6, num_canaries=0, holdout=4):

@@ -6,7 +6,7 @@ import traceback
 import numpy as np
 import pytest
 
-from curator.deployments import ScriptedEngine, Talkative
+from curator.deployments import UNCOMMITTED, ScriptedEngine, Talkative
 from curator.sequential import recorded_noise
 from paclm import Coins
 from paclm.errors import EngineError, UnsoundState
@@ -126,11 +126,11 @@ class Telling(ScriptedEngine):
     """An engine whose errors say everything: which token it was given, in variables and messages."""
 
     def __init__(self, fails_in):
-        super().__init__(vocabulary=10**6)
+        super().__init__(vocabulary=10**12)
         self.fails_in = fails_in
 
     def _vote(self, tokens, coins, temperature):
-        return np.arange(self.support_size), np.array([654321] * 4 + [765432] * 4), 0
+        return np.arange(self.support_size), np.array([UNCOMMITTED[0]] * 4 + [UNCOMMITTED[1]] * 4), 0
 
     def append(self, handle, token):
         if self.fails_in == "append":
@@ -160,7 +160,7 @@ def test_no_traceback_of_the_engine_carries_a_token_that_was_not_committed(make,
     assert any("'tokens': <redacted>" in repr(frame.f_locals) for frame in frames)
     for name, value in [("message", error), *(item for frame in frames for item in frame.f_locals.items())]:
         if name != "votes":
-            assert not re.search("654321|765432", repr(value)), name
+            assert not re.search("{}|{}".format(*UNCOMMITTED), repr(value)), name
 
 
 # --- coins ------------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def differ(slow=None):
     """Whether releases take longer for some secret: by 5 % in the median, and more than chance explains.
 
     Secrets take turns in every round and only ranks within a round count, so that slow phases of a machine do not.
-    Chance alone says yes less than once in 10,000 runs.
+    Chance alone says yes less than once in ten million runs.
     """
     order = np.random.default_rng(0)
     times = np.zeros((60, WORLDS))
@@ -53,7 +53,7 @@ def differ(slow=None):
             if world == slow:
                 row[world] *= 1.1
     medians = np.median(times / times.mean(axis=1, keepdims=True), axis=0)
-    return bool(medians.max() / medians.min() > 1.05 and friedmanchisquare(*times.T).pvalue < 1e-4)
+    return bool(medians.max() / medians.min() > 1.05 and friedmanchisquare(*times.T).pvalue < 1e-7)
 
 
 def test_a_release_takes_the_same_time_for_every_secret():
