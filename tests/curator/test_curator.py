@@ -175,7 +175,7 @@ def test_after_any_failure_in_a_step_nothing_more_leaves_and_a_restart_knows_wha
     if where == "release":
         monkeypatch.setattr("paclm.privacy.gaussian.tally", lambda *_: 1 / 0)
     elif where == "ledger":
-        monkeypatch.setattr("paclm.ledger.store.add_sums", lambda *_: 1 / 0)
+        monkeypatch.setattr("paclm.ledger.sqlite_store.add_sums", lambda *_: 1 / 0)
     elif where in ("append", "launch"):  # of the next step, before the commit of this one
         monkeypatch.setattr(curator._engine, where, lambda *_: 1 / 0)
     elif where == "delivery":

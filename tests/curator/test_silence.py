@@ -100,7 +100,7 @@ FAILURES = {
     "in the belief's update": "paclm.privacy.gaussian.update_belief",
     "in the noise": "paclm.privacy.randomness.NoiseSource.standard_normal",
     "in the sealing": "paclm.curator.master_key.AESGCM",
-    "in the ledger": "paclm.ledger.store.add_sums",
+    "in the ledger": "paclm.ledger.sqlite_store.add_sums",
     "in the account": "paclm.privacy.accounting.Account.affords",
 }
 
@@ -134,7 +134,7 @@ def test_a_token_that_was_not_committed_is_in_no_traceback(curator, monkeypatch)
     monkeypatch.setattr(curator._engine, "_vote", lambda *_: (np.arange(40), votes, 0))
     monkeypatch.setattr(curator._engine, "vocabulary", 10**12)
     curator.submit(curator.request("the", 3))
-    monkeypatch.setattr("paclm.ledger.store.add_sums", lambda *_: 1 / 0)
+    monkeypatch.setattr("paclm.ledger.sqlite_store.add_sums", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError) as caught:
         curator.step()
     frames = [
