@@ -183,11 +183,12 @@ def _figures(key: KeyInfo) -> dict[str, Any]:
 
 def _remaining_tokens(workspace: Path) -> int | None:
     """What the budget has left by the newest row of the ledger; None before the first token."""
+    from paclm.ledger.address import exists
     from paclm.ledger.verify import remaining_tokens
-    from paclm.worlds.layout import ledger_path
+    from paclm.worlds.settings import ledger_address
 
-    path = ledger_path(workspace.expanduser())
-    return remaining_tokens(path) if path.exists() else None
+    address = ledger_address(workspace.expanduser())
+    return remaining_tokens(address) if exists(address) else None
 
 
 def _note(held: list[KeyInfo], remaining: int | None) -> str | None:

@@ -22,7 +22,7 @@ from paclm.cli.console import (
     print_wrapped,
 )
 from paclm.cli.ledger_corpus import corpus_figures, has_dp_log, print_corpus_report, show_corpus, verify_corpus
-from paclm.cli.ledger_keys import KeyFilesOption, find_ledger, ledger_path, mac_keys, unplaced_keys
+from paclm.cli.ledger_keys import KeyFilesOption, existing_ledger, find_ledger, holding_for, mac_keys, unplaced_keys
 from paclm.config import PromiseName, format_budget
 from paclm.errors import InvalidInput, LedgerError, LedgerMissing, WorkspaceError
 
@@ -75,22 +75,29 @@ def show(
         paclm ledger show clinic --promise corpus
         paclm ledger show /backup/clinic-monday.sqlite
     """
+    from paclm.ledger.address import exists
     from paclm.ledger.verify import verify as verify_ledger
 
     has_corpus = promise != "half" and has_dp_log(workspace)
-    if promise == "corpus" or (promise is None and has_corpus and not find_ledger(workspace).exists()):
+    if promise == "corpus" or (promise is None and has_corpus and not exists(find_ledger(workspace))):
         show_corpus(workspace, as_json)
         return
     _check_anything_used(workspace, promise)
-    report = verify_ledger(find_ledger(workspace))
+    report = verify_ledger(find_ledger(workspace), only_recent=True)
     if report.contents is None:
         raise LedgerError(report.problem or "The ledger cannot be read.")
     if as_json:
         more = {"corpus": corpus_figures(workspace)} if has_corpus else {}
-        print_json({**_figures(report.contents), "intact": report.intact, **more})
+        checked = {"intact": report.intact, "verified_through": report.verified_through}
+        print_json({**_figures(report.contents), **checked, **more})
         return
     if report.intact:
-        typer.echo(f"{report.num_events:,} rows, intact (hashes and sums; with the key: paclm ledger verify).\n")
+        since = f"after the checkpoint at row {report.checkpoint:,} " if report.checkpoint else ""
+        print_wrapped(
+            f"Intact through row {report.verified_through:,}, the newest (hashes of all rows {since}and sums; every row "
+            "with the key: paclm ledger verify)."
+        )
+        typer.echo()
     else:
         print_wrapped(f"NOT INTACT: {report.problem}")
         typer.echo("The figures below are those of the newest row.\n")
@@ -127,12 +134,13 @@ def verify(
         paclm ledger verify /backup/clinic-monday.sqlite --key-file /safe/clinic.key
         paclm ledger verify copy-for-the-auditor --without-key --json | jq .intact
     """
+    from paclm.ledger.address import exists
     from paclm.ledger.verify import verify as verify_ledger
 
     corpus = None if promise == "half" else verify_corpus(workspace)
     if promise == "corpus" and corpus is None:
         corpus_figures(workspace)  # raises: says what is missing
-    if corpus is not None and (promise == "corpus" or not find_ledger(workspace).exists()):
+    if corpus is not None and (promise == "corpus" or not exists(find_ledger(workspace))):
         if as_json:
             print_json({"intact": corpus["intact"], "problem": corpus["problem"], "corpus": corpus})
         else:
@@ -146,6 +154,7 @@ def verify(
         "intact": report.intact,
         "problem": report.problem,
         "bad_row": report.bad_seq,
+        "verified_through": report.verified_through,
         "rows": report.num_events,
         "lost_rows": head.seq - report.num_events if head else 0,
         "macs_checked": report.macs_checked,
@@ -201,7 +210,9 @@ def extend(
     if config is None:
         raise InvalidInput("[mechanism] of paclm.toml sets no total. Write the new total there, then repeat.")
     key, *old_keys = mac_keys(workspace)
-    with Ledger.open(ledger_path(workspace), key, old_keys=old_keys, witness=witness) as opened:
+    with Ledger.open(
+        existing_ledger(workspace), key, old_keys=old_keys, witness=witness, holding=holding_for(workspace)
+    ) as opened:
         total = opened.settings.total
         if config.total <= total:
             raise InvalidInput(
@@ -237,13 +248,16 @@ def extend(
 
 def _check_anything_used(place: Path, promise: PromiseName | None) -> None:
     """Where neither promise was used yet, say so of both."""
-    path = find_ledger(place)
-    if not path.exists():
+    from paclm.ledger.address import exists, name_of
+
+    address = find_ledger(place)
+    if not exists(address):
         if promise is None and verify_corpus(place) is not None:
             corpus_figures(place)  # raises: the adapter has no log
         also = "" if promise else " No DP training was begun either (promise corpus)."
         raise LedgerMissing(
-            f"There is no ledger at {path} (promise half). It is made when the workspace first generates a token.{also}"
+            f"There is no ledger at {name_of(address)} (promise half). It is made when the workspace first generates a "
+            f"token.{also}"
         )
 
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paclm.errors import CuratorError
+from paclm.errors import CuratorError, LedgerMissing
 
 if TYPE_CHECKING:
     from paclm.curator.master_key import MasterKeys
     from paclm.curator.sealed import Sealing
+    from paclm.ledger.address import Holding
 
 KeyFilesOption = Annotated[
     list[Path] | None,
@@ -24,43 +25,71 @@ KeyFilesOption = Annotated[
 ]
 
 
-def ledger_path(workspace: Path) -> Path:
+def ledger_address(workspace: Path) -> Path | str:
     """Where a workspace keeps its ledger, whether or not it exists yet; raises if there is no workspace."""
-    from paclm.worlds import layout
+    from paclm.worlds import settings
     from paclm.worlds.manifest import load_manifest
 
-    path = layout.ledger_path(workspace)
-    if not path.exists():
+    address = settings.ledger_address(workspace)
+    if not (address.exists() if isinstance(address, Path) else workspace.is_dir()):
         load_manifest(workspace)
-    return path
+    return address
 
 
-def find_ledger(place: Path) -> Path:
+def find_ledger(place: Path) -> Path | str:
     """The ledger of a workspace, or the file itself, such as a backup: for reading only."""
-    return place if place.is_file() else ledger_path(place)
+    return place if place.is_file() else ledger_address(place)
+
+
+def existing_ledger(workspace: Path) -> Path | str:
+    """The address of a ledger that is there."""
+    from paclm.ledger.address import exists, name_of
+
+    address = ledger_address(workspace)
+    if not exists(address):
+        raise LedgerMissing(
+            f"There is no ledger at {name_of(address)}. It is made when the workspace first generates a token."
+        )
+    return address
+
+
+def holding_for(workspace: Path) -> Holding:
+    """How a command takes the right to write: it never takes it from another process."""
+    from paclm.ledger.address import Holding
+    from paclm.worlds.layout import CURATOR_FOLDER
+    from paclm.worlds.settings import ledger_config
+
+    return Holding(workspace / CURATOR_FOLDER, ledger_config(workspace).stale_seconds)
+
+
+def _curator_folder(place: Path) -> Path:
+    """Where the key and the copy of the sealed secret are: for a ledger file, beside it."""
+    from paclm.worlds.layout import CURATOR_FOLDER
+
+    return place.parent if place.is_file() else place / CURATOR_FOLDER
 
 
 def mac_keys(place: Path, key_files: list[Path] | None = None) -> list[bytes]:
     """The keys that sign the ledger, the newest first.
 
-    Replaced keys are sealed in secret.json beside the ledger, which also shows which key is the newest. Without that
-    file the operator must name them all, and the key that signed the newest row counts as the newest.
+    Replaced keys are sealed in the ledger and in secret.json, which also show which key is the newest. A ledger of an
+    earlier version without that file has none: the operator must name them all, and the key that signed the newest row
+    counts as the newest.
     """
+    from paclm.curator.custody import sealings_of
     from paclm.curator.redacted import disable_core_dumps
-    from paclm.curator.sealed import SealedFile
     from paclm.ledger.events import key_name
     from paclm.ledger.verify import signing_key
 
     disable_core_dumps()
-    path = find_ledger(place)
-    if not path.exists():
-        signing_key(path)  # raises: nothing was served yet
-    given, sealings = _keys_given(path, place.is_file(), key_files), SealedFile(path.parent).read()
+    address = find_ledger(place)
+    newest = signing_key(address)  # raises where nothing was served yet
+    given, sealings = _keys_given(place, key_files), sealings_of(address, _curator_folder(place))
     candidates = given
     if len(given) > 1:  # a rotation was interrupted, or old keys were named: the ledger shows which is in force
         if not key_files:
             candidates = [keys for keys in given if keys.id in sealings] or given
-        newest, replaced = signing_key(path), _replaced(given, sealings)
+        replaced = _replaced(given, sealings)
         candidates.sort(key=lambda keys: (keys.id in replaced, key_name(keys.mac.reveal()) != newest))
     keys = candidates[0]
     retired = sealings[keys.id].retired_keys(keys) if keys.id in sealings else []
@@ -69,12 +98,11 @@ def mac_keys(place: Path, key_files: list[Path] | None = None) -> list[bytes]:
 
 def unplaced_keys(place: Path, key_files: list[Path], signers: Sequence[str]) -> list[str]:
     """Names of given keys that signed no row and may be newer than those that did."""
-    from paclm.curator.sealed import SealedFile
+    from paclm.curator.custody import sealings_of
     from paclm.ledger.events import key_name
 
-    path = find_ledger(place)
-    given = _keys_given(path, place.is_file(), key_files)
-    replaced = _replaced(given, SealedFile(path.parent).read())
+    given = _keys_given(place, key_files)
+    replaced = _replaced(given, sealings_of(find_ledger(place), _curator_folder(place)))
     names = [key_name(keys.mac.reveal()) for keys in given if keys.id not in replaced]
     return [name for name in names if name not in signers]
 
@@ -86,14 +114,15 @@ def _replaced(given: Sequence[MasterKeys], sealings: Mapping[str, Sealing]) -> s
     } - sealings.keys()
 
 
-def _keys_given(ledger: Path, is_bare: bool, key_files: list[Path] | None) -> list[MasterKeys]:
+def _keys_given(place: Path, key_files: list[Path] | None) -> list[MasterKeys]:
     from paclm.curator.master_key import KEY_FILE, MasterKeys, keeps_own_key, keys_at_hand, read_key
 
     if key_files:
         return [MasterKeys.derived(read_key(path.expanduser())) for path in key_files]
-    if is_bare and keeps_own_key() and not (ledger.parent / KEY_FILE).exists():
+    folder = _curator_folder(place)
+    if place.is_file() and keeps_own_key() and not (folder / KEY_FILE).exists():
         raise CuratorError(
-            f"{ledger} is a ledger without its workspace, and no key was given. Pass --key-file FILE, set "
+            f"{place} is a ledger without its workspace, and no key was given. Pass --key-file FILE, set "
             "PACLM_KEY_FILE, or check what needs no key: --without-key"
         )
-    return keys_at_hand(ledger.parent)
+    return keys_at_hand(folder)

@@ -9,7 +9,7 @@ import typer
 
 from paclm.cli.console import NO_WITNESS, WitnessOption, WorkspaceArgument, YesFlag, confirm
 from paclm.cli.ledger import operator
-from paclm.cli.ledger_keys import ledger_path, mac_keys
+from paclm.cli.ledger_keys import existing_ledger, holding_for, mac_keys
 from paclm.config import in_shell, parse_budget
 from paclm.errors import InvalidInput, LedgerMissing, PaclmError
 
@@ -31,16 +31,24 @@ def backup(workspace: WorkspaceArgument, to: Annotated[Path, typer.Argument(help
     \b
         paclm ledger backup clinic /backup/ledger-monday.sqlite
     """
+    from paclm.ledger.address import name_of
     from paclm.ledger.recovery import backup as copy_ledger
     from paclm.ledger.verify import witness_on_record
+    from paclm.worlds.layout import ledger_path
 
-    path = ledger_path(workspace)
-    copy_ledger(path, to)
+    address = existing_ledger(workspace)
+    copy_ledger(address, to)
+    if isinstance(address, Path):
+        place = f"move {address} with any -wal and -shm files to another folder and keep them, copy the backup to it"
+    else:
+        place = (
+            f"rename the schema paclm of {name_of(address)} and keep it, copy the backup to {ledger_path(workspace)}, "
+            "take url out of [ledger] or unset PACLM_LEDGER"
+        )
     typer.echo(
-        f"Copied to {to}. To restore it: stop the server, move {path} with any -wal and -shm files to another "
-        f"folder and keep them, copy the backup to {path}, then: paclm ledger adopt {in_shell(workspace)}"
+        f"Copied to {to}. To restore it: stop the server, {place}, then: paclm ledger adopt {in_shell(workspace)}"
     )
-    if not witness_on_record(path):
+    if not witness_on_record(address):
         typer.echo(f"No witness: {NO_WITNESS}", err=True)
 
 
@@ -67,15 +75,23 @@ def adopt(
     \b
         paclm ledger adopt clinic --witness /mnt/other/clinic.witness
     """
+    from paclm.ledger.address import name_of
     from paclm.ledger.recovery import adopt_restored
 
-    path = _existing_ledger(workspace)
+    address = existing_ledger(workspace)
     total = None if witness is not None else _largest_total(workspace, largest_total)
     keys = mac_keys(workspace)
     if witness is None:
-        _confirm_charge(path, _serves_as_is(path, keys), yes=yes, put_back=put_back)
+        serves = _serves_as_is(address, workspace, keys)
+        _confirm_charge(name_of(address), serves, yes=yes, put_back=put_back)
     event = adopt_restored(
-        path, keys[0], confirmed_by=operator(), old_keys=keys[1:], witness=witness, largest_total=total
+        address,
+        keys[0],
+        confirmed_by=operator(),
+        old_keys=keys[1:],
+        witness=witness,
+        largest_total=total,
+        holding=holding_for(workspace),
     )
     messages = {
         "current": "the witness shows that nothing is missing.",
@@ -86,22 +102,25 @@ def adopt(
     typer.echo(f"Adopted: {messages[event.proof]}")
 
 
-def _serves_as_is(path: Path, keys: list[bytes]) -> bool:
+def _serves_as_is(address: Path | str, workspace: Path, keys: list[bytes]) -> bool:
     """Whether it is no marked copy, has the newest row that its lock remembers, and has no witness to ask."""
     from paclm.ledger.head_notes import lock_path, read_note
     from paclm.ledger.verify import verify
+    from paclm.worlds.layout import ledger_path
 
-    report = verify(path, keys)
-    if report.contents is None or not report.intact or report.is_copy or read_note(lock_path(path)) is None:
+    report, note = verify(address, keys), read_note(lock_path(ledger_path(workspace)))
+    if report.contents is None or not report.intact or report.is_copy or note is None:
+        return False
+    if note.head.seq > report.contents.head.seq:  # of a database: a reader of it reads no note
         return False
     state = report.contents.state
     return state.witness is None and not state.belief_is_lost
 
 
-def _confirm_charge(path: Path, serves: bool, *, yes: bool, put_back: bool) -> None:
+def _confirm_charge(name: str, serves: bool, *, yes: bool, put_back: bool) -> None:
     """Ask before the whole budget is charged; a script must not do that to a ledger that needs no adoption."""
     warning = (
-        f"{path} is not a backup copy and has the newest row that its lock remembers: it can serve as it is. Adopt it "
+        f"{name} is not a backup copy and has the newest row that its lock remembers: it can serve as it is. Adopt it "
         "only if you know that the folder was rolled back as a whole, lock included."
     )
     if serves and yes and not put_back:
@@ -110,13 +129,6 @@ def _confirm_charge(path: Path, serves: bool, *, yes: bool, put_back: bool) -> N
         typer.echo(warning, err=True)
     if not yes:
         confirm("Without a witness the whole remaining budget is charged, permanently. Adopt?")
-
-
-def _existing_ledger(workspace: Path) -> Path:
-    path = ledger_path(workspace)
-    if not path.exists():
-        raise LedgerMissing(f"There is no ledger at {path}. It is made when the workspace first generates a token.")
-    return path
 
 
 def _largest_total(workspace: Path, given: str | None) -> float:
@@ -155,14 +167,15 @@ def replace_witness(
     """
     from paclm.ledger.recovery import replace_witness as replace
 
-    path = _existing_ledger(workspace)
+    address = existing_ledger(workspace)
     if not yes:
         confirm(
             "This records your statement that the ledger's file was not restored from a copy. If it was, the guarantee "
             "is void: adopt it instead. Continue?"
         )
     key, *old_keys = mac_keys(workspace)
-    replace(path, key, confirmed_by=operator(), old_keys=old_keys, witness=new)
+    holding = holding_for(workspace)
+    replace(address, key, confirmed_by=operator(), old_keys=old_keys, witness=new, holding=holding)
     typer.echo(f"Recorded. The witness is now: {new or 'none'}.")
 
 
@@ -193,11 +206,12 @@ def rotate_key(
     from paclm.curator import master_key as keys
     from paclm.curator.redacted import disable_core_dumps
     from paclm.curator.rotation import rotate_key as rotate
+    from paclm.ledger.address import exists
     from paclm.worlds.workspace import Workspace
 
     disable_core_dumps()
     opened = Workspace.open(workspace)
-    if not ledger_path(workspace).exists():
+    if not exists(opened.ledger_address):
         raise LedgerMissing(
             f"{workspace} has served nothing yet, so it has no key. The first token makes one; to keep it elsewhere "
             f"from the start, set {keys.KEY_FILE_VARIABLE}."

@@ -124,8 +124,9 @@ def _read_workspace(path: Path, worlds: int | None) -> dict[str, Any]:
 
 def _write(path: Path, settings: dict[str, Any], num_worlds: int) -> tuple[float, str]:
     """Write settings that the ledger accepts; returns the nats the guarantee is stated at already, and a note or ""."""
-    from paclm.cli.ledger_keys import ledger_path
+    from paclm.cli.ledger_keys import ledger_address
     from paclm.curator.preflight import check_budgets
+    from paclm.ledger.address import exists
     from paclm.ledger.verify import verify
     from paclm.worlds.settings import load_settings, write_settings
 
@@ -133,8 +134,9 @@ def _write(path: Path, settings: dict[str, Any], num_worlds: int) -> tuple[float
     config = load_settings(file).mechanism_with(**settings)
     check_budgets(config, num_worlds)
     committed, note = 0.0, ""
-    if ledger_path(path).exists():
-        report = verify(ledger_path(path))
+    address = ledger_address(path)
+    if exists(address):
+        report = verify(address, only_recent=True)
         if report.contents is None or not report.intact or report.is_copy:
             # What was ever committed is then unknown, and paclm.toml may hold the only copy: see `ledger adopt`.
             problem = report.problem or f"The ledger of {path} is a backup copy: run paclm ledger adopt first."

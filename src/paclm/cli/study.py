@@ -84,6 +84,7 @@ def run(
         paclm study run notes knowledge --questions questions.jsonl
         paclm study report clinic
     """
+    from paclm.ledger.address import exists
     from paclm.study.regimes import ASKING, SPENDING, check_names
 
     check_names(regimes)
@@ -91,7 +92,9 @@ def run(
         raise InvalidInput(f"--collections must be at least 1, not {collections}.")
     opened = open_trained(workspace)
     if changes := opened.training_changes():
-        remedy = "." if opened.ledger_path.exists() else f", or train again: paclm train {in_shell(workspace)} --again"
+        remedy = (
+            "." if exists(opened.ledger_address) else f", or train again: paclm train {in_shell(workspace)} --again"
+        )
         raise WorkspaceError(
             f"[training] was changed after the worlds were trained: {changes}. Adapters that a study trains would not "
             f"be comparable. Change it back{remedy}"

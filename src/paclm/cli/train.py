@@ -111,6 +111,7 @@ def train(
             err=True,
         )
     from paclm.engine.training_job import prepare_training
+    from paclm.ledger.address import exists
 
     if dry_run:
         typer.echo("Measuring ...", err=True)
@@ -126,7 +127,7 @@ def train(
     if dry_run:
         _show_plan(job, job.plan(group_size, estimate_time=True), as_json)
         return
-    if what == "worlds" and opened.ledger_path.exists():
+    if what == "worlds" and exists(opened.ledger_address):
         raise WorkspaceError(
             f"{workspace} has served tokens, and its secret and ledger are bound to its worlds: new adapters would "
             "make them unusable. To retrain, make another workspace; budgets over the same records add up."

@@ -20,7 +20,6 @@ from paclm.config import MechanismConfig
 from paclm.errors import (
     LedgerDamaged,
     LedgerError,
-    LedgerMoved,
     LedgerRolledBack,
     LedgerStopped,
     LedgerTampered,
@@ -38,7 +37,6 @@ from paclm.ledger.events import (
     Head,
     KeyRotated,
     LedgerKeys,
-    Moved,
     Opened,
     SecretSealed,
     SettingsChanged,
@@ -55,11 +53,10 @@ from paclm.ledger.state import (
     apply,
     bounds_at,
     new_settings,
-    parse_row,
     to_state_fields,
     usages,
 )
-from paclm.ledger.store import Address, Commit, Copy, Store
+from paclm.ledger.store import Address, Commit, Copy
 from paclm.ledger.witness import Testimony, Witness, check_witness
 from paclm.privacy.accounting import Account, units_down
 
@@ -110,8 +107,7 @@ class Ledger:
                 f"{self.name} is a backup copy: tokens may have been released after it was made. Adopt it with "
                 "paclm ledger adopt, which charges all that can have been spent since."
             )
-        if kind in ("moved", "incoming"):
-            raise LedgerMoved(_moved_message(self.store))
+        reading.refuse_if_moved(self.store)
         if kind == "none":
             raise LedgerDamaged(f"{self.name} is not a ledger: it was overwritten or emptied. Restore a backup.")
         if in_full:
@@ -411,15 +407,3 @@ def hash_sealed(sealed: bytes) -> str:
 
 def _stamp(clock: Clock) -> str:
     return clock().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _moved_message(store: Store) -> str:
-    if store.kind == "incoming":
-        return f"{store.name} is the target of paclm ledger move, which did not finish. Repeat that command."
-    newest = store.newest_row()
-    event = None if newest is None else parse_row(newest)[0]
-    target = event.target if isinstance(event, Moved) else "another place"
-    return (
-        f"The ledger in {store.name} was moved to {target}, and this one is closed for good. Name the new place in url "
-        "of [ledger] in paclm.toml, or in PACLM_LEDGER."
-    )

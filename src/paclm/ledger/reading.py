@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 
 from paclm.config import MechanismConfig
-from paclm.errors import InvalidInput, LedgerRolledBack, LedgerTampered, PaclmError
+from paclm.errors import InvalidInput, LedgerMoved, LedgerRolledBack, LedgerTampered, PaclmError
 from paclm.ledger.events import (
     GENESIS,
     BadRow,
@@ -15,6 +15,7 @@ from paclm.ledger.events import (
     Head,
     KeyRotated,
     LedgerKeys,
+    Moved,
     Opened,
     Restored,
     Row,
@@ -42,6 +43,21 @@ class Contents:
     sealed_belief: bytes
     sealed_secret: bytes | None
     """None: none was drawn yet, or it is still in a file of an earlier version."""
+
+
+def refuse_if_moved(store: Store) -> None:
+    """Refuse a ledger that a move closed, and one that a move has not finished."""
+    kind = store.kind
+    if kind == "incoming":
+        raise LedgerMoved(f"{store.name} is the target of paclm ledger move, which did not finish. Repeat the command.")
+    if kind == "moved":
+        newest = store.newest_row()
+        event = None if newest is None else parse_row(newest)[0]
+        target = event.target if isinstance(event, Moved) else "another place"
+        raise LedgerMoved(
+            f"The ledger in {store.name} was moved to {target}, and this one is closed for good. Name the new place in "
+            "url of [ledger] in paclm.toml or in PACLM_LEDGER; for the SQLite file of the workspace, name none."
+        )
 
 
 def read_contents(store: Store, keys: LedgerKeys | None) -> Contents:

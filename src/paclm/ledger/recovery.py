@@ -16,7 +16,7 @@ from paclm.ledger import sqlite_file
 from paclm.ledger.address import Holding, open_reader
 from paclm.ledger.events import KeyRotated, LedgerKeys, Restored, WitnessChanged
 from paclm.ledger.ledger import Ledger, hash_sealed
-from paclm.ledger.reading import read_row
+from paclm.ledger.reading import read_row, refuse_if_moved
 from paclm.ledger.sqlite_store import fill
 from paclm.ledger.state import parse_row
 from paclm.ledger.store import Address
@@ -44,6 +44,7 @@ def backup(address: Address, to: str | Path) -> None:
     part.unlink(missing_ok=True)
     with closing(open_reader(address)) as source:
         source.freeze_view()
+        refuse_if_moved(source)
         sqlite_file.create_file(part)
         fill(part, source.copy(), "copy")
     os.replace(part, target_path)

@@ -12,13 +12,22 @@ from paclm.errors import (
     LedgerError,
     LedgerFull,
     LedgerMissing,
+    LedgerMoved,
     LedgerRolledBack,
     LedgerTampered,
     LedgerUnwritable,
 )
 from paclm.ledger.address import open_reader
 from paclm.ledger.events import LedgerKeys
-from paclm.ledger.reading import Contents, check_note, check_sums, read_all, read_contents, read_recent
+from paclm.ledger.reading import (
+    Contents,
+    check_note,
+    check_sums,
+    read_all,
+    read_contents,
+    read_recent,
+    refuse_if_moved,
+)
 from paclm.ledger.state import UsageTable
 from paclm.ledger.store import Address
 
@@ -38,6 +47,8 @@ class Report:
     """Made by `backup`; must be adopted before anything is released from it."""
     verified_through: int = 0
     """The last row of the part that `intact` speaks of: checked now, or behind a checkpoint."""
+    checkpoint: int = 0
+    """The row up to which a checkpoint was believed; 0: every row was checked now."""
     num_events: int = 0
     """0 if only the newest rows were checked: counting takes as long as reading all."""
     signers: tuple[str, ...] = ()
@@ -87,6 +98,7 @@ def newest_contents(address: Address, folder: Path | None = None) -> Contents:
     Of a ledger in a database, `folder` has the note by which that is noticed.
     """
     with closing(open_reader(address, folder)) as store:
+        refuse_if_moved(store)
         contents = read_contents(store, None)
         if store.kind != "copy":  # a copy is marked as such, and older than the note
             check_note(store, contents.head.seq, store.note)
@@ -108,12 +120,15 @@ def verify(
     try:
         with closing(open_reader(address, folder)) as store:
             store.freeze_view()
+            refuse_if_moved(store)
             report.is_copy = store.kind == "copy"
             if not only_recent:
                 report.num_events, report.signers = store.count_rows(), store.signers()
             report.contents = contents = read_contents(store, None)
             report.usage = store.usage()
             if only_recent:
+                checkpoint = store.checkpoint()
+                report.checkpoint = 0 if checkpoint is None else checkpoint.seq
                 read_recent(store, known)
                 check_sums(store, contents.state, report.usage)
             else:
@@ -123,7 +138,7 @@ def verify(
             if not report.is_copy:
                 check_note(store, contents.head.seq, store.note)
                 _check_in_force(store.name, contents.key, known)
-    except LedgerMissing:
+    except (LedgerMissing, LedgerMoved):
         raise
     except (LedgerBusy, LedgerFull, LedgerUnwritable) as error:
         raise type(error)(f"The ledger could not be read, so it was not checked. {error}") from None

@@ -192,10 +192,15 @@ def ledger_settings(table: Mapping[str, Any], where: str) -> LedgerConfig:
     return read_settings(LedgerConfig, {**table, **{name: url for name, url in named.items() if url}}, where)
 
 
-def ledger_address(workspace: Path) -> Path | str:
-    """Where a workspace keeps its ledger: a path, or the URL of a database. Reads [ledger] alone."""
+def ledger_config(workspace: Path) -> LedgerConfig:
+    """[ledger] of a workspace, also where other settings are wrong."""
     try:
         table = tomllib.loads((workspace / SETTINGS_FILE).read_text(encoding="utf-8")).get("ledger", {})
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
         table = {}
-    return ledger_settings(table, f"[ledger] of {workspace / SETTINGS_FILE}").url or ledger_path(workspace)
+    return ledger_settings(table, f"[ledger] of {workspace / SETTINGS_FILE}")
+
+
+def ledger_address(workspace: Path) -> Path | str:
+    """Where a workspace keeps its ledger: a path, or the URL of a database."""
+    return ledger_config(workspace).url or ledger_path(workspace)
