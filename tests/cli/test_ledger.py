@@ -30,6 +30,7 @@ def test_show_prints_the_figures_of_the_contract(workspace):
         "world_id_bound": success_bound(2.0**-10, 1 / 128),
         "witness": None,
         "intact": True,
+        "verified_through": 6,
     }
     assert list(figures("show", workspace).items()) == list(expected.items())
 
@@ -77,12 +78,13 @@ def test_show_and_verify_find_a_row_that_was_edited(workspace):
     assert figures("show", workspace)["intact"] is False
     assert "NOT INTACT: Row 3" in run("show", workspace).output
     assert run("verify", workspace).exit_code == 1
-    assert figures("verify", workspace)["bad_row"] == 3
+    found = figures("verify", workspace)
+    assert (found["bad_row"], found["verified_through"]) == (3, 2)
 
 
 def test_verify_checks_macs_only_with_the_key_and_show_needs_neither_key_nor_lock(workspace):
     found = figures("verify", workspace)
-    assert (found["intact"], found["macs_checked"], found["rows"]) == (True, True, 6)
+    assert (found["intact"], found["macs_checked"], found["rows"], found["verified_through"]) == (True, True, 6, 6)
     assert not figures("verify", workspace, "--without-key")["macs_checked"]
     with open_ledger(workspace):
         (workspace / "curator" / "key").unlink()

@@ -185,10 +185,12 @@ def _remaining_tokens(workspace: Path) -> int | None:
     """What the budget has left by the newest row of the ledger; None before the first token."""
     from paclm.ledger.address import exists
     from paclm.ledger.verify import remaining_tokens
+    from paclm.worlds.layout import CURATOR_FOLDER
     from paclm.worlds.settings import ledger_address
 
-    address = ledger_address(workspace.expanduser())
-    return remaining_tokens(address) if exists(address) else None
+    place = workspace.expanduser()
+    address = ledger_address(place)
+    return remaining_tokens(address, place / CURATOR_FOLDER) if exists(address) else None
 
 
 def _note(held: list[KeyInfo], remaining: int | None) -> str | None:

@@ -22,7 +22,15 @@ from paclm.cli.console import (
     print_wrapped,
 )
 from paclm.cli.ledger_corpus import corpus_figures, has_dp_log, print_corpus_report, show_corpus, verify_corpus
-from paclm.cli.ledger_keys import KeyFilesOption, existing_ledger, find_ledger, holding_for, mac_keys, unplaced_keys
+from paclm.cli.ledger_keys import (
+    KeyFilesOption,
+    curator_folder,
+    existing_ledger,
+    find_ledger,
+    holding_for,
+    mac_keys,
+    unplaced_keys,
+)
 from paclm.config import PromiseName, format_budget
 from paclm.errors import InvalidInput, LedgerError, LedgerMissing, WorkspaceError
 
@@ -83,7 +91,7 @@ def show(
         show_corpus(workspace, as_json)
         return
     _check_anything_used(workspace, promise)
-    report = verify_ledger(find_ledger(workspace), only_recent=True)
+    report = verify_ledger(find_ledger(workspace), only_recent=True, folder=curator_folder(workspace))
     if report.contents is None:
         raise LedgerError(report.problem or "The ledger cannot be read.")
     if as_json:
@@ -94,8 +102,8 @@ def show(
     if report.intact:
         since = f"after the checkpoint at row {report.checkpoint:,} " if report.checkpoint else ""
         print_wrapped(
-            f"Intact through row {report.verified_through:,}, the newest (hashes of all rows {since}and sums; every row "
-            "with the key: paclm ledger verify)."
+            f"Intact through row {report.verified_through:,}, the newest (hashes of all rows {since}and sums; with the "
+            "key, every row: paclm ledger verify)."
         )
         typer.echo()
     else:
@@ -147,7 +155,8 @@ def verify(
             print_corpus_report(corpus)
         raise typer.Exit(0 if corpus["intact"] else 1)
     _check_anything_used(workspace, promise)
-    report = verify_ledger(find_ledger(workspace), None if without_key else mac_keys(workspace, key_file))
+    keys = None if without_key else mac_keys(workspace, key_file)
+    report = verify_ledger(find_ledger(workspace), keys, folder=curator_folder(workspace))
     head = report.contents.head if report.contents else None
     several = key_file if key_file and len(key_file) > 1 and not (without_key or report.is_copy) else None
     figures: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,6 @@ from paclm.errors import CuratorError, LedgerMissing
 
 if TYPE_CHECKING:
     from paclm.curator.master_key import MasterKeys
-    from paclm.curator.sealed import Sealing
     from paclm.ledger.address import Holding
 
 KeyFilesOption = Annotated[
@@ -62,7 +61,7 @@ def holding_for(workspace: Path) -> Holding:
     return Holding(workspace / CURATOR_FOLDER, ledger_config(workspace).stale_seconds)
 
 
-def _curator_folder(place: Path) -> Path:
+def curator_folder(place: Path) -> Path:
     """Where the key and the copy of the sealed secret are: for a ledger file, beside it."""
     from paclm.worlds.layout import CURATOR_FOLDER
 
@@ -84,12 +83,12 @@ def mac_keys(place: Path, key_files: list[Path] | None = None) -> list[bytes]:
     disable_core_dumps()
     address = find_ledger(place)
     newest = signing_key(address)  # raises where nothing was served yet
-    given, sealings = _keys_given(place, key_files), sealings_of(address, _curator_folder(place))
+    given, sealings = _keys_given(place, key_files), sealings_of(address, curator_folder(place))
     candidates = given
     if len(given) > 1:  # a rotation was interrupted, or old keys were named: the ledger shows which is in force
         if not key_files:
             candidates = [keys for keys in given if keys.id in sealings] or given
-        replaced = _replaced(given, sealings)
+        replaced = _replaced(given, place)
         candidates.sort(key=lambda keys: (keys.id in replaced, key_name(keys.mac.reveal()) != newest))
     keys = candidates[0]
     retired = sealings[keys.id].retired_keys(keys) if keys.id in sealings else []
@@ -98,20 +97,22 @@ def mac_keys(place: Path, key_files: list[Path] | None = None) -> list[bytes]:
 
 def unplaced_keys(place: Path, key_files: list[Path], signers: Sequence[str]) -> list[str]:
     """Names of given keys that signed no row and may be newer than those that did."""
-    from paclm.curator.custody import sealings_of
     from paclm.ledger.events import key_name
 
     given = _keys_given(place, key_files)
-    replaced = _replaced(given, sealings_of(find_ledger(place), _curator_folder(place)))
+    replaced = _replaced(given, place)
     names = [key_name(keys.mac.reveal()) for keys in given if keys.id not in replaced]
     return [name for name in names if name not in signers]
 
 
-def _replaced(given: Sequence[MasterKeys], sealings: Mapping[str, Sealing]) -> set[str]:
+def _replaced(given: Sequence[MasterKeys], place: Path) -> set[str]:
     """Ids of keys that a given key replaced; none while a rotation is under way."""
-    return {
-        old.id for keys in given if keys.id in sealings for old in sealings[keys.id].retired_keys(keys)
-    } - sealings.keys()
+    from paclm.curator.custody import sealings_of
+    from paclm.curator.sealed import SealedFile
+
+    folder = curator_folder(place)
+    newest = SealedFile(folder).read() or sealings_of(find_ledger(place), folder)  # a backup may be older than the file
+    return {old.id for keys in given if keys.id in newest for old in newest[keys.id].retired_keys(keys)} - newest.keys()
 
 
 def _keys_given(place: Path, key_files: list[Path] | None) -> list[MasterKeys]:
@@ -119,7 +120,7 @@ def _keys_given(place: Path, key_files: list[Path] | None) -> list[MasterKeys]:
 
     if key_files:
         return [MasterKeys.derived(read_key(path.expanduser())) for path in key_files]
-    folder = _curator_folder(place)
+    folder = curator_folder(place)
     if place.is_file() and keeps_own_key() and not (folder / KEY_FILE).exists():
         raise CuratorError(
             f"{place} is a ledger without its workspace, and no key was given. Pass --key-file FILE, set "

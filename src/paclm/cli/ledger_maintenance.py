@@ -9,7 +9,7 @@ import typer
 
 from paclm.cli.console import NO_WITNESS, WitnessOption, WorkspaceArgument, YesFlag, confirm
 from paclm.cli.ledger import operator
-from paclm.cli.ledger_keys import existing_ledger, holding_for, mac_keys
+from paclm.cli.ledger_keys import curator_folder, existing_ledger, holding_for, mac_keys
 from paclm.config import in_shell, parse_budget
 from paclm.errors import InvalidInput, LedgerMissing, PaclmError
 
@@ -106,12 +106,10 @@ def _serves_as_is(address: Path | str, workspace: Path, keys: list[bytes]) -> bo
     """Whether it is no marked copy, has the newest row that its lock remembers, and has no witness to ask."""
     from paclm.ledger.head_notes import lock_path, read_note
     from paclm.ledger.verify import verify
-    from paclm.worlds.layout import ledger_path
 
-    report, note = verify(address, keys), read_note(lock_path(ledger_path(workspace)))
+    folder = curator_folder(workspace)
+    report, note = verify(address, keys, folder=folder), read_note(lock_path(folder / "ledger"))
     if report.contents is None or not report.intact or report.is_copy or note is None:
-        return False
-    if note.head.seq > report.contents.head.seq:  # of a database: a reader of it reads no note
         return False
     state = report.contents.state
     return state.witness is None and not state.belief_is_lost

@@ -12,7 +12,7 @@ import typer
 from paclm.cli.console import JsonFlag, format_guarantee, print_json, print_wrapped, whole_number
 from paclm.config import ChargeName, format_budget, in_shell, parse_budget, parse_count, parse_probability, parse_share
 from paclm.errors import InvalidInput, LedgerError
-from paclm.worlds.layout import SETTINGS_FILE
+from paclm.worlds.layout import CURATOR_FOLDER, SETTINGS_FILE
 
 if TYPE_CHECKING:
     from paclm.ledger.reading import Contents
@@ -136,7 +136,7 @@ def _write(path: Path, settings: dict[str, Any], num_worlds: int) -> tuple[float
     committed, note = 0.0, ""
     address = ledger_address(path)
     if exists(address):
-        report = verify(address, only_recent=True)
+        report = verify(address, only_recent=True, folder=path / CURATOR_FOLDER)
         if report.contents is None or not report.intact or report.is_copy:
             # What was ever committed is then unknown, and paclm.toml may hold the only copy: see `ledger adopt`.
             problem = report.problem or f"The ledger of {path} is a backup copy: run paclm ledger adopt first."
