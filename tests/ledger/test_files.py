@@ -4,7 +4,10 @@ import os
 
 import pytest
 
+from ledger.stores import IN_A_FILE
 from paclm.errors import LedgerError, LedgerRolledBack, LedgerStopped, LedgerUnwritable
+
+pytestmark = IN_A_FILE
 
 
 def other(path, end=""):

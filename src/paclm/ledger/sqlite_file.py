@@ -191,31 +191,6 @@ def _check_one_name(file: Path) -> None:
         )
 
 
-class InUse:
-    """The files of an open ledger, as they are found by their names. Removed files take writes, and lose them."""
-
-    def __init__(self, path: Path, lock: Path) -> None:
-        self._found = {file: _identity(file) for file in (path, *side_files(path), lock)}
-
-    def check(self) -> None:
-        """Refuse if a file was removed, renamed or replaced since."""
-        for file, found in self._found.items():
-            if _identity(file) != found:
-                raise LedgerUnwritable(
-                    f"{file} was removed, renamed or replaced while the ledger was in use: what is written now would "
-                    "be lost. Nothing more is released. Put the file back if it was renamed, then restart; rows that "
-                    "are missing then are found, and paclm ledger adopt charges for them."
-                )
-
-
-def _identity(file: Path) -> tuple[int, int] | None:
-    try:
-        status = os.lstat(file)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
 def check_exists(path: Path) -> None:
     """Refuse a path at which there is no ledger."""
     if not path.is_file():

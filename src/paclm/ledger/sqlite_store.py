@@ -37,6 +37,31 @@ _FIND_SUMS = f"SELECT {', '.join(COUNTS)} FROM usage WHERE hour = ? AND key = ?"
 _SET_SUMS = f"INSERT OR REPLACE INTO usage (hour, key, {', '.join(COUNTS)}) VALUES (?,?,?,?,?,?,?)"
 
 
+class InUse:
+    """The files of an open ledger, as they are found by their names. Removed files take writes, and lose them."""
+
+    def __init__(self, path: Path, lock: Path) -> None:
+        self._found = {file: _identity(file) for file in (path, *sqlite_file.side_files(path), lock)}
+
+    def check(self) -> None:
+        """Refuse if a file was removed, renamed or replaced since."""
+        for file, found in self._found.items():
+            if _identity(file) != found:
+                raise LedgerUnwritable(
+                    f"{file} was removed, renamed or replaced while the ledger was in use: what is written now would "
+                    "be lost. Nothing more is released. Put the file back if it was renamed, then restart; rows that "
+                    "are missing then are found, and paclm ledger adopt charges for them."
+                )
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    try:
+        status = os.lstat(file)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 class SqliteStore(Store):
     """One open ledger file: by its single writer, who holds the lock, or by a reader."""
 
@@ -48,7 +73,7 @@ class SqliteStore(Store):
         self._lock = lock
         self._notes = notes
         self._note_read: HeadNote | None = None
-        self._in_use: sqlite_file.InUse | None = None
+        self._in_use: InUse | None = None
 
     @classmethod
     def create(cls, path: Path, content: Copy, kind: Kind = "live") -> None:
@@ -131,7 +156,7 @@ class SqliteStore(Store):
         """Move the write-ahead log into the file, so that no row is in the log alone."""
         with translated(self.path):
             sqlite_file.empty_log(self.db)
-        self._in_use = sqlite_file.InUse(self.path, lock_path(self.path))
+        self._in_use = InUse(self.path, lock_path(self.path))
 
     def set_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Store a checkpoint without a row."""
