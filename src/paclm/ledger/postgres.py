@@ -7,7 +7,8 @@ opening reads it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ import psycopg
 from psycopg import waiting
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.errors import Diagnostic
 
 from paclm.errors import (
     LedgerBusy,
@@ -29,8 +31,10 @@ RV = TypeVar("RV")
 
 SCHEMA = "paclm"
 ANSWER_SECONDS = 30.0
-"""No answer for this long is a lost connection."""
-_CONNECT: Mapping[str, Any] = {
+"""A commit without an answer for this long is in doubt, and its connection lost."""
+READING_SECONDS = 600.0
+"""The same for what may take long and leaves no doubt: reading, and filling an empty ledger."""
+_CONNECT: dict[str, Any] = {
     "connect_timeout": 10,
     "keepalives_idle": 5,
     "keepalives_interval": 2,
@@ -38,23 +42,44 @@ _CONNECT: Mapping[str, Any] = {
     "tcp_user_timeout": 10_000,
     "application_name": "paclm",
 }
+"""Where the address itself says nothing else."""
 _SESSION = {
     "synchronous_commit": "on",
+    "client_min_messages": "warning",  # a cancelled wait for a standby server is told by a warning alone
+    "default_transaction_isolation": "read committed",
+    "search_path": "pg_catalog",  # nobody else's function is called by mistake
     "statement_timeout": "0",  # a limit that cancels a commit leaves it on one server only
     "lock_timeout": "0",
+    "transaction_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",  # a service without requests is no reason to stop
 }
+"""Whatever the server, the database or the login have set. Some settings are unknown to some versions."""
+_SET = (
+    "SELECT pg_catalog.set_config(name, value, false) FROM pg_catalog.unnest(%s::text[], %s::text[]) "
+    "AS wanted(name, value) WHERE pg_catalog.current_setting(name, true) IS NOT NULL"
+)
+
+
+class InDoubt(psycopg.OperationalError):
+    """The server took the statement, but with a warning."""
 
 
 class LimitedConnection(psycopg.Connection[Any]):
-    """A connection that is closed when an answer does not come in time, or when its wait is interrupted."""
+    """A connection that is closed when no answer comes in time, when its wait is interrupted, and after a warning."""
 
     answer_seconds = ANSWER_SECONDS
+    warning: str | None = None
+    """What the server warned of while it worked on the newest statement."""
 
     def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
         """Wait for an answer, up to the limit."""
+        self.warning = None
         try:
-            return waiting.wait(gen, self.pgconn.socket, interval=interval, timeout=timeout or self.answer_seconds)
+            limited = _limit(gen, self.answer_seconds if timeout is None else timeout)
+            answer = waiting.wait(limited, self.pgconn.socket, interval=interval)
+            if self.warning is not None:
+                raise InDoubt(self.warning)
         except psycopg.Error as error:
             if error.sqlstate is None:  # from this side: no answer, or no connection
                 self.pgconn.finish()
@@ -62,18 +87,47 @@ class LimitedConnection(psycopg.Connection[Any]):
         except BaseException:
             self.pgconn.finish()
             raise
+        return answer
+
+    def note_warning(self, notice: Diagnostic) -> None:
+        """Remember a warning."""
+        if notice.severity_nonlocalized == "WARNING":
+            self.warning = notice.message_primary or "of something"
 
 
-def connect(url: str, *, is_reading: bool = False) -> LimitedConnection:
-    """A connection in autocommit mode. For writing: to a primary whose commits are on its disk, and its standby's."""
-    with translated(name_of(url), is_reading=is_reading):
-        db = LimitedConnection.connect(url, autocommit=True, **_CONNECT)
+def _limit(gen: PQGen[RV], seconds: float) -> PQGen[RV]:
+    """The same exchange with the server; an error once it has been silent for so long."""
+    deadline = time.monotonic() + seconds
     try:
-        with translated(name_of(url), is_reading=is_reading):
-            for name, value in {**_SESSION, "default_transaction_read_only": "on" if is_reading else "off"}.items():
-                db.execute(f"SET {name} = {value}")
+        wish = next(gen)
+        while True:
+            ready = yield wish
+            if ready:
+                deadline = time.monotonic() + seconds
+            elif time.monotonic() > deadline:
+                raise psycopg.OperationalError(f"no answer for {seconds:g} s")
+            wish = gen.send(ready)
+    except StopIteration as end:
+        result: RV = end.value
+        return result
+
+
+def connect(url: str, *, is_reading: bool = False, answer_seconds: float | None = None) -> LimitedConnection:
+    """A connection in autocommit mode. For writing: to a primary whose commits are on its disk, and its standby's."""
+    name = name_of(url)
+    with translated(name, is_reading=is_reading):
+        db = LimitedConnection.connect(autocommit=True, **_CONNECT | conninfo_to_dict(url))
+    if is_reading:
+        db.answer_seconds = READING_SECONDS
+    else:
+        db.add_notice_handler(db.note_warning)
+    if answer_seconds is not None:
+        db.answer_seconds = answer_seconds
+    try:
+        with translated(name, is_reading=is_reading):
+            db.execute(_SET, (list(_SESSION), list(_SESSION.values())))
         if not is_reading:
-            _check_durable(db, name_of(url))
+            _check_durable(db, name)
     except BaseException:
         db.close()
         raise
@@ -129,6 +183,11 @@ def _translation(name: str, error: psycopg.Error, is_reading: bool) -> LedgerErr
     code = error.sqlstate or ""
     text = (error.diag.message_primary or str(error)).strip().splitlines()[0] if str(error) else type(error).__name__
     cause = f"PostgreSQL: {text.rstrip('.')}{f' ({code})' if code else ''}."
+    if isinstance(error, InDoubt):
+        return LedgerUnwritable(
+            f"{name} answered with a warning: {text.rstrip('.')}. Whether the commit is durable is in doubt, so "
+            "nothing was released. Check the server and its standby, then restart."
+        )
     again = "repeat." if is_reading else "restart: nothing was released that is not known to be committed."
     if code.startswith("53"):
         return LedgerFull(f"{name} has no room or no connection left. {cause} Make room, then {again}")
@@ -144,6 +203,6 @@ def _translation(name: str, error: psycopg.Error, is_reading: bool) -> LedgerErr
         return LedgerUnwritable(f"The login for {name} lacks a right. {cause} Use the owner of the database.")
     if not code or code.startswith(("08", "57")):
         return LedgerUnwritable(
-            f"The connection to {name} was lost or not made. {cause} Check the server and the network, then {again}"
+            f"The connection to {name} was lost or not made. {cause} Check server, network and login, then {again}"
         )
     return LedgerDamaged(f"{name} cannot be used as a ledger. {cause}")

@@ -44,6 +44,7 @@ _LOCK = int.from_bytes(b"paclm", "big")
 def migrate(db: LimitedConnection, name: str, at: str) -> None:
     """Make the schema, or apply the migrations that it lacks; one process at a time."""
     with translated(name), db.transaction():
+        db.execute("SET LOCAL lock_timeout = '10s'")
         db.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
         if not has_schema(db):
             db.execute(f"CREATE SCHEMA {SCHEMA}")

@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from psycopg.errors import Diagnostic
-
-from paclm.errors import InvalidInput, LedgerError, LedgerTampered, LedgerUnwritable
+from paclm.errors import InvalidInput, LedgerError, LedgerNotDurable, LedgerTampered, LedgerUnwritable
 from paclm.ledger.address import Holding
 from paclm.ledger.events import COUNTS, Checkpoint, Head, Row, Usage
 from paclm.ledger.head_notes import HeadNote, HeadNotes, lock_path, open_notes, read_note
-from paclm.ledger.postgres import LimitedConnection, connect, name_of, translated
+from paclm.ledger.postgres import READING_SECONDS, LimitedConnection, connect, name_of, translated
 from paclm.ledger.postgres_hold import Hold, fenced
 from paclm.ledger.postgres_schema import check_schema, kind_of, migrate
 from paclm.ledger.state import UsageTable, add_usages
@@ -48,7 +46,7 @@ WITH moved AS (
     AS entry
   ON CONFLICT (hour, key) DO UPDATE SET {_SUMS}
 )
-SELECT count(*) FROM moved
+SELECT count(*), pg_backend_pid(), current_setting('synchronous_commit') FROM moved
 """
 _PART = 10_000
 """Rows read at a time."""
@@ -70,19 +68,13 @@ class PostgresStore(Store):
         self._notes = notes
         self._note_read: HeadNote | None = None
         self._backend = db.info.backend_pid
-        self._warnings: list[str] = []
-        db.add_notice_handler(self._warned)
-
-    def _warned(self, notice: Diagnostic) -> None:
-        if notice.severity_nonlocalized != "NOTICE":
-            self._warnings.append(f"{notice.severity_nonlocalized}: {notice.message_primary}")
 
     @classmethod
     def create(cls, url: str, content: Copy, kind: Kind, holding: Holding) -> None:
         """Fill an empty database in one transaction."""
         hold = Hold.take(url, holding)
         try:
-            db = connect(url)
+            db = connect(url, answer_seconds=READING_SECONDS)
             try:
                 store = cls(url, db, hold, None)
                 with translated(store.name), db.transaction():
@@ -189,16 +181,15 @@ class PostgresStore(Store):
             "keys": [usage.key for usage in added.values()],
             **{name: [getattr(usage, name) for usage in added.values()] for name in COUNTS},
         }
-        self._warnings.clear()
         with translated(self.name):
-            moved = self.db.execute(_COMMIT, values).fetchone()
-        if moved is None or moved[0] != 1:
-            raise fenced(self.name)
-        if self._warnings:  # such as: the wait for a standby server was cancelled
-            raise LedgerUnwritable(
-                f"{self.name} committed with a warning: {'; '.join(self._warnings)}. Whether the commit is durable is "
-                "in doubt, so nothing was released. Check the server and its standby, then restart."
+            moved, backend, synchronous = self.db.execute(_COMMIT, values).fetchone() or (0, self._backend, "on")
+        if moved != 1 and (backend, synchronous) != (self._backend, "on"):
+            raise LedgerNotDurable(
+                f"The session of {self.name} was swapped or changed by another (synchronous_commit = {synchronous}), "
+                "so nothing was written. Connect to the server itself, without a pooler, then restart."
             )
+        if moved != 1:
+            raise fenced(self.name)
         if commit.checkpoint is not None:
             self.set_checkpoint(commit.checkpoint)
 
