@@ -64,6 +64,14 @@ class Proxy:
         """Swallow what the server sends: it acts, and its client never hears."""
         self._order(lambda: self._set(dropped={"replies"}))
 
+    def end_after(self, direction, num_bytes):
+        """Forward so many more bytes of `requests` or `replies`: then the sender seems to be gone."""
+        self._order(lambda: self._set(rest={direction: num_bytes}))
+
+    def rest(self, direction):
+        """How many of these bytes are left."""
+        return self._rest[direction]
+
     def reorder(self):
         """Hold a reply back until one of another connection, that came later, has been delivered first."""
         self._order(lambda: self._set(reordered=True))
@@ -103,7 +111,7 @@ class Proxy:
         assert done.wait(60), "the proxy hangs"
 
     def _make_well(self):
-        self._delay, self._dropped = 0.0, set()
+        self._delay, self._dropped, self._rest = 0.0, set(), {}
         self._cut = self._frozen = self._reordered = False
 
     def _set(self, **mode):
@@ -215,10 +223,17 @@ class Proxy:
                 way.sink.shutdown(socket.SHUT_WR)
                 way.is_done = True
             else:
+                rest = self._rest.get(way.name, len(chunk))
                 try:
-                    sent = way.sink.send(chunk)
+                    sent = way.sink.send(chunk[:rest])
                 except BlockingIOError:
                     sent = 0
+                if way.name in self._rest:
+                    self._rest[way.name] -= sent
+                if sent == rest < len(chunk):
+                    way.lost = True
+                    self._dropped.add(way.name)
+                    way.sink.shutdown(socket.SHUT_WR)
                 if sent < len(chunk):
                     way.queue.appendleft((due, chunk[sent:]))
                     return

@@ -17,6 +17,7 @@ from psycopg import waiting
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import Diagnostic
+from psycopg.types.json import Json
 
 from paclm.errors import (
     LedgerBusy,
@@ -56,7 +57,7 @@ _SESSION = {
 }
 """Whatever the server, the database or the login have set. Some settings are unknown to some versions."""
 _SET = (
-    "SELECT pg_catalog.set_config(name, value, false) FROM pg_catalog.unnest(%s::text[], %s::text[]) "
+    "SELECT pg_catalog.set_config(name, value, false) FROM pg_catalog.json_each_text(%s) "
     "AS wanted(name, value) WHERE pg_catalog.current_setting(name, true) IS NOT NULL"
 )
 
@@ -125,7 +126,7 @@ def connect(url: str, *, is_reading: bool = False, answer_seconds: float | None 
         db.answer_seconds = answer_seconds
     try:
         with translated(name, is_reading=is_reading):
-            db.execute(_SET, (list(_SESSION), list(_SESSION.values())))
+            db.execute(_SET, (Json(_SESSION),))
         if not is_reading:
             _check_durable(db, name)
     except BaseException:
