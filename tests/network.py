@@ -70,7 +70,9 @@ class Proxy:
 
     def rest(self, direction):
         """How many of these bytes are left."""
-        return self._rest[direction]
+        found = []
+        self._order(lambda: found.append(self._rest[direction]))
+        return found[0]
 
     def reorder(self):
         """Hold a reply back until one of another connection, that came later, has been delivered first."""

@@ -126,7 +126,7 @@ def connect(url: str, *, is_reading: bool = False, answer_seconds: float | None 
         db.answer_seconds = answer_seconds
     try:
         with translated(name, is_reading=is_reading):
-            db.execute(_SET, (Json(_SESSION),))
+            db.execute(_SET, (Json(_SESSION | ({"default_transaction_read_only": "on"} if is_reading else {})),))
         if not is_reading:
             _check_durable(db, name)
     except BaseException:
