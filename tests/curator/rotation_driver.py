@@ -78,8 +78,8 @@ def exchange(path, witness, order, master, fate):
         opened.append(fate.begin(open_custody(*arguments)))
         return opened[0]
 
-    def sign_first(ledger, keys, _):
-        ledger.rotate_key(keys.mac.reveal())
+    def sign_first(ledger, keys, _, sealed_secret):
+        ledger.rotate_key(keys.mac.reveal(), None, sealed_secret)
         if order == "two-commits":
             ledger.commit((), seal_belief(opened[0].belief, keys, opened[0].digest))
 

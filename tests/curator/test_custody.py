@@ -16,9 +16,13 @@ from paclm import Curator, Workspace
 from paclm.cli.ledger_keys import mac_keys
 from paclm.curator.custody import open_custody
 from paclm.curator.master_key import KEY_FILE
-from paclm.curator.sealed import SECRET_FILE
+from paclm.curator.redacted import Redacted
+from paclm.curator.sealed import SECRET_FILE, SealedFile, Sealing
+from paclm.curator.secret import Secret
 from paclm.errors import CuratorError, EngineError, LedgerBusy, LedgerRolledBack, WitnessMissing
+from paclm.ledger.ledger import Ledger
 from paclm.ledger.recovery import adopt_restored, backup
+from paclm.ledger.verify import newest_contents, sealed_secret
 from paclm.worlds.layout import LEDGER_FILE
 from paclm.worlds.registry import remember_workspace
 from paclm.worlds.user_dirs import state_folder
@@ -53,19 +57,63 @@ def test_secrets_of_different_workspaces_are_drawn_apart(make, open_curator):
     assert len(secrets) > 1  # all twelve equal: once in 8^11
 
 
-def test_a_ledger_from_which_nothing_left_may_get_its_secret_later(used, make):
-    """A crash between making the ledger and drawing the secret."""
-    workspace = make("crashed")
+@pytest.mark.parametrize("step", ["drawn", "sealed", "copied"])
+def test_a_crash_while_the_secret_is_drawn_leaves_one_secret_or_none(make, monkeypatch, step):
+    workspace = make()
+    owner, name = {"drawn": (Secret, "draw"), "sealed": (Ledger, "seal_secret"), "copied": (SealedFile, "write")}[step]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            open_custody(workspace)
+    assert not (workspace.curator_path / SECRET_FILE).exists()
+    before = sealed_secret(workspace.ledger_path)
+    assert (before is not None) == (step == "copied")
     open_custody(workspace).ledger.close()
+    assert (workspace.curator_path / SECRET_FILE).read_bytes() == sealed_secret(workspace.ledger_path)
+    assert before in (None, sealed_secret(workspace.ledger_path))
+
+
+def test_the_copy_of_the_secret_is_restored_from_the_ledger(used, open_curator):
+    with open_curator(used) as curator:
+        world, rows = world_of(curator), curator._custody.ledger.head.seq
+    copy = (used.curator_path / SECRET_FILE).read_bytes()
+    (used.curator_path / SECRET_FILE).unlink()
+    with open_curator(used) as curator:
+        assert (world_of(curator), curator._custody.ledger.head.seq) == (world, rows)
+    assert (used.curator_path / SECRET_FILE).read_bytes() == copy
+    assert (used.curator_path / SECRET_FILE).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("tokens", [0, 6])
+def test_a_copy_with_another_secret_is_refused_and_writes_nothing(make, open_curator, tokens):
+    workspace = make()
+    with open_curator(workspace) as curator:
+        if tokens:
+            curator.generate("the", tokens)
+        custody, world, rows = curator._custody, world_of(curator), curator._custody.ledger.head.seq
+    other = Secret(Redacted((world + 1) % WORLDS), WORLDS)
+    sealing = Sealing.make(other, custody.keys, custody.digest, custody.ledger.ledger_id)
+    SealedFile(workspace.curator_path).write({custody.keys.id: sealing})
+    workspace = make(per_token="2^-17")  # settings of this host, too
+    with pytest.raises(CuratorError, match="another secret"):
+        open_custody(workspace)
+    assert newest_contents(workspace.ledger_path).head.seq == rows
+
+
+def test_a_used_workspace_of_an_earlier_version_without_its_secret_is_refused(make, open_curator, monkeypatch):
+    workspace = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "seal_secret", lambda *_: None)
+        with open_curator(workspace) as curator:
+            curator.generate("the", 6)
     (workspace.curator_path / SECRET_FILE).unlink()
-    open_custody(workspace).ledger.close()
-    assert (workspace.curator_path / SECRET_FILE).exists()
+    with pytest.raises(CuratorError, match="6 private tokens"):
+        open_custody(workspace)
+    assert not (workspace.curator_path / SECRET_FILE).exists()
 
 
-@pytest.mark.parametrize(
-    ("lost", "named"), [(SECRET_FILE, "6 private tokens"), (KEY_FILE, None), (f"{LEDGER_FILE}*", LEDGER_FILE)]
-)
-def test_a_used_workspace_whose_secret_key_or_ledger_is_gone_is_refused_and_nothing_is_replaced(used, lost, named):
+@pytest.mark.parametrize(("lost", "named"), [(KEY_FILE, None), (f"{LEDGER_FILE}*", LEDGER_FILE)])
+def test_a_used_workspace_whose_key_or_ledger_is_gone_is_refused_and_nothing_is_replaced(used, lost, named):
     """A deleted ledger does not give the budget back."""
     remove(used, lost)
     with pytest.raises(CuratorError, match=named):

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from curator.sequential import world_of
 from paclm.curator.preflight import worlds_digest
+from paclm.curator.sealed import decode
 from paclm.engine.adapters import AdapterStack
 from paclm.errors import LedgerRolledBack
-from paclm.ledger.verify import verify
+from paclm.ledger.verify import sealed_secret, verify
 from paclm.worlds.workspace import Workspace
 
 ARCHIVE = Path(__file__).parents[1] / "fixtures" / "workspace-adfd882" / "workspace.tar.gz"
@@ -43,6 +45,21 @@ def test_it_serves_on_from_the_same_account_and_belief(older, open_curator):
             assert curator.account.tokens == TOKENS + served
             assert curator.account.spent_units == UNITS + served * 2**43
     assert verify(older / "curator" / "ledger.sqlite").intact
+
+
+def test_its_secret_is_taken_into_the_ledger_once(older, open_curator):
+    file, ledger = older / "curator" / "secret.json", older / "curator" / "ledger.sqlite"
+    secret = file.read_bytes()
+    worlds = set()
+    for _ in range(2):
+        with open_curator(Workspace.open(older), witness=older.parent / "witness") as curator:
+            worlds.add(world_of(curator))
+            assert curator._custody.ledger.head.seq == HEAD + 1
+    assert len(worlds) == 1
+    assert list(decode(sealed_secret(ledger), "")) == list(decode(secret, ""))
+    file.unlink()
+    with open_curator(Workspace.open(older), witness=older.parent / "witness") as curator:
+        assert {world_of(curator)} == worlds
 
 
 @pytest.mark.parametrize("witness", ["witness", "before.witness"], ids=["by its witness", "by its lock note"])

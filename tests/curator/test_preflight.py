@@ -44,11 +44,11 @@ def test_adapters_that_change_while_the_workspace_is_opened_are_refused(used, sm
     """Here, when the lock is taken: files are hashed under it and before they are loaded."""
     original = custody.open_ledger
 
-    def change_then_open(*args):
+    def change_then_open(*args, **options):
         change_adapters(used)
         if is_trained:
             used.with_adapters(WORLDS_FILE)  # a whole manifest, of other adapters than the ledger is about
-        return original(*args)
+        return original(*args, **options)
 
     monkeypatch.setattr(custody, "open_ledger", change_then_open)
     monkeypatch.setattr(loading, "load_stack", lambda *_: pytest.fail("loaded what was not verified"))

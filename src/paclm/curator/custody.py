@@ -103,8 +103,8 @@ def open_custody(workspace: Workspace, witness: Path | None = None, *, take_over
         remember_ledger(workspace.manifest.id, ledger.ledger_id)
     try:
         check_same_worlds(ledger.workspace, digest, tokens=ledger.state.tokens, workspace=workspace)
-        ledger.change_settings(config)
         secret = _restore_secret(file, ledger, keys, retired, digest)
+        ledger.change_settings(config)
         settle_own_key(workspace.curator_path, keys)
         note_place(workspace.manifest.id, workspace.path)
         return Custody(ledger, secret, keys, _restore_belief(ledger, keys, retired, digest), digest)

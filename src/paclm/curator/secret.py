@@ -75,6 +75,7 @@ class Secret:
             )
         return cls(Redacted(int.from_bytes(world.reveal(), "big")), num_worlds)
 
+    @redact_errors
     def is_same(self, other: Secret) -> bool:
         """Whether both name the same world: two copies of one secret. Never shown to anyone."""
         return self.num_worlds == other.num_worlds and self.__world.reveal() == other.__world.reveal()
