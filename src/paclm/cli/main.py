@@ -1,7 +1,7 @@
 """The entry point: collects the commands and prints errors as one line instead of a traceback.
 
 Exit status: 0 success; 1 a check failed, a question was answered with no, or standard output was closed; 2 an error;
-130 Ctrl-C.
+75 another process took the ledger over; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from paclm.cli.serve import serve
 from paclm.cli.study import study
 from paclm.cli.train import train
 from paclm.cli.votes import votes
-from paclm.errors import EXTRAS, MissingExtra, PaclmError
+from paclm.errors import EXTRAS, LedgerFenced, MissingExtra, PaclmError
 
+_FENCED = 75
+"""Another process serves now: a supervisor must not start this one again to take over in turn."""
 _CTRL_C = 130
 _REMEDIES = {
     errno.ENOSPC: "Free some space on that disk, then try again.",
@@ -86,6 +88,8 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: no name or letter may end a command
     try:
         app(prog_name="paclm")
+    except LedgerFenced as error:
+        _fail(str(error), _FENCED)
     except PaclmError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
@@ -104,6 +108,6 @@ def main() -> None:
         raise
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, status: int = 2) -> NoReturn:
     typer.echo(f"Error: {message}", err=True)
-    sys.exit(2)
+    sys.exit(status)

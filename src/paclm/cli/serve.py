@@ -42,6 +42,9 @@ def serve(
     promise: PromiseOption = "half",
     mix_promises: MixPromisesFlag = False,
     witness: WitnessOption = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take a ledger in PostgreSQL from the server that holds it.")
+    ] = False,
 ) -> None:
     """
     Serve an OpenAI-compatible API and a dashboard
@@ -49,7 +52,9 @@ def serve(
     One curator per secret: it takes the ledger's lock. A second process speaks HTTP and never holds the secret. Every
     charge is on disk before its token is sent. Under the promise corpus the adapter of `paclm train --what dp:8`
     answers: there is no secret, and nothing is charged. Log lines go to standard error, as JSON with counts only. On
-    Ctrl-C, SIGTERM or a closed terminal, running answers are finished first.
+    Ctrl-C, SIGTERM or a closed terminal, running answers are finished first. Where another server holds a ledger in
+    PostgreSQL, this one is its standby: it waits until that one is dead, or takes over at once; the other then exits
+    with status 75.
 
     Example usage:
 
@@ -72,7 +77,17 @@ def serve(
     STOP_MESSAGE.set("Nothing was served.")
     from paclm.server.run import serve as run
 
-    run(workspace, settings, _announce, _progress(), witness, promise=promise, mix_promises=mix_promises)
+    run(
+        workspace,
+        settings,
+        _announce,
+        _progress(),
+        witness,
+        promise=promise,
+        mix_promises=mix_promises,
+        take_over=take_over,
+        announce_wait=_announce_wait,
+    )
 
 
 def _progress() -> Callable[[int, int], None]:
@@ -90,6 +105,10 @@ def _progress() -> Callable[[int, int], None]:
             bar.stop()
 
     return show
+
+
+def _announce_wait(reason: str) -> None:
+    print_wrapped(f"{reason} This server is a standby: it serves when that one is dead.", err=True)
 
 
 def _announce(started: Started) -> None:

@@ -33,7 +33,7 @@ from paclm.curator.redacted import Redacted, redact_errors
 from paclm.curator.secret import Secret, leak_to_three_digits
 from paclm.curator.streams import BudgetFigures, Generation, Mark, Piece, Request, Stream, Tokenizer, UsageFigures
 from paclm.curator.vote_source import VoteSource
-from paclm.errors import BudgetExceeded, InvalidInput, UnsoundState
+from paclm.errors import BudgetExceeded, InvalidInput, LedgerError, UnsoundState
 from paclm.ledger.events import Usage
 from paclm.privacy.accounting import Account, charge_units, nats_up
 from paclm.privacy.belief import FloatArray, IntArray
@@ -164,6 +164,15 @@ class Curator(Decoder[Generation]):
     def has_witness(self) -> bool:
         """Whether a second file records how far the ledger got, so that a rollback is detected."""
         return self._custody.ledger.state.witness is not None
+
+    @property
+    def epoch(self) -> int | None:
+        """What writes beside a ledger in a database must name; None where the ledger is a file."""
+        return self._custody.ledger.store.epoch
+
+    def when_lost(self, call: Callable[[LedgerError], None]) -> None:
+        """Call this, from another thread and once, if another process takes the ledger over, or it is out of reach."""
+        self._custody.ledger.store.when_lost(call)
 
     def usage(self) -> UsageFigures:
         """Usage by tag and by hour, from the ledger."""

@@ -8,6 +8,7 @@ the first token: the adapter is the one that the log of DP trainings names, and 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from paclm.curator.promises import claim_corpus
 from paclm.curator.redacted import Redacted
 from paclm.curator.streams import FinishReason, Logprobs, Piece, PromiseFigures, Stream, Tokenizer
 from paclm.curator.vote_source import VoteSource
-from paclm.errors import CuratorError, EngineError, InvalidInput, WorkspaceError
+from paclm.errors import CuratorError, EngineError, InvalidInput, LedgerError, WorkspaceError
 from paclm.ledger.dp_log import DpLog
 from paclm.privacy.dp import default_delta
 from paclm.worlds.layout import DP_FILE, dp_log_path
@@ -28,6 +29,7 @@ from paclm.worlds.workspace import Workspace
 
 if TYPE_CHECKING:  # torch is loaded with the models, not on import
     from paclm.engine.engine import Ballot
+    from paclm.ledger.postgres_hold import Hold
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +58,7 @@ class DpDecoder(Decoder[DpGeneration]):
         self._workspace = workspace
         self.figures = promise_figures(workspace)
         """What was promised when it was last asked (`promise_figures`)."""
+        self._hold: Hold | None = None
 
     @classmethod
     def open(
@@ -65,11 +68,13 @@ class DpDecoder(Decoder[DpGeneration]):
         mix_promises: bool = False,
         engine: VoteSource | None = None,
         tokenizer: Tokenizer | None = None,
+        hold: Hold | None = None,
     ) -> DpDecoder:
         """Check the adapter against the log, load it, and record that `corpus` is served.
 
         Refuses if tokens left under `half`, unless `mix_promises`: nothing is then promised about the corpus. `engine`:
-        one that is loaded already; the caller vouches that it has this adapter. Needs no budget.
+        one that is loaded already; the caller vouches that it has this adapter. `hold`: of a database in which a server
+        keeps API keys and replies; let go at the end. Needs no budget.
         """
         opened = Workspace.open(workspace.path if isinstance(workspace, Workspace) else workspace)
         check_dp_adapter(opened)
@@ -77,7 +82,18 @@ class DpDecoder(Decoder[DpGeneration]):
         decoder.cautions += claim_corpus(opened, mix_promises=mix_promises)  # last: a decoder that cannot serve has not
         for sentence in decoder.cautions:
             warnings.warn(sentence, stacklevel=2)
+        decoder._hold = hold
         return decoder
+
+    @property
+    def epoch(self) -> int | None:
+        """What writes to the database of keys and replies must name; None where that is a file."""
+        return None if self._hold is None else self._hold.epoch
+
+    def when_lost(self, call: Callable[[LedgerError], None]) -> None:
+        """Call this, from another thread and once, if another process takes over."""
+        if self._hold is not None:
+            self._hold.watch(call)
 
     def step(self) -> list[tuple[Stream, Piece]]:
         """The next token of every stream whose prompt is read: one engine step.
@@ -111,6 +127,14 @@ class DpDecoder(Decoder[DpGeneration]):
         """What is promised now. Reads the logs: another training, or tokens under `half`, may have come since."""
         self.figures = promise_figures(self._workspace)
         return self.figures
+
+    def _close(self) -> None:
+        """Let go of the database, too."""
+        try:
+            super()._close()
+        finally:
+            if self._hold is not None:
+                self._hold.release()
 
     def __repr__(self) -> str:
         return f"<DpDecoder with ε = {self.figures['epsilon']:.4g}, {self.num_active} streams>"

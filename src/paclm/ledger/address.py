@@ -11,6 +11,7 @@ from paclm.ledger.sqlite_store import SqliteStore
 from paclm.ledger.store import Address, Copy, Kind, Store
 
 if TYPE_CHECKING:
+    from paclm.ledger.postgres_hold import Hold
     from paclm.ledger.postgres_store import PostgresStore
 
 
@@ -56,6 +57,25 @@ def exists(address: Address) -> bool:
     except LedgerMissing:
         return False
     return True
+
+
+def take_hold(address: Address, holding: Holding) -> Hold | None:
+    """Take the right to write beside a ledger in a database, which need not exist yet; None where it is a file."""
+    if not (isinstance(address, str) and is_postgres(address)):
+        return None
+    _postgres()
+    from paclm.ledger.postgres_hold import Hold
+
+    return Hold.take(address, holding)
+
+
+def refuse_if_held(address: Address, stale_seconds: float) -> None:
+    """Raise `LedgerHeld` while a process that is alive holds a ledger in a database."""
+    if isinstance(address, str) and is_postgres(address):
+        _postgres()
+        from paclm.ledger import postgres_hold
+
+        postgres_hold.refuse_if_held(address, stale_seconds)
 
 
 def name_of(address: Address) -> str:

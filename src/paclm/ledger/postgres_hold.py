@@ -8,18 +8,25 @@ for a standby server does not look like a dead holder.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from paclm.errors import LedgerBusy, LedgerError, LedgerFenced, LedgerHeld
+import psycopg
+
+from paclm.errors import LedgerBusy, LedgerError, LedgerFenced, LedgerHeld, LedgerUnwritable
 from paclm.ledger.address import Holding
 from paclm.ledger.postgres import LimitedConnection, connect, name_of, translated
-from paclm.ledger.postgres_schema import migrate
+from paclm.ledger.postgres_schema import has_schema, migrate
 
 _BEATS = 5
 """Heartbeats in the time after which a holder counts as dead."""
+_LEAST_LIMIT = 2.0
+"""Seconds for an answer to a heartbeat; then its connection counts as lost and the next one has another."""
+_UNSYNCED = "SET synchronous_commit = off"
+"""A heartbeat is nothing to keep: it must not wait for a disk or for a standby server."""
 
 
 def fenced(name: str) -> LedgerFenced:
@@ -31,14 +38,19 @@ def fenced(name: str) -> LedgerFenced:
 
 
 class Hold:
-    """Held from `take` to `release`, unless another process takes it over; then `on_lost` is called, once."""
+    """Held from `take` to `release`, unless another process takes it over."""
 
-    def __init__(self, url: str, epoch: int, holding: Holding) -> None:
+    def __init__(self, url: str, epoch: int, db: LimitedConnection, stale_seconds: float) -> None:
         self.epoch = epoch
         self.name = name_of(url)
-        self.is_lost = False
-        self.on_lost: Callable[[], None] = lambda: None
-        self._url, self._holding = url, holding
+        self.failure: LedgerError | None = None
+        """Why the right was lost, once it was."""
+        self._url, self._db = url, db
+        self._interval, self._limit = stale_seconds / _BEATS, max(_LEAST_LIMIT, stale_seconds / _BEATS)
+        db.answer_seconds = self._limit
+        self._watched: LimitedConnection | None = None
+        self._call: Callable[[LedgerError], None] | None = None
+        self._lock = threading.Lock()
         self._end = threading.Event()
         self._beating = threading.Thread(target=self._beat, name="ledger heartbeat", daemon=True)
         self._beating.start()
@@ -55,39 +67,102 @@ class Hold:
                 if not holding.take_over:
                     _refuse_if_held(db, name, holding.stale_seconds)
                 epoch = _next_epoch(db)
-        finally:
+            with translated(name):
+                db.execute(_UNSYNCED)
+        except BaseException:
             db.close()
-        return cls(url, epoch, holding)
+            raise
+        return cls(url, epoch, db, holding.stale_seconds)
+
+    def refuse_if_lost(self) -> None:
+        """Raise why the right was lost."""
+        if self.failure is not None:
+            raise self.failure
+
+    def watch(self, call: Callable[[LedgerError], None], db: LimitedConnection | None = None) -> None:
+        """Call this from the heartbeat's thread, once, when another process takes over or this connection is lost."""
+        with self._lock:
+            self._watched, self._call = db, call
+            failure = self.failure
+        if failure is not None:
+            call(failure)
 
     def _beat(self) -> None:
-        db: LimitedConnection | None = None
-        while not self._end.wait(self._holding.stale_seconds / _BEATS):
+        db: LimitedConnection | None = self._db
+        while not self._end.wait(self._interval):
             try:
-                db = db or connect(self._url)
-                with translated(self.name):
-                    seen = db.execute(
-                        "UPDATE paclm.holder SET seen = clock_timestamp() WHERE epoch = %s", (self.epoch,)
-                    ).rowcount
-            except LedgerError:  # the next commit finds out; until then others may take over
+                db = db or self._connect()
+                if not self._is_seen(db):
+                    db.close()
+                    self._lose(fenced(self.name))
+                    return
+            except LedgerError:  # until a commit fails or a heartbeat arrives, others may take over
+                if db is not None:
+                    db.close()
                 db = None
-                continue
-            if seen == 0 and not self._end.is_set():
-                self.is_lost = True
-                self.on_lost()
-                break
+            if self._watched is not None and _is_cut(self._watched) and not self._end.is_set():
+                self._lose(_cut(self.name))
         if db is not None:
+            self._let_go(db)
             db.close()
 
+    def _connect(self) -> LimitedConnection:
+        db = connect(self._url, answer_seconds=self._limit)
+        with translated(self.name):
+            db.execute(_UNSYNCED)
+        return db
+
+    def _is_seen(self, db: LimitedConnection) -> bool:
+        with translated(self.name):
+            beat = "UPDATE paclm.holder SET seen = clock_timestamp() WHERE epoch = %s"
+            return db.execute(beat, (self.epoch,)).rowcount == 1
+
+    def _lose(self, failure: LedgerError) -> None:
+        with self._lock:
+            call = self._call if self.failure is None else None
+            self.failure, self._watched = self.failure or failure, None
+        if call is not None:
+            call(failure)
+
+    def _let_go(self, db: LimitedConnection) -> None:
+        """Tell others that nobody holds the ledger; where that fails they wait a little."""
+        with suppress(LedgerError), translated(self.name):
+            db.execute("UPDATE paclm.holder SET name = NULL WHERE epoch = %s", (self.epoch,))
+
     def release(self) -> None:
-        """End the heartbeat, and tell others that nobody holds the ledger; where that fails they wait a little."""
+        """End the heartbeat; it is over when this returns, unless it waits for a server that does not answer."""
         self._end.set()
-        with suppress(LedgerError):
-            db = connect(self._url)
-            try:
-                with translated(self.name):
-                    db.execute("UPDATE paclm.holder SET name = NULL WHERE epoch = %s", (self.epoch,))
-            finally:
-                db.close()
+        if threading.current_thread() is not self._beating:
+            self._beating.join(2 * self._limit)
+
+
+def refuse_if_held(url: str, stale_seconds: float) -> None:
+    """Raise `LedgerHeld` while a holder is alive. Reads only: whoever may take the ledger is decided by `Hold.take`."""
+    name = name_of(url)
+    db = connect(url, is_reading=True)
+    try:
+        with translated(name, is_reading=True):
+            if has_schema(db):
+                _refuse_if_held(db, name, stale_seconds)
+    finally:
+        db.close()
+
+
+def _is_cut(db: LimitedConnection) -> bool:
+    """Whether the other end has closed it. Reads nothing: another thread may be waiting for an answer."""
+    try:
+        poll = select.poll()
+        poll.register(db.fileno(), getattr(select, "POLLRDHUP", select.POLLHUP))
+        return bool(poll.poll(0))
+    except (psycopg.Error, OSError, ValueError):
+        return True
+
+
+def _cut(name: str) -> LedgerUnwritable:
+    return LedgerUnwritable(
+        f"The connection to {name} was lost while nothing was being written. Nothing was released that is not in the "
+        "ledger. Check the server and the network, then restart."
+    )
 
 
 def _refuse_if_held(db: LimitedConnection, name: str, stale_seconds: float) -> None:

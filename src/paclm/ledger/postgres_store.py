@@ -142,26 +142,25 @@ class PostgresStore(Store):
 
     def close(self) -> None:
         """Close the connection, and tell others that nobody holds the ledger."""
-        self.db.close()
         if self.hold is not None:
             self.hold.release()
+        self.db.close()
 
     @property
     def epoch(self) -> int | None:
         """What the writes of this holder name; None for a reader."""
         return None if self.hold is None else self.hold.epoch
 
-    def when_lost(self, call: Callable[[], None]) -> None:
-        """Call this, from another thread, if another process takes the ledger over."""
+    def when_lost(self, call: Callable[[LedgerError], None]) -> None:
+        """Call this, from another thread and once, if another process takes over or the connection is lost."""
         if self.hold is not None:
-            self.hold.on_lost = call
+            self.hold.watch(call, self.db)
 
     @property
     def _epoch(self) -> int:
         if self.hold is None:
             raise LedgerUnwritable(f"{self.name} was opened for reading.")
-        if self.hold.is_lost:
-            raise fenced(self.name)
+        self.hold.refuse_if_lost()
         return self.hold.epoch
 
     def append(self, commit: Commit) -> None:

@@ -229,7 +229,7 @@ class SqliteStore(Store):
         """None: the lock of the operating system is the fence."""
         return None
 
-    def when_lost(self, call: Callable[[], None]) -> None:
+    def when_lost(self, call: Callable[[LedgerError], None]) -> None:
         """Never: nobody can take a lock from its holder."""
 
     def secret(self) -> bytes | None:

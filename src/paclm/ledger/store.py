@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from paclm.errors import LedgerError
 from paclm.ledger.events import Checkpoint, Head, Row, Usage
 from paclm.ledger.head_notes import HeadNote
 from paclm.ledger.state import UsageTable
@@ -147,8 +148,8 @@ class Store(ABC):
         """Of a writer in a database: what its writes must name. None for a file."""
 
     @abstractmethod
-    def when_lost(self, call: Callable[[], None]) -> None:
-        """Call this, from another thread, if another process takes the ledger over."""
+    def when_lost(self, call: Callable[[LedgerError], None]) -> None:
+        """Call this, from another thread and once, if another process takes over or the connection is lost."""
 
     def copy(self) -> Copy:
         """Everything in it. Freeze the view first, or hold the right to write."""

@@ -14,6 +14,7 @@ import json
 import select
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
 from paclm.curator.streams import BudgetFigures, PromiseFigures
@@ -167,6 +168,11 @@ class Link:
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
         end.settimeout(_SEND_SECONDS)
+
+    def end_receiving(self) -> None:
+        """From another thread: `receive`, also one that waits, raises `BrokenLink` from now on; `send` still works."""
+        with suppress(OSError):
+            self._end.shutdown(socket.SHUT_RD)
 
     def send(self, *message: object) -> None:
         """Hand over one message, whole."""

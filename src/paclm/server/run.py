@@ -3,6 +3,8 @@
     paclm serve ── bind the port ── start the front ── open ledger and models, warm up ── hello ── step until the end
                                         └ imports, tokenizer ── waits for hello ── listens, speaks HTTP
 
+While another server holds a ledger in a database, this one waits before it opens anything, and the port stays closed.
+
 The port is bound before the models are loaded, so that one in use is reported immediately, and opened when the first
 request can be answered. The front is started by exec: it inherits the port and one end of a socket pair, and no memory
 and no master key. Either process ends when the other has; then the ledger holds what was charged.
@@ -22,21 +24,23 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from paclm.config import PromiseName, ServerConfig, in_shell
+from paclm.config import PromiseName, ServerConfig, in_shell, is_postgres
 from paclm.curator.curator import Curator
-from paclm.curator.custody import WITNESS_VARIABLE
+from paclm.curator.custody import WITNESS_VARIABLE, holding_of
 from paclm.curator.dp_decoder import DpDecoder, check_dp_adapter
 from paclm.curator.master_key import KEY_VARIABLES
 from paclm.curator.preflight import budgets_of
 from paclm.curator.redacted import disable_core_dumps
 from paclm.engine.base_model import base_of
-from paclm.errors import ServiceError
+from paclm.errors import LedgerError, ServiceError
+from paclm.ledger.address import take_hold
 from paclm.ledger.dp_log import DpLog
 from paclm.server import address, telemetry
 from paclm.server.api_keys import Database, KeyStore, service_path
@@ -44,8 +48,10 @@ from paclm.server.idempotency import Replies
 from paclm.server.messages import BrokenLink, Link
 from paclm.server.scheduler import Scheduler
 from paclm.server.service import Setup
+from paclm.server.standby import check_take_over, open_when_free
 from paclm.server.web_server import allow_files
 from paclm.worlds.layout import MANIFEST_FILE, dp_log_path
+from paclm.worlds.settings import ADDRESS_VARIABLES
 from paclm.worlds.storage import only_one
 from paclm.worlds.workspace import Workspace
 
@@ -74,29 +80,41 @@ def serve(
     *,
     promise: PromiseName = "half",
     mix_promises: bool = False,
+    take_over: bool = False,
+    announce_wait: Callable[[str], None] = lambda reason: None,
 ) -> None:
-    """Serve a workspace until a signal ends it; `announce` is called once it listens, `progress` while it warms up."""
+    """Serve a workspace until a signal ends it; `announce` is called once it listens, `progress` while it warms up.
+
+    Where another server holds a ledger in a database, it waits until that one is dead, and calls `announce_wait` once;
+    or it takes over at once.
+    """
     workspace = Workspace.open(path)
+    if take_over:
+        check_take_over(workspace)
     check_promise(workspace, promise)  # fail fast
     allow_files(settings.max_connections)
     disable_core_dumps()
     setup = _setup(workspace, settings, promise)
     with address.bind(settings.host, settings.port) as port:
         _check_keys(workspace.path, path, setup)
-        with _front(port, workspace) as front:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # announced instead
-                curator = _open(workspace, promise, witness, mix_promises)
-            with curator, only_one(_lock_path(workspace), f"A server of {workspace.path}"):
+        with _front(port, workspace) as front, _ended_by_sigterm():
+            opening = partial(_open, workspace, promise, witness, mix_promises, take_over)
+            curator = open_when_free(workspace, opening, announce_wait, take_over=take_over)
+            with curator, ExitStack() as local:
+                is_local = not is_postgres(workspace.ledger_address)  # else the epoch decides who serves
+                if is_local:
+                    local.enter_context(only_one(_lock_path(workspace), f"A server of {workspace.path}"))
                 curator.warm_up(progress)
-                _wait_for_old_front(front)
+                if is_local:
+                    _wait_for_old_front(front)
                 admin_key = _recover(workspace.path)
                 address.listen(port)
                 url = _url(port)
                 port.close()
                 started = Started(url=url, curator=curator, setup=setup, new_admin_key=admin_key)
-                with address.noted(workspace.path, url):
-                    _run(front, started, announce, workspace.path)
+                if is_local:
+                    local.enter_context(address.noted(workspace.path, url))
+                _run(front, started, announce, workspace.path)
 
 
 def check_promise(workspace: Workspace, promise: PromiseName) -> None:
@@ -107,12 +125,26 @@ def check_promise(workspace: Workspace, promise: PromiseName) -> None:
         budgets_of(workspace)
 
 
-def _open(workspace: Workspace, promise: PromiseName, witness: Path | None, mix_promises: bool) -> Curator | DpDecoder:
-    if promise == "corpus":
-        return DpDecoder.open(workspace, mix_promises=mix_promises)
-    curator = Curator.open(workspace, witness=witness, mix_promises=mix_promises)
+def _open(
+    workspace: Workspace, promise: PromiseName, witness: Path | None, mix_promises: bool, take_over: bool
+) -> Curator | DpDecoder:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # announced instead
+        if promise == "corpus":
+            return _open_corpus(workspace, mix_promises, take_over)
+        curator = Curator.open(workspace, witness=witness, mix_promises=mix_promises, take_over=take_over)
     curator.usage()  # the first call reads the ledger's whole table: do it before any step waits for it
     return curator
+
+
+def _open_corpus(workspace: Workspace, mix_promises: bool, take_over: bool) -> DpDecoder:
+    hold = take_hold(workspace.ledger_address, holding_of(workspace, take_over=take_over))
+    try:
+        return DpDecoder.open(workspace, mix_promises=mix_promises, hold=hold)
+    except BaseException:
+        if hold is not None:
+            hold.release()
+        raise
 
 
 def _run(front: Front, started: Started, announce: Callable[[Started], None], workspace: Path) -> None:
@@ -125,8 +157,11 @@ def _run(front: Front, started: Started, announce: Callable[[Started], None], wo
     gc.collect()
     gc.freeze()  # collections need not walk over models and modules while streams wait
     try:
-        scheduler.hello(workspace=str(workspace), setup=dataclasses.asdict(started.setup))
+        setup, epoch = dataclasses.asdict(started.setup), started.curator.epoch
+        scheduler.hello(workspace=str(workspace), setup=setup, epoch=epoch)
         scheduler.run()
+    except LedgerError:  # says itself what to do next
+        raise
     except BrokenLink as broken:
         raise ServiceError(
             f"{broken} The server stopped; the ledger holds what was charged: start the server again."
@@ -153,7 +188,7 @@ def _front(port: socket.socket, workspace: Workspace) -> Iterator[Front]:
     lock = os.open(service_path(workspace.path).with_name("front.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     sockets = its.fileno(), port.fileno()
     command = [sys.executable, "-P", "-m", "paclm.server.front", *map(str, sockets), str(base_of(workspace).folder)]
-    private = {*KEY_VARIABLES, WITNESS_VARIABLE}
+    private = {*KEY_VARIABLES, WITNESS_VARIABLE, *ADDRESS_VARIABLES, "PGPASSWORD"}
     environment = {name: value for name, value in os.environ.items() if name not in private}
     with own:
         with its:  # in a session of its own: Ctrl-C reaches this process alone, which passes it on
@@ -184,6 +219,21 @@ def _relay_signals(front: subprocess.Popen[bytes]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup: outlive the terminal
             signal.signal(number, relay)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Until the front handles signals: a server that waits, or loads models, lets go of all it holds."""
+
+    def end(*_: object) -> None:
+        sys.exit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is end:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _wait_for_old_front(front: Front) -> None:

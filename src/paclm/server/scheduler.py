@@ -20,7 +20,7 @@ from paclm.curator.curator import Curator
 from paclm.curator.dp_decoder import DpDecoder
 from paclm.curator.promises import NOTHING_PROMISED
 from paclm.curator.streams import Stream
-from paclm.errors import BudgetExceeded, InvalidInput
+from paclm.errors import BudgetExceeded, InvalidInput, LedgerError
 from paclm.ledger.events import COUNTS, Usage
 from paclm.privacy.accounting import Account
 from paclm.server import messages
@@ -228,6 +228,8 @@ class Scheduler:
         self._last_number = -1
         self._owners: set[str] = set()  # of requests admitted so far
         self._is_over = False
+        self._failure: LedgerError | None = None
+        curator.when_lost(self.fail)
 
     @property
     def num_running(self) -> int:
@@ -265,11 +267,18 @@ class Scheduler:
                 if self._curator.num_active and not self._is_over:
                     self._step()
         except BaseException as error:  # memory may be ahead of the ledger: only a restart helps
+            if self._failure is not None and isinstance(error, BrokenLink):
+                error = self._failure
             if not isinstance(error, BrokenLink | KeyboardInterrupt | SystemExit):
                 log_error("step failed", error)
             self._end(has_failed=True)
-            raise
+            raise error
         self._end(has_failed=False)
+
+    def fail(self, failure: LedgerError) -> None:
+        """End `run` with this error before the next step. From any thread."""
+        self._failure = failure
+        self._link.end_receiving()
 
     # --- calls of the front ---------------------------------------------------------------------------------------
 

@@ -81,6 +81,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a time stamp per s
 LOGGER = "paclm.server"
 
 EventName = Literal[
+    "standby",
     "started",
     "answered",
     "refused",

@@ -50,6 +50,8 @@ _ABOUT = {
 # a choice that depends on the private records is outside of the guarantee.""",
 }
 _ADDRESSES = {"url": "PACLM_LEDGER", "front_url": "PACLM_LEDGER_FRONT"}
+ADDRESS_VARIABLES = tuple(_ADDRESSES.values())
+"""They may hold passwords."""
 _EXAMPLES = {"per_token": "2^-32", "total": "2^-10"}
 _REMARK = re.compile(r"(?<=\S)\s+#.*$")
 
