@@ -343,8 +343,15 @@ class Checkpoint(NamedTuple):
         """A checkpoint at a row that was checked with all rows before it."""
         return cls(head.seq, head.digest, keys.current, keys.mac(keys.current, _checkpoint(ledger, head)))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether its fields have their types: SQLite reads what is missing from a page as NULL."""
+        return tuple(map(type, self)) == (int, bytes, str, bytes)
+
     def is_signed(self, ledger: str, keys: LedgerKeys) -> bool:
         """Whether the key in force signed it. An older key may be known to others."""
+        if not self.is_whole:
+            return False
         expected = keys.mac(keys.current, _checkpoint(ledger, Head(self.seq, self.digest)))
         return self.key == keys.current and hmac.compare_digest(expected, self.mac)
 

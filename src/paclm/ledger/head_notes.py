@@ -68,6 +68,7 @@ class HeadNotes:
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
+        self._descriptor = descriptor
         self._slots = TwoSlots(path, descriptor, HOLDER_BYTES, _NOTE_BYTES, is_synced=False)
         self.newest, slot, turn = _newest_note(self._slots.read())
         self._slots.next_slot, self._slots.next_turn = 1 - slot, turn + 1
@@ -79,6 +80,10 @@ class HeadNotes:
         text = f"note {self._slots.next_turn:>20} {head.seq:>20} {head.digest.hex()}"
         self._slots.write(f"{text} {hashlib.sha256(text.encode()).hexdigest()}\n".encode())
         self.newest = HeadNote(head)
+
+    def close(self) -> None:
+        """Close the file, where no lock holds it."""
+        os.close(self._descriptor)
 
 
 def open_notes(folder: Path) -> HeadNotes:

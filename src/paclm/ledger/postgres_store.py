@@ -118,12 +118,14 @@ class PostgresStore(Store):
             kind_of(asking, name_of(url))  # raises where there is none, before an epoch is taken
         finally:
             asking.close()
-        hold = Hold.take(url, holding)
+        hold, notes = Hold.take(url, holding), None
         try:
             notes = None if holding.folder is None else open_notes(holding.folder)
             return cls(url, connect(url), hold, notes)
         except BaseException:
             hold.release()
+            if notes is not None:
+                notes.close()
             raise
 
     @classmethod
@@ -142,6 +144,8 @@ class PostgresStore(Store):
 
     def close(self) -> None:
         """Close the connection, and tell others that nobody holds the ledger."""
+        if self._notes is not None:
+            self._notes.close()
         if self.hold is not None:
             self.hold.release()
         self.db.close()
@@ -237,8 +241,8 @@ class PostgresStore(Store):
     def check_schema(self) -> None:
         """Refuse tables whose rows could be changed."""
         check_schema(self.db, self.name)
-        head, newest = self._one("SELECT seq FROM paclm.head"), self._one("SELECT max(seq) FROM paclm.events")
-        if head is None or newest is None or head[0] != newest[0]:
+        found = self._one("SELECT seq = (SELECT max(seq) FROM paclm.events) FROM paclm.head")
+        if found != (True,):
             raise LedgerTampered(f"The head of {self.name} is not its newest row: rows were removed or added by hand.")
 
     def count_rows(self, after: int = 0) -> int:

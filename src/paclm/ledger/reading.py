@@ -111,7 +111,7 @@ def read_chain(store: Store, keys: LedgerKeys | None) -> Contents:
 
 def _checked_row(store: Store, checkpoint: Checkpoint, head: Head, keys: LedgerKeys | None) -> Row:
     """The row of a checkpoint; refused where it is another one, or missing."""
-    row = store.row(checkpoint.seq)
+    row = store.row(checkpoint.seq) if checkpoint.is_whole else None
     if row is None or row.digest != checkpoint.digest:
         raise LedgerRolledBack(
             f"{store.name} ends at row {head.seq}, and its checkpoint is of row {checkpoint.seq}, which is missing or "

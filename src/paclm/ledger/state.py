@@ -146,9 +146,13 @@ def apply(state: State | None, seq: int, event: Event) -> State:
         case KeyRotated():
             if event.belief is not None:
                 state = replace(state, belief_row=seq, belief_seq=seq)
+            if event.secret is not None and not state.secret_row:
+                raise BadRow("seals a secret that was never drawn")
             return state if event.secret is None else replace(state, secret_row=seq)
         case SecretSealed():
             is_late = event.origin == "drawn" and (state.tokens or state.belief_is_lost)
+            if event.origin not in ("drawn", "file", "resealed"):
+                raise BadRow(f"seals a secret of the origin {event.origin!r}, which does not exist")
             if is_late or bool(state.secret_row) != (event.origin == "resealed"):
                 raise BadRow("seals a second secret")
             return replace(state, secret_row=seq)
@@ -198,7 +202,8 @@ def _restore(state: State, seq: int, event: Restored) -> State:
     if event.proof == "current":
         return state
     if event.proof == "witness" and event.state is not None:
-        after = replace(from_state_fields(event.state), settings_seq=seq, belief_row=seq)
+        after = from_state_fields(event.state)  # the secret stays as stored: a witness does not hold it
+        after = replace(after, settings_seq=seq, belief_row=seq, secret_row=state.secret_row)
     elif event.proof == "none":
         total = max(state.total_units, event.total_units)
         committed = max(state.committed_units, total)

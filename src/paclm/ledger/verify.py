@@ -77,6 +77,7 @@ def sealed_secret(address: Address) -> bytes | None:
 def witness_on_record(address: Address) -> str | None:
     """The name of the witness that the ledger needs to open; None where it needs none."""
     with closing(open_reader(address)) as store:
+        store.freeze_view()
         return read_contents(store, None).state.witness
 
 
@@ -98,6 +99,7 @@ def newest_contents(address: Address, folder: Path | None = None) -> Contents:
     Of a ledger in a database, `folder` has the note by which that is noticed.
     """
     with closing(open_reader(address, folder)) as store:
+        store.freeze_view()  # head and belief of one commit, also while the ledger is in use
         refuse_if_moved(store)
         contents = read_contents(store, None)
         if store.kind != "copy":  # a copy is marked as such, and older than the note
@@ -145,7 +147,7 @@ def verify(
     except LedgerError as error:
         report.intact, report.problem = False, str(error)
         report.bad_seq = error.seq if isinstance(error, LedgerTampered) else None
-        if report.bad_seq is not None:
+        if report.bad_seq is not None and report.contents is not None:
             report.verified_through = report.bad_seq - 1
     return report
 
