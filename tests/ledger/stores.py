@@ -166,6 +166,7 @@ class SqliteSetup(Setup):
     database_error = sqlite3.Error
     drop_trigger = "DROP TRIGGER events_no_delete"
     forbidden = "UPDATE belief SET seq = 0"
+    refuse_secrets = ("CREATE TRIGGER refusing BEFORE INSERT ON secret BEGIN SELECT RAISE(ABORT, 'no'); END",)
 
     def __init__(self, folder):
         super().__init__(folder)
@@ -209,6 +210,7 @@ class PostgresSetup(Setup):
 
     drop_trigger = "DROP TRIGGER events_no_change ON events"
     forbidden = "UPDATE paclm.belief SET seq = 0"
+    refuse_secrets = ("ALTER TABLE secret ADD CHECK (sealed <> 'secret, new seal')",)
     tables = ("head", "holder", "events", "belief", "secret", "checkpoint", "usage")
 
     def __init__(self, folder, server, url):

@@ -31,6 +31,7 @@ from paclm.errors import (
 RV = TypeVar("RV")
 
 SCHEMA = "paclm"
+_NO_ADDRESS = "postgresql://(not a valid address)"
 ANSWER_SECONDS = 30.0
 """A commit without an answer for this long is in doubt, and its connection lost."""
 READING_SECONDS = 600.0
@@ -116,6 +117,11 @@ def _limit(gen: PQGen[RV], seconds: float) -> PQGen[RV]:
 def connect(url: str, *, is_reading: bool = False, answer_seconds: float | None = None) -> LimitedConnection:
     """A connection in autocommit mode. For writing: to a primary whose commits are on its disk, and its standby's."""
     name = name_of(url)
+    if name == _NO_ADDRESS:  # libpq's own words would show parts of the password
+        raise LedgerUnwritable(
+            "The address of the ledger's database is not a valid URL: postgresql://USER:PASSWORD@HOST:PORT/DATABASE. "
+            "Write special characters of user and password as %XX, such as %40 for @."
+        )
     with translated(name, is_reading=is_reading):
         db = LimitedConnection.connect(autocommit=True, **_CONNECT | conninfo_to_dict(url))
     if is_reading:
@@ -164,8 +170,10 @@ def name_of(url: str) -> str:
     try:
         parts = conninfo_to_dict(url)
     except psycopg.Error:
-        return "postgresql://(not a valid address)"
+        return _NO_ADDRESS
     hosts, ports = str(parts.get("host", "")).split(","), str(parts.get("port", "")).split(",")
+    if any("@" in host for host in hosts) or not all(port.isdigit() for port in ports if port):
+        return _NO_ADDRESS  # what is taken for a host is the end of a password
     ports = ports if len(ports) == len(hosts) else ports[:1] * len(hosts)
     places = ",".join(f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=True))
     return f"postgresql://{places}/{parts.get('dbname', '')}"
