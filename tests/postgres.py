@@ -61,16 +61,18 @@ def find_binaries():
 class PostgresServer:
     """One database cluster with passwords (scram-sha-256), a Unix socket and TLS.
 
-    It dies with the process that made it, however that ends: a watcher sees to it.
+    It dies with the process that made it, however that ends: a watcher sees to it. `within` names the folder to make it
+    in, such as one on a real disk.
     """
 
-    def __init__(self, *, primary=None):
+    def __init__(self, *, primary=None, within=None):
         binaries = find_binaries()
         assert binaries is not None, HOW_TO_GET_ONE
         self._user = _other_user() if os.geteuid() == 0 else {}
         must_copy = bool(self._user) and not all(path.stat().st_mode & 1 for path in (binaries, *binaries.parents))
         roomy = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2**30 and not must_copy
-        self.folder = Path(tempfile.mkdtemp(prefix="paclm-postgres-", dir=SHARED_MEMORY if roomy else None))
+        self._within = within or (SHARED_MEMORY if roomy else None)
+        self.folder = Path(tempfile.mkdtemp(prefix="paclm-postgres-", dir=self._within))
         self.folder.chmod(0o755)
         if self._user:
             os.chown(self.folder, self._user["user"], self._user["group"])
@@ -204,7 +206,7 @@ class PostgresServer:
     # ---------------------------------------------------------------- replication
     def standby(self, *, synchronous=True):
         """A second server that streams from this one; every commit here waits for it where it is synchronous."""
-        standby = PostgresServer(primary=self)
+        standby = PostgresServer(primary=self, within=self._within)
         try:
             standby._copy(self)
             standby.start()

@@ -30,7 +30,6 @@ from paclm.ledger.events import (
 )
 from paclm.privacy.accounting import Account, charge_units, nats_up, units_up
 from paclm.privacy.bounds import success_bound
-from paclm.privacy.releases import rule_named
 
 LOST = "(lost before a restore)"
 """The key to which a restore attributes the charges it has to assume."""
@@ -240,6 +239,8 @@ class Price:
     @classmethod
     def of(cls, config: MechanismConfig) -> Price:
         """The price under these settings; a budget that cannot be accounted, such as inf, is refused."""
+        from paclm.privacy.releases import rule_named  # numpy and scipy: half a second that a reader need not wait
+
         reads_secret = rule_named(config.release).reads_secret
         units_up(config.per_token)  # inf is refused also where nothing is charged
         dissent, unanimous = (
