@@ -48,6 +48,14 @@ def create(address: Address, content: Copy, kind: Kind = "live", holding: Holdin
         SqliteStore.create(Path(address).absolute(), content, kind)
 
 
+def discard(address: Address, holding: Holding) -> None:
+    """Remove the target of an unfinished move."""
+    if isinstance(address, str) and is_postgres(address):
+        _postgres().discard(address, holding)
+    else:
+        SqliteStore.discard(Path(address).absolute())
+
+
 def exists(address: Address) -> bool:
     """Whether there is a ledger, readable or not; raises where a database cannot be asked."""
     if not (isinstance(address, str) and is_postgres(address)):

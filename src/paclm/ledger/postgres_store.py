@@ -84,6 +84,25 @@ class PostgresStore(Store):
         finally:
             hold.release()
 
+    @classmethod
+    def discard(cls, url: str, holding: Holding) -> None:
+        """Remove the target of an unfinished move: nothing was ever released from it."""
+        hold = Hold.take(url, holding)
+        try:
+            db = connect(url)
+            try:
+                with translated(hold.name), db.transaction():
+                    found = db.execute(
+                        "SELECT 1 FROM paclm.head WHERE kind = 'incoming' AND epoch = %s FOR UPDATE", (hold.epoch,)
+                    ).fetchone()
+                    if found is None:
+                        raise LedgerError(f"{hold.name} is in use, and is not removed.")
+                    db.execute("DROP SCHEMA paclm CASCADE")
+            finally:
+                db.close()
+        finally:
+            hold.release()
+
     def _fill(self, content: Copy, kind: Kind) -> None:
         if self.kind != "none":
             raise LedgerError(f"{self.name} holds a ledger already. A secret has one ledger, which is never replaced.")

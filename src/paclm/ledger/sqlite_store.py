@@ -89,11 +89,24 @@ class SqliteStore(Store):
                 leftover.unlink(missing_ok=True)
             sqlite_file.create_file(part)
             fill(part, content, kind)
-            os.ftruncate(lock.descriptor, HOLDER_BYTES)  # notes left here are about a ledger that was removed
+            if kind == "live":
+                os.ftruncate(lock.descriptor, HOLDER_BYTES)  # notes left here are about a ledger that was removed
             os.replace(part, path)
             sqlite_file.sync_folder(path.parent)
         finally:
             lock.release()
+
+    @classmethod
+    def discard(cls, path: Path) -> None:
+        """Remove the target of an unfinished move: nothing was ever released from it."""
+        store = cls.open_writer(path)
+        try:
+            if store.kind != "incoming":
+                raise LedgerError(f"{path} is in use, and is not removed.")
+            for name in (path.name, path.name + "-wal", path.name + "-shm"):
+                path.with_name(name).unlink(missing_ok=True)
+        finally:
+            store.close()
 
     @classmethod
     def open_writer(cls, path: Path) -> SqliteStore:

@@ -126,7 +126,7 @@ def explain_settings(settings: type) -> dict[str, str]:
     return about
 
 
-def write_settings(path: Path, section: Literal["mechanism", "training"], changes: Mapping[str, Any]) -> None:
+def write_settings(path: Path, section: Literal["mechanism", "training", "ledger"], changes: Mapping[str, Any]) -> None:
     """Write settings into a section of paclm.toml; comments, order and everything else stay unchanged."""
     text = path.read_bytes().decode("utf-8")
     before, lines = tomllib.loads(text), text.rstrip("\n").split("\n")
