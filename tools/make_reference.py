@@ -29,7 +29,8 @@ ENVIRONMENT = {
     "PACLM_KEY": "The master key itself, 64 hexadecimal digits or base64: [keys](../internals/curator.md#keys).",
     "PACLM_KEY_FILE": "A file with it, mode 0600.",
     "PACLM_KEY_COMMAND": "A program that prints it, with arguments. Without any of the three the key is `curator/key`.",
-    "PACLM_WITNESS": "The ledger's [witness](../internals/ledger.md#the-witness), a file on another disk. "
+    "PACLM_WITNESS": "The ledger's [witness](../internals/ledger.md#the-witness), a file on another disk or "
+    "a database on another server (`postgresql://…`). "
     "Same as `--witness`.",
     "PACLM_STATE_DIR": "Folder of notes about workspaces, default `~/.local/state/paclm`: "
     "[two workspaces over one corpus](../guide/workspace.md#two-workspaces-over-one-corpus).",

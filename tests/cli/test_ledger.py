@@ -61,7 +61,7 @@ def test_show_and_backup_report_the_witness_or_that_there_is_none(workspace, tmp
     with open_ledger(workspace, witness=tmp_path / "witness") as ledger:
         name = ledger.state.witness
     assert figures("show", workspace)["witness"] == name
-    assert f"{name}, at the path to set in PACLM_WITNESS" in run("show", workspace).output
+    assert f"{name}, at the place to set in PACLM_WITNESS" in run("show", workspace).output
     monkeypatch.setenv("PACLM_WITNESS", str(tmp_path / "witness"))
     assert f"{name}, at {tmp_path / 'witness'}" in run("show", workspace).output
     assert "No witness" not in run("backup", workspace, tmp_path / "two.sqlite").output

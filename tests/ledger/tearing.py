@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from paclm.ledger import witness as witness_file
+from paclm.ledger import file_witness
 
-NOTE, SLOT = b"note ", witness_file._MAGIC
+NOTE, SLOT = b"note ", file_witness._MAGIC
 """How the two kinds of write begin."""
 
 

@@ -14,7 +14,7 @@ from paclm.errors import (
     UnsoundState,
     WitnessMissing,
 )
-from paclm.ledger import witness as witness_file
+from paclm.ledger import file_witness
 from paclm.ledger.events import Usage
 from paclm.ledger.state import LOST
 
@@ -131,13 +131,13 @@ def test_a_restore_never_lowers_the_spend(rolled_back):
 
 def test_a_testimony_with_a_lower_spend_is_refused(rolled_back, monkeypatch):
     """No honest witness records one; it is refused whatever its MAC."""
-    read = witness_file.Witness.read
+    read = file_witness.FileWitness.read
 
     def generous(self, ledger):
         testimony = read(self, ledger)
         return replace(testimony, state={**testimony.state, "spent_units": 0})
 
-    monkeypatch.setattr(witness_file.Witness, "read", generous)
+    monkeypatch.setattr(file_witness.FileWitness, "read", generous)
     with pytest.raises(LedgerTampered, match="spend"):
         rolled_back.adopt(witness=rolled_back.witness)
 
@@ -161,7 +161,7 @@ def test_a_crash_between_commit_and_witness_leaves_the_ledger_one_ahead(setup, m
         raise KeyboardInterrupt
 
     ledger = setup.with_steps(2, witness=setup.witness)
-    monkeypatch.setattr(witness_file.Witness, "write", crash)
+    monkeypatch.setattr(file_witness.FileWitness, "write", crash)
     with pytest.raises(KeyboardInterrupt):
         setup.commit(ledger, 3)
     with pytest.raises(LedgerStopped):
@@ -219,9 +219,11 @@ def test_a_witness_is_replaced_on_the_operators_word(setup, tmp_path, is_lost):
     assert setup.verify([setup.key]).intact
 
 
-def test_an_existing_witness_and_an_existing_backup_are_never_overwritten(rolled_back):
+def test_an_existing_witness_and_an_existing_backup_are_never_overwritten(setup):
+    setup.with_steps(1, witness=setup.witness).close()
     with pytest.raises(LedgerRolledBack, match=r"elsewhere\.witness"):
-        rolled_back.replace_witness(rolled_back.witness)
-    rolled_back.backup.touch()
+        setup.replace_witness(setup.witness)
+    setup.resume(2, witness=setup.witness)
+    setup.backup.touch()
     with pytest.raises(LedgerError, match=r"copy\.sqlite"):
-        rolled_back.back_up()
+        setup.back_up()

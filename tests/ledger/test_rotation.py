@@ -4,7 +4,7 @@ import pytest
 
 from paclm.errors import LedgerError, LedgerRolledBack, LedgerStopped, LedgerWrongKey
 from paclm.ledger import ledger as ledger_module
-from paclm.ledger.witness import Witness
+from paclm.ledger.file_witness import FileWitness
 
 KEYS = [bytes(range(n, n + 32)) for n in (2, 1)]
 """The newest first, without the one that the ledger was made with."""
@@ -133,7 +133,7 @@ def test_adopting_with_the_witness_is_repeated_after_a_crash_and_loses_nothing(s
 
 def test_a_crash_between_the_restore_and_its_witness_is_repaired_by_adopting_again(setup, monkeypatch):
     before = setup.lose_steps(1)
-    monkeypatch.setattr(Witness, "write", crash)
+    monkeypatch.setattr(FileWitness, "write", crash)
     with pytest.raises(KeyboardInterrupt):
         setup.adopt(witness=setup.witness)
     monkeypatch.undo()

@@ -4,8 +4,8 @@ import pytest
 
 from ledger.tearing import SLOT, Crash, torn, torn_commit
 from paclm.errors import LedgerError, LedgerRolledBack, LedgerTampered
-from paclm.ledger import witness as witness_file
-from paclm.ledger.witness import Witness
+from paclm.ledger import file_witness
+from paclm.ledger.file_witness import FileWitness
 
 LENGTHS = [0, 1, 16, 20, 100, 600, 5000]
 
@@ -112,8 +112,8 @@ def test_slots_that_do_not_follow_one_another_are_refused(setup, how):
     elif how == "older":
         content[other] = old[other]
     else:
-        payload, _ = witness_file._unpack(bytes(content[other]))
-        content[other] = witness_file._pack(payload, bytes(32)).ljust(size, b"\0")
+        payload, _ = file_witness._unpack(bytes(content[other]))
+        content[other] = file_witness._pack(payload, bytes(32)).ljust(size, b"\0")
     setup.witness.write_bytes(content)
     with pytest.raises(LedgerTampered, match="two slots"):
         setup.open(witness=setup.witness)
@@ -161,13 +161,13 @@ def test_after_a_reseal_a_torn_slot_hides_no_row_either(setup):
 def test_a_witness_with_one_write_of_a_new_ledger_is_no_torn_one(setup, monkeypatch):
     """Killed right after the witness was made, before it was on record."""
     setup.create().close()
-    create = Witness.create
+    create = FileWitness.create
 
     def create_and_die(*arguments):
         create(*arguments).close()
         raise Crash
 
-    monkeypatch.setattr(Witness, "create", create_and_die)
+    monkeypatch.setattr(FileWitness, "create", create_and_die)
     with pytest.raises(Crash):
         setup.open(witness=setup.witness)
     monkeypatch.undo()

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from paclm.errors import LedgerBusy, LedgerRolledBack, LedgerStopped, LedgerTampered, LedgerUnwritable
-from paclm.ledger import witness as witness_file
+from paclm.ledger import file_witness
 from paclm.ledger.events import LedgerKeys
-from paclm.ledger.witness import Witness
+from paclm.ledger.file_witness import FileWitness
 
 
 @pytest.fixture
@@ -29,14 +29,14 @@ def test_a_copied_workspace_does_not_serve_beside_the_first(setup, second):
 
 def test_a_new_witness_is_locked_from_the_start_and_refused_where_locks_do_not_work(setup, monkeypatch):
     with setup.create(witness=setup.witness), pytest.raises(LedgerBusy):
-        Witness(setup.witness, LedgerKeys(setup.key))
+        FileWitness(setup.witness, LedgerKeys(setup.key))
 
     def unsupported(*_):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
     with pytest.raises(LedgerUnwritable, match=r"elsewhere\.witness"):
-        Witness(setup.witness, LedgerKeys(setup.key))
+        FileWitness(setup.witness, LedgerKeys(setup.key))
 
 
 def test_a_refused_opening_releases_the_witness(setup, second):
@@ -66,7 +66,7 @@ def forge(setup, ledger, key):
     testimony = ledger.testimony(ledger.state.witness)
     ledger.close()
     setup.witness.unlink()
-    Witness.create(setup.witness, LedgerKeys(key), replace(testimony, key=LedgerKeys(key).current)).close()
+    FileWitness.create(setup.witness, LedgerKeys(key), replace(testimony, key=LedgerKeys(key).current)).close()
 
 
 @pytest.mark.parametrize("steps", [0, 1], ids=["of the row that rotated it", "of a later row"])
@@ -85,8 +85,8 @@ def rewrite(setup, change):
     """Change the payload of both slots: with a fresh checksum, and without the key."""
     content = setup.witness.read_bytes()
     half = len(content) // 2
-    slots = [witness_file._unpack(content[start : start + half]) for start in (0, half)]
-    packed = (witness_file._pack(change(payload), mac) for payload, mac in slots)
+    slots = [file_witness._unpack(content[start : start + half]) for start in (0, half)]
+    packed = (file_witness._pack(change(payload), mac) for payload, mac in slots)
     setup.witness.write_bytes(b"".join(slot.ljust(half, b"\0") for slot in packed))
 
 

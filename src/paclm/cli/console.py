@@ -31,7 +31,12 @@ ServedArgument = Annotated[
     typer.Argument(help="Folder made by paclm init, with trained worlds or, for the promise corpus, a DP adapter."),
 ]
 WitnessOption = Annotated[
-    Path | None, typer.Option(envvar="PACLM_WITNESS", help="The ledger's witness: a file on another disk.")
+    str | None,
+    typer.Option(
+        envvar="PACLM_WITNESS",
+        metavar="PATH|URL",
+        help="The ledger's witness: a file on another disk, or a database on another server (postgresql://…).",
+    ),
 ]
 PromiseOption = Annotated[
     PromiseName,

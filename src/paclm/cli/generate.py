@@ -105,7 +105,7 @@ def _read_prompt() -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _open(path: Path, promise: PromiseName, witness: Path | None, mix_promises: bool) -> Curator | DpDecoder:
+def _open(path: Path, promise: PromiseName, witness: str | None, mix_promises: bool) -> Curator | DpDecoder:
     workspace = open_for(promise, path)  # quick checks come before the slow imports
     typer.echo(f"Opening {path} ...", err=True)
     with warnings.catch_warnings():

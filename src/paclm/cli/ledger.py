@@ -298,11 +298,13 @@ def _figures(contents: Contents) -> dict[str, Any]:
 
 
 def _print_figures(contents: Contents, unit: str) -> None:
+    from paclm.ledger.address import name_of
     from paclm.privacy.accounting import nats_up
 
     figures, state = _figures(contents), contents.state
     spent, total, bounds = figures["spent_nats"], figures["total_nats"], state.bounds(contents.opened.num_worlds)
-    place = os.environ.get("PACLM_WITNESS") or "the path to set in PACLM_WITNESS"
+    named = os.environ.get("PACLM_WITNESS")
+    place = name_of(named) if named else "the place to set in PACLM_WITNESS"
     print_fields(
         {
             "Spent so far": f"{spent:.6g} of {total:.6g} nats ({spent / total if total else 1.0:.3%})",

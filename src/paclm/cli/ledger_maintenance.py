@@ -150,7 +150,10 @@ def _largest_total(workspace: Path, given: str | None) -> float:
 
 def replace_witness(
     workspace: WorkspaceArgument,
-    new: Annotated[Path | None, typer.Argument(help="The new witness; none if left out.")] = None,
+    new: Annotated[
+        str | None,
+        typer.Argument(metavar="[PATH|URL]", help="The new witness: a file or a database; none if left out."),
+    ] = None,
     yes: YesFlag = False,
 ) -> None:
     """
@@ -163,6 +166,7 @@ def replace_witness(
     \b
         paclm ledger replace-witness clinic /mnt/other/clinic.witness
     """
+    from paclm.ledger.address import name_of
     from paclm.ledger.recovery import replace_witness as replace
 
     address = existing_ledger(workspace)
@@ -174,7 +178,7 @@ def replace_witness(
     key, *old_keys = mac_keys(workspace)
     holding = holding_for(workspace)
     replace(address, key, confirmed_by=operator(), old_keys=old_keys, witness=new, holding=holding)
-    typer.echo(f"Recorded. The witness is now: {new or 'none'}.")
+    typer.echo(f"Recorded. The witness is now: {name_of(new) if new else 'none'}.")
 
 
 def rotate_key(

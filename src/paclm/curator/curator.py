@@ -70,7 +70,8 @@ class Curator(Decoder[Generation]):
 
         The workspace is read again from its path; base model and adapters are hashed in full, under the lock, right
         before they are loaded. `engine`: one that is loaded already; the caller vouches that it has these worlds.
-        `witness`: a second file, best on another disk, that records how far the ledger got; else PACLM_WITNESS.
+        `witness`: a file on another disk, or a database on another server (postgresql://…), that records how far the
+        ledger got; else PACLM_WITNESS.
         `mix_promises`: serve also where the promise `corpus` was served; nothing is then promised about the corpus.
         `take_over`: take a ledger in a database from a holder that is alive.
         """

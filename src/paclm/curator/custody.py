@@ -75,13 +75,12 @@ class Custody:
         self.commit_seconds = time.perf_counter() - started
 
 
-def named_witness(witness: str | Path | None) -> Path | None:
+def named_witness(witness: Address | None) -> Address | None:
     """The witness that the caller names, else the one of PACLM_WITNESS."""
-    named = witness or os.environ.get(WITNESS_VARIABLE)
-    return Path(named) if named else None
+    return witness or os.environ.get(WITNESS_VARIABLE) or None
 
 
-def open_custody(workspace: Workspace, witness: Path | None = None, *, take_over: bool = False) -> Custody:
+def open_custody(workspace: Workspace, witness: Address | None = None, *, take_over: bool = False) -> Custody:
     """Take the right to write and restore ledger, secret and belief; create them on first use."""
     config = budgets_of(workspace)
     digest = worlds_digest(workspace)
@@ -119,7 +118,7 @@ def holding_of(workspace: Workspace, *, take_over: bool = False) -> Holding:
 
 
 def open_ledger(
-    workspace: Workspace, witness: Path | None = None, *, take_over: bool = False
+    workspace: Workspace, witness: Address | None = None, *, take_over: bool = False
 ) -> tuple[Ledger, MasterKeys, list[MasterKeys]]:
     """The ledger, the key in force and the retired keys. Does not read the secret."""
     address, holding = workspace.ledger_address, holding_of(workspace, take_over=take_over)
@@ -146,7 +145,7 @@ def sealings_of(address: Address, folder: Path) -> dict[str, Sealing]:
 
 @redact_traceback
 def _open_ledger(
-    address: Address, keys: MasterKeys, retired: Sequence[MasterKeys], witness: Path | None, holding: Holding
+    address: Address, keys: MasterKeys, retired: Sequence[MasterKeys], witness: Address | None, holding: Holding
 ) -> Ledger:
     old = [key.mac.reveal() for key in retired]
     return Ledger.open(address, keys.mac.reveal(), old_keys=old, witness=witness, holding=holding)
@@ -154,7 +153,7 @@ def _open_ledger(
 
 @redact_traceback
 def _create_ledger(
-    workspace: Workspace, config: MechanismConfig, keys: MasterKeys, digest: str, witness: Path | None
+    workspace: Workspace, config: MechanismConfig, keys: MasterKeys, digest: str, witness: Address | None
 ) -> Ledger:
     return Ledger.create(
         workspace.ledger_address,

@@ -13,7 +13,6 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import NoReturn, Self
 
 from paclm.config import MechanismConfig
@@ -57,7 +56,8 @@ from paclm.ledger.state import (
     usages,
 )
 from paclm.ledger.store import Address, Commit, Copy
-from paclm.ledger.witness import Testimony, Witness, check_witness
+from paclm.ledger.testimony import Testimony, Witness
+from paclm.ledger.witness import check_witness
 from paclm.privacy.accounting import Account, units_down
 
 Clock = Callable[[], datetime]
@@ -151,7 +151,7 @@ class Ledger:
         num_worlds: int,
         settings: MechanismConfig,
         sealed_belief: bytes,
-        witness: str | Path | None = None,
+        witness: Address | None = None,
         clock: Clock = utc_now,
         holding: Holding | None = None,
     ) -> Ledger:
@@ -177,7 +177,7 @@ class Ledger:
         mac_key: bytes,
         *,
         old_keys: Sequence[bytes] = (),
-        witness: str | Path | None = None,
+        witness: Address | None = None,
         clock: Clock = utc_now,
         holding: Holding | None = None,
     ) -> Ledger:
@@ -189,7 +189,7 @@ class Ledger:
         """
         ledger = cls(address, LedgerKeys(mac_key, old_keys), in_full=False, clock=clock, holding=holding)
         try:
-            check_witness(ledger, None if witness is None else Path(witness).absolute())
+            check_witness(ledger, witness)
             ledger.settle()
             return ledger
         except BaseException:

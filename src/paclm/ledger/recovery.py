@@ -20,14 +20,14 @@ from paclm.ledger.reading import read_row, refuse_if_moved
 from paclm.ledger.sqlite_store import fill
 from paclm.ledger.state import parse_row
 from paclm.ledger.store import Address
+from paclm.ledger.testimony import Testimony, Witness
 from paclm.ledger.witness import (
-    Testimony,
-    Witness,
     attach_witness,
     check_name,
     check_signer,
     check_torn_slot,
     is_one_row_ahead,
+    open_witness,
 )
 from paclm.privacy.accounting import units_down
 
@@ -57,7 +57,7 @@ def adopt_restored(
     *,
     confirmed_by: str,
     old_keys: Sequence[bytes] = (),
-    witness: str | Path | None = None,
+    witness: Address | None = None,
     largest_total: float | None = None,
     holding: Holding | None = None,
 ) -> Restored:
@@ -76,7 +76,7 @@ def adopt_restored(
             event = Restored("none", ledger.head.seq, ledger.head.seq, total, None, None, None, confirmed_by)
             ledger.append(event)
         else:
-            event = _adopt_with_witness(ledger, Witness(Path(witness).absolute(), keys), confirmed_by)
+            event = _adopt_with_witness(ledger, open_witness(ledger, witness, keys), confirmed_by)
         ledger.store.mark("live")
         ledger.settle()
         return event
@@ -86,7 +86,7 @@ def _adopt_with_witness(ledger: Ledger, witness: Witness, confirmed_by: str) -> 
     keys, is_current = witness.keys, False
     try:
         testimony = witness.read(ledger.ledger_id)
-        check_name(testimony, witness.path, ledger.state.witness)
+        check_name(testimony, witness.name, ledger.state.witness)
         check_signer(ledger, testimony, keys.current)
         _check_noted(ledger, testimony)
         done = _restored_before(ledger, testimony, keys)
@@ -162,7 +162,7 @@ def replace_witness(
     *,
     confirmed_by: str,
     old_keys: Sequence[bytes] = (),
-    witness: str | Path | None,
+    witness: Address | None,
     holding: Holding | None = None,
 ) -> None:
     """Declare that the witness on record is lost and that this file is the newest; name a new witness, or None.
@@ -170,13 +170,8 @@ def replace_witness(
     The declaration is recorded with its author, and nothing can check it: a file from a backup must be adopted instead.
     """
     with Ledger(address, LedgerKeys(mac_key, old_keys), in_full=True, holding=holding) as ledger:
-        place = None if witness is None else Path(witness).absolute()
-        if place is not None and place.exists():
-            raise LedgerRolledBack(
-                f"{place} already exists. A new witness starts empty; pass an existing one when opening instead."
-            )
         ledger.check_note()
-        if place is None:
+        if witness is None:
             ledger.append(WitnessChanged(ledger.state.witness, None, confirmed_by))
         else:
-            attach_witness(ledger, place, confirmed_by)
+            attach_witness(ledger, witness, confirmed_by)

@@ -76,7 +76,7 @@ def serve(
     settings: ServerConfig,
     announce: Callable[[Started], None],
     progress: Callable[[int, int], None],
-    witness: Path | None = None,
+    witness: Path | str | None = None,
     *,
     promise: PromiseName = "half",
     mix_promises: bool = False,
@@ -126,7 +126,7 @@ def check_promise(workspace: Workspace, promise: PromiseName) -> None:
 
 
 def _open(
-    workspace: Workspace, promise: PromiseName, witness: Path | None, mix_promises: bool, take_over: bool
+    workspace: Workspace, promise: PromiseName, witness: Path | str | None, mix_promises: bool, take_over: bool
 ) -> Curator | DpDecoder:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # announced instead
