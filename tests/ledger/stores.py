@@ -30,8 +30,9 @@ IN_A_FILE, IN_A_DATABASE = pytest.mark.stores("sqlite"), pytest.mark.stores("pos
 def crash(ledger):
     """End a ledger in a database as the death of its process does: nobody is told."""
     store = ledger.store
-    store.hold._end.set()
-    store.db.pgconn.finish()
+    for db in (store.hold._db, store.db):
+        db.pgconn.finish()
+    store.close()
     if ledger.witness is not None:
         ledger.witness.close()
 

@@ -250,4 +250,4 @@ def test_the_machine_notices_commits_that_a_crash_lost(store):
 def test_any_sequence(store, with_witness):
     """With a witness nothing is ever lost."""
     machine = type("Machine", (MACHINES[store[0]],), {"has_witness": with_witness})
-    run(machine, store, 25 if store[0] == "sqlite" else 8)
+    run(machine, store, 25 if store[0] == "sqlite" else 6)
