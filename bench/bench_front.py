@@ -31,7 +31,8 @@ from paclm.curator.streams import Limits, Piece, Request, Stream, UsageFigures  
 from paclm.engine.base_model import TINY_FOLDER, load_tokenizer  # noqa: E402
 from paclm.privacy.accounting import Account  # noqa: E402
 from paclm.server import address, run  # noqa: E402
-from paclm.server.api_keys import KeyStore, service_path  # noqa: E402
+from paclm.server.api_keys import KeyStore  # noqa: E402
+from paclm.server.database import service_path  # noqa: E402
 from paclm.server.scheduler import Scheduler  # noqa: E402
 from paclm.server.service import Setup  # noqa: E402
 from paclm.worlds.fingerprints import Base  # noqa: E402

@@ -184,6 +184,10 @@ class ServiceError(PaclmError):
     """API keys, quotas, stored replies or the address of the server: the request cannot be served."""
 
 
+class ServiceStopped(ServiceError):
+    """The connection to keys and quotas is lost, or another server took them over: only a restart helps."""
+
+
 class KeyRefused(ServiceError):
     """An API key that is unknown or was revoked."""
 

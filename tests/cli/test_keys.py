@@ -13,7 +13,8 @@ from paclm.cli.main import app
 from paclm.errors import InvalidInput, LedgerDamaged, LedgerError, LedgerRolledBack, ServiceError, WorkspaceError
 from paclm.ledger.events import Usage
 from paclm.server.address import noted
-from paclm.server.api_keys import KeyStore, service_path
+from paclm.server.api_keys import KeyStore
+from paclm.server.database import service_path
 
 run = partial(invoke, "keys")
 figures = partial(figures_of, "keys")

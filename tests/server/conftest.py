@@ -12,7 +12,7 @@ from curator.dp_deployments import with_dp_adapter
 from paclm import Workspace
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.loading import open_engine
-from paclm.server.api_keys import service_path
+from paclm.server.database import service_path
 from paclm.worlds.layout import DP_FILE
 from server.live import CHAT_TEMPLATE, serve
 from server.stepped import SteppedEngine

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import httpx
 
-from paclm.server.api_keys import KeyStore, service_path
+from paclm.server.api_keys import KeyStore
+from paclm.server.database import service_path
 from server.live import bearer, ledger_rows
 from server.stepped import wait_until
 

@@ -16,7 +16,8 @@ from paclm.config import ServerConfig
 from paclm.curator.dp_decoder import DpDecoder
 from paclm.errors import PaclmError
 from paclm.server.address import bind
-from paclm.server.api_keys import Database, KeyStore, service_path
+from paclm.server.api_keys import KeyStore
+from paclm.server.database import service_database
 from paclm.server.app import create_app
 from paclm.server.front import service_for
 from paclm.server.idempotency import Replies
@@ -97,7 +98,7 @@ def serve(workspace, engine, tokenizer, **options):
     with (
         opened as curator,
         own,
-        Database.open(service_path(workspace.path)) as database,
+        service_database(workspace.path) as database,
         bind("127.0.0.1", 0) as port,
     ):
         keys, replies = KeyStore(database), Replies(database)

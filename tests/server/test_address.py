@@ -12,7 +12,7 @@ import pytest
 
 from paclm.errors import ServiceError
 from paclm.server.address import bind, identity, listen, note_path, noted, running_server
-from paclm.server.api_keys import service_path
+from paclm.server.database import service_path
 
 URL = "http://127.0.0.1:8117"
 

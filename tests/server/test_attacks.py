@@ -12,8 +12,8 @@ import pytest
 from curator.deployments import ScriptedEngine
 from paclm.config import ServerConfig
 from paclm.privacy.accounting import units_up
-from paclm.server import api_keys, completions, service
-from paclm.server.api_keys import service_path
+from paclm.server import completions, database, service
+from paclm.server.database import service_path
 from paclm.server.openai_format import Reply
 from server.live import bearer, serve
 from server.stepped import SteppedEngine, asking, num_known, sent, wait_until
@@ -98,7 +98,7 @@ def books_locked(live):
 
 @pytest.fixture
 def impatient_books(monkeypatch):
-    monkeypatch.setattr(api_keys, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     monkeypatch.setattr(service, "_HOUSEKEEPING_SECONDS", 0.2)
 
 

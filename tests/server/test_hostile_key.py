@@ -13,7 +13,8 @@ import pytest
 
 from curator.deployments import CONTEXT
 from paclm.config import ServerConfig
-from paclm.server.api_keys import Database, KeyStore
+from paclm.server.api_keys import KeyStore
+from paclm.server.database import open_database
 from paclm.server.workers import Writer
 from server.live import bearer
 from server.sockets import connect, post_with_key
@@ -145,7 +146,7 @@ def test_writes_of_one_key_leave_another_its_place_in_the_next_transaction():
 
 
 def test_a_key_is_looked_up_while_a_commit_takes_long(path, many):
-    with Database.open(path) as database:
+    with open_database(path) as database:
         keys = KeyStore(database)
         key = keys.add("ward")
         with database.writing() as db:

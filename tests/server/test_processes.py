@@ -21,7 +21,8 @@ from paclm.curator.preflight import worlds_digest
 from paclm.curator.redacted import Redacted
 from paclm.curator.secret import unseal_belief
 from paclm.ledger.dp_log import DpLog
-from paclm.server.api_keys import KeyStore, service_path
+from paclm.server.api_keys import KeyStore
+from paclm.server.database import service_path
 from paclm.worlds.layout import dp_log_path
 from server.killing import front_of, is_running, serve_process
 from server.live import bearer, ledger_rows

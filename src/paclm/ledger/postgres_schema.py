@@ -35,7 +35,24 @@ M001_INITIAL = (
     f"CREATE TABLE paclm.usage (hour text, key text, {_COUNTS}units numeric NOT NULL, public_tokens bigint NOT NULL, "
     "PRIMARY KEY (hour, key))",
 )
-MIGRATIONS = {"m001_initial": M001_INITIAL}
+M002_SERVICE = (
+    "CREATE TABLE paclm.service (one integer PRIMARY KEY CHECK (one = 1), changes bigint NOT NULL)",
+    "INSERT INTO paclm.service VALUES (1, 0)",
+    'CREATE TABLE paclm.keys (name text COLLATE "C" PRIMARY KEY, digest bytea NOT NULL UNIQUE, '
+    "is_admin integer NOT NULL, quota_tokens bigint, used_tokens bigint NOT NULL DEFAULT 0, "
+    'reserved_tokens bigint NOT NULL DEFAULT 0, created text COLLATE "C" NOT NULL, revoked_at text)',
+    "CREATE TABLE paclm.replies (id bytea PRIMARY KEY, key_name text NOT NULL, salt bytea NOT NULL, "
+    "body_check bytea NOT NULL, state text NOT NULL CHECK (state IN ('running', 'stored', 'lost')), sealed bytea, "
+    "expires double precision NOT NULL) WITH (autovacuum_vacuum_threshold = 0, autovacuum_vacuum_scale_factor = 0, "
+    "toast.autovacuum_vacuum_threshold = 0, toast.autovacuum_vacuum_scale_factor = 0)",
+    "CREATE INDEX replies_expires ON paclm.replies (expires)",
+    # For a login that may not read the head: holds the epoch until the transaction ends, if it is still that one.
+    "CREATE FUNCTION paclm.hold_epoch(mine bigint) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER "
+    "SET search_path = pg_catalog, pg_temp AS "
+    "$$BEGIN PERFORM 1 FROM paclm.head WHERE epoch = mine FOR KEY SHARE; RETURN FOUND; END$$",
+    "REVOKE ALL ON FUNCTION paclm.hold_epoch(bigint) FROM PUBLIC",
+)
+MIGRATIONS = {"m001_initial": M001_INITIAL, "m002_service": M002_SERVICE}
 LEDGER_TABLES = ("head", "holder", "events", "belief", "secret", "checkpoint", "usage", "migrations")
 """What only the holder of the ledger may write."""
 _LOCK = int.from_bytes(b"paclm", "big")

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paclm.errors import ServiceError
-from paclm.server.api_keys import service_path
+from paclm.server.database import service_path
 
 _URL = re.compile(r"http://(\[[0-9a-fA-F:.%]+\]|[0-9A-Za-z.-]+):[0-9]{1,5}")
 _MAX_BYTES = 4096

@@ -3,32 +3,22 @@
 A quota is no privacy bound: all keys share one belief, so the only bound is the global one, at the committed total.
 Counters err on the safe side: a reservation is durable before its first token, and what a crashed server had reserved
 counts as used.
-
-The service database is one private SQLite file for keys, quotas and stored replies. Losing it costs no privacy: charges
-are in the ledger. Deleted content is overwritten, in the file (`secure_delete`) and in its write-ahead log (`scrub`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import re
 import secrets
-import sqlite3
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from paclm.errors import InvalidInput, KeyRefused, QuotaExceeded, ServiceError
-from paclm.worlds.layout import CURATOR_FOLDER
-from paclm.worlds.storage import refuse_if_others_can_enter
-
-T = TypeVar("T")
+from paclm.server.database import Database, Sql, open_database
 
 KEY_PREFIX = "paclm-"
 """Recognisable to people and secret scanners."""
@@ -36,183 +26,10 @@ KEY_BYTES = 32
 LOCAL = "local"
 """The caller of a loopback server that needs no key."""
 MAX_TOKENS = 2**62
-"""Counters are SQLite integers, which end at 2^63."""
+"""Counters are integers of the database, which end at 2^63."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _COLUMNS = "name, is_admin, quota_tokens, used_tokens, reserved_tokens, created, revoked_at"
-BUSY_SECONDS = 5.0
-
-
-def service_path(workspace: Path) -> Path:
-    """Path of a workspace's service database."""
-    return workspace / CURATOR_FOLDER / "service.sqlite"
-
-
-def m001_initial(db: sqlite3.Connection) -> None:
-    """Keys with their counters, and stored replies."""
-    db.execute(
-        "CREATE TABLE keys (name TEXT PRIMARY KEY, digest BLOB NOT NULL UNIQUE, is_admin INTEGER NOT NULL, "
-        "quota_tokens INTEGER, used_tokens INTEGER NOT NULL DEFAULT 0, reserved_tokens INTEGER NOT NULL DEFAULT 0, "
-        "created TEXT NOT NULL, revoked_at TEXT) STRICT"
-    )
-    db.execute(
-        "CREATE TABLE replies (id BLOB PRIMARY KEY, key_name TEXT NOT NULL, salt BLOB NOT NULL, body_check BLOB "
-        "NOT NULL, state TEXT NOT NULL CHECK (state IN ('running', 'stored', 'lost')), sealed BLOB, "
-        "expires REAL NOT NULL) STRICT"
-    )
-    db.execute("CREATE INDEX replies_expires ON replies (expires)")
-
-
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (m001_initial,)
-
-
-class Database:
-    """One connection to write and one to read, which does not wait for a commit; each is used by one thread at a time.
-
-    Other processes may have the file open as well.
-    """
-
-    def __init__(self, path: Path, connection: sqlite3.Connection, reader: sqlite3.Connection) -> None:
-        self.path = path
-        self._connection, self._reader = connection, reader
-        self._lock, self._reading_lock = threading.RLock(), threading.Lock()
-
-    @classmethod
-    def open(cls, path: Path) -> Database:
-        """Open the file, or make it with mode 0600, in a folder that only its owner can enter."""
-        refuse_if_others_can_enter(path.parent)
-        _make_file(path)
-        with _translated(path):
-            connection, reader = (
-                sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-                for _ in range(2)
-            )
-            try:
-                for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"):
-                    connection.execute(f"PRAGMA {pragma}").fetchall()
-                _migrate(connection, path)
-            except BaseException:
-                connection.close()
-                reader.close()
-                raise
-        return cls(path, connection, reader)
-
-    @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """Read the newest commit, also of another process."""
-        with self._reading_lock, _translated(self.path):
-            yield self._reader
-
-    @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        """One exclusive transaction; durable when the block has ended. Inside `together`, a part of its one."""
-        db = self._connection
-        with self._lock, _translated(self.path), (_savepoint if db.in_transaction else transaction)(db):
-            yield db
-
-    def together(self, writes: Sequence[Callable[[], T]]) -> list[T | Exception]:
-        """Do several writes in one transaction: results or errors, durable now. One that fails leaves the others alone.
-
-        If the transaction itself fails, none was done, and its error is raised.
-        """
-        results: list[T | Exception] = []
-        with self._lock, _translated(self.path), transaction(self._connection):
-            for write in writes:
-                try:
-                    results.append(write())
-                except Exception as error:
-                    if not self._connection.in_transaction:  # SQLite has undone all of them
-                        raise
-                    results.append(error)
-        return results
-
-    def scrub(self) -> bool:
-        """Checkpoint and truncate the write-ahead log, so that deleted content is gone; False if a reader blocks it."""
-        with self._lock, self._reading_lock, _translated(self.path):
-            self._connection.execute("PRAGMA busy_timeout=0")
-            try:
-                (is_busy, *_) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            except sqlite3.OperationalError as error:
-                if not (error.sqlite_errorname or "").startswith("SQLITE_BUSY"):
-                    raise
-                is_busy = True
-            finally:
-                self._connection.execute(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")
-        return not is_busy
-
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock, self._reading_lock:
-            self._reader.close()  # first: the last connection to close removes the write-ahead log
-            self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-@contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing, on the disk when the block has ended. The front loads no module that opens the ledger."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
-
-
-@contextmanager
-def _savepoint(db: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing, as part of a transaction."""
-    db.execute("SAVEPOINT one")
-    try:
-        yield
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK TO one")
-            db.execute("RELEASE one")
-        raise
-    db.execute("RELEASE one")
-
-
-def _make_file(path: Path) -> None:
-    """Create an empty file of mode 0600 unless it exists; SQLite gives its side files the same mode."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.fchmod(descriptor, 0o600)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise ServiceError(
-            f"{path} cannot be opened ({error.strerror}). It holds API keys and quotas: the folder must be writable."
-        ) from None
-
-
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    with transaction(connection):
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > len(MIGRATIONS):
-            raise ServiceError(f"{path} was made by a newer paclm (version {version}). Update paclm to open it.")
-        for step in MIGRATIONS[version:]:
-            step(connection)
-        connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
-
-
-@contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    """Raise SQLite's errors as ServiceError."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        name = getattr(error, "sqlite_errorname", None) or "SQLITE_ERROR"
-        remedy = "Another program holds it: try again." if name.startswith("SQLITE_BUSY") else "Repair or restore it."
-        raise ServiceError(f"{path} cannot be used: SQLite reports {error} ({name}). {remedy}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +67,9 @@ class KeyStore:
         self._read: tuple[int, Sequence[tuple[bytes, KeyInfo]]] = (-1, [])
 
     @classmethod
-    def open(cls, path: Path) -> KeyStore:
-        """Open or create the file. Changes no counter, so that the command line can read it while a server runs."""
-        return cls(Database.open(path))
+    def open(cls, address: Path | str) -> KeyStore:
+        """Open or create the database. Changes no counter: the command line can read it while a server runs."""
+        return cls(open_database(address))
 
     def recover(self) -> int:
         """Count as used what a crashed server had reserved; returns the tokens.
@@ -346,13 +163,13 @@ class KeyStore:
                 raise ServiceError(f"{reserved:,} tokens were never reserved for the key {name!r}.")
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the database."""
         self.database.close()
 
     def _all(self) -> Sequence[tuple[bytes, KeyInfo]]:
         """Digests and keys as of the last commit of any process; read again only if there was one."""
         with self.database.reading() as db:
-            (version,) = db.execute("PRAGMA data_version").fetchone()
+            version = self.database.version(db)
             if version != self._read[0]:
                 rows = db.execute(f"SELECT digest, {_COLUMNS} FROM keys ORDER BY created, name").fetchall()
                 self._read = version, [(digest, _info(row)) for digest, *row in rows]
@@ -373,7 +190,7 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(b"paclm api key\n" + key.encode("utf-8", "surrogatepass")).digest()
 
 
-def _find(db: sqlite3.Connection, name: str) -> KeyInfo | None:
+def _find(db: Sql, name: str) -> KeyInfo | None:
     row = db.execute(f"SELECT {_COLUMNS} FROM keys WHERE name = ?", (name,)).fetchone()
     return None if row is None else _info(row)
 

@@ -19,7 +19,8 @@ from paclm.config import ServerConfig
 from paclm.curator.streams import Tokenizer
 from paclm.engine.base_model import load_tokenizer
 from paclm.server import telemetry
-from paclm.server.api_keys import Database, KeyStore, service_path
+from paclm.server.api_keys import KeyStore
+from paclm.server.database import open_database
 from paclm.server.app import create_app
 from paclm.server.corpus import CorpusClient, CorpusService
 from paclm.server.curator_client import CuratorClient

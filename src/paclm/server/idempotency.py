@@ -18,7 +18,6 @@ import hmac
 import json
 import re
 import secrets
-import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from paclm.errors import InvalidInput, RepliesFull, ReplyConflict
-from paclm.server.api_keys import Database
+from paclm.server.database import Database, Sql
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _NONCE = bytes(12)
@@ -167,15 +166,13 @@ class Replies:
             db.execute("UPDATE replies SET state = 'lost' WHERE id = ? AND state = 'running'", (ticket.id,))
 
     def forget_expired(self) -> int:
-        """Delete expired replies, also from the write-ahead log; returns how many. Call it every minute or so."""
+        """Delete expired replies, and what the database keeps of them; returns how many. Call it every minute or so."""
         with self._db.writing() as db:
             forgotten = self._delete_expired(db)
         self._db.scrub()
         return forgotten
 
-    def _enter(
-        self, db: sqlite3.Connection, row_id: bytes, key_name: str, idempotency_key: str, digest: bytes
-    ) -> Ticket:
+    def _enter(self, db: Sql, row_id: bytes, key_name: str, idempotency_key: str, digest: bytes) -> Ticket:
         self._check_rows(db, key_name)
         self._rows += 1
         salt = secrets.token_bytes(16)
@@ -185,7 +182,7 @@ class Replies:
         )
         return Ticket(row_id, _mixed(b"seal", salt, idempotency_key.encode(), digest))
 
-    def _check_rows(self, db: sqlite3.Connection, key_name: str) -> None:
+    def _check_rows(self, db: Sql, key_name: str) -> None:
         """Refuse beyond the limit, and beyond half of it for one API key, which must not shut the others out."""
         half = (self._keep.rows + 1) // 2
         if self._rows < half:
@@ -201,11 +198,11 @@ class Replies:
                 "it is then charged each time it is sent."
             )
 
-    def _delete_expired(self, db: sqlite3.Connection) -> int:
+    def _delete_expired(self, db: Sql) -> int:
         """A request that still runs is kept however old: deleting it would let it start twice."""
         return db.execute("DELETE FROM replies WHERE expires <= ? AND state != 'running'", (self._clock(),)).rowcount
 
-    def _make_room(self, db: sqlite3.Connection, wanted: int) -> None:
+    def _make_room(self, db: Sql, wanted: int) -> None:
         """Drop the oldest texts, not their rows: a request that was charged must never look new."""
         self._bytes += wanted
         if self._bytes <= self._keep.total_bytes:
@@ -214,7 +211,7 @@ class Replies:
         self._bytes = held + wanted
         if self._bytes <= self._keep.total_bytes:
             return
-        oldest = db.execute("SELECT id, length(sealed) FROM replies WHERE sealed NOT NULL ORDER BY expires")
+        oldest = db.execute("SELECT id, length(sealed) FROM replies WHERE sealed IS NOT NULL ORDER BY expires")
         for row_id, size in oldest.fetchall():
             if self._bytes <= _FILLED * self._keep.total_bytes:
                 return

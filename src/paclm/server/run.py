@@ -43,7 +43,8 @@ from paclm.errors import LedgerError, ServiceError
 from paclm.ledger.address import take_hold
 from paclm.ledger.dp_log import DpLog
 from paclm.server import address, telemetry
-from paclm.server.api_keys import Database, KeyStore, service_path
+from paclm.server.api_keys import KeyStore
+from paclm.server.database import service_database, service_path
 from paclm.server.idempotency import Replies
 from paclm.server.messages import BrokenLink, Link
 from paclm.server.scheduler import Scheduler
