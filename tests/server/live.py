@@ -17,8 +17,8 @@ from paclm.curator.dp_decoder import DpDecoder
 from paclm.errors import PaclmError
 from paclm.server.address import bind
 from paclm.server.api_keys import KeyStore
-from paclm.server.database import service_database
 from paclm.server.app import create_app
+from paclm.server.database import service_database
 from paclm.server.front import service_for
 from paclm.server.idempotency import Replies
 from paclm.server.messages import Link, Ready

@@ -42,7 +42,7 @@ def test_a_server_is_known_while_it_runs(folder):
             running = running_server(folder)
             assert running is not None
             assert (running.url, running.process) == (URL, os.getpid())
-            assert running.service_file == identity(service_path(folder))
+            assert running.service == identity(service_path(folder))
         assert note_path(folder).stat().st_mode & 0o777 == 0o600
     assert running_server(folder) is None
     assert not note_path(folder).exists()
@@ -72,7 +72,7 @@ def test_a_copied_workspace_has_no_running_server(folder, tmp_path):
     "content",
     [
         *(b"", b"{", b"[]", b"{}", b'{"url": 3}', b"\xff\xfe", b'{"url": "http://a:1\\nexport X=1"}', b"x" * 5000),
-        b'{"url": "http://h:1", "process": 1e999, "service_file": [1, 2]}',
+        b'{"url": "http://h:1", "process": 1e999, "service": [1, 2]}',
         b"[" * 4000,
         *({"process": process} for process in (0, -1, 2**70, "a dead one")),
         *({"url": f"http://{rest}"} for rest in ("x:1 rm", "u@h:1", "h:1/v1")),
@@ -84,7 +84,7 @@ def test_a_note_that_was_changed_or_outlives_its_server_is_no_running_server(fol
         with subprocess.Popen([sys.executable, "-c", ""]) as ended:
             content = {"process": ended.pid}
     if isinstance(content, dict):
-        right = {"url": URL, "process": os.getpid(), "service_file": identity(service_path(folder))}
+        right = {"url": URL, "process": os.getpid(), "service": identity(service_path(folder))}
         content = json.dumps({**right, **content}).encode()
     with noted(folder, URL):
         note_path(folder).write_bytes(content)

@@ -15,7 +15,8 @@ import pytest
 
 from paclm.errors import InvalidInput, KeyRefused, QuotaExceeded, ServiceError, WorkspaceError
 from paclm.server import api_keys
-from paclm.server.api_keys import KEY_BYTES, KEY_PREFIX, Database, KeyInfo, KeyStore
+from paclm.server.api_keys import KEY_BYTES, KEY_PREFIX, KeyInfo, KeyStore
+from paclm.server.database import open_database
 from server.live import bytes_on_disk
 
 
@@ -256,7 +257,7 @@ def test_a_failed_write_leaves_nothing_behind(path):
             connection.execute("INSERT INTO keys (name, digest, is_admin, created) VALUES ('x', x'00', 0, '')")
             raise KeyboardInterrupt
 
-    with Database.open(path) as db:
+    with open_database(path) as db:
         with pytest.raises(KeyboardInterrupt):
             fail(db)
         assert KeyStore(db).list() == []

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from paclm.errors import InvalidInput, RepliesFull, ReplyConflict
-from paclm.server.api_keys import Database, KeyStore
+from paclm.server.api_keys import KeyStore
+from paclm.server.database import open_database
 from paclm.server.idempotency import Fresh, InProgress, Keep, Lost, Replies, Stored, body_digest
 from server.live import bytes_on_disk
 
@@ -29,7 +30,7 @@ class Clock:
 
 @pytest.fixture
 def db(path):
-    with Database.open(path) as opened:
+    with open_database(path) as opened:
         yield opened
 
 
@@ -90,7 +91,7 @@ def test_of_many_at_once_exactly_one_goes_on(path, replies):
         start.wait()
         answers.append(mine.begin("alice", "uuid-1", BODY))
 
-    with Database.open(path) as other, ThreadPoolExecutor(8) as threads:
+    with open_database(path) as other, ThreadPoolExecutor(8) as threads:
         list(threads.map(ask, (replies, Replies(other, clock=Clock())) * 4))
     assert sorted(type(answer).__name__ for answer in answers) == ["Fresh"] + ["InProgress"] * 7
 
@@ -114,16 +115,16 @@ def test_what_a_killed_server_had_under_way_is_lost_and_what_it_had_stored_is_no
     program = f"""
 import os
 from pathlib import Path
-from paclm.server.api_keys import Database
+from paclm.server.database import open_database
 from paclm.server.idempotency import Replies
-replies = Replies(Database.open(Path({str(path)!r})))
+replies = Replies(open_database(Path({str(path)!r})))
 ticket = replies.begin("alice", "done", {BODY!r}).ticket
 replies.finish(ticket, status=200, body={TEXT!r}, media_type="application/json")
 replies.begin("alice", "halfway", {BODY!r})
 os.kill(os.getpid(), {signal.SIGKILL})
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
-    with Database.open(path) as db:
+    with open_database(path) as db:
         replies = Replies(db)
         assert replies.recover() == 1
         assert replies.begin("alice", "halfway", BODY) == Lost()
@@ -188,7 +189,7 @@ def test_a_reader_in_the_way_puts_the_overwriting_off_to_the_next_round(db, repl
     store(replies, body=os.urandom(3000))
     sealed = sealed_bytes(db)
     clock.now += 24 * 3600
-    with Database.open(path) as other, other.reading() as connection:
+    with open_database(path) as other, other.reading() as connection:
         connection.execute("BEGIN")
         connection.execute("SELECT count(*) FROM replies").fetchone()
         replies.forget_expired()

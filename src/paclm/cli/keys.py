@@ -128,20 +128,22 @@ def revoke(workspace: WorkspaceArgument, name: NameArgument, as_json: JsonFlag =
 
 def _open(workspace: Path) -> KeyStore:
     from paclm.server.address import identity, running_server
-    from paclm.server.api_keys import KeyStore, service_path
+    from paclm.server.api_keys import KeyStore
+    from paclm.server.database import service_address
     from paclm.worlds.layout import CURATOR_FOLDER
     from paclm.worlds.manifest import load_manifest
 
     folder = workspace.expanduser().absolute()
     if not (folder / CURATOR_FOLDER).is_dir():
         load_manifest(folder)  # raises if there is no workspace
-    path, server = service_path(folder), running_server(folder)
-    if server is not None and not (path.exists() and identity(path) == server.service_file):
+    address, server = service_address(folder), running_server(folder)
+    if server is not None and identity(address) != server.service:
         raise ServiceError(
-            f"{path} is not the file that the running server (process {server.process}) has open: it was removed or "
-            "replaced. Stop the server, restore the newest file, and start it again."
+            f"The running server (process {server.process}) has other keys open than those of this command. Where they "
+            "are in a database, set PACLM_LEDGER as it has it. Where they are in a file, that was removed or replaced: "
+            "stop the server, restore the newest curator/service.sqlite, and start it again."
         )
-    return KeyStore.open(path)
+    return KeyStore.open(address)
 
 
 def _check_kept(workspace: Path, name: str, key: str) -> None:

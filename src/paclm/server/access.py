@@ -167,10 +167,10 @@ def service_of(request: Request) -> Service:
 async def identify(request: Request) -> Caller:
     """The caller, or a refusal; a wrong key is refused even where none is needed."""
     service = service_of(request)
-    caller = _holder_of_key(request)
+    caller = await _holder_of_key(request)
     if caller is not None:
         return caller
-    is_needed = not _needs_no_key(request, service) or _has_ordinary_keys(service)
+    is_needed = not _needs_no_key(request, service) or await _has_ordinary_keys(service)
     if _presented(request):
         raise unknown_key(is_needed=is_needed)
     if is_needed:
@@ -180,7 +180,7 @@ async def identify(request: Request) -> Caller:
 
 async def identify_admin(request: Request) -> Caller:
     """The caller, who must hold an admin key."""
-    caller = _holder_of_key(request)
+    caller = await _holder_of_key(request)
     if caller is None:
         raise unknown_key(is_needed=True) if _presented(request) else no_key()
     if not caller.is_admin:
@@ -188,13 +188,13 @@ async def identify_admin(request: Request) -> Caller:
     return caller
 
 
-def _holder_of_key(request: Request) -> Caller | None:
+async def _holder_of_key(request: Request) -> Caller | None:
     presented = _presented(request)
     scheme, key = _parts(presented[0]) if len(presented) == 1 else ("", "")
     if scheme != "bearer":
         return None
     service = service_of(request)
-    found = service.keys.identify(key)
+    found = await service.read(service.keys.identify, key)
     return None if found is None else _noted(request, Caller(found.name, found.is_admin, found))
 
 
@@ -218,9 +218,9 @@ def _needs_no_key(request: Request, service: Service) -> bool:
     return service.setup.is_loopback and not any(map(_PROXY_HEADERS.fullmatch, request.headers))
 
 
-def _has_ordinary_keys(service: Service) -> bool:
+async def _has_ordinary_keys(service: Service) -> bool:
     """Revoked ones count: an operator who made keys wants them to be required."""
-    return any(not key.is_admin for key in service.keys.list())
+    return any(not key.is_admin for key in await service.read(service.keys.list))
 
 
 AnyCaller = Annotated[Caller, Depends(identify)]

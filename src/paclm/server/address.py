@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paclm.errors import ServiceError
-from paclm.server.database import service_path
+from paclm.server.database import name_of, service_address, service_path
 
 _URL = re.compile(r"http://(\[[0-9a-fA-F:.%]+\]|[0-9A-Za-z.-]+):[0-9]{1,5}")
 _MAX_BYTES = 4096
@@ -36,8 +36,8 @@ class RunningServer:
 
     url: str
     process: int
-    service_file: tuple[int, int]
-    """Device and inode of the file of keys and replies that it has open."""
+    service: str
+    """Which keys and replies it has open (`identity`)."""
 
 
 def note_path(workspace: Path) -> Path:
@@ -45,17 +45,22 @@ def note_path(workspace: Path) -> Path:
     return service_path(workspace).with_name("server.address")
 
 
-def identity(path: Path) -> tuple[int, int]:
-    """Device and inode: the same file under any name."""
-    found = path.stat()
-    return found.st_dev, found.st_ino
+def identity(service: Path | str) -> str:
+    """Device and inode of a file, the same under any name; of a database, host and name. Empty: there is no file."""
+    if isinstance(service, str):
+        return name_of(service)
+    try:
+        found = service.stat()
+    except FileNotFoundError:
+        return ""
+    return f"{found.st_dev}:{found.st_ino}"
 
 
 @contextmanager
 def noted(workspace: Path, url: str) -> Iterator[None]:
     """Keep the note while the block runs. For the server that holds the curator's lock."""
     path = note_path(workspace)
-    note = RunningServer(url, os.getpid(), identity(service_path(workspace)))
+    note = RunningServer(url, os.getpid(), identity(service_address(workspace)))
     try:
         descriptor = _write(path, json.dumps(asdict(note)).encode())
     except OSError as error:
@@ -107,8 +112,8 @@ def running_server(workspace: Path) -> RunningServer | None:
 def _parse(content: bytes) -> RunningServer | None:
     try:
         note = json.loads(content)
-        url, process, (device, inode) = str(note["url"]), int(note["process"]), note["service_file"]
-        return RunningServer(url, process, (int(device), int(inode))) if _URL.fullmatch(url) else None
+        url, process, service = str(note["url"]), int(note["process"]), str(note["service"])
+        return RunningServer(url, process, service) if _URL.fullmatch(url) else None
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 

@@ -136,7 +136,7 @@ async def overview(_: Admin, service: TheCorpusService) -> Response:
             "not_promised": NOT_PROMISED,
         },
         "load": load_of(service),
-        "keys": _by_key(service),
+        "keys": await _by_key(service),
         "settings": {
             "decoding": curator.voting,
             "runtime": {**setup.runtime, "context": curator.limits.context, "max_sequences": curator.num_places},
@@ -162,7 +162,7 @@ async def metrics(_: Admin, service: TheCorpusService) -> Response:
         f"paclm_promise_{name}": math.nan if (value := figures[name]) is None else value
         for name in ("epsilon", "delta")
     }
-    return scraped(service, {**promised, "paclm_promise_kept": figures["is_promised"]})
+    return await scraped(service, {**promised, "paclm_promise_kept": figures["is_promised"]})
 
 
 def guarantee(figures: Figures, unit: str = "a record was") -> str:
@@ -178,9 +178,9 @@ def guarantee(figures: Figures, unit: str = "a record was") -> str:
     )
 
 
-def _by_key(service: CorpusService) -> list[dict[str, Any]]:
+async def _by_key(service: CorpusService) -> list[dict[str, Any]]:
     """Keys of the store, and names that only this process has seen. Requests and tokens are since the start."""
-    stored = {key.name: key for key in service.keys.list()}
+    stored = {key.name: key for key in await service.read(service.keys.list)}
     names = [*stored, *sorted(set(service.num_requests) - set(stored))]
     return [
         {

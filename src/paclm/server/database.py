@@ -47,15 +47,24 @@ def service_database(workspace: Path, epoch: int | None = None) -> Database:
     return open_database(service_address(workspace), epoch)
 
 
-def open_database(address: Path | str, epoch: int | None = None) -> Database:
-    """Open a file, or the tables in the database at a URL; they are made where they are missing."""
+def open_database(address: Path | str, epoch: int | None = None, *, is_front: bool = False) -> Database:
+    """Open a file, or the tables in the database at a URL; they are made if missing, except by the front."""
     if isinstance(address, Path):
         return SqliteDatabase.open(address)
     try:
         from paclm.server.postgres_database import PostgresDatabase
     except ImportError:
         raise MissingExtra("psycopg") from None
-    return PostgresDatabase.open(address, epoch)
+    return PostgresDatabase.open(address, epoch, is_front=is_front)
+
+
+def name_of(url: str) -> str:
+    """Host, port and name of a database, without user and password."""
+    try:
+        from paclm.ledger.postgres import name_of as name_of_url
+    except ImportError:
+        raise MissingExtra("psycopg") from None
+    return name_of_url(url)
 
 
 class Sql(Protocol):
@@ -78,7 +87,7 @@ class Database(ABC):
 
     def __init__(self) -> None:
         self.on_lost: Callable[[], None] = lambda: None
-        """Called, from any thread, when nothing can be written before a restart."""
+        """Called, from any thread, when the connection is lost for good."""
 
     @abstractmethod
     def reading(self) -> AbstractContextManager[Sql]:
@@ -296,5 +305,3 @@ def _translated(path: Path) -> Iterator[None]:
         name = getattr(error, "sqlite_errorname", None) or "SQLITE_ERROR"
         remedy = "Another program holds it: try again." if name.startswith("SQLITE_BUSY") else "Repair or restore it."
         raise ServiceError(f"{path} cannot be used: SQLite reports {error} ({name}). {remedy}") from error
-
-

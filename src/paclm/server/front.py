@@ -20,10 +20,10 @@ from paclm.curator.streams import Tokenizer
 from paclm.engine.base_model import load_tokenizer
 from paclm.server import telemetry
 from paclm.server.api_keys import KeyStore
-from paclm.server.database import open_database
 from paclm.server.app import create_app
 from paclm.server.corpus import CorpusClient, CorpusService
 from paclm.server.curator_client import CuratorClient
+from paclm.server.database import Database, open_database, service_path
 from paclm.server.idempotency import Keep, Replies
 from paclm.server.messages import BrokenLink, Link
 from paclm.server.service import HalfService, Service, Setup
@@ -43,10 +43,17 @@ def main(link: int, listening: int, base_folder: str) -> None:
         return
     gc.freeze()  # collections need not walk over the modules
     setup = Setup(**{**hello["setup"], "settings": ServerConfig(**hello["setup"]["settings"])})
-    with Database.open(service_path(Path(hello["workspace"]))) as database:
+    with _service_database(hello) as database:
         replies = Replies(database, Keep(seconds=setup.settings.keep_replies_seconds))
         service = service_for(hello, end, setup, tokenizer, KeyStore(database), replies)
         web_server(create_app(service), service, setup.settings).run(sockets=[port])
+
+
+def _service_database(hello: Mapping[str, Any]) -> Database:
+    """The workspace's file, or the tables in PostgreSQL with the login and the epoch that the curator handed over."""
+    if hello.get("front_url") is None:
+        return open_database(service_path(Path(hello["workspace"])))
+    return open_database(hello["front_url"], hello["epoch"], is_front=True)
 
 
 def service_for(

@@ -114,7 +114,7 @@ class Replies:
         known here, so the client is told that one may have been.
         """
         with self._db.writing() as db:
-            lost = db.execute("UPDATE replies SET state = 'lost' WHERE state = 'running'").rowcount
+            lost: int = db.execute("UPDATE replies SET state = 'lost' WHERE state = 'running'").rowcount
         self.forget_expired()
         return lost
 
@@ -200,7 +200,8 @@ class Replies:
 
     def _delete_expired(self, db: Sql) -> int:
         """A request that still runs is kept however old: deleting it would let it start twice."""
-        return db.execute("DELETE FROM replies WHERE expires <= ? AND state != 'running'", (self._clock(),)).rowcount
+        done = db.execute("DELETE FROM replies WHERE expires <= ? AND state != 'running'", (self._clock(),))
+        return int(done.rowcount)
 
     def _make_room(self, db: Sql, wanted: int) -> None:
         """Drop the oldest texts, not their rows: a request that was charged must never look new."""

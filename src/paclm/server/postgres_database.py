@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, LiteralString, TypeVar, cast
+from typing import Any, TypeVar
 
 from psycopg.errors import Diagnostic
 from psycopg.pq import TransactionStatus
@@ -53,7 +53,7 @@ class PostgresDatabase(Database):
         try:
             for _ in range(2):
                 opened.append(db := connect(url))
-                if not is_front:
+                if len(opened) == 1 and not is_front:
                     migrate(db, name_of(url), "")
                 db.execute(f"SET search_path = {SCHEMA}")
                 db.execute(f"SET lock_timeout = '{database.BUSY_SECONDS}s'")
@@ -64,7 +64,8 @@ class PostgresDatabase(Database):
             if isinstance(error, LedgerError):
                 raise ServiceError(f"Keys and quotas cannot be used. {error}") from None
             raise
-        return cls(url, *opened, epoch)
+        writer, reader = opened
+        return cls(url, writer, reader, epoch)
 
     def _note(self, diagnostic: Diagnostic) -> None:
         if diagnostic.severity_nonlocalized == "WARNING":  # such as: the wait for a standby server was cancelled
@@ -84,8 +85,8 @@ class PostgresDatabase(Database):
     @contextmanager
     def writing(self) -> Iterator[Sql]:
         """One exclusive transaction, in the epoch; inside `together`, a part of its one."""
-        is_part = self._writer.info.transaction_status == TransactionStatus.INTRANS
         with self._lock, self._checked(self._writer):
+            is_part = self._writer.info.transaction_status == TransactionStatus.INTRANS
             with self._writer.transaction() if is_part else self._whole():
                 yield _Portable(self._writer)
 
@@ -109,8 +110,8 @@ class PostgresDatabase(Database):
         with self._writer.transaction():
             if self._epoch is not None:
                 held = self._writer.execute("SELECT paclm.hold_epoch(%s)", (self._epoch,)).fetchone()
-                if held != (True,):
-                    raise self._stopped(
+                if held != (True,):  # the curator finds out by itself, and ends with a status of its own
+                    raise ServiceStopped(
                         f"Another server took over the ledger in {self.name}: keys, quotas and replies are written by "
                         "that one now. This one must stop."
                     )
@@ -157,4 +158,4 @@ class _Portable:
 
     def execute(self, statement: str, values: Sequence[Any] = (), /) -> Any:
         """Execute one statement; returns a cursor."""
-        return self._db.execute(cast(LiteralString, statement.replace("?", "%s")), values)
+        return self._db.execute(statement.replace("?", "%s"), values)

@@ -259,7 +259,7 @@ def _lock_path(workspace: Workspace) -> Path:
 
 
 def _check_keys(workspace: Path, named: Path, setup: Setup) -> None:
-    with KeyStore.open(service_path(workspace)) as keys:
+    with KeyStore(service_database(workspace)) as keys:
         if not setup.is_loopback and not keys.has_keys():
             raise ServiceError(
                 f"{setup.settings.host} can be reached from other machines, but there is no API key yet. Make one "
@@ -269,7 +269,7 @@ def _check_keys(workspace: Path, named: Path, setup: Setup) -> None:
 
 def _recover(workspace: Path) -> str | None:
     """Settle what a killed server left behind, and make a first key; returns it. Call it with the ledger's lock."""
-    with Database.open(service_path(workspace)) as database:
+    with service_database(workspace) as database:
         keys = KeyStore(database)
         keys.recover()
         Replies(database).recover()

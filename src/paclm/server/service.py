@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from paclm.config import PromiseName, ServerConfig
 from paclm.curator.streams import Mark, Tokenizer
-from paclm.errors import ServiceError
+from paclm.errors import ServiceError, ServiceStopped
 from paclm.privacy.accounting import units_up
 from paclm.server import telemetry
 from paclm.server.api_keys import KeyStore
@@ -87,7 +87,9 @@ class Service(ABC):
         self.has_failed = False
         self.is_draining = False
         self.tokenizing = Workers("tokenizer", num_threads=2, each=1)
+        self.reading = Workers("keys", num_threads=1, each=64)
         self.writes = Writer(keys.database.together)
+        keys.database.on_lost = self._database_lost
         self.large_bodies = Turns(each=2)
         self._end = end
         self._started = time.monotonic()
@@ -128,7 +130,7 @@ class Service(ABC):
         await self._retry_writes()
         await self._has_ended.wait()
         self.curator.close()
-        for workers in (self.tokenizing, self.writes):
+        for workers in (self.tokenizing, self.reading, self.writes):
             workers.close()
         telemetry.write(telemetry.Entry(event="stopped", seconds=self.uptime_seconds))
 
@@ -180,10 +182,18 @@ class Service(ABC):
         if error is not None and not isinstance(error, Refused):
             log_error("task failed", error)
 
+    async def read(self, work: Callable[..., T], *arguments: object) -> T:
+        """Read from the service database; in a thread where that waits for a network."""
+        if self.keys.database.is_remote:
+            return await self.reading.run("", work, *arguments)
+        return work(*arguments)
+
     async def record(self, work: Callable[[], None], owner: str = "") -> None:
         """Write to the service database; a write it cannot take now is retried, and the request does not fail."""
         try:
             await self.writes.run(owner, work)
+        except ServiceStopped as error:  # at its next start a server counts all that was reserved as used
+            log_error("database", error)
         except ServiceError as error:
             log_error("database", error)
             self._retries.append(work)
@@ -200,6 +210,11 @@ class Service(ABC):
     async def _retry_writes(self) -> None:
         for _ in range(len(self._retries)):
             await self.record(self._retries.popleft())
+
+    def _database_lost(self) -> None:
+        """From any thread: no quota and no reply can be kept any more, so the server ends."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.curator.close)  # the curator ends with an error, and says so
 
     # --- from the curator -------------------------------------------------------------------------------------------
 

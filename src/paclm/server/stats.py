@@ -73,7 +73,7 @@ async def overview(_: Admin, service: TheHalfService) -> Response:
     """Everything for the operator's dashboard."""
     curator, setup = service.curator, service.setup
     usage, leak, state = await asyncio.gather(curator.ask_usage(), curator.ask_leak(), curator.ask_state())
-    keys = service.keys.list()
+    keys = await service.read(service.keys.list)
     figures = curator.figures(is_admin=True)
     tokens_per_second = service.recent.rates()[0]
     most = math.log(curator.num_worlds)
@@ -160,7 +160,7 @@ async def metrics(_: Admin, service: TheHalfService) -> Response:
     """Metrics for Prometheus."""
     figures = service.curator.figures(is_admin=True)
     spent, total = figures["spent_nats"], figures["total_nats"]
-    return scraped(
+    return await scraped(
         service,
         {
             "paclm_budget_spent_nats": spent,
@@ -171,14 +171,14 @@ async def metrics(_: Admin, service: TheHalfService) -> Response:
     )
 
 
-def scraped(service: Service, promise: Mapping[str, float]) -> Response:
+async def scraped(service: Service, promise: Mapping[str, float]) -> Response:
     """All metrics, with these of the promise."""
     standing = Standing(
         promise=promise,
         running=service.curator.state["running"],
         queued=service.curator.state["waiting"],
         is_serving=service.state == "serving",
-        keys=service.keys.list(),
+        keys=await service.read(service.keys.list),
     )
     return Response(service.metrics.render(standing), headers={"content-type": CONTENT_TYPE})
 
