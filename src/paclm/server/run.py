@@ -105,17 +105,18 @@ def serve(
                 is_local = not is_postgres(workspace.ledger_address)  # else the epoch decides who serves
                 if is_local:
                     local.enter_context(only_one(_lock_path(workspace), f"A server of {workspace.path}"))
+                front_url = _front_url(workspace, curator.epoch)
                 curator.warm_up(progress)
                 if is_local:
                     _wait_for_old_front(front)
-                admin_key = _recover(workspace.path)
+                admin_key = _recover(workspace.path, curator.epoch)
                 address.listen(port)
                 url = _url(port)
                 port.close()
                 started = Started(url=url, curator=curator, setup=setup, new_admin_key=admin_key)
                 if is_local:
                     local.enter_context(address.noted(workspace.path, url))
-                _run(front, started, announce, workspace.path)
+                _run(front, started, announce, workspace.path, front_url)
 
 
 def check_promise(workspace: Workspace, promise: PromiseName) -> None:
@@ -148,7 +149,9 @@ def _open_corpus(workspace: Workspace, mix_promises: bool, take_over: bool) -> D
         raise
 
 
-def _run(front: Front, started: Started, announce: Callable[[Started], None], workspace: Path) -> None:
+def _run(
+    front: Front, started: Started, announce: Callable[[Started], None], workspace: Path, front_url: str | None
+) -> None:
     def on_ready() -> None:
         announce(started)
         telemetry.install()
@@ -159,7 +162,7 @@ def _run(front: Front, started: Started, announce: Callable[[Started], None], wo
     gc.freeze()  # collections need not walk over models and modules while streams wait
     try:
         setup, epoch = dataclasses.asdict(started.setup), started.curator.epoch
-        scheduler.hello(workspace=str(workspace), setup=setup, epoch=epoch)
+        scheduler.hello(workspace=str(workspace), setup=setup, epoch=epoch, front_url=front_url)
         scheduler.run()
     except LedgerError:  # says itself what to do next
         raise
@@ -267,9 +270,19 @@ def _check_keys(workspace: Path, named: Path, setup: Setup) -> None:
             )
 
 
-def _recover(workspace: Path) -> str | None:
+def _front_url(workspace: Workspace, epoch: int | None) -> str | None:
+    """The address of keys and replies with the front's own login; None where they are in a file."""
+    address = workspace.ledger_address
+    if isinstance(address, Path) or epoch is None:
+        return None
+    from paclm.server.postgres_front import front_login
+
+    return front_login(address, workspace.settings.ledger.front_url, epoch)
+
+
+def _recover(workspace: Path, epoch: int | None) -> str | None:
     """Settle what a killed server left behind, and make a first key; returns it. Call it with the ledger's lock."""
-    with service_database(workspace) as database:
+    with service_database(workspace, epoch) as database:
         keys = KeyStore(database)
         keys.recover()
         Replies(database).recover()
