@@ -7,14 +7,23 @@ import sys
 import pytest
 
 from cli.commands import SECRET_WORDS, Desk, Outcome
+from cli.ledgers import make_used_workspace
 from curator.deployments import build_workspace, set_mechanism
 from paclm.cli import main as entry
 
 
 @pytest.fixture(autouse=True)
 def no_keys_of_the_user(monkeypatch):
-    for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_KEY_COMMAND", "PACLM_WITNESS"):
+    for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_KEY_COMMAND", "PACLM_WITNESS", "PACLM_LEDGER"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def used(request, tmp_path, monkeypatch):
+    """As much of a workspace as `paclm ledger` needs, with a ledger in use: in a file, then in a database."""
+    if request.param == "postgres":
+        monkeypatch.setenv("PACLM_LEDGER", request.getfixturevalue("database"))
+    return make_used_workspace(tmp_path / "clinic")
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,11 @@ from functools import partial
 from cli.commands import figures_of, invoke
 from paclm.config import MechanismConfig
 from paclm.curator.master_key import load_keys
+from paclm.ledger.address import Holding, exists
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
 from paclm.worlds.manifest import Manifest
+from paclm.worlds.settings import ledger_address
 
 PRICE = 2**28
 
@@ -32,11 +34,12 @@ def make_used_workspace(folder):
 
 def open_ledger(folder, total=2.0**-10, num_worlds=128, **changes):
     key = load_keys(folder / "curator", may_create=True).mac.reveal()
-    path = folder / "curator" / "ledger.sqlite"
-    if path.exists():
-        return Ledger.open(path, key, **changes)
+    address = ledger_address(folder)
+    changes = {"holding": Holding(folder / "curator"), **changes}
+    if exists(address):
+        return Ledger.open(address, key, **changes)
     made_with = {"settings": MechanismConfig(per_token=2.0**-32, total=total), "sealed_belief": b"sealed"}
-    return Ledger.create(path, key, workspace="w", num_worlds=num_worlds, **made_with, **changes)
+    return Ledger.create(address, key, workspace="w", num_worlds=num_worlds, **made_with, **changes)
 
 
 def write_manifest(folder, **arguments):

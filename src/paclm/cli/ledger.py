@@ -111,7 +111,7 @@ def show(
         typer.echo("The figures below are those of the newest row.\n")
     if report.is_copy:
         typer.echo(f"{_COPY}\n")
-    _print_figures(report.contents, _unit(workspace))
+    _print_figures(report.contents, unit_at(workspace))
     _print_history(report.usage)
     if has_corpus:
         typer.echo("\nPromise corpus")
@@ -243,7 +243,7 @@ def extend(
         if not yes:
             confirm(
                 f"Total: {nats} nats.\n"
-                f"Bound on attacks on whether {_unit(workspace)} in the secretly drawn half: {record}.\n"
+                f"Bound on attacks on whether {unit_at(workspace)} in the secretly drawn half: {record}.\n"
                 f"Bound on naming the realized world: {world}.\n"
                 "The new bounds hold for everything, including what was released before. Extend?"
             )
@@ -270,7 +270,7 @@ def _check_anything_used(place: Path, promise: PromiseName | None) -> None:
         )
 
 
-def _unit(place: Path) -> str:
+def unit_at(place: Path) -> str:
     """Whom the guarantee is about; a ledger file without its manifest knows no groups."""
     from paclm.worlds.manifest import load_manifest, unit_of
 

@@ -24,6 +24,7 @@ M001_INITIAL = (
     "INSERT INTO paclm.holder VALUES (1, 0, NULL, clock_timestamp())",
     "CREATE TABLE paclm.events (seq bigint PRIMARY KEY, at text NOT NULL, kind text NOT NULL, body text NOT NULL, "
     "key text NOT NULL, previous bytea NOT NULL, digest bytea NOT NULL, mac bytea NOT NULL)",
+    "CREATE INDEX notable ON paclm.events (seq) WHERE kind <> 'stepped'",
     "CREATE FUNCTION paclm.refuse() RETURNS trigger LANGUAGE plpgsql AS "
     "$$BEGIN RAISE EXCEPTION 'the ledger is append-only'; END$$",
     "CREATE TRIGGER events_no_change BEFORE UPDATE OR DELETE OR TRUNCATE ON paclm.events "

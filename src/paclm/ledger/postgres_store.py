@@ -288,6 +288,11 @@ class PostgresStore(Store):
             yield from (Row(*row) for row in found)
             after = found[-1][0]
 
+    def notable_rows(self) -> Iterator[Row]:
+        """All rows but engine steps, oldest first."""
+        found = self._all(f"SELECT {_COLUMNS} FROM paclm.events WHERE kind <> 'stepped' ORDER BY seq")
+        yield from (Row(*row) for row in found)
+
     def signers(self) -> tuple[str, ...]:
         """Names of the keys that the rows name as theirs, oldest first."""
         return tuple(name for (name,) in self._all("SELECT key FROM paclm.events GROUP BY key ORDER BY max(seq)"))

@@ -43,7 +43,8 @@ def m001_initial(db: sqlite3.Connection) -> None:
 
 
 def m002_secret(db: sqlite3.Connection) -> None:
-    """The sealed secret, and the signed checkpoint."""
+    """The sealed secret, the signed checkpoint, and where the rows are that are no engine steps."""
+    db.execute("CREATE INDEX notable ON events (seq, kind) WHERE kind <> 'stepped'")
     db.execute("CREATE TABLE secret (one INTEGER PRIMARY KEY CHECK (one = 1), sealed BLOB NOT NULL) STRICT")
     db.execute(
         "CREATE TABLE checkpoint (one INTEGER PRIMARY KEY CHECK (one = 1), seq INTEGER NOT NULL, "

@@ -226,6 +226,12 @@ class SqliteStore(Store):
             found = self.db.execute(f"SELECT {_COLUMNS} FROM events WHERE seq > ? ORDER BY seq", (after,))
             yield from (Row(*row) for row in found)
 
+    def notable_rows(self) -> Iterator[Row]:
+        """All rows but engine steps, oldest first."""
+        with self._translated():
+            found = self.db.execute(f"SELECT {_COLUMNS} FROM events WHERE kind <> 'stepped' ORDER BY seq")
+            yield from (Row(*row) for row in found)
+
     def signers(self) -> tuple[str, ...]:
         """Names of the keys that the rows name as theirs, oldest first."""
         with self._translated():

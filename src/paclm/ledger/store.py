@@ -123,6 +123,10 @@ class Store(ABC):
         """The rows after that one, oldest first."""
 
     @abstractmethod
+    def notable_rows(self) -> Iterator[Row]:
+        """All rows but engine steps, oldest first; found by an index."""
+
+    @abstractmethod
     def signers(self) -> tuple[str, ...]:
         """Names of the keys that the rows name as theirs, oldest first."""
 
