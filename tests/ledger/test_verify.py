@@ -3,6 +3,7 @@
 import resource
 import shutil
 import sqlite3
+import threading
 from contextlib import closing
 
 import pytest
@@ -152,6 +153,18 @@ def test_remaining_tokens_of_a_rolled_back_ledger_are_refused(setup):
     with pytest.raises(LedgerRolledBack, match="row"):
         remaining_tokens(setup.address, setup.folder)
     assert witness_on_record(setup.address) == name
+
+
+def test_figures_read_while_rows_are_written_are_those_of_one_row(setup):
+    """Head, sums and belief are read one after the other."""
+    with setup.with_steps(1) as ledger:
+        writing = threading.Thread(target=lambda: [ledger.commit(setup.step(1), b"sealed %d" % n) for n in range(150)])
+        writing.start()
+        counts = []
+        while writing.is_alive():
+            counts.append(remaining_tokens(setup.address, setup.folder))
+        writing.join()
+    assert counts == sorted(counts, reverse=True)
 
 
 def test_remaining_tokens_of_a_marked_copy_are_read(setup):

@@ -115,7 +115,7 @@ def _checked_row(store: Store, checkpoint: Checkpoint, head: Head, keys: LedgerK
     if row is None or row.digest != checkpoint.digest:
         raise LedgerRolledBack(
             f"{store.name} ends at row {head.seq}, and its checkpoint is of row {checkpoint.seq}, which is missing or "
-            "another one: rows were removed or replaced. Restore the newest files, or adopt this one with paclm ledger "
+            "another one: rows were removed or replaced. Restore the newest state, or adopt this one with paclm ledger "
             "adopt, which charges all that can have been spent since."
         )
     _check(store, row, keys)

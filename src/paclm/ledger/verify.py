@@ -157,6 +157,6 @@ def _check_in_force(name: str, signer: str, keys: LedgerKeys | None) -> None:
     if keys is not None and signer != keys.current:
         raise LedgerRolledBack(
             f"The newest rows of {name} are signed with the key {signer}, which was rotated; {keys.current} is in "
-            "force. The file is from before the rotation, or was made with the old key. Restore the newest files, or "
+            "force. The ledger is from before the rotation, or was made with the old key. Restore its newest state, or "
             "adopt this one with paclm ledger adopt, which charges all that can have been spent since."
         )

@@ -121,7 +121,7 @@ def check_torn_slot(ledger: Ledger, witness: Witness, testimony: Testimony) -> N
         f"One of the two slots of the witness {witness.name} is not whole, the other records row "
         f"{testimony.head.seq}, and {ledger.name} ends at row {ledger.head.seq}. A write cut off by a crash leaves the "
         "ledger one row ahead of the whole slot: either the ledger was rolled back, or the witness was damaged. "
-        "Restore the newest files. If the ledger's file is the newest, declare so with paclm ledger replace-witness; "
+        "Restore the newest state of both. If the ledger is the newest, declare so with paclm ledger replace-witness; "
         "if it came from a backup, adopt it without the witness."
     )
 
@@ -146,21 +146,21 @@ def is_one_row_ahead(ledger: Ledger, testimony: Testimony) -> bool:
     """Whether the ledger has one row more than its witness, as after a crash. Refused unless 0 or 1 of one history."""
     if ledger.head.seq < testimony.head.seq:
         raise LedgerRolledBack(
-            f"{ledger.name} ends at row {ledger.head.seq}, and its witness has seen row {testimony.head.seq}: the file "
-            "was rolled back, and later charges are missing. Restore the newest file, or adopt this one with paclm "
-            "ledger adopt, which takes account and belief from the witness."
+            f"{ledger.name} ends at row {ledger.head.seq}, and its witness has seen row {testimony.head.seq}: the "
+            "ledger was rolled back, and later charges are missing. Restore its newest state, or adopt this one with "
+            "paclm ledger adopt, which takes account and belief from the witness."
         )
     found = ledger.store.row(testimony.head.seq)
     if found is None or found.digest != testimony.head.digest:
         raise LedgerRolledBack(
             f"Row {testimony.head.seq} of {ledger.name} is not the one its witness has seen: another copy of this "
-            "ledger was in use, or a crash cut paclm ledger adopt off. In that case adopt this file again; otherwise "
-            "restore the file that the witness records: two histories of one secret cannot be merged."
+            "ledger was in use, or a crash cut paclm ledger adopt off. In that case adopt it again; otherwise "
+            "restore the ledger that the witness records: two histories of one secret cannot be merged."
         )
     ahead = ledger.store.count_rows(after=testimony.head.seq)
     if ahead > 1:
         raise LedgerRolledBack(
             f"The witness of {ledger.name} is {ahead} rows behind it, and a crash leaves it one behind: the witness "
-            "itself was rolled back. If the ledger's file is the newest, declare so with paclm ledger replace-witness."
+            "itself was rolled back. If the ledger is the newest, declare so with paclm ledger replace-witness."
         )
     return ahead == 1
