@@ -46,5 +46,5 @@ def write_manifest(folder, **arguments):
     Manifest(format=1, id="", created="", versions={}, arguments=arguments, summary={}, files={}, base={}).write(folder)
 
 
-def write_total(folder, total):
-    (folder / "paclm.toml").write_text(f'[mechanism]\nper_token = "2^-32"\ntotal = "{total}"\n')
+def write_total(folder, total, more=""):
+    (folder / "paclm.toml").write_text(f'[mechanism]\nper_token = "2^-32"\ntotal = "{total}"\n{more}')

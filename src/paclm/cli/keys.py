@@ -127,11 +127,13 @@ def revoke(workspace: WorkspaceArgument, name: NameArgument, as_json: JsonFlag =
 
 
 def _open(workspace: Path) -> KeyStore:
+    from paclm.ledger.verify import check_not_moved
     from paclm.server.address import identity, running_server
     from paclm.server.api_keys import KeyStore
     from paclm.server.database import service_address
     from paclm.worlds.layout import CURATOR_FOLDER
     from paclm.worlds.manifest import load_manifest
+    from paclm.worlds.settings import ledger_address
 
     folder = workspace.expanduser().absolute()
     if not (folder / CURATOR_FOLDER).is_dir():
@@ -143,6 +145,7 @@ def _open(workspace: Path) -> KeyStore:
             "are in a database, set PACLM_LEDGER as it has it. Where they are in a file, that was removed or replaced: "
             "stop the server, restore the newest curator/service.sqlite, and start it again."
         )
+    check_not_moved(ledger_address(folder))
     return KeyStore.open(address)
 
 

@@ -25,6 +25,7 @@ from paclm.cli.keys import keys
 from paclm.cli.ledger import ledger
 from paclm.cli.ledger_explain import explain
 from paclm.cli.ledger_maintenance import adopt, backup, replace_witness, rotate_key
+from paclm.cli.ledger_move import move
 from paclm.cli.models import models
 from paclm.cli.plan import plan
 from paclm.cli.records import records
@@ -73,7 +74,7 @@ def _root(
 
 # In the order of work, which is also the order of --help.
 _COMMANDS: tuple[Callable[..., None], ...] = (demo, init, train, plan, generate, serve, votes, replay, export)
-_LEDGER_COMMANDS: tuple[Callable[..., None], ...] = (explain, backup, adopt, replace_witness, rotate_key)
+_LEDGER_COMMANDS: tuple[Callable[..., None], ...] = (explain, move, backup, adopt, replace_witness, rotate_key)
 for command in _COMMANDS:
     app.command()(command)
 for command in _LEDGER_COMMANDS:

@@ -35,7 +35,7 @@ def move(
     *,
     confirmed_by: str,
     holding: Holding,
-    witness: Path | None = None,
+    witness: Address | None = None,
     carry: Callable[[], None] = lambda: None,
     report: Report = lambda _, __: lambda _: None,
 ) -> Head:

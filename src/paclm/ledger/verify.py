@@ -93,6 +93,17 @@ def is_backup(address: Address) -> bool:
         return store.kind == "copy"
 
 
+def check_not_moved(address: Address) -> None:
+    """Refuse a ledger that was moved: what is kept beside it moved too. Other troubles do not matter here."""
+    try:
+        with closing(open_reader(address)) as store:
+            refuse_if_moved(store)
+    except LedgerMoved:
+        raise
+    except LedgerError:
+        return
+
+
 def newest_contents(address: Address, folder: Path | None = None) -> Contents:
     """The ledger by its newest row, read without lock and key; refused where rows vanished.
 
