@@ -82,7 +82,7 @@ class Curator(Decoder[Generation]):
         custody = open_custody(opened, named_witness(witness), take_over=take_over)
         try:
             ledger = custody.ledger
-            mixed = claim_half(opened, mix_promises=mix_promises)
+            mixed = claim_half(opened, mix_promises=mix_promises, epoch=ledger.store.epoch)
             more = [
                 *mixed,
                 *training_cautions(opened),

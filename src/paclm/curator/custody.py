@@ -99,8 +99,8 @@ def open_custody(workspace: Workspace, witness: Address | None = None, *, take_o
         check_trained_as_set(workspace)
         keys, retired = load_keys(workspace.curator_path, may_create=True), []
         ledger = _create_ledger(workspace, config, keys, digest, witness)
-        remember_ledger(workspace.manifest.id, ledger.ledger_id)
     try:
+        remember_ledger(workspace.manifest.id, ledger.ledger_id)
         check_same_worlds(ledger.workspace, digest, tokens=ledger.state.tokens, workspace=workspace)
         secret = _restore_secret(file, ledger, keys, retired, digest)
         ledger.change_settings(config)

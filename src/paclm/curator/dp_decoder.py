@@ -79,7 +79,8 @@ class DpDecoder(Decoder[DpGeneration]):
         opened = Workspace.open(workspace.path if isinstance(workspace, Workspace) else workspace)
         check_dp_adapter(opened)
         decoder = cls(opened, *_load_models(opened, engine, tokenizer))
-        decoder.cautions += claim_corpus(opened, mix_promises=mix_promises)  # last: a decoder that cannot serve has not
+        epoch = None if hold is None else hold.epoch
+        decoder.cautions += claim_corpus(opened, mix_promises=mix_promises, epoch=epoch)  # last: it can serve
         for sentence in decoder.cautions:
             warnings.warn(sentence, stacklevel=2)
         decoder._hold = hold

@@ -6,7 +6,8 @@ from this workspace or from another one of this machine over the same records, d
 `mix_promises` both are served, the log keeps that for good, and nothing is promised about the corpus.
 
 Check and record happen under two locks: the ledger's, which a curator holds while it serves `half`, and the one of
-this user's notes. Of a `half` and a `corpus` that start at the same time, one is refused.
+this user's notes. Of a `half` and a `corpus` that start at the same time, one is refused. A ledger in a database also
+records what was served, for other hosts with a copy of this workspace.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from paclm.config import PromiseName
+from paclm.curator.custody import holding_of
 from paclm.curator.sealed import SealedFile
-from paclm.errors import LedgerBusy, LedgerError, PromiseConflict
+from paclm.errors import LedgerBusy, LedgerHeld, PaclmError, PromiseConflict
+from paclm.ledger.address import exists, name_of, promises_in, record_promise, refuse_if_held, take_hold
 from paclm.ledger.dp_log import DpLog
 from paclm.ledger.head_notes import lock_path
 from paclm.ledger.lock import WriterLock
+from paclm.ledger.store import Address
 from paclm.ledger.verify import is_backup, newest_contents
 from paclm.worlds.layout import CURATOR_FOLDER, dp_log_path, ledger_path
 from paclm.worlds.registry import (
@@ -34,6 +38,7 @@ from paclm.worlds.registry import (
     remember_serving,
     trainings_noted,
 )
+from paclm.worlds.settings import ledger_config
 from paclm.worlds.storage import try_lock
 from paclm.worlds.workspace import Workspace
 
@@ -49,19 +54,26 @@ def refuse_half(workspace: Workspace) -> None:
     _accept("half", workspace, _servings_of_corpus(workspace), mix_promises=False)
 
 
-def claim_half(workspace: Workspace, *, mix_promises: bool = False) -> list[str]:
-    """Refuse to serve `half` where `corpus` was served. Called with the ledger's lock held; returns cautions."""
+def claim_half(workspace: Workspace, *, mix_promises: bool = False, epoch: int | None = None) -> list[str]:
+    """Refuse to serve `half` where `corpus` was served. Called with the ledger's lock or epoch held; returns cautions.
+
+    `epoch`: of a ledger in a database.
+    """
     note_releases(workspace)
     with lock_notes():
-        return _accept("half", workspace, _servings_of_corpus(workspace), mix_promises)
+        return _accept("half", workspace, _servings_of_corpus(workspace), mix_promises, epoch)
 
 
-def claim_corpus(workspace: Workspace, *, mix_promises: bool = False) -> list[str]:
-    """Refuse to serve `corpus` where tokens left under `half`; else record that it is served. Returns cautions."""
-    with lock_notes() as has_notes, _ledger_lock(workspace) as is_free:
+def claim_corpus(workspace: Workspace, *, mix_promises: bool = False, epoch: int | None = None) -> list[str]:
+    """Refuse to serve `corpus` where tokens left under `half`; else record that it is served. Returns cautions.
+
+    `epoch`: what the caller holds of a ledger in a database; without it, it is taken for as long as this runs.
+    """
+    with lock_notes() as has_notes, _ledger_held(workspace, epoch) as (is_free, held):
         found = [] if is_free else [f"{workspace.path} is in use by a process that serves it"]
         found += _curators_elsewhere(workspace)
-        cautions = _accept("corpus", workspace, [*found, *_releases_of_half(workspace)], mix_promises)
+        cautions = _accept("corpus", workspace, [*found, *_releases_of_half(workspace)], mix_promises, held)
+        record_promise(workspace.ledger_address, "served", held)
         DpLog(dp_log_path(workspace.path)).append("served")
         remember_serving(workspace.manifest.id)
     return cautions if has_notes else [*cautions, _UNKNOWN]
@@ -69,14 +81,15 @@ def claim_corpus(workspace: Workspace, *, mix_promises: bool = False) -> list[st
 
 def note_releases(workspace: Workspace) -> None:
     """Note on this machine whether tokens left under `half`: an older copy of the ledger would not tell."""
-    if _has_released_half(workspace.manifest.id, workspace.path):
+    if _has_released_half(workspace.manifest.id, workspace.path, workspace.ledger_address):
         with lock_notes():
             remember_release(workspace.manifest.id)
 
 
 def is_corpus_promised(workspace: Workspace) -> bool:
     """Whether (ε, δ) holds: promises were never mixed, and no token left under `half`. Reads the files of both."""
-    return not DpLog(dp_log_path(workspace.path)).has("mixed") and not _releases_of_half(workspace)
+    is_mixed = DpLog(dp_log_path(workspace.path)).has("mixed") or bool(_releases_of_half(workspace))
+    return not is_mixed and "mixed" not in promises_in(workspace.ledger_address)
 
 
 def trainings_elsewhere(workspace: Workspace) -> dict[str, dict[str, Any]]:
@@ -103,13 +116,17 @@ def trainings_elsewhere(workspace: Workspace) -> dict[str, dict[str, Any]]:
     return {run: details for run, details in found.items() if run not in own}
 
 
-def _accept(promise: PromiseName, workspace: Workspace, found: list[str], mix_promises: bool) -> list[str]:
+def _accept(
+    promise: PromiseName, workspace: Workspace, found: list[str], mix_promises: bool, epoch: int | None = None
+) -> list[str]:
     """Refuse, or record that the operator accepts both promises; once accepted, always accepted."""
     log = DpLog(dp_log_path(workspace.path))
     mixed = [event for event in log.events() if event["kind"] == "mixed"]
     is_mixed = any(event.get("accepted") != "elsewhere" for event in mixed)
     if mixed and not found:
         found = [f"{log.path} says so"]
+    if "mixed" in promises_in(workspace.ledger_address):
+        is_mixed, found = True, found or [f"{name_of(workspace.ledger_address)} says so"]
     if not found:
         return []
     other = "half" if promise == "corpus" else "corpus"
@@ -119,7 +136,8 @@ def _accept(promise: PromiseName, workspace: Workspace, found: list[str], mix_pr
             f"{reason}. Served under both promises, nothing is promised about whether a record is in the corpus. Serve "
             f"the promise {other} only, or accept that with --mix-promises (mix_promises=True); it cannot be undone."
         )
-    if not is_mixed:
+    record_promise(workspace.ledger_address, "mixed", epoch)
+    if not any(event.get("accepted") != "elsewhere" for event in mixed):
         log.append("mixed", accepted=promise)
         for sighting in find_workspaces(workspace.sketch, workspace.manifest.id):  # for where they are moved to
             if not sighting.is_gone and (its := DpLog(dp_log_path(sighting.path))).path.exists():
@@ -130,64 +148,104 @@ def _accept(promise: PromiseName, workspace: Workspace, found: list[str], mix_pr
 def _releases_of_half(workspace: Workspace) -> list[str]:
     """Where tokens left, or may have left, under `half`."""
     found = []
-    if _has_released_half(workspace.manifest.id, workspace.path):
+    if _has_released_half(workspace.manifest.id, workspace.path, workspace.ledger_address):
         found.append(str(workspace.path))
     for other in find_workspaces(workspace.sketch, workspace.manifest.id):
         is_noted = bool(ledgers_noted(other.identifier))
-        if is_noted if other.is_gone else _has_released_half(other.identifier, other.path):
+        if is_noted if other.is_gone else _has_released_half(other.identifier, other.path, _address_of(other.path)):
             found.append(str(other))
     return found
 
 
 def _curators_elsewhere(workspace: Workspace) -> list[str]:
     """Other workspaces over these records whose ledger a process holds: it may release a token at any moment."""
-    found = []
-    for other in find_workspaces(workspace.sketch, workspace.manifest.id):
-        lock = lock_path(ledger_path(other.path))
-        if not other.is_gone and lock.exists():
-            with try_lock(lock) as (_, is_free):
-                found += [] if is_free else [f"{other.path} is in use by a process that serves it"]
-    return found
+    others = find_workspaces(workspace.sketch, workspace.manifest.id)
+    return [
+        f"{other.path} is in use by a process that serves it"
+        for other in others
+        if not other.is_gone and _is_in_use(other.path)
+    ]
 
 
-def _has_released_half(identifier: str, path: Path) -> bool:
+def _is_in_use(path: Path) -> bool:
+    """Whether a process may serve `half` there. A database that cannot be asked counts as released anyway."""
+    address, lock = _address_of(path), lock_path(ledger_path(path))
+    try:
+        if "served" not in promises_in(address):  # its holder may serve `corpus`, too
+            refuse_if_held(address, ledger_config(path, by_environment=False).stale_seconds)
+    except LedgerHeld:
+        return True
+    except PaclmError:
+        return False
+    if not lock.exists():
+        return False
+    with try_lock(lock) as (_, is_free):
+        return not is_free
+
+
+def _address_of(path: Path) -> Address:
+    """Where another workspace keeps its ledger, by its own settings; PACLM_LEDGER names this one's."""
+    try:
+        return ledger_config(path, by_environment=False).url or ledger_path(path)
+    except PaclmError:
+        return ledger_path(path)
+
+
+def _has_released_half(identifier: str, path: Path, address: Address) -> bool:
     """Whether tokens were noted, or the ledger has some, cannot be read, is a backup, or is missing."""
     if is_release_noted(identifier):
         return True
     noted = {note.ledger for note in ledgers_noted(identifier)}
-    if not ledger_path(path).exists():
-        return bool(noted) or SealedFile(path / CURATOR_FOLDER).exists()
     try:
-        if is_backup(ledger_path(path)):  # older than what left since
+        if not exists(address):
+            return bool(noted) or SealedFile(path / CURATOR_FOLDER).exists()
+        if is_backup(address):  # older than what left since
             return True
-        contents = newest_contents(ledger_path(path))
-    except LedgerError:
+        contents = newest_contents(address, path / CURATOR_FOLDER)
+    except PaclmError:
         return True
     state = contents.state
     return bool(state.tokens or state.spent_units or state.belief_is_lost or noted - {contents.opened.ledger})
 
 
 def _servings_of_corpus(workspace: Workspace) -> list[str]:
-    """Where `corpus` was served."""
+    """Where `corpus` was served, or may have been: where a database cannot be asked."""
     found = []
-    if is_serving_noted(workspace.manifest.id) or DpLog(dp_log_path(workspace.path)).has("served"):
+    if (
+        is_serving_noted(workspace.manifest.id)
+        or DpLog(dp_log_path(workspace.path)).has("served")
+        or "served" in promises_in(workspace.ledger_address)
+    ):
         found.append(str(workspace.path))
     for other in find_workspaces(workspace.sketch, workspace.manifest.id):
         is_in_log = not other.is_gone and DpLog(dp_log_path(other.path)).has("served")
         if is_in_log or is_serving_noted(other.identifier):
             found.append(str(other))
+        elif not other.is_gone:
+            try:
+                found += [str(other)] if "served" in promises_in(_address_of(other.path)) else []
+            except PaclmError:
+                found.append(f"{other}, whose ledger cannot be asked now")
     return found
 
 
 @contextmanager
-def _ledger_lock(workspace: Workspace) -> Iterator[bool]:
-    """Keep curators out, unless one is there already."""
+def _ledger_held(workspace: Workspace, epoch: int | None) -> Iterator[tuple[bool, int | None]]:
+    """Keep curators out, unless one is there already; of a ledger in a database yields the epoch, too."""
+    hold = take_hold(workspace.ledger_address, holding_of(workspace)) if epoch is None else None
+    if hold is not None or epoch is not None:
+        try:
+            yield True, epoch if hold is None else hold.epoch
+        finally:
+            if hold is not None:
+                hold.release()
+        return
     try:
         lock = WriterLock(lock_path(workspace.ledger_path))
     except LedgerBusy:
-        yield False
+        yield False, None
         return
     try:
-        yield True
+        yield True, None
     finally:
         lock.release()

@@ -86,6 +86,24 @@ def refuse_if_held(address: Address, stale_seconds: float) -> None:
         postgres_hold.refuse_if_held(address, stale_seconds)
 
 
+def promises_in(address: Address) -> set[str]:
+    """Promises on record in a database (see `postgres_promises`); beside a file `DpLog` has them all."""
+    if not (isinstance(address, str) and is_postgres(address)):
+        return set()
+    _postgres()
+    from paclm.ledger import postgres_promises
+
+    return postgres_promises.promises_in(address)
+
+
+def record_promise(address: Address, kind: str, epoch: int | None) -> None:
+    """Put a promise on record in a database whose epoch this process holds."""
+    if isinstance(address, str) and is_postgres(address) and epoch is not None:
+        from paclm.ledger import postgres_promises
+
+        postgres_promises.record_promise(address, kind, epoch)
+
+
 def name_of(address: Address) -> str:
     """The address for messages, without user and password."""
     if not (isinstance(address, str) and is_postgres(address)):

@@ -53,8 +53,9 @@ M002_SERVICE = (
     "$$BEGIN PERFORM 1 FROM paclm.head WHERE epoch = mine FOR KEY SHARE; RETURN FOUND; END$$",
     "REVOKE ALL ON FUNCTION paclm.hold_epoch(bigint) FROM PUBLIC",
 )
-MIGRATIONS = {"m001_initial": M001_INITIAL, "m002_service": M002_SERVICE}
-LEDGER_TABLES = ("head", "holder", "events", "belief", "secret", "checkpoint", "usage", "migrations")
+M003_PROMISES = ("CREATE TABLE paclm.promises (kind text PRIMARY KEY, at text NOT NULL)",)
+MIGRATIONS = {"m001_initial": M001_INITIAL, "m002_service": M002_SERVICE, "m003_promises": M003_PROMISES}
+LEDGER_TABLES = ("head", "holder", "events", "belief", "secret", "checkpoint", "usage", "promises", "migrations")
 """What only the holder of the ledger may write."""
 _LOCK = int.from_bytes(b"paclm", "big")
 

@@ -121,8 +121,11 @@ def note_place(identifier: str, path: Path) -> None:
 
 
 def remember_ledger(workspace: str, ledger: str) -> bool:
-    """Note a new ledger of a workspace; returns whether it could be noted."""
-    notes = [*ledgers_noted(workspace), LedgerNote(ledger, _today())]
+    """Note a ledger of a workspace once; returns whether it could be noted."""
+    notes = ledgers_noted(workspace)
+    if ledger in (note.ledger for note in notes):
+        return True
+    notes.append(LedgerNote(ledger, _today()))
     return _write_note("ledgers", workspace, {"ledgers": list(map(asdict, notes))})
 
 

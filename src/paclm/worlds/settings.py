@@ -188,19 +188,19 @@ def load_settings(path: Path) -> Settings:
     return settings
 
 
-def ledger_settings(table: Mapping[str, Any], where: str) -> LedgerConfig:
+def ledger_settings(table: Mapping[str, Any], where: str, *, by_environment: bool = True) -> LedgerConfig:
     """[ledger], with what the environment names in place of its addresses."""
-    named = {name: os.environ.get(variable) for name, variable in _ADDRESSES.items()}
+    named = {name: os.environ.get(variable) for name, variable in _ADDRESSES.items() if by_environment}
     return read_settings(LedgerConfig, {**table, **{name: url for name, url in named.items() if url}}, where)
 
 
-def ledger_config(workspace: Path) -> LedgerConfig:
-    """[ledger] of a workspace, also where other settings are wrong."""
+def ledger_config(workspace: Path, *, by_environment: bool = True) -> LedgerConfig:
+    """[ledger] of a workspace, also where other settings are wrong; the environment is this process's own."""
     try:
         table = tomllib.loads((workspace / SETTINGS_FILE).read_text(encoding="utf-8")).get("ledger", {})
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
         table = {}
-    return ledger_settings(table, f"[ledger] of {workspace / SETTINGS_FILE}")
+    return ledger_settings(table, f"[ledger] of {workspace / SETTINGS_FILE}", by_environment=by_environment)
 
 
 def ledger_address(workspace: Path) -> Path | str:
