@@ -11,7 +11,7 @@ from paclm.worlds.workspace import Workspace
 
 @pytest.fixture(autouse=True)
 def no_keys_around(monkeypatch):
-    for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_KEY_COMMAND", "PACLM_WITNESS"):
+    for name in ("PACLM_KEY", "PACLM_KEY_FILE", "PACLM_KEY_COMMAND", "PACLM_WITNESS", "PACLM_LEDGER"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -19,6 +19,15 @@ def no_keys_around(monkeypatch):
 def no_notes(own_state):
     with without_notes():
         yield
+
+
+@pytest.fixture(params=["file", "database"])
+def each_store(request, no_keys_around):
+    """Keep the ledgers of this test in files, then in one database."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "database":
+            patch.setenv("PACLM_LEDGER", request.getfixturevalue("database"))
+        yield request.param
 
 
 @pytest.fixture(scope="session")

@@ -17,14 +17,13 @@ from paclm.curator.sealed import SealedFile
 from paclm.curator.secret import unseal_belief
 from paclm.errors import CuratorError, LedgerBusy, LedgerWrongKey
 from paclm.ledger.verify import verify
-from paclm.worlds.layout import LEDGER_FILE
 
 
 def state_of(curator):
     return world_of(curator), belief_of(curator).tobytes(), curator.account
 
 
-def test_a_new_key_keeps_secret_belief_and_account(used, open_curator):
+def test_a_new_key_keeps_secret_belief_and_account(each_store, used, open_curator):
     with open_curator(used) as curator:
         before = state_of(curator)
     old = (used.curator_path / KEY_FILE).read_bytes()
@@ -39,7 +38,7 @@ def test_a_new_key_keeps_secret_belief_and_account(used, open_curator):
     assert not (used.curator_path / NEW_KEY_FILE).exists()
     keys = mac_keys(used.path)
     assert len(keys) == 4
-    report = verify(used.curator_path / LEDGER_FILE, keys)
+    report = verify(used.ledger_address, keys)
     assert report.intact
     assert report.macs_checked
     with open_curator(used) as curator:
@@ -68,7 +67,7 @@ def test_a_key_that_the_operator_keeps_is_the_operators_to_change(used, tmp_path
     custody.ledger.close()
 
 
-def test_nothing_is_exchanged_while_the_workspace_serves(used, open_curator):
+def test_nothing_is_exchanged_while_the_workspace_serves(each_store, used, open_curator):
     with open_curator(used), pytest.raises(LedgerBusy):
         rotate_key(used)
 
@@ -82,7 +81,9 @@ STEPS = ["write_key", "SealedFile.write 1", "seal_belief", "_sign_with", "Sealed
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_crash_at_any_step_leaves_one_key_in_force_and_nothing_lost(used, open_curator, monkeypatch, step, after):
+def test_a_crash_at_any_step_leaves_one_key_in_force_and_nothing_lost(
+    each_store, used, open_curator, monkeypatch, step, after
+):
     with open_curator(used) as curator:
         before = state_of(curator)
     name, _, number = step.partition(" ")
