@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ledger.witnesses import FileWitnesses
 from paclm.config import MechanismConfig
 from paclm.ledger import address as addresses
 from paclm.ledger import recovery
@@ -48,7 +49,8 @@ class Setup(ABC):
         self.folder = folder / "curator"
         self.folder.mkdir(mode=0o700)
         self.lock = self.folder / "ledger.lock"
-        self.witness = folder / "elsewhere.witness"
+        self.witnesses = FileWitnesses(folder)
+        self.witness = self.witnesses.new()
         self.backup = folder / "copy.sqlite"
         self.new_keys = {"mac_key": NEW_KEY, "old_keys": [KEY]}
         self.now = datetime(2026, 11, 20, 8, 30, tzinfo=UTC)

@@ -1,10 +1,10 @@
 """Backup, restore and lost witnesses: each on the safe side. Nothing restores budget or an old belief."""
 
-import shutil
 from dataclasses import replace
 
 import pytest
 
+from ledger.witnesses import BOTH_WITNESSES, IN_A_WITNESS_FILE, shown
 from paclm.errors import (
     LedgerError,
     LedgerFull,
@@ -14,9 +14,10 @@ from paclm.errors import (
     UnsoundState,
     WitnessMissing,
 )
-from paclm.ledger import file_witness
 from paclm.ledger.events import Usage
 from paclm.ledger.state import LOST
+
+pytestmark = BOTH_WITNESSES
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_a_rolled_back_ledger_is_refused_by_its_witness_and_never_opens_without(
         rolled_back.open(witness=rolled_back.witness)
     with pytest.raises(WitnessMissing, match="PACLM_WITNESS=PATH or --witness PATH"):
         rolled_back.open()
-    rolled_back.witness.unlink()
+    rolled_back.witnesses.remove(rolled_back.witness)
     with pytest.raises(WitnessMissing, match="replace-witness"):
         rolled_back.open(witness=rolled_back.witness)
 
@@ -89,6 +90,7 @@ def test_settings_changed_in_lost_rows_are_restored_from_the_witness(setup):
     assert (ledger.settings.charge, ledger.account.total_nats) == ("dissent", 2.0**-8)
 
 
+@IN_A_WITNESS_FILE
 def test_adopting_without_a_witness_charges_everything_for_good(setup):
     with setup.with_steps(3) as ledger:
         setup.back_up()  # while it is in use
@@ -109,6 +111,7 @@ def test_adopting_without_a_witness_charges_everything_for_good(setup):
     assert setup.verify([setup.key]).intact
 
 
+@IN_A_WITNESS_FILE
 def test_adopting_without_a_witness_counts_a_total_that_the_copy_lacks(setup):
     setup.with_steps(1).close()
     setup.back_up()
@@ -131,21 +134,21 @@ def test_a_restore_never_lowers_the_spend(rolled_back):
 
 def test_a_testimony_with_a_lower_spend_is_refused(rolled_back, monkeypatch):
     """No honest witness records one; it is refused whatever its MAC."""
-    read = file_witness.FileWitness.read
+    kind = rolled_back.witnesses.kind
+    read = kind.read
 
     def generous(self, ledger):
         testimony = read(self, ledger)
         return replace(testimony, state={**testimony.state, "spent_units": 0})
 
-    monkeypatch.setattr(file_witness.FileWitness, "read", generous)
+    monkeypatch.setattr(kind, "read", generous)
     with pytest.raises(LedgerTampered, match="spend"):
         rolled_back.adopt(witness=rolled_back.witness)
 
 
-def test_two_histories_of_one_secret_are_refused(setup, tmp_path):
+def test_two_histories_of_one_secret_are_refused(setup):
     setup.with_steps(2, witness=setup.witness).close()
-    copy, old_witness = setup.copy(), tmp_path / "old.witness"
-    shutil.copy(setup.witness, old_witness)
+    copy, old_witness = setup.copy(), setup.witnesses.copy(setup.witness)
     setup.resume(3, 4, witness=setup.witness)
     setup.put(copy)
     setup.lock.unlink()
@@ -161,7 +164,7 @@ def test_a_crash_between_commit_and_witness_leaves_the_ledger_one_ahead(setup, m
         raise KeyboardInterrupt
 
     ledger = setup.with_steps(2, witness=setup.witness)
-    monkeypatch.setattr(file_witness.FileWitness, "write", crash)
+    monkeypatch.setattr(setup.witnesses.kind, "write", crash)
     with pytest.raises(KeyboardInterrupt):
         setup.commit(ledger, 3)
     with pytest.raises(LedgerStopped):
@@ -174,14 +177,15 @@ def test_a_crash_between_commit_and_witness_leaves_the_ledger_one_ahead(setup, m
             setup.commit(ledger, n)
 
 
-def test_a_witness_that_was_rolled_back_is_refused(setup, tmp_path):
+def test_a_witness_that_was_rolled_back_is_refused(setup):
     setup.with_steps(1, witness=setup.witness).close()
-    shutil.copy(setup.witness, tmp_path / "old.witness")
+    old_witness = setup.witnesses.copy(setup.witness)
     setup.resume(2, 3, witness=setup.witness)
     with pytest.raises(LedgerRolledBack, match="2 rows"):
-        setup.open(witness=tmp_path / "old.witness")
+        setup.open(witness=old_witness)
 
 
+@IN_A_WITNESS_FILE
 @pytest.mark.parametrize("has_other_key", [False, True])
 def test_the_witness_of_another_ledger_is_refused(setup, tmp_path, has_other_key):
     (tmp_path / "other").mkdir()
@@ -196,6 +200,7 @@ def test_the_witness_of_another_ledger_is_refused(setup, tmp_path, has_other_key
         setup.adopt(witness=other.witness)
 
 
+@IN_A_WITNESS_FILE
 def test_a_belief_that_outgrows_the_witness_stops_the_ledger(setup):
     with setup.with_steps(1, witness=setup.witness) as ledger:
         with pytest.raises(LedgerFull, match="65536 bytes"):
@@ -205,11 +210,11 @@ def test_a_belief_that_outgrows_the_witness_stops_the_ledger(setup):
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-def test_a_witness_is_replaced_on_the_operators_word(setup, tmp_path, is_lost):
+def test_a_witness_is_replaced_on_the_operators_word(setup, is_lost):
     setup.with_steps(2, witness=setup.witness).close()
     if is_lost:
-        setup.witness.unlink()
-    new = tmp_path / "new.witness"
+        setup.witnesses.remove(setup.witness)
+    new = setup.witnesses.new("new.witness")
     setup.replace_witness(new)
     with pytest.raises(WitnessMissing):
         setup.open(witness=setup.witness)
@@ -221,7 +226,7 @@ def test_a_witness_is_replaced_on_the_operators_word(setup, tmp_path, is_lost):
 
 def test_an_existing_witness_and_an_existing_backup_are_never_overwritten(setup):
     setup.with_steps(1, witness=setup.witness).close()
-    with pytest.raises(LedgerRolledBack, match=r"elsewhere\.witness"):
+    with pytest.raises(LedgerRolledBack, match=shown(setup.witness)):
         setup.replace_witness(setup.witness)
     setup.resume(2, witness=setup.witness)
     setup.backup.touch()

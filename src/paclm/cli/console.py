@@ -54,7 +54,8 @@ YesFlag = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmatio
 
 NO_WITNESS = (
     "a folder rolled back or copied by hand would not be detected, and adopting a backup charges the whole budget. "
-    "Name a file on another disk: PACLM_WITNESS=/mnt/other-disk/NAME.witness"
+    "Name a file on another disk (PACLM_WITNESS=/mnt/other-disk/NAME.witness) or a database on another server "
+    "(PACLM_WITNESS=postgresql://…)."
 )
 
 STOP_MESSAGE: ContextVar[str] = ContextVar("STOP_MESSAGE", default="")

@@ -49,6 +49,8 @@ def move(
             f"The workspace names {name_of(target)} as the place of its ledger already. To finish a move that was "
             "interrupted, first name the place it is moved from: url of [ledger] in paclm.toml, or PACLM_LEDGER."
         )
+    if witness is not None and name_of(witness) == name_of(target):
+        raise InvalidInput(f"{name_of(target)} holds the ledger's witness. Name a database on another server.")
     if kind_at(source) == "moved":
         return _finish(source, target, keys, holding)
     with Ledger(source, keys, in_full=True, holding=holding) as ledger:

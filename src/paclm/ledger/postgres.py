@@ -119,7 +119,7 @@ def connect(url: str, *, is_reading: bool = False, answer_seconds: float | None 
     name = name_of(url)
     if name == _NO_ADDRESS:  # libpq's own words would show parts of the password
         raise LedgerUnwritable(
-            "The address of the ledger's database is not a valid URL: postgresql://USER:PASSWORD@HOST:PORT/DATABASE. "
+            "The address of the database is not a valid URL: postgresql://USER:PASSWORD@HOST:PORT/DATABASE. "
             "Write special characters of user and password as %XX, such as %40 for @."
         )
     with translated(name, is_reading=is_reading):
