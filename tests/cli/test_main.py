@@ -1,5 +1,6 @@
 """The command line itself: instant help, no heavy imports, completion."""
 
+import json
 import subprocess
 import sys
 
@@ -9,6 +10,8 @@ from typer.main import get_command
 from cli.commands import invoke
 from paclm import __version__
 from paclm.cli.main import app
+from paclm.config import MechanismConfig
+from paclm.ledger.ledger import Ledger
 
 
 def run(*arguments, **environment):
@@ -17,8 +20,8 @@ def run(*arguments, **environment):
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("command", [["--help"], ["study", "--help"]])
-def test_help_imports_nothing_heavy(command):
+def run_and_find_heavy(*command):
+    """Run a command; status 1 and the names of heavy modules if it imported any."""
     program = (
         f"import sys; sys.argv = ['paclm', *{command}]\n"
         "from paclm.cli.main import main\n"
@@ -27,9 +30,24 @@ def test_help_imports_nothing_heavy(command):
         "heavy = {'torch', 'transformers', 'numpy', 'scipy', 'scipy.stats', 'fastapi', 'matplotlib'}\n"
         "sys.exit(','.join(sorted(heavy & set(sys.modules))) or 0)"
     )
-    done = run("-c", program)
+    return run("-c", program)
+
+
+@pytest.mark.parametrize("command", [["--help"], ["study", "--help"]])
+def test_help_imports_nothing_heavy(command):
+    done = run_and_find_heavy(*command)
     assert done.returncode == 0, f"imported for --help: {done.stderr}"
     assert "Commands:" in done.stdout
+
+
+def test_showing_a_ledger_imports_nothing_heavy(tmp_path):
+    (tmp_path / "paclm.toml").touch()
+    (tmp_path / "curator").mkdir(mode=0o700)
+    path, settings = tmp_path / "curator" / "ledger.sqlite", MechanismConfig(per_token=2**-5, total=1.0)
+    Ledger.create(path, bytes(32), workspace="w", num_worlds=8, settings=settings, sealed_belief=b"sealed").close()
+    done = run_and_find_heavy("ledger", "show", str(tmp_path), "--json")
+    assert done.returncode == 0, f"imported for show: {done.stderr}"
+    assert json.loads(done.stdout)["intact"]
 
 
 def test_importing_the_package_imports_nothing_heavy():

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from paclm.config import in_shell
 from paclm.errors import WorkspaceError
 
@@ -58,6 +56,8 @@ def write_private_json(path: Path, value: Any) -> None:
 
 def write_private_arrays(path: Path, **arrays: Any) -> None:
     """Write arrays as a compressed .npz file."""
+    import numpy as np  # here: commands that only read settings start without it
+
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
     write_private(path, buffer.getvalue())
