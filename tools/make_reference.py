@@ -32,6 +32,9 @@ ENVIRONMENT = {
     "PACLM_WITNESS": "The ledger's [witness](../internals/ledger.md#the-witness), a file on another disk or "
     "a database on another server (`postgresql://…`). "
     "Same as `--witness`.",
+    "PACLM_LEDGER": "Address of the [PostgreSQL database](../guide/operations.md#postgresql) that holds the ledger, in "
+    "place of `url` of `[ledger]`.",
+    "PACLM_LEDGER_FRONT": "The same for the process that speaks HTTP, in place of `front_url`.",
     "PACLM_STATE_DIR": "Folder of notes about workspaces, default `~/.local/state/paclm`: "
     "[two workspaces over one corpus](../guide/workspace.md#two-workspaces-over-one-corpus).",
     "PACLM_CACHE_DIR": "Folder of downloaded and converted base models, default `~/.cache/paclm`.",
