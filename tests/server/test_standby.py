@@ -1,0 +1,129 @@
+"""Two servers of one ledger in PostgreSQL: one serves, the other waits, and takes over when it is dead or told to."""
+
+import itertools
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from paclm.errors import ServiceError
+from paclm.ledger.verify import verify
+from paclm.server.standby import check_take_over
+from server.killing import Asked
+from server.standing import Server, copies_of, servers
+from server.stepped import wait_until
+
+FENCED = 75
+ASK = {"model": "clinic", "prompt": "the patient", "max_tokens": 12, "stream": False}
+
+
+@pytest.fixture
+def start():
+    with servers() as start:
+        yield start
+
+
+@pytest.fixture
+def roles(postgres):
+    """A database whose owner may create roles, as the login of the front is one."""
+    url = postgres.create_database(may_create_roles=True)
+    yield url
+    if not postgres.is_running:
+        postgres.start()
+    postgres.drop_database(url)
+
+
+def charged(database):
+    """Private tokens in the ledger, which is intact."""
+    report = verify(database)
+    assert report.intact, report.problem
+    return report.contents.state.tokens
+
+
+def used_by(server, key):
+    with server.http(key) as http:
+        rows = http.get("/v1/admin/overview").json()["keys"]
+    return {row["name"]: row["used_tokens"] for row in rows}
+
+
+def ask_until_it_is_gone(server, key):
+    """Two clients that stream one answer after another; what they asked."""
+    asked = []
+
+    def client(name):
+        for number in itertools.count():
+            asked.append(one := Asked("admin", f"{name}-{number}", {**ASK, "max_tokens": 60, "stream": True}))
+            try:
+                one.send(server.url, key)
+            except httpx.TransportError:
+                return
+
+    with ThreadPoolExecutor(2) as clients:
+        list(clients.map(client, ["a", "b"]))
+    return asked
+
+
+def test_one_of_two_standbys_takes_over_from_a_killed_server_and_repeats_its_reply(make, roles, start):
+    here, there, third = copies_of(make(per_token="2^-16", total="2^-4"), "here", "there", "third")
+    first: Server = start(here, roles).wait_until_serving()
+    key = first.admin_key
+    standbys = [start(there, roles), start(here, roles), start(third, roles)]
+    for standby in standbys:
+        standby.wait_until_standby()
+        assert "in use by" in standby.words
+        assert '"event": "standby"' in standby.said
+        assert standby.url is None
+    waiting = standbys.pop()
+    waiting.process.send_signal(signal.SIGTERM)
+    assert waiting.wait_for_end() == 0
+
+    asked = Asked("admin", "once", ASK)
+    assert asked.send(first.url, key).status_code == 200
+    assert asked.tokens > 0
+    before, used = charged(roles), used_by(first, key)["admin"]
+    os.kill(first.process.pid, signal.SIGKILL)
+    wait_until(lambda: any(standby.is_ready() for standby in standbys), 120)
+    second = next(standby for standby in standbys if standby.is_ready()).wait_until_serving()
+    again = Asked("admin", "once", ASK)
+    response = again.send(second.url, key)
+    assert "idempotent-replayed" in response.headers
+    assert again.content == asked.content
+    assert charged(roles) == before
+    assert used_by(second, key)["admin"] == used
+    more = Asked("admin", "more", ASK)
+    assert more.send(second.url, key).status_code == 200
+    assert charged(roles) == before + more.tokens
+    assert used_by(second, key)["admin"] == used + more.tokens
+    (last,) = (standby for standby in standbys if standby is not second)
+    assert last.process.poll() is None
+    assert last.url is None
+    assert last.words.count("This server is a standby") == 1
+
+
+def test_a_server_that_is_taken_over_exits_with_its_own_status_idle_or_streaming(make, roles, start, postgres):
+    here, there = copies_of(make(per_token="2^-16", total="2^-4"), "here", "there")
+    first = start(here, roles).wait_until_serving()
+    key = first.admin_key
+    second = start(there, roles, "--take-over")
+    assert first.wait_for_end() == FENCED
+    assert "took over the ledger" in first.words
+    second.wait_until_serving()
+
+    third = start(here, roles, "--take-over")
+    asked = ask_until_it_is_gone(second, key)
+    assert second.wait_for_end() == FENCED
+    third.wait_until_serving()
+    assert any(one.tokens and not one.is_complete for one in asked)
+    assert 0 < sum(one.tokens for one in asked) <= charged(roles)
+
+    postgres.restart("immediate")
+    assert third.wait_for_end() == 2
+    assert "was lost" in third.words
+    assert charged(roles) > 0
+
+
+def test_a_file_cannot_be_taken_over(make):
+    with pytest.raises(ServiceError, match="is a file"):
+        check_take_over(make())
