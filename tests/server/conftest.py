@@ -90,6 +90,16 @@ def path(tmp_path):
 
 
 @pytest.fixture
+def roles(postgres):
+    """A database whose owner may create roles: the curator makes a login for the front."""
+    url = postgres.create_database(may_create_roles=True)
+    yield url
+    if not postgres.is_running:
+        postgres.start()
+    postgres.drop_database(url)
+
+
+@pytest.fixture
 def live(start):
     return start()
 

@@ -13,11 +13,13 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
 from paclm.server.api_keys import KeyStore
-from paclm.server.database import service_path
+from paclm.server.database import service_database
+from paclm.worlds.settings import ledger_address
 from server.live import bearer, ledger_rows
 from server.stepped import wait_until
 
@@ -91,15 +93,24 @@ class Asked:
 
 
 class Killing:
-    """Clients under whom front or curator of a server are killed again and again; each request has its own key."""
+    """Clients under whom a server is killed again and again; each request has its own key.
 
-    def __init__(self, path, seed, clients=6, may_be_killed=("front", "curator"), **options):
+    Killed are its front or its curator; with a ledger in PostgreSQL also a process of the database, or all of it. The
+    first client has a quota, if one is given.
+    """
+
+    def __init__(self, path, seed, clients=6, may_be_killed=("front", "curator"), postgres=None, quota=None, **options):
         self._path = path
         self._chance = random.Random(seed)
         self._may_be_killed = may_be_killed
+        self._postgres = postgres
+        self._quota = quota
         self._options = options
-        with KeyStore.open(service_path(path)) as keys:
-            self._keys = {f"client-{n}": keys.add(f"client-{n}", admin=True) for n in range(clients)}
+        with KeyStore(service_database(path)) as keys:
+            self._keys = {
+                f"client-{n}": keys.add(f"client-{n}", admin=True, quota_tokens=None if n else quota)
+                for n in range(clients)
+            }
         self._numbers = itertools.count()
         self._last = []
         self.received = dict.fromkeys(self._keys, 0)
@@ -111,10 +122,12 @@ class Killing:
 
     def run(self, kills):
         """So many kills, each followed by a start at which every request of the killed server is sent again."""
-        for _ in range(kills):
+        victims = [victim for victim, _ in zip(itertools.cycle(self._may_be_killed), range(kills), strict=False)]
+        self._chance.shuffle(victims)
+        for victim in victims:
             with self._served() as (pids, url):
                 self._ask_again(url)
-                self._kill_under_load(pids, url)
+                self._kill_under_load(pids, url, victim)
             self._check(ledger_rows(self._path) >= sum(self.received.values()), "undercount: total")
         with self._served() as (_, url):
             self._ask_again(url)
@@ -132,8 +145,10 @@ class Killing:
             process.terminate()  # one that was killed, or whose front was, ends by itself
             process.wait(120)
             wait_until(lambda: not any(map(is_running, pids)), 120)
+            if self._postgres is not None and not self._postgres.is_running:
+                self._postgres.start()
 
-    def _kill_under_load(self, pids, url):
+    def _kill_under_load(self, pids, url, victim):
         curator, front = pids
         is_over = threading.Event()
         threads = [threading.Thread(target=self._client, args=(url, name, is_over)) for name in self._keys]
@@ -141,13 +156,30 @@ class Killing:
             thread.start()
         wait_until(lambda: any(asked.content for asked in self._last))
         time.sleep(self._chance.uniform(0.0, 1.0))
-        self.victims.append(self._chance.choice(self._may_be_killed))
-        os.kill(front if self.victims[-1] == "front" else curator, signal.SIGKILL)
+        self.victims.append(victim)
+        match victim:
+            case "front":
+                os.kill(front, signal.SIGKILL)
+            case "curator":
+                os.kill(curator, signal.SIGKILL)
+            case "backend":  # PostgreSQL ends all others, and recovers
+                self._postgres.kill_backend(self._chance.choice(self._backends()))
+            case "database":
+                self._postgres.stop("immediate")
         is_over.set()
         for thread in threads:
             thread.join(120)
         for asked in self._last:
             self.received[asked.owner] += asked.tokens
+        if self._quota is not None:
+            self._check(self.received["client-0"] <= self._quota, "a key over its quota")
+
+    def _backends(self):
+        """Process ids of the connections that the server has to its database."""
+        name = urlsplit(ledger_address(self._path)).path[1:]
+        with self._postgres.connect() as admin:
+            rows = admin.execute("SELECT pid FROM pg_stat_activity WHERE datname = %s ORDER BY pid", [name]).fetchall()
+        return [pid for (pid,) in rows]
 
     def _client(self, url, name, is_over):
         chance = random.Random(name)
@@ -164,8 +196,11 @@ class Killing:
             )
             self._last.append(asked)
             try:
-                asked.send(url, self._keys[name])
+                response = asked.send(url, self._keys[name])
             except httpx.TransportError:
+                return
+            if response.status_code == 429:  # its quota is spent
+                self._last.remove(asked)
                 return
 
     def _ask_again(self, url):
@@ -174,19 +209,24 @@ class Killing:
         for key in before["keys"]:
             for count in ("private_tokens", "used_tokens"):  # of the ledger, and of the key's quota
                 self._check(key[count] >= self.received[key["name"]], f"undercount: {count}")
+        is_database_gone = self.victims and self.victims[-1] in ("backend", "database")  # it could not take the reply
         for asked in self._last:
             again = Asked(asked.owner, asked.key, asked.body)
             response = again.send(url, self._keys[asked.owner])
+            if response.status_code == 429 and self._quota is not None and asked.owner == "client-0":
+                self._check(not asked.tokens, "something that had left was asked for again")
+                continue
             if response.status_code == 409:
                 kind = "lost"
                 self._check(json.loads(response.content)["error"]["code"] == "idempotency_reply_lost", response.text)
             else:
                 kind = "repeated" if "idempotent-replayed" in response.headers else "fresh"
                 self._check(response.status_code == 200, "neither repeated nor lost")
-            self._check(kind != "lost" or not asked.is_complete, "a reply that arrived is lost")
+            has_arrived = asked.is_complete and not (kind == "lost" and is_database_gone)
+            self._check(kind != "lost" or not has_arrived, "a reply that arrived is lost")
             self._check(kind != "repeated" or again.content.startswith(asked.content), "another reply than the first")
             self._check(kind != "fresh" or not asked.tokens, "something that had left was charged again")
-            self._check(not asked.is_complete or again.content == asked.content, "not the whole reply")
+            self._check(not has_arrived or again.content == asked.content, "not the whole reply")
             self.kinds[kind] += 1
             if kind == "fresh":
                 self.received[asked.owner] += again.tokens

@@ -145,10 +145,11 @@ def _step(scheduler):
 
 
 def ledger_rows(path):
-    """Private tokens that a closed ledger knows of."""
+    """Private tokens that the ledger of a workspace knows of; a file must be closed."""
     from paclm.ledger.verify import verify
+    from paclm.worlds.settings import ledger_address
 
-    report = verify(path / "curator" / "ledger.sqlite")
+    report = verify(ledger_address(path))
     assert report.intact, report.problem
     assert report.contents is not None
     return report.contents.state.tokens

@@ -15,7 +15,7 @@ from server.killing import front_of, is_running
 from server.live import bearer
 from server.stepped import wait_until
 
-STALE_SECONDS = 2
+STALE_SECONDS = 1
 MASTER_KEY = "7a" * 32
 URL = re.compile(r"http://[0-9.:]+")
 ADMIN_KEY = re.compile(r"admin key +(paclm-\S+)")
@@ -65,11 +65,13 @@ class Server:
 
     @property
     def admin_key(self):
-        return found[1] if (found := ADMIN_KEY.search(self.said)) else None
+        """What the first server of a ledger prints, after all else."""
+        wait_until(lambda: ADMIN_KEY.search(self.said), 60)
+        return ADMIN_KEY.search(self.said)[1]
 
     def is_ready(self):
         assert self.process.poll() is None, self.said
-        return '"started"' in self.said
+        return '"started"' in self.said and self.url is not None
 
     def wait_until_serving(self):
         wait_until(self.is_ready, 120)
