@@ -113,7 +113,7 @@ def test_a_server_that_is_taken_over_exits_with_its_own_status_idle_or_streaming
 
 
 def test_after_kills_of_curator_and_database_all_that_left_is_counted(make, roles, postgres, monkeypatch):
-    path, _ = copies_of(make(per_token="2^-40"), "here", "there")
+    (path,) = copies_of(make(per_token="2^-40"), "here")
     monkeypatch.setenv("PACLM_LEDGER", roles)
     killing = Killing(
         path, 1, clients=3, may_be_killed=["curator", "backend", "database"], postgres=postgres, quota=200

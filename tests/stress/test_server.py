@@ -11,6 +11,7 @@ from paclm.engine.base_model import TINY_FOLDER
 from server.killing import STEPS_IN_FLIGHT, Killing, serve_process
 from server.live import ledger_rows
 from server.load import ask_for
+from server.standing import copies_of
 
 pytestmark = pytest.mark.stress
 
@@ -55,3 +56,15 @@ def test_200_kills_of_front_or_curator_lose_no_count_and_no_reply(make):
     assert killing.problems == []
     assert min(killing.victims.count("front"), killing.victims.count("curator")) > 50
     assert min(killing.kinds.values()) > 0
+
+
+def test_100_kills_of_front_curator_and_database_lose_no_count_and_no_reply(make, roles, postgres, monkeypatch):
+    (path,) = copies_of(make(per_token="2^-40"), "here")
+    monkeypatch.setenv("PACLM_LEDGER", roles)
+    victims = ["front", "curator", "backend", "database"]
+    killing = Killing(path, seed=3, may_be_killed=victims, postgres=postgres, quota=5_000)
+    killing.run(kills=100)
+    assert killing.problems == []
+    assert min(map(killing.victims.count, victims)) == 25
+    assert min(killing.kinds.values()) > 0
+    assert 0 < killing.received["client-0"] <= 5_000
