@@ -89,6 +89,12 @@ def path(tmp_path):
     return place
 
 
+@pytest.fixture(params=["file", "postgres"])
+def books(request):
+    """Address of a service database of either kind: a path, or the URL of a database."""
+    return request.getfixturevalue({"file": "path", "postgres": "database"}[request.param])
+
+
 @pytest.fixture
 def roles(postgres):
     """A database whose owner may create roles: the curator makes a login for the front."""

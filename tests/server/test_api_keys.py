@@ -16,13 +16,12 @@ import pytest
 from paclm.errors import InvalidInput, KeyRefused, QuotaExceeded, ServiceError, WorkspaceError
 from paclm.server import api_keys
 from paclm.server.api_keys import KEY_BYTES, KEY_PREFIX, KeyInfo, KeyStore
-from paclm.server.database import open_database
 from server.live import bytes_on_disk
 
 
 @pytest.fixture
-def store(path):
-    with KeyStore.open(path) as opened:
+def store(books):
+    with KeyStore.open(books) as opened:
         yield opened
 
 
@@ -42,8 +41,9 @@ def test_a_key_is_32_random_bytes_behind_a_prefix_and_known_by_its_name_quota_an
     assert store.identify(root).is_admin
 
 
-def test_nothing_but_a_hash_reaches_the_disk(store, path):
-    key = store.add("alice")
+def test_nothing_but_a_hash_reaches_the_disk(path):
+    with KeyStore.open(path) as store:
+        key = store.add("alice")
     text = key.removeprefix(KEY_PREFIX)
     written = bytes_on_disk(path)
     assert b"alice" in written  # the search finds what is there, in the file or its log
@@ -102,9 +102,9 @@ def test_every_key_is_compared_in_constant_time_wherever_the_match_is(store, mon
         assert compared == [(32, 32)] * 3
 
 
-def test_a_revoked_key_is_refused_at_once_also_by_a_store_that_was_open_before(store, path):
+def test_a_revoked_key_is_refused_at_once_also_by_a_store_that_was_open_before(store, books):
     alice, bob = store.add("alice"), store.add("bob")
-    with KeyStore.open(path) as other:
+    with KeyStore.open(books) as other:
         revoked = other.revoke("alice")
     assert revoked.revoked_at is not None
     assert (store.identify(alice), store.identify(bob).name) == (None, "bob")
@@ -112,11 +112,11 @@ def test_a_revoked_key_is_refused_at_once_also_by_a_store_that_was_open_before(s
         store.reserve("alice", 1)
 
 
-def test_a_key_that_another_process_adds_is_known_at_once(store, path):
+def test_a_key_that_another_process_adds_is_known_at_once(store, books):
     program = f"""
-from pathlib import Path
+from pathlib import PosixPath
 from paclm.server.api_keys import KeyStore
-print(KeyStore.open(Path({str(path)!r})).add("bob"))
+print(KeyStore.open({books!r}).add("bob"))
 """
     added = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
     assert store.identify(added).name == "bob"
@@ -193,7 +193,7 @@ def test_what_was_never_held_cannot_be_settled(store):
     assert counters(store) == (0, 5)
 
 
-def test_threads_and_two_connections_never_hold_more_than_the_quota(store, path):
+def test_threads_and_two_connections_never_hold_more_than_the_quota(store, books):
     store.add("alice", quota_tokens=100)
     granted, start = [], threading.Barrier(8)
 
@@ -206,15 +206,15 @@ def test_threads_and_two_connections_never_hold_more_than_the_quota(store, path)
             except QuotaExceeded:
                 pass
 
-    with KeyStore.open(path) as other, ThreadPoolExecutor(8) as threads:
+    with KeyStore.open(books) as other, ThreadPoolExecutor(8) as threads:
         list(threads.map(ask, (store, other) * 4))
     assert sum(granted) == 99
     assert counters(store) == (0, 99)
 
 
-def test_without_one_transaction_for_check_and_hold_the_same_race_overdraws(path, monkeypatch):
+def test_without_one_transaction_for_check_and_hold_the_same_race_overdraws(books, monkeypatch):
     """The twin: the check and the write made apart, with everyone between the two at once."""
-    with KeyStore.open(path) as store:
+    with KeyStore.open(books) as store:
         store.add("alice", quota_tokens=100)
         seen, between = [], threading.Barrier(4)
 
@@ -229,12 +229,12 @@ def test_without_one_transaction_for_check_and_hold_the_same_race_overdraws(path
     assert sum(seen) > 100
 
 
-def test_what_a_killed_server_had_reserved_counts_as_used_after_a_restart(path):
+def test_what_a_killed_server_had_reserved_counts_as_used_after_a_restart(books):
     program = f"""
 import os, signal
-from pathlib import Path
+from pathlib import PosixPath
 from paclm.server.api_keys import KeyStore
-store = KeyStore.open(Path({str(path)!r}))
+store = KeyStore.open({books!r})
 store.add("alice", quota_tokens=100)
 store.reserve("alice", 40)
 store.settle("alice", reserved=40, used=10)
@@ -242,7 +242,7 @@ store.reserve("alice", 50)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
-    with KeyStore.open(path) as store:
+    with KeyStore.open(books) as store:
         assert counters(store) == (10, 50)  # opening alone changes nothing: the command line does it beside a server
         assert store.recover() == 50
         assert counters(store) == (60, 0)
@@ -251,16 +251,15 @@ os.kill(os.getpid(), signal.SIGKILL)
             store.reserve("alice", 41)
 
 
-def test_a_failed_write_leaves_nothing_behind(path):
-    def fail(db):
-        with db.writing() as connection:
-            connection.execute("INSERT INTO keys (name, digest, is_admin, created) VALUES ('x', x'00', 0, '')")
+def test_a_failed_write_leaves_nothing_behind(store):
+    def fail():
+        with store.database.writing() as db:
+            db.execute("INSERT INTO keys (name, digest, is_admin, created) VALUES (?, ?, 0, '')", ("x", b"0"))
             raise KeyboardInterrupt
 
-    with open_database(path) as db:
-        with pytest.raises(KeyboardInterrupt):
-            fail(db)
-        assert KeyStore(db).list() == []
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert store.list() == []
 
 
 def test_a_write_that_fails_in_a_group_is_undone_alone_and_the_others_are_done(store):
@@ -281,25 +280,25 @@ def test_a_write_that_fails_in_a_group_is_undone_alone_and_the_others_are_done(s
     assert store.identify(key).reserved_tokens == 10
 
 
-def test_a_group_is_durable_when_it_returns_and_not_before(store, path):
+def test_a_group_is_durable_when_it_returns_and_not_before(store, books):
     store.add("alice")
     seen = []
-    with KeyStore.open(path) as other:
+    with KeyStore.open(books) as other:
         store.database.together([partial(store.reserve, "alice", 3), lambda: seen.append(counters(other))])
         assert seen == [(0, 0)]
         assert counters(other) == (0, 3)
 
 
-def test_a_group_whose_transaction_is_undone_reports_none_of_its_writes_as_done(store):
-    store.add("alice")
-
+def test_a_group_whose_transaction_is_undone_reports_none_of_its_writes_as_done(path):
     def undo_all():
         with store.database.writing() as db:
             db.execute("ROLLBACK")  # as SQLite does by itself when the disk is full
             raise sqlite3.OperationalError("database or disk is full")
 
-    with pytest.raises(ServiceError, match="disk is full"):
-        store.database.together([partial(store.reserve, "alice", 3), undo_all, partial(store.reserve, "alice", 4)])
-    assert counters(store) == (0, 0)
-    store.reserve("alice", 5)
-    assert counters(store) == (0, 5)
+    with KeyStore.open(path) as store:
+        store.add("alice")
+        with pytest.raises(ServiceError, match="disk is full"):
+            store.database.together([partial(store.reserve, "alice", 3), undo_all, partial(store.reserve, "alice", 4)])
+        assert counters(store) == (0, 0)
+        store.reserve("alice", 5)
+        assert counters(store) == (0, 5)

@@ -29,7 +29,13 @@ class Clock:
 
 
 @pytest.fixture
-def db(path):
+def db(books):
+    with open_database(books) as opened:
+        yield opened
+
+
+@pytest.fixture
+def file(path):
     with open_database(path) as opened:
         yield opened
 
@@ -84,14 +90,14 @@ def test_another_api_key_never_sees_the_reply_however_names_and_keys_are_cut(rep
         assert isinstance(replies.begin(name, key, BODY), Fresh)
 
 
-def test_of_many_at_once_exactly_one_goes_on(path, replies):
+def test_of_many_at_once_exactly_one_goes_on(books, replies):
     answers, start = [], threading.Barrier(8)
 
     def ask(mine):
         start.wait()
         answers.append(mine.begin("alice", "uuid-1", BODY))
 
-    with open_database(path) as other, ThreadPoolExecutor(8) as threads:
+    with open_database(books) as other, ThreadPoolExecutor(8) as threads:
         list(threads.map(ask, (replies, Replies(other, clock=Clock())) * 4))
     assert sorted(type(answer).__name__ for answer in answers) == ["Fresh"] + ["InProgress"] * 7
 
@@ -111,20 +117,20 @@ def test_a_stored_reply_cannot_be_abandoned_or_lost_and_a_lost_one_is_not_charge
     assert replies.begin("alice", "uuid-2", BODY) == Lost()
 
 
-def test_what_a_killed_server_had_under_way_is_lost_and_what_it_had_stored_is_not(path):
+def test_what_a_killed_server_had_under_way_is_lost_and_what_it_had_stored_is_not(books):
     program = f"""
 import os
-from pathlib import Path
+from pathlib import PosixPath
 from paclm.server.database import open_database
 from paclm.server.idempotency import Replies
-replies = Replies(open_database(Path({str(path)!r})))
+replies = Replies(open_database({books!r}))
 ticket = replies.begin("alice", "done", {BODY!r}).ticket
 replies.finish(ticket, status=200, body={TEXT!r}, media_type="application/json")
 replies.begin("alice", "halfway", {BODY!r})
 os.kill(os.getpid(), {signal.SIGKILL})
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
-    with open_database(path) as db:
+    with open_database(books) as db:
         replies = Replies(db)
         assert replies.recover() == 1
         assert replies.begin("alice", "halfway", BODY) == Lost()
@@ -142,8 +148,8 @@ def test_a_reply_is_forgotten_when_its_time_is_over_and_one_that_runs_does_not_s
     assert replies.begin("alice", "uuid-1", BODY) == InProgress()
 
 
-def test_no_reply_key_or_body_can_be_read_from_the_file(replies, path):
-    store(replies, key="order-4711-for-mrs-miller")
+def test_no_reply_key_or_body_can_be_read_from_the_file(file, path):
+    store(Replies(file), key="order-4711-for-mrs-miller")
     written = bytes_on_disk(path)
     assert b"alice" in written  # the search finds what is there
     for text in (WORD, b"order-4711", b"patient", BODY, b"application/json"):
@@ -156,11 +162,12 @@ def sealed_bytes(db):
 
 
 @pytest.mark.parametrize("how", ["expiry", "revocation", "room"])
-def test_a_forgotten_reply_is_gone_from_the_bytes_of_file_and_log(db, replies, clock, path, how):
-    keys = KeyStore(db)
+def test_a_forgotten_reply_is_gone_from_the_bytes_of_file_and_log(file, clock, path, how):
+    replies = Replies(file, clock=clock)
+    keys = KeyStore(file)
     keys.add("alice")
     store(replies, body=os.urandom(3000))
-    sealed = sealed_bytes(db)
+    sealed = sealed_bytes(file)
     assert all(part in bytes_on_disk(path) for part in (sealed[:64], sealed[-64:]))
     if how == "expiry":
         clock.now += 24 * 3600
@@ -168,26 +175,28 @@ def test_a_forgotten_reply_is_gone_from_the_bytes_of_file_and_log(db, replies, c
     elif how == "revocation":
         keys.revoke("alice")
     else:
-        store(Replies(db, Keep(total_bytes=3000), clock), key="uuid-2", body=os.urandom(2900))
+        store(Replies(file, Keep(total_bytes=3000), clock), key="uuid-2", body=os.urandom(2900))
         replies.forget_expired()
     left = bytes_on_disk(path)
     assert not any(sealed[at : at + 32] in left for at in range(0, len(sealed) - 32, 32))
 
 
-def test_without_overwriting_a_deleted_reply_stays_in_the_bytes(db, replies, clock, path):
+def test_without_overwriting_a_deleted_reply_stays_in_the_bytes(file, clock, path):
     """The twin of the test above: what SQLite does by itself."""
+    replies = Replies(file, clock=clock)
     store(replies, body=os.urandom(3000))
-    sealed = sealed_bytes(db)
-    with db.writing() as connection:
+    sealed = sealed_bytes(file)
+    with file.writing() as connection:
         connection.execute("PRAGMA secure_delete=OFF").fetchall()
     clock.now += 24 * 3600
     replies.forget_expired()
     assert sealed[-64:] in bytes_on_disk(path)
 
 
-def test_a_reader_in_the_way_puts_the_overwriting_off_to_the_next_round(db, replies, clock, path):
+def test_a_reader_in_the_way_puts_the_overwriting_off_to_the_next_round(file, clock, path):
+    replies = Replies(file, clock=clock)
     store(replies, body=os.urandom(3000))
-    sealed = sealed_bytes(db)
+    sealed = sealed_bytes(file)
     clock.now += 24 * 3600
     with open_database(path) as other, other.reading() as connection:
         connection.execute("BEGIN")
@@ -264,7 +273,7 @@ def test_limits_count_what_an_earlier_server_left(db, clock):
 def test_a_damaged_reply_is_lost_not_repeated(db, replies):
     store(replies)
     with db.writing() as connection:
-        connection.execute("UPDATE replies SET sealed = zeroblob(length(sealed))")
+        connection.execute("UPDATE replies SET sealed = ?", (bytes(80),))
     assert replies.begin("alice", "uuid-1", BODY) == Lost()
 
 
