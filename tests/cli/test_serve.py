@@ -111,9 +111,9 @@ def test_with_a_witness_and_a_key_elsewhere_the_banner_has_nothing_to_add(
     monkeypatch.setenv("PACLM_KEY_FILE", str(tmp_path / "key"))
     opening = Mock(side_effect=partial(Curator.open, engine=ScriptedEngine(), tokenizer=small_tokenizer))
     monkeypatch.setattr(Curator, "open", opening)
-    monkeypatch.setattr(run, "_run", lambda front, started, announce, workspace: announce(started))
+    monkeypatch.setattr(run, "_run", lambda front, started, announce, *_: announce(started))
     banner = serve(clinic, "--port", "0", "--witness", tmp_path / "witness").stderr
-    assert opening.call_args.kwargs["witness"] == tmp_path / "witness"
+    assert opening.call_args.kwargs["witness"] == str(tmp_path / "witness")
     assert "guarantee" in banner
     assert "no witness" not in banner
     assert "curator/key" not in banner

@@ -4,7 +4,7 @@ import pytest
 
 from curator.deployments import ScriptedEngine, Talkative
 from paclm import Noise
-from paclm.errors import CuratorError, LedgerError, UnsoundState
+from paclm.errors import CuratorError, LedgerError, UnsoundState, WitnessMissing
 from paclm.ledger.verify import verify
 from paclm.privacy.accounting import units_up
 
@@ -253,3 +253,23 @@ def test_a_real_engine_goes_on_when_a_stream_leaves_with_a_step_in_flight(make, 
         curator.cancel(alone)
         assert len(staying.tokens) + 2 == curator.account.tokens
         assert curator.generate("the patient", 2).private_tokens <= 2
+
+
+def test_no_token_leaves_while_the_database_of_the_witness_is_down(make, open_curator, postgres, database):
+    workspace = make()
+    with open_curator(workspace, witness=database) as curator:
+        stream = curator.submit(curator.request("the", 9))
+        curator.step()
+        received = list(stream.tokens)
+        postgres.stop("immediate")
+        with pytest.raises(LedgerError):
+            curator.step()
+        assert stream.tokens == received
+        with pytest.raises(CuratorError):
+            curator.step()
+    with pytest.raises(WitnessMissing):
+        open_curator(workspace, witness=database)
+    postgres.start()
+    with open_curator(workspace, witness=database, engine=ScriptedEngine()) as curator:
+        assert len(received) == 1 < curator.account.tokens == 2  # charged, not received
+        curator.generate("the", 2)
