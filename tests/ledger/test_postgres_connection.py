@@ -28,7 +28,7 @@ def test_the_limit_is_on_silence_and_not_on_a_long_exchange(database):
         rows = db.execute("SELECT pg_sleep(0.01), repeat('x', 10000) FROM generate_series(1, 150)").fetchall()
         assert len(rows) == 150
         with pytest.raises(psycopg.OperationalError, match="no answer"):
-            db.execute("SELECT pg_sleep(60)")
+            db.execute("SELECT pg_sleep(20)")
         assert db.closed
         with pytest.raises(psycopg.OperationalError, match="closed"):
             db.execute("SELECT 1")
