@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from psycopg.errors import Diagnostic
 from psycopg.pq import TransactionStatus
 
 from paclm.errors import LedgerError, ServiceError, ServiceStopped
@@ -43,8 +42,6 @@ class PostgresDatabase(Database):
         self._writer, self._reader, self._epoch = writer, reader, epoch
         self._lock, self._reading_lock = threading.RLock(), threading.Lock()
         self._lost: ServiceStopped | None = None
-        self._warnings: list[str] = []
-        writer.add_notice_handler(self._note)
 
     @classmethod
     def open(cls, url: str, epoch: int | None = None, *, is_front: bool = False) -> PostgresDatabase:
@@ -66,10 +63,6 @@ class PostgresDatabase(Database):
             raise
         writer, reader = opened
         return cls(url, writer, reader, epoch)
-
-    def _note(self, diagnostic: Diagnostic) -> None:
-        if diagnostic.severity_nonlocalized == "WARNING":  # such as: the wait for a standby server was cancelled
-            self._warnings.append(diagnostic.message_primary or "")
 
     @contextmanager
     def reading(self) -> Iterator[Sql]:
@@ -106,7 +99,6 @@ class PostgresDatabase(Database):
     @contextmanager
     def _whole(self) -> Iterator[None]:
         """A transaction: waits for other writers, and is refused after a takeover."""
-        self._warnings.clear()
         with self._writer.transaction():
             if self._epoch is not None:
                 held = self._writer.execute("SELECT paclm.hold_epoch(%s)", (self._epoch,)).fetchone()
@@ -117,8 +109,6 @@ class PostgresDatabase(Database):
                     )
             self._writer.execute("UPDATE service SET changes = changes + 1")
             yield
-        if self._warnings:
-            raise self._stopped(f"{self.name} committed with a warning: {'; '.join(self._warnings)}. Restart.")
 
     @contextmanager
     def _checked(self, db: LimitedConnection) -> Iterator[None]:
