@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from paclm.curator import promises
@@ -294,28 +295,35 @@ for line in sys.stdin:
 """
 
 
-def test_of_two_processes_that_start_at_once_exactly_one_serves(make, notes):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+def test_of_two_processes_that_start_at_once_exactly_one_serves(make, notes, each_store, tmp_path):
+    """In one folder; or on two hosts, each with notes and a copy of its own, and one database."""
+    promised = ("half", "corpus")
+    hosts = promised if each_store == "database" else ("host", "host")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-    starters = [
-        subprocess.Popen([sys.executable, "-c", STARTER, promise], env=environment, **pipes)
-        for promise in ("half", "corpus")
-    ]
+    starters = []
+    for promise, host in zip(promised, hosts, strict=True):
+        own = {"PYTHONPATH": str(Path(__file__).parents[1]), "PACLM_STATE_DIR": str(tmp_path / host)}
+        program = [sys.executable, "-c", STARTER, promise]
+        starters.append(subprocess.Popen(program, env={**os.environ, **own}, **pipes))
 
-    def ask(line):
-        for starter in starters:
+    def ask(*lines):
+        for starter, line in zip(starters, lines, strict=True):
             starter.stdin.write(f"{line}\n")
         return [starter.stdout.readline().strip() for starter in starters]
 
     try:
         assert [starter.stdout.readline() for starter in starters] == ["ready\n"] * 2
         for number in range(8):
-            path = make(f"round-{number}").path
-            manifest = json.loads((path / "manifest.json").read_text())
-            (path / "manifest.json").write_text(json.dumps({**manifest, "id": f"round-{number}"}))
-            answers = ask(path)
+            paths = [make(f"{host}-{number}").path for host in hosts]
+            for path in paths:
+                manifest = json.loads((path / "manifest.json").read_text())
+                (path / "manifest.json").write_text(json.dumps({**manifest, "id": f"round-{number}"}))
+            answers = ask(*paths)
             assert answers.count("started") == 1, answers
-            assert ask("") == ["ended", "ended"]
+            assert ask("", "") == ["ended", "ended"]
+            if each_store == "database":
+                with psycopg.connect(os.environ["PACLM_LEDGER"]) as db:
+                    db.execute("DROP SCHEMA paclm CASCADE")
     finally:
         for starter in starters:
             starter.kill()
