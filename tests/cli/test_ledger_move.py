@@ -6,7 +6,10 @@ from cli.commands import figures_of, invoke
 from cli.ledgers import PRICE, figures, make_used_workspace, open_ledger, run, write_manifest, write_total
 from paclm.cli.ledger_move import has_password
 from paclm.errors import InvalidInput, LedgerMoved
+from paclm.ledger.address import Holding, promises_in, record_promise, take_hold
+from paclm.ledger.dp_log import DpLog
 from paclm.ledger.events import Usage
+from paclm.worlds.layout import dp_log_path
 from paclm.worlds.settings import ledger_config
 
 
@@ -68,3 +71,17 @@ def test_a_password_is_neither_written_nor_shown(workspace, database):
     assert password not in moved.output + str(refused.value)
     with pytest.raises(InvalidInput, match="--to must be"):
         run("move", workspace, "--to", "/somewhere/else.sqlite", "--yes")
+
+
+def test_promises_that_were_served_are_on_record_at_the_new_place(workspace, bare):
+    """Also one that another host served, which the log of this one lacks."""
+    log = DpLog(dp_log_path(workspace))
+    log.append("served")
+    log.append("mixed", accepted="elsewhere")  # with another workspace: nothing was accepted here
+    run("move", workspace, "--to", bare, "--write", "--yes")
+    assert promises_in(bare) == {"served"}
+    hold = take_hold(bare, Holding())
+    record_promise(bare, "mixed", hold.epoch)
+    hold.release()
+    run("move", workspace, "--to", "sqlite", "--yes")
+    assert [event["kind"] for event in log.events()] == ["served", "mixed", "mixed"]

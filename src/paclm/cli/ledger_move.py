@@ -68,7 +68,7 @@ def move(
             confirmed_by=operator(),
             holding=holding_for(workspace),
             witness=witness,
-            carry=lambda: _carry_service(workspace, source, target),
+            carry=lambda: _carry(workspace, source, target),
             report=task_starter(bar),
         )
     if write:
@@ -97,6 +97,14 @@ def _what_to_set(file: Path, to: str, is_written: bool) -> str:
     if has_password(to):
         return f"Set {VARIABLE} to the address that you passed with --to, for every command and server."
     return f'Write url = "{to}" into [ledger] of {file}, or set {VARIABLE} to it, for every command and server.'
+
+
+def _carry(workspace: Path, source: Path | str, target: Path | str) -> None:
+    """Copy what is kept beside the ledger."""
+    from paclm.curator.promises import move_promises
+
+    move_promises(workspace, source, target)
+    _carry_service(workspace, source, target)
 
 
 def _carry_service(workspace: Path, source: Path | str, target: Path | str) -> None:

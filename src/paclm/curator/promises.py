@@ -21,8 +21,8 @@ from paclm.config import PromiseName
 from paclm.curator.custody import holding_of
 from paclm.curator.sealed import SealedFile
 from paclm.errors import LedgerBusy, LedgerHeld, PaclmError, PromiseConflict
-from paclm.ledger.address import exists, name_of, promises_in, record_promise, refuse_if_held, take_hold
-from paclm.ledger.dp_log import DpLog
+from paclm.ledger.address import carry_promises, exists, name_of, promises_in, record_promise, refuse_if_held, take_hold
+from paclm.ledger.dp_log import DpEventKind, DpLog
 from paclm.ledger.head_notes import lock_path
 from paclm.ledger.lock import WriterLock
 from paclm.ledger.store import Address
@@ -92,6 +92,21 @@ def is_corpus_promised(workspace: Workspace) -> bool:
     return not is_mixed and "mixed" not in promises_in(workspace.ledger_address)
 
 
+def move_promises(folder: Path, source: Address, target: Address) -> None:
+    """Know at the target of a move what is on record at its source; the log of this host then has it all."""
+    log, on_record = DpLog(dp_log_path(folder)), promises_in(source)
+    kinds: tuple[DpEventKind, ...] = ("served", "mixed")
+    for kind in kinds:
+        if kind in on_record and not _is_logged(log, kind):
+            log.append(kind)
+    carry_promises(target, [kind for kind in kinds if _is_logged(log, kind)])
+
+
+def _is_logged(log: DpLog, kind: DpEventKind) -> bool:
+    """Whether it happened in this workspace: that it was mixed with another's does not accept anything here."""
+    return any(event["kind"] == kind and event.get("accepted") != "elsewhere" for event in log.events())
+
+
 def trainings_elsewhere(workspace: Workspace) -> dict[str, dict[str, Any]]:
     """DP trainings over these records that are not in this workspace's log, by run; those of lost logs included.
 
@@ -121,9 +136,8 @@ def _accept(
 ) -> list[str]:
     """Refuse, or record that the operator accepts both promises; once accepted, always accepted."""
     log = DpLog(dp_log_path(workspace.path))
-    mixed = [event for event in log.events() if event["kind"] == "mixed"]
-    is_mixed = any(event.get("accepted") != "elsewhere" for event in mixed)
-    if mixed and not found:
+    is_mixed = _is_logged(log, "mixed")
+    if log.has("mixed") and not found:
         found = [f"{log.path} says so"]
     if "mixed" in promises_in(workspace.ledger_address):
         is_mixed, found = True, found or [f"{name_of(workspace.ledger_address)} says so"]
@@ -137,7 +151,7 @@ def _accept(
             f"the promise {other} only, or accept that with --mix-promises (mix_promises=True); it cannot be undone."
         )
     record_promise(workspace.ledger_address, "mixed", epoch)
-    if not any(event.get("accepted") != "elsewhere" for event in mixed):
+    if not _is_logged(log, "mixed"):
         log.append("mixed", accepted=promise)
         for sighting in find_workspaces(workspace.sketch, workspace.manifest.id):  # for where they are moved to
             if not sighting.is_gone and (its := DpLog(dp_log_path(sighting.path))).path.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -102,6 +103,14 @@ def record_promise(address: Address, kind: str, epoch: int | None) -> None:
         from paclm.ledger import postgres_promises
 
         postgres_promises.record_promise(address, kind, epoch)
+
+
+def carry_promises(address: Address, kinds: Iterable[str]) -> None:
+    """Put promises on record in a database to which a ledger is being moved."""
+    if isinstance(address, str) and is_postgres(address):
+        from paclm.ledger import postgres_promises
+
+        postgres_promises.carry_promises(address, kinds)
 
 
 def name_of(address: Address) -> str:

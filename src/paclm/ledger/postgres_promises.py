@@ -6,6 +6,7 @@ time, the second to take the ledger sees what the first recorded.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from datetime import UTC, datetime
 
@@ -16,6 +17,9 @@ _RECORD = """
 WITH mine AS (SELECT 1 FROM paclm.head WHERE epoch = %s FOR SHARE),
 added AS (INSERT INTO paclm.promises SELECT %s::text, %s::text FROM mine ON CONFLICT (kind) DO NOTHING)
 SELECT count(*) FROM mine
+"""
+_CARRY = """
+INSERT INTO paclm.promises SELECT unnest(%s::text[]), %s FROM paclm.head WHERE kind = 'incoming' ON CONFLICT DO NOTHING
 """
 
 
@@ -29,6 +33,16 @@ def promises_in(url: str) -> set[str]:
 def record_promise(url: str, kind: str, epoch: int) -> None:
     """Put it on record for good; refused where another process took the ledger over."""
     with closing(connect(url)) as db, translated(name_of(url)):
-        held = db.execute(_RECORD, (epoch, kind, datetime.now(UTC).date().isoformat())).fetchone()
+        held = db.execute(_RECORD, (epoch, kind, _today())).fetchone()
     if held is None or held[0] != 1:
         raise fenced(name_of(url))
+
+
+def carry_promises(url: str, kinds: Iterable[str]) -> None:
+    """Put them on record in the target of a move, which nothing opens yet."""
+    with closing(connect(url)) as db, translated(name_of(url)):
+        db.execute(_CARRY, (sorted(kinds), _today()))
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
