@@ -215,3 +215,18 @@ def test_a_damaged_ledger_gives_the_same_error_as_the_ledger_itself(workspace):
     with pytest.raises(LedgerDamaged) as listed:
         run("list", workspace)
     assert str(listed.value) == str(shown.value)
+
+
+def test_keys_beside_a_ledger_in_postgresql_are_in_its_database(workspace, database, monkeypatch):
+    monkeypatch.setenv("PACLM_LEDGER", database)
+    key = figures("add", workspace, "alice", "--quota", 5000)["key"]
+    with KeyStore.open(database) as server, noted(workspace, "http://127.0.0.1:4711"):
+        assert server.identify(key).name == "alice"
+        assert [found["remaining_tokens"] for found in figures("list", workspace)["keys"]] == [5000]
+        assert f"process {os.getpid()}" in run("add", workspace, "bob").output
+        run("revoke", workspace, "alice")
+        assert server.identify(key) is None
+        monkeypatch.delenv("PACLM_LEDGER")
+        with pytest.raises(ServiceError, match="PACLM_LEDGER"):  # they would go into a file that nobody reads
+            run("add", workspace, "carol")
+    assert not service_path(workspace).exists()

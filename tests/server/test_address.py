@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
@@ -98,3 +99,12 @@ def test_a_folder_without_room_is_named(folder, monkeypatch):
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(ServiceError, match=r"server\.address"), noted(folder, URL):
         pass
+
+
+def test_a_server_that_was_taken_over_leaves_the_note_of_the_one_that_serves(folder):
+    with ExitStack() as new:
+        with noted(folder, URL):
+            new.enter_context(noted(folder, "http://127.0.0.1:9"))
+        assert running_server(folder).url == "http://127.0.0.1:9"
+    assert running_server(folder) is None
+    assert not note_path(folder).exists()

@@ -12,6 +12,7 @@ import sys
 import threading
 from datetime import datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -34,6 +35,7 @@ FORBIDDEN = (
     "paclm.curator.custody",
     "paclm.curator.master_key",
     "paclm.ledger.store",
+    "paclm.ledger.postgres_hold",
 )
 ASK = {"model": "clinic", "prompt": "the patient", "max_tokens": 40}
 
@@ -118,9 +120,35 @@ def test_the_front_does_not_learn_how_the_master_key_is_read(serving, tmp_path):
 
 
 def test_the_front_loads_no_module_that_opens_ledger_or_secret():
-    program = f"import sys, paclm.server.front; sys.exit(' '.join(set({FORBIDDEN!r}) & set(sys.modules)))"
+    modules = "paclm.server.front, paclm.server.postgres_database"
+    program = f"import sys, {modules}; sys.exit(' '.join(set({FORBIDDEN!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
+
+
+def test_the_front_has_a_login_of_its_own_and_never_sees_the_owners(serving, postgres):
+    url = postgres.create_database(may_create_roles=True)
+    password, name = urlsplit(url).password, urlsplit(url).path[1:]
+    workspace, process, front, http = serving(PACLM_LEDGER=url, PGPASSWORD=password, PACLM_LEDGER_FRONT="")
+    once = {"idempotency-key": "once"}
+    first = http.post("/v1/completions", json=ASK, headers=once)
+    again = http.post("/v1/completions", json=ASK, headers=once)
+    assert (first.status_code, again.content) == (200, first.content)
+    assert again.headers["idempotent-replayed"] == "true"
+    assert not service_path(workspace.path).exists()
+    environment, command = (Path(f"/proc/{front}/{what}").read_bytes() for what in ("environ", "cmdline"))
+    assert b"PACLM_LEDGER" not in environment
+    assert password.encode() not in environment + command
+    with postgres.connect() as admin:
+        logins = admin.execute("SELECT DISTINCT usename FROM pg_stat_activity WHERE datname = %s", [name]).fetchall()
+        front_role = next(role for (role,) in logins if role != name)
+        assert front_role.startswith("paclm_front_")
+        assert front_role.encode() not in environment + command
+        # Without keys and quotas it must not go on: the next start counts what was reserved.
+        admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", [front_role])
+    http.post("/v1/completions", json=ASK)
+    assert process.wait(60) == 2
+    wait_until(lambda: not is_running(front))
 
 
 def test_when_the_front_dies_the_curator_closes_the_ledger_and_says_so(serving):

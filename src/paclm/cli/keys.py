@@ -172,7 +172,7 @@ def _base_url(workspace: Path) -> tuple[str, str]:
         return _url(host.strip("[]"), port), f"The address is that of the running server (process {server.process})."
     path = folder / SETTINGS_FILE
     settings = load_settings(path).server if path.exists() else ServerConfig()
-    source = "No server is running. The address is from [server] of paclm.toml; --host and --port override it."
+    source = "No server is running here. The address is from [server] of paclm.toml; --host and --port override it."
     return _url(settings.host, str(settings.port or "PORT")), source
 
 

@@ -114,8 +114,7 @@ def serve(
                 url = _url(port)
                 port.close()
                 started = Started(url=url, curator=curator, setup=setup, new_admin_key=admin_key)
-                if is_local:
-                    local.enter_context(address.noted(workspace.path, url))
+                local.enter_context(address.noted(workspace.path, url))
                 _run(front, started, announce, workspace.path, front_url)
 
 
