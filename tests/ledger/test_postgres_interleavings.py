@@ -19,7 +19,7 @@ from paclm.ledger.postgres import LimitedConnection, connect
 from paclm.ledger.postgres_store import PostgresStore
 from paclm.ledger.store import Commit
 
-SCHEDULES, ACTIONS = 1000, 8
+SCHEDULES, ACTIONS = 1000, 7
 STALE_SECONDS = 3600.0
 STATE = """
 SELECT head.seq, head.epoch, head.kind, (SELECT max(seq) FROM paclm.events),
@@ -95,7 +95,7 @@ class Schedule:
         if store is None or self.draw.random() < 0.15:
             self.done.append((number, "take"))
             return self.take(number)
-        action = self.draw.choice(("step", "step", "step", "quiet", "rotate", "repeat", "mark", "release"))
+        action = self.draw.choice(("step", "step", "step", "quiet", "rotate", "repeat", "mark", "front", "release"))
         self.done.append((number, action))
         getattr(self, action)(number, store)
         return None
@@ -155,6 +155,10 @@ class Schedule:
         else:
             with pytest.raises(LedgerFenced):
                 store.mark(kind)
+
+    def front(self, number, store):
+        """What begins each write of keys, quotas and replies."""
+        assert self.db.execute("SELECT paclm.hold_epoch(%s)", (store.epoch,)).fetchone() == (self.is_newest(store),)
 
     def release(self, number, store):
         store.close()
