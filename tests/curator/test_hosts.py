@@ -13,6 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from cli.commands import invoke
 from curator.deployments import WORLDS
 from curator.sequential import belief_of, world_of
 from paclm import Workspace
@@ -155,7 +156,7 @@ def test_while_a_holder_lives_everything_else_is_refused_and_works_once_it_is_de
     with another_host(held) as process:
         tell(process, "hold")
         json.loads(process.stdout.readline())
-        for attempt in (open_curator, rotate_new, claim_corpus):
+        for attempt in (open_curator, rotate_new, claim_corpus, extend, generate):
             with pytest.raises(LedgerHeld, match=f"process {process.pid}"):
                 attempt(workspace)
         os.kill(process.pid, signal.SIGKILL)
@@ -174,6 +175,14 @@ def opens(workspace):
     except LedgerHeld:
         return False
     return True
+
+
+def extend(workspace):
+    invoke("ledger", "extend", workspace.path, "--yes")
+
+
+def generate(workspace):
+    invoke("generate", workspace.path, "--prompt", "the", "--max-tokens", "2")
 
 
 def rotate_new(workspace):

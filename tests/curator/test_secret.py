@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import traceback
 
 import numpy as np
 import pytest
@@ -147,3 +148,9 @@ def test_a_rule_that_says_it_never_reads_the_secret_cannot_and_releases_nothing(
         secret.release(Rule("cheat", cheat, reads_secret=False), [VOTES], prior_belief(WORLDS), 0.1, Noise())
     tokens, _ = secret.release(Rule("honest", cheat, reads_secret=True), [VOTES], prior_belief(WORLDS), 0.1, Noise())
     assert tokens.reveal() == [3]
+
+
+def test_an_error_while_two_secrets_are_compared_tells_its_type_only():
+    with pytest.raises(UnsoundState, match="AttributeError") as caught:
+        Secret(Redacted(3), WORLDS).is_same(object())
+    assert "is_same" not in [frame.f_code.co_name for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
