@@ -145,8 +145,6 @@ class Killing:
             process.terminate()  # one that was killed, or whose front was, ends by itself
             process.wait(120)
             wait_until(lambda: not any(map(is_running, pids)), 120)
-            if self._postgres is not None and not self._postgres.is_running:
-                self._postgres.start()
 
     def _kill_under_load(self, pids, url, victim):
         curator, front = pids

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from server.killing import front_of, is_running
+from server.killing import Killing, front_of, is_running
 from server.live import bearer
 from server.stepped import wait_until
 
@@ -111,3 +111,43 @@ def servers():
             if server.process.poll() is None:
                 server.process.kill()
             server.wait_for_end()
+
+
+class KillingUnderStandby(Killing):
+    """Kills as there, with a ledger in PostgreSQL: a standby waits for each of them, and takes over."""
+
+    def __init__(self, path, database, **options):
+        super().__init__(path, **options)
+        self._database = database
+        self._spare = None
+
+    @contextmanager
+    def _served(self):
+        server = self._spare or Server(self._path, self._database)
+        try:
+            server.wait_until_serving()
+            self._spare = Server(self._path, self._database)
+            yield [server.process.pid, server.front], server.url
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            server.process.terminate()  # one that was killed, or lost its database, ends by itself
+            server.wait_for_end()
+            if not self._postgres.is_running:
+                self._postgres.start()
+
+    def _kill_under_load(self, pids, url, victim):
+        self._spare.wait_until_standby()
+        super()._kill_under_load(pids, url, victim)
+
+    def run(self, kills):
+        super().run(kills)
+        self.close()
+
+    def close(self):
+        """End the standby."""
+        if self._spare is not None:
+            self._spare.process.kill()
+            self._spare.wait_for_end()
+            self._spare = None

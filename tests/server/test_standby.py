@@ -11,8 +11,8 @@ import pytest
 from paclm.errors import ServiceError
 from paclm.ledger.verify import verify
 from paclm.server.standby import check_take_over
-from server.killing import Asked, Killing
-from server.standing import Server, copies_of, servers
+from server.killing import Asked
+from server.standing import KillingUnderStandby, Server, copies_of, servers
 from server.stepped import wait_until
 
 FENCED = 75
@@ -115,9 +115,8 @@ def test_a_server_that_is_taken_over_exits_with_its_own_status_idle_or_streaming
 def test_after_kills_of_curator_and_database_all_that_left_is_counted(make, roles, postgres, monkeypatch):
     (path,) = copies_of(make(per_token="2^-40"), "here")
     monkeypatch.setenv("PACLM_LEDGER", roles)
-    killing = Killing(
-        path, 1, clients=3, may_be_killed=["curator", "backend", "database"], postgres=postgres, quota=200
-    )
+    victims = ["curator", "backend", "database"]
+    killing = KillingUnderStandby(path, roles, seed=1, clients=3, may_be_killed=victims, postgres=postgres, quota=200)
     killing.run(kills=15)
     assert killing.problems == []
     assert killing.victims.count("database") == 5
