@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from paclm.errors import ServiceError
+from curator.deployments import ScriptedEngine
+from paclm import Curator, Workspace
+from paclm.errors import LedgerBusy, LedgerFenced, LedgerHeld, LedgerUnwritable, LedgerWrongKey, ServiceError
 from paclm.ledger.verify import verify
-from paclm.server.standby import check_take_over
+from paclm.server.standby import check_take_over, open_when_free
 from server.killing import Asked
 from server.standing import KillingUnderStandby, Server, copies_of, servers
 from server.stepped import wait_until
@@ -117,12 +119,51 @@ def test_after_kills_of_curator_and_database_all_that_left_is_counted(make, role
     monkeypatch.setenv("PACLM_LEDGER", roles)
     victims = ["curator", "backend", "database"]
     killing = KillingUnderStandby(path, roles, seed=1, clients=3, may_be_killed=victims, postgres=postgres, quota=200)
-    killing.run(kills=15)
+    killing.run(kills=6)
     assert killing.problems == []
-    assert killing.victims.count("database") == 5
+    assert killing.victims.count("database") == 2
     assert killing.kinds["repeated"] > 0
     assert killing.kinds["lost"] > 0
     assert 0 < killing.received["client-0"] <= 200
+
+
+def test_a_standby_outlives_what_passes_and_a_server_that_never_waited_does_not(make, monkeypatch):
+    workspace, said = make(), []
+    monkeypatch.setenv("PACLM_LEDGER", "postgresql://nowhere/ledger")
+    monkeypatch.setattr("paclm.server.standby._POLL_SECONDS", 0.0)
+    monkeypatch.setattr("paclm.server.standby.telemetry.install", lambda: None)
+    monkeypatch.setattr("paclm.server.standby.refuse_if_held", lambda *_: None)
+    outcomes = iter([LedgerHeld("held"), LedgerUnwritable("restarts"), LedgerBusy("a commit waits"), "open"])
+
+    def opening():
+        if isinstance(outcome := next(outcomes), Exception):
+            raise outcome
+        return outcome
+
+    waiting = Workspace.open(workspace.path)
+    assert open_when_free(waiting, opening, said.append) == "open"
+    assert said == ["held"]
+    outcomes = iter([LedgerUnwritable("not there")])
+    with pytest.raises(LedgerUnwritable):
+        open_when_free(waiting, opening, said.append)
+
+
+def test_a_key_of_another_workspace_stops_no_server(make, small_tokenizer, roles, monkeypatch):
+    def open_curator(**options):
+        return Curator.open(workspace.path, engine=ScriptedEngine(), tokenizer=small_tokenizer, **options)
+
+    workspace = make()
+    monkeypatch.setenv("PACLM_LEDGER", roles)
+    monkeypatch.setenv("PACLM_KEY", "7a" * 32)
+    with open_curator() as curator:
+        curator.generate("the", 2)
+        monkeypatch.setenv("PACLM_KEY", "7b" * 32)
+        with pytest.raises(LedgerWrongKey, match="Nothing was taken over"):
+            open_curator(take_over=True)
+        curator.generate("the", 2)
+        monkeypatch.setenv("PACLM_KEY", "7a" * 32)
+        with open_curator(take_over=True), pytest.raises(LedgerFenced):
+            curator.generate("the", 2)
 
 
 def test_a_file_cannot_be_taken_over(make):

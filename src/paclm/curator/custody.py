@@ -129,6 +129,13 @@ def open_ledger(
         return _open_ledger(address, keys, retired, witness, holding), keys, retired
 
     current, *following = keys_at_hand(workspace.curator_path)
+    if take_over and (stored := sealed_secret(address)) is not None:  # before a server that works is stopped
+        names = decode(stored, f"in {address_name(address)}").keys()
+        if names.isdisjoint(key.id for key in (current, *following)):
+            raise LedgerWrongKey(
+                f"The secret in {address_name(address)} was sealed with the key {', '.join(names)}, but the key given "
+                f"is {current.id}. Nothing was taken over: give the key in force."
+            )
     try:
         return attempt(current)
     except LedgerWrongKey:

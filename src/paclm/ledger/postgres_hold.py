@@ -23,8 +23,10 @@ from paclm.ledger.postgres_schema import has_schema, migrate
 
 _BEATS = 5
 """Heartbeats in the time after which a holder counts as dead."""
-_LEAST_LIMIT = 2.0
-"""Seconds for an answer to a heartbeat; then its connection counts as lost and the next one has another."""
+_ANSWER_SECONDS = 2.0
+"""For a heartbeat; then its connection counts as lost, and the next one has another."""
+_LOCK_WAIT = "10s"
+"""For a commit under way, which may wait for a standby server."""
 _UNSYNCED = "SET synchronous_commit = off"
 """A heartbeat is nothing to keep: it must not wait for a disk or for a standby server."""
 
@@ -46,8 +48,8 @@ class Hold:
         self.failure: LedgerError | None = None
         """Why the right was lost, once it was."""
         self._url, self._db = url, db
-        self._interval, self._limit = stale_seconds / _BEATS, max(_LEAST_LIMIT, stale_seconds / _BEATS)
-        db.answer_seconds = self._limit
+        self._interval = stale_seconds / _BEATS
+        db.answer_seconds = _ANSWER_SECONDS
         self._watched: LimitedConnection | None = None
         self._call: Callable[[LedgerError], None] | None = None
         self._lock = threading.Lock()
@@ -62,7 +64,7 @@ class Hold:
         try:
             migrate(db, name, "")
             with translated(name), db.transaction():
-                db.execute("SET LOCAL lock_timeout = '10s'")
+                db.execute(f"SET LOCAL lock_timeout = '{_LOCK_WAIT}'")
                 db.execute("SELECT 1 FROM paclm.head FOR UPDATE")  # waits for commits and for writes of a front
                 if not holding.take_over:
                     _refuse_if_held(db, name, holding.stale_seconds)
@@ -107,7 +109,7 @@ class Hold:
             db.close()
 
     def _connect(self) -> LimitedConnection:
-        db = connect(self._url, answer_seconds=self._limit)
+        db = connect(self._url, answer_seconds=_ANSWER_SECONDS)
         with translated(self.name):
             db.execute(_UNSYNCED)
         return db
@@ -133,7 +135,7 @@ class Hold:
         """End the heartbeat; it is over when this returns, unless it waits for a server that does not answer."""
         self._end.set()
         if threading.current_thread() is not self._beating:
-            self._beating.join(2 * self._limit)
+            self._beating.join(2 * _ANSWER_SECONDS)
 
 
 def refuse_if_held(url: str, stale_seconds: float) -> None:
