@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import TypeVar
 
 from paclm.config import is_postgres
+from paclm.engine.base_model import base_of, load_tokenizer
 from paclm.errors import LedgerBusy, LedgerFull, LedgerUnwritable, ServiceError
 from paclm.ledger.address import refuse_if_held
 from paclm.server import telemetry
@@ -47,8 +49,15 @@ def open_when_free(
                 announce(str(busy))
                 telemetry.install()
                 telemetry.write(telemetry.Entry(event="standby"))
+                _prepare(workspace)
             is_standby = True
         except (LedgerUnwritable, LedgerFull):  # a standby outlives a restart of the database
             if not is_standby:
                 raise
         time.sleep(_POLL_SECONDS)
+
+
+def _prepare(workspace: Workspace) -> None:
+    """Import what `opening` will need, which takes seconds."""
+    import_module("paclm.engine.loading")
+    load_tokenizer(base_of(workspace))
