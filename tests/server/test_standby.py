@@ -4,6 +4,7 @@ import itertools
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -18,6 +19,9 @@ from server.standing import KillingUnderStandby, Server, copies_of, servers
 from server.stepped import wait_until
 
 FENCED = 75
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+
 ASK = {"model": "clinic", "prompt": "the patient", "max_tokens": 12, "stream": False}
 
 
@@ -61,6 +65,8 @@ def test_one_of_two_standbys_takes_over_from_a_killed_server_and_repeats_its_rep
     here, there = copies_of(make(per_token="2^-16", total="2^-4"), "here", "there")
     first: Server = start(here, roles).wait_until_serving()
     key = first.admin_key
+    environments = [Path(f"/proc/{pid}/environ").read_text() for pid in (first.process.pid, first.front)]
+    assert ["PACLM_LEDGER" in environment for environment in environments] == [True, False]
     standbys = [start(there, roles), start(here, roles)]
     for standby in standbys:
         standby.wait_until_standby()
