@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -131,6 +132,18 @@ def test_after_kills_of_curator_and_database_all_that_left_is_counted(make, role
     assert killing.kinds["repeated"] > 0
     assert killing.kinds["lost"] > 0
     assert 0 < killing.received["client-0"] <= 200
+
+
+def test_a_server_of_corpus_is_taken_over_with_its_keys_and_replies(dp_template, tmp_path, roles, start):
+    path, options = shutil.copytree(dp_template, tmp_path / "clinic"), ("--promise", "corpus")
+    first = start(path, roles, *options).wait_until_serving()
+    key, asked, again = first.admin_key, Asked("admin", "once", ASK), Asked("admin", "once", ASK)
+    assert asked.send(first.url, key).status_code == 200
+    second = start(path, roles, *options, "--take-over")
+    assert first.wait_for_end() == FENCED
+    second.wait_until_serving()
+    assert "idempotent-replayed" in again.send(second.url, key).headers
+    assert again.content == asked.content
 
 
 def test_a_standby_outlives_what_passes_and_a_server_that_never_waited_does_not(make, monkeypatch):
