@@ -159,9 +159,11 @@ class LedgerDamaged(LedgerError):
 class LedgerTampered(LedgerError):
     """A row was edited, removed, reordered or forged."""
 
-    def __init__(self, message: str, seq: int | None = None) -> None:
+    def __init__(self, message: str, seq: int | None = None, verified: int | None = None) -> None:
         super().__init__(message)
         self.seq = seq
+        self.verified = verified
+        """The last row before it that passed its checks."""
 
 
 class LedgerWrongKey(LedgerError):

@@ -17,17 +17,19 @@ from cli.commands import invoke
 from curator.deployments import WORLDS
 from curator.sequential import belief_of, world_of
 from paclm import Workspace
+from paclm.curator import custody
 from paclm.curator.custody import holding_of, open_custody
 from paclm.curator.promises import claim_corpus, claim_half, is_corpus_promised
 from paclm.curator.redacted import Redacted
 from paclm.curator.rotation import rotate_key
 from paclm.curator.sealed import SECRET_FILE, SealedFile, Sealing
 from paclm.curator.secret import Secret
-from paclm.errors import CuratorError, LedgerFenced, LedgerHeld, PromiseConflict
+from paclm.errors import CuratorError, LedgerFenced, LedgerHeld, LedgerWrongKey, PromiseConflict
 from paclm.ledger.address import promises_in, take_hold
 from paclm.ledger.dp_log import DpLog
-from paclm.worlds.layout import dp_log_path
+from paclm.worlds.layout import SETTINGS_FILE, dp_log_path
 from paclm.worlds.registry import remember_workspace, sketch_texts
+from paclm.worlds.settings import write_settings
 
 NOWHERE = "postgresql://127.0.0.1:1/nothing"
 
@@ -261,3 +263,30 @@ def test_another_workspace_whose_database_cannot_be_asked_counts(make, tmp_path,
     (other / "paclm.toml").write_text(f'[ledger]\nurl = "{NOWHERE}"\n')
     with pytest.raises(PromiseConflict, match="other"):
         claim(own)
+
+
+def test_a_host_that_could_not_serve_takes_nothing_over(host, open_curator, monkeypatch, make):
+    with open_curator(host("one")) as curator:
+        curator.generate("the", 2)
+        monkeypatch.setenv("PACLM_KEY", "6b" * 32)
+        with pytest.raises(LedgerWrongKey, match="not taken over"):
+            open_custody(host("two"), take_over=True)
+        monkeypatch.setenv("PACLM_KEY", "5a" * 32)
+        monkeypatch.setattr(custody, "worlds_digest", lambda workspace: "of other worlds")
+        with pytest.raises(CuratorError):
+            open_custody(host("three"), take_over=True)
+        curator.generate("the", 2)  # still the holder
+
+
+def test_a_total_that_an_older_paclm_toml_lowers_is_named(host, open_curator):
+    with open_curator(host("one")) as curator:
+        total = curator.config.total
+    other = host("two")
+    write_settings(other.path / SETTINGS_FILE, "mechanism", {"total": total / 2})
+    opened = open_custody(Workspace.open(other.path))
+    with opened.ledger:
+        assert opened.ledger.settings.total == total / 2
+        assert "was lowered" in opened.cautions[0]
+    again = open_custody(Workspace.open(other.path))
+    with again.ledger:
+        assert not again.cautions

@@ -55,7 +55,6 @@ def test_a_silent_first_host_is_passed_over_for_the_next(postgres, database):
 
 
 def test_a_migration_by_another_process_is_waited_for_and_then_named(database, monkeypatch):
-    create(database)
     with closing(connect(database)) as other, closing(connect(database)) as db, other.transaction():
         other.execute("SELECT pg_advisory_xact_lock(%s)", (int.from_bytes(b"paclm", "big"),))
         real = LimitedConnection.execute

@@ -8,8 +8,9 @@ import pytest
 
 from network import Proxy
 from paclm.errors import LedgerBusy, LedgerFenced, LedgerHeld, LedgerUnwritable
+from paclm.ledger import postgres_hold
 from paclm.ledger.address import Holding
-from paclm.ledger.postgres import connect
+from paclm.ledger.postgres import LimitedConnection, connect
 from paclm.ledger.postgres_hold import Hold, refuse_if_held
 from postgres import wait_for
 
@@ -141,3 +142,63 @@ def test_a_hold_is_not_taken_while_a_commit_waits(take, database, monkeypatch):
         with pytest.raises(LedgerBusy):
             take()
     assert take().epoch == 2
+
+
+def test_a_holder_is_judged_by_its_own_heartbeat_not_by_a_shorter_one(take, database):
+    take(LONG)
+    with psycopg.connect(database) as db:
+        db.execute("UPDATE paclm.holder SET seen = clock_timestamp() - interval '30 seconds'")
+    with pytest.raises(LedgerHeld, match="counts as dead 60 s"):
+        take(SHORT)
+
+
+def test_a_time_that_is_far_ahead_is_no_living_holders(take, database):
+    first = take(LONG)
+    first.release()
+    with psycopg.connect(database) as db:
+        db.execute("UPDATE paclm.holder SET name = 'dead', seen = clock_timestamp() + interval '1 hour'")
+    assert take(LONG).epoch == first.epoch + 1
+
+
+def test_a_process_that_may_not_take_the_ledger_does_not_lock_it_either(take, database, monkeypatch):
+    take(LONG)
+    locked = []
+    real = LimitedConnection.execute
+
+    def execute(self, statement, *rest, **options):
+        locked.append("FOR UPDATE" in str(statement))
+        return real(self, statement, *rest, **options)
+
+    monkeypatch.setattr(LimitedConnection, "execute", execute)
+    with pytest.raises(LedgerHeld):
+        take(LONG)
+    assert locked
+    assert not any(locked)
+
+
+def test_a_process_that_hangs_while_it_takes_the_ledger_loses_its_turn(take, database, monkeypatch):
+    take(SHORT).release()
+    monkeypatch.setattr(postgres_hold, "_IDLE_WAIT", "200ms")
+    real = postgres_hold._next_epoch
+
+    def hang(db, stale_seconds):
+        wait_for(lambda: is_gone(database, db.info.backend_pid), "the server to end a session that hangs")
+        return real(db, stale_seconds)
+
+    monkeypatch.setattr(postgres_hold, "_next_epoch", hang)
+    with pytest.raises(LedgerUnwritable):
+        take(SHORT)
+    monkeypatch.setattr(postgres_hold, "_next_epoch", real)
+    take(SHORT)
+
+
+def is_gone(database, pid):
+    with psycopg.connect(database) as db:
+        return db.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchone() is None
+
+
+def test_a_lock_that_anyone_may_take_does_not_keep_a_holder_out(take, database):
+    take().release()
+    with psycopg.connect(database, autocommit=True) as anyone:
+        anyone.execute("SELECT pg_advisory_lock(%s)", (int.from_bytes(b"paclm", "big"),))
+        take()

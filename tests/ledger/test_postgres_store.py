@@ -144,14 +144,24 @@ def test_a_server_that_does_not_write_to_its_disk_is_refused(setup, name):
             admin.execute("SELECT pg_reload_conf()")
         wait_for(lambda: setup.run(f"SHOW {name}") == [(value,)], f"{name} = {value}")
 
+    ledger = setup.open()
     set_to("off")
     try:
+        with pytest.raises(LedgerNotDurable, match=name):
+            wait_for_end(lambda: setup.commit(ledger, 2))  # its session learns of the change a little later
+        ledger.close()
         with pytest.raises(LedgerNotDurable, match=f"{name} = off"):
             setup.open()
         assert setup.verify([setup.key]).intact
     finally:
         set_to("on")
     setup.open().close()
+
+
+def wait_for_end(act):
+    """Repeat it until it raises."""
+    for _ in range(50):
+        act()
 
 
 def another_backend(ledger):
@@ -222,7 +232,18 @@ def test_a_missing_table_and_a_head_that_is_not_the_newest_row_are_refused(setup
     assert "not its newest row" in edited(setup, "UPDATE head SET seq = 2")
     setup.run("UPDATE head SET seq = 3")
     setup.open().close()
+    assert "belief" in edited(setup, "ALTER TABLE belief SET UNLOGGED")
+    setup.run("ALTER TABLE belief SET LOGGED")
     assert "usage" in edited(setup, "DROP TABLE usage")
+
+
+def test_a_gap_is_not_counted_as_verified(setup):
+    setup.with_steps(6).close()
+    setup.run("ALTER TABLE events DISABLE TRIGGER events_no_change")
+    setup.run("DELETE FROM events WHERE seq = 4")
+    setup.run("ALTER TABLE events ENABLE TRIGGER events_no_change")
+    report = setup.verify([setup.key])
+    assert (report.intact, report.verified_through) == (False, 3)
 
 
 def test_a_newer_ledger_is_refused_before_its_epoch_is_taken(setup):

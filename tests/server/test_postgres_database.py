@@ -258,7 +258,7 @@ def test_the_front_can_do_nothing_to_the_ledger(database, held, front_role):
         ("NOINHERIT", "GRANT {owner} TO {role}", "owns"),
         ("", "GRANT pg_write_all_data TO {role}", "has rights on the table"),
         ("", "GRANT pg_read_all_data TO {role}", "has rights on the table"),
-        ("", "GRANT pg_execute_server_program TO {role}", "server's files"),
+        ("", "GRANT pg_execute_server_program TO {role}", "files or processes of the server"),
         ("", "ALTER TABLE paclm.belief OWNER TO {role}", "owns"),
         ("", "ALTER SCHEMA paclm OWNER TO {role}", "owns"),
         ("", "GRANT TRIGGER ON paclm.head TO {role}", "paclm.head"),

@@ -177,7 +177,7 @@ def test_a_key_of_another_workspace_stops_no_server(make, small_tokenizer, roles
     with open_curator() as curator:
         curator.generate("the", 2)
         monkeypatch.setenv("PACLM_KEY", "7b" * 32)
-        with pytest.raises(LedgerWrongKey, match="Nothing was taken over"):
+        with pytest.raises(LedgerWrongKey, match="not taken over"):
             open_curator(take_over=True)
         curator.generate("the", 2)
         monkeypatch.setenv("PACLM_KEY", "7a" * 32)

@@ -121,7 +121,7 @@ def _sentence(event: Event) -> str:
         case events.SecretSealed():
             return f"{_ORIGINS.get(event.origin, 'The secret was sealed under another key')}."
         case events.Moved():
-            return f"{event.confirmed_by} had it moved from {event.source} to {event.target}."
+            return f"{event.confirmed_by} began to move it from {event.source} to {event.target}."
         case events.WitnessChanged():
             return f"The witness became {event.new or 'none'}, not {event.old or 'none'} ({event.confirmed_by})."
         case events.Restored():

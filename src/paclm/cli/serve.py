@@ -108,7 +108,8 @@ def _progress() -> Callable[[int, int], None]:
 
 
 def _announce_wait(reason: str) -> None:
-    print_wrapped(f"{reason} This server is a standby: it serves when that one is dead.", err=True)
+    who = reason.partition(". ")[0]
+    print_wrapped(f"{who}. This server is a standby: it serves when that one has ended or is dead.", err=True)
 
 
 def _announce(started: Started) -> None:

@@ -84,6 +84,7 @@ class Curator(Decoder[Generation]):
             ledger = custody.ledger
             mixed = claim_half(opened, mix_promises=mix_promises, epoch=ledger.store.epoch)
             more = [
+                *custody.cautions,
                 *mixed,
                 *training_cautions(opened),
                 *deployment_cautions(opened, ledger.ledger_id, ledger.state.tokens),

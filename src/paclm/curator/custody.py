@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paclm.config import MechanismConfig
+from paclm.config import MechanismConfig, format_budget
 from paclm.curator.master_key import MasterKeys, keys_at_hand, load_keys, settle_own_key
 from paclm.curator.preflight import (
     budgets_of,
@@ -32,13 +32,13 @@ from paclm.curator.preflight import (
 from paclm.curator.redacted import Redacted, redact_traceback
 from paclm.curator.sealed import SealedFile, Sealing, decode, encode
 from paclm.curator.secret import Secret, prior_belief, seal_belief, unseal_belief
-from paclm.errors import CuratorError, LedgerWrongKey, UnsoundState
+from paclm.errors import CuratorError, LedgerWrongKey, UnsoundState, WitnessMissing
 from paclm.ledger.address import Holding, exists
 from paclm.ledger.address import name_of as address_name
 from paclm.ledger.events import Usage
 from paclm.ledger.ledger import Ledger
 from paclm.ledger.store import Address
-from paclm.ledger.verify import sealed_secret
+from paclm.ledger.verify import newest_contents, sealed_secret
 from paclm.privacy.belief import FloatArray
 from paclm.worlds.registry import note_place, remember_ledger
 from paclm.worlds.workspace import Workspace
@@ -55,6 +55,8 @@ class Custody:
     keys: MasterKeys
     belief: Redacted[FloatArray]
     digest: str
+    cautions: Sequence[str] = ()
+    """What the operator should know about this opening."""
     commit_seconds: float = 0.0
     """Duration of the last commit."""
     _began_from: Redacted[FloatArray] | None = None
@@ -103,13 +105,25 @@ def open_custody(workspace: Workspace, witness: Address | None = None, *, take_o
         remember_ledger(workspace.manifest.id, ledger.ledger_id)
         check_same_worlds(ledger.workspace, digest, tokens=ledger.state.tokens, workspace=workspace)
         secret = _restore_secret(file, ledger, keys, retired, digest)
+        cautions = _lower_total(ledger, config)
         ledger.change_settings(config)
         settle_own_key(workspace.curator_path, keys)
         note_place(workspace.manifest.id, workspace.path)
-        return Custody(ledger, secret, keys, _restore_belief(ledger, keys, retired, digest), digest)
+        return Custody(ledger, secret, keys, _restore_belief(ledger, keys, retired, digest), digest, cautions)
     except BaseException:
         ledger.close()
         raise
+
+
+def _lower_total(ledger: Ledger, config: MechanismConfig) -> list[str]:
+    """Say so where paclm.toml lowers the total: the file of a standby may be older than the last extension."""
+    if config.total >= ledger.settings.total:
+        return []
+    return [
+        f"The total was lowered to {format_budget(config.total)} nats by paclm.toml, from the "
+        f"{format_budget(ledger.settings.total)} in force. If that was not meant, this file is older than the last "
+        "paclm ledger extend: copy the newest one here, and extend again."
+    ]
 
 
 def holding_of(workspace: Workspace, *, take_over: bool = False) -> Holding:
@@ -129,19 +143,35 @@ def open_ledger(
         return _open_ledger(address, keys, retired, witness, holding), keys, retired
 
     current, *following = keys_at_hand(workspace.curator_path)
-    if take_over and (stored := sealed_secret(address)) is not None:  # before a server that works is stopped
-        names = decode(stored, f"in {address_name(address)}").keys()
-        if names.isdisjoint(key.id for key in (current, *following)):
-            raise LedgerWrongKey(
-                f"The secret in {address_name(address)} was sealed with the key {', '.join(names)}, but the key given "
-                f"is {current.id}. Nothing was taken over: give the key in force."
-            )
+    if take_over:  # before a server that works is stopped
+        check_fit(workspace, witness, [current, *following])
     try:
         return attempt(current)
     except LedgerWrongKey:
         if not following:
             raise
     return attempt(following[0])
+
+
+def check_fit(workspace: Workspace, witness: Address | None, keys: Sequence[MasterKeys] = ()) -> None:
+    """Refuse to take over, or to wait for, what this host could not serve: another key, other worlds, no witness."""
+    address = workspace.ledger_address
+    keys = keys or keys_at_hand(workspace.curator_path)
+    contents, name = newest_contents(address, folder=workspace.curator_path), address_name(address)
+    stored = {} if contents.sealed_secret is None else decode(contents.sealed_secret, f"in {name}")
+    if stored and stored.keys().isdisjoint(key.id for key in keys):
+        raise LedgerWrongKey(
+            f"The secret in {name} was sealed with the key {', '.join(stored)}, but the key given is {keys[0].id}. "
+            "It was not taken over: give the key in force."
+        )
+    check_same_worlds(
+        contents.opened.workspace, worlds_digest(workspace), tokens=contents.state.tokens, workspace=workspace
+    )
+    if contents.state.witness is not None and witness is None:
+        raise WitnessMissing(
+            f"The ledger in {name} has a witness ({contents.state.witness}), and none was named. It was not "
+            "taken over: name it with PACLM_WITNESS or --witness."
+        )
 
 
 def sealings_of(address: Address, folder: Path) -> dict[str, Sealing]:

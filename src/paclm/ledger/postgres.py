@@ -210,7 +210,7 @@ def _translation(name: str, error: psycopg.Error, is_reading: bool) -> LedgerErr
         return LedgerUnwritable(f"{name} refuses the login. {cause} Correct user and password of the address.")
     if code == "42501":
         return LedgerUnwritable(f"The login for {name} lacks a right. {cause} Use the owner of the database.")
-    if not code or code.startswith(("08", "57")):
+    if not code or code.startswith(("08", "57", "25P")):
         return LedgerUnwritable(
             f"The connection to {name} was lost or not made. {cause} Check server, network and login, then {again}"
         )

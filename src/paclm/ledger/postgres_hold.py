@@ -27,6 +27,8 @@ _ANSWER_SECONDS = 2.0
 """For a heartbeat; then its connection counts as lost, and the next one has another."""
 _LOCK_WAIT = "10s"
 """For a commit under way, which may wait for a standby server."""
+_IDLE_WAIT = "5s"
+"""For this process itself, while it has the head locked: one that hangs must not stop the others."""
 _UNSYNCED = "SET synchronous_commit = off"
 """A heartbeat is nothing to keep: it must not wait for a disk or for a standby server."""
 
@@ -63,12 +65,16 @@ class Hold:
         db, name = connect(url), name_of(url)
         try:
             migrate(db, name, "")
+            if not holding.take_over:  # before the head is locked: a process that may not take it must not block it
+                with translated(name):
+                    _refuse_if_held(db, name, holding.stale_seconds)
             with translated(name), db.transaction():
                 db.execute(f"SET LOCAL lock_timeout = '{_LOCK_WAIT}'")
+                db.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{_IDLE_WAIT}'")
                 db.execute("SELECT 1 FROM paclm.head FOR UPDATE")  # waits for commits and for writes of a front
                 if not holding.take_over:
                     _refuse_if_held(db, name, holding.stale_seconds)
-                epoch = _next_epoch(db)
+                epoch = _next_epoch(db, holding.stale_seconds)
             with translated(name):
                 db.execute(_UNSYNCED)
         except BaseException:
@@ -169,9 +175,13 @@ def _cut(name: str) -> LedgerUnwritable:
 
 def _refuse_if_held(db: LimitedConnection, name: str, stale_seconds: float) -> None:
     found = db.execute(
-        "SELECT name, extract(epoch FROM clock_timestamp() - seen) FROM paclm.holder WHERE name IS NOT NULL"
+        "SELECT name, extract(epoch FROM clock_timestamp() - seen), stale_seconds FROM paclm.holder "
+        "WHERE name IS NOT NULL"
     ).fetchone()
-    if found is not None and found[1] < stale_seconds:
+    if found is None:
+        return
+    stale_seconds = max(stale_seconds, float(found[2]))  # the holder's heart may beat more slowly than ours
+    if -stale_seconds < found[1] < stale_seconds:  # a time to come is none of a living holder's, but of another clock
         ago = max(0.0, float(found[1]))
         raise LedgerHeld(
             f"The ledger in {name} is in use by {found[0]}, last seen {ago:.0f} s ago. One secret has one writer: "
@@ -180,12 +190,12 @@ def _refuse_if_held(db: LimitedConnection, name: str, stale_seconds: float) -> N
         )
 
 
-def _next_epoch(db: LimitedConnection) -> int:
+def _next_epoch(db: LimitedConnection, stale_seconds: float) -> int:
     found = db.execute("UPDATE paclm.head SET epoch = epoch + 1 RETURNING epoch").fetchone()
     if found is None:
         raise LedgerBusy("The table of the newest row is empty.")
     db.execute(
-        "UPDATE paclm.holder SET epoch = %s, name = %s, seen = clock_timestamp()",
-        (found[0], f"{socket.gethostname()} process {os.getpid()}"),
+        "UPDATE paclm.holder SET epoch = %s, name = %s, seen = clock_timestamp(), stale_seconds = %s",
+        (found[0], f"{socket.gethostname()} process {os.getpid()}", stale_seconds),
     )
     return int(found[0])

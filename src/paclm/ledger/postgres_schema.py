@@ -20,8 +20,8 @@ M001_INITIAL = (
     "kind text NOT NULL)",
     "INSERT INTO paclm.head VALUES (1, 0, 0, 'none')",
     "CREATE TABLE paclm.holder (one integer PRIMARY KEY CHECK (one = 1), epoch bigint NOT NULL, name text, "
-    "seen timestamptz NOT NULL)",
-    "INSERT INTO paclm.holder VALUES (1, 0, NULL, clock_timestamp())",
+    "seen timestamptz NOT NULL, stale_seconds double precision NOT NULL)",
+    "INSERT INTO paclm.holder VALUES (1, 0, NULL, clock_timestamp(), 0)",
     "CREATE TABLE paclm.events (seq bigint PRIMARY KEY, at text NOT NULL, kind text NOT NULL, body text NOT NULL, "
     "key text NOT NULL, previous bytea NOT NULL, digest bytea NOT NULL, mac bytea NOT NULL)",
     "CREATE INDEX notable ON paclm.events (seq) WHERE kind <> 'stepped'",
@@ -62,13 +62,17 @@ _LOCK = int.from_bytes(b"paclm", "big")
 
 def migrate(db: LimitedConnection, name: str, at: str) -> None:
     """Make the schema, or apply the migrations that it lacks; one process at a time."""
+    with translated(name):
+        if has_schema(db) and _applied(db) == set(MIGRATIONS):  # without a lock that others might keep
+            return
     with translated(name), db.transaction():
         db.execute("SET LOCAL lock_timeout = '10s'")
+        db.execute("SET LOCAL idle_in_transaction_session_timeout = '5s'")
         db.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
         if not has_schema(db):
             db.execute(f"CREATE SCHEMA {SCHEMA}")
             db.execute("CREATE TABLE paclm.migrations (name text PRIMARY KEY, at text NOT NULL)")
-        applied = {found for (found,) in db.execute("SELECT name FROM paclm.migrations")}
+        applied = _applied(db)
         if newer := sorted(applied - set(MIGRATIONS)):
             raise LedgerError(f"{name} was made by a newer paclm (it has {', '.join(newer)}). Update paclm to open it.")
         for step, statements in MIGRATIONS.items():
@@ -76,6 +80,10 @@ def migrate(db: LimitedConnection, name: str, at: str) -> None:
                 for statement in statements:
                     db.execute(sql.SQL(statement))
                 db.execute("INSERT INTO paclm.migrations VALUES (%s, %s)", (step, at))
+
+
+def _applied(db: LimitedConnection) -> set[str]:
+    return {found for (found,) in db.execute("SELECT name FROM paclm.migrations")}
 
 
 def has_schema(db: LimitedConnection) -> bool:
@@ -99,7 +107,8 @@ def check_schema(db: LimitedConnection, name: str) -> None:
         trigger: Any = db.execute(
             "SELECT tgenabled FROM pg_trigger WHERE tgrelid = 'paclm.events'::regclass AND tgname = 'events_no_change'"
         ).fetchone()
-        tables = {found for (found,) in db.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'paclm'")}
+        durable = "SELECT relname FROM pg_class WHERE relnamespace = 'paclm'::regnamespace AND relpersistence = 'p'"
+        tables = {found for (found,) in db.execute(durable)}  # unlogged ones are empty after a crash
     missing = sorted(set(LEDGER_TABLES) - tables)
     if missing or trigger is None or trigger[0] not in (b"O", b"A", "O", "A"):
         raise LedgerTampered(

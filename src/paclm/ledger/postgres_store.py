@@ -22,11 +22,13 @@ from paclm.ledger.store import Commit, Copy, Kind, Store
 
 _COLUMNS = "seq, at, kind, body, key, previous, digest, mac"
 _SUMS = ", ".join(f"{name} = usage.{name} + excluded.{name}" for name in COUNTS)
+_DURABLE = "ARRAY[current_setting('synchronous_commit'), current_setting('fsync'), current_setting('full_page_writes')]"
+"""Read with every commit: a pooler or an administrator may change them at any time."""
 _COMMIT = f"""
 WITH moved AS (
   UPDATE paclm.head SET seq = %(seq)s
   WHERE epoch = %(epoch)s AND seq = %(after)s AND pg_backend_pid() = %(backend)s
-    AND current_setting('synchronous_commit') = 'on'
+    AND ARRAY['on', 'on', 'on'] = {_DURABLE}
   RETURNING 1
 ), added AS (
   INSERT INTO paclm.events ({_COLUMNS})
@@ -46,7 +48,7 @@ WITH moved AS (
     AS entry
   ON CONFLICT (hour, key) DO UPDATE SET {_SUMS}
 )
-SELECT count(*), pg_backend_pid(), current_setting('synchronous_commit') FROM moved
+SELECT count(*), pg_backend_pid(), {_DURABLE} FROM moved
 """
 _PART = 10_000
 """Rows read at a time."""
@@ -204,11 +206,12 @@ class PostgresStore(Store):
             **{name: [getattr(usage, name) for usage in added.values()] for name in COUNTS},
         }
         with translated(self.name):
-            moved, backend, synchronous = self.db.execute(_COMMIT, values).fetchone() or (0, self._backend, "on")
-        if moved != 1 and (backend, synchronous) != (self._backend, "on"):
+            moved, backend, durable = self.db.execute(_COMMIT, values).fetchone() or (0, self._backend, ["on"] * 3)
+        if moved != 1 and (backend, durable) != (self._backend, ["on"] * 3):
             raise LedgerNotDurable(
-                f"The session of {self.name} was swapped or changed by another (synchronous_commit = {synchronous}), "
-                "so nothing was written. Connect to the server itself, without a pooler, then restart."
+                f"The session of {self.name} was swapped or changed by another (synchronous_commit, fsync and "
+                f"full_page_writes are {', '.join(durable)}), so nothing was written. Set all three to on, connect to "
+                "the server itself, without a pooler, then restart."
             )
         if moved != 1:
             raise fenced(self.name)

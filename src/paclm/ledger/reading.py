@@ -130,7 +130,7 @@ def _check_chain(store: Store, keys: LedgerKeys | None, previous: Row) -> int:
             check_row(row, keys)
             _check_link(previous, row, keys)
         except BadRow as problem:
-            raise _tampered(store, row.seq, str(problem)) from None
+            raise _tampered(store, row.seq, str(problem), previous.seq) from None
         previous, count = row, count + 1
     return count
 
@@ -141,6 +141,7 @@ def read_all(store: Store, keys: LedgerKeys | None) -> Contents:
     state: State | None = None
     price: Price | None = None
     table: UsageTable = {}
+    verified = 0
     for row in store.rows():
         try:
             event, after = parse_row(row)
@@ -151,11 +152,11 @@ def read_all(store: Store, keys: LedgerKeys | None) -> Contents:
             if (settings := new_settings(event)) is not None:
                 price = Price.of(MechanismConfig(**settings))
         except BadRow as problem:
-            raise _tampered(store, row.seq, str(problem)) from None
+            raise _tampered(store, row.seq, str(problem), verified) from None
         except (PaclmError, TypeError) as problem:
-            raise _tampered(store, row.seq, f"breaks a rule ({problem})") from None
+            raise _tampered(store, row.seq, f"breaks a rule ({problem})", verified) from None
         add_usages(table, row.at, usages(state, after, event))
-        state = after
+        state, verified = after, row.seq
     if table != store.usage():
         raise LedgerTampered(f"The sums by hour and key in {store.name} do not match its rows.")
     return contents
@@ -255,9 +256,10 @@ def _read_secret(store: Store, state: State, keys: LedgerKeys | None) -> bytes |
     return sealed
 
 
-def _tampered(store: Store, seq: int, problem: str) -> LedgerTampered:
+def _tampered(store: Store, seq: int, problem: str, verified: int | None = None) -> LedgerTampered:
     return LedgerTampered(
         f"Row {seq} of {store.name} {problem}. Nothing is released from a ledger that fails its checks: restore a "
         "backup and adopt it.",
         seq,
+        verified,
     )

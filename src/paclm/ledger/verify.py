@@ -158,8 +158,8 @@ def verify(
     except LedgerError as error:
         report.intact, report.problem = False, str(error)
         report.bad_seq = error.seq if isinstance(error, LedgerTampered) else None
-        if report.bad_seq is not None and report.contents is not None:
-            report.verified_through = report.bad_seq - 1
+        if isinstance(error, LedgerTampered) and error.verified is not None:
+            report.verified_through = error.verified
     return report
 
 

@@ -10,7 +10,7 @@ import secrets
 from typing import Any
 
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from paclm.errors import LedgerError, ServiceError
 from paclm.ledger.postgres import LimitedConnection, connect, name_of, translated
@@ -23,11 +23,14 @@ _RIGHTS = (
     "SELECT, UPDATE ON paclm.service",
     "EXECUTE ON FUNCTION paclm.hold_epoch(bigint)",
 )
+_OWNERS = ("user", "password", "passfile", "service", "sslcert", "sslkey", "sslpassword")
+"""Parts of an address that belong to its login."""
 _EXCESS = """
 WITH every AS (SELECT * FROM pg_catalog.pg_roles WHERE pg_catalog.pg_has_role(%(role)s, oid, 'MEMBER'))
-SELECT 'is or may become ' || rolname || ', which is a superuser, creates roles, replicates or uses the server''s files'
+SELECT 'is or may become ' || rolname || ', which is a superuser, creates roles, replicates, or uses '
+  || 'files or processes of the server'
   FROM every WHERE rolsuper OR rolcreaterole OR rolreplication
-    OR rolname IN ('pg_execute_server_program', 'pg_write_server_files')
+    OR rolname IN ('pg_execute_server_program', 'pg_write_server_files', 'pg_read_server_files', 'pg_signal_backend')
 UNION ALL SELECT 'is or may become ' || rolname || ', which owns the database, its schema or one of its tables'
   FROM every WHERE oid IN (SELECT relowner FROM pg_catalog.pg_class WHERE relnamespace = 'paclm'::regnamespace
     UNION SELECT nspowner FROM pg_catalog.pg_namespace WHERE nspname = 'paclm'
@@ -81,7 +84,8 @@ def _make(db: LimitedConnection, url: str, epoch: int) -> str:
                 raise ServiceError(f"Another server took over the ledger in {name_of(url)}: this one must stop.")
             change = "ALTER ROLE {} LOGIN PASSWORD {}" if exists else "CREATE ROLE {} LOGIN PASSWORD {}"
             db.execute(sql.SQL(change).format(sql.Identifier(role), sql.Literal(verifier)))
-    return make_conninfo(url, user=role, password=password)
+    own = {name: value for name, value in conninfo_to_dict(url).items() if name not in _OWNERS}
+    return make_conninfo("", **{**own, "user": role, "password": password})
 
 
 def _allow_and_check(db: LimitedConnection, name: str, address: str) -> None:

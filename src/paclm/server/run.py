@@ -33,14 +33,14 @@ from typing import NamedTuple
 
 from paclm.config import PromiseName, ServerConfig, in_shell, is_postgres
 from paclm.curator.curator import Curator
-from paclm.curator.custody import WITNESS_VARIABLE, holding_of
+from paclm.curator.custody import WITNESS_VARIABLE, check_fit, holding_of, named_witness
 from paclm.curator.dp_decoder import DpDecoder, check_dp_adapter
 from paclm.curator.master_key import KEY_VARIABLES
 from paclm.curator.preflight import budgets_of
 from paclm.curator.redacted import disable_core_dumps
 from paclm.engine.base_model import base_of
 from paclm.errors import LedgerError, ServiceError
-from paclm.ledger.address import take_hold
+from paclm.ledger.address import exists, take_hold
 from paclm.ledger.dp_log import DpLog
 from paclm.server import address, telemetry
 from paclm.server.api_keys import KeyStore
@@ -57,6 +57,8 @@ from paclm.worlds.storage import only_one
 from paclm.worlds.workspace import Workspace
 
 ADMIN = "admin"
+_LOGIN_VARIABLES = ("PGPASSWORD", "PGPASSFILE", "PGSERVICE", "PGSERVICEFILE")
+"""Where libpq finds the owner's password."""
 _END_SECONDS = 20.0
 """For a front to finish its accounting after the curator has stopped; a client that does not read delays it."""
 
@@ -100,7 +102,10 @@ def serve(
         _check_keys(workspace.path, path, setup)
         with _front(port, workspace) as front, _ended_by_sigterm():
             opening = partial(_open, workspace, promise, witness, mix_promises, take_over)
-            curator = open_when_free(workspace, opening, announce_wait, take_over=take_over)
+            if take_over:
+                _check_front_login(workspace)
+            check = partial(_check_standby, workspace, promise, witness)
+            curator = open_when_free(workspace, opening, announce_wait, check, take_over=take_over)
             with curator, ExitStack() as local:
                 is_local = not is_postgres(workspace.ledger_address)  # else the epoch decides who serves
                 if is_local:
@@ -136,6 +141,20 @@ def _open(
         curator = Curator.open(workspace, witness=witness, mix_promises=mix_promises, take_over=take_over)
     curator.usage()  # the first call reads the ledger's whole table: do it before any step waits for it
     return curator
+
+
+def _check_standby(workspace: Workspace, promise: PromiseName, witness: Path | str | None) -> None:
+    if promise == "half" and exists(workspace.ledger_address):
+        check_fit(workspace, named_witness(witness))
+    _check_front_login(workspace)
+
+
+def _check_front_login(workspace: Workspace) -> None:
+    """Refuse a login of the front that does not work, before a server that works is stopped."""
+    if address := workspace.settings.ledger.front_url:
+        from paclm.ledger.postgres import connect
+
+        connect(address, is_reading=True).close()
 
 
 def _open_corpus(workspace: Workspace, mix_promises: bool, take_over: bool) -> DpDecoder:
@@ -191,7 +210,7 @@ def _front(port: socket.socket, workspace: Workspace) -> Iterator[Front]:
     lock = os.open(service_path(workspace.path).with_name("front.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     sockets = its.fileno(), port.fileno()
     command = [sys.executable, "-P", "-m", "paclm.server.front", *map(str, sockets), str(base_of(workspace).folder)]
-    private = {*KEY_VARIABLES, WITNESS_VARIABLE, *ADDRESS_VARIABLES, "PGPASSWORD"}
+    private = {*KEY_VARIABLES, WITNESS_VARIABLE, *ADDRESS_VARIABLES, *_LOGIN_VARIABLES}
     environment = {name: value for name, value in os.environ.items() if name not in private}
     with own:
         with its:  # in a session of its own: Ctrl-C reaches this process alone, which passes it on

@@ -33,9 +33,17 @@ def check_take_over(workspace: Workspace) -> None:
 
 
 def open_when_free(
-    workspace: Workspace, opening: Callable[[], T], announce: Callable[[str], None], *, take_over: bool = False
+    workspace: Workspace,
+    opening: Callable[[], T],
+    announce: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
+    *,
+    take_over: bool = False,
 ) -> T:
-    """What `opening` returns. Waits while another process holds a ledger in a database, and announces that once."""
+    """What `opening` returns. Waits while another process holds a ledger in a database, and announces that once.
+
+    `check` raises what `opening` would raise later: a standby that could never serve must not wait.
+    """
     if not is_postgres(workspace.ledger_address):
         return opening()
     is_standby = False
@@ -46,6 +54,7 @@ def open_when_free(
             return opening()
         except LedgerBusy as busy:
             if not is_standby:
+                check()
                 announce(str(busy))
                 telemetry.install()
                 telemetry.write(telemetry.Entry(event="standby"))
