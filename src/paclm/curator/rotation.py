@@ -16,11 +16,10 @@ from pathlib import Path
 
 from paclm.curator.custody import named_witness, open_custody
 from paclm.curator.master_key import (
-    KEY_FILE_VARIABLE,
-    KEY_VARIABLE,
     NEW_KEY_FILE,
     MasterKeys,
     keeps_own_key,
+    key_variable,
     new_key,
     read_key,
     settle_own_key,
@@ -44,7 +43,7 @@ def rotate_key(workspace: Workspace, master: Redacted[bytes] | None = None, witn
     """
     if master is None and not keeps_own_key():
         raise CuratorError(
-            f"The key comes from {KEY_VARIABLE} or {KEY_FILE_VARIABLE}, where paclm cannot write a new one. Make one, "
+            f"The key comes from {key_variable()}, where paclm cannot write a new one. Make one, "
             "pass it as `master`, and set it there afterwards."
         )
     master = master or new_key()
