@@ -27,9 +27,8 @@ from paclm.curator.secret import Secret
 from paclm.errors import CuratorError, LedgerFenced, LedgerHeld, LedgerWrongKey, PromiseConflict
 from paclm.ledger.address import promises_in, take_hold
 from paclm.ledger.dp_log import DpLog
-from paclm.worlds.layout import SETTINGS_FILE, dp_log_path
+from paclm.worlds.layout import dp_log_path
 from paclm.worlds.registry import remember_workspace, sketch_texts
-from paclm.worlds.settings import write_settings
 
 NOWHERE = "postgresql://127.0.0.1:1/nothing"
 
@@ -278,14 +277,14 @@ def test_a_host_that_could_not_serve_takes_nothing_over(host, open_curator, monk
         curator.generate("the", 2)  # still the holder
 
 
-def test_a_total_that_an_older_paclm_toml_lowers_is_named(host, open_curator):
-    with open_curator(host("one")) as curator:
-        total = curator.config.total
-    other = host("two")
-    write_settings(other.path / SETTINGS_FILE, "mechanism", {"total": total / 2})
+def test_an_extended_total_that_an_older_paclm_toml_lowers_is_named(host):
+    one, other = host("one"), host("two")
+    total = one.config.total
+    with open_custody(one).ledger as ledger:
+        ledger.extend(2 * total, confirmed_by="ada")
     opened = open_custody(Workspace.open(other.path))
     with opened.ledger:
-        assert opened.ledger.settings.total == total / 2
+        assert opened.ledger.settings.total == total
         assert "was lowered" in opened.cautions[0]
     again = open_custody(Workspace.open(other.path))
     with again.ledger:

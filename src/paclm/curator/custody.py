@@ -35,8 +35,9 @@ from paclm.curator.secret import Secret, prior_belief, seal_belief, unseal_belie
 from paclm.errors import CuratorError, LedgerWrongKey, UnsoundState, WitnessMissing
 from paclm.ledger.address import Holding, exists
 from paclm.ledger.address import name_of as address_name
-from paclm.ledger.events import Usage
+from paclm.ledger.events import Extended, Usage
 from paclm.ledger.ledger import Ledger
+from paclm.ledger.reading import read_row
 from paclm.ledger.store import Address
 from paclm.ledger.verify import newest_contents, sealed_secret
 from paclm.privacy.belief import FloatArray
@@ -116,8 +117,9 @@ def open_custody(workspace: Workspace, witness: Address | None = None, *, take_o
 
 
 def _lower_total(ledger: Ledger, config: MechanismConfig) -> list[str]:
-    """Say so where paclm.toml lowers the total: the file of a standby may be older than the last extension."""
-    if config.total >= ledger.settings.total:
+    """Say so where paclm.toml lowers a total that was extended: the file of a standby may be older than that."""
+    in_force = read_row(ledger.store, ledger.state.settings_seq)
+    if config.total >= ledger.settings.total or in_force.kind != Extended.kind:
         return []
     return [
         f"The total was lowered to {format_budget(config.total)} nats by paclm.toml, from the "

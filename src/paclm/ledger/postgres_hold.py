@@ -62,18 +62,22 @@ class Hold:
     @classmethod
     def take(cls, url: str, holding: Holding) -> Hold:
         """Take the next epoch; refused while another holder is alive, unless it is to be taken over."""
-        db, name = connect(url), name_of(url)
+        name = name_of(url)
+
+        def check(db: LimitedConnection) -> None:
+            if not holding.take_over:
+                _refuse_if_held(db, name, holding.stale_seconds)
+
+        db = connect(url)
         try:
             migrate(db, name, "")
-            if not holding.take_over:  # before the head is locked: a process that may not take it must not block it
-                with translated(name):
-                    _refuse_if_held(db, name, holding.stale_seconds)
+            with translated(name):
+                check(db)  # before the head is locked: a process that may not take it must not block it
             with translated(name), db.transaction():
                 db.execute(f"SET LOCAL lock_timeout = '{_LOCK_WAIT}'")
                 db.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{_IDLE_WAIT}'")
                 db.execute("SELECT 1 FROM paclm.head FOR UPDATE")  # waits for commits and for writes of a front
-                if not holding.take_over:
-                    _refuse_if_held(db, name, holding.stale_seconds)
+                check(db)
                 epoch = _next_epoch(db, holding.stale_seconds)
             with translated(name):
                 db.execute(_UNSYNCED)
