@@ -272,6 +272,7 @@ def machine(template, small_tokenizer):
     return type("Lifetime", (Lifetime,), {"template": template, "tokenizer": small_tokenizer})
 
 
+@pytest.mark.filterwarnings("ignore:The total was lowered")
 def test_any_life_of_a_workspace_keeps_the_books(machine):
     # Shrinking a failure takes minutes of file handling, and the failing steps are printed anyway.
     run_state_machine_as_test(
