@@ -127,10 +127,11 @@ def set_for_all(setup, name, value):
 
 
 def test_the_sessions_own_settings_win_over_the_databases(setup):
-    for name, value in (("synchronous_commit", "off"), ("statement_timeout", 1), ("client_min_messages", "error")):
+    for name, value in (("synchronous_commit", "off"), ("statement_timeout", 60_000), ("client_min_messages", "error")):
         set_for_all(setup, name, value)
     with setup.with_steps(2) as ledger:
         assert ledger.store.db.execute("SHOW synchronous_commit").fetchone() == ("on",)
+        assert ledger.store.db.execute("SHOW statement_timeout").fetchone() == ("0",)
         assert ledger.account.tokens == 8
 
 
