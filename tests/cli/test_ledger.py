@@ -8,7 +8,7 @@ import pytest
 from cli.ledgers import PRICE, figures, make_used_workspace, open_ledger, run, write_manifest, write_total
 from paclm.cli.ledger import draw_bars
 from paclm.errors import InvalidInput, LedgerBusy, LedgerFull, LedgerMissing, WorkspaceError
-from paclm.ledger.events import Usage
+from paclm.ledger.events import Checkpoint, Usage
 from paclm.privacy.bounds import format_bound, success_bound
 
 
@@ -31,8 +31,23 @@ def test_show_prints_the_figures_of_the_contract(workspace):
         "witness": None,
         "intact": True,
         "verified_through": 6,
+        "trusted_through": 0,
+        "not_checked": "No MAC was checked. To check every row with the key: paclm ledger verify",
     }
     assert list(figures("show", workspace).items()) == list(expected.items())
+
+
+def test_show_says_that_a_checkpoint_was_believed_without_the_key(workspace):
+    """Whoever can write the file can forge one, and change what it covers."""
+    with open_ledger(workspace) as ledger:
+        forged = Checkpoint(ledger.head.seq, ledger.head.digest, ledger.keys.current, bytes(32))
+        ledger.store.set_checkpoint(forged)
+        ledger.commit([Usage("bob", 1, 0, 1, PRICE)], b"more")
+    shown = figures("show", workspace)
+    assert [shown[name] for name in ("intact", "trusted_through", "verified_through")] == [True, 6, 7]
+    assert "Rows up to 6 were not checked" in shown["not_checked"]
+    assert "Rows up to 6 were not checked" in run("show", workspace).output
+    assert "checkpoint" in figures("verify", workspace)["problem"]
 
 
 def test_show_lists_spending_by_day_and_key_with_bars_and_never_a_bound_at_the_spend(workspace):

@@ -24,6 +24,7 @@ from paclm.errors import (
     LedgerWrongKey,
 )
 from paclm.ledger import sqlite_file
+from paclm.ledger.address import open_reader
 from paclm.ledger.events import Head, LedgerKeys, Row, digest_of, make_row
 from paclm.ledger.sqlite_store import transaction
 from paclm.ledger.state import parse_row, to_state_fields
@@ -129,10 +130,38 @@ def test_a_removed_trigger_is_refused(closed):
     refused(closed, LedgerTampered, "events_no_")
 
 
-def test_changed_figures_by_key_are_found(closed):
-    closed.edit(("UPDATE usage SET units = '0'",))
-    report = closed.verify()
+@pytest.mark.parametrize("only_recent", [False, True])
+@pytest.mark.parametrize("change", ["units = '0'", "tokens = tokens + 1"])
+def test_changed_figures_by_key_are_found(closed, change, only_recent):
+    closed.edit((f"UPDATE usage SET {change}",))
+    report = closed.verify(only_recent=only_recent)
     assert (report.intact, report.bad_seq) == (False, None)
+    assert report.contents.state.tokens == 40
+
+
+NO_NUMBERS = ["-16", "NULL"]
+IN_FILES, IN_DATABASES = ["''", "'x'", "'0,0'", "' 1'", "'-0'"], ["0.5", "'NaN'", "'Infinity'"]
+
+
+def test_sums_that_are_no_numbers_are_refused_also_where_the_rest_adds_up(closed):
+    """The database adds up the sums, and skips or takes what is no number."""
+    ((units,),) = closed.run("SELECT units FROM usage")
+    is_file = not isinstance(closed.address, str)
+    if not is_file:
+        closed.run("ALTER TABLE usage ALTER units DROP NOT NULL")
+    closed.run("INSERT INTO usage SELECT hour, 'mallory', 0, 0, 0, '0', 0 FROM usage")
+    assert closed.verify(only_recent=True).intact
+    for value in NO_NUMBERS + (IN_FILES if is_file else IN_DATABASES):
+        closed.run(f"UPDATE usage SET units = {value} WHERE key = 'mallory'")
+        left = int(units) - {"-16": -16, "' 1'": 1}.get(value, 0)
+        closed.run("UPDATE usage SET units = ? WHERE key = 'alice'", (str(left),))
+        for only_recent in (False, True):
+            report = closed.verify(only_recent=only_recent)
+            assert "not a number" in (report.problem or ""), value
+        with closing(open_reader(closed.address)) as store:
+            for column in ("hour", "key"):
+                with pytest.raises(LedgerTampered, match="not a number"):
+                    store.usage_by(column)
 
 
 def forge(setup, change):

@@ -18,13 +18,13 @@ import typer
 
 from paclm.cli.console import STOP_MESSAGE, JsonFlag, format_guarantee, format_size, print_json, require_packages
 from paclm.cli.models import fetch_smollm2_once
-from paclm.cli.side_by_side import Screen, shortened
 from paclm.cli.train import run_job, warn_of_load
 from paclm.cli.training_advice import SMALL_CORPUS
 from paclm.config import format_duration, in_shell, parse_budget
 from paclm.errors import WorkspaceError
 
 if TYPE_CHECKING:
+    from paclm.cli.side_by_side import Screen
     from paclm.engine.training_job import TrainingJob
     from paclm.study.lab import Lab
     from paclm.study.recorded_votes import RecordedVotes
@@ -85,6 +85,8 @@ def demo(
     # The packages of all extras that the steps below use.
     require_packages("matplotlib", "jinja2", "torch", "transformers", "safetensors", "cryptography")
     STOP_MESSAGE.set("Run the same command to continue.")
+    from paclm.cli.side_by_side import Screen, shortened
+
     path, screen = workspace or default_folder(base), Screen(err=as_json)
     seconds: dict[str, float] = {}
 
@@ -144,6 +146,7 @@ def default_folder(base: str) -> Path:
 
 
 def _prepare(path: Path, base_name: str, screen: Screen) -> Workspace:
+    from paclm.cli.side_by_side import shortened
     from paclm.engine.base_model import check_base, load_tokenizer, resolve_base
     from paclm.worlds.creation import check_place, create_workspace
     from paclm.worlds.readers import read_corpus

@@ -36,7 +36,7 @@ from paclm.errors import InvalidInput, LedgerError, LedgerMissing, WorkspaceErro
 
 if TYPE_CHECKING:
     from paclm.ledger.reading import Contents
-    from paclm.ledger.state import UsageTable
+    from paclm.ledger.verify import Report
 
 ledger = typer.Typer(help="Show spending; verify integrity.", no_args_is_help=True)
 
@@ -90,20 +90,24 @@ def show(
     if promise == "corpus" or (promise is None and has_corpus and not exists(find_ledger(workspace))):
         show_corpus(workspace, as_json)
         return
-    _check_anything_used(workspace, promise)
-    report = verify_ledger(find_ledger(workspace), only_recent=True, folder=curator_folder(workspace))
+    try:
+        report = verify_ledger(find_ledger(workspace), only_recent=True, folder=curator_folder(workspace))
+    except LedgerMissing:
+        _check_anything_used(workspace, promise)
+        raise
     if report.contents is None:
         raise LedgerError(report.problem or "The ledger cannot be read.")
     if as_json:
         more = {"corpus": corpus_figures(workspace)} if has_corpus else {}
         checked = {"intact": report.intact, "verified_through": report.verified_through}
-        print_json({**_figures(report.contents), **checked, **more})
+        trusted = {"trusted_through": report.trusted_through, "not_checked": _not_checked(report)}
+        print_json({**_figures(report.contents), **checked, **trusted, **more})
         return
     if report.intact:
-        since = f"after the checkpoint at row {report.checkpoint:,} " if report.checkpoint else ""
+        since = f"since row {report.trusted_through:,} " if report.trusted_through else ""
         print_wrapped(
-            f"Intact through row {report.verified_through:,}, the newest (hashes of all rows {since}and sums; with the "
-            "key, every row: paclm ledger verify)."
+            f"Intact through row {report.verified_through:,}, the newest (hashes of all rows {since}and sums). "
+            f"{_not_checked(report)}"
         )
         typer.echo()
     else:
@@ -112,7 +116,7 @@ def show(
     if report.is_copy:
         typer.echo(f"{_COPY}\n")
     _print_figures(report.contents, unit_at(workspace))
-    _print_history(report.usage)
+    _print_history(report)
     if has_corpus:
         typer.echo("\nPromise corpus")
         show_corpus(workspace, as_json=False)
@@ -323,15 +327,25 @@ def _print_figures(contents: Contents, unit: str) -> None:
         print_wrapped("This ledger was restored without a witness: no more tokens can be charged to it.")
 
 
-def _print_history(usage: UsageTable) -> None:
-    from paclm.ledger.state import by_day, by_hour, by_key
+def _not_checked(report: Report) -> str:
+    behind = (
+        f"Rows up to {report.trusted_through:,} were not checked: a checkpoint vouches for them, and without the key "
+        "nobody can tell who made it. "
+        if report.trusted_through
+        else ""
+    )
+    return f"{behind}No MAC was checked. To check every row with the key: paclm ledger verify"
+
+
+def _print_history(report: Report) -> None:
+    from paclm.ledger.state import by_day
     from paclm.privacy.accounting import nats_up
 
-    hours = [(hour, used.units) for hour, used in by_hour(usage).items()]
+    hours = [(hour, used.units) for hour, used in report.by_hour.items()]
     if not hours:
         return
     typer.echo(f"\nSpending over time (UTC), {hours[0][0]}h to {hours[-1][0]}h\n  {draw_bars(hours)}")
-    for title, groups in (("day (UTC)", by_day(usage)), ("key", by_key(usage))):
+    for title, groups in (("day (UTC)", by_day(report.by_hour)), ("key", report.by_key)):
         width = max(len(title), *(len(name or _UNNAMED) for name in groups))
         typer.echo(f"\n{title:<{width}}  {'private':>12}  {'charged':>12}  {'public':>12}  {'nats so far':>12}")
         for name, used in groups.items():

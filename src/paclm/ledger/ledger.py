@@ -117,7 +117,8 @@ class Ledger:
         if in_full:
             contents = reading.read_chain(self.store, self.keys)
         else:
-            contents, checked = reading.read_recent(self.store, self.keys)
+            contents = reading.read_contents(self.store, self.keys)
+            checked = reading.check_recent(self.store, self.keys, contents)
         if contents.key != self.keys.current and accept_copy:  # a copy from before the key was rotated
             self.keys = self.keys.signing_as(contents.key)
         elif contents.key != self.keys.current:
@@ -232,7 +233,7 @@ class Ledger:
     def _current_sums(self) -> Sums:
         self._refuse_if_stopped()
         if self._sums is None:
-            self._sums = Sums(self.store.usage())
+            self._sums = Sums(self.store.usage_by("key"), self.store.usage_by("hour"))
         return self._sums
 
     def commit(self, entries: Iterable[Usage], sealed_belief: bytes | None) -> None:

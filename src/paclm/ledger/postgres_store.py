@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from paclm.errors import InvalidInput, LedgerError, LedgerNotDurable, LedgerTampered, LedgerUnwritable
 from paclm.ledger.address import Holding
@@ -18,10 +18,16 @@ from paclm.ledger.postgres import READING_SECONDS, LimitedConnection, connect, n
 from paclm.ledger.postgres_hold import Hold, fenced
 from paclm.ledger.postgres_schema import check_schema, kind_of, migrate
 from paclm.ledger.state import UsageTable, add_usages
-from paclm.ledger.store import Commit, Copy, Kind, Store
+from paclm.ledger.store import NO_NUMBER, Commit, Copy, Kind, Store
 
 _COLUMNS = "seq, at, kind, body, key, previous, digest, mac"
 _SUMS = ", ".join(f"{name} = usage.{name} + excluded.{name}" for name in COUNTS)
+_ADD_UP = (
+    f"SELECT {{0}}, {', '.join(f'sum({name})' for name in COUNTS)}, "
+    f"bool_and(coalesce({' AND '.join(f'{name} >= 0' for name in COUNTS)} AND units = trunc(units), false)) "
+    'FROM paclm.usage GROUP BY {0} ORDER BY {0} COLLATE "C"'
+)
+"""Says last whether each is a number: `sum` would skip what is none."""
 _DURABLE = "ARRAY[current_setting('synchronous_commit'), current_setting('fsync'), current_setting('full_page_writes')]"
 """Read with every commit: a pooler or an administrator may change them at any time."""
 _COMMIT = f"""
@@ -319,8 +325,18 @@ class PostgresStore(Store):
         rows = self._all(f"SELECT hour, key, {', '.join(COUNTS)} FROM paclm.usage ORDER BY hour, key")
         try:
             return {(hour, key): Usage(key, *map(int, counts)) for hour, key, *counts in rows}
-        except (TypeError, ValueError, InvalidInput):
-            raise LedgerTampered("The sums by hour and key hold something that is not a number.") from None
+        except (TypeError, ValueError, OverflowError, InvalidInput):
+            raise LedgerTampered(NO_NUMBER) from None
+
+    def usage_by(self, column: Literal["hour", "key"]) -> dict[str, Usage]:
+        """The same, added up for each hour or each key."""
+        found = self._all(_ADD_UP.format(column))
+        try:
+            if not all(are_numbers for *_, are_numbers in found):
+                raise LedgerTampered(NO_NUMBER)
+            return {name: Usage(name, *map(int, counts)) for name, *counts, _ in found}
+        except (ValueError, OverflowError, InvalidInput):  # NaN and infinity are numeric, too
+            raise LedgerTampered(NO_NUMBER) from None
 
     def _one(self, statement: str, *arguments: object) -> Any:
         found = self._all(statement, *arguments)

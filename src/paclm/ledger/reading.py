@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paclm.config import MechanismConfig
@@ -20,6 +21,7 @@ from paclm.ledger.events import (
     Restored,
     Row,
     Stepped,
+    Usage,
     check_row,
     endorse,
 )
@@ -81,16 +83,15 @@ def read_contents(store: Store, keys: LedgerKeys | None) -> Contents:
     return Contents(opened, Head(head.seq, head.digest), head.key, state, settings, sealed, secret)
 
 
-def read_recent(store: Store, keys: LedgerKeys | None) -> tuple[Contents, int]:
-    """The same, after checking hash, link and MAC of every row since the checkpoint; also how many those are.
+def check_recent(store: Store, keys: LedgerKeys | None, contents: Contents) -> int:
+    """Check hash, link and MAC of every row since the checkpoint; returns how many those are.
 
     Without the key nothing shows that a checkpoint is the key holder's: it is believed.
     """
-    contents = read_contents(store, keys)
     checkpoint = store.checkpoint()
     if checkpoint is None or (keys is not None and not checkpoint.is_signed(contents.opened.ledger, keys)):
-        return contents, _check_chain(store, keys, _BEFORE_THE_FIRST)
-    return contents, _check_chain(store, keys, _checked_row(store, checkpoint, contents.head, keys))
+        return _check_chain(store, keys, _BEFORE_THE_FIRST)
+    return _check_chain(store, keys, _checked_row(store, checkpoint, contents.head, keys))
 
 
 def read_chain(store: Store, keys: LedgerKeys | None) -> Contents:
@@ -162,9 +163,9 @@ def read_all(store: Store, keys: LedgerKeys | None) -> Contents:
     return contents
 
 
-def check_sums(store: Store, state: State, usage: UsageTable) -> None:
-    """Refuse sums by hour and key that do not add up to the newest row's totals."""
-    units, tokens = (sum(getattr(used, name) for used in usage.values()) for name in ("units", "tokens"))
+def check_sums(store: Store, state: State, sums: Mapping[str, Usage]) -> None:
+    """Refuse sums by hour, or by key, that do not add up to the newest row's totals."""
+    units, tokens = (sum(getattr(used, name) for used in sums.values()) for name in ("units", "tokens"))
     if (units, tokens) != (state.spent_units, state.tokens):
         raise LedgerTampered(f"The sums by hour and key in {store.name} do not add up to the totals of its newest row.")
 

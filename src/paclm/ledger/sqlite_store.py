@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from paclm.errors import (
     InvalidInput,
@@ -26,13 +26,19 @@ from paclm.ledger.events import COUNTS, Checkpoint, Head, Row, Usage
 from paclm.ledger.head_notes import HeadNote, HeadNotes, lock_path, read_note
 from paclm.ledger.lock import HOLDER_BYTES, WriterLock
 from paclm.ledger.state import UsageTable, add_usages
-from paclm.ledger.store import Commit, Copy, Kind, Store
+from paclm.ledger.store import NO_NUMBER, Commit, Copy, Kind, Store
 
 _COLUMNS = "seq, at, kind, body, key, previous, digest, mac"
 _ADD_ROW = "INSERT INTO events VALUES (?,?,?,?,?,?,?,?)"
 _SET_BELIEF = "INSERT OR REPLACE INTO belief VALUES (1, ?, ?)"
 _SET_SECRET = "INSERT OR REPLACE INTO secret VALUES (1, ?)"
 _SET_CHECKPOINT = "INSERT OR REPLACE INTO checkpoint VALUES (1, ?, ?, ?, ?)"
+_ADD_UP = (
+    "SELECT {0}, sum(tokens), sum(dissent_tokens), sum(charged_tokens), group_concat(units), sum(public_tokens), "
+    f"min(coalesce({' AND '.join(f'{name} >= 0' for name in COUNTS)} AND units NOT GLOB '*[^0-9]*', 0)) "
+    "FROM usage GROUP BY {0} ORDER BY {0}"
+)
+"""Adds up all but the units; says last whether each is a number: `sum` would skip what is none."""
 _FIND_SUMS = f"SELECT {', '.join(COUNTS)} FROM usage WHERE hour = ? AND key = ?"
 _SET_SUMS = f"INSERT OR REPLACE INTO usage (hour, key, {', '.join(COUNTS)}) VALUES (?,?,?,?,?,?,?)"
 
@@ -272,7 +278,21 @@ class SqliteStore(Store):
                 rows = self.db.execute(f"SELECT hour, key, {', '.join(COUNTS)} FROM usage ORDER BY hour, key")
                 return {(hour, key): Usage(key, *map(int, counts)) for hour, key, *counts in rows}
         except (TypeError, ValueError, InvalidInput):
-            raise LedgerTampered("The sums by hour and key hold something that is not a number.") from None
+            raise LedgerTampered(NO_NUMBER) from None
+
+    def usage_by(self, column: Literal["hour", "key"]) -> dict[str, Usage]:
+        """The same, added up for each hour or each key."""
+        try:
+            with self._translated():
+                found = self.db.execute(_ADD_UP.format(column)).fetchall()
+            if not all(are_numbers for *_, are_numbers in found):
+                raise LedgerTampered(NO_NUMBER)
+            return {
+                name: Usage(name, tokens, dissent, charged, sum(map(int, units.split(","))), public)
+                for name, tokens, dissent, charged, units, public, _ in found
+            }
+        except InvalidInput:
+            raise LedgerTampered(NO_NUMBER) from None
 
     def _one(self, statement: str, *arguments: object) -> Any:
         with self._translated():

@@ -282,19 +282,14 @@ def add_usages(table: UsageTable, at: str, entries: Iterable[Usage]) -> None:
         table[place] = table[place].plus(entry) if place in table else entry
 
 
-def by_day(table: UsageTable) -> dict[str, Usage]:
-    """Sums by day (UTC), oldest first; `key` of an entry is the day."""
-    return _grouped((hour[:10], usage) for (hour, _), usage in table.items())
+def by_day(hours: Mapping[str, Usage]) -> dict[str, Usage]:
+    """Sums by day (UTC) of sums by hour, oldest first; `key` of an entry is the day."""
+    return _grouped((hour[:10], usage) for hour, usage in hours.items())
 
 
 def by_key(table: UsageTable) -> dict[str, Usage]:
     """Sums by key, sorted."""
     return _grouped((key, usage) for (_, key), usage in table.items())
-
-
-def by_hour(table: UsageTable) -> dict[str, Usage]:
-    """Sums by hour (UTC), oldest first; `key` of an entry is the hour."""
-    return _grouped((hour, usage) for (hour, _), usage in table.items())
 
 
 def _grouped(named: Iterable[tuple[str, Usage]]) -> dict[str, Usage]:
@@ -307,8 +302,8 @@ def _grouped(named: Iterable[tuple[str, Usage]]) -> dict[str, Usage]:
 class Sums:
     """Sums by key and by hour of an open ledger: taken once from the table, then updated with every row."""
 
-    def __init__(self, table: UsageTable) -> None:
-        self.by_key, self.by_hour = by_key(table), by_hour(table)
+    def __init__(self, by_key: dict[str, Usage], by_hour: dict[str, Usage]) -> None:
+        self.by_key, self.by_hour = by_key, by_hour
 
     def add(self, at: str, entries: Iterable[Usage]) -> None:
         """Add the entries of an event at that time."""

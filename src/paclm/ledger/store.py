@@ -19,6 +19,7 @@ Kind = Literal["live", "copy", "moved", "incoming", "none"]
 """In use; a backup, to be adopted first; closed by a move; target of an unfinished move; no ledger at all."""
 Address = Path | str
 """The path of a file, or the URL of a database."""
+NO_NUMBER = "The sums by hour and key hold something that is not a number."
 
 
 class Commit(NamedTuple):
@@ -145,6 +146,10 @@ class Store(ABC):
     @abstractmethod
     def usage(self) -> UsageTable:
         """The stored sums by hour and key."""
+
+    @abstractmethod
+    def usage_by(self, column: Literal["hour", "key"]) -> dict[str, Usage]:
+        """The same, added up by the database for each hour or each key, sorted; `key` of an entry is its name."""
 
     @property
     @abstractmethod

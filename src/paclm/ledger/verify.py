@@ -18,17 +18,16 @@ from paclm.errors import (
     LedgerUnwritable,
 )
 from paclm.ledger.address import open_reader
-from paclm.ledger.events import LedgerKeys
+from paclm.ledger.events import LedgerKeys, Usage
 from paclm.ledger.reading import (
     Contents,
     check_note,
+    check_recent,
     check_sums,
     read_all,
     read_contents,
-    read_recent,
     refuse_if_moved,
 )
-from paclm.ledger.state import UsageTable
 from paclm.ledger.store import Address
 
 
@@ -47,15 +46,17 @@ class Report:
     """Made by `backup`; must be adopted before anything is released from it."""
     verified_through: int = 0
     """The last row of the part that `intact` speaks of: checked now, or behind a checkpoint."""
-    checkpoint: int = 0
-    """The row up to which a checkpoint was believed; 0: every row was checked now."""
+    trusted_through: int = 0
+    """Rows up to this one were not checked: a checkpoint vouches for them, whose own MAC needs the key."""
     num_events: int = 0
     """0 if only the newest rows were checked: counting takes as long as reading all."""
     signers: tuple[str, ...] = ()
     """Names of the keys that the rows name as theirs, oldest first."""
     contents: Contents | None = None
     """The ledger as of its newest row; None where that row cannot be read."""
-    usage: UsageTable = field(default_factory=dict)
+    by_hour: dict[str, Usage] = field(default_factory=dict)
+    """The sums of each hour (UTC)."""
+    by_key: dict[str, Usage] = field(default_factory=dict)
 
 
 def signing_key(address: Address) -> str | None:
@@ -138,12 +139,13 @@ def verify(
             if not only_recent:
                 report.num_events, report.signers = store.count_rows(), store.signers()
             report.contents = contents = read_contents(store, None)
-            report.usage = store.usage()
+            report.by_hour, report.by_key = store.usage_by("hour"), store.usage_by("key")
             if only_recent:
                 checkpoint = store.checkpoint()
-                report.checkpoint = 0 if checkpoint is None else checkpoint.seq
-                read_recent(store, known)
-                check_sums(store, contents.state, report.usage)
+                if known is None and checkpoint is not None and checkpoint.is_whole:
+                    report.trusted_through = checkpoint.seq
+                check_recent(store, known, contents if known is None else read_contents(store, known))
+                check_sums(store, contents.state, report.by_hour)
             else:
                 store.check_pages()
                 read_all(store, known)
