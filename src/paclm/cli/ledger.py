@@ -330,7 +330,7 @@ def _print_figures(contents: Contents, unit: str) -> None:
 def _not_checked(report: Report) -> str:
     behind = (
         f"Rows up to {report.trusted_through:,} were not checked: a checkpoint vouches for them, and without the key "
-        "nobody can tell who made it. "
+        "nothing shows who made it. "
         if report.trusted_through
         else ""
     )

@@ -18,7 +18,7 @@ from paclm.ledger.postgres import READING_SECONDS, LimitedConnection, connect, n
 from paclm.ledger.postgres_hold import Hold, fenced
 from paclm.ledger.postgres_schema import check_schema, kind_of, migrate
 from paclm.ledger.state import UsageTable, add_usages
-from paclm.ledger.store import NO_NUMBER, Commit, Copy, Kind, Store
+from paclm.ledger.store import Commit, Copy, Kind, Store, not_a_number
 
 _COLUMNS = "seq, at, kind, body, key, previous, digest, mac"
 _SUMS = ", ".join(f"{name} = usage.{name} + excluded.{name}" for name in COUNTS)
@@ -326,17 +326,17 @@ class PostgresStore(Store):
         try:
             return {(hour, key): Usage(key, *map(int, counts)) for hour, key, *counts in rows}
         except (TypeError, ValueError, OverflowError, InvalidInput):
-            raise LedgerTampered(NO_NUMBER) from None
+            raise not_a_number() from None
 
     def usage_by(self, column: Literal["hour", "key"]) -> dict[str, Usage]:
         """The same, added up for each hour or each key."""
         found = self._all(_ADD_UP.format(column))
         try:
             if not all(are_numbers for *_, are_numbers in found):
-                raise LedgerTampered(NO_NUMBER)
+                raise not_a_number()
             return {name: Usage(name, *map(int, counts)) for name, *counts, _ in found}
         except (ValueError, OverflowError, InvalidInput):  # NaN and infinity are numeric, too
-            raise LedgerTampered(NO_NUMBER) from None
+            raise not_a_number() from None
 
     def _one(self, statement: str, *arguments: object) -> Any:
         found = self._all(statement, *arguments)

@@ -26,7 +26,7 @@ from paclm.ledger.events import COUNTS, Checkpoint, Head, Row, Usage
 from paclm.ledger.head_notes import HeadNote, HeadNotes, lock_path, read_note
 from paclm.ledger.lock import HOLDER_BYTES, WriterLock
 from paclm.ledger.state import UsageTable, add_usages
-from paclm.ledger.store import NO_NUMBER, Commit, Copy, Kind, Store
+from paclm.ledger.store import Commit, Copy, Kind, Store, not_a_number
 
 _COLUMNS = "seq, at, kind, body, key, previous, digest, mac"
 _ADD_ROW = "INSERT INTO events VALUES (?,?,?,?,?,?,?,?)"
@@ -278,7 +278,7 @@ class SqliteStore(Store):
                 rows = self.db.execute(f"SELECT hour, key, {', '.join(COUNTS)} FROM usage ORDER BY hour, key")
                 return {(hour, key): Usage(key, *map(int, counts)) for hour, key, *counts in rows}
         except (TypeError, ValueError, InvalidInput):
-            raise LedgerTampered(NO_NUMBER) from None
+            raise not_a_number() from None
 
     def usage_by(self, column: Literal["hour", "key"]) -> dict[str, Usage]:
         """The same, added up for each hour or each key."""
@@ -286,13 +286,13 @@ class SqliteStore(Store):
             with self._translated():
                 found = self.db.execute(_ADD_UP.format(column)).fetchall()
             if not all(are_numbers for *_, are_numbers in found):
-                raise LedgerTampered(NO_NUMBER)
+                raise not_a_number()
             return {
                 name: Usage(name, tokens, dissent, charged, sum(map(int, units.split(","))), public)
                 for name, tokens, dissent, charged, units, public, _ in found
             }
         except InvalidInput:
-            raise LedgerTampered(NO_NUMBER) from None
+            raise not_a_number() from None
 
     def _one(self, statement: str, *arguments: object) -> Any:
         with self._translated():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from paclm.errors import LedgerError
+from paclm.errors import LedgerError, LedgerTampered
 from paclm.ledger.events import Checkpoint, Head, Row, Usage
 from paclm.ledger.head_notes import HeadNote
 from paclm.ledger.state import UsageTable
@@ -19,7 +19,6 @@ Kind = Literal["live", "copy", "moved", "incoming", "none"]
 """In use; a backup, to be adopted first; closed by a move; target of an unfinished move; no ledger at all."""
 Address = Path | str
 """The path of a file, or the URL of a database."""
-NO_NUMBER = "The sums by hour and key hold something that is not a number."
 
 
 class Commit(NamedTuple):
@@ -163,3 +162,8 @@ class Store(ABC):
     def copy(self) -> Copy:
         """Everything in it. Freeze the view first, or hold the right to write."""
         return Copy(self.rows(), self.belief(), self.secret(), self.checkpoint(), self.usage())
+
+
+def not_a_number() -> LedgerTampered:
+    """The error for stored sums that are none."""
+    return LedgerTampered("The sums by hour and key hold something that is not a number.")
