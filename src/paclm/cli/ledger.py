@@ -91,7 +91,8 @@ def show(
         show_corpus(workspace, as_json)
         return
     try:
-        report = verify_ledger(find_ledger(workspace), only_recent=True, folder=curator_folder(workspace))
+        address, folder = find_ledger(workspace), curator_folder(workspace)
+        report = verify_ledger(address, only_recent=True, hours=not as_json, folder=folder)
     except LedgerMissing:
         _check_anything_used(workspace, promise)
         raise

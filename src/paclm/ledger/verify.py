@@ -120,14 +120,19 @@ def newest_contents(address: Address, folder: Path | None = None) -> Contents:
 
 
 def verify(
-    address: Address, keys: Sequence[bytes] | None = None, *, only_recent: bool = False, folder: Path | None = None
+    address: Address,
+    keys: Sequence[bytes] | None = None,
+    *,
+    only_recent: bool = False,
+    hours: bool = True,
+    folder: Path | None = None,
 ) -> Report:
     """Recompute every hash, link, total and sum; with keys (the newest first) also every MAC.
 
     Also checks that the row noted on this machine (for a database: in that folder) is there and that the newest key
-    signed the head, as opening does.
-    `only_recent` checks the rows since the last checkpoint, and the totals of the sums. Raises where the disk or
-    another program prevents reading: an unread ledger is neither intact nor damaged.
+    signed the head, as opening does. `only_recent` checks the rows since the last checkpoint, and the totals of the
+    sums; without `hours` the sums by hour are not read. Raises where the disk or another program prevents reading: an
+    unread ledger is neither intact nor damaged.
     """
     known = LedgerKeys(keys[0], keys[1:]) if keys else None
     report = Report(macs_checked=known is not None)
@@ -139,13 +144,14 @@ def verify(
             if not only_recent:
                 report.num_events, report.signers = store.count_rows(), store.signers()
             report.contents = contents = read_contents(store, None)
-            report.by_hour, report.by_key = store.usage_by("hour"), store.usage_by("key")
+            report.by_key = store.usage_by("key")
+            report.by_hour = store.usage_by("hour") if hours else {}
             if only_recent:
                 checkpoint = store.checkpoint()
                 if known is None and checkpoint is not None and checkpoint.is_whole:
                     report.trusted_through = checkpoint.seq
                 check_recent(store, known, contents if known is None else read_contents(store, known))
-                check_sums(store, contents.state, report.by_hour)
+                check_sums(store, contents.state, report.by_key)
             else:
                 store.check_pages()
                 read_all(store, known)
