@@ -5,7 +5,10 @@ Run as a script it installs the wheel `pgserver` where the machine has no Postgr
 
 from __future__ import annotations
 
+import base64
 import ctypes
+import hashlib
+import hmac
 import importlib.util
 import itertools
 import os
@@ -179,8 +182,9 @@ class PostgresServer:
         """The URL of a fresh, empty database that a role of its own, no superuser, owns."""
         name, password = f"test_{os.getpid()}_{next(self._numbers)}", secrets.token_hex(8)
         with self.connect() as admin:
-            admin.execute(f"CREATE ROLE {name} LOGIN {'CREATEROLE' if may_create_roles else ''} PASSWORD '{password}'")
-            admin.execute(f"CREATE DATABASE {name} OWNER {name} TEMPLATE template0")
+            right = "CREATEROLE" if may_create_roles else ""
+            admin.execute(f"CREATE ROLE {name} LOGIN {right} PASSWORD '{_verifier(password)}'")
+            admin.execute(f"CREATE DATABASE {name} OWNER {name} TEMPLATE template0 STRATEGY file_copy")
         return f"postgresql://{name}:{password}@127.0.0.1:{self.port}/{name}"
 
     def drop_database(self, url):
@@ -248,7 +252,7 @@ class PostgresServer:
 
     def _initialise(self):
         password = self.folder / "password"
-        self._write(password, self._password)
+        self._write(password, _verifier(self._password))
         self._run(
             "initdb", "--pgdata", self.data, "--username=admin", "--auth=scram-sha-256", "--pwfile", password,
             "--encoding=UTF8", "--locale=C", "--no-sync", "--wal-segsize=4",
@@ -311,6 +315,15 @@ def _other_user():
             continue
         return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
     raise RuntimeError("PostgreSQL does not run as root, and there is no user postgres or nobody: run as another user.")
+
+
+def _verifier(password):
+    """What the server keeps of a password, made with one round of hashing: thousands would slow every connection."""
+    salt = secrets.token_bytes(16)
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations=1)
+    client, server = (hmac.digest(salted, name, "sha256") for name in (b"Client Key", b"Server Key"))
+    salt, stored, server = (base64.b64encode(part).decode() for part in (salt, hashlib.sha256(client).digest(), server))
+    return f"SCRAM-SHA-256$1:{salt}${stored}:{server}"
 
 
 def _free_port():

@@ -43,7 +43,11 @@ def recorded_noise():
 
 
 def world_of(curator):
-    return int(curator._custody.secret._Secret__world.reveal())
+    return world_in(curator._custody)
+
+
+def world_in(custody):
+    return int(custody.secret._Secret__world.reveal())
 
 
 def belief_of(curator):
@@ -61,9 +65,10 @@ class Reference:
 
     def follow(self, ballot, is_private, release, per_token):
         for votes, public, private in zip(ballot.votes, ballot.public.tolist(), is_private, strict=True):
-            if private:
-                step = rule_named(release).release(votes, self.belief, self.world, per_token, self.noise)
-                self.belief = step.belief
-                self.tokens.append(step.token)
-            else:
-                self.tokens.append(public)
+            self.tokens.append(self.release(votes, release, per_token) if private else public)
+
+    def release(self, votes, release, per_token):
+        """The token that these votes release; the belief moves on."""
+        step = rule_named(release).release(votes, self.belief, self.world, per_token, self.noise)
+        self.belief = step.belief
+        return step.token

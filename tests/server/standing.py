@@ -1,5 +1,8 @@
 """Servers of one ledger in PostgreSQL, each in processes of its own: one serves, the others stand by."""
 
+import base64
+import itertools
+import json
 import os
 import re
 import shutil
@@ -7,10 +10,18 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
+import numpy as np
+import pytest
 
+from curator.deployments import WORLDS
+from curator.sequential import Reference, world_in
+from paclm.curator.custody import open_custody
+from paclm.worlds.workspace import Workspace
+from server.forked import ForkedProcess, record_steps
 from server.killing import Killing, front_of, is_running
 from server.live import bearer
 from server.stepped import wait_until
@@ -30,16 +41,16 @@ def copies_of(workspace, *names):
 
 
 class Server:
-    """`paclm serve` of a workspace whose ledger is in a database; what it says is kept."""
+    """`paclm serve` of a workspace whose ledger is in a database, forked unless told not to; what it says is kept."""
 
-    def __init__(self, path, database, *options, command=("-m", "paclm")):
+    def __init__(self, path, database, *options, is_forked=True, prepare=None):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PACLM_LEDGER": database, "PACLM_KEY": MASTER_KEY}
-        self.process = subprocess.Popen(
-            [sys.executable, *command, "serve", str(path), "--port", "0", *options],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        arguments = ["serve", str(path), "--port", "0", *options]
+        if is_forked:
+            self.process = ForkedProcess(arguments, environment, prepare)
+        else:
+            command = [sys.executable, "-m", "paclm", *arguments]
+            self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         self.said = ""
         self.front = None
         self._reading = threading.Thread(target=self._read, daemon=True)
@@ -119,14 +130,15 @@ class KillingUnderStandby(Killing):
     def __init__(self, path, database, **options):
         super().__init__(path, **options)
         self._database = database
+        self._record = path.parent / "steps"
         self._spare = None
 
     @contextmanager
     def _served(self):
-        server = self._spare or Server(self._path, self._database)
+        server = self._spare or self._start()
         try:
             server.wait_until_serving()
-            self._spare = Server(self._path, self._database)
+            self._spare = self._start()
             yield [server.process.pid, server.front], server.url
         except BaseException:
             self.close()
@@ -141,9 +153,31 @@ class KillingUnderStandby(Killing):
         self._spare.wait_until_standby()
         super()._kill_under_load(pids, url, victim)
 
+    def _start(self):
+        return Server(self._path, self._database, prepare=partial(record_steps, self._record))
+
     def run(self, kills):
         super().run(kills)
         self.close()
+        self._check_belief()
+
+    def _check_belief(self):
+        """Follow all committed steps, by whichever server, from the prior: the ledger has that belief, bit by bit."""
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("PACLM_LEDGER", self._database)
+            environment.setenv("PACLM_KEY", MASTER_KEY)
+            custody = open_custody(Workspace.open(self._path), take_over=True)
+        with custody.ledger as ledger, self._postgres.connect(self._database) as db:
+            found = db.execute("SELECT seq FROM paclm.events WHERE kind = 'stepped' ORDER BY seq").fetchall()
+            recorded = map(json.loads, self._record.read_text().splitlines())
+            by_row = {step["row"]: step for step in recorded}  # of two for one row the last: the first died before it
+            steps = [by_row[row] for (row,) in found]
+            followed = Reference(
+                WORLDS, world_in(custody), [base64.b64decode(d) for step in steps for d in step["noise"]]
+            )
+            for votes in itertools.chain.from_iterable(step["votes"] for step in steps):
+                followed.release(np.array(votes), ledger.settings.release, ledger.settings.per_token)
+            self._check(np.array_equal(followed.belief, custody.belief.reveal()), "another belief")
 
     def close(self):
         """End the standby."""

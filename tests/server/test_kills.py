@@ -1,8 +1,7 @@
 """Front or curator killed at random instants under load: nothing is undercounted, and no reply is told twice."""
 
-from pathlib import Path
-
 from server.killing import Killing
+from server.late_commit import commit_too_late
 
 UNDERCOUNT = "undercount: private_tokens"
 
@@ -18,8 +17,7 @@ def test_after_each_of_five_kills_all_that_left_is_counted_and_replies_are_repea
 
 def test_a_commit_after_the_send_is_noticed(make):
     """The front passes on what the curator sent before it was killed: some client has more than the ledger knows of."""
-    command = [Path(__file__).with_name("late_commit.py")]
-    killing = Killing(make(per_token="2^-40").path, seed=1, may_be_killed=["curator"], command=command)
+    killing = Killing(make(per_token="2^-40").path, seed=1, may_be_killed=["curator"], prepare=commit_too_late)
     for _ in range(8):  # an instant that shows it comes soon
         killing.run(kills=1)
         if UNDERCOUNT in killing.problems:

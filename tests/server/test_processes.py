@@ -71,9 +71,9 @@ def serving(make):
     """Start `paclm serve`; whatever happens, both processes are gone at the end."""
     started = []
 
-    def serving(**environment):
+    def serving(**options):
         workspace = make(per_token="2^-16", total="2^-2")
-        process, url, key = serve_process(workspace.path, **environment)
+        process, url, key = serve_process(workspace.path, **options)
         http = httpx.Client(base_url=url, headers=bearer(key), timeout=60)
         started.append((process, front_of(process), http))
         return workspace, *started[-1]
@@ -152,7 +152,7 @@ def test_the_front_has_a_login_of_its_own_and_never_sees_the_owners(serving, pos
 
 
 def test_when_the_front_dies_the_curator_closes_the_ledger_and_says_so(serving):
-    workspace, process, front, http = serving()
+    workspace, process, front, http = serving(is_forked=True)
     used = http.post("/v1/completions", json=ASK).json()["privacy"]["private_tokens"]
     os.kill(front, signal.SIGKILL)
     assert process.wait(60) == 2
@@ -160,7 +160,7 @@ def test_when_the_front_dies_the_curator_closes_the_ledger_and_says_so(serving):
 
 
 def test_when_the_curator_dies_running_answers_are_cut_off_and_all_is_accounted_for(serving):
-    workspace, process, front, http = serving()
+    workspace, process, front, http = serving(is_forked=True)
     with KeyStore.open(service_path(workspace.path)) as keys:
         ward = keys.add("ward", quota_tokens=10_000)
     body, once = {**ASK, "stream": True, "temperature": 0}, {**bearer(ward), "idempotency-key": "once"}
@@ -183,7 +183,7 @@ def test_when_the_curator_dies_running_answers_are_cut_off_and_all_is_accounted_
 
 def test_under_corpus_there_are_two_processes_no_secret_and_no_second_server(dp_template, tmp_path):
     path, options = shutil.copytree(dp_template, tmp_path / "clinic"), ("--promise", "corpus")
-    process, url, key = serve_process(path, options=options)
+    process, url, key = serve_process(path, options=options, is_forked=True)
     front = front_of(process)
     try:
         with httpx.Client(base_url=url, headers=bearer(key), timeout=60) as http:
