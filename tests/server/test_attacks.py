@@ -1,6 +1,7 @@
 """Attempts on what the server promises: charges, holds, replies, other people's figures, and what a stream may say."""
 
 import json
+import signal
 import sqlite3
 import threading
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from paclm.config import ServerConfig
 from paclm.privacy.accounting import units_up
 from paclm.server import completions, database, service
 from paclm.server.database import service_path
+from paclm.server.idempotency import Replies
 from paclm.server.openai_format import Reply
 from server.live import bearer, serve
 from server.stepped import SteppedEngine, asking, num_known, sent, wait_until
@@ -160,6 +162,31 @@ def test_an_answer_that_breaks_midway_frees_what_it_held_and_does_not_end_like_a
     assert ward(live).used_tokens == live.spent_tokens > 0
     again = live.complete(stream=part != "whole", headers={"idempotency-key": "one"})
     assert again.json()["error"]["code"] == "idempotency_reply_lost"
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+def test_a_reply_that_the_database_cannot_take_any_more_is_sent_and_never_charged_twice(
+    make, small_tokenizer, postgres, database, monkeypatch, is_stream
+):
+    """Its tokens are charged, so its client gets them; asked for again it is lost, as documented."""
+    monkeypatch.setenv("PACLM_LEDGER", database)
+    finish = Replies.finish
+
+    def finish_without_connection(replies, ticket, **reply):
+        postgres.kill_backend(replies._db._writer.info.backend_pid, by=signal.SIGTERM)
+        finish(replies, ticket, **reply)
+
+    with serve(make(), ScriptedEngine(), small_tokenizer) as live, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Replies, "finish", finish_without_connection)
+        answer = live.complete(stream=is_stream, headers={"idempotency-key": "one"})
+        ward = bearer(live.ward)
+    assert answer.status_code == 200
+    assert answer.text.endswith("data: [DONE]\n\n") or not is_stream
+    with serve(make(), ScriptedEngine(), small_tokenizer, admin_name="second") as live:
+        before = live.spent_tokens
+        again = live.complete(stream=is_stream, headers={"idempotency-key": "one", **ward})
+        assert (again.status_code, again.json()["error"]["code"]) == (409, "idempotency_reply_lost")
+        assert live.spent_tokens == before > 0
 
 
 def test_a_client_that_left_before_its_admission_is_never_admitted(start, engine):
