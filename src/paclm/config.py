@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
 
 from paclm.errors import InvalidInput
 
@@ -383,7 +383,7 @@ class LedgerConfig:
             raise InvalidInput(f"stale_seconds must be at least 1, not {self.stale_seconds!r}.")
 
 
-def is_postgres(address: object) -> bool:
+def is_postgres(address: object) -> TypeGuard[str]:
     """Whether a ledger's address names a PostgreSQL database; otherwise it is the path of a file."""
     return isinstance(address, str) and address.startswith(("postgresql://", "postgres://"))
 

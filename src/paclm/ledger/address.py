@@ -29,21 +29,21 @@ class Holding(NamedTuple):
 
 def open_writer(address: Address, holding: Holding) -> Store:
     """Take the right to write, and open for writing."""
-    if isinstance(address, str) and is_postgres(address):
+    if is_postgres(address):
         return _postgres().open_writer(address, holding)
     return SqliteStore.open_writer(Path(address).absolute())
 
 
 def open_reader(address: Address, folder: Path | None = None) -> Store:
     """Open for reading alone, also while another process writes; `folder` has this machine's note about a database."""
-    if isinstance(address, str) and is_postgres(address):
+    if is_postgres(address):
         return _postgres().open_reader(address, folder)
     return SqliteStore.open_reader(Path(address))
 
 
 def create(address: Address, content: Copy, kind: Kind = "live", holding: Holding | None = None) -> None:
     """Make a ledger where there is none: complete or absent, also after a crash."""
-    if isinstance(address, str) and is_postgres(address):
+    if is_postgres(address):
         _postgres().create(address, content, kind, holding or Holding())
     else:
         SqliteStore.create(Path(address).absolute(), content, kind)
@@ -51,7 +51,7 @@ def create(address: Address, content: Copy, kind: Kind = "live", holding: Holdin
 
 def discard(address: Address, holding: Holding) -> None:
     """Remove the target of an unfinished move."""
-    if isinstance(address, str) and is_postgres(address):
+    if is_postgres(address):
         _postgres().discard(address, holding)
     else:
         SqliteStore.discard(Path(address).absolute())
@@ -59,7 +59,7 @@ def discard(address: Address, holding: Holding) -> None:
 
 def exists(address: Address) -> bool:
     """Whether there is a ledger, readable or not; raises where a database cannot be asked."""
-    if not (isinstance(address, str) and is_postgres(address)):
+    if not is_postgres(address):
         return Path(address).exists()
     try:
         open_reader(address).close()
@@ -70,7 +70,7 @@ def exists(address: Address) -> bool:
 
 def take_hold(address: Address, holding: Holding) -> Hold | None:
     """Take the right to write beside a ledger in a database, which need not exist yet; None where it is a file."""
-    if not (isinstance(address, str) and is_postgres(address)):
+    if not is_postgres(address):
         return None
     _postgres()
     from paclm.ledger.postgres_hold import Hold
@@ -80,7 +80,7 @@ def take_hold(address: Address, holding: Holding) -> Hold | None:
 
 def refuse_if_held(address: Address, stale_seconds: float) -> None:
     """Raise `LedgerHeld` while a process that is alive holds a ledger in a database."""
-    if isinstance(address, str) and is_postgres(address):
+    if is_postgres(address):
         _postgres()
         from paclm.ledger import postgres_hold
 
@@ -89,7 +89,7 @@ def refuse_if_held(address: Address, stale_seconds: float) -> None:
 
 def promises_in(address: Address) -> set[str]:
     """Promises on record in a database (see `postgres_promises`); beside a file `DpLog` has them all."""
-    if not (isinstance(address, str) and is_postgres(address)):
+    if not is_postgres(address):
         return set()
     _postgres()
     from paclm.ledger import postgres_promises
@@ -99,7 +99,7 @@ def promises_in(address: Address) -> set[str]:
 
 def record_promise(address: Address, kind: str, epoch: int | None) -> None:
     """Put a promise on record in a database whose epoch this process holds."""
-    if isinstance(address, str) and is_postgres(address) and epoch is not None:
+    if is_postgres(address) and epoch is not None:
         from paclm.ledger import postgres_promises
 
         postgres_promises.record_promise(address, kind, epoch)
@@ -107,7 +107,7 @@ def record_promise(address: Address, kind: str, epoch: int | None) -> None:
 
 def carry_promises(address: Address, kinds: Iterable[str]) -> None:
     """Put promises on record in a database to which a ledger is being moved."""
-    if isinstance(address, str) and is_postgres(address):
+    if is_postgres(address):
         from paclm.ledger import postgres_promises
 
         postgres_promises.carry_promises(address, kinds)
@@ -115,7 +115,7 @@ def carry_promises(address: Address, kinds: Iterable[str]) -> None:
 
 def name_of(address: Address) -> str:
     """The address for messages, without user and password."""
-    if not (isinstance(address, str) and is_postgres(address)):
+    if not is_postgres(address):
         return str(address)
     _postgres()
     from paclm.ledger.postgres import name_of as name_of_url

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 def open_witness(ledger: Ledger, place: Address, keys: LedgerKeys) -> Witness:
     """Open the witness at a path or URL."""
-    if isinstance(place, str) and is_postgres(place):
+    if is_postgres(place):
         return _postgres(ledger, place)(place, keys)
     return FileWitness(Path(place).absolute(), keys)
 
 
 def has_witness(ledger: Ledger, place: Address) -> bool:
     """Whether there is a witness: a file, or a testimony of this ledger in a database."""
-    if isinstance(place, str) and is_postgres(place):
+    if is_postgres(place):
         return _postgres(ledger, place).exists(place, ledger.ledger_id)
     return Path(place).exists()
 
@@ -97,7 +97,7 @@ def _catch_up(ledger: Ledger, witness: Witness) -> None:
 def attach_witness(ledger: Ledger, place: Address, confirmed_by: str) -> None:
     """Make a witness and record it in place of the one on record, if any."""
     name = secrets.token_hex(8)
-    if isinstance(place, str) and is_postgres(place):
+    if is_postgres(place):
         ledger.witness = _postgres(ledger, place).create(place, ledger.keys, ledger.testimony(name))
     else:
         ledger.witness = FileWitness.create(Path(place).absolute(), ledger.keys, ledger.testimony(name))
