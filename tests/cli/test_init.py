@@ -11,6 +11,9 @@ from cli.commands import figures_of, invoke
 from paclm.config import in_shell
 from paclm.engine import base_model as base_module
 from paclm.engine import download
+from paclm.errors import InvalidInput
+from paclm.ledger.address import name_of
+from paclm.worlds.settings import ledger_config
 from paclm.worlds.workspace import Workspace
 
 
@@ -141,3 +144,18 @@ def test_fetching_shows_no_bars_of_other_packages():
     assert done.returncode == 7, done.stderr
     assert "93 MB" in done.stderr
     assert "a bar" not in done.stderr
+
+
+def test_init_and_train_keep_the_address_of_the_ledger_without_its_password(init, rows, tmp_path, monkeypatch):
+    """A copy of a workspace that never served would otherwise make a ledger of its own."""
+    path, workspace = write_jsonl(tmp_path / "notes.jsonl", rows), tmp_path / "clinic"
+    monkeypatch.setenv("PACLM_LEDGER", "postgresql://ada:s3cret@db.example/clinic?sslmode=verify-full")
+    init(path)
+    url = ledger_config(workspace, by_environment=False).url
+    assert name_of(url) == "postgresql://db.example/clinic"
+    assert ("s3cret" in url, "verify-full" in url, "ada" in url) == (False, True, True)
+    (workspace / "paclm.toml").write_text("")
+    monkeypatch.setenv("PACLM_LEDGER", "postgresql://ada@db.example/clinic")
+    with pytest.raises(InvalidInput, match="--delta"):
+        invoke("train", workspace, "--delta", "1e-5")
+    assert ledger_config(workspace, by_environment=False).url == "postgresql://ada@db.example/clinic"

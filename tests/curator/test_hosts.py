@@ -9,6 +9,8 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -24,11 +26,20 @@ from paclm.curator.redacted import Redacted
 from paclm.curator.rotation import rotate_key
 from paclm.curator.sealed import SECRET_FILE, SealedFile, Sealing
 from paclm.curator.secret import Secret
-from paclm.errors import CuratorError, LedgerFenced, LedgerHeld, LedgerWrongKey, PromiseConflict
-from paclm.ledger.address import promises_in, take_hold
+from paclm.errors import (
+    CuratorError,
+    LedgerFenced,
+    LedgerHeld,
+    LedgerUnwritable,
+    LedgerWrongKey,
+    PromiseConflict,
+    WorkspaceError,
+)
+from paclm.ledger.address import name_of, promises_in, take_hold
 from paclm.ledger.dp_log import DpLog
 from paclm.worlds.layout import dp_log_path
 from paclm.worlds.registry import remember_workspace, sketch_texts
+from paclm.worlds.settings import ledger_config
 
 NOWHERE = "postgresql://127.0.0.1:1/nothing"
 
@@ -289,3 +300,37 @@ def test_an_extended_total_that_an_older_paclm_toml_lowers_is_named(host):
     again = open_custody(Workspace.open(other.path))
     with again.ledger:
         assert not again.cautions
+
+
+def test_a_copy_without_the_variable_finds_the_same_ledger_or_none(host, shared, open_curator, monkeypatch, tmp_path):
+    """Also one that lacks the copy of the secret, as where a crash came before it was written."""
+    workspace = host("one")
+    with open_curator(workspace) as curator:
+        ledger = curator._custody.ledger.ledger_id
+    copy = tmp_path / "copy"
+    shutil.copytree(workspace.path, copy, ignore=shutil.ignore_patterns("secret.json", "*.lock"))
+    monkeypatch.delenv("PACLM_LEDGER")
+    password = urlsplit(shared).password
+    assert password not in (copy / "paclm.toml").read_text()
+    with pytest.raises(LedgerUnwritable, match="login"):
+        open_curator(Workspace.open(copy))
+    assert not list((copy / "curator").iterdir())
+    monkeypatch.setenv("PGPASSWORD", password)
+    with open_curator(Workspace.open(copy)) as curator:
+        assert curator._custody.ledger.ledger_id == ledger
+
+
+@pytest.mark.parametrize("error", [None, PermissionError(13, "Permission denied")])
+def test_the_address_is_kept_before_a_ledger_is_made(host, shared, monkeypatch, error):
+    workspace, kept = host("one"), []
+
+    def create(*arguments, **options):
+        kept.append(ledger_config(workspace.path, by_environment=False).url)
+        raise CuratorError("enough")
+
+    monkeypatch.setattr(custody.Ledger, "create", create)
+    if error:
+        monkeypatch.setattr(custody, "write_settings", Mock(side_effect=error))
+    with pytest.raises(WorkspaceError if error else CuratorError, match="second ledger" if error else "enough"):
+        open_custody(workspace)
+    assert [name_of(url) for url in kept] == ([] if error else [name_of(shared)])

@@ -58,6 +58,7 @@ def init(
         paclm init clinic --corpus notes.jsonl --base tiny --group-by patient
         paclm init demo --corpus clinic:2000 --base tiny --worlds 32
     """
+    from paclm.curator.custody import keep_address
     from paclm.engine.base_model import check_base, load_tokenizer, resolve_base
     from paclm.worlds.assignment import check_num_worlds, check_seed, check_whole
     from paclm.worlds.creation import check_place, create_workspace
@@ -87,6 +88,7 @@ def init(
         group_by=group_by,
         max_record_tokens=max_record_tokens,
     )
+    keep_address(created.workspace.path)
     notes = [*read.report.sentences(), *created.cautions, *_advice(created, workspace)]
     if as_json:
         manifest = created.workspace.manifest

@@ -80,11 +80,13 @@ def train(
     group_size = int(worlds_per_step) if worlds_per_step.isdecimal() else None
     if worlds_per_step != "auto" and not group_size:
         raise InvalidInput(f"--worlds-per-step must be auto or a number of at least 1, not {worlds_per_step!r}.")
+    from paclm.curator.custody import keep_address
     from paclm.worlds.workspace import Workspace
 
     if resume and again:
         raise InvalidInput("--resume continues a stopped run and --again starts over: use one of them.")
     opened = Workspace.open(workspace)
+    keep_address(opened.path)
     if what.partition(":")[0] == "dp":
         if worlds_per_step != "auto":
             raise InvalidInput("--worlds-per-step is not for dp, which trains one adapter.")

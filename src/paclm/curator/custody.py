@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paclm.config import MechanismConfig, format_budget
+from paclm.config import MechanismConfig, format_budget, in_toml
 from paclm.curator.master_key import MasterKeys, keys_at_hand, load_keys, settle_own_key
 from paclm.curator.preflight import (
     budgets_of,
@@ -32,8 +32,8 @@ from paclm.curator.preflight import (
 from paclm.curator.redacted import Redacted, redact_traceback
 from paclm.curator.sealed import SealedFile, Sealing, decode, encode
 from paclm.curator.secret import Secret, prior_belief, seal_belief, unseal_belief
-from paclm.errors import CuratorError, LedgerWrongKey, UnsoundState, WitnessMissing
-from paclm.ledger.address import Holding, exists
+from paclm.errors import CuratorError, LedgerWrongKey, UnsoundState, WitnessMissing, WorkspaceError
+from paclm.ledger.address import Holding, exists, without_password
 from paclm.ledger.address import name_of as address_name
 from paclm.ledger.events import Extended, Usage
 from paclm.ledger.ledger import Ledger
@@ -41,7 +41,9 @@ from paclm.ledger.reading import read_row
 from paclm.ledger.store import Address
 from paclm.ledger.verify import newest_contents, sealed_secret
 from paclm.privacy.belief import FloatArray
+from paclm.worlds.layout import CURATOR_FOLDER, SETTINGS_FILE
 from paclm.worlds.registry import note_place, remember_ledger
+from paclm.worlds.settings import ledger_config, write_settings
 from paclm.worlds.workspace import Workspace
 
 WITNESS_VARIABLE = "PACLM_WITNESS"
@@ -88,6 +90,7 @@ def open_custody(workspace: Workspace, witness: Address | None = None, *, take_o
     config = budgets_of(workspace)
     digest = worlds_digest(workspace)
     file = SealedFile(workspace.curator_path)
+    keep_address(workspace.path)
     has_secret = file.exists()  # read first: another process on first use creates the ledger before the secret
     if exists(workspace.ledger_address):
         ledger, keys, retired = open_ledger(workspace, witness, take_over=take_over)
@@ -114,6 +117,26 @@ def open_custody(workspace: Workspace, witness: Address | None = None, *, take_o
     except BaseException:
         ledger.close()
         raise
+
+
+def keep_address(folder: Path) -> None:
+    """Write the ledger's address into paclm.toml, without its password, where only PACLM_LEDGER has it.
+
+    A copy of the workspace made from here on then finds the same ledger, or is refused by it; without the address it
+    would make a ledger of its own, with a second secret and a second budget.
+    """
+    url, kept = ledger_config(folder).url, ledger_config(folder, by_environment=False).url
+    if not url or kept or SealedFile(folder / CURATOR_FOLDER).exists():  # with a secret it is refused anyway
+        return
+    if not (address := without_password(url)):
+        return
+    try:
+        write_settings(folder / SETTINGS_FILE, "ledger", {"url": address})
+    except OSError as error:
+        raise WorkspaceError(
+            f"{folder / SETTINGS_FILE} cannot be written ({error.strerror}). A copy of this workspace without "
+            f"PACLM_LEDGER would make a second ledger: write url = {in_toml(address)} into [ledger] there."
+        ) from None
 
 
 def _lower_total(ledger: Ledger, config: MechanismConfig) -> list[str]:

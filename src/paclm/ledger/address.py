@@ -123,6 +123,14 @@ def name_of(address: Address) -> str:
     return name_of_url(address)
 
 
+def without_password(url: str) -> str:
+    """The address of a database to be written down, without passwords; empty where it is not valid."""
+    _postgres()
+    from paclm.ledger import postgres
+
+    return "" if name_of(url) == postgres.NO_ADDRESS else postgres.without_password(url)
+
+
 def _postgres() -> type[PostgresStore]:
     try:
         from paclm.ledger.postgres_store import PostgresStore

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
 
 import psycopg
 from psycopg import waiting
@@ -31,7 +32,7 @@ from paclm.errors import (
 RV = TypeVar("RV")
 
 SCHEMA = "paclm"
-_NO_ADDRESS = "postgresql://(not a valid address)"
+NO_ADDRESS = "postgresql://(not a valid address)"
 ANSWER_SECONDS = 30.0
 """A commit without an answer for this long is in doubt, and its connection lost."""
 READING_SECONDS = 600.0
@@ -117,7 +118,7 @@ def _limit(gen: PQGen[RV], seconds: float) -> PQGen[RV]:
 def connect(url: str, *, is_reading: bool = False, answer_seconds: float | None = None) -> LimitedConnection:
     """A connection in autocommit mode. For writing: to a primary whose commits are on its disk, and its standby's."""
     name = name_of(url)
-    if name == _NO_ADDRESS:  # libpq's own words would show parts of the password
+    if name == NO_ADDRESS:  # libpq's own words would show parts of the password
         raise LedgerUnwritable(
             "The address of the database is not a valid URL: postgresql://USER:PASSWORD@HOST:PORT/DATABASE. "
             "Write special characters of user and password as %XX, such as %40 for @."
@@ -170,13 +171,20 @@ def name_of(url: str) -> str:
     try:
         parts = conninfo_to_dict(url)
     except psycopg.Error:
-        return _NO_ADDRESS
+        return NO_ADDRESS
     hosts, ports = str(parts.get("host", "")).split(","), str(parts.get("port", "")).split(",")
     if any("@" in host for host in hosts) or not all(port.isdigit() for port in ports if port):
-        return _NO_ADDRESS  # what is taken for a host is the end of a password
+        return NO_ADDRESS  # what is taken for a host is the end of a password
     ports = ports if len(ports) == len(hosts) else ports[:1] * len(hosts)
     places = ",".join(f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=True))
     return f"postgresql://{places}/{parts.get('dbname', '')}"
+
+
+def without_password(url: str) -> str:
+    """The same address to be written down: its passwords are left out."""
+    parts = {name: str(value) for name, value in conninfo_to_dict(url).items()}
+    kept = {name: value for name, value in parts.items() if name not in ("password", "sslpassword")}
+    return url if kept == parts else f"postgresql:///?{urlencode(kept, quote_via=quote)}"
 
 
 @contextmanager
