@@ -33,9 +33,9 @@ def test_there_and_back_with_everything_and_the_settings_written(workspace, bare
     before = figures("show", workspace)
     assert run("move", workspace, "--to", bare, input="n\n").exit_code == 1
     moved = figures("move", workspace, "--to", bare, "--write", "--yes")
-    assert (moved["row"], moved["is_written"]) == (7, True)
+    assert (moved["row"], moved["is_written"]) == (8, True)
     assert ledger_config(workspace).url == bare
-    assert figures("show", workspace) == before | {"verified_through": 7}
+    assert figures("show", workspace) == before | {"verified_through": 8}
     assert figures("verify", workspace)["macs_checked"]
     write_total(workspace, "2^-9", f'[ledger]\nurl = "{bare}"\n')
     run("extend", workspace, "--yes")

@@ -16,6 +16,7 @@ from paclm.ledger.head_notes import read_note
 from paclm.ledger.ledger import Ledger
 from paclm.ledger.postgres_store import PostgresStore
 from paclm.ledger.recovery import backup
+from paclm.ledger.sqlite_file import IDS
 from paclm.ledger.sqlite_store import SqliteStore
 from paclm.ledger.verify import newest_contents, verify
 
@@ -76,7 +77,7 @@ def test_everything_moves_and_the_old_place_is_closed_to_every_reader_and_writer
     with open_at(setup, target) as ledger:
         spend(ledger)
         assert ledger.account.tokens == 4
-    assert move(setup, setup.address, target) == head  # there is nothing left to do
+    assert move(setup, setup.address, target) == ledger.head  # there is nothing left to do
 
 
 def test_a_ledger_can_move_back_and_nothing_is_overwritten(setup, target):
@@ -97,7 +98,30 @@ def test_a_ledger_can_move_back_and_nothing_is_overwritten(setup, target):
         assert moving.kind_at(kept) == "moved"
 
 
-POINTS = ("before append", *(f"after {step}" for step in ("append", "create", "carry", "mark moved", "mark live")))
+def test_a_mark_set_back_by_hand_opens_neither_the_old_place_nor_a_third(setup, target, tmp_path):
+    """Also a replica that was promoted without the last write: the newest row is signed, the mark is not."""
+    start(setup)
+    move(setup, setup.address, target)
+    in_file = f"PRAGMA application_id={IDS['live']}"
+    setup.run(in_file if isinstance(setup.address, Path) else "UPDATE head SET kind = 'live'")
+    for use in (
+        setup.open,
+        setup.verify,
+        partial(newest_contents, setup.address),
+        partial(setup.adopt, witness=None),
+        partial(setup.replace_witness, None),
+        partial(backup, setup.address, tmp_path / "late.sqlite"),
+        partial(move, setup, setup.address, tmp_path / "third.sqlite"),
+    ):
+        with pytest.raises(LedgerMoved, match="closed for good"):
+            use()
+    with open_at(setup, target) as ledger:
+        spend(ledger)
+    assert move(setup, setup.address, target) == ledger.head
+
+
+CLOSED = ("after append moved", "after mark moved", "after mark live", "before append arrived")
+POINTS = ("before create", "after create", "after carry", "before append moved", *CLOSED, "after append arrived")
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -106,9 +130,7 @@ def test_a_kill_at_any_step_leaves_at_most_one_ledger_and_repeating_finishes(set
     tokens = 2
     _die_at(point, partial(move, setup, setup.address, target, witness=setup.witness))
     usable = [place for place in (setup.address, target) if _spends(setup, place)]
-    assert usable == (
-        [] if point == "after mark moved" else [target] if point == "after mark live" else [setup.address]
-    )
+    assert usable == ([] if point in CLOSED else [target] if point == POINTS[-1] else [setup.address])
     tokens += 2 * len(usable)
     _patiently(partial(move, setup, setup.address, target, witness=setup.witness))
     assert not _spends(setup, setup.address)
@@ -133,7 +155,7 @@ def _die_at(point, work):
 
 def _deadly(point, step, function):
     def call(*arguments, **options):
-        name = f"mark {arguments[1]}" if step == "mark" else step
+        name = step if step in ("create", "carry") else f"{step} {getattr(arguments[1], 'kind', arguments[1])}"
         if point == f"before {name}":
             os._exit(9)
         result = function(*arguments, **options)
@@ -197,7 +219,7 @@ def test_an_unfinished_move_of_another_ledger_is_not_removed(setup, target, tmp_
 
 def test_a_copy_that_differs_does_not_close_the_original(setup, target, monkeypatch):
     start(setup)
-    create = moving.create
+    head, create = newest_contents(setup.address).head, moving.create
 
     def forget(place, copy, *rest):
         create(place, copy._replace(usage={}), *rest)
@@ -206,6 +228,8 @@ def test_a_copy_that_differs_does_not_close_the_original(setup, target, monkeypa
     with pytest.raises(LedgerError, match="not the same"):
         move(setup, setup.address, target)
     assert (moving.kind_at(setup.address), moving.kind_at(target)) == ("live", "incoming")
+    assert newest_contents(setup.address).head == head  # no row is left of a move that failed
+    assert _spends(setup, setup.address)
 
 
 def test_the_note_on_this_machine_goes_on_with_the_moved_ledger(setup, target):

@@ -49,11 +49,12 @@ def explain(workspace: PlaceArgument, as_json: JsonFlag = False) -> None:
     from contextlib import closing
 
     from paclm.ledger.address import open_reader
-    from paclm.ledger.reading import check_note, read_contents
+    from paclm.ledger.reading import check_note, kind_of, read_contents
 
     with closing(open_reader(find_ledger(workspace), curator_folder(workspace))) as store:
         store.freeze_view()
-        kind, contents, usage, rows = store.kind, read_contents(store, None), store.usage(), list(store.notable_rows())
+        kind, contents = kind_of(store), read_contents(store, None)
+        usage, rows = store.usage(), list(store.notable_rows())
         if kind == "live":
             check_note(store, contents.head.seq, store.note)
         newest, place = store.newest_row(), store.name
@@ -121,7 +122,9 @@ def _sentence(event: Event) -> str:
         case events.SecretSealed():
             return f"{_ORIGINS.get(event.origin, 'The secret was sealed under another key')}."
         case events.Moved():
-            return f"{event.confirmed_by} began to move it from {event.source} to {event.target}."
+            return f"{event.confirmed_by} moved it from {event.source} to {event.target}."
+        case events.Arrived():
+            return f"From here on it is in {event.target}."
         case events.WitnessChanged():
             return f"The witness became {event.new or 'none'}, not {event.old or 'none'} ({event.confirmed_by})."
         case events.Restored():

@@ -143,12 +143,21 @@ class SecretSealed:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The ledger continues in another place from the next row on; this one is closed for good."""
+    """The ledger continues in another place; where this row is the newest, nothing opens it any more."""
 
     kind: ClassVar[str] = "moved"
     source: str
     target: str
     confirmed_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The ledger was moved, and continues here: written at the target alone, once the source has its `Moved`."""
+
+    kind: ClassVar[str] = "arrived"
+    source: str
+    target: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +192,18 @@ class Restored:
     confirmed_by: str
 
 
-Event = Opened | Stepped | SettingsChanged | Extended | KeyRotated | SecretSealed | Moved | WitnessChanged | Restored
+Event = (
+    Opened
+    | Stepped
+    | SettingsChanged
+    | Extended
+    | KeyRotated
+    | SecretSealed
+    | Moved
+    | Arrived
+    | WitnessChanged
+    | Restored
+)
 
 KINDS: dict[str, type[Event]] = {cls.kind: cls for cls in get_args(Event)}
 _LATER = {

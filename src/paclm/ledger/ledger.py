@@ -81,6 +81,7 @@ class Ledger:
         *,
         in_full: bool,
         accept_copy: bool = False,
+        accept_moved: bool = False,
         clock: Clock = utc_now,
         holding: Holding | None = None,
     ) -> None:
@@ -95,19 +96,20 @@ class Ledger:
         self.store = open_writer(address, holding or Holding())
         self.name = self.store.name
         try:
-            self._load(in_full, accept_copy)
+            self._load(in_full, accept_copy, accept_moved)
         except BaseException:
             self.store.close()
             raise
 
-    def _load(self, in_full: bool, accept_copy: bool) -> None:
+    def _load(self, in_full: bool, accept_copy: bool, accept_moved: bool) -> None:
         kind = self.store.kind
         if kind == "copy" and not accept_copy:
             raise LedgerRolledBack(
                 f"{self.name} is a backup copy: tokens may have been released after it was made. Adopt it with "
                 "paclm ledger adopt, which charges all that can have been spent since."
             )
-        reading.refuse_if_moved(self.store)
+        if not (accept_moved and kind == "live"):
+            reading.refuse_if_moved(self.store)
         if kind == "none":
             raise LedgerDamaged(f"{self.name} is not a ledger: it was overwritten or emptied. Restore a backup.")
         if in_full:

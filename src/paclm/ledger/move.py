@@ -1,7 +1,8 @@
 """Move a ledger to another store: all or nothing, and never two that can be used.
 
-The target is filled as `incoming`, which nothing opens, and compared with the source; then the source is closed for
-good, and only then the target opened. A crash leaves the source in use, or both closed: the same command finishes.
+The target is filled as `incoming`, which nothing opens, and compared with the source. Then the row `Moved` closes the
+source for good: nothing opens a ledger whose newest row that is, whatever its marks say. Then the target gets the same
+row and `Arrived` after it, and is in use. A crash leaves the source in use, or both closed: the same command finishes.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 from paclm.errors import InvalidInput, LedgerError, LedgerMissing
 from paclm.ledger.address import Holding, create, discard, name_of, open_reader, open_writer
-from paclm.ledger.events import Head, LedgerKeys, Moved, Row
+from paclm.ledger.events import Arrived, Head, LedgerKeys, Moved, Row
 from paclm.ledger.ledger import Ledger
-from paclm.ledger.reading import check_note, read_chain, read_contents, read_row, refuse_if_moved
-from paclm.ledger.state import parse_row
-from paclm.ledger.store import Address, Kind, Store
+from paclm.ledger.reading import kind_of, moved_by, read_chain, read_contents, read_row, refuse_if_moved
+from paclm.ledger.store import Address, Commit, Kind, Store
 from paclm.ledger.witness import check_witness
 
 Report = Callable[[str, int], Callable[[int], None]]
@@ -39,7 +40,7 @@ def move(
     carry: Callable[[], None] = lambda: None,
     report: Report = lambda _, __: lambda _: None,
 ) -> Head:
-    """Move the ledger, or finish a move that was interrupted; returns its newest row.
+    """Move the ledger, or finish a move that was interrupted; returns the newest row of the target.
 
     `carry` copies what is kept beside the ledger; it is called before the source is closed.
     """
@@ -51,55 +52,57 @@ def move(
         )
     if witness is not None and name_of(witness) == name_of(target):
         raise InvalidInput(f"{name_of(target)} holds the ledger's witness. Name a database on another server.")
-    if kind_at(source) == "moved":
-        return _finish(source, target, keys, holding)
-    with Ledger(source, keys, in_full=True, holding=holding) as ledger:
-        check_witness(ledger, witness)
-        ledger.settle()
-        _make_room(target, ledger, _beside(holding))
-        ledger.append(Moved(ledger.name, name_of(target), confirmed_by))
-        copy = ledger.store.copy()
-        rows = _counted(copy.rows, report("Copying rows", ledger.head.seq))
-        create(target, copy._replace(rows=rows), "incoming", _beside(holding))
-        with closing(open_writer(target, _beside(holding))) as incoming:
-            report("Checking the copy", 0)
-            _check_same(ledger.store, incoming, keys)
-            carry()
-            ledger.store.mark("moved")
-            incoming.mark("live")
-        return ledger.head
+    if kind_at(source) != "moved":
+        with Ledger(source, keys, in_full=True, holding=holding) as ledger:
+            check_witness(ledger, witness)
+            ledger.settle()
+            _make_room(target, ledger, _beside(holding))
+            copy = ledger.store.copy()
+            rows = _counted(copy.rows, report("Copying rows", ledger.head.seq))
+            create(target, copy._replace(rows=rows), "incoming", _beside(holding))
+            with closing(open_writer(target, _beside(holding))) as incoming:
+                report("Checking the copy", 0)
+                _check_same(ledger.store, incoming, keys, ledger.head)
+                carry()
+                ledger.append(Moved(ledger.name, name_of(target), confirmed_by))  # closes the source, signed
+                ledger.store.mark("moved")
+    return _arrive(source, target, keys, holding, witness)
 
 
 def kind_at(address: Address) -> Kind:
     """What is at an address; `none` where no ledger is."""
     try:
         with closing(open_reader(address)) as store:
-            return store.kind
+            return kind_of(store)
     except LedgerMissing:
         return "none"
 
 
-def _finish(source: Address, target: Address, keys: LedgerKeys, holding: Holding) -> Head:
-    """After a crash between closing the source and opening the target; or nothing is left to do."""
+def _arrive(source: Address, target: Address, keys: LedgerKeys, holding: Holding, witness: Address | None) -> Head:
+    """Open the target of a source that is closed, also after a crash; or nothing is left to do."""
     with closing(open_reader(source)) as old:
-        newest = old.newest_row()
-        event = None if newest is None else parse_row(newest)[0]
-        if newest is None or not isinstance(event, Moved) or event.target != name_of(target):
+        closing_row, event = old.newest_row(), moved_by(old)
+        if closing_row is None or event is None or event.target != name_of(target):
             refuse_if_moved(old)  # raises: says where it went
-        assert newest is not None
-        if kind_at(target) == "live":
-            with closing(open_reader(target)) as new:
-                found = new.row(newest.seq)
-            if found is None or found.digest != newest.digest:
-                raise LedgerError(f"{name_of(target)} holds another ledger than {old.name}, which was moved there.")
-        else:
-            with closing(open_writer(target, holding)) as incoming:
-                if incoming.kind != "incoming":
-                    raise LedgerError(f"{incoming.name} is a backup, or was moved on. Name the place of the newest.")
-                _check_same(old, incoming, keys)
-                check_note(incoming, newest.seq, incoming.note)
+        assert closing_row is not None
+        assert event is not None
+        with closing(open_reader(target)) as new:
+            kind, found, newest = new.kind, new.row(closing_row.seq), new.newest_row()
+        if kind == "incoming":
+            with closing(open_writer(target, _beside(holding))) as incoming:
+                _check_same(old, incoming, keys, Head(closing_row.seq - 1, closing_row.previous))
+                if incoming.row(closing_row.seq) is None:
+                    incoming.append(Commit(closing_row, closing_row.seq - 1))
                 incoming.mark("live")
-        return Head(newest.seq, newest.digest)
+        elif kind != "live" or found is None or found.digest != closing_row.digest:
+            raise LedgerError(f"{name_of(target)} holds another ledger than {old.name}, which was moved there.")
+        elif newest is not None and newest.seq > closing_row.seq:
+            return Head(newest.seq, newest.digest)
+    with Ledger(target, keys, in_full=False, accept_moved=True, holding=holding) as ledger:
+        check_witness(ledger, witness)
+        ledger.settle()
+        ledger.append(Arrived(event.source, event.target))
+        return ledger.head
 
 
 def _make_room(target: Address, ledger: Ledger, holding: Holding) -> None:
@@ -134,12 +137,12 @@ def set_aside(path: Path) -> None:
             os.replace(old, path.with_name(f"{path.name}.moved-{number}{suffix}"))
 
 
-def _check_same(old: Store, new: Store, keys: LedgerKeys) -> None:
-    """Check every row of the copy, and that account, belief, secret, sums and checkpoint are those of the original."""
-    contents = read_chain(new, keys)
-    whole, same = (contents, new.usage(), new.checkpoint()), (read_contents(old, keys), old.usage(), old.checkpoint())
-    if whole != same:
-        raise LedgerError(f"The copy in {new.name} is not the same as {old.name}. Nothing was closed: repeat the move.")
+def _check_same(old: Store, new: Store, keys: LedgerKeys, last: Head) -> None:
+    """Check every row of the copy, and that it ends there with account, belief, secret and sums of the original."""
+    contents, row = read_chain(new, keys), new.row(last.seq)
+    same = replace(read_contents(old, keys), head=contents.head), old.usage()
+    if (contents, new.usage()) != same or row is None or row.digest != last.digest:
+        raise LedgerError(f"The copy in {new.name} is not the same as {old.name}, and is not used. Repeat the move.")
 
 
 def _beside(holding: Holding) -> Holding:

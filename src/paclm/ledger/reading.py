@@ -27,7 +27,7 @@ from paclm.ledger.events import (
 )
 from paclm.ledger.head_notes import HeadNote
 from paclm.ledger.state import Price, State, UsageTable, add_usages, apply, new_settings, parse_row, usages
-from paclm.ledger.store import Store
+from paclm.ledger.store import Kind, Store
 
 _BEFORE_THE_FIRST = Row(0, "", "", "", "", GENESIS, GENESIS, b"")
 
@@ -49,17 +49,33 @@ class Contents:
 
 def refuse_if_moved(store: Store) -> None:
     """Refuse a ledger that a move closed, and one that a move has not finished."""
-    kind = store.kind
+    kind = kind_of(store)
     if kind == "incoming":
         raise LedgerMoved(f"{store.name} is the target of paclm ledger move, which did not finish. Repeat the command.")
     if kind == "moved":
-        newest = store.newest_row()
-        event = None if newest is None else parse_row(newest)[0]
-        target = event.target if isinstance(event, Moved) else "another place"
+        event = moved_by(store)
+        target = "another place" if event is None else event.target
         raise LedgerMoved(
             f"The ledger in {store.name} was moved to {target}, and this one is closed for good. Name the new place in "
-            "url of [ledger] in paclm.toml or in PACLM_LEDGER; for the SQLite file of the workspace, name none."
+            "url of [ledger] in paclm.toml or in PACLM_LEDGER; for the SQLite file of the workspace, name none. If the "
+            "move did not finish, repeat paclm ledger move."
         )
+
+
+def kind_of(store: Store) -> Kind:
+    """What a store is. Its newest row decides where that is `moved`: the mark is not signed."""
+    is_closed = store.kind == "live" and moved_by(store) is not None
+    return "moved" if is_closed else store.kind
+
+
+def moved_by(store: Store) -> Moved | None:
+    """The row that closed a ledger, where it is the newest."""
+    newest = store.newest_row()
+    try:
+        event = parse_row(newest)[0] if newest is not None and newest.kind == Moved.kind else None
+    except BadRow:  # found by whoever checks it
+        return None
+    return event if isinstance(event, Moved) else None
 
 
 def read_contents(store: Store, keys: LedgerKeys | None) -> Contents:

@@ -12,6 +12,7 @@ from typing import Any
 from paclm.config import MechanismConfig
 from paclm.errors import BudgetExceeded, InvalidInput, UnsoundState
 from paclm.ledger.events import (
+    Arrived,
     BadRow,
     Event,
     Extended,
@@ -155,7 +156,7 @@ def apply(state: State | None, seq: int, event: Event) -> State:
             if is_late or bool(state.secret_row) != (event.origin == "resealed"):
                 raise BadRow("seals a second secret")
             return replace(state, secret_row=seq)
-        case Moved():
+        case Moved() | Arrived():
             return state
         case WitnessChanged():
             return replace(state, witness=event.new)
