@@ -22,6 +22,7 @@ from paclm.errors import (
     LedgerError,
     LedgerMissing,
     LedgerRolledBack,
+    LedgerWrongKey,
     WitnessMissing,
 )
 from paclm.ledger.events import key_name
@@ -129,7 +130,8 @@ def test_a_backup_holds_the_keys_before_it_and_secret_json_those_after_it(used, 
     run("backup", used, newer)
     new = used / "curator" / "key"
     assert run("verify", newer, "--key-file", new).exit_code == 0
-    assert run("verify", backup, "--key-file", new).exit_code == 1  # signed with a key that this one does not open
+    with pytest.raises(LedgerWrongKey, match="not checked"):  # signed with a key that this one does not open
+        run("verify", backup, "--key-file", new)
     for order in ((new, old), (old, new)):
         assert run("verify", newer, "--key-file", order[0], "--key-file", order[1]).exit_code == 0
     shutil.copy(used / "curator" / "secret.json", newer.parent)
@@ -151,12 +153,16 @@ def test_the_restore_drill_of_the_documentation_works(used):
     assert "backup copy" in done.stdout
 
 
-def test_a_fresh_key_replaces_the_one_in_the_workspace(used, small_tokenizer):
-    before = load_keys(used / "curator", may_create=False).id
+def test_a_fresh_key_replaces_the_one_in_the_workspace_and_has_one_name(used, small_tokenizer, tmp_path):
+    old = shutil.copy(used / "curator" / "key", tmp_path / "old.key")
+    before = load_keys(used / "curator", may_create=False).name
     shown = run("rotate-key", used).output
-    after = load_keys(used / "curator", may_create=False).id
+    after = load_keys(used / "curator", may_create=False).name
     assert after != before
     assert after in shown
+    assert f"{after} signs from here on, not {before}" in " ".join(run("explain", used).output.split())
+    with pytest.raises(LedgerWrongKey, match=f"signed with the key {after}; the keys given are {before}"):
+        run("verify", used, "--key-file", old)
     with open_curator(used, small_tokenizer) as curator:
         assert curator.account.tokens == 8
     assert figures("verify", used)["intact"]

@@ -28,9 +28,9 @@ def test_a_new_key_keeps_secret_belief_and_account(each_store, used, open_curato
         before = state_of(curator)
     old = (used.curator_path / KEY_FILE).read_bytes()
     for _ in range(3):
-        name = rotate_key(used)
-        assert load_keys(used.curator_path, may_create=False).id == name
-        assert list(SealedFile(used.curator_path).read()) == [name]
+        name, keys = rotate_key(used), load_keys(used.curator_path, may_create=False)
+        assert keys.name == name
+        assert list(SealedFile(used.curator_path).read()) == [keys.id]
         with open_curator(used) as curator:
             assert state_of(curator) == before
     assert (used.curator_path / KEY_FILE).read_bytes() != old
@@ -63,7 +63,7 @@ def test_a_key_that_the_operator_keeps_is_the_operators_to_change(used, tmp_path
     monkeypatch.delenv("PACLM_KEY")
     monkeypatch.setenv("PACLM_KEY_FILE", str(tmp_path / "elsewhere"))
     custody = open_custody(used)
-    assert custody.keys.id == name
+    assert custody.keys.name == name
     custody.ledger.close()
 
 
@@ -100,18 +100,19 @@ def test_a_crash_at_any_step_leaves_one_key_in_force_and_nothing_lost(
             original(*args)
         raise Crash
 
-    old = load_keys(used.curator_path, may_create=False).id
+    old = load_keys(used.curator_path, may_create=False).name
     monkeypatch.setattr(owner, attribute, crash)
     with pytest.raises(Crash):
         rotate_key(used)
     monkeypatch.undo()
     with open_curator(used) as curator:
         assert state_of(curator) == before
-        in_force = curator._custody.keys.id
+        keys = curator._custody.keys
+        in_force = keys.name
     is_past = STEPS.index(step) > 3 or (step == "_sign_with" and after)
     assert (in_force != old) == is_past
     assert not (used.curator_path / NEW_KEY_FILE).exists()
-    assert list(SealedFile(used.curator_path).read()) == [in_force]
+    assert list(SealedFile(used.curator_path).read()) == [keys.id]
     assert rotate_key(used) not in (old, in_force)  # and another exchange goes through
     with open_curator(used) as curator:
         assert state_of(curator) == before

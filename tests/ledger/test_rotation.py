@@ -4,6 +4,7 @@ import pytest
 
 from paclm.errors import LedgerError, LedgerRolledBack, LedgerStopped, LedgerWrongKey
 from paclm.ledger import ledger as ledger_module
+from paclm.ledger.events import key_name
 from paclm.ledger.file_witness import FileWitness
 
 KEYS = [bytes(range(n, n + 32)) for n in (2, 1)]
@@ -45,6 +46,24 @@ def test_after_a_rotation_the_old_key_alone_opens_nothing(setup):
         setup.open(mac_key=setup.key, old_keys=[setup.new_key])
     with pytest.raises(LedgerWrongKey):
         setup.open(mac_key=setup.new_key)
+
+
+@pytest.mark.parametrize("key", ["key", "new_key"])
+def test_one_key_of_a_rotation_alone_gives_no_verdict_and_names_the_other(setup, key):
+    with setup.with_steps(2) as ledger:
+        ledger.rotate_key(setup.new_key)
+        setup.commit(ledger, 3)
+    missing = key_name(setup.key if key == "new_key" else setup.new_key)
+    with pytest.raises(LedgerWrongKey, match=f"not checked.*signed with the key {missing}"):
+        setup.verify([getattr(setup, key)])
+
+
+def test_rows_of_a_key_that_nothing_ties_to_the_one_given_are_forged(setup, monkeypatch):
+    """Not a missing key: a thief of the ledger must not turn an alarm into a question about keys."""
+    monkeypatch.setattr(ledger_module, "endorse", lambda *_: "00" * 32)
+    with setup.with_steps(2) as ledger:
+        ledger.rotate_key(setup.new_key)
+    assert not setup.verify([setup.key]).intact
 
 
 def test_a_new_key_that_the_old_one_did_not_endorse_is_found(setup, monkeypatch):

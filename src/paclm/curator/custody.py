@@ -186,8 +186,8 @@ def check_fit(workspace: Workspace, witness: Address | None, keys: Sequence[Mast
     stored = {} if contents.sealed_secret is None else decode(contents.sealed_secret, f"in {name}")
     if stored and stored.keys().isdisjoint(key.id for key in keys):
         raise LedgerWrongKey(
-            f"The secret in {name} was sealed with the key {', '.join(stored)}, but the key given is {keys[0].id}. "
-            "It was not taken over: give the key in force."
+            f"The ledger in {name} is signed with the key {contents.key}, but the key given is {keys[0].name}. It "
+            "was not taken over: give the key in force."
         )
     check_same_worlds(
         contents.opened.workspace, worlds_digest(workspace), tokens=contents.state.tokens, workspace=workspace
@@ -268,7 +268,7 @@ def _unsealed(
     known = [key for key in keys if key.id in sealings]
     if not known:
         raise CuratorError(
-            f"The secret {where} was sealed with the key {', '.join(sealings)}, but the key given is {keys[0].id}. "
+            f"The secret {where} was sealed with another key than the one given, {keys[0].name}. "
             "Give the key in force, or restore the file that belongs to this key."
         )
     sealing = sealings[known[0].id]

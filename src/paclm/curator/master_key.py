@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from paclm.config import in_shell
 from paclm.curator.redacted import Redacted, disable_core_dumps, redact_traceback
 from paclm.errors import CuratorError, UnsoundState
+from paclm.ledger.events import key_name
 from paclm.worlds.storage import sync_folder
 
 KEY_VARIABLE = "PACLM_KEY"
@@ -63,6 +64,11 @@ class MasterKeys:
         """Derive all keys from a master key."""
         name = _derive(master, "id").reveal().hex()[:_NAME]
         return cls(name, _derive(master, "ledger-mac"), _derive(master, "seal"))
+
+    @property
+    def name(self) -> str:
+        """The key's public name, as the rows of the ledger and all messages have it; `id` is in files only."""
+        return key_name(self.__mac.reveal())
 
     def packed(self) -> Redacted[bytes]:
         """Both keys as bytes, to be sealed: a retired key is still needed to check what it signed."""

@@ -34,7 +34,7 @@ from paclm.worlds.workspace import Workspace
 
 
 def rotate_key(workspace: Workspace, master: Redacted[bytes] | None = None, witness: str | Path | None = None) -> str:
-    """Put a new master key in force and return its id. Takes the lock, so the server must be stopped.
+    """Put a new master key in force and return its name. Takes the lock, so the server must be stopped.
 
     `witness`: as for `Curator.open`, else PACLM_WITNESS.
 
@@ -52,9 +52,9 @@ def rotate_key(workspace: Workspace, master: Redacted[bytes] | None = None, witn
     try:
         old, file = custody.keys, SealedFile(folder)
         if new.id == old.id:
-            raise CuratorError(f"The new key is already in force ({old.id}). Make another: openssl rand -hex 32")
+            raise CuratorError(f"The new key is already in force ({old.name}). Make another: openssl rand -hex 32")
         if keeps_own_key():
-            _keep(folder / NEW_KEY_FILE, master, new.id)
+            _keep(folder / NEW_KEY_FILE, master, new.name)
         before = decode(custody.ledger.sealed_secret or b"", f"in {custody.ledger.name}")[old.id]
         retired = [*before.retired_keys(old), old]
         after = Sealing.make(custody.secret, new, custody.digest, custody.ledger.ledger_id, retired)
@@ -64,14 +64,14 @@ def rotate_key(workspace: Workspace, master: Redacted[bytes] | None = None, witn
         settle_own_key(folder, new)
     finally:
         custody.ledger.close()
-    return new.id
+    return new.name
 
 
 def _keep(path: Path, master: Redacted[bytes], name: str) -> None:
     """Write the new key and read it back: a ledger signed with a key that is not on disk would be lost."""
     write_key(path, master)
     try:
-        kept = MasterKeys.derived(read_key(path)).id
+        kept = MasterKeys.derived(read_key(path)).name
         if kept != name:
             raise CuratorError(
                 f"{path} was written with the key {name} but reads back as {kept}. The key in force was not changed. "

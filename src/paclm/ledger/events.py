@@ -277,6 +277,9 @@ class LedgerKeys:
         """The same keys, of which the one of this name signs."""
         return LedgerKeys(self._by_name[name], self._by_name.values())
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
     def mac(self, name: str, message: bytes) -> bytes:
         """HMAC-SHA256 by the key of that name."""
         if name not in self._by_name:

@@ -16,9 +16,10 @@ from paclm.errors import (
     LedgerRolledBack,
     LedgerTampered,
     LedgerUnwritable,
+    LedgerWrongKey,
 )
 from paclm.ledger.address import open_reader
-from paclm.ledger.events import LedgerKeys, Usage
+from paclm.ledger.events import BadRow, KeyRotated, LedgerKeys, Row, Usage, check_row, endorse
 from paclm.ledger.reading import (
     Contents,
     check_note,
@@ -28,6 +29,7 @@ from paclm.ledger.reading import (
     read_contents,
     refuse_if_moved,
 )
+from paclm.ledger.state import parse_row
 from paclm.ledger.store import Address
 
 
@@ -131,8 +133,8 @@ def verify(
 
     Also checks that the row noted on this machine (for a database: in that folder) is there and that the newest key
     signed the head, as opening does. `only_recent` checks the rows since the last checkpoint, and the totals of the
-    sums; without `hours` the sums by hour are not read. Raises where the disk or another program prevents reading: an
-    unread ledger is neither intact nor damaged.
+    sums; without `hours` the sums by hour are not read. Raises where the disk, another program or a missing key
+    prevents checking: an unread ledger is neither intact nor damaged.
     """
     known = LedgerKeys(keys[0], keys[1:]) if keys else None
     report = Report(macs_checked=known is not None)
@@ -161,6 +163,10 @@ def verify(
                 _check_in_force(store.name, contents.key, known)
     except (LedgerMissing, LedgerMoved):
         raise
+    except LedgerWrongKey as error:
+        if known is not None and _lacks_key(address, known):
+            raise LedgerWrongKey(f"The ledger was not checked, for want of the right key. {error}") from None
+        report.intact, report.problem = False, str(error)
     except (LedgerBusy, LedgerFull, LedgerUnwritable) as error:
         raise type(error)(f"The ledger could not be read, so it was not checked. {error}") from None
     except LedgerError as error:
@@ -169,6 +175,30 @@ def verify(
         if isinstance(error, LedgerTampered) and error.verified is not None:
             report.verified_through = error.verified
     return report
+
+
+def _lacks_key(address: Address, keys: LedgerKeys) -> bool:
+    """Whether another key is needed, rather than a row forged.
+
+    No row names a given key; or a rotation that a given key endorsed, or signed, names another one.
+    """
+    with closing(open_reader(address)) as store:
+        if not any(name in keys for name in store.signers()):
+            return True
+        return any(_is_tied(row, keys) for row in store.notable_rows() if row.kind == KeyRotated.kind)
+
+
+def _is_tied(row: Row, keys: LedgerKeys) -> bool:
+    try:
+        event = parse_row(row)[0]
+        if not isinstance(event, KeyRotated) or (event.old_key in keys) == (event.new_key in keys):
+            return False
+        if event.old_key in keys:
+            return endorse(keys, event.old_key, event.new_key, row.previous) == event.endorsement
+        check_row(row, keys)
+        return True
+    except (BadRow, LedgerWrongKey):
+        return False
 
 
 def _check_in_force(name: str, signer: str, keys: LedgerKeys | None) -> None:
