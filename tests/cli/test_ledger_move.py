@@ -85,3 +85,13 @@ def test_promises_that_were_served_are_on_record_at_the_new_place(workspace, bar
     hold.release()
     run("move", workspace, "--to", "sqlite", "--yes")
     assert [event["kind"] for event in log.events()] == ["served", "mixed", "mixed"]
+
+
+def test_a_backup_of_a_database_brings_what_other_hosts_served_into_the_log_beside_it(workspace, bare, tmp_path):
+    run("move", workspace, "--to", bare, "--write", "--yes")
+    hold = take_hold(bare, Holding())
+    record_promise(bare, "served", hold.epoch)
+    hold.release()
+    done = run("backup", workspace, tmp_path / "copy.sqlite")
+    assert [event["kind"] for event in DpLog(dp_log_path(workspace)).events()] == ["served"]
+    assert "dp.jsonl: back it up together" in " ".join(done.output.split())

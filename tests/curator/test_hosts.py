@@ -38,6 +38,7 @@ from paclm.errors import (
 )
 from paclm.ledger.address import name_of, promises_in, take_hold
 from paclm.ledger.dp_log import DpLog
+from paclm.ledger.recovery import replace_witness
 from paclm.worlds.layout import dp_log_path
 from paclm.worlds.registry import remember_workspace, sketch_texts
 from paclm.worlds.settings import ledger_config
@@ -336,3 +337,17 @@ def test_the_address_is_kept_before_a_ledger_is_made(host, shared, monkeypatch, 
     with pytest.raises(WorkspaceError if error else CuratorError, match="second ledger" if error else "enough"):
         open_custody(workspace)
     assert [name_of(url) for url in kept] == ([] if error else [name_of(shared)])
+
+
+def test_a_witness_in_another_database_of_the_same_server_is_named(host, postgres, tmp_path):
+    witness = postgres.create_database()
+    for place, cautions in ((tmp_path / "witness", 0), (witness, 1)):
+        opened = open_custody(host("one"), None)
+        with opened.ledger:
+            assert not opened.cautions
+        replace_witness(host("one").ledger_address, opened.keys.mac.reveal(), confirmed_by="ada", witness=place)
+        opened = open_custody(host("one"), place)
+        with opened.ledger:
+            assert [len(opened.cautions), "one server" in str(opened.cautions)] == [cautions, bool(cautions)]
+        replace_witness(host("one").ledger_address, opened.keys.mac.reveal(), confirmed_by="ada", witness=None)
+    postgres.drop_database(witness)

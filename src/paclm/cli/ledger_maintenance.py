@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paclm.cli.console import NO_WITNESS, WitnessOption, WorkspaceArgument, YesFlag, confirm
+from paclm.cli.console import NO_WITNESS, WitnessOption, WorkspaceArgument, YesFlag, confirm, print_wrapped
 from paclm.cli.ledger import operator
 from paclm.cli.ledger_keys import curator_folder, existing_ledger, holding_for, mac_keys
 from paclm.config import in_shell, parse_budget
@@ -31,12 +31,15 @@ def backup(workspace: WorkspaceArgument, to: Annotated[Path, typer.Argument(help
     \b
         paclm ledger backup clinic /backup/ledger-monday.sqlite
     """
+    from paclm.curator.promises import move_promises
     from paclm.ledger.address import name_of
     from paclm.ledger.recovery import backup as copy_ledger
     from paclm.ledger.verify import witness_on_record
-    from paclm.worlds.layout import ledger_path
+    from paclm.worlds.layout import dp_log_path, ledger_path
 
     address = existing_ledger(workspace)
+    if not isinstance(address, Path):
+        move_promises(workspace, address, to)
     copy_ledger(address, to)
     if isinstance(address, Path):
         place = f"move {address} with any -wal and -shm files to another folder and keep them, copy the backup to it"
@@ -48,6 +51,11 @@ def backup(workspace: WorkspaceArgument, to: Annotated[Path, typer.Argument(help
     typer.echo(
         f"Copied to {to}. To restore it: stop the server, {place}, then: paclm ledger adopt {in_shell(workspace)}"
     )
+    if not isinstance(address, Path):
+        print_wrapped(
+            "The copy has neither API keys nor promises. Which promises any host served is now in "
+            f"{dp_log_path(workspace)}: back it up together with this copy."
+        )
     if not witness_on_record(address):
         typer.echo(f"No witness: {NO_WITNESS}", err=True)
 

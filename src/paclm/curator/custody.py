@@ -33,7 +33,7 @@ from paclm.curator.redacted import Redacted, redact_traceback
 from paclm.curator.sealed import SealedFile, Sealing, decode, encode
 from paclm.curator.secret import Secret, prior_belief, seal_belief, unseal_belief
 from paclm.errors import CuratorError, LedgerWrongKey, UnsoundState, WitnessMissing, WorkspaceError
-from paclm.ledger.address import Holding, exists, without_password
+from paclm.ledger.address import Holding, exists, on_one_server, without_password
 from paclm.ledger.address import name_of as address_name
 from paclm.ledger.events import Extended, Usage
 from paclm.ledger.ledger import Ledger
@@ -109,7 +109,7 @@ def open_custody(workspace: Workspace, witness: Address | None = None, *, take_o
         remember_ledger(workspace.manifest.id, ledger.ledger_id)
         check_same_worlds(ledger.workspace, digest, tokens=ledger.state.tokens, workspace=workspace)
         secret = _restore_secret(file, ledger, keys, retired, digest)
-        cautions = _lower_total(ledger, config)
+        cautions = [*_lower_total(ledger, config), *_judge_witness(workspace, witness)]
         ledger.change_settings(config)
         settle_own_key(workspace.curator_path, keys)
         note_place(workspace.manifest.id, workspace.path)
@@ -117,6 +117,16 @@ def open_custody(workspace: Workspace, witness: Address | None = None, *, take_o
     except BaseException:
         ledger.close()
         raise
+
+
+def _judge_witness(workspace: Workspace, witness: Address | None) -> list[str]:
+    """Say so where the witness would be rolled back together with the ledger."""
+    if not on_one_server(workspace.ledger_address, witness):
+        return []
+    return [
+        "Ledger and witness are databases of one server: a backup of that server that is restored, or a replica that "
+        "is promoted, rolls back both, and nothing notices. Keep the witness on another server, or in a file."
+    ]
 
 
 def keep_address(folder: Path) -> None:

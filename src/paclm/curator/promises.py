@@ -93,7 +93,7 @@ def is_corpus_promised(workspace: Workspace) -> bool:
 
 
 def move_promises(folder: Path, source: Address, target: Address) -> None:
-    """Know at the target of a move what is on record at its source; the log of this host then has it all."""
+    """Know at the target of a move, or beside a backup, what is on record at its source: the log then has it all."""
     log, on_record = DpLog(dp_log_path(folder)), promises_in(source)
     kinds: tuple[DpEventKind, ...] = ("served", "mixed")
     for kind in kinds:

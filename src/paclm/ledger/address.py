@@ -123,6 +123,17 @@ def name_of(address: Address) -> str:
     return name_of_url(address)
 
 
+def on_one_server(address: Address, witness: Address | None) -> bool:
+    """Whether ledger and witness are databases of one server, as far as it tells: they are lost together."""
+    if not is_postgres(address) or not is_postgres(witness):
+        return False
+    _postgres()
+    from paclm.ledger.postgres import server_of
+
+    server = server_of(address)
+    return server is not None and server == server_of(witness)
+
+
 def without_password(url: str) -> str:
     """The address of a database to be written down, without passwords; empty where it is not valid."""
     _postgres()

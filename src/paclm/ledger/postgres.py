@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -178,6 +178,16 @@ def name_of(url: str) -> str:
     ports = ports if len(ports) == len(hosts) else ports[:1] * len(hosts)
     places = ",".join(f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=True))
     return f"postgresql://{places}/{parts.get('dbname', '')}"
+
+
+def server_of(url: str) -> int | None:
+    """What tells a server from others, also by another name; None where its login may not ask."""
+    try:
+        with closing(connect(url, is_reading=True)) as db:
+            found = db.execute("SELECT system_identifier FROM pg_control_system()").fetchone()
+    except (psycopg.Error, LedgerError):
+        return None
+    return found[0] if found else None
 
 
 def without_password(url: str) -> str:
