@@ -27,7 +27,7 @@ demo: $(STAMP) ## Run the main job on what the package brings along
 test: lint $(STAMP) ## Lint, types and all tests
 	@$(BIN)/python tests/server/browser.py
 	@$(BIN)/python tests/postgres.py
-	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP) ## Style and types
 	@$(BIN)/ruff check --quiet .

@@ -26,17 +26,17 @@ from server.killing import Killing, front_of, is_running
 from server.live import bearer
 from server.stepped import wait_until
 
-STALE_SECONDS = 1
+STALE_SECONDS = 3
 MASTER_KEY = "7a" * 32
 URL = re.compile(r"http://[0-9.:]+")
 ADMIN_KEY = re.compile(r"admin key +(paclm-\S+)")
 STANDBY = "This server is a standby"
 
 
-def copies_of(workspace, *names):
+def copies_of(workspace, *names, stale_seconds=STALE_SECONDS):
     """The workspace as other machines have it, with the same settings."""
     settings = workspace.path / "paclm.toml"
-    settings.write_text(f"{settings.read_text()}\n[ledger]\nstale_seconds = {STALE_SECONDS}\n")
+    settings.write_text(f"{settings.read_text()}\n[ledger]\nstale_seconds = {stale_seconds}\n")
     return [Path(shutil.copytree(workspace.path, workspace.path.parent / name / "clinic")) for name in names]
 
 
@@ -125,9 +125,13 @@ def servers():
 
 
 class KillingUnderStandby(Killing):
-    """Kills as there, with a ledger in PostgreSQL: a standby waits for each of them, and takes over."""
+    """Kills as there, with a ledger in PostgreSQL: a standby waits for each of them, and takes over.
 
-    def __init__(self, path, database, **options):
+    Only a dead server's last heartbeat is made to look old: no standby takes over from one that is merely slow.
+    """
+
+    def __init__(self, workspace, database, **options):
+        (path,) = copies_of(workspace, "here", stale_seconds=3600)
         super().__init__(path, **options)
         self._database = database
         self._record = path.parent / "steps"
@@ -148,6 +152,9 @@ class KillingUnderStandby(Killing):
             server.wait_for_end()
             if not self._postgres.is_running:
                 self._postgres.start()
+            self._postgres.wait_until_ready()
+            with self._postgres.connect(self._database) as db:
+                db.execute("UPDATE paclm.holder SET seen = seen - interval '2 hours'")
 
     def _kill_under_load(self, pids, url, victim):
         self._spare.wait_until_standby()

@@ -121,10 +121,12 @@ def test_a_server_that_is_taken_over_exits_with_its_own_status_idle_or_streaming
 
 
 def test_after_kills_of_curator_and_database_all_that_left_is_counted(make, roles, postgres, monkeypatch):
-    (path,) = copies_of(make(per_token="2^-40"), "here")
     monkeypatch.setenv("PACLM_LEDGER", roles)
     victims = ["curator", "backend", "database"]
-    killing = KillingUnderStandby(path, roles, seed=1, clients=3, may_be_killed=victims, postgres=postgres, quota=200)
+    workspace = make(per_token="2^-20")
+    killing = KillingUnderStandby(
+        workspace, roles, seed=1, clients=3, may_be_killed=victims, postgres=postgres, quota=200
+    )
     killing.run(kills=15)
     assert killing.problems == []
     assert [killing.victims.count(victim) for victim in victims] == [5, 5, 5]

@@ -11,7 +11,7 @@ from paclm.engine.base_model import TINY_FOLDER
 from server.killing import STEPS_IN_FLIGHT, Killing, serve_process
 from server.live import ledger_rows
 from server.load import ask_for
-from server.standing import KillingUnderStandby, copies_of
+from server.standing import KillingUnderStandby
 
 pytestmark = pytest.mark.stress
 
@@ -59,10 +59,10 @@ def test_200_kills_of_front_or_curator_lose_no_count_and_no_reply(make):
 
 
 def test_100_kills_of_front_curator_and_database_lose_no_count_and_no_reply(make, roles, postgres, monkeypatch):
-    (path,) = copies_of(make(per_token="2^-40"), "here")
     monkeypatch.setenv("PACLM_LEDGER", roles)
     victims = ["front", "curator", "backend", "database"]
-    killing = KillingUnderStandby(path, roles, seed=3, may_be_killed=victims, postgres=postgres, quota=5_000)
+    workspace = make(per_token="2^-24")
+    killing = KillingUnderStandby(workspace, roles, seed=3, may_be_killed=victims, postgres=postgres, quota=5_000)
     killing.run(kills=100)
     assert killing.problems == []
     assert min(map(killing.victims.count, victims)) == 25
