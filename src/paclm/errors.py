@@ -108,6 +108,10 @@ class EngineError(PaclmError):
     """The engine cannot run: adapters, memory, determinism."""
 
 
+class WorkerLost(EngineError):
+    """A worker died or was silent for too long. Nothing was drawn for the step in flight."""
+
+
 class CuratorError(PaclmError):
     """Secret, keys or state do not match: nothing is served."""
 

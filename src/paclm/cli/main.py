@@ -34,6 +34,7 @@ from paclm.cli.serve import serve
 from paclm.cli.study import study
 from paclm.cli.train import train
 from paclm.cli.votes import votes
+from paclm.cli.worker import worker
 from paclm.errors import EXTRAS, LedgerFenced, MissingExtra, PaclmError
 
 _FENCED = 75
@@ -73,7 +74,7 @@ def _root(
 
 
 # In the order of work, which is also the order of --help.
-_COMMANDS: tuple[Callable[..., None], ...] = (demo, init, train, plan, generate, serve, votes, replay, export)
+_COMMANDS: tuple[Callable[..., None], ...] = (demo, init, train, plan, generate, serve, worker, votes, replay, export)
 _LEDGER_COMMANDS: tuple[Callable[..., None], ...] = (explain, move, backup, adopt, replace_witness, rotate_key)
 for command in _COMMANDS:
     app.command()(command)

@@ -7,6 +7,7 @@ Knows neither memberships nor the realized world: all worlds are alike here.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -231,6 +232,17 @@ class AdapterStack:
         if self.is_public:
             return self
         return self.map(lambda tensor: torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])]))
+
+    def hashes(self) -> list[str]:
+        """SHA-256 of each world's adapter: layers in order, their A and B as float32."""
+        digests = [hashlib.sha256() for _ in range(self.num_worlds)]
+        for layer in self.layers:
+            pair = self.A[layer].float().contiguous().numpy(), self.B[layer].float().contiguous().numpy()
+            for world, digest in enumerate(digests):
+                digest.update(layer.encode())
+                for tensor in pair:
+                    digest.update(tensor[world])
+        return [digest.hexdigest() for digest in digests]
 
     def check_fits(self, targets: Mapping[str, Target], fingerprint: str | None = None) -> None:
         """Raise unless these adapters fit the base model with these layers and this fingerprint."""

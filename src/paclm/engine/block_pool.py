@@ -91,6 +91,15 @@ class BlockPool:
         """Note that the keys and values of a shared block are written."""
         self._blocks[block].is_filled = is_filled
 
+    def forget(self) -> None:
+        """The cache is empty: no block is filled, and none is kept for its content."""
+        for block in self._blocks:
+            block.is_filled = False
+        for number in self._kept:
+            self._forget(self._blocks[number])
+            self._free.append(number)
+        self._kept.clear()
+
     def _take(self, key: Key | None) -> int:
         """A block that nobody uses."""
         if self._free:

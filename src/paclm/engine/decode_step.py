@@ -82,7 +82,16 @@ class DecodeStep(Protocol):
         """The output of the launched step, rows in the order of its sequences."""
 
     def prefill(self, chunk: PromptChunk) -> Tensor:
-        """As of the model; asynchronous where the device is."""
+        """As of the model; asynchronous where the device is. With workers, the hidden states of this rank alone."""
+
+    def hidden_states(self, chunk: PromptChunk) -> Tensor:
+        """`prefill` with the hidden states of all worlds (W, T, d)."""
+
+    def logits(self, output: StepOutput) -> Tensor:
+        """The logits (n, W, k) of all worlds behind the last output."""
+
+    def restore(self) -> None:
+        """After `WorkerLost`: wait until all workers are back, with empty caches."""
 
     def warm_up(self, max_sequences: int, progress: Callable[[int, int], None]) -> None:
         """Compile and record all that steps of up to so many sequences can need; progress(done, all)."""
@@ -139,6 +148,15 @@ class PlainStep:
         if self._launched is not None and self._output is None:
             self._output = self._compute()  # its blocks may have been given to the sequences of this chunk since
         return self._model.prefill(chunk)
+
+    def hidden_states(self, chunk: PromptChunk) -> Tensor:
+        return self.prefill(chunk)
+
+    def logits(self, output: StepOutput) -> Tensor:
+        return output.logits
+
+    def restore(self) -> None:
+        """There are no workers."""
 
     def warm_up(self, max_sequences: int, progress: Callable[[int, int], None]) -> None:
         """Nothing is compiled here."""

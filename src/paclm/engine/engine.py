@@ -33,7 +33,7 @@ from paclm.engine.decode_step import (
 )
 from paclm.engine.determinism import FloatArray, IntArray
 from paclm.engine.memory import MemoryPlan
-from paclm.errors import ContextExceeded, EngineError, InvalidInput
+from paclm.errors import ContextExceeded, EngineError, InvalidInput, WorkerLost
 
 LEAST_PART = 8
 """Tokens that a shorter part of a prompt counts for in a chunk: a pass has room for so many parts and no more."""
@@ -61,6 +61,15 @@ class Running:
     num_read: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A launched step."""
+
+    handles: list[int]
+    coins: FloatArray = field(repr=False)
+    temperature: FloatArray
+
+
 def check_support_size(support_size: int, vocabulary: int) -> None:
     if not 1 <= support_size <= vocabulary:
         raise InvalidInput(f"support_size must be between 1 and the vocabulary's {vocabulary}, not {support_size}.")
@@ -77,8 +86,10 @@ class Engine:
         step: DecodeStep | None = None,
         max_sequences: int | None = None,
         plan: MemoryPlan | None = None,
+        num_worlds: int | None = None,
     ) -> None:
-        self.num_worlds = model.num_worlds - 1  # m, without the public model
+        """`num_worlds`: of the step, where it has more worlds than the model of this process."""
+        self.num_worlds = num_worlds or model.num_worlds - 1  # m, without the public model
         self.head = model.head  # (V, d), the output embedding
         self.vocabulary = int(model.head.shape[0])
         self.support_size = support_size
@@ -96,7 +107,7 @@ class Engine:
         self._last = np.zeros(self.max_sequences, dtype=np.int64)  # last token of each sequence
         self._length = np.zeros(self.max_sequences, dtype=np.int64)
         self._table = np.zeros((self.max_sequences, self._pool.needed(self.context)), dtype=np.int32)
-        self._num_launched = 0  # sequences of the step in flight
+        self._flight: Flight | None = None  # the step in flight
         self._plan = plan
 
     @property
@@ -178,23 +189,34 @@ class Engine:
 
         coins: (n, k) Gumbel, one row per sequence, or None for greedy votes.
         """
-        if self._num_launched:
+        if self._flight is not None:
             raise EngineError("A step is in flight. Collect it before launching the next one.")
         if not handles:
             raise EngineError("No sequence is running. Add one before asking for votes.")
-        rows = [self._sequence(handle).row for handle in handles]
+        for handle in handles:
+            self._sequence(handle)
         if not self._waiting.keys().isdisjoint(handles):
             raise EngineError("A prompt of this step is not read yet. Call prefill until is_ready.")
-        n = len(rows)
+        n = len(handles)
         drawn, tau = np.zeros((n, self.support_size), dtype=np.float32), np.zeros(n, dtype=np.float32)
         if coins is not None:
             drawn[:] = _checked_coins(coins, drawn.shape)
             tau[:] = _checked_temperature(temperature)
-        positions = self._length[rows] - 1
-        table = self._table[rows, : self._pool.needed(int(positions.max()) + 1)]
-        with self._step_memory(n):
-            self._step.launch(self._last[rows], positions, table, drawn, tau)
-        self._num_launched = n
+        flight = Flight(list(handles), drawn, tau)
+        self._launch(flight)
+        self._flight = flight
+
+    def _launch(self, flight: Flight) -> None:
+        """A sequence that has ended since the step was first launched runs in the scratch block instead."""
+        running = [self._running.get(handle) for handle in flight.handles]
+        rows = [0 if sequence is None else sequence.row for sequence in running]
+        is_running = np.array([sequence is not None for sequence in running])
+        positions = np.where(is_running, self._length[rows] - 1, 0)
+        table = self._table[rows, : self._pool.needed(int(positions.max()) + 1)] * is_running[:, None]
+        with self._step_memory(len(rows)):
+            self._step.launch(
+                self._last[rows] * is_running, positions, table.astype(np.int32), flight.coins, flight.temperature
+            )
 
     def collect(self) -> Ballot:
         """Wait for the launched step and return its votes, one row for each of its sequences."""
@@ -218,7 +240,8 @@ class Engine:
         """Support (n, k) and every world's logits in it (n, W, k), the public model last: for other voting rules."""
         self._launch_read(handles, None, 1.0)
         output = self._collect()
-        return torch.from_numpy(output.support).to(output.logits.device), output.logits.clone()
+        logits = self._step.logits(output)
+        return torch.from_numpy(output.support).to(logits.device), logits.clone()
 
     def append(self, handle: int, token: int) -> None:
         """Continue a sequence with one token."""
@@ -266,7 +289,7 @@ class Engine:
         with self._alone(context) as handle:
             self._launch_read([handle], None if coins is None else coins[None, :], 1.0)
             output = self._collect()
-            return output.votes[0], output.logits[0].cpu().numpy()
+            return output.votes[0], self._step.logits(output)[0].cpu().numpy()
 
     def hidden_states(self, tokens: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         """Last hidden states of all worlds along a text, in chunks: (first position, (W, c, d)). Needs free blocks."""
@@ -278,7 +301,7 @@ class Engine:
             ids, table = np.array(tokens, dtype=np.int64), np.array([blocks], dtype=np.int32)
             for start in range(0, len(tokens), self._chunk):
                 part = ids[start : start + self._chunk]
-                yield start, self._read(PromptChunk(part, np.array([start]), np.array([len(part)]), table))
+                yield start, self._hidden(PromptChunk(part, np.array([start]), np.array([len(part)]), table))
         finally:
             self._pool.release(blocks)
 
@@ -320,7 +343,7 @@ class Engine:
                 row[: len(own)] = own
             lengths = np.array([len(text) for text in texts])
             tokens = np.concatenate([np.asarray(text, dtype=np.int64) for text in texts])
-            return self._read(PromptChunk(tokens, np.zeros_like(lengths), lengths, table))
+            return self._hidden(PromptChunk(tokens, np.zeros_like(lengths), lengths, table))
         finally:
             for own in blocks:
                 self._pool.release(own)
@@ -405,9 +428,18 @@ class Engine:
         table = self._table[[sequence.row for sequence, _ in parts], : self._pool.needed(max(ends))]
         return PromptChunk(np.array(tokens), np.array(ends) - lengths, lengths, table)
 
-    def _read(self, chunk: PromptChunk) -> Tensor:
+    def _read(self, chunk: PromptChunk) -> None:
+        with self._prefill_memory():
+            self._step.prefill(chunk)
+
+    def _hidden(self, chunk: PromptChunk) -> Tensor:
+        with self._prefill_memory():
+            return self._step.hidden_states(chunk)
+
+    @contextmanager
+    def _prefill_memory(self) -> Iterator[None]:
         try:
-            return self._step.prefill(chunk)
+            yield
         except torch.OutOfMemoryError as error:
             raise EngineError(
                 f"Out of GPU memory while reading prompts in chunks of {self._chunk} tokens. Lower prefill_chunk in "
@@ -424,13 +456,29 @@ class Engine:
         self.launch(chosen, coins, temperature)
 
     def _collect(self) -> StepOutput:
-        if not self._num_launched:
+        """Nothing was drawn for a step that is not collected: if a worker is lost, it is computed again."""
+        if self._flight is None:
             raise EngineError("No step is in flight. Launch one before collecting it.")
         try:
-            with self._step_memory(self._num_launched):
-                return self._step.collect()
+            while True:
+                try:
+                    with self._step_memory(len(self._flight.handles)):
+                        return self._step.collect()
+                except WorkerLost:
+                    self._step.restore()
+                    self._read_again()
+                    self._launch(self._flight)
         finally:
-            self._num_launched = 0
+            self._flight = None
+
+    def _read_again(self) -> None:
+        """Every sequence from its tokens: the caches of all workers are empty, or count as such."""
+        self._pool.forget()
+        for sequence in self._running.values():
+            sequence.num_read, sequence.to_read = 0, len(sequence.tokens) - 1
+        self._waiting = dict.fromkeys(self._running)
+        while self._waiting:
+            self.prefill()
 
     @contextmanager
     def _alone(self, context: Sequence[int]) -> Iterator[int]:

@@ -167,6 +167,15 @@ class GraphStep:
         hidden = [self._replay_prompts(part) for part in _passes(chunk, self._prompt_sizes[-1])]
         return hidden[0] if len(hidden) == 1 else torch.cat(hidden, 1)
 
+    def hidden_states(self, chunk: PromptChunk) -> Tensor:
+        return self.prefill(chunk)
+
+    def logits(self, output: StepOutput) -> Tensor:
+        return output.logits
+
+    def restore(self) -> None:
+        """There are no workers."""
+
     def _replay_prompts(self, chunk: PromptChunk) -> Tensor:
         used = len(chunk.tokens)
         size = next(size for size in self._prompt_sizes if size >= used and most_parts(size) >= len(chunk.starts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +25,7 @@ from paclm.errors import EngineError
 from paclm.worlds.layout import FULL_FILE, WORLDS_FILE
 
 if TYPE_CHECKING:
+    from paclm.engine.workers import Workers
     from paclm.worlds.fingerprints import Base
     from paclm.worlds.workspace import Workspace
 
@@ -106,9 +107,25 @@ def build_engine(
     fingerprint: str | None = None,
 ) -> Engine:
     """An engine that takes over a loaded Hugging Face model. Sets torch's global numerical switches."""
+    runtime = resolve_runtime(runtime or RuntimeConfig(), model_context(model))
+    worlds, step, plan = build_step(model, stack, runtime, support_size, fingerprint)
+    return Engine(worlds, support_size, runtime.prefill_chunk, step, runtime.max_sequences, plan)
+
+
+def build_step(
+    model: Any,
+    stack: AdapterStack,
+    runtime: RuntimeConfig,
+    support_size: int,
+    fingerprint: str | None = None,
+    agree: Callable[[int], int] = lambda num_tokens: num_tokens,
+) -> tuple[WorldsModel, DecodeStep, MemoryPlan]:
+    """The forward pass and the decode step of these adapters; `runtime` is resolved.
+
+    `agree`: from the tokens that the cache has room for here to those of all workers.
+    """
     set_deterministic()
     stack.check_fits(linear_layers(model), fingerprint)
-    runtime = resolve_runtime(runtime or RuntimeConfig(), model_context(model))
     device, dtype = torch.device(runtime.device), getattr(torch, runtime.dtype)
     if device.type == "cpu":
         set_threads(runtime.threads)
@@ -116,7 +133,7 @@ def build_engine(
     available = available_memory(device)
     plan = plan_engine(model, stack, runtime, support_size, available)
     plan.check(available, has_trunk_cache=planned_trunk(model, 1) > 0 and stack.num_rows > 1)
-    num_tokens = plan.cache // _bytes_of_token(model, stack, dtype)
+    num_tokens = agree(plan.cache // _bytes_of_token(model, stack, dtype))
     try:
         model = model.eval().to(device=device, dtype=dtype)
         if unsupported(model) is not None:
@@ -125,16 +142,14 @@ def build_engine(
             context = min(runtime.context, num_tokens)
             num_blocks = 1 + min(runtime.max_sequences, num_tokens // context)
             worlds: WorldsModel = GenericModel(model, stack, num_blocks, context)
-            step: DecodeStep = PlainStep(worlds, support_size)
-        else:
-            weights = take_apart(model, stack, runtime.context)
-            del model  # frees what the weights do not share, before the cache takes the rest
-            worlds, step = _assemble(weights, num_tokens // PAGES[device.type], support_size, runtime.prefill_chunk)
+            return worlds, PlainStep(worlds, support_size), plan
+        weights = take_apart(model, stack, runtime.context)
+        del model  # frees what the weights do not share, before the cache takes the rest
+        return *_assemble(weights, num_tokens // PAGES[device.type], support_size, runtime.prefill_chunk), plan
     except torch.OutOfMemoryError as error:
         raise EngineError(
             f"Out of GPU memory while loading; the plan was {plan}. Set cache_gib in [runtime] to less."
         ) from error
-    return Engine(worlds, support_size, runtime.prefill_chunk, step, runtime.max_sequences, plan)
 
 
 def _assemble(
@@ -186,19 +201,26 @@ def open_engine(
     support_size: int = 200,
     runtime: RuntimeConfig | None = None,
     stack: AdapterStack | None = None,
+    workers: Workers | None = None,
 ) -> Engine:
-    """The engine of a workspace: its base model and all its worlds, or the adapters given."""
+    """The engine of a workspace: its base model and all its worlds, or the adapters given; shared with workers."""
     runtime = runtime or workspace.runtime
+    if workers is not None and workers.count > 1:
+        from paclm.engine.distributed import open_distributed_engine
+
+        return open_distributed_engine(workspace, support_size, runtime, stack, workers)
     stack = stack or load_stack(workspace)
+    model = load_base(workspace, runtime)
+    # Only the engine refers to the model, so that it can free what it does not need of it.
+    return build_engine(model, stack, runtime, support_size, base_of(workspace).fingerprint)
+
+
+def load_base(workspace: Workspace, runtime: RuntimeConfig) -> Any:
+    """The base model on the CPU, in the arithmetic of the engine."""
     device = pick_device(runtime.device)
     if device.type == "cpu":
         set_threads(runtime.threads)  # reading, too, is slow with more threads than idle cores
     base, dtype = base_of(workspace), getattr(torch, pick_dtype(runtime.dtype, device))
-    # Only the engine refers to the model, so that it can free what it does not need of it.
-    return build_engine(_load_base(base, dtype), stack, runtime, support_size, base.fingerprint)
-
-
-def _load_base(base: Base, dtype: torch.dtype) -> Any:
     stored = read_model(base.folder, dtype)
     return load_model(base, dtype) if stored is None or unsupported(stored) else stored
 

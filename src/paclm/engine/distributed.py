@@ -1,0 +1,148 @@
+"""An engine whose worlds are on several ranks: what workers are told and must prove before the first order."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from paclm.config import RuntimeConfig
+from paclm.engine.adapters import AdapterSpec, AdapterStack
+from paclm.engine.base_model import base_of
+from paclm.engine.engine import Engine
+from paclm.engine.loading import build_step, load_base, load_stack, model_context, resolve_runtime
+from paclm.engine.wire import Array, Kind, text_of
+from paclm.engine.workers import DistributedStep, Split, Workers, as_message
+from paclm.errors import EngineError
+from paclm.worlds.layout import WORLDS_FILE
+from paclm.worlds.manifest import installed_versions
+
+if TYPE_CHECKING:
+    from paclm.worlds.workspace import Workspace
+
+
+def open_distributed_engine(
+    workspace: Workspace, support_size: int, runtime: RuntimeConfig, stack: AdapterStack | None, workers: Workers
+) -> Engine:
+    """An engine over all worlds, of which this process, rank 0, holds the first ones.
+
+    Adapters of the workspace are loaded by each worker for itself, which proves what it has; a stack that is given is
+    sent to them, in parts.
+    """
+    model = load_base(workspace, runtime)
+    threads = max(1, torch.get_num_threads() // workers.num_local)
+    runtime = dataclasses.replace(resolve_runtime(runtime, model_context(model)), threads=threads)
+    whole = load_stack(workspace) if stack is None else stack
+    split = Split(whole.num_worlds, workers.count)
+    own = split.padded(whole.worlds(split.worlds(0)))
+    task = VotesTask(
+        workers,
+        split,
+        runtime,
+        support_size,
+        base_of(workspace).fingerprint,
+        world_hashes(workspace, whole, stack),
+        stack,
+    )
+    worlds, step, plan = build_step(model, own, runtime, support_size, task.fingerprint, task.agree)
+    distributed = DistributedStep(step, workers, split)
+    return Engine(
+        worlds, support_size, runtime.prefill_chunk, distributed, runtime.max_sequences, plan, split.num_worlds
+    )
+
+
+def world_hashes(workspace: Workspace, whole: AdapterStack, given: AdapterStack | None) -> list[str]:
+    """What each world's adapter must hash to: as the manifest has it, where it does."""
+    noted = None if given is not None else workspace.manifest.adapters[WORLDS_FILE].get("worlds_sha256")
+    return list(noted) if noted else whole.hashes()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class VotesTask:
+    """Votes, as rank 0 gives them to its workers: what they need, and what they must prove before the first order."""
+
+    workers: Workers
+    split: Split
+    runtime: RuntimeConfig
+    support_size: int
+    fingerprint: str
+    hashes: list[str]
+    stack: AdapterStack | None
+    """To be sent; None where each worker has its own."""
+
+    def agree(self, num_tokens: int) -> int:
+        """Tokens that the cache of every rank has room for; prepares all workers."""
+        self.workers.connect()
+        room = min(num_tokens, self._prove(self.workers.ranks))
+        self._build(self.workers.ranks, room)
+
+        def prepare(ranks: Iterable[int]) -> None:
+            self._prove(ranks)
+            self._build(ranks, room)
+
+        self.workers.prepare = prepare
+        return room
+
+    def _prove(self, ranks: Iterable[int]) -> int:
+        """Raise unless each holds what it must; the least room of all."""
+        setup = {"task": "votes", "workers": self.split.workers, "worlds": self.split.num_worlds}
+        setup |= {"support_size": self.support_size, "runtime": dataclasses.asdict(self.runtime)}
+        for rank in ranks:
+            part = None if self.stack is None else self.split.padded(self.stack.worlds(self.split.worlds(rank)))
+            self.workers.send(rank, Kind.SETUP, [as_message(setup), *(() if part is None else sent(part))])
+        rooms = []
+        for rank in ranks:
+            found = json.loads(text_of(self.workers.receive(rank)[0]))
+            self._check(rank, found)
+            rooms.append(int(found["num_tokens"]))
+        return min(rooms)
+
+    def _check(self, rank: int, found: dict[str, Any]) -> None:
+        expected = identity(self.fingerprint, self.runtime) | {"hashes": self.hashes[self.split.worlds(rank)]}
+        for name, value in expected.items():
+            if found.get(name) != value:
+                shown = "" if name == "hashes" else f": {found.get(name)!r}, not {value!r}"
+                raise EngineError(
+                    f"Worker {rank} holds other {_NAMES[name]} than this workspace{shown}. Nothing was served. Copy "
+                    "the workspace to its host again, and install the same versions there."
+                )
+
+    def _build(self, ranks: Iterable[int], room: int) -> None:
+        for rank in ranks:
+            self.workers.send(rank, Kind.BUILD, [np.array([room])])
+        for rank in ranks:
+            self.workers.receive(rank)
+
+
+_NAMES = {"base": "base model", "hashes": "adapters", "device": "hardware", "versions": "versions of libraries"}
+
+
+def identity(fingerprint: str, runtime: RuntimeConfig) -> dict[str, Any]:
+    """What must be equal everywhere for equal shapes to give equal results."""
+    is_gpu = runtime.device == "cuda"
+    device = (
+        torch.cuda.get_device_name() if is_gpu else f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    )
+    return {"base": fingerprint, "device": device, "versions": installed_versions()}
+
+
+def sent(stack: AdapterStack) -> list[Array]:
+    """Adapters as arrays of a message."""
+    names = {"layers": list(stack.layers), "spec": dataclasses.asdict(stack.spec), "base": stack.base}
+    pairs = [tensor.float().numpy() for layer in stack.layers for tensor in (stack.A[layer], stack.B[layer])]
+    return [as_message(names), *pairs]
+
+
+def received(arrays: list[Array]) -> AdapterStack:
+    """The adapters of a message."""
+    names, pairs = json.loads(text_of(arrays[0])), [torch.from_numpy(array) for array in arrays[1:]]
+    layers: list[str] = names["layers"]
+    spec = AdapterSpec(**names["spec"])
+    return AdapterStack(
+        spec, names["base"], dict(zip(layers, pairs[::2], strict=True)), dict(zip(layers, pairs[1::2], strict=True))
+    )

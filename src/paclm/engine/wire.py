@@ -1,0 +1,214 @@
+"""Messages between rank 0 and one worker: a kind, a number and arrays, over a torch.distributed (Gloo) pair.
+
+    frame: 16 KiB, sent whole      number, kind, size of the body │ dtypes and shapes │ the arrays' bytes …
+    rest:  what a frame does not hold, sent after it
+
+Arrays only: nothing is unpickled, and what does not parse ends the connection. The wire is neither encrypted nor
+authenticated. Rank 0 keeps the store through which workers find it; a worker that comes (again) takes the next session
+of its rank, so a pair that is broken is never used again.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as torch_distributed
+
+from paclm.errors import EngineError, InvalidInput
+
+FRAME = 2**14
+_MOST_BYTES = 2**34
+_MOST_ARRAYS = 4096
+_HEADER = 4  # int64: number, kind, bytes of the body, arrays
+_DTYPES = tuple(map(np.dtype, ("uint8", "int32", "int64", "float32", "float64", "bool", "uint16")))
+_FOREVER = timedelta(days=365)
+_CONNECT_SECONDS = 20.0
+
+dist: Any = torch_distributed  # its types leave these names out
+Store = Any
+Array = np.ndarray[Any, Any]
+
+
+class Kind(IntEnum):
+    """What a message is about."""
+
+    SETUP = 0
+    PROOF = 1
+    BUILD = 2
+    STEP = 3
+    PREFILL = 4
+    HIDDEN = 5
+    LOGITS = 6
+    WARM_UP = 7
+    ANSWER = 8
+    END = 9
+    FAILED = 10
+    ADAPTERS = 11
+    PROGRESS = 12
+
+
+class Message(NamedTuple):
+    """One message."""
+
+    kind: Kind
+    number: int
+    arrays: list[Array]
+
+
+class WireBroken(EngineError):
+    """The other side is gone, or silent for too long, or sent what is no message."""
+
+
+class Wire:
+    """One connection. Not for two threads at once."""
+
+    def __init__(self, store: Store, prefix: str, is_worker: bool, host: str) -> None:
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+        options._timeout = timedelta(seconds=_CONNECT_SECONDS)
+        options._threads = 1
+        self._peer = 0 if is_worker else 1
+        try:
+            self._pair: Any = dist.ProcessGroupGloo(dist.PrefixStore(prefix, store), int(is_worker), 2, options)
+        except RuntimeError as error:
+            raise WireBroken(_first_line(error)) from None
+        self._frame = torch.zeros(FRAME, dtype=torch.uint8)
+
+    def send(self, kind: Kind, number: int, arrays: Sequence[Array] = (), seconds: float | None = None) -> None:
+        """Send a message; waits until it is on its way."""
+        body = _packed(arrays)
+        data = np.zeros(max(FRAME, 8 * _HEADER + len(body)), dtype=np.uint8)
+        data[: 8 * _HEADER] = np.array([number, kind, len(body), len(arrays)], dtype=np.int64).view(np.uint8)
+        data[8 * _HEADER : 8 * _HEADER + len(body)] = body
+        whole = torch.from_numpy(data)
+        parts = [whole[:FRAME], whole[FRAME:]] if len(whole) > FRAME else [whole]
+        try:
+            for work in [self._pair.send([part], self._peer, tag) for tag, part in enumerate(parts)]:
+                work.wait(_limit(seconds))
+        except RuntimeError as error:
+            raise WireBroken(_first_line(error)) from None
+
+    def receive(self, seconds: float | None = None) -> Message:
+        """Wait for the next message; without a limit for as long as the other side lives."""
+        try:
+            self._pair.recv([self._frame], self._peer, 0).wait(_limit(seconds))
+            frame = self._frame.numpy()
+            number, kind, size, count = (int(value) for value in frame[: 8 * _HEADER].view(np.int64))
+            if not (0 <= size <= _MOST_BYTES and 0 <= count <= _MOST_ARRAYS and kind in list(Kind)):
+                raise WireBroken("It sent what is no message of paclm.")
+            first = frame[8 * _HEADER : 8 * _HEADER + size].copy()
+            if size > len(first):
+                rest = torch.empty(size - len(first), dtype=torch.uint8)
+                self._pair.recv([rest], self._peer, 1).wait(_limit(seconds))
+                first = np.concatenate([first, rest.numpy()])
+        except RuntimeError as error:
+            raise WireBroken(_first_line(error)) from None
+        return Message(Kind(kind), number, _unpacked(first, count))
+
+
+def serve_store(host: str, port: int = 0) -> tuple[Store, int]:
+    """The store of rank 0, reachable under this address only, and its port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, port))
+        except OSError as error:
+            raise InvalidInput(
+                f"Workers cannot meet at {host}:{port} ({error.strerror}). Pass an address of this machine and a free "
+                "port to --rendezvous."
+            ) from None
+        listening.listen(128)
+        port = listening.getsockname()[1]
+        descriptor = listening.detach()  # torch closes it
+    store = dist.TCPStore(
+        host, port, None, True, timedelta(seconds=_CONNECT_SECONDS), False, master_listen_fd=descriptor
+    )
+    return store, port
+
+
+def find_store(host: str, port: int, seconds: float) -> Store:
+    """The store of rank 0, for a worker; waits for it."""
+    try:
+        return dist.TCPStore(host, port, None, False, timedelta(seconds=seconds), False)
+    except RuntimeError as error:
+        raise EngineError(
+            f"No paclm answers at {host}:{port} ({_first_line(error)}). Start rank 0 first, or check the address."
+        ) from None
+
+
+def join(store: Store, rank: int, host: str) -> Wire:
+    """As a worker: take the next session of this rank and wait until rank 0 wants it."""
+    try:
+        session = store.add(f"sessions-{rank}", 1)
+        store.wait([f"wanted-{rank}-{session}"], _FOREVER)
+    except RuntimeError:
+        raise EngineError("Rank 0 has ended. Start it again, then its workers.") from None
+    return Wire(store, f"{rank}-{session}", True, host)
+
+
+def accept(store: Store, rank: int, session: int, host: str) -> Wire:
+    """As rank 0: connect to the worker of this rank that came as so manieth."""
+    store.set(f"wanted-{rank}-{session}", "1")
+    return Wire(store, f"{rank}-{session}", False, host)
+
+
+def has_come(store: Store, rank: int, session: int) -> bool:
+    """Whether so many workers of this rank have come."""
+    return int(store.add(f"sessions-{rank}", 0)) >= session
+
+
+def as_text(text: str) -> Array:
+    """Text as an array."""
+    return np.frombuffer(text.encode(), dtype=np.uint8)
+
+
+def text_of(array: Array) -> str:
+    """The text of an array."""
+    return array.tobytes().decode(errors="replace")
+
+
+def _limit(seconds: float | None) -> timedelta:
+    return _FOREVER if seconds is None else timedelta(seconds=seconds)
+
+
+def _packed(arrays: Sequence[Array]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    shapes: list[int] = []
+    for array in arrays:
+        shapes += [_DTYPES.index(array.dtype), array.ndim, *array.shape]
+    parts = [np.array([len(shapes), *shapes], dtype=np.int64), *arrays]
+    return np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
+
+
+def _unpacked(body: np.ndarray[Any, np.dtype[np.uint8]], count: int) -> list[Array]:
+    """The arrays of a message; every size is checked before it is used."""
+    try:
+        length = int(body[:8].view(np.int64)[0])
+        shapes = body[8 : 8 + 8 * length].view(np.int64).tolist()
+        arrays, at, start = [], 0, 8 + 8 * length
+        for _ in range(count):
+            dtype, ndim = _DTYPES[shapes[at]], shapes[at + 1]
+            shape = shapes[at + 2 : at + 2 + ndim]
+            at += 2 + ndim
+            if ndim < 0 or len(shape) != ndim or min(shape, default=0) < 0:
+                raise ValueError
+            end = start + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+            arrays.append(body[start:end].copy().view(dtype).reshape(shape))  # a copy is aligned
+            start = end
+        if start != len(body) or at != len(shapes):
+            raise ValueError
+    except (ValueError, IndexError, TypeError):
+        raise WireBroken("It sent what is no message of paclm.") from None
+    return arrays
+
+
+def _first_line(error: Exception) -> str:
+    """Of an error of torch, without the address of its source."""
+    line = str(error).partition("\n")[0]
+    return line.rpartition("] ")[2].partition(". This is typically")[0].strip() or type(error).__name__

@@ -1,0 +1,124 @@
+"""A worker: some of the worlds in a process of their own, here or on another host.
+
+    join rank 0 ─► SETUP: settings ─► load base and own adapters ─► PROOF: what was loaded ─► BUILD ─► orders until END
+
+Knows neither secret nor belief, noise or ledger. Reads only manifest, settings and adapters of the workspace.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from paclm.config import RuntimeConfig
+from paclm.engine.base_model import base_of
+from paclm.engine.decode_step import DecodeStep, PromptChunk, StepOutput
+from paclm.engine.distributed import identity, received
+from paclm.engine.loading import build_step, load_base, load_stack
+from paclm.engine.wire import Array, Kind, Message, Wire, WireBroken, as_text, find_store, join, text_of
+from paclm.engine.workers import Split, as_message, digest_of
+from paclm.errors import EngineError, PaclmError
+
+if TYPE_CHECKING:
+    from paclm.worlds.workspace import Workspace
+
+_WAIT_SECONDS = 600.0
+"""For rank 0 to start."""
+
+
+def run_worker(workspace: Workspace, rank: int, host: str, port: int) -> None:
+    """Work for the rank 0 at this address until it ends."""
+    store = find_store(host, port, _WAIT_SECONDS)
+    own = own_address(host, port)
+    while True:
+        try:
+            wire = join(store, rank, own)
+            Worker(workspace, rank, wire).run()
+            return
+        except WireBroken:  # rank 0 gave this connection up, or is gone: then joining fails
+            continue
+
+
+def own_address(host: str, port: int) -> str:
+    """The address of this machine that rank 0 can reach."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])
+
+
+class Worker:
+    """The work of one rank between SETUP and the next."""
+
+    def __init__(self, workspace: Workspace, rank: int, wire: Wire) -> None:
+        self._workspace = workspace
+        self._rank = rank
+        self._wire = wire
+        self._step: DecodeStep | None = None
+        self._size = 0
+        self._output: StepOutput | None = None
+
+    def run(self) -> None:
+        """Follow orders until the end; raises `WireBroken` if rank 0 is gone."""
+        while (message := self._wire.receive()).kind != Kind.END:
+            try:
+                self._follow(message)
+            except WireBroken:
+                raise
+            except (PaclmError, RuntimeError) as error:
+                self._wire.send(Kind.FAILED, message.number, [as_text(str(error))])
+                raise
+
+    def _follow(self, message: Message) -> None:
+        number, arrays = message.number, message.arrays
+        if message.kind == Kind.SETUP:
+            self._set_up(number, json.loads(text_of(arrays[0])), arrays[1:])
+            return
+        step = self._step
+        if step is None:
+            raise EngineError("Rank 0 sent an order before the settings.")
+        match message.kind:
+            case Kind.STEP:
+                step.launch(*arrays)
+                self._output = step.collect()
+                votes = self._output.votes[:, : self._size].astype(np.int32)
+                self._wire.send(Kind.ANSWER, number, [digest_of(self._output), votes])
+            case Kind.PREFILL:
+                step.prefill(PromptChunk(*arrays))
+            case Kind.HIDDEN:
+                self._answer(number, step.hidden_states(PromptChunk(*arrays))[: self._size])
+            case Kind.LOGITS if self._output is not None:
+                self._answer(number, step.logits(self._output)[:, : self._size])
+            case Kind.WARM_UP:
+                step.warm_up(int(arrays[0][0]), lambda done, total: None)
+                self._wire.send(Kind.ANSWER, number)
+            case _:
+                raise EngineError(f"Rank 0 sent an order {message.kind.name} that cannot be followed now.")
+
+    def _answer(self, number: int, tensor: torch.Tensor) -> None:
+        self._wire.send(Kind.ANSWER, number, [tensor.contiguous().cpu().view(torch.uint8).numpy()])
+
+    def _set_up(self, number: int, setup: dict[str, Any], part: list[Array]) -> None:
+        self._step = self._output = None
+        runtime, split = RuntimeConfig(**setup["runtime"]), Split(setup["worlds"], setup["workers"])
+        which = split.worlds(self._rank)
+        stack = received(part) if part else load_stack(self._workspace).worlds(which)
+        proof = identity(base_of(self._workspace).fingerprint, runtime)
+        proof |= {"hashes": stack.hashes()[: which.stop - which.start]}
+
+        def agree(num_tokens: int) -> int:
+            self._wire.send(Kind.PROOF, number, [as_message(proof | {"num_tokens": num_tokens})])
+            room = int(self._wire.receive().arrays[0][0])
+            if room > num_tokens:
+                raise EngineError(f"The cache has room for {num_tokens:,} tokens here, and must hold {room:,}.")
+            return room
+
+        model = load_base(self._workspace, runtime)
+        stack = stack if part else split.padded(stack)
+        self._size = split.size
+        _, self._step, _ = build_step(model, stack, runtime, setup["support_size"], proof["base"], agree)
+        self._wire.send(Kind.ANSWER, number)

@@ -1,0 +1,310 @@
+"""Rank 0's side of several processes that share the worlds: it sends each step to all and gathers their votes.
+
+    engine ─► DistributedStep ─► numbered orders (step, prefill) ─► each worker: its worlds, the public row, the trunk
+           ◄─ one ballot      ◄─ (number, digest of the support, votes) ◄─┘
+
+Each of N ranks holds as many worlds (the last ones padded with adapters of zeros), so that all compute equal shapes and
+the same public row, bit for bit: a digest that differs is a fault. A worker that dies or is silent voids the step in
+flight: nothing was drawn for it, so nothing is released or charged. Once the worker is back, all sequences are read
+again from their tokens and the step is repeated; it never goes on with the worlds that are left, since which those are
+may depend on the secret's world. Workers get tokens and coins; they never hold secret, belief, noise or ledger.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paclm.engine.adapters import AdapterStack
+from paclm.engine.decode_step import DecodeStep, PromptChunk, StepOutput, TableArray
+from paclm.engine.determinism import FloatArray, IntArray
+from paclm.engine.wire import Array, Kind, Message, Wire, WireBroken, accept, as_text, has_come, serve_store, text_of
+from paclm.errors import EngineError, InvalidInput, WorkerLost
+
+_START_SECONDS = 600.0
+"""For a worker to start, load its models and allocate its cache."""
+_LOOK_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Which worlds are on which rank."""
+
+    num_worlds: int
+    workers: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.workers <= self.num_worlds:
+            raise InvalidInput(f"--workers must be between 1 and the {self.num_worlds} worlds, not {self.workers}.")
+
+    @property
+    def size(self) -> int:
+        """Rows for worlds on each rank."""
+        return -(-self.num_worlds // self.workers)
+
+    def worlds(self, rank: int) -> slice:
+        """The worlds of a rank; fewer than `size`, or none, on the last ones."""
+        return slice(min(rank * self.size, self.num_worlds), min((rank + 1) * self.size, self.num_worlds))
+
+    def padded(self, own: AdapterStack) -> AdapterStack:
+        """The adapters of a rank with zeros up to `size`."""
+        missing = self.size - own.num_worlds
+        return own.map(lambda tensor: torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])]))
+
+
+class Workers:
+    """The other ranks, 1 to `count` - 1. Use it as a context manager: at the end they are told to stop."""
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        start: Callable[[int, str], subprocess.Popen[bytes]] | None = None,
+        timeout: float = 10.0,
+        announce: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        """`start(rank, address)` starts a worker on this machine; without it they are started elsewhere."""
+        self.count = count
+        self.timeout = timeout
+        """Seconds that a worker may be later than rank 0."""
+        self._store, self._port = serve_store(host, port)
+        self._host = host
+        self._start = start
+        self._announce = announce
+        self._wires: dict[int, Wire] = {}
+        self._sessions = dict.fromkeys(range(1, count), 0)
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._lost: dict[int, str] = {}
+        self._number = 0
+        self.prepare: Callable[[Iterable[int]], None] = lambda ranks: None
+        """What makes these ranks ready for orders; done again for those that come back."""
+        for rank in self.ranks:
+            self._start_process(rank)
+
+    @property
+    def ranks(self) -> range:
+        """All but rank 0."""
+        return range(1, self.count)
+
+    @property
+    def num_local(self) -> int:
+        """Processes that share this machine, with this one."""
+        return 1 + len(self._processes)
+
+    @property
+    def address(self) -> str:
+        """Where workers find rank 0."""
+        return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+
+    def connect(self) -> None:
+        """Wait for all workers that are not connected."""
+        self._connect(self.ranks)
+
+    def restore(self) -> None:
+        """Wait until those that were lost are back and prepared. The caches of all must be filled again."""
+        reasons, self._lost = self._lost, {}
+        for rank, reason in reasons.items():
+            self._announce(f"Worker {rank} was lost ({reason}). Nothing was released; waiting until it is back.")
+            self._wires.pop(rank, None)
+            self._start_process(rank)
+        self._connect(reasons)
+        self.prepare(reasons)
+        self._announce(f"Worker {', '.join(map(str, reasons))} is back.")
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def order(self, kind: Kind, arrays: Sequence[Array] = ()) -> int:
+        """Send one order to all; its number. Never fails: that one is lost is found where answers are awaited."""
+        self._number += 1
+        for rank, wire in self._wires.items():
+            if rank not in self._lost:
+                try:
+                    wire.send(kind, self._number, arrays, self.timeout)
+                except WireBroken as broken:
+                    self._lost[rank] = str(broken)
+        return self._number
+
+    def answers(self, number: int, seconds: float | None = None) -> list[list[Array]]:
+        """The answers of all to this order, by rank; raises `WorkerLost` if one is missing."""
+        found = []
+        for rank in self.ranks:
+            if rank not in self._lost:
+                try:
+                    found.append(self._answer(rank, number, self.timeout if seconds is None else seconds))
+                except WireBroken as broken:
+                    self._lost[rank] = str(broken)
+        self.check()
+        return found
+
+    def check(self) -> None:
+        """Raise if a worker is lost."""
+        if self._lost:
+            named = ", ".join(f"{rank} ({reason})" for rank, reason in sorted(self._lost.items()))
+            raise WorkerLost(f"Worker {named} was lost. Nothing was released for this step. Start it again.")
+
+    def send(self, rank: int, kind: Kind, arrays: Sequence[Array] = ()) -> None:
+        """One message to one worker."""
+        self._wires[rank].send(kind, self._number, arrays, self.timeout)
+
+    def receive(self, rank: int, seconds: float = _START_SECONDS) -> list[Array]:
+        """The answer of one worker to the last `send`."""
+        return self._answer(rank, self._number, seconds)
+
+    def _answer(self, rank: int, number: int, seconds: float) -> list[Array]:
+        while True:
+            message = self._wires[rank].receive(seconds)
+            if message.kind == Kind.FAILED:
+                raise EngineError(f"Worker {rank} cannot work here: {_reason(message)}")
+            if message.number == number:
+                return message.arrays
+            if message.number > number:
+                raise EngineError(f"Worker {rank} answered an order that was not sent. Stop everything, start again.")
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    def _start_process(self, rank: int) -> None:
+        if self._start is None:
+            return
+        if process := self._processes.get(rank):
+            process.kill()
+            process.wait()
+        self._processes[rank] = self._start(rank, self.address)
+
+    def _connect(self, ranks: Iterable[int]) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        for rank in ranks:
+            while rank not in self._wires:
+                self._sessions[rank] += 1
+                self._await(rank, deadline)
+                with suppress(WireBroken):  # it died since: the next one of this rank
+                    self._wires[rank] = accept(self._store, rank, self._sessions[rank], self._host)
+
+    def _await(self, rank: int, deadline: float) -> None:
+        while not has_come(self._store, rank, self._sessions[rank]):
+            process = self._processes.get(rank)
+            if process is not None and process.poll() is not None:
+                raise EngineError(f"Worker {rank} ended with status {process.returncode}; it said why above.")
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"Worker {rank} did not come to {self.address} within {_START_SECONDS:.0f} s. On its host: paclm "
+                    f"worker WORKSPACE --rank {rank} --workers {self.count} --rendezvous {self.address}"
+                )
+            time.sleep(_LOOK_SECONDS)
+
+    def close(self) -> None:
+        """Tell all workers to stop."""
+        for wire in self._wires.values():
+            with suppress(WireBroken):
+                wire.send(Kind.END, self._number + 1, (), 1.0)
+        for process in self._processes.values():
+            try:
+                process.wait(5.0 if self._wires else 0.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._wires.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _reason(message: Message) -> str:
+    return text_of(message.arrays[0]) if message.arrays else "no reason given"
+
+
+class DistributedStep:
+    """A decode step whose worlds are on several ranks; this process is rank 0 and computes its own part."""
+
+    def __init__(self, step: DecodeStep, workers: Workers, split: Split) -> None:
+        self._step = step
+        self._workers = workers
+        self._split = split
+        self._number = 0  # of the step in flight
+
+    def launch(
+        self, tokens: IntArray, positions: IntArray, table: TableArray, coins: FloatArray, temperature: FloatArray
+    ) -> None:
+        self._number = self._workers.order(Kind.STEP, [tokens, positions, table, coins, temperature])
+        self._step.launch(tokens, positions, table, coins, temperature)
+
+    def collect(self) -> StepOutput:
+        """The ballot of all worlds. `logits` are of this rank only: see `logits`."""
+        own = self._step.collect()
+        expected, votes = digest_of(own), [own.votes[:, : self._split.size]]
+        for rank, (digest, theirs) in enumerate(self._workers.answers(self._number), 1):
+            if not np.array_equal(digest, expected) or theirs.shape != votes[0].shape:
+                raise EngineError(
+                    f"Worker {rank} found another support than rank 0 for the same step. Nothing was released. Run "
+                    "equal devices and versions of all libraries everywhere, then start again."
+                )
+            votes.append(theirs)
+        worlds = np.concatenate(votes, axis=1, dtype=np.int64)[:, : self._split.num_worlds]
+        return StepOutput(own.support, np.concatenate([worlds, own.votes[:, -1:]], axis=1), own.logits, own.logprobs)
+
+    def prefill(self, chunk: PromptChunk) -> Tensor:
+        """Hidden states of this rank's worlds only; for those of all see `hidden_states`."""
+        self._workers.order(Kind.PREFILL, arrays_of(chunk))
+        return self._step.prefill(chunk)
+
+    def hidden_states(self, chunk: PromptChunk) -> Tensor:
+        number = self._workers.order(Kind.HIDDEN, arrays_of(chunk))
+        return self._joined(number, self._step.hidden_states(chunk), 0)
+
+    def logits(self, output: StepOutput) -> Tensor:
+        number = self._workers.order(Kind.LOGITS)
+        return self._joined(number, self._step.logits(output), 1)
+
+    def warm_up(self, max_sequences: int, progress: Callable[[int, int], None]) -> None:
+        number = self._workers.order(Kind.WARM_UP, [np.array([max_sequences])])
+        self._step.warm_up(max_sequences, progress)
+        self._workers.answers(number, _START_SECONDS)
+
+    def public_logits(self, hidden: Tensor) -> Tensor:
+        return self._step.public_logits(hidden)
+
+    def restore(self) -> None:
+        """After `WorkerLost`: wait until it is back. Caches are empty then."""
+        self._workers.restore()
+
+    def _joined(self, number: int, own: Tensor, dim: int) -> Tensor:
+        """Rows of all worlds along this dimension, and the public model's last."""
+        size = self._split.size
+        parts = [own.narrow(dim, 0, size)]
+        for (raw,) in self._workers.answers(number):
+            shape = list(own.shape)
+            shape[dim] = size
+            parts.append(torch.from_numpy(raw).view(own.dtype).reshape(shape).to(own.device))
+        worlds = torch.cat(parts, dim).narrow(dim, 0, self._split.num_worlds)
+        return torch.cat([worlds, own.narrow(dim, size, 1)], dim)
+
+
+def digest_of(output: StepOutput) -> Array:
+    """Of what every rank computes alike: the support and the public model's vote."""
+    digest = hashlib.blake2b(output.support.astype(np.int64).tobytes(), digest_size=16)
+    digest.update(output.votes[:, -1].astype(np.int64).tobytes())
+    return np.frombuffer(digest.digest(), dtype=np.uint8)
+
+
+def arrays_of(chunk: PromptChunk) -> list[Array]:
+    """A chunk as the arrays of a message."""
+    return [chunk.tokens, chunk.starts, chunk.lengths, chunk.table]
+
+
+def as_message(settings: dict[str, Any]) -> Array:
+    """Settings as an array: JSON, never pickled."""
+    return as_text(json.dumps(settings, sort_keys=True))
