@@ -16,8 +16,8 @@ from paclm.engine.adapters import AdapterSpec, AdapterStack
 from paclm.engine.base_model import base_of
 from paclm.engine.engine import Engine
 from paclm.engine.loading import build_step, load_base, load_stack, model_context, resolve_runtime
-from paclm.engine.wire import Array, Kind, text_of
-from paclm.engine.workers import DistributedStep, Split, Workers, as_message
+from paclm.engine.wire import Array, Order, text_of
+from paclm.engine.workers import DistributedStep, Split, WorkerGroup, as_message
 from paclm.errors import EngineError
 from paclm.worlds.layout import WORLDS_FILE
 from paclm.worlds.manifest import installed_versions
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def open_distributed_engine(
-    workspace: Workspace, support_size: int, runtime: RuntimeConfig, stack: AdapterStack | None, workers: Workers
+    workspace: Workspace, support_size: int, runtime: RuntimeConfig, stack: AdapterStack | None, workers: WorkerGroup
 ) -> Engine:
     """An engine over all worlds, of which this process, rank 0, holds the first ones.
 
@@ -66,7 +66,7 @@ def world_hashes(workspace: Workspace, whole: AdapterStack, given: AdapterStack 
 class VotesTask:
     """Votes, as rank 0 gives them to its workers: what they need, and what they must prove before the first order."""
 
-    workers: Workers
+    workers: WorkerGroup
     split: Split
     runtime: RuntimeConfig
     support_size: int
@@ -94,7 +94,7 @@ class VotesTask:
         setup |= {"support_size": self.support_size, "runtime": dataclasses.asdict(self.runtime)}
         for rank in ranks:
             part = None if self.stack is None else self.split.padded(self.stack.worlds(self.split.worlds(rank)))
-            self.workers.send(rank, Kind.SETUP, [as_message(setup), *(() if part is None else sent(part))])
+            self.workers.send(rank, Order.SETUP, [as_message(setup), *(() if part is None else sent(part))])
         rooms = []
         for rank in ranks:
             found = json.loads(text_of(self.workers.receive(rank)[0]))
@@ -114,7 +114,7 @@ class VotesTask:
 
     def _build(self, ranks: Iterable[int], room: int) -> None:
         for rank in ranks:
-            self.workers.send(rank, Kind.BUILD, [np.array([room])])
+            self.workers.send(rank, Order.BUILD, [np.array([room])])
         for rank in ranks:
             self.workers.receive(rank)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from paclm.engine.workers import Workers
+from paclm.engine.workers import WorkerGroup
 
 _KEPT = "PACLM_CACHE_DIR"
 _PRIVATE = ("PACLM_", "PG")
@@ -19,7 +19,7 @@ _PRIVATE = ("PACLM_", "PG")
 
 def start_workers(
     workspace: Path, count: int, *, timeout: float = 10.0, announce: Callable[[str], None] = lambda sentence: None
-) -> Workers:
+) -> WorkerGroup:
     """This process as rank 0, and the other ranks as processes of this machine that end with it."""
 
     def start(rank: int, address: str) -> subprocess.Popen[bytes]:
@@ -27,7 +27,7 @@ def start_workers(
         command += ["--rank", str(rank), "--workers", str(count), "--rendezvous", address]
         return subprocess.Popen(command, env=worker_environment(os.environ, rank), stdin=subprocess.DEVNULL)
 
-    return Workers(count, start=start, timeout=timeout, announce=announce)
+    return WorkerGroup(count, start=start, timeout=timeout, announce=announce)
 
 
 def worker_environment(environment: Mapping[str, str], rank: int) -> dict[str, str]:

@@ -25,7 +25,7 @@ from paclm.errors import EngineError
 from paclm.worlds.layout import FULL_FILE, WORLDS_FILE
 
 if TYPE_CHECKING:
-    from paclm.engine.workers import Workers
+    from paclm.engine.workers import WorkerGroup
     from paclm.worlds.fingerprints import Base
     from paclm.worlds.workspace import Workspace
 
@@ -201,7 +201,7 @@ def open_engine(
     support_size: int = 200,
     runtime: RuntimeConfig | None = None,
     stack: AdapterStack | None = None,
-    workers: Workers | None = None,
+    workers: WorkerGroup | None = None,
 ) -> Engine:
     """The engine of a workspace: its base model and all its worlds, or the adapters given; shared with workers."""
     runtime = runtime or workspace.runtime

@@ -35,8 +35,8 @@ Store = Any
 Array = np.ndarray[Any, Any]
 
 
-class Kind(IntEnum):
-    """What a message is about."""
+class Order(IntEnum):
+    """What a message asks for, or answers."""
 
     SETUP = 0
     PROOF = 1
@@ -53,10 +53,10 @@ class Kind(IntEnum):
     PROGRESS = 12
 
 
-class Message(NamedTuple):
+class WireMessage(NamedTuple):
     """One message."""
 
-    kind: Kind
+    kind: Order
     number: int
     arrays: list[Array]
 
@@ -80,7 +80,7 @@ class Wire:
             raise WireBroken(_first_line(error)) from None
         self._frame = torch.zeros(FRAME, dtype=torch.uint8)
 
-    def send(self, kind: Kind, number: int, arrays: Sequence[Array] = (), seconds: float | None = None) -> None:
+    def send(self, kind: Order, number: int, arrays: Sequence[Array] = (), seconds: float | None = None) -> None:
         """Send a message; waits until it is on its way."""
         body = _packed(arrays)
         data = np.zeros(max(FRAME, 8 * _HEADER + len(body)), dtype=np.uint8)
@@ -94,13 +94,13 @@ class Wire:
         except RuntimeError as error:
             raise WireBroken(_first_line(error)) from None
 
-    def receive(self, seconds: float | None = None) -> Message:
+    def receive(self, seconds: float | None = None) -> WireMessage:
         """Wait for the next message; without a limit for as long as the other side lives."""
         try:
             self._pair.recv([self._frame], self._peer, 0).wait(_limit(seconds))
             frame = self._frame.numpy()
             number, kind, size, count = (int(value) for value in frame[: 8 * _HEADER].view(np.int64))
-            if not (0 <= size <= _MOST_BYTES and 0 <= count <= _MOST_ARRAYS and kind in list(Kind)):
+            if not (0 <= size <= _MOST_BYTES and 0 <= count <= _MOST_ARRAYS and kind in list(Order)):
                 raise WireBroken("It sent what is no message of paclm.")
             first = frame[8 * _HEADER : 8 * _HEADER + size].copy()
             if size > len(first):
@@ -109,7 +109,7 @@ class Wire:
                 first = np.concatenate([first, rest.numpy()])
         except RuntimeError as error:
             raise WireBroken(_first_line(error)) from None
-        return Message(Kind(kind), number, _unpacked(first, count))
+        return WireMessage(Order(kind), number, _unpacked(first, count))
 
 
 def serve_store(host: str, port: int = 0) -> tuple[Store, int]:

@@ -19,7 +19,7 @@ from paclm.engine.base_model import base_of
 from paclm.engine.decode_step import DecodeStep, PromptChunk, StepOutput
 from paclm.engine.distributed import identity, received
 from paclm.engine.loading import build_step, load_base, load_stack
-from paclm.engine.wire import Array, Kind, Message, Wire, WireBroken, as_text, find_store, join, text_of
+from paclm.engine.wire import Array, Order, Wire, WireBroken, WireMessage, as_text, find_store, join, text_of
 from paclm.engine.workers import Split, as_message, digest_of
 from paclm.errors import EngineError, PaclmError
 
@@ -64,43 +64,43 @@ class Worker:
 
     def run(self) -> None:
         """Follow orders until the end; raises `WireBroken` if rank 0 is gone."""
-        while (message := self._wire.receive()).kind != Kind.END:
+        while (message := self._wire.receive()).kind != Order.END:
             try:
                 self._follow(message)
             except WireBroken:
                 raise
             except (PaclmError, RuntimeError) as error:
-                self._wire.send(Kind.FAILED, message.number, [as_text(str(error))])
+                self._wire.send(Order.FAILED, message.number, [as_text(str(error))])
                 raise
 
-    def _follow(self, message: Message) -> None:
+    def _follow(self, message: WireMessage) -> None:
         number, arrays = message.number, message.arrays
-        if message.kind == Kind.SETUP:
+        if message.kind == Order.SETUP:
             self._set_up(number, json.loads(text_of(arrays[0])), arrays[1:])
             return
         step = self._step
         if step is None:
             raise EngineError("Rank 0 sent an order before the settings.")
         match message.kind:
-            case Kind.STEP:
+            case Order.STEP:
                 step.launch(*arrays)
                 self._output = step.collect()
                 votes = self._output.votes[:, : self._size].astype(np.int32)
-                self._wire.send(Kind.ANSWER, number, [digest_of(self._output), votes])
-            case Kind.PREFILL:
+                self._wire.send(Order.ANSWER, number, [digest_of(self._output), votes])
+            case Order.PREFILL:
                 step.prefill(PromptChunk(*arrays))
-            case Kind.HIDDEN:
+            case Order.HIDDEN:
                 self._answer(number, step.hidden_states(PromptChunk(*arrays))[: self._size])
-            case Kind.LOGITS if self._output is not None:
+            case Order.LOGITS if self._output is not None:
                 self._answer(number, step.logits(self._output)[:, : self._size])
-            case Kind.WARM_UP:
+            case Order.WARM_UP:
                 step.warm_up(int(arrays[0][0]), lambda done, total: None)
-                self._wire.send(Kind.ANSWER, number)
+                self._wire.send(Order.ANSWER, number)
             case _:
                 raise EngineError(f"Rank 0 sent an order {message.kind.name} that cannot be followed now.")
 
     def _answer(self, number: int, tensor: torch.Tensor) -> None:
-        self._wire.send(Kind.ANSWER, number, [tensor.contiguous().cpu().view(torch.uint8).numpy()])
+        self._wire.send(Order.ANSWER, number, [tensor.contiguous().cpu().view(torch.uint8).numpy()])
 
     def _set_up(self, number: int, setup: dict[str, Any], part: list[Array]) -> None:
         self._step = self._output = None
@@ -111,7 +111,7 @@ class Worker:
         proof |= {"hashes": stack.hashes()[: which.stop - which.start]}
 
         def agree(num_tokens: int) -> int:
-            self._wire.send(Kind.PROOF, number, [as_message(proof | {"num_tokens": num_tokens})])
+            self._wire.send(Order.PROOF, number, [as_message(proof | {"num_tokens": num_tokens})])
             room = int(self._wire.receive().arrays[0][0])
             if room > num_tokens:
                 raise EngineError(f"The cache has room for {num_tokens:,} tokens here, and must hold {room:,}.")
@@ -121,4 +121,4 @@ class Worker:
         stack = stack if part else split.padded(stack)
         self._size = split.size
         _, self._step, _ = build_step(model, stack, runtime, setup["support_size"], proof["base"], agree)
-        self._wire.send(Kind.ANSWER, number)
+        self._wire.send(Order.ANSWER, number)

@@ -28,7 +28,18 @@ from torch import Tensor
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.decode_step import DecodeStep, PromptChunk, StepOutput, TableArray
 from paclm.engine.determinism import FloatArray, IntArray
-from paclm.engine.wire import Array, Kind, Message, Wire, WireBroken, accept, as_text, has_come, serve_store, text_of
+from paclm.engine.wire import (
+    Array,
+    Order,
+    Wire,
+    WireBroken,
+    WireMessage,
+    accept,
+    as_text,
+    has_come,
+    serve_store,
+    text_of,
+)
 from paclm.errors import EngineError, InvalidInput, WorkerLost
 
 _START_SECONDS = 600.0
@@ -62,7 +73,7 @@ class Split:
         return own.map(lambda tensor: torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])]))
 
 
-class Workers:
+class WorkerGroup:
     """The other ranks, 1 to `count` - 1. Use it as a context manager: at the end they are told to stop."""
 
     def __init__(
@@ -125,7 +136,7 @@ class Workers:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def order(self, kind: Kind, arrays: Sequence[Array] = ()) -> int:
+    def order(self, kind: Order, arrays: Sequence[Array] = ()) -> int:
         """Send one order to all; its number. Never fails: that one is lost is found where answers are awaited."""
         self._number += 1
         for rank, wire in self._wires.items():
@@ -154,7 +165,7 @@ class Workers:
             named = ", ".join(f"{rank} ({reason})" for rank, reason in sorted(self._lost.items()))
             raise WorkerLost(f"Worker {named} was lost. Nothing was released for this step. Start it again.")
 
-    def send(self, rank: int, kind: Kind, arrays: Sequence[Array] = ()) -> None:
+    def send(self, rank: int, kind: Order, arrays: Sequence[Array] = ()) -> None:
         """One message to one worker."""
         self._wires[rank].send(kind, self._number, arrays, self.timeout)
 
@@ -165,7 +176,7 @@ class Workers:
     def _answer(self, rank: int, number: int, seconds: float) -> list[Array]:
         while True:
             message = self._wires[rank].receive(seconds)
-            if message.kind == Kind.FAILED:
+            if message.kind == Order.FAILED:
                 raise EngineError(f"Worker {rank} cannot work here: {_reason(message)}")
             if message.number == number:
                 return message.arrays
@@ -207,7 +218,7 @@ class Workers:
         """Tell all workers to stop."""
         for wire in self._wires.values():
             with suppress(WireBroken):
-                wire.send(Kind.END, self._number + 1, (), 1.0)
+                wire.send(Order.END, self._number + 1, (), 1.0)
         for process in self._processes.values():
             try:
                 process.wait(5.0 if self._wires else 0.0)
@@ -223,14 +234,14 @@ class Workers:
         self.close()
 
 
-def _reason(message: Message) -> str:
+def _reason(message: WireMessage) -> str:
     return text_of(message.arrays[0]) if message.arrays else "no reason given"
 
 
 class DistributedStep:
     """A decode step whose worlds are on several ranks; this process is rank 0 and computes its own part."""
 
-    def __init__(self, step: DecodeStep, workers: Workers, split: Split) -> None:
+    def __init__(self, step: DecodeStep, workers: WorkerGroup, split: Split) -> None:
         self._step = step
         self._workers = workers
         self._split = split
@@ -239,7 +250,7 @@ class DistributedStep:
     def launch(
         self, tokens: IntArray, positions: IntArray, table: TableArray, coins: FloatArray, temperature: FloatArray
     ) -> None:
-        self._number = self._workers.order(Kind.STEP, [tokens, positions, table, coins, temperature])
+        self._number = self._workers.order(Order.STEP, [tokens, positions, table, coins, temperature])
         self._step.launch(tokens, positions, table, coins, temperature)
 
     def collect(self) -> StepOutput:
@@ -258,19 +269,19 @@ class DistributedStep:
 
     def prefill(self, chunk: PromptChunk) -> Tensor:
         """Hidden states of this rank's worlds only; for those of all see `hidden_states`."""
-        self._workers.order(Kind.PREFILL, arrays_of(chunk))
+        self._workers.order(Order.PREFILL, arrays_of(chunk))
         return self._step.prefill(chunk)
 
     def hidden_states(self, chunk: PromptChunk) -> Tensor:
-        number = self._workers.order(Kind.HIDDEN, arrays_of(chunk))
+        number = self._workers.order(Order.HIDDEN, arrays_of(chunk))
         return self._joined(number, self._step.hidden_states(chunk), 0)
 
     def logits(self, output: StepOutput) -> Tensor:
-        number = self._workers.order(Kind.LOGITS)
+        number = self._workers.order(Order.LOGITS)
         return self._joined(number, self._step.logits(output), 1)
 
     def warm_up(self, max_sequences: int, progress: Callable[[int, int], None]) -> None:
-        number = self._workers.order(Kind.WARM_UP, [np.array([max_sequences])])
+        number = self._workers.order(Order.WARM_UP, [np.array([max_sequences])])
         self._step.warm_up(max_sequences, progress)
         self._workers.answers(number, _START_SECONDS)
 
