@@ -95,7 +95,7 @@ class Schedule:
         if store is None or self.draw.random() < 0.15:
             self.done.append((number, "take"))
             return self.take(number)
-        action = self.draw.choice(("step", "step", "step", "quiet", "rotate", "repeat", "mark", "front", "release"))
+        action = self.draw.choice(("step", "step", "step", "quiet", "rotate", "repeat", "mark", "release"))
         self.done.append((number, action))
         getattr(self, action)(number, store)
         return None
@@ -155,10 +155,6 @@ class Schedule:
         else:
             with pytest.raises(LedgerFenced):
                 store.mark(kind)
-
-    def front(self, number, store):
-        """What begins each write of keys, quotas and replies."""
-        assert self.db.execute("SELECT paclm.hold_epoch(%s)", (store.epoch,)).fetchone() == (self.is_newest(store),)
 
     def release(self, number, store):
         store.close()

@@ -1,8 +1,7 @@
-"""Keys, quotas and replies in PostgreSQL: written in the newest epoch alone, with a login that has no other right."""
+"""Keys, quotas and replies in PostgreSQL: written by the newest server alone, with a login that has no other right."""
 
 import sqlite3
-import threading
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 
 import psycopg
@@ -10,14 +9,15 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from paclm.errors import KeyRefused, LedgerHeld, ServiceError, ServiceStopped
+from paclm.ledger import postgres_hold
 from paclm.ledger.address import Holding
+from paclm.ledger.postgres import connect
 from paclm.ledger.postgres_hold import Hold
-from paclm.ledger.postgres_schema import LEDGER_TABLES
+from paclm.ledger.postgres_schema import LEDGER_TABLES, MIGRATIONS, migrate
 from paclm.server.api_keys import KeyStore
 from paclm.server.database import copy_service, open_database
 from paclm.server.idempotency import Lost, Replies, Stored, body_digest
-from paclm.server.postgres_front import front_login
-from server.stepped import wait_until
+from paclm.server.postgres_front import check_front, let_in, shut_out
 
 BODY = body_digest("/v1/completions", b"{}")
 TAKING = Holding(take_over=True)
@@ -30,36 +30,58 @@ def held(database):
     hold.release()
 
 
+@contextmanager
+def taken(database):
+    hold = Hold.take(database, TAKING)
+    yield hold
+    hold.release()
+
+
+def front_login(url, configured, epoch):
+    """What a server's start does, but for settling the books in between."""
+    check_front(url, configured)
+    login = shut_out(url, configured, epoch)
+    let_in(url, login)
+    return login
+
+
 @pytest.fixture
 def front_role(postgres):
-    """Make a login without any right; returns its address for a database."""
+    """Make a login without any right, whose sessions the owner may end; returns its address for a database."""
 
     def front_role(url, rights=""):
-        name = f"{conninfo_to_dict(url)['dbname']}_front"
+        name, owner = f"{conninfo_to_dict(url)['dbname']}_front", conninfo_to_dict(url)["user"]
         with postgres.connect() as admin:
-            admin.execute(f"CREATE ROLE {name} LOGIN {rights} PASSWORD 'of the front'")
+            admin.execute(f"CREATE ROLE {name} LOGIN {rights or 'CONNECTION LIMIT 10'} PASSWORD 'of the front'")
+            admin.execute(f"GRANT {name} TO {owner}")
         return make_conninfo(url, user=name, password="of the front")
 
     return front_role
 
 
 @pytest.fixture
-def front(database, held, front_role):
-    """The keys and replies of a server's front, with its own login and epoch."""
-    url = front_login(database, front_role(database), held.epoch)
-    with open_database(url, held.epoch, is_front=True) as opened:
+def login(database, held, front_role):
+    return front_login(database, front_role(database), held.epoch)
+
+
+@pytest.fixture
+def front(login):
+    """The keys and replies of a server's front, with its own login and permit."""
+    with open_database(*login, is_front=True) as opened:
         yield opened
 
 
 def contents(database):
     with open_database(database) as opened, opened.reading() as db:
-        return [db.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in ("keys", "replies", "service")]
+        return [db.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in ("keys", "replies")]
 
 
-# ---------------------------------------------------------------- the epoch
+# ---------------------------------------------------------------- the permit
 
 
-def test_after_a_takeover_the_old_front_changes_nothing_and_its_replies_are_repeated_by_the_new_one(database, front):
+def test_after_a_takeover_the_old_front_changes_nothing_and_its_replies_are_repeated_by_the_new_one(
+    database, login, front
+):
     with KeyStore.open(database) as owner:
         owner.add("alice", quota_tokens=100)
     keys, replies = KeyStore(front), Replies(front)
@@ -67,21 +89,26 @@ def test_after_a_takeover_the_old_front_changes_nothing_and_its_replies_are_repe
     replies.finish(replies.begin("alice", "done", BODY).ticket, status=200, body=b"text", media_type="text/plain")
     ticket = replies.begin("alice", "halfway", BODY).ticket
     new = Hold.take(database, TAKING)
+    later = front_login(database, login.url, new.epoch)
+    with pytest.raises(ServiceStopped, match="any more"):
+        keys.reserve("alice", 1)  # its sessions were ended
     before = contents(database)
-    for write in (
-        partial(keys.reserve, "alice", 1),
-        partial(keys.settle, "alice", reserved=10, used=0),
-        partial(replies.begin, "alice", "new", BODY),
-        partial(replies.finish, ticket, status=200, body=b"late", media_type="text/plain"),
-        partial(replies.abandon, ticket),
-        partial(replies.lose, ticket),
-        replies.forget_expired,
-        partial(front.together, [partial(keys.reserve, "alice", 1)]),
-    ):
-        with pytest.raises(ServiceStopped, match="took over"):
-            write()
+    with open_database(*login, is_front=True) as again:
+        keys, replies = KeyStore(again), Replies(again)
+        for write in (
+            partial(keys.reserve, "alice", 1),
+            partial(keys.settle, "alice", reserved=10, used=0),
+            partial(replies.begin, "alice", "new", BODY),
+            partial(replies.finish, ticket, status=200, body=b"late", media_type="text/plain"),
+            partial(replies.abandon, ticket),
+            partial(replies.lose, ticket),
+            replies.forget_expired,
+            partial(again.together, [partial(keys.reserve, "alice", 1)]),
+        ):
+            with pytest.raises(ServiceStopped, match="took over"):
+                write()
     assert contents(database) == before
-    with open_database(database, new.epoch) as opened:
+    with open_database(database, later.permit) as opened:
         assert KeyStore(opened).recover() == 10
         assert Replies(opened).recover() == 1
         assert Replies(opened).begin("alice", "done", BODY) == Stored(200, b"text", "text/plain")
@@ -91,59 +118,176 @@ def test_after_a_takeover_the_old_front_changes_nothing_and_its_replies_are_repe
     new.release()
 
 
-def test_a_takeover_waits_for_a_transaction_that_has_begun_and_refuses_the_next(postgres, database, front):
-    with KeyStore.open(database) as owner:
-        owner.add("alice")
-    keys, taken = KeyStore(front), []
-    taker = threading.Thread(target=lambda: taken.append(Hold.take(database, TAKING)))
-    with front.writing() as db:
-        db.execute("UPDATE keys SET reserved_tokens = 7")
-        taker.start()
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'"
-        with postgres.connect() as admin:
-            name = [conninfo_to_dict(database)["dbname"]]
-            wait_until(lambda: admin.execute(waiting, name).fetchone() == (1,))
-        assert taken == []
-    taker.join(60)
-    assert [hold.epoch for hold in taken] == [2]
-    with pytest.raises(ServiceStopped):
-        keys.reserve("alice", 1)
-    assert [key.reserved_tokens for key in keys.list()] == [7]
-    taken[0].release()
+def test_a_slow_server_that_was_overtaken_shuts_nobody_out(database, held, login):
+    new = Hold.take(database, TAKING)
+    later = front_login(database, login.url, new.epoch)
+    with open_database(*later, is_front=True) as opened:
+        with pytest.raises(ServiceError, match="took over"):
+            shut_out(database, login.url, held.epoch)
+        with pytest.raises(ServiceError, match="took over"):
+            let_in(database, login)
+        with opened.writing():  # its sessions live
+            pass
+    new.release()
 
 
-def test_a_transaction_that_begins_during_a_takeover_waits_for_it_and_is_refused(postgres, database, front):
-    with KeyStore.open(database) as owner:
-        owner.add("alice")
-    refused = []
-
-    def reserve():
-        try:
-            KeyStore(front).reserve("alice", 1)
-        except ServiceStopped as error:
-            refused.append(error)
-
-    writer = threading.Thread(target=reserve)
-    with psycopg.connect(database) as taker:
-        taker.execute("SELECT 1 FROM paclm.head FOR UPDATE")
-        writer.start()
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'"
-        with postgres.connect() as admin:
-            name = [conninfo_to_dict(database)["dbname"]]
-            wait_until(lambda: admin.execute(waiting, name).fetchone() == (1,))
-        taker.execute("UPDATE paclm.head SET epoch = epoch + 1")
-    writer.join(60)
-    assert len(refused) == 1
-    assert [key.reserved_tokens for key in KeyStore(front).list()] == [0]
+HOLDS = {
+    "a write by permit": ["SELECT paclm.begin_writing('{permit}')", "UPDATE paclm.keys SET used_tokens = 99"],
+    "keys": ["SELECT 1 FROM paclm.keys FOR UPDATE"],
+    "replies": ["LOCK TABLE paclm.replies IN ACCESS EXCLUSIVE MODE"],
+    "a lock of its own": ["SELECT pg_advisory_lock({migrations})"],
+    "its own entry": ["ALTER ROLE CURRENT_USER PASSWORD 'mine'"],
+    "no timeout": ["SET LOCAL idle_in_transaction_session_timeout = 0", "SELECT 1 FROM paclm.keys FOR UPDATE"],
+}
 
 
-def test_without_an_epoch_an_old_server_would_still_write(database, held):
-    """The twin: the same writes by a login that names no epoch."""
+@contextmanager
+def holding(login, statements, num_sessions=1):
+    """A front that was broken into: open transactions that hold what their login can hold."""
+    values = {"permit": login.permit, "migrations": int.from_bytes(b"paclm", "big")}
+    sessions = [psycopg.connect(login.url) for _ in range(num_sessions)]
+    try:
+        for statement in statements:
+            for session in sessions:
+                session.execute(statement.format(**values))
+        yield sessions
+    finally:
+        for session in sessions:
+            session.close()
+
+
+@pytest.mark.parametrize("is_made", [False, True], ids=["given", "made"])
+@pytest.mark.parametrize("what", HOLDS)
+def test_whatever_an_old_front_holds_a_takeover_is_not_blocked_and_misses_nothing(
+    postgres, front_role, monkeypatch, what, is_made
+):
+    monkeypatch.setattr(postgres_hold, "_LOCK_WAIT", "100ms")
+    database = postgres.create_database(may_create_roles=is_made)
+    configured = "" if is_made else front_role(database)
+    try:
+        old = Hold.take(database, Holding())
+        login = front_login(database, configured, old.epoch)
+        with KeyStore.open(database) as keys:
+            keys.add("alice")
+        with open_database(*login, is_front=True) as front:
+            KeyStore(front).reserve("alice", 7)
+        with holding(login, HOLDS[what]) as (session,):
+            new = Hold.take(database, TAKING)
+            check_front(database, configured)
+            later = shut_out(database, configured, new.epoch)
+            with open_database(database, later.permit) as books:
+                assert KeyStore(books).recover() == 7
+                Replies(books).recover()
+            let_in(database, later)
+            with pytest.raises(psycopg.OperationalError):
+                session.commit()
+        with open_database(*later, is_front=True) as front:
+            assert [key.used_tokens for key in KeyStore(front).list()] == [7]
+        for hold in (old, new):
+            hold.release()
+    finally:
+        postgres.drop_database(database)
+
+
+def test_a_front_that_fills_its_connections_does_not_block_a_takeover(database, held, login):
+    with holding(login, ["SELECT 1"], num_sessions=10) as sessions:
+        with pytest.raises(psycopg.OperationalError, match="too many connections"):
+            psycopg.connect(login.url)
+        with taken(database) as new:
+            front_login(database, login.url, new.epoch)
+        with pytest.raises(psycopg.OperationalError):
+            sessions[0].execute("SELECT 1")
+
+
+def test_the_database_refuses_writes_that_show_no_permit(database, login, held):
+    with KeyStore.open(database) as keys:
+        keys.add("alice")
+    before = contents(database)
+    columns = "id, key_name, salt, body_check, state, expires"
+    reply = f"INSERT INTO paclm.replies ({columns}) VALUES ('', '', '', '', 'lost', 0)"
+    with psycopg.connect(login.url, autocommit=True) as db:
+        for write in (
+            "UPDATE paclm.keys SET used_tokens = 1",
+            "UPDATE paclm.keys SET reserved_tokens = 0 WHERE false",
+            reply,
+            "DELETE FROM paclm.replies",
+            "UPDATE paclm.replies SET state = 'lost'",
+        ):
+            with db.transaction(force_rollback=True):
+                db.execute("SELECT paclm.begin_writing(%s)", [str(held.epoch)])
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    db.execute(write)
+        with db.transaction(force_rollback=True):
+            with db.transaction(force_rollback=True):
+                assert db.execute("SELECT paclm.begin_writing(%s)", [login.permit]).fetchone() == (True,)
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                db.execute(reply)  # it was undone
+        with db.transaction():
+            db.execute("SELECT paclm.begin_writing(%s)", [login.permit])
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            db.execute(reply)  # it was for that transaction
+    assert contents(database) == before
+
+
+def test_the_owner_needs_no_permit(database, held):
+    """To make and revoke keys beside a server, and to repair them by hand."""
     with KeyStore.open(database) as keys:
         keys.add("alice")
         Hold.take(database, TAKING).release()
         keys.reserve("alice", 1)
-        assert [key.reserved_tokens for key in keys.list()] == [1]
+        with psycopg.connect(database) as db:
+            db.execute("UPDATE paclm.keys SET used_tokens = 3")
+        assert [(key.used_tokens, key.reserved_tokens) for key in keys.list()] == [(3, 1)]
+
+
+# ---------------------------------------------------------------- counters
+
+MOST = 2**62
+
+
+@pytest.mark.parametrize(("used", "reserved"), [(-1, 0), (0, -1), (2**63 - 1, 2**63 - 1), (MOST, 1), (MOST + 1, 0)])
+def test_counters_that_no_start_could_read_cannot_be_written(database, login, used, reserved):
+    with KeyStore.open(database) as keys:
+        keys.add("alice")
+    with psycopg.connect(login.url) as db:
+        db.execute("SELECT paclm.begin_writing(%s)", [login.permit])
+        with pytest.raises(psycopg.errors.CheckViolation):
+            db.execute("UPDATE paclm.keys SET used_tokens = %s, reserved_tokens = %s", [used, reserved])
+
+
+def test_a_start_survives_the_largest_counters(database, login):
+    with KeyStore.open(database) as keys:
+        keys.add("alice", quota_tokens=5)
+        keys.add("bob")
+    with psycopg.connect(login.url) as db:
+        db.execute("SELECT paclm.begin_writing(%s)", [login.permit])
+        db.execute("UPDATE paclm.keys SET used_tokens = %s, reserved_tokens = %s", [MOST // 2, MOST // 2])
+    with open_database(database, login.permit) as books:
+        assert KeyStore(books).recover() == MOST
+        assert [(key.used_tokens, key.reserved_tokens) for key in KeyStore(books).list()] == [(MOST, 0)] * 2
+
+
+def test_an_older_database_with_counters_that_no_start_could_read_is_repaired(database, monkeypatch):
+    def migrate_to(names):
+        monkeypatch.setattr("paclm.ledger.postgres_schema.MIGRATIONS", {name: MIGRATIONS[name] for name in names})
+        with closing(connect(database)) as db:
+            migrate(db, "it", "")
+
+    migrate_to(list(MIGRATIONS)[:3])
+    with psycopg.connect(database) as db:
+        for name, used, reserved in (("a", 2**63 - 1, 2**63 - 1), ("b", -5, 0), ("c", 4, 2)):
+            db.execute(
+                "INSERT INTO paclm.keys (name, digest, is_admin, created, used_tokens, reserved_tokens) "
+                "VALUES (%s, %s, 0, '', %s, %s)",
+                [name, name.encode(), used, reserved],
+            )
+    migrate_to(list(MIGRATIONS))
+    with KeyStore.open(database) as keys:
+        found = {key.name: (key.used_tokens, key.reserved_tokens) for key in keys.list()}
+    assert found == {"a": (MOST, 0), "b": (MOST, 0), "c": (4, 2)}  # no more than was counted is free
+
+
+# ---------------------------------------------------------------- beside each other
 
 
 def test_keys_are_made_and_revoked_beside_a_running_server_which_knows_at_once(database, held, front):
@@ -182,21 +326,10 @@ def test_a_lost_connection_is_told_once_and_never_made_again(postgres, database,
         assert [(key.used_tokens, key.reserved_tokens) for key in owner.list()] == [(0, 0)]
 
 
-def test_a_takeover_does_not_wait_for_a_front_that_hangs_in_a_transaction(database, front):
-    with KeyStore.open(database) as owner:
-        owner.add("alice")
-    hanging = front.writing()
-    hanging.__enter__().execute("SET LOCAL idle_in_transaction_session_timeout = '1ms'")  # else seconds
-    Hold.take(database, TAKING).release()
-    with pytest.raises(ServiceStopped):
-        hanging.__exit__(None, None, None)
-
-
 # ---------------------------------------------------------------- the login of the front
 
 
-def test_the_front_can_do_nothing_to_the_ledger(database, held, front_role):
-    url = front_login(database, front_role(database), held.epoch)
+def test_the_front_can_do_nothing_to_the_ledger(database, login):
     owner = conninfo_to_dict(database)["user"]
     with KeyStore.open(database) as keys:
         keys.add("alice", quota_tokens=5)
@@ -224,29 +357,40 @@ def test_the_front_can_do_nothing_to_the_ledger(database, held, front_role):
         f"GRANT {owner} TO CURRENT_USER",
         "DROP SCHEMA paclm CASCADE",
         "CREATE TABLE paclm.mine (one integer)",
-        "CREATE OR REPLACE FUNCTION paclm.hold_epoch(mine bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'",
+        "CREATE OR REPLACE FUNCTION paclm.begin_writing(mine text) RETURNS boolean LANGUAGE sql AS 'SELECT true'",
         "CREATE FUNCTION paclm.mine() RETURNS boolean LANGUAGE sql AS 'SELECT true'",
-        "ALTER FUNCTION paclm.hold_epoch(bigint) SECURITY INVOKER",
+        "ALTER FUNCTION paclm.begin_writing(text) SECURITY INVOKER",
+        "ALTER TABLE paclm.keys DISABLE TRIGGER ALL",
+        "SET session_replication_role = replica",
+        "UPDATE paclm.writing SET writer = pg_current_xact_id()",
+        "SELECT permit FROM paclm.writing",
+        "SELECT changes FROM paclm.writing FOR UPDATE",
+        "DO 'BEGIN LOCK TABLE paclm.writing IN ROW EXCLUSIVE MODE; END'",
+        "DO 'BEGIN LOCK TABLE paclm.keys IN ROW EXCLUSIVE MODE; END'",
+        "DO 'BEGIN LOCK TABLE paclm.head IN ACCESS SHARE MODE; END'",
+        f"REVOKE {conninfo_to_dict(login.url)['user']} FROM {owner}",  # who ends its sessions
+        "ALTER ROLE CURRENT_USER CONNECTION LIMIT -1",
         "CREATE TRIGGER mine BEFORE UPDATE ON paclm.head EXECUTE FUNCTION paclm.refuse()",
         "UPDATE paclm.keys SET quota_tokens = NULL",
         "UPDATE paclm.keys SET revoked_at = NULL",
         "INSERT INTO paclm.keys (name, digest, is_admin, created) VALUES ('mine', '', 1, '')",
         "DELETE FROM paclm.keys",
-        "TRUNCATE paclm.keys, paclm.replies, paclm.service",
+        "TRUNCATE paclm.keys, paclm.replies, paclm.writing",
         "DROP TABLE paclm.replies",
     ]
-    with psycopg.connect(url, autocommit=True) as db:
+    with psycopg.connect(login.url, autocommit=True) as db:
         for attempt in attempts:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 db.execute(attempt)
-        for epoch, is_held in ((held.epoch, True), (held.epoch - 1, False), (held.epoch + 1, False), (None, False)):
-            assert db.execute("SELECT paclm.hold_epoch(%s)", [epoch]).fetchone() == (is_held,)
-        # A function of its own, found first, is not what hold_epoch calls.
-        db.execute("CREATE TEMPORARY TABLE head (one integer, epoch bigint)")
-        db.execute("INSERT INTO head VALUES (1, 9)")
+        for permit, is_right in ((login.permit, True), (login.permit[:-1], False), ("", False), (None, False)):
+            assert db.execute("SELECT paclm.begin_writing(%s)", [permit]).fetchone() == (is_right,)
+        # Tables and functions of its own, found first, are not what the owner's functions use.
+        db.execute("CREATE TEMPORARY TABLE writing AS SELECT 1 AS one, 1 AS changes, sha256('mine') AS permit")
         db.execute("SET search_path = pg_temp, paclm")
-        assert db.execute("SELECT paclm.hold_epoch(9)").fetchone() == (False,)
-        assert db.execute("UPDATE paclm.keys SET used_tokens = used_tokens + 1").rowcount == 1  # what it is for
+        assert db.execute("SELECT paclm.begin_writing('mine')").fetchone() == (False,)
+        with db.transaction():
+            db.execute("SELECT paclm.begin_writing(%s)", [login.permit])
+            assert db.execute("UPDATE paclm.keys SET used_tokens = used_tokens + 1").rowcount == 1  # what it is for
 
 
 @pytest.mark.parametrize(
@@ -255,7 +399,7 @@ def test_the_front_can_do_nothing_to_the_ledger(database, held, front_role):
         ("SUPERUSER", "", "superuser"),
         ("CREATEROLE", "", "creates roles"),
         ("REPLICATION", "", "replicates"),
-        ("NOINHERIT", "GRANT {owner} TO {role}", "owns"),
+        ("NOINHERIT", "REVOKE {role} FROM {owner}; GRANT {owner} TO {role}", "owns"),
         ("", "GRANT pg_write_all_data TO {role}", "has rights on the table"),
         ("", "GRANT pg_read_all_data TO {role}", "has rights on the table"),
         ("", "GRANT pg_execute_server_program TO {role}", "files or processes of the server"),
@@ -265,6 +409,8 @@ def test_the_front_can_do_nothing_to_the_ledger(database, held, front_role):
         ("", "GRANT UPDATE (seq) ON paclm.head TO {role}", "paclm.head"),
         ("", "GRANT INSERT ON paclm.events TO PUBLIC", "paclm.events"),
         ("", "GRANT SELECT ON paclm.secret TO {role}", "paclm.secret"),
+        ("", "GRANT UPDATE (permit) ON paclm.writing TO PUBLIC", "paclm.writing"),
+        ("CONNECTION LIMIT -1", "", "all connections"),
     ],
 )
 def test_a_login_that_could_touch_the_ledger_is_refused(postgres, database, held, front_role, rights, grant, what):
@@ -274,21 +420,44 @@ def test_a_login_that_could_touch_the_ledger_is_refused(postgres, database, held
         if grant:
             admin.execute(grant.format(**names))
     with pytest.raises(ServiceError, match=what):
-        front_login(database, url, held.epoch)
+        check_front(database, url)
+
+
+def test_a_login_whose_transactions_could_outlive_it_is_refused(postgres, database, held, front_role):
+    url = front_role(database)
+    check_front(database, url)
+    with postgres.connect() as admin:
+        admin.execute("ALTER SYSTEM SET max_prepared_transactions = 1")
+    try:
+        postgres.restart()
+        with pytest.raises(ServiceError, match="max_prepared_transactions = 0"):
+            check_front(database, url)
+    finally:
+        with postgres.connect() as admin:
+            admin.execute("ALTER SYSTEM RESET max_prepared_transactions")
+        postgres.restart()
+
+
+def test_an_owner_who_may_not_end_its_sessions_is_told_what_to_run(postgres, database, held, front_role):
+    url, owner = front_role(database), conninfo_to_dict(database)["user"]
+    with postgres.connect() as admin:
+        admin.execute(f"REVOKE {conninfo_to_dict(url)['user']} FROM {owner}")
+    with pytest.raises(ServiceError, match=f"GRANT .*_front TO {owner}"):
+        check_front(database, url)
 
 
 def test_the_owner_himself_and_a_login_of_another_database_are_refused(postgres, database, held, front_role):
     with pytest.raises(ServiceError, match="owns"):
-        front_login(database, database, held.epoch)
+        check_front(database, database)
     other = postgres.create_database()
     try:
         Hold.take(other, Holding()).release()
         with pytest.raises(ServiceError, match="another database"):
-            front_login(database, front_role(other), held.epoch)
+            check_front(database, front_role(other))
     finally:
         postgres.drop_database(other)
     with pytest.raises(ServiceError, match="front_url"):
-        front_login(database, make_conninfo(database, user="nobody_knows"), held.epoch)
+        check_front(database, make_conninfo(database, user="nobody_knows"))
 
 
 def test_an_owner_who_may_create_roles_makes_a_login_with_a_new_password_each_time(postgres):
@@ -297,16 +466,16 @@ def test_an_owner_who_may_create_roles_makes_a_login_with_a_new_password_each_ti
     first = front_login(database, "", hold.epoch)
     try:
         second = front_login(database, "", hold.epoch)
-        old, new = conninfo_to_dict(first), conninfo_to_dict(second)
+        old, new = conninfo_to_dict(first.url), conninfo_to_dict(second.url)
         assert old["user"] == new["user"] != conninfo_to_dict(database)["user"]
         assert old["password"] != new["password"]
         with pytest.raises(psycopg.OperationalError):
-            psycopg.connect(first)
-        with open_database(second, hold.epoch, is_front=True) as opened:
+            psycopg.connect(first.url)
+        with open_database(*second, is_front=True) as opened:
             assert KeyStore(opened).list() == []
         with pytest.raises(ServiceError, match="took over"):
             front_login(database, "", hold.epoch - 1)  # a slow server that was overtaken leaves the password alone
-        psycopg.connect(second).close()
+        psycopg.connect(second.url).close()
         assert new["password"] not in postgres.log
     finally:
         hold.release()
@@ -314,8 +483,11 @@ def test_an_owner_who_may_create_roles_makes_a_login_with_a_new_password_each_ti
 
 
 def test_an_owner_who_may_not_create_roles_is_told_what_to_run(database, held):
-    with pytest.raises(ServiceError, match=r"CREATE ROLE paclm_front_[0-9a-f]{8} LOGIN PASSWORD.*PACLM_LEDGER_FRONT"):
-        front_login(database, "", held.epoch)
+    with pytest.raises(
+        ServiceError,
+        match=r"CREATE ROLE paclm_front_[0-9a-f]{8} LOGIN CONNECTION LIMIT 10 PASSWORD.*PACLM_LEDGER_FRONT",
+    ):
+        check_front(database, "")
 
 
 # ---------------------------------------------------------------- moving

@@ -78,7 +78,7 @@ class DpDecoder(Decoder[DpGeneration]):
         """
         opened = Workspace.open(workspace.path if isinstance(workspace, Workspace) else workspace)
         check_dp_adapter(opened)
-        decoder = cls(opened, *_load_models(opened, engine, tokenizer))
+        decoder = cls(opened, *load_dp_models(opened, engine, tokenizer))
         epoch = None if hold is None else hold.epoch
         decoder.cautions += claim_corpus(opened, mix_promises=mix_promises, epoch=epoch)  # last: it can serve
         for sentence in decoder.cautions:
@@ -169,8 +169,8 @@ def check_dp_adapter(workspace: Workspace) -> None:
         )
 
 
-def _load_models(
-    workspace: Workspace, engine: VoteSource | None, tokenizer: Tokenizer | None
+def load_dp_models(
+    workspace: Workspace, engine: VoteSource | None = None, tokenizer: Tokenizer | None = None
 ) -> tuple[VoteSource, Tokenizer]:
     """Load engine and tokenizer right after hashing base model and DP adapter in full; reads no other adapter."""
     from paclm.engine.adapters import AdapterStack

@@ -128,6 +128,17 @@ def check_same_worlds(bound_to: str, digest: str, *, tokens: int, workspace: Wor
     )
 
 
+def load_engine(workspace: Workspace) -> VoteSource:
+    """Load the worlds, right after hashing their files in full, before the ledger is taken; `load_models` compares."""
+    from paclm.engine.determinism import check_repeatable
+    from paclm.engine.loading import open_engine
+
+    checked = Workspace.open(workspace.path, verify_in_full=True)
+    engine = open_engine(checked, budgets_of(checked).support_size)
+    check_repeatable(engine)
+    return engine
+
+
 def load_models(
     path: str | Path, ledger: Ledger, engine: VoteSource | None, tokenizer: Tokenizer | None
 ) -> tuple[VoteSource, Tokenizer]:

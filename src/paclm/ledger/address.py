@@ -87,6 +87,14 @@ def refuse_if_held(address: Address, stale_seconds: float) -> None:
         postgres_hold.refuse_if_held(address, stale_seconds)
 
 
+def refuse_if_fenced(address: Address, epoch: int | None) -> None:
+    """Raise `LedgerFenced` where another process has taken a ledger in a database since."""
+    if isinstance(address, str) and is_postgres(address) and epoch is not None:
+        from paclm.ledger import postgres_hold
+
+        postgres_hold.refuse_if_fenced(address, epoch)
+
+
 def promises_in(address: Address) -> set[str]:
     """Promises on record in a database (see `postgres_promises`); beside a file `DpLog` has them all."""
     if not is_postgres(address):

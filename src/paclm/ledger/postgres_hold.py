@@ -12,11 +12,11 @@ import select
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import psycopg
 
-from paclm.errors import LedgerBusy, LedgerError, LedgerFenced, LedgerHeld, LedgerUnwritable
+from paclm.errors import LedgerBusy, LedgerError, LedgerFenced, LedgerFull, LedgerHeld, LedgerUnwritable
 from paclm.ledger.address import Holding
 from paclm.ledger.postgres import LimitedConnection, connect, name_of, translated
 from paclm.ledger.postgres_schema import has_schema, migrate
@@ -76,7 +76,7 @@ class Hold:
             with translated(name), db.transaction():
                 db.execute(f"SET LOCAL lock_timeout = '{_LOCK_WAIT}'")
                 db.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{_IDLE_WAIT}'")
-                db.execute("SELECT 1 FROM paclm.head FOR UPDATE")  # waits for commits and for writes of a front
+                db.execute("SELECT 1 FROM paclm.head FOR UPDATE")  # waits for a commit; a front cannot lock it
                 check(db)
                 epoch = _next_epoch(db, holding.stale_seconds)
             with translated(name):
@@ -158,6 +158,15 @@ def refuse_if_held(url: str, stale_seconds: float) -> None:
                 _refuse_if_held(db, name, stale_seconds)
     finally:
         db.close()
+
+
+def refuse_if_fenced(url: str, epoch: int) -> None:
+    """Raise `LedgerFenced` where a later epoch was taken; a database that cannot be asked refuses nothing."""
+    with suppress(LedgerUnwritable, LedgerFull), closing(connect(url, is_reading=True)) as db:
+        with translated(name_of(url), is_reading=True):
+            found = db.execute("SELECT epoch FROM paclm.head").fetchone()
+        if found is not None and found[0] != epoch:
+            raise fenced(name_of(url))
 
 
 def _is_cut(db: LimitedConnection) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from psycopg import sql
 
-from paclm.errors import LedgerError, LedgerMissing, LedgerTampered
+from paclm.errors import LedgerError, LedgerMissing, LedgerTampered, LedgerUnwritable
 from paclm.ledger.postgres import SCHEMA, LimitedConnection, translated
 
 _COUNTS = "tokens bigint NOT NULL, dissent_tokens bigint NOT NULL, charged_tokens bigint NOT NULL, "
@@ -54,7 +54,38 @@ M002_SERVICE = (
     "REVOKE ALL ON FUNCTION paclm.hold_epoch(bigint) FROM PUBLIC",
 )
 M003_PROMISES = ("CREATE TABLE paclm.promises (kind text PRIMARY KEY, at text NOT NULL)",)
-MIGRATIONS = {"m001_initial": M001_INITIAL, "m002_service": M002_SERVICE, "m003_promises": M003_PROMISES}
+_COUNTED = "used_tokens >= 0 AND reserved_tokens >= 0 AND used_tokens::numeric + reserved_tokens <= 2::numeric ^ 62"
+M004_PERMIT = (
+    "DROP FUNCTION paclm.hold_epoch(bigint)",  # it locked the head, so a front could stop a takeover
+    "DROP TABLE paclm.service",  # with all rights to it
+    # Who may write keys and replies: the server whose permit has this hash. `writer` is the transaction that showed it.
+    "CREATE TABLE paclm.writing (one integer PRIMARY KEY CHECK (one = 1), changes bigint NOT NULL, "
+    "epoch bigint NOT NULL, permit bytea, writer xid8)",
+    "INSERT INTO paclm.writing VALUES (1, 0, 0)",
+    "CREATE FUNCTION paclm.begin_writing(mine text) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER "
+    "SET search_path = pg_catalog, pg_temp AS "
+    "$$BEGIN UPDATE paclm.writing SET changes = changes + 1, writer = pg_current_xact_id() "
+    "WHERE permit = sha256(convert_to(mine, 'UTF8')); RETURN FOUND; END$$",
+    "REVOKE ALL ON FUNCTION paclm.begin_writing(text) FROM PUBLIC",
+    "CREATE FUNCTION paclm.refuse_others() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER "
+    "SET search_path = pg_catalog, pg_temp AS "
+    "$$BEGIN IF NOT pg_has_role(session_user, current_user, 'MEMBER') "
+    "AND NOT EXISTS (SELECT FROM paclm.writing WHERE writer = pg_current_xact_id()) "
+    "THEN RAISE EXCEPTION 'this transaction has shown no permit' USING ERRCODE = '42501'; END IF; RETURN NULL; END$$",
+    f"UPDATE paclm.keys SET used_tokens = 2::numeric ^ 62, reserved_tokens = 0 WHERE NOT ({_COUNTED})",
+    f"ALTER TABLE paclm.keys ADD CONSTRAINT counted CHECK ({_COUNTED})",
+    *(
+        f"CREATE TRIGGER {table}_permitted BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON paclm.{table} "
+        "FOR EACH STATEMENT EXECUTE FUNCTION paclm.refuse_others()"
+        for table in ("keys", "replies")
+    ),
+)
+MIGRATIONS = {
+    "m001_initial": M001_INITIAL,
+    "m002_service": M002_SERVICE,
+    "m003_promises": M003_PROMISES,
+    "m004_permit": M004_PERMIT,
+}
 LEDGER_TABLES = ("head", "holder", "events", "belief", "secret", "checkpoint", "usage", "promises", "migrations")
 """What only the holder of the ledger may write."""
 _LOCK = int.from_bytes(b"paclm", "big")
@@ -109,7 +140,13 @@ def check_schema(db: LimitedConnection, name: str) -> None:
         ).fetchone()
         durable = "SELECT relname FROM pg_class WHERE relnamespace = 'paclm'::regnamespace AND relpersistence = 'p'"
         tables = {found for (found,) in db.execute(durable)}  # unlogged ones are empty after a crash
-    missing = sorted(set(LEDGER_TABLES) - tables)
+        missing = sorted(set(LEDGER_TABLES) - tables)
+        older = sorted(set(MIGRATIONS) - _applied(db)) if missing and "migrations" in tables else []
+    if older:
+        raise LedgerUnwritable(
+            f"{name} was made by an older paclm (it lacks {', '.join(older)}). Open it once with this one, with "
+            "paclm serve or another command that writes, then repeat."
+        )
     if missing or trigger is None or trigger[0] not in (b"O", b"A", "O", "A"):
         raise LedgerTampered(
             f"{name} has not the tables and triggers of a ledger: {', '.join(missing) or 'events_no_change'} differ."

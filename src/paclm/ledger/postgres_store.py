@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from paclm.errors import InvalidInput, LedgerError, LedgerNotDurable, LedgerTampered, LedgerUnwritable
+from paclm.errors import InvalidInput, LedgerBusy, LedgerError, LedgerNotDurable, LedgerTampered, LedgerUnwritable
 from paclm.ledger.address import Holding
 from paclm.ledger.events import COUNTS, Checkpoint, Head, Row, Usage
 from paclm.ledger.head_notes import HeadNote, HeadNotes, lock_path, open_notes, read_note
@@ -113,7 +113,7 @@ class PostgresStore(Store):
 
     def _fill(self, content: Copy, kind: Kind) -> None:
         if self.kind != "none":
-            raise LedgerError(f"{self.name} holds a ledger already. A secret has one ledger, which is never replaced.")
+            raise LedgerBusy(f"{self.name} holds a ledger already. A secret has one ledger, which is never replaced.")
         seq = 0
         with (
             self.db.cursor() as cursor,

@@ -42,12 +42,12 @@ def service_address(workspace: Path) -> Path | str:
     return address if isinstance(address, str) else service_path(workspace)
 
 
-def service_database(workspace: Path, epoch: int | None = None) -> Database:
-    """Open the service database of a workspace with the owner's login, as the holder of that epoch or of none."""
-    return open_database(service_address(workspace), epoch)
+def service_database(workspace: Path, permit: str | None = None) -> Database:
+    """Open the service database of a workspace with the owner's login; a server's own writes show its permit."""
+    return open_database(service_address(workspace), permit)
 
 
-def open_database(address: Path | str, epoch: int | None = None, *, is_front: bool = False) -> Database:
+def open_database(address: Path | str, permit: str | None = None, *, is_front: bool = False) -> Database:
     """Open a file, or the tables in the database at a URL; they are made if missing, except by the front."""
     if isinstance(address, Path):
         return SqliteDatabase.open(address)
@@ -55,7 +55,7 @@ def open_database(address: Path | str, epoch: int | None = None, *, is_front: bo
         from paclm.server.postgres_database import PostgresDatabase
     except ImportError:
         raise MissingExtra("psycopg") from None
-    return PostgresDatabase.open(address, epoch, is_front=is_front)
+    return PostgresDatabase.open(address, permit, is_front=is_front)
 
 
 def name_of(url: str) -> str:

@@ -50,10 +50,10 @@ def main(link: int, listening: int, base_folder: str) -> None:
 
 
 def _service_database(hello: Mapping[str, Any]) -> Database:
-    """The workspace's file, or the tables in PostgreSQL with the login and the epoch that the curator handed over."""
+    """The workspace's file, or the tables in PostgreSQL with the login and the permit that the curator handed over."""
     if hello.get("front_url") is None:
         return open_database(service_path(Path(hello["workspace"])))
-    return open_database(hello["front_url"], hello["epoch"], is_front=True)
+    return open_database(hello["front_url"], hello["permit"], is_front=True)
 
 
 def service_for(

@@ -1,7 +1,8 @@
-"""Keys, quotas and stored replies in the ledger's PostgreSQL database, fenced by the ledger's epoch.
+"""Keys, quotas and stored replies in the ledger's PostgreSQL database, written by the newest server alone.
 
-A server's transaction first holds its epoch, which a takeover waits for; once another server has taken over, it is
-refused and changes nothing. The command line names no epoch: making and revoking keys spends nothing.
+A server's transaction first shows its permit, which `postgres_front` draws; the database refuses what comes without.
+Once another server has taken over, the permit is void. The owner's command line needs none: making and revoking keys
+spends nothing.
 
 A lost connection is not made again: whether its last commit was made is unknown, and a settlement that is repeated
 could free what others reserved. The next start counts all that was reserved as used.
@@ -28,23 +29,23 @@ from paclm.server.database import Database, Sql
 T = TypeVar("T")
 
 _IDLE_SECONDS = 5
-"""A transaction in which nothing happens for this long is undone: a takeover must not wait for a host that hangs."""
+"""A transaction in which nothing happens for this long is undone: others must not wait for a host that hangs."""
 
 
 class PostgresDatabase(Database):
-    """Two connections. With an epoch it is a server's, and only its holder's writes are taken."""
+    """Two connections. With a permit it is a server's, and writes until another server has one."""
 
     is_remote = True
 
-    def __init__(self, url: str, writer: LimitedConnection, reader: LimitedConnection, epoch: int | None) -> None:
+    def __init__(self, url: str, writer: LimitedConnection, reader: LimitedConnection, permit: str | None) -> None:
         super().__init__()
         self.name = name_of(url)
-        self._writer, self._reader, self._epoch = writer, reader, epoch
+        self._writer, self._reader, self._permit = writer, reader, permit
         self._lock, self._reading_lock = threading.RLock(), threading.Lock()
         self._lost: ServiceStopped | None = None
 
     @classmethod
-    def open(cls, url: str, epoch: int | None = None, *, is_front: bool = False) -> PostgresDatabase:
+    def open(cls, url: str, permit: str | None = None, *, is_front: bool = False) -> PostgresDatabase:
         """Connect; the owner's login also makes the tables that are missing."""
         opened: list[LimitedConnection] = []
         try:
@@ -62,7 +63,7 @@ class PostgresDatabase(Database):
                 raise ServiceError(f"Keys and quotas cannot be used. {error}") from None
             raise
         writer, reader = opened
-        return cls(url, writer, reader, epoch)
+        return cls(url, writer, reader, permit)
 
     @contextmanager
     def reading(self) -> Iterator[Sql]:
@@ -72,12 +73,12 @@ class PostgresDatabase(Database):
 
     def version(self, db: Sql) -> int:
         """Every writing transaction adds one."""
-        (changes,) = db.execute("SELECT changes FROM service").fetchone()
+        (changes,) = db.execute("SELECT changes FROM writing").fetchone()
         return int(changes)
 
     @contextmanager
     def writing(self) -> Iterator[Sql]:
-        """One exclusive transaction, in the epoch; inside `together`, a part of its one."""
+        """One exclusive transaction, by permit; inside `together`, a part of its one."""
         with self._lock, self._checked(self._writer):
             is_part = self._writer.info.transaction_status == TransactionStatus.INTRANS
             with self._writer.transaction() if is_part else self._whole():
@@ -100,14 +101,13 @@ class PostgresDatabase(Database):
     def _whole(self) -> Iterator[None]:
         """A transaction: waits for other writers, and is refused after a takeover."""
         with self._writer.transaction():
-            if self._epoch is not None:
-                held = self._writer.execute("SELECT paclm.hold_epoch(%s)", (self._epoch,)).fetchone()
-                if held != (True,):  # the curator finds out by itself, and ends with a status of its own
-                    raise ServiceStopped(
-                        f"Another server took over the ledger in {self.name}: keys, quotas and replies are written by "
-                        "that one now. This one must stop."
-                    )
-            self._writer.execute("UPDATE service SET changes = changes + 1")
+            if self._permit is None:
+                self._writer.execute("UPDATE writing SET changes = changes + 1")
+            elif self._writer.execute("SELECT paclm.begin_writing(%s)", (self._permit,)).fetchone() != (True,):
+                raise ServiceStopped(  # the curator finds out by itself, and ends with a status of its own
+                    f"Another server took over the ledger in {self.name}: keys, quotas and replies are written by "
+                    "that one now. This one must stop."
+                )
             yield
 
     @contextmanager

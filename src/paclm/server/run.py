@@ -29,18 +29,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paclm.config import PromiseName, ServerConfig, in_shell, is_postgres
 from paclm.curator.curator import Curator
 from paclm.curator.custody import WITNESS_VARIABLE, check_fit, holding_of, named_witness
-from paclm.curator.dp_decoder import DpDecoder, check_dp_adapter
+from paclm.curator.dp_decoder import DpDecoder, check_dp_adapter, load_dp_models
 from paclm.curator.master_key import KEY_VARIABLES
-from paclm.curator.preflight import budgets_of
+from paclm.curator.preflight import budgets_of, load_engine
 from paclm.curator.redacted import disable_core_dumps
+from paclm.curator.vote_source import VoteSource
 from paclm.engine.base_model import base_of
 from paclm.errors import LedgerError, ServiceError
-from paclm.ledger.address import exists, take_hold
+from paclm.ledger.address import exists, refuse_if_fenced, take_hold
 from paclm.ledger.dp_log import DpLog
 from paclm.server import address, telemetry
 from paclm.server.api_keys import KeyStore
@@ -55,6 +56,9 @@ from paclm.worlds.layout import MANIFEST_FILE, dp_log_path
 from paclm.worlds.settings import ADDRESS_VARIABLES
 from paclm.worlds.storage import only_one
 from paclm.worlds.workspace import Workspace
+
+if TYPE_CHECKING:
+    from paclm.server.postgres_front import Login
 
 ADMIN = "admin"
 _LOGIN_VARIABLES = ("PGPASSWORD", "PGPASSFILE", "PGSERVICE", "PGSERVICEFILE")
@@ -101,26 +105,27 @@ def serve(
     with address.bind(settings.host, settings.port) as port:
         _check_keys(workspace.path, path, setup)
         with _front(port, workspace) as front, _ended_by_sigterm():
-            opening = partial(_open, workspace, promise, witness, mix_promises, take_over)
-            if take_over:
-                _check_front_login(workspace)
-            check = partial(_check_standby, workspace, promise, witness)
+            _check_front(workspace)
+            check, engine = partial(_check_standby, workspace, promise, witness), None
+            if take_over:  # a host that could not serve must not stop one that does
+                check()
+                engine = load_dp_models(workspace)[0] if promise == "corpus" else load_engine(workspace)
+            opening = partial(_open, workspace, promise, witness, mix_promises, take_over, engine)
             curator = open_when_free(workspace, opening, announce_wait, check, take_over=take_over)
             with curator, ExitStack() as local:
                 is_local = not is_postgres(workspace.ledger_address)  # else the epoch decides who serves
                 if is_local:
                     local.enter_context(only_one(_lock_path(workspace), f"A server of {workspace.path}"))
-                front_url = _front_url(workspace, curator.epoch)
                 curator.warm_up(progress)
                 if is_local:
                     _wait_for_old_front(front)
-                admin_key = _recover(workspace.path, curator.epoch)
+                admin_key, login = _take_books(workspace, curator.epoch)
                 address.listen(port)
                 url = _url(port)
                 port.close()
                 started = Started(url=url, curator=curator, setup=setup, new_admin_key=admin_key)
                 local.enter_context(address.noted(workspace.path, url))
-                _run(front, started, announce, workspace.path, front_url)
+                _run(front, started, announce, workspace, login)
 
 
 def check_promise(workspace: Workspace, promise: PromiseName) -> None:
@@ -132,13 +137,20 @@ def check_promise(workspace: Workspace, promise: PromiseName) -> None:
 
 
 def _open(
-    workspace: Workspace, promise: PromiseName, witness: Path | str | None, mix_promises: bool, take_over: bool
+    workspace: Workspace,
+    promise: PromiseName,
+    witness: Path | str | None,
+    mix_promises: bool,
+    take_over: bool,
+    engine: VoteSource | None,
 ) -> Curator | DpDecoder:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # announced instead
         if promise == "corpus":
-            return _open_corpus(workspace, mix_promises, take_over)
-        curator = Curator.open(workspace, witness=witness, mix_promises=mix_promises, take_over=take_over)
+            return _open_corpus(workspace, mix_promises, take_over, engine)
+        curator = Curator.open(
+            workspace, engine=engine, witness=witness, mix_promises=mix_promises, take_over=take_over
+        )
     curator.usage()  # the first call reads the ledger's whole table: do it before any step waits for it
     return curator
 
@@ -146,21 +158,21 @@ def _open(
 def _check_standby(workspace: Workspace, promise: PromiseName, witness: Path | str | None) -> None:
     if promise == "half" and exists(workspace.ledger_address):
         check_fit(workspace, named_witness(witness))
-    _check_front_login(workspace)
 
 
-def _check_front_login(workspace: Workspace) -> None:
-    """Refuse a login of the front that does not work, before a server that works is stopped."""
-    if address := workspace.settings.ledger.front_url:
-        from paclm.ledger.postgres import connect
+def _check_front(workspace: Workspace) -> None:
+    """Refuse a login of the front that will not do, before anything slow and before a server that works is stopped."""
+    address = workspace.ledger_address
+    if not isinstance(address, Path):
+        from paclm.server.postgres_front import check_front
 
-        connect(address, is_reading=True).close()
+        check_front(address, workspace.settings.ledger.front_url)
 
 
-def _open_corpus(workspace: Workspace, mix_promises: bool, take_over: bool) -> DpDecoder:
+def _open_corpus(workspace: Workspace, mix_promises: bool, take_over: bool, engine: VoteSource | None) -> DpDecoder:
     hold = take_hold(workspace.ledger_address, holding_of(workspace, take_over=take_over))
     try:
-        return DpDecoder.open(workspace, mix_promises=mix_promises, hold=hold)
+        return DpDecoder.open(workspace, mix_promises=mix_promises, engine=engine, hold=hold)
     except BaseException:
         if hold is not None:
             hold.release()
@@ -168,7 +180,7 @@ def _open_corpus(workspace: Workspace, mix_promises: bool, take_over: bool) -> D
 
 
 def _run(
-    front: Front, started: Started, announce: Callable[[Started], None], workspace: Path, front_url: str | None
+    front: Front, started: Started, announce: Callable[[Started], None], workspace: Workspace, login: Login | None
 ) -> None:
     def on_ready() -> None:
         announce(started)
@@ -179,12 +191,14 @@ def _run(
     gc.collect()
     gc.freeze()  # collections need not walk over models and modules while streams wait
     try:
-        setup, epoch = dataclasses.asdict(started.setup), started.curator.epoch
-        scheduler.hello(workspace=str(workspace), setup=setup, epoch=epoch, front_url=front_url)
+        url, permit = login or (None, None)
+        setup = dataclasses.asdict(started.setup)
+        scheduler.hello(workspace=str(workspace.path), setup=setup, front_url=url, permit=permit)
         scheduler.run()
     except LedgerError:  # says itself what to do next
         raise
     except BrokenLink as broken:
+        refuse_if_fenced(workspace.ledger_address, started.curator.epoch)  # that is why the front was ended
         raise ServiceError(
             f"{broken} The server stopped; the ledger holds what was charged: start the server again."
         ) from None
@@ -288,19 +302,22 @@ def _check_keys(workspace: Path, named: Path, setup: Setup) -> None:
             )
 
 
-def _front_url(workspace: Workspace, epoch: int | None) -> str | None:
-    """The address of keys and replies with the front's own login; None where they are in a file."""
+def _take_books(workspace: Workspace, epoch: int | None) -> tuple[str | None, Login | None]:
+    """Recover keys and replies; returns a first key, and in a database the front's own login."""
     address = workspace.ledger_address
     if isinstance(address, Path) or epoch is None:
-        return None
-    from paclm.server.postgres_front import front_login
+        return _recover(workspace.path, None), None
+    from paclm.server.postgres_front import let_in, shut_out
 
-    return front_login(address, workspace.settings.ledger.front_url, epoch)
+    login = shut_out(address, workspace.settings.ledger.front_url, epoch)
+    admin_key = _recover(workspace.path, login.permit)
+    let_in(address, login)
+    return admin_key, login
 
 
-def _recover(workspace: Path, epoch: int | None) -> str | None:
+def _recover(workspace: Path, permit: str | None) -> str | None:
     """Settle what a killed server left behind, and make a first key; returns it. Call it with the ledger's lock."""
-    with service_database(workspace, epoch) as database:
+    with service_database(workspace, permit) as database:
         keys = KeyStore(database)
         keys.recover()
         Replies(database).recover()
