@@ -256,6 +256,17 @@ def test_a_newer_ledger_is_refused_before_its_epoch_is_taken(setup):
     assert content(setup) == before
 
 
+def test_a_reader_of_an_older_ledger_is_told_to_open_it_once(setup):
+    setup.with_steps(2).close()
+    setup.run("DROP TABLE promises")
+    assert "promises differ" in setup.verify([setup.key]).problem
+    setup.run("DELETE FROM migrations WHERE name = 'm003_promises'")
+    with pytest.raises(LedgerUnwritable, match=r"lacks m003_promises\)\. Open it once"):
+        setup.verify([setup.key])
+    setup.open().close()
+    assert setup.verify([setup.key]).intact
+
+
 PASSWORD = "hunter2"
 ADDRESSES = {
     "wrong password": "postgresql://{user}:hunter2@127.0.0.1:{port}/{name}",

@@ -14,6 +14,7 @@ import pytest
 
 from curator.deployments import ScriptedEngine
 from paclm import Curator, Workspace
+from paclm.curator import custody
 from paclm.errors import LedgerBusy, LedgerFenced, LedgerHeld, LedgerUnwritable, LedgerWrongKey, ServiceError
 from paclm.ledger.verify import verify
 from paclm.server.standby import check_take_over, open_when_free
@@ -38,6 +39,14 @@ def charged(database):
     report = verify(database)
     assert report.intact, report.problem
     return report.contents.state.tokens
+
+
+def change_a_byte(path):
+    """Keeps size and time, which is all that opening a workspace looks at; loading its models reads the file."""
+    content, stat = bytearray(path.read_bytes()), path.stat()
+    content[-1] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
 def used_by(server, key):
@@ -96,9 +105,12 @@ def test_one_of_two_standbys_takes_over_from_a_killed_server_and_repeats_its_rep
 def test_a_server_that_is_taken_over_exits_with_its_own_status_idle_or_streaming(
     make, roles, start, tmp_path, postgres
 ):
-    here, there = copies_of(make(per_token="2^-16", total="2^-4"), "here", "there")
+    here, there, broken = copies_of(make(per_token="2^-16", total="2^-4"), "here", "there", "broken")
     first = start(here, roles).wait_until_serving()
     key = first.admin_key
+    change_a_byte(next((broken / "adapters").glob("*.safetensors")))
+    assert start(broken, roles, "--take-over").wait_for_end() == 2  # what cannot serve stops nobody
+    assert first.process.poll() is None
     second = start(there, roles, "--take-over", prepare=partial(hold_back_commits, there.parent))
     assert first.wait_for_end() == FENCED
     assert "took over the ledger" in first.words
@@ -184,6 +196,32 @@ def test_a_key_of_another_workspace_stops_no_server(make, small_tokenizer, roles
         monkeypatch.setenv("PACLM_KEY", "7a" * 32)
         with open_curator(take_over=True), pytest.raises(LedgerFenced):
             curator.generate("the", 2)
+
+
+def test_who_loses_the_race_for_an_empty_database_waits_and_serves_what_the_other_made(
+    make, small_tokenizer, roles, monkeypatch
+):
+    here, there = copies_of(make(), "here", "there")
+    monkeypatch.setenv("PACLM_LEDGER", roles)
+    monkeypatch.setenv("PACLM_KEY", "7a" * 32)
+    monkeypatch.setattr("paclm.server.standby.telemetry.install", lambda: None)
+    found, said = [], []
+
+    def open_curator(path):
+        return Curator.open(path, engine=ScriptedEngine(), tokenizer=small_tokenizer)
+
+    def exists_late(address):  # the other one makes it between question and answer
+        found.append(exists(address))
+        if len(found) == 1:
+            open_curator(here).close()
+        return found[-1]
+
+    exists = custody.exists
+    monkeypatch.setattr(custody, "exists", exists_late)
+    with open_when_free(Workspace.open(there), lambda: open_curator(there), said.append) as curator:
+        assert curator.epoch is not None
+    assert found[0] is False
+    assert len(said) == 1
 
 
 def test_a_file_cannot_be_taken_over(make):
