@@ -189,6 +189,14 @@ def test_whatever_an_old_front_holds_a_takeover_is_not_blocked_and_misses_nothin
         postgres.drop_database(database)
 
 
+def test_an_old_front_that_comes_back_can_hold_nothing_while_the_books_are_settled(database, held, login):
+    with taken(database) as new:
+        shut_out(database, login.url, new.epoch)
+        for attempt in ("SELECT 1 FROM paclm.keys FOR UPDATE", "LOCK TABLE paclm.replies"):
+            with psycopg.connect(login.url) as db, pytest.raises(psycopg.errors.InsufficientPrivilege):
+                db.execute(attempt)
+
+
 def test_a_front_that_fills_its_connections_does_not_block_a_takeover(database, held, login):
     with holding(login, ["SELECT 1"], num_sessions=10) as sessions:
         with pytest.raises(psycopg.OperationalError, match="too many connections"):
