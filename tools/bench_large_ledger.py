@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import shutil
 import statistics
@@ -30,6 +29,8 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
 
 from harness import print_table  # noqa: E402
 from paclm.config import MechanismConfig  # noqa: E402
+from paclm.curator.master_key import KEY_FILE, MasterKeys, write_key  # noqa: E402
+from paclm.curator.redacted import Redacted  # noqa: E402
 from paclm.ledger.address import Holding, create, open_reader, open_writer  # noqa: E402
 from paclm.ledger.events import GENESIS, Checkpoint, Event, Head, LedgerKeys, Opened, Row, Stepped, Usage, make_row  # noqa: E402
 from paclm.ledger.ledger import hash_sealed  # noqa: E402
@@ -38,7 +39,8 @@ from paclm.ledger.store import Copy  # noqa: E402
 from paclm.privacy.accounting import units_down  # noqa: E402
 from postgres import PostgresServer  # noqa: E402
 
-KEY = bytes(range(32))
+MASTER_KEY = Redacted(bytes(range(32)))
+KEY = MasterKeys.derived(MASTER_KEY).mac.reveal()
 SETTINGS = MechanismConfig(per_token=2.0**-40, total=2.0**-4)
 PRICE = 2**20
 BELIEF = bytes(12 + 128 * 8 + 16)
@@ -51,9 +53,9 @@ import sys, time
 from pathlib import Path
 from paclm.ledger.address import Holding
 from paclm.ledger.ledger import Ledger
-address, folder = sys.argv[1:]
+address, folder, key = sys.argv[1], sys.argv[2], bytes.fromhex(sys.argv[3])
 started = time.perf_counter()
-ledger = Ledger.open(address if "://" in address else Path(address), bytes(range(32)), holding=Holding(Path(folder)))
+ledger = Ledger.open(address if "://" in address else Path(address), key, holding=Holding(Path(folder)))
 print(time.perf_counter() - started)
 ledger.close()
 """
@@ -117,15 +119,15 @@ def forget(folder: Path) -> None:
 def measure(workspace: Path, url: str | None, data: Path) -> list[str]:
     """Seconds of `show` and of opening: the first time, and the median of the next."""
     curator = workspace / "curator"
-    opening = [sys.executable, "-c", OPEN, url or str(curator / "ledger.sqlite"), str(curator)]
+    opening = [sys.executable, "-c", OPEN, url or str(curator / "ledger.sqlite"), str(curator), KEY.hex()]
     cells = []
     for what in ("show", "open"):
         forget(data)
         seconds = []
         for _ in range(RUNS):
             if what == "show":
-                taken, printed = run([PACLM, "ledger", "show", str(workspace), "--json"], url)
-                assert json.loads(printed)["intact"], printed
+                taken, printed = run([PACLM, "ledger", "show", str(workspace)], url)
+                assert printed.startswith("Intact through row"), printed
             else:
                 taken = float(run(opening, None)[1])
             seconds.append(taken)
@@ -147,6 +149,7 @@ def main() -> None:
             workspace = Path(name) / str(num_rows)
             (workspace / "curator").mkdir(mode=0o700, parents=True)
             (workspace / "paclm.toml").touch()
+            write_key(workspace / "curator" / KEY_FILE, MASTER_KEY)
             path = workspace / "curator" / "ledger.sqlite"
             print(f"Making {num_rows:,} rows ...", flush=True)
             started = time.perf_counter()
@@ -161,12 +164,12 @@ def main() -> None:
                 for place, at, data in (("file", None, workspace), ("PostgreSQL", url, server.data)):
                     table.append([f"{num_rows:,} rows, {place}", *measure(workspace, at, data)])
                     if num_rows == options.verify_rows:
-                        seconds, _ = run([PACLM, "ledger", "verify", str(workspace), "--without-key"], at)
+                        seconds, _ = run([PACLM, "ledger", "verify", str(workspace)], at)
                         verified.append([f"{num_rows:,} rows, {place}", f"{seconds:.1f}", f"{num_rows / seconds:,.0f}"])
             shutil.rmtree(workspace)
     header = ["seconds", "show, first", "again", "open, first", "again"]
     print_table("Reading a long ledger (show: the whole command)", header, table)
-    print_table("paclm ledger verify --without-key", ["", "seconds", "rows/s"], verified)
+    print_table("paclm ledger verify, with the key", ["", "seconds", "rows/s"], verified)
 
 
 if __name__ == "__main__":
