@@ -75,9 +75,7 @@ class Contender:
             if not self._is_durable and not isinstance(self.address, Path):
                 from paclm.ledger import postgres_store
 
-                careless = postgres_store._COMMIT.replace(
-                    "'synchronous_commit') = 'on'", "'synchronous_commit') = 'off'"
-                )
+                careless = postgres_store._COMMIT.replace("ARRAY['on', 'on', 'on']", "ARRAY['off', 'on', 'on']")
                 stack.enter_context(patch.object(postgres_store, "_COMMIT", careless))
             for _ in range(count):
                 sealed, started = os.urandom(SEALED_BYTES), time.perf_counter()
