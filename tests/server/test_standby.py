@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
+import psycopg
 import pytest
 
 from curator.deployments import ScriptedEngine
@@ -147,14 +149,27 @@ def test_after_kills_of_curator_and_database_all_that_left_is_counted(make, role
     assert 0 < killing.received["client-0"] <= 200
 
 
-def test_a_server_of_corpus_is_taken_over_with_its_keys_and_replies(dp_template, tmp_path, roles, start):
+def test_a_server_of_corpus_is_taken_over_with_its_keys_and_replies_whatever_its_front_holds(
+    dp_template, tmp_path, roles, start, postgres, monkeypatch
+):
+    parts = urlsplit(roles)
+    name = parts.username
+    with postgres.connect() as admin:
+        admin.execute(f"CREATE ROLE {name}_front LOGIN CONNECTION LIMIT 10 PASSWORD 'known'")
+        admin.execute(f"GRANT {name}_front TO {name}")
+    login = parts._replace(netloc=f"{name}_front:known@{parts.hostname}:{parts.port}").geturl()
+    monkeypatch.setenv("PACLM_LEDGER_FRONT", login)
     path, options = shutil.copytree(dp_template, tmp_path / "clinic"), ("--promise", "corpus")
     first = start(path, roles, *options).wait_until_serving()
     key, asked, again = first.admin_key, Asked("admin", "once", ASK), Asked("admin", "once", ASK)
     assert asked.send(first.url, key).status_code == 200
-    second = start(path, roles, *options, "--take-over")
-    assert first.wait_for_end() == FENCED
-    second.wait_until_serving()
+    with psycopg.connect(login) as hostile:
+        hostile.execute("SELECT 1 FROM paclm.keys FOR UPDATE")
+        hostile.execute("LOCK TABLE paclm.replies IN ACCESS EXCLUSIVE MODE")
+        second = start(path, roles, *options, "--take-over")
+        assert first.wait_for_end() == FENCED
+        second.wait_until_serving()
+        hostile.close()
     assert "idempotent-replayed" in again.send(second.url, key).headers
     assert again.content == asked.content
 
