@@ -8,6 +8,7 @@ not ignored.
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import json
 import math
 import re
@@ -381,6 +382,27 @@ class LedgerConfig:
                 )
         if not self.stale_seconds >= 1:
             raise InvalidInput(f"stale_seconds must be at least 1, not {self.stale_seconds!r}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkersConfig:
+    """Several processes that share the worlds (`--workers`). No field changes the guarantee."""
+
+    timeout_seconds: float = 10.0
+    """A worker that is later than rank 0 by this much counts as lost: its step is void until the worker is back."""
+    private_networks: tuple[str, ...] = ()
+    """Networks, such as 10.8.0.0/24, in which workers on other hosts may meet: prompts and votes cross them unencrypted
+    by paclm, so only those of a VPN, or of cables that are yours."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "private_networks", tuple(self.private_networks))
+        if not (math.isfinite(self.timeout_seconds) and self.timeout_seconds >= 1):
+            raise InvalidInput(f"timeout_seconds must be at least 1, not {self.timeout_seconds!r}.")
+        for network in self.private_networks:
+            try:
+                ipaddress.ip_network(network)
+            except ValueError:
+                raise InvalidInput(f"private_networks: {network!r} is not a network such as 10.8.0.0/24.") from None
 
 
 def is_postgres(address: object) -> TypeGuard[str]:

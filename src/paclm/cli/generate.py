@@ -23,6 +23,13 @@ from paclm.cli.console import (
     print_json,
     print_wrapped,
 )
+from paclm.cli.worker_options import (
+    InsecureNetworkFlag,
+    RendezvousOption,
+    WorkersOption,
+    refuse_workers,
+    workers_of,
+)
 from paclm.config import PromiseName, format_budget
 from paclm.errors import InvalidInput
 
@@ -30,6 +37,8 @@ if TYPE_CHECKING:
     from paclm.curator.curator import Curator
     from paclm.curator.dp_decoder import DpDecoder
     from paclm.curator.streams import Stream
+    from paclm.engine.workers import WorkerGroup
+    from paclm.worlds.workspace import Workspace
 
 _FIGURES = (
     *("private_tokens", "public_tokens", "charged_nats", "spent_nats", "total_nats", "remaining_tokens"),
@@ -48,6 +57,9 @@ def generate(
     promise: PromiseOption = "half",
     mix_promises: MixPromisesFlag = False,
     witness: WitnessOption = None,
+    workers: WorkersOption = 1,
+    rendezvous: RendezvousOption = None,
+    insecure_network: InsecureNetworkFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """
@@ -69,7 +81,13 @@ def generate(
     if max_tokens < 1:
         raise InvalidInput(f"--max-tokens must be at least 1, not {max_tokens}.")
     text = _read_prompt() if prompt == "-" else prompt
-    with _open(workspace, promise, witness, mix_promises) as curator:
+    refuse_workers(promise, workers)
+    opened = open_for(promise, workspace)  # quick checks come before the slow imports
+    typer.echo(f"Opening {workspace} ...", err=True)
+    with (
+        workers_of(opened, workers, rendezvous, is_insecure=insecure_network) as group,
+        _open(opened, promise, witness, mix_promises, group) as curator,
+    ):
         STOP_MESSAGE.set("Every token shown is charged, and the ledger is intact." if promise == "half" else "")
         stream = curator.submit(
             curator.request(text, max_tokens, greedy=greedy or None, temperature=temperature, tag="command line")
@@ -105,9 +123,9 @@ def _read_prompt() -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _open(path: Path, promise: PromiseName, witness: str | None, mix_promises: bool) -> Curator | DpDecoder:
-    workspace = open_for(promise, path)  # quick checks come before the slow imports
-    typer.echo(f"Opening {path} ...", err=True)
+def _open(
+    workspace: Workspace, promise: PromiseName, witness: str | None, mix_promises: bool, workers: WorkerGroup | None
+) -> Curator | DpDecoder:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # printed below instead
         if promise == "corpus":
@@ -119,7 +137,7 @@ def _open(path: Path, promise: PromiseName, witness: str | None, mix_promises: b
             from paclm.curator.redacted import disable_core_dumps
 
             disable_core_dumps()
-            curator = Curator.open(workspace, witness=witness, mix_promises=mix_promises)
+            curator = Curator.open(workspace, witness=witness, mix_promises=mix_promises, workers=workers)
     for caution in curator.cautions:
         print_wrapped(f"Warning: {caution}", err=True)
     return curator

@@ -20,6 +20,13 @@ from paclm.cli.console import (
     print_wrapped,
     require_packages,
 )
+from paclm.cli.worker_options import (
+    InsecureNetworkFlag,
+    RendezvousOption,
+    WorkersOption,
+    refuse_workers,
+    workers_of,
+)
 
 if TYPE_CHECKING:
     from paclm.curator.curator import Curator
@@ -45,6 +52,9 @@ def serve(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Take a ledger in PostgreSQL from the server that holds it.")
     ] = False,
+    workers: WorkersOption = 1,
+    rendezvous: RendezvousOption = None,
+    insecure_network: InsecureNetworkFlag = False,
 ) -> None:
     """
     Serve an OpenAI-compatible API and a dashboard
@@ -54,7 +64,8 @@ def serve(
     answers: there is no secret, and nothing is charged. Log lines go to standard error, as JSON with counts only. On
     Ctrl-C, SIGTERM or a closed terminal, running answers are finished first. Where another server holds a ledger in
     PostgreSQL, this one is its standby: it waits until that one is dead, or takes over at once; the other then exits
-    with status 75.
+    with status 75. With `--workers` several processes share the worlds, one for each GPU; while one that was lost is
+    started again, or waited for, requests wait.
 
     Example usage:
 
@@ -62,6 +73,8 @@ def serve(
         paclm serve clinic
         paclm serve clinic --promise corpus
         paclm keys add clinic alice && paclm serve clinic --host 0.0.0.0
+        paclm serve clinic --workers 4
+        paclm serve clinic --workers 2 --rendezvous 10.8.0.1:29500
         curl localhost:8000/v1/completions -H 'content-type: application/json' \\
             -d '{"model": "clinic", "prompt": "[synthetic note]", "max_tokens": 64}'
     """
@@ -73,6 +86,7 @@ def serve(
     changes = {name: value for name, value in changes.items() if value is not None}
     settings = dataclasses.replace(opened.settings.server, **changes)
     check_free(settings.host, settings.port)
+    refuse_workers(promise, workers)
     typer.echo(f"Opening {workspace} ...", err=True)
     STOP_MESSAGE.set("Nothing was served.")
     from paclm.server.run import serve as run
@@ -87,6 +101,7 @@ def serve(
         mix_promises=mix_promises,
         take_over=take_over,
         announce_wait=_announce_wait,
+        workers=workers_of(opened, workers, rendezvous, is_insecure=insecure_network),
     )
 
 

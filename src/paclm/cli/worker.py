@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
 from typing import Annotated
 
 import typer
 
 from paclm.cli.console import TrainedArgument, open_trained
+from paclm.cli.worker_options import InsecureNetworkFlag
+from paclm.engine.rendezvous import check_workers, find_rendezvous
 from paclm.errors import InvalidInput
 
 
@@ -15,25 +21,39 @@ def worker(
     rank: Annotated[int, typer.Option(help="Which of the workers this is, from 1 on; rank 0 is the command itself.")],
     workers: Annotated[int, typer.Option(help="How many there are, with rank 0.")],
     rendezvous: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where rank 0 waits for its workers.")],
+    insecure_network: InsecureNetworkFlag = False,
+    ends_with_input: Annotated[bool, typer.Option("--ends-with-input", hidden=True)] = False,
 ) -> None:
     """
     Hold some of the worlds, on this or another host
 
     Waits for rank 0 (`paclm serve --workers N --rendezvous HOST:PORT`), proves what it holds, and votes until rank 0
-    ends. It gets tokens and coins, and never sees secret, belief, noise or ledger.
+    ends. It gets prompts, tokens and coins, and never sees secret, belief, noise or ledger. Its workspace needs the
+    manifest, paclm.toml and the adapters; not the records, and not the folder curator.
+
+    Example usage:
+
+    \b
+        paclm worker clinic --rank 1 --workers 2 --rendezvous 10.8.0.1:29500
     """
+    if ends_with_input:
+        threading.Thread(target=_end_with_input, daemon=True).start()
+    opened = open_trained(workspace)
+    check_workers(workers, opened.num_worlds)
     if not 1 <= rank < workers:
         raise InvalidInput(f"--rank must be between 1 and {workers - 1}, not {rank}; rank 0 is the command itself.")
-    host, port = parse_address(rendezvous)
-    opened = open_trained(workspace)
+    networks = opened.settings.workers.private_networks
+    where = find_rendezvous(rendezvous, networks, is_insecure=insecure_network)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # waiting for rank 0 does not return to Python; nothing is to be kept
+    from paclm.curator.redacted import disable_core_dumps
     from paclm.engine.worker import run_worker
 
-    run_worker(opened, rank, host, port)
+    disable_core_dumps()
+    run_worker(opened, rank, *where)
 
 
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT or [HOST]:PORT."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 <= int(port) < 65536:
-        raise InvalidInput(f"--rendezvous must be HOST:PORT, such as 10.0.0.1:29500, not {address!r}.")
-    return host.strip("[]"), int(port)
+def _end_with_input() -> None:
+    """End with the process that has the other end of standard input, whatever this one is doing."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(0)

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -40,6 +40,9 @@ from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.randomness import Noise
 from paclm.privacy.releases import rule_named
 from paclm.worlds.workspace import Workspace
+
+if TYPE_CHECKING:  # torch is loaded with the models, not on import
+    from paclm.engine.workers import WorkerGroup
 
 
 class Curator(Decoder[Generation]):
@@ -65,6 +68,7 @@ class Curator(Decoder[Generation]):
         witness: str | Path | None = None,
         mix_promises: bool = False,
         take_over: bool = False,
+        workers: WorkerGroup | None = None,
     ) -> Curator:
         """Take the lock, restore account and belief, load the models and check that they are deterministic.
 
@@ -74,6 +78,7 @@ class Curator(Decoder[Generation]):
         ledger got; else PACLM_WITNESS.
         `mix_promises`: serve also where the promise `corpus` was served; nothing is then promised about the corpus.
         `take_over`: take a ledger in a database from a holder that is alive.
+        `workers`: other processes that share the worlds (`paclm.engine.launch.start_workers`); the caller closes them.
         """
         path = workspace.path if isinstance(workspace, Workspace) else workspace
         opened = Workspace.open(path)
@@ -89,7 +94,7 @@ class Curator(Decoder[Generation]):
                 *training_cautions(opened),
                 *deployment_cautions(opened, ledger.ledger_id, ledger.state.tokens),
             ]
-            curator = cls(custody, *load_models(path, custody.ledger, engine, tokenizer), more)
+            curator = cls(custody, *load_models(path, custody.ledger, engine, tokenizer, workers), more)
             curator._note_releases = partial(note_releases, opened)
             for sentence in curator.cautions:
                 warnings.warn(sentence, stacklevel=2)

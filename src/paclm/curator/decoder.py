@@ -386,6 +386,12 @@ class Decoder(ABC, Generic[Answer]):
         with self._guard.exclusive():
             self._engine.warm_up(progress)
 
+    def check_engine(self) -> None:
+        """Wait until workers that are lost are back; for a caller that has nothing to step."""
+        with self._guard.exclusive(), self._stops_on_failure():
+            if not self._in_flight:
+                self._engine.check()
+
     # --- end ----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paclm.config import SMALLEST_PER_TOKEN, MechanismConfig, format_budget, in_shell
 from paclm.curator.streams import Tokenizer
@@ -14,6 +15,9 @@ from paclm.privacy.bounds import format_bound, success_bound
 from paclm.worlds.layout import SETTINGS_FILE, WORLDS_FILE
 from paclm.worlds.registry import ledgers_noted
 from paclm.worlds.workspace import Workspace
+
+if TYPE_CHECKING:  # torch is loaded with the models, not on import
+    from paclm.engine.workers import WorkerGroup
 
 _LARGEST_TOTAL = 8.0
 """Nats that 63 bits of 2^-60 hold."""
@@ -128,21 +132,26 @@ def check_same_worlds(bound_to: str, digest: str, *, tokens: int, workspace: Wor
     )
 
 
-def load_engine(workspace: Workspace) -> VoteSource:
+def load_engine(workspace: Workspace, workers: WorkerGroup | None = None) -> VoteSource:
     """Load the worlds, right after hashing their files in full, before the ledger is taken; `load_models` compares."""
     from paclm.engine.determinism import check_repeatable
     from paclm.engine.loading import open_engine
 
     checked = Workspace.open(workspace.path, verify_in_full=True)
-    engine = open_engine(checked, budgets_of(checked).support_size)
+    engine = open_engine(checked, budgets_of(checked).support_size, workers=workers)
     check_repeatable(engine)
     return engine
 
 
 def load_models(
-    path: str | Path, ledger: Ledger, engine: VoteSource | None, tokenizer: Tokenizer | None
+    path: str | Path,
+    ledger: Ledger,
+    engine: VoteSource | None,
+    tokenizer: Tokenizer | None,
+    workers: WorkerGroup | None = None,
 ) -> tuple[VoteSource, Tokenizer]:
-    """Load engine and tokenizer right after hashing their files in full; a given engine is only compared.
+    """Load engine and tokenizer right after hashing their files in full; a given engine is only compared. Workers, if
+    any, start now, and prove what they hold.
 
     Called with the ledger's lock held. The worlds must be those that the ledger is bound to.
     """
@@ -152,7 +161,7 @@ def load_models(
 
     workspace, config = Workspace.open(path, verify_in_full=True), ledger.settings
     check_same_worlds(ledger.workspace, worlds_digest(workspace), tokens=ledger.state.tokens, workspace=workspace)
-    engine = engine or open_engine(workspace, config.support_size)
+    engine = engine or open_engine(workspace, config.support_size, workers=workers)
     found = (engine.num_worlds, engine.support_size)
     if found != (workspace.num_worlds, config.support_size):
         raise EngineError(

@@ -68,6 +68,9 @@ class VoteSource(Protocol):
     def remove(self, handle: int) -> None:
         """End a sequence."""
 
+    def check(self) -> None:
+        """Wait until workers that are lost are back. Not while a step is in flight."""
+
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
         """Compile and record what steps will need; progress(done, all)."""
 

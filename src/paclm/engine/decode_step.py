@@ -90,6 +90,9 @@ class DecodeStep(Protocol):
     def logits(self, output: StepOutput) -> Tensor:
         """The logits (n, W, k) of all worlds behind the last output."""
 
+    def check(self) -> None:
+        """Raise `WorkerLost` if a worker does not answer. Not while a step is in flight."""
+
     def restore(self) -> None:
         """After `WorkerLost`: wait until all workers are back, with empty caches."""
 
@@ -154,6 +157,9 @@ class PlainStep:
 
     def logits(self, output: StepOutput) -> Tensor:
         return output.logits
+
+    def check(self) -> None:
+        """There are no workers."""
 
     def restore(self) -> None:
         """There are no workers."""

@@ -34,6 +34,7 @@ def open_distributed_engine(
     Adapters of the workspace are loaded by each worker for itself, which proves what it has; a stack that is given is
     sent to them, in parts.
     """
+    workers.start()  # they load while this process does
     model = load_base(workspace, runtime)
     threads = max(1, torch.get_num_threads() // workers.num_local)
     runtime = dataclasses.replace(resolve_runtime(runtime, model_context(model)), threads=threads)

@@ -270,6 +270,13 @@ class Engine:
         """The sequence so far."""
         return list(self._sequence(handle).tokens)
 
+    def check(self) -> None:
+        """Whether all workers answer; waits until one that is lost is back. Not while a step is in flight."""
+        try:
+            self._step.check()
+        except WorkerLost:
+            self._restore()
+
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Compile and record whatever steps will need, so that none is delayed by it; progress(done, all)."""
         self._step.warm_up(self.max_sequences, progress)
@@ -465,14 +472,14 @@ class Engine:
                     with self._step_memory(len(self._flight.handles)):
                         return self._step.collect()
                 except WorkerLost:
-                    self._step.restore()
-                    self._read_again()
+                    self._restore()
                     self._launch(self._flight)
         finally:
             self._flight = None
 
-    def _read_again(self) -> None:
-        """Every sequence from its tokens: the caches of all workers are empty, or count as such."""
+    def _restore(self) -> None:
+        """Wait until all workers are back and read every sequence from its tokens: caches count as empty."""
+        self._step.restore()
         self._pool.forget()
         for sequence in self._running.values():
             sequence.num_read, sequence.to_read = 0, len(sequence.tokens) - 1

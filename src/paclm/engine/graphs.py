@@ -173,6 +173,9 @@ class GraphStep:
     def logits(self, output: StepOutput) -> Tensor:
         return output.logits
 
+    def check(self) -> None:
+        """There are no workers."""
+
     def restore(self) -> None:
         """There are no workers."""
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import torch
 
-from paclm.engine.workers import WorkerGroup
+from paclm.config import in_shell
+from paclm.engine.rendezvous import Rendezvous
+from paclm.engine.workers import WorkerGroup, WorkerNews
 
 _KEPT = "PACLM_CACHE_DIR"
 _PRIVATE = ("PACLM_", "PG")
@@ -18,16 +20,31 @@ _PRIVATE = ("PACLM_", "PG")
 
 
 def start_workers(
-    workspace: Path, count: int, *, timeout: float = 10.0, announce: Callable[[str], None] = lambda sentence: None
+    workspace: Path,
+    count: int,
+    *,
+    rendezvous: Rendezvous | None = None,
+    timeout: float = 10.0,
+    announce: Callable[[WorkerNews], None] = lambda news: None,
 ) -> WorkerGroup:
-    """This process as rank 0, and the other ranks as processes of this machine that end with it."""
+    """This process as rank 0. The other ranks are processes of this machine, or come to the rendezvous from others.
+
+    Nothing starts before the group is asked to, by `open_engine` or `connect`. Local workers end with this process:
+    each reads from a pipe. They are in sessions of their own: a Ctrl-C reaches this process alone, which ends them.
+    """
 
     def start(rank: int, address: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-P", "-m", "paclm", "worker", str(workspace)]
-        command += ["--rank", str(rank), "--workers", str(count), "--rendezvous", address]
-        return subprocess.Popen(command, env=worker_environment(os.environ, rank), stdin=subprocess.DEVNULL)
+        command += ["--rank", str(rank), "--workers", str(count), "--rendezvous", address, "--ends-with-input"]
+        environment = worker_environment(os.environ, rank)
+        return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
 
-    return WorkerGroup(count, start=start, timeout=timeout, announce=announce)
+    def command(rank: int, address: str) -> str:
+        return f"paclm worker {in_shell(workspace)} --rank {rank} --workers {count} --rendezvous {address}"
+
+    if rendezvous is None:
+        return WorkerGroup(count, start=start, timeout=timeout, announce=announce)
+    return WorkerGroup(count, rendezvous=rendezvous, command=command, timeout=timeout, announce=announce)
 
 
 def worker_environment(environment: Mapping[str, str], rank: int) -> dict[str, str]:

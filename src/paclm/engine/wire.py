@@ -51,6 +51,7 @@ class Order(IntEnum):
     FAILED = 10
     ADAPTERS = 11
     PROGRESS = 12
+    PING = 13
 
 
 class WireMessage(NamedTuple):

@@ -93,6 +93,8 @@ class Worker:
                 self._answer(number, step.hidden_states(PromptChunk(*arrays))[: self._size])
             case Order.LOGITS if self._output is not None:
                 self._answer(number, step.logits(self._output)[:, : self._size])
+            case Order.PING:
+                self._wire.send(Order.ANSWER, number)
             case Order.WARM_UP:
                 step.warm_up(int(arrays[0][0]), lambda done, total: None)
                 self._wire.send(Order.ANSWER, number)

@@ -15,11 +15,13 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -28,9 +30,11 @@ from torch import Tensor
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.decode_step import DecodeStep, PromptChunk, StepOutput, TableArray
 from paclm.engine.determinism import FloatArray, IntArray
+from paclm.engine.rendezvous import Rendezvous, check_workers
 from paclm.engine.wire import (
     Array,
     Order,
+    Store,
     Wire,
     WireBroken,
     WireMessage,
@@ -40,11 +44,15 @@ from paclm.engine.wire import (
     serve_store,
     text_of,
 )
-from paclm.errors import EngineError, InvalidInput, WorkerLost
+from paclm.errors import EngineError, WorkerLost
 
 _START_SECONDS = 600.0
 """For a worker to start, load its models and allocate its cache."""
 _LOOK_SECONDS = 0.02
+_LOCAL = Rendezvous("127.0.0.1", 0)
+_RESTARTS = 5
+"""In a row, after which a worker that is lost again and again is given up."""
+_END_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +63,7 @@ class Split:
     workers: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.workers <= self.num_worlds:
-            raise InvalidInput(f"--workers must be between 1 and the {self.num_worlds} worlds, not {self.workers}.")
+        check_workers(self.workers, self.num_worlds)
 
     @property
     def size(self) -> int:
@@ -73,6 +80,17 @@ class Split:
         return own.map(lambda tensor: torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])]))
 
 
+class WorkerNews(NamedTuple):
+    """What became of a worker."""
+
+    kind: Literal["missing", "lost", "back"]
+    rank: int
+    sentence: str
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
 class WorkerGroup:
     """The other ranks, 1 to `count` - 1. Use it as a context manager: at the end they are told to stop."""
 
@@ -80,20 +98,23 @@ class WorkerGroup:
         self,
         count: int,
         *,
-        host: str = "127.0.0.1",
-        port: int = 0,
+        rendezvous: Rendezvous = _LOCAL,
         start: Callable[[int, str], subprocess.Popen[bytes]] | None = None,
+        command: Callable[[int, str], str] = lambda rank, address: "paclm worker",
         timeout: float = 10.0,
-        announce: Callable[[str], None] = lambda sentence: None,
+        announce: Callable[[WorkerNews], None] = lambda news: None,
     ) -> None:
-        """`start(rank, address)` starts a worker on this machine; without it they are started elsewhere."""
+        """`start(rank, address)` starts a worker on this machine; without it, `command` is for those elsewhere."""
         self.count = count
         self.timeout = timeout
         """Seconds that a worker may be later than rank 0."""
-        self._store, self._port = serve_store(host, port)
-        self._host = host
+        self.announce = announce
+        self.while_waiting: Callable[[], None] = lambda: None
+        """Called again and again while a worker is waited for; may raise to give up."""
+        self._rendezvous = rendezvous
+        self._store: Store | None = None
         self._start = start
-        self._announce = announce
+        self._command = command
         self._wires: dict[int, Wire] = {}
         self._sessions = dict.fromkeys(range(1, count), 0)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -101,8 +122,6 @@ class WorkerGroup:
         self._number = 0
         self.prepare: Callable[[Iterable[int]], None] = lambda ranks: None
         """What makes these ranks ready for orders; done again for those that come back."""
-        for rank in self.ranks:
-            self._start_process(rank)
 
     @property
     def ranks(self) -> range:
@@ -112,27 +131,46 @@ class WorkerGroup:
     @property
     def num_local(self) -> int:
         """Processes that share this machine, with this one."""
-        return 1 + len(self._processes)
+        return 1 if self._start is None else self.count
 
     @property
     def address(self) -> str:
-        """Where workers find rank 0."""
-        return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        """Where workers find rank 0, once it has started."""
+        return str(self._rendezvous)
+
+    def start(self) -> None:
+        """Listen for workers, and start those of this machine; once."""
+        if self._store is None:
+            self._store, port = serve_store(*self._rendezvous)
+            self._rendezvous = self._rendezvous._replace(port=port)
+            for rank in self.ranks:
+                self._start_process(rank)
 
     def connect(self) -> None:
         """Wait for all workers that are not connected."""
+        self.start()
         self._connect(self.ranks)
 
     def restore(self) -> None:
         """Wait until those that were lost are back and prepared. The caches of all must be filled again."""
-        reasons, self._lost = self._lost, {}
-        for rank, reason in reasons.items():
-            self._announce(f"Worker {rank} was lost ({reason}). Nothing was released; waiting until it is back.")
-            self._wires.pop(rank, None)
-            self._start_process(rank)
-        self._connect(reasons)
-        self.prepare(reasons)
-        self._announce(f"Worker {', '.join(map(str, reasons))} is back.")
+        for _ in range(_RESTARTS):
+            reasons, self._lost = self._lost, {}
+            for rank, reason in reasons.items():
+                said = f"Worker {rank} was lost ({reason}). Nothing was released; waiting until it is back."
+                self.announce(WorkerNews("lost", rank, said))
+                self._wires.pop(rank, None)
+                self._start_process(rank)
+            try:
+                self._connect(reasons)
+                self.prepare(reasons)
+            except (WireBroken, WorkerLost) as again:
+                self._lost = dict.fromkeys(reasons, str(again))
+                continue
+            for rank in reasons:
+                self.announce(WorkerNews("back", rank, f"Worker {rank} is back."))
+            return
+        named = ", ".join(map(str, self._lost))
+        raise EngineError(f"Worker {named} was lost {_RESTARTS} times in a row. Nothing was released meanwhile.")
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -153,7 +191,10 @@ class WorkerGroup:
         for rank in self.ranks:
             if rank not in self._lost:
                 try:
-                    found.append(self._answer(rank, number, self.timeout if seconds is None else seconds))
+                    if seconds is None:
+                        found.append(self._answer(rank, number, self.timeout))
+                    else:
+                        found.append(self._patiently(rank, number, seconds))
                 except WireBroken as broken:
                     self._lost[rank] = str(broken)
         self.check()
@@ -171,7 +212,22 @@ class WorkerGroup:
 
     def receive(self, rank: int, seconds: float = _START_SECONDS) -> list[Array]:
         """The answer of one worker to the last `send`."""
-        return self._answer(rank, self._number, seconds)
+        return self._patiently(rank, self._number, seconds)
+
+    def _patiently(self, rank: int, number: int, seconds: float) -> list[Array]:
+        """Wait for an answer in another thread: signals and `while_waiting` are heard meanwhile."""
+        result: Future[list[Array]] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(self._answer(rank, number, seconds))
+            except BaseException as error:
+                result.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        while not wait([result], 5 * _LOOK_SECONDS).done:
+            self.while_waiting()
+        return result.result()
 
     def _answer(self, rank: int, number: int, seconds: float) -> list[Array]:
         while True:
@@ -189,49 +245,65 @@ class WorkerGroup:
         if self._start is None:
             return
         if process := self._processes.get(rank):
-            process.kill()
-            process.wait()
+            _end(process, 0.0)
         self._processes[rank] = self._start(rank, self.address)
 
     def _connect(self, ranks: Iterable[int]) -> None:
         deadline = time.monotonic() + _START_SECONDS
+        if self._start is None:
+            self._announce_missing([rank for rank in ranks if rank not in self._wires])
         for rank in ranks:
             while rank not in self._wires:
                 self._sessions[rank] += 1
                 self._await(rank, deadline)
                 with suppress(WireBroken):  # it died since: the next one of this rank
-                    self._wires[rank] = accept(self._store, rank, self._sessions[rank], self._host)
+                    self._wires[rank] = accept(self._store, rank, self._sessions[rank], self._rendezvous.host)
+
+    def _announce_missing(self, ranks: list[int]) -> None:
+        for rank in ranks:
+            if not has_come(self._store, rank, self._sessions[rank] + 1):
+                said = f"Worker {rank} is missing. On its host: {self._command(rank, self.address)}"
+                self.announce(WorkerNews("missing", rank, said))
 
     def _await(self, rank: int, deadline: float) -> None:
         while not has_come(self._store, rank, self._sessions[rank]):
             process = self._processes.get(rank)
             if process is not None and process.poll() is not None:
-                raise EngineError(f"Worker {rank} ended with status {process.returncode}; it said why above.")
+                raise WorkerLost(f"Worker {rank} ended with status {process.returncode}; it said why above.")
             if time.monotonic() > deadline:
                 raise EngineError(
-                    f"Worker {rank} did not come to {self.address} within {_START_SECONDS:.0f} s. On its host: paclm "
-                    f"worker WORKSPACE --rank {rank} --workers {self.count} --rendezvous {self.address}"
+                    f"Worker {rank} did not come to {self.address} within {_START_SECONDS:.0f} s. On its host: "
+                    f"{self._command(rank, self.address)}"
                 )
+            self.while_waiting()
             time.sleep(_LOOK_SECONDS)
 
-    def close(self) -> None:
-        """Tell all workers to stop."""
-        for wire in self._wires.values():
+    def close(self, seconds: float = _END_SECONDS) -> None:
+        """Tell all workers to stop; those of this machine have so long until they are killed."""
+        for rank, wire in self._wires.items():
             with suppress(WireBroken):
-                wire.send(Order.END, self._number + 1, (), 1.0)
-        for process in self._processes.values():
-            try:
-                process.wait(5.0 if self._wires else 0.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                if rank not in self._lost:
+                    wire.send(Order.END, self._number + 1, (), 1.0)
+        for rank, process in self._processes.items():
+            _end(process, seconds if rank in self._wires and rank not in self._lost else 0.0)
         self._wires.clear()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, failure: object, *_: object) -> None:
+        self.close(_END_SECONDS if failure is None else 0.0)
+
+
+def _end(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait so long, then kill."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def _reason(message: WireMessage) -> str:
@@ -257,8 +329,9 @@ class DistributedStep:
         """The ballot of all worlds. `logits` are of this rank only: see `logits`."""
         own = self._step.collect()
         expected, votes = digest_of(own), [own.votes[:, : self._split.size]]
-        for rank, (digest, theirs) in enumerate(self._workers.answers(self._number), 1):
-            if not np.array_equal(digest, expected) or theirs.shape != votes[0].shape:
+        for rank, answer in enumerate(self._workers.answers(self._number), 1):
+            digest, theirs = answer if len(answer) == 2 else (expected[:0], expected)
+            if not np.array_equal(digest, expected) or theirs.shape != votes[0].shape or theirs.dtype != np.int32:
                 raise EngineError(
                     f"Worker {rank} found another support than rank 0 for the same step. Nothing was released. Run "
                     "equal devices and versions of all libraries everywhere, then start again."
@@ -287,6 +360,9 @@ class DistributedStep:
 
     def public_logits(self, hidden: Tensor) -> Tensor:
         return self._step.public_logits(hidden)
+
+    def check(self) -> None:
+        self._workers.answers(self._workers.order(Order.PING))
 
     def restore(self) -> None:
         """After `WorkerLost`: wait until it is back. Caches are empty then."""

@@ -183,10 +183,10 @@ class Link:
         except OSError:
             raise BrokenLink("The front has ended.") from None
 
-    def receive(self, *, wait: bool) -> Iterator[Any]:
-        """The messages that have arrived; with `wait` it waits until something has."""
-        num_bytes = 0
-        while num_bytes < _BYTES_AT_A_TIME and self._poll.poll(None if wait and not num_bytes else 0):
+    def receive(self, *, wait: bool, seconds: float | None = None) -> Iterator[Any]:
+        """The messages that have arrived; with `wait` it waits until something has, or for so long."""
+        num_bytes, most = 0, None if seconds is None else 1000 * seconds
+        while num_bytes < _BYTES_AT_A_TIME and self._poll.poll(most if wait and not num_bytes else 0):
             try:
                 data = self._end.recv(_READ_BYTES)
             except OSError:

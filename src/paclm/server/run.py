@@ -16,6 +16,7 @@ import dataclasses
 import fcntl
 import gc
 import ipaddress
+import logging
 import os
 import signal
 import socket
@@ -24,7 +25,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -40,7 +41,7 @@ from paclm.curator.preflight import budgets_of, load_engine
 from paclm.curator.redacted import disable_core_dumps
 from paclm.curator.vote_source import VoteSource
 from paclm.engine.base_model import base_of
-from paclm.errors import LedgerError, ServiceError
+from paclm.errors import EngineError, LedgerError, ServiceError
 from paclm.ledger.address import exists, refuse_if_fenced, take_hold
 from paclm.ledger.dp_log import DpLog
 from paclm.server import address, telemetry
@@ -58,6 +59,7 @@ from paclm.worlds.storage import only_one
 from paclm.worlds.workspace import Workspace
 
 if TYPE_CHECKING:
+    from paclm.engine.workers import WorkerGroup, WorkerNews
     from paclm.server.postgres_front import Login
 
 ADMIN = "admin"
@@ -89,11 +91,12 @@ def serve(
     mix_promises: bool = False,
     take_over: bool = False,
     announce_wait: Callable[[str], None] = lambda reason: None,
+    workers: AbstractContextManager[WorkerGroup | None] | None = None,
 ) -> None:
     """Serve a workspace until a signal ends it; `announce` is called once it listens, `progress` while it warms up.
 
     Where another server holds a ledger in a database, it waits until that one is dead, and calls `announce_wait` once;
-    or it takes over at once.
+    or it takes over at once. Workers start once the ledger is held, or before it is taken over.
     """
     workspace = Workspace.open(path)
     if take_over:
@@ -104,13 +107,13 @@ def serve(
     setup = _setup(workspace, settings, promise)
     with address.bind(settings.host, settings.port) as port:
         _check_keys(workspace.path, path, setup)
-        with _front(port, workspace) as front, _ended_by_sigterm():
+        with _front(port, workspace) as front, _ended_by_sigterm(), workers or nullcontext() as group:
             _check_front(workspace)
             check, engine = partial(_check_standby, workspace, promise, witness), None
             if take_over:  # a host that could not serve must not stop one that does
                 check()
-                engine = load_dp_models(workspace)[0] if promise == "corpus" else load_engine(workspace)
-            opening = partial(_open, workspace, promise, witness, mix_promises, take_over, engine)
+                engine = load_dp_models(workspace)[0] if promise == "corpus" else load_engine(workspace, group)
+            opening = partial(_open, workspace, promise, witness, mix_promises, take_over, engine, group)
             curator = open_when_free(workspace, opening, announce_wait, check, take_over=take_over)
             with curator, ExitStack() as local:
                 is_local = not is_postgres(workspace.ledger_address)  # else the epoch decides who serves
@@ -125,7 +128,7 @@ def serve(
                 port.close()
                 started = Started(url=url, curator=curator, setup=setup, new_admin_key=admin_key)
                 local.enter_context(address.noted(workspace.path, url))
-                _run(front, started, announce, workspace, login)
+                _run(front, started, announce, workspace, login, group)
 
 
 def check_promise(workspace: Workspace, promise: PromiseName) -> None:
@@ -143,13 +146,19 @@ def _open(
     mix_promises: bool,
     take_over: bool,
     engine: VoteSource | None,
+    workers: WorkerGroup | None,
 ) -> Curator | DpDecoder:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # announced instead
         if promise == "corpus":
             return _open_corpus(workspace, mix_promises, take_over, engine)
         curator = Curator.open(
-            workspace, engine=engine, witness=witness, mix_promises=mix_promises, take_over=take_over
+            workspace,
+            engine=engine,
+            witness=witness,
+            mix_promises=mix_promises,
+            take_over=take_over,
+            workers=workers,
         )
     curator.usage()  # the first call reads the ledger's whole table: do it before any step waits for it
     return curator
@@ -180,14 +189,25 @@ def _open_corpus(workspace: Workspace, mix_promises: bool, take_over: bool, engi
 
 
 def _run(
-    front: Front, started: Started, announce: Callable[[Started], None], workspace: Workspace, login: Login | None
+    front: Front,
+    started: Started,
+    announce: Callable[[Started], None],
+    workspace: Workspace,
+    login: Login | None,
+    workers: WorkerGroup | None,
 ) -> None:
+    settings = started.setup.settings
+
     def on_ready() -> None:
         announce(started)
         telemetry.install()
-        _relay_signals(front.process)
+        signalled = _relay_signals(front.process)
+        if workers is not None:
+            workers.announce = _log_worker
+            workers.while_waiting = partial(_check_wanted, front.process, signalled, settings.shutdown_seconds)
 
-    scheduler = Scheduler(started.curator, front.link, started.setup.settings.max_waiting, on_ready)
+    look = None if workers is None else workers.timeout / 2
+    scheduler = Scheduler(started.curator, front.link, settings.max_waiting, on_ready, look)
     gc.collect()
     gc.freeze()  # collections need not walk over models and modules while streams wait
     try:
@@ -197,6 +217,10 @@ def _run(
         scheduler.run()
     except LedgerError:  # says itself what to do next
         raise
+    except EngineError as error:
+        raise ServiceError(
+            f"{error} The server stopped; the ledger holds what was charged: start the server again."
+        ) from error
     except BrokenLink as broken:
         refuse_if_fenced(workspace.ledger_address, started.curator.epoch)  # that is why the front was ended
         raise ServiceError(
@@ -246,15 +270,35 @@ def _front(port: socket.socket, workspace: Workspace) -> Iterator[Front]:
             os.close(lock)
 
 
-def _relay_signals(front: subprocess.Popen[bytes]) -> None:
-    """A signal to stop is the front's to handle: it lets answers finish, and then stops this process."""
+def _log_worker(news: WorkerNews) -> None:
+    events: dict[str, telemetry.EventName] = {"missing": "worker_missing", "lost": "worker_lost", "back": "worker_back"}
+    level = logging.INFO if news.kind == "back" else logging.WARNING
+    telemetry.write(telemetry.Entry(event=events[news.kind], worker=news.rank), level)
+
+
+def _check_wanted(front: subprocess.Popen[bytes], signalled: list[float], shutdown_seconds: float) -> None:
+    """Give up waiting for a worker when the front has ended, or a signal's grace is over."""
+    if front.poll() is not None:
+        raise BrokenLink("The front has ended.")
+    if signalled and time.monotonic() > signalled[0] + shutdown_seconds:
+        raise EngineError("It was asked to stop while it waited for a worker; running answers were cut off.")
+
+
+def _relay_signals(front: subprocess.Popen[bytes]) -> list[float]:
+    """A signal to stop is the front's to handle: it lets answers finish, and then stops this process.
+
+    Returns a list of when signals came.
+    """
+    signalled: list[float] = []
 
     def relay(number: int, _: object) -> None:
+        signalled.append(time.monotonic())
         front.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)  # a second SIGINT hurries it
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup: outlive the terminal
             signal.signal(number, relay)
+    return signalled
 
 
 @contextmanager

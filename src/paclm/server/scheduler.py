@@ -215,8 +215,11 @@ class Scheduler:
         link: Link,
         max_waiting: int,
         on_ready: Callable[[], None] = lambda: None,
+        check_seconds: float | None = None,
     ) -> None:
+        """`check_seconds`: how often the engine's workers are looked at while no stream runs; None: it has none."""
         self._curator = curator
+        self._check_seconds = check_seconds
         self._terms = CorpusTerms(curator) if isinstance(curator, DpDecoder) else HalfTerms(curator)
         self._link = link
         self._max_waiting = max_waiting
@@ -261,11 +264,13 @@ class Scheduler:
         """Until the front says stop. Raises what a step raised, or `BrokenLink` if the front is gone."""
         try:
             while not self._is_over:
-                for message in self._link.receive(wait=not self._streams):
+                for message in self._link.receive(wait=not self._streams, seconds=self._check_seconds):
                     self._handle(messages.read(message))
                 self._fill_batch()
                 if self._curator.num_active and not self._is_over:
                     self._step()
+                elif self._check_seconds is not None and not self._is_over:
+                    self._curator.check_engine()
         except BaseException as error:  # memory may be ahead of the ledger: only a restart helps
             if self._failure is not None and isinstance(error, BrokenLink):
                 error = self._failure

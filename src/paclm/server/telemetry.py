@@ -90,6 +90,9 @@ EventName = Literal[
     "failed",
     "budget_low",
     "budget_exhausted",
+    "worker_missing",
+    "worker_lost",
+    "worker_back",
     "stopping",
     "stopped",
 ]
@@ -126,6 +129,8 @@ class Entry:
     remaining_tokens: int | None = None
     on_exhausted: str | None = None
     """What happens to requests after the budget is spent."""
+    worker: int | None = None
+    """The rank of a worker."""
     running: int | None = None
     queued: int | None = None
     first_token_seconds: float | None = None

@@ -22,6 +22,7 @@ from paclm.config import (
     RuntimeConfig,
     ServerConfig,
     TrainingConfig,
+    WorkersConfig,
     in_shell,
     in_toml,
     read_settings,
@@ -43,6 +44,7 @@ _ABOUT = {
 #     paclm plan --mia 51% --tokens 1M --write WORKSPACE""",
     "runtime": "# Speed and memory only.",
     "server": "# `paclm serve`: addresses and limits.",
+    "workers": "# `--workers`: several processes, on several GPUs or hosts, that share the worlds.",
     "ledger": "# Where charges, belief and secret are kept. A password belongs in PACLM_LEDGER or a .pgpass file.",
     "training": "# The same for every world; after a change the worlds must be trained again.",
     "dp": """\
@@ -72,6 +74,7 @@ class Settings:
     mechanism: Mapping[str, Any]  # as written; complete once both budgets are set
     runtime: RuntimeConfig
     server: ServerConfig
+    workers: WorkersConfig
     ledger: LedgerConfig
     training: TrainingConfig
     dp: DpConfig
@@ -99,6 +102,7 @@ def render_settings(training: TrainingConfig) -> str:
         "mechanism": MechanismConfig(**_EXAMPLES),  # type: ignore[arg-type]
         "runtime": RuntimeConfig(),
         "server": ServerConfig(),
+        "workers": WorkersConfig(),
         "ledger": LedgerConfig(),
         "training": training,
         "dp": DpConfig(),
@@ -179,6 +183,7 @@ def load_settings(path: Path) -> Settings:
         mechanism=tables.get("mechanism", {}),
         runtime=read_settings(RuntimeConfig, tables.get("runtime", {}), f"[runtime] of {path}"),
         server=read_settings(ServerConfig, tables.get("server", {}), f"[server] of {path}"),
+        workers=read_settings(WorkersConfig, tables.get("workers", {}), f"[workers] of {path}"),
         ledger=ledger_settings(tables.get("ledger", {}), f"[ledger] of {path}"),
         training=read_settings(TrainingConfig, tables.get("training", {}), f"[training] of {path}"),
         dp=read_settings(DpConfig, tables.get("dp", {}), f"[dp] of {path}"),
