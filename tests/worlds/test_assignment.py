@@ -17,7 +17,8 @@ from paclm.worlds.assignment import (
     assign_shards,
     assign_worlds,
     default_holdout,
-    split_holdout,
+    draw_holdout,
+    number_units,
     units_of,
 )
 from paclm.worlds.records import Record
@@ -204,6 +205,19 @@ def test_a_wrong_argument_is_refused_by_name_and_value(arguments, named):
 
 def numbered(count, group_size=None):
     return [Record(str(i), f"text {i}", None if group_size is None else f"g{i // group_size}") for i in range(count)]
+
+
+def split_holdout(records, rate, seed):
+    """(train, held out), as creation writes them."""
+    held_out = draw_holdout(records, number_units(records), rate, seed)
+    return tuple([r for r, is_out in zip(records, held_out, strict=True) if is_out == side] for side in (False, True))
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c", None]), max_size=30))
+def test_units_are_numbered_by_first_appearance(groups):
+    records = [Record(str(i), "text", group) for i, group in enumerate(groups)]
+    names = list(dict.fromkeys(units_of(records)))
+    assert number_units(iter(records)).tolist() == [names.index(unit) for unit in units_of(records)]
 
 
 @given(st.integers(30, 80), st.sampled_from([0.0, 0.1, 0.3]), st.integers(0, 99))

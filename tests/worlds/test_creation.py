@@ -13,7 +13,7 @@ import pytest
 
 from paclm.errors import InvalidInput, WorkspaceError
 from paclm.worlds import creation
-from paclm.worlds.assignment import split_holdout
+from paclm.worlds.assignment import draw_holdout, number_units
 from paclm.worlds.fingerprints import Base
 from paclm.worlds.records import ReadOptions, SourceRow, collect_records
 from paclm.worlds.workspace import Workspace
@@ -167,7 +167,7 @@ def test_at_a_fixed_rate_one_record_more_changes_no_side_on_disk(make, texts):
 
 
 def test_no_holdout_holds_nothing_out_and_more_than_there_are_is_refused(make, texts):
-    assert make(holdout=0).workspace.records("heldout") == []
+    assert len(make(holdout=0).workspace.records("heldout")) == 0
     with pytest.raises(InvalidInput, match="leave 0 "):
         make("none", holdout=500)
     with pytest.raises(InvalidInput, match=r"holdout.*-1"):
@@ -193,15 +193,15 @@ def test_a_workspace_of_an_earlier_version_is_found_again_and_keeps_its_split(tm
     repeated = creation.create_workspace(older.path, corpus=corpus_of([r.text for r in records]), **again)
     assert not repeated.is_new
     assert contents(older.path) == before
-    held_out = split_holdout(records, 4 / 16, 101)[1]
-    assert set(held_out) != set(older.records("heldout"))  # one drawn again would be seen
+    is_out = draw_holdout(records, number_units(records), 4 / 16, 101)
+    held_out = {record for record, out in zip(records, is_out, strict=True) if out}
+    assert held_out != set(older.records("heldout"))  # one drawn again would be seen
 
 
 WORKER = """
 import os, signal, sys
 from pathlib import Path
 from paclm.worlds import creation
-from paclm.worlds.assignment import split_holdout
 from paclm.worlds.fingerprints import Base, fingerprint_base
 from paclm.worlds.records import ReadOptions, SourceRow, collect_records
 

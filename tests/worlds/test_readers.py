@@ -265,7 +265,7 @@ def test_a_missing_package_is_named_with_its_command(tmp_path, monkeypatch):
 def test_parquet_rows_become_records(tmp_path, monkeypatch):
     parts = [SimpleNamespace(to_pylist=lambda: ROWS[:2]), SimpleNamespace(to_pylist=lambda: ROWS[2:])]
     module = ModuleType("pyarrow.parquet")
-    module.ParquetFile = Mock(return_value=SimpleNamespace(iter_batches=lambda: parts))
+    module.ParquetFile = Mock(return_value=SimpleNamespace(iter_batches=lambda batch_size: parts))
     monkeypatch.setitem(sys.modules, "pyarrow", ModuleType("pyarrow"))
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", module)
     corpus = read_corpus(write(tmp_path / "n.parquet", ""), ReadOptions(group_by="patient"))

@@ -31,9 +31,9 @@ def test_a_workspace_holds_what_it_was_made_of(make, corpus, base):
     train, held_out = workspace.records("train"), workspace.records("heldout")
     assert 30 <= len(held_out) < 32
     assert {record.id for record in [*train, *held_out]} == {record.id for record in corpus.records}
-    assert train == [record for record in corpus.records if record in set(train)]  # order and all fields survive
+    assert list(train) == [record for record in corpus.records if record in set(train)]  # order and all fields survive
     assert len(workspace.canaries()) == 4
-    assert workspace.members() == [*train, *workspace.records("canaries")]
+    assert list(workspace.members()) == [*train, *workspace.records("canaries")]
     assert workspace.membership.shape == (len(train) + 4, 8)
     assert (workspace.membership.sum(axis=1) == 4).all()
     assert workspace.num_worlds == 8

@@ -58,6 +58,7 @@ def init(
         paclm init clinic --corpus notes.jsonl --base tiny --group-by patient
         paclm init demo --corpus clinic:2000 --base tiny --worlds 32
     """
+    from paclm.cli.progress import progress, task_starter
     from paclm.curator.custody import keep_address
     from paclm.engine.base_model import check_base, load_tokenizer, resolve_base
     from paclm.worlds.assignment import check_num_worlds, check_seed, check_whole
@@ -65,29 +66,33 @@ def init(
     from paclm.worlds.readers import read_corpus
     from paclm.worlds.records import ReadOptions
 
-    check_place(workspace)
+    place = check_place(workspace)
     check_num_worlds(worlds)
     check_seed(seed)
     check_whole("--holdout", holdout or 0, at_least=0)
     check_whole("--canaries", canaries, at_least=0)
     check_whole("--max-record-tokens", max_record_tokens, at_least=2)
-    STOP_MESSAGE.set("Nothing was made. Repeat the command to start again.")
+    STOP_MESSAGE.set("Nothing was made yet. Repeat the command to continue.")
     options = ReadOptions(text_field=text_field, id_field=id_field, group_by=group_by, skip_bad=skip_bad)
-    read = read_corpus(corpus, options)
-    model = resolve_base(base)
-    check_base(model)
-    created = create_workspace(
-        workspace,
-        corpus=read,
-        base=model,
-        tokenizer=load_tokenizer(model),
-        num_worlds=worlds,
-        seed=seed,
-        holdout=holdout,
-        num_canaries=canaries,
-        group_by=group_by,
-        max_record_tokens=max_record_tokens,
-    )
+    beside = next(folder for folder in place.parents if folder.is_dir())
+    with progress(transient=True) as bar:
+        start_task = task_starter(bar)
+        read = read_corpus(corpus, options, folder=beside, start_task=start_task)
+        model = resolve_base(base)
+        check_base(model)
+        created = create_workspace(
+            workspace,
+            corpus=read,
+            base=model,
+            tokenizer=load_tokenizer(model),
+            num_worlds=worlds,
+            seed=seed,
+            holdout=holdout,
+            num_canaries=canaries,
+            group_by=group_by,
+            max_record_tokens=max_record_tokens,
+            start_task=start_task,
+        )
     keep_address(created.workspace.path)
     notes = [*read.report.sentences(), *created.cautions, *_advice(created, workspace)]
     if as_json:

@@ -275,6 +275,5 @@ def prepare_dp_training(
             "a unit at random would keep the promise."
         )
     DpLog(dp_log_path(workspace.path)).events()  # refuses a broken chain before any work
-    records = workspace.members()
-    model, blocks, threads = load_for_training(workspace, records, workspace.training, dtype)
-    return DpTrainingJob(workspace, epsilon, delta, model, blocks, units_of(records), threads, name)
+    model, blocks, threads = load_for_training(workspace, workspace.training, dtype)
+    return DpTrainingJob(workspace, epsilon, delta, model, blocks, units_of(workspace.members()), threads, name)

@@ -14,13 +14,14 @@ import json
 import shutil
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -32,6 +33,7 @@ from paclm.errors import EngineError
 from paclm.worlds.storage import make_private_folder, write_private_json
 
 RUN_FILE = "run.json"
+_ROWS_AT_ONCE = 1 << 20
 CURRENT_FILE = "current.safetensors"
 _LATER_SETTINGS = ("layers",)
 """Settings that older versions did not have."""
@@ -63,10 +65,18 @@ def identify_run(schedule: Schedule, details: Mapping[str, Any]) -> str:
     digest = hashlib.sha256()
     blocks = schedule.blocks
     for array in (blocks.tokens, blocks.starts, blocks.records, blocks.repetitions, schedule.membership):
-        digest.update(np.ascontiguousarray(array).tobytes())
+        for piece in pieces_of(array):
+            digest.update(piece)
     plain = {key: getattr(schedule, key) for key in ("batch_size", "epochs", "seed", "coupled")}
     digest.update(json.dumps({**plain, **details}, sort_keys=True, default=str).encode())
     return digest.hexdigest()
+
+
+def pieces_of(array: NDArray[Any]) -> Iterator[bytes]:
+    """The bytes of an array, to be hashed; whole numbers as 64-bit ones, however they are stored."""
+    dtype = np.int64 if array.dtype.kind == "i" else array.dtype
+    for start in range(0, len(array), _ROWS_AT_ONCE):
+        yield np.ascontiguousarray(array[start : start + _ROWS_AT_ONCE], dtype).tobytes()
 
 
 def deciding(settings: TrainingConfig) -> dict[str, Any]:

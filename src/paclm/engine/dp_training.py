@@ -39,7 +39,7 @@ from transformers import PreTrainedModel
 
 from paclm.config import DpConfig, TrainingConfig
 from paclm.engine.adapters import AdapterStack, find_targets
-from paclm.engine.checkpoint import Checkpoints, HeldInterrupt, Position, deciding
+from paclm.engine.checkpoint import Checkpoints, HeldInterrupt, Position, deciding, pieces_of
 from paclm.engine.loss import Batch, batch_loss, make_batch, padded_length
 from paclm.engine.memory import free_bytes
 from paclm.engine.optimizer import StackedAdamW, flatten, unflatten
@@ -370,7 +370,8 @@ def _identify(units: Units, details: Mapping[str, Any]) -> str:
     """A hash of everything but the draws that decides the adapter."""
     digest = hashlib.sha256(json.dumps(details, sort_keys=True, default=str).encode())
     for array in (units.blocks.tokens, units.blocks.starts, units.of_block):
-        digest.update(np.ascontiguousarray(array).tobytes())
+        for piece in pieces_of(array):
+            digest.update(piece)
     return digest.hexdigest()
 
 

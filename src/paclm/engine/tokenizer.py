@@ -49,11 +49,17 @@ class PlainTokenizer:
     ) -> dict[str, Any]:
         """Token ids, and on request the characters they stand for, of one text or of several."""
         texts = [text] if isinstance(text, str) else list(text)
-        found = self.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+        backend = self.backend_tokenizer
+        encode = backend.encode_batch if return_offsets_mapping else backend.encode_batch_fast  # which has no offsets
+        found = encode(texts, add_special_tokens=False)
         encoded: dict[str, list[Any]] = {"input_ids": [one.ids for one in found]}
         if return_offsets_mapping:
             encoded["offset_mapping"] = [one.offsets for one in found]
         return {name: lists[0] for name, lists in encoded.items()} if isinstance(text, str) else encoded
+
+    def token_counts(self, texts: Sequence[str]) -> list[int]:
+        """Lengths of texts in tokens; the ids themselves are never made into Python objects."""
+        return list(map(len, self.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)))
 
     def encode(self, text: str, /, **_without_effect: bool) -> list[int]:
         (found,) = self.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,9 +37,8 @@ from paclm.engine.training_order import Blocks, Schedule, make_blocks
 from paclm.engine.training_plan import TrainingPlan, plan_training
 from paclm.errors import EngineError, InvalidInput
 from paclm.worlds.assignment import BoolArray, assign_groups, assign_shards, units_of
-from paclm.worlds.blocks import block_length, encode_texts
+from paclm.worlds.blocks import block_length, encode_stream
 from paclm.worlds.layout import adapters_file
-from paclm.worlds.records import Record
 from paclm.worlds.storage import only_one, write_private_arrays
 from paclm.worlds.workspace import Workspace
 
@@ -162,12 +161,12 @@ def prepare_training(workspace: Workspace, what: str = "worlds", *, dtype: Dtype
     settings = replace(workspace.training, coupled=False) if what.startswith("uncoupled") else workspace.training
     seed = int(workspace.manifest.arguments["seed"])
     name, membership = what.replace(":", "-"), membership_of(workspace, what)
-    model, blocks, threads = load_for_training(workspace, workspace.members(), settings, dtype)
+    model, blocks, threads = load_for_training(workspace, settings, dtype)
     return TrainingJob(workspace, name, model, make_schedule(blocks, membership, settings, seed), settings, threads)
 
 
 def load_for_training(
-    workspace: Workspace, records: Sequence[Record], settings: TrainingConfig, dtype: Dtype
+    workspace: Workspace, settings: TrainingConfig, dtype: Dtype
 ) -> tuple[PreTrainedModel, Blocks, ThreadChoice | None]:
     """The base model, the records cut into blocks, and the number of threads if it was measured."""
     base = base_of(workspace)
@@ -177,15 +176,16 @@ def load_for_training(
     with _fitting_memory("The base model", 'choose a smaller one, or device = "cpu" in [runtime]'):
         model: Any = load_model(base, pick_dtype(dtype, device)).to(device)
     find_targets(model, adapter_spec(settings))  # refuses wrong layers before records are read, and DP is logged
-    encoded = encode_texts(load_tokenizer(base), [record.text for record in records])
     context = int(model.config.max_position_embeddings)
     if settings.block_tokens > context:
         raise InvalidInput(
             f"block_tokens = {settings.block_tokens} is longer than the base model's context of {context}. "
             "Lower it in [training], or set 0 for the context itself."
         )
-    repetitions = [record.repetitions for record in records]
-    blocks = make_blocks(encoded, block_length(settings, context), settings.max_record_tokens, repetitions)
+    encoded = encode_stream(load_tokenizer(base), (record.text for record in workspace.members()))
+    repetitions = [record.repetitions for record in workspace.members()]
+    length, most = block_length(settings, context), settings.max_record_tokens
+    blocks = make_blocks(encoded, length, most, repetitions, workspace.adapters_path)
     return model, blocks, threads
 
 
@@ -240,15 +240,15 @@ def membership_of(workspace: Workspace, what: str) -> BoolArray:
         return membership_of(workspace, cut[1])[:, : int(cut[2])]
     if what in ("worlds", "uncoupled"):
         return workspace.membership
-    records, seed = workspace.members(), int(workspace.manifest.arguments["seed"])
+    seed = int(workspace.manifest.arguments["seed"])
     if what == "full":
-        return np.ones((len(records), 1), dtype=np.bool_)
+        return np.ones((len(workspace.membership), 1), dtype=np.bool_)
     if found := _NUMBERED.fullmatch(what):
         kind, number = found[1], int(found[2])
         if kind == "shards":
-            return assign_shards(units_of(records), number, seed)
+            return assign_shards(units_of(workspace.members()), number, seed)
         if number >= 2:
-            return assign_groups(units_of(records), workspace.num_worlds, seed + number - 1)
+            return assign_groups(units_of(workspace.members()), workspace.num_worlds, seed + number - 1)
     raise InvalidInput(
         f"{what!r} cannot be trained. Choose worlds, full, shards:N such as shards:16, collection:N with N from 2 on, "
         "uncoupled, or dp:EPSILON such as dp:8."

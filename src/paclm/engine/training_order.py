@@ -11,8 +11,12 @@ short. Plain numpy; knows neither texts nor models.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import tempfile
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +27,12 @@ from paclm.worlds.blocks import block_length, cut_blocks
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
+TokenArray = NDArray[np.integer[Any]]
 
 NOTHING = -1
 _STREAM = 3  # keeps these draws apart from others under the same seed
 _WINDOW = 8  # in units of √n
+_BLOCKS_AT_ONCE = 16_384
 _LIKE_LENGTHS = 16  # tokens; blocks that differ by less keep their random order
 
 
@@ -34,7 +40,7 @@ _LIKE_LENGTHS = 16  # tokens; blocks that differ by less keep their random order
 class Blocks:
     """Token blocks, each cut from one record."""
 
-    tokens: IntArray  # all blocks end to end
+    tokens: TokenArray  # all blocks end to end
     starts: IntArray  # (k + 1,): block i is tokens[starts[i] : starts[i + 1]]
     records: IntArray  # (k,): the record each block belongs to
     repetitions: IntArray  # (k,): how often a world sees the block in one epoch; 1 except for canaries
@@ -46,7 +52,7 @@ class Blocks:
     def __len__(self) -> int:
         return len(self.records)
 
-    def __getitem__(self, block: int) -> IntArray:
+    def __getitem__(self, block: int) -> TokenArray:
         return self.tokens[self.starts[block] : self.starts[block + 1]]
 
 
@@ -57,21 +63,32 @@ def expected_steps(training: TrainingConfig, records_per_world: float, tokens_pe
 
 
 def make_blocks(
-    records: Sequence[Sequence[int]], block_tokens: int, max_record_tokens: int, repetitions: Sequence[int] = ()
+    records: Iterable[Sequence[int]],
+    block_tokens: int,
+    max_record_tokens: int,
+    repetitions: Sequence[int] = (),
+    folder: Path | None = None,
 ) -> Blocks:
-    """Cut the token ids of records into blocks; blocks of one token, with nothing to predict, are left out."""
-    pieces: list[list[int]] = []
-    owners: list[int] = []
-    for record, token_ids in enumerate(records):
-        found = [block for block in cut_blocks(token_ids, block_tokens, max_record_tokens) if len(block) > 1]
-        pieces += found
-        owners += [record] * len(found)
-    if not pieces:
-        raise EngineError("No record has two tokens, so there is nothing to train on. Bring longer records.")
+    """Cut the token ids of records into blocks; blocks of one token, with nothing to predict, are left out.
+
+    The tokens are kept in a file without a name in `folder`, or in the folder of temporary files, not in memory.
+    """
+    lengths, owners, num_records = array("q", [0]), array("q"), 0
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for record, token_ids in enumerate(records):
+            found = [block for block in cut_blocks(token_ids, block_tokens, max_record_tokens) if len(block) > 1]
+            for block in found:
+                file.write(array("i", block).tobytes())
+                lengths.append(len(block))
+            owners.extend([record] * len(found))
+            num_records = record + 1
+        if not owners:
+            raise EngineError("No record has two tokens, so there is nothing to train on. Bring longer records.")
+        file.flush()
+        tokens = np.memmap(file, dtype=np.int32, mode="r")
     owner_of = np.array(owners, dtype=np.int64)
-    per_record = np.array(repetitions if len(repetitions) else [1] * len(records), dtype=np.int64)
-    starts = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
-    return Blocks(np.concatenate(pieces).astype(np.int64), starts, owner_of, per_record[owner_of])
+    per_record = np.array(repetitions if len(repetitions) else [1] * num_records, dtype=np.int64)
+    return Blocks(tokens, np.cumsum(lengths, dtype=np.int64), owner_of, per_record[owner_of])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +109,22 @@ class Schedule:
             raise InvalidInput(
                 f"The membership has {len(self.membership)} records, the blocks {self.blocks.records.max() + 1}."
             )
-        holds = self.membership[self.blocks.records]  # (k, m)
-        visits = self.blocks.repetitions @ holds  # (m,)
+        visits = self._sum_over_blocks(self.blocks.repetitions)
         if (visits == 0).any():
             names = ", ".join(map(str, np.flatnonzero(visits == 0)[:10]))
             raise EngineError(f"No record of world {names} has two tokens, so it has nothing to train on.")
         steps = self.epochs * -(-visits // self.batch_size)
-        tokens = self.epochs * ((self.blocks.repetitions * (self.blocks.lengths - 1)) @ holds)
+        tokens = self.epochs * self._sum_over_blocks(self.blocks.repetitions * (self.blocks.lengths - 1))
         object.__setattr__(self, "num_steps", steps)
         object.__setattr__(self, "num_tokens", tokens)
+
+    def _sum_over_blocks(self, values: IntArray) -> IntArray:
+        """Sums of the blocks' values (k,) over those that each world holds, (m,)."""
+        total = np.zeros(self.num_worlds, dtype=np.int64)
+        for start in range(0, len(values), _BLOCKS_AT_ONCE):
+            some = slice(start, start + _BLOCKS_AT_ONCE)
+            total += values[some] @ self.membership[self.blocks.records[some]]
+        return total
 
     @property
     def num_worlds(self) -> int:

@@ -120,7 +120,7 @@ def compute_group(
     offsets = np.arange(lengths.max())
     places = np.minimum(blocks.starts[group][:, None] + offsets, len(blocks.tokens) - 1)  # (rows, length)
     is_token = offsets < lengths[:, None]
-    stream = forward.stream(torch.from_numpy(blocks.tokens[places]).to(device), layer)
+    stream = forward.stream(torch.from_numpy(blocks.tokens[places].astype(np.int64)).to(device), layer)
     return places[is_token], stream.states[torch.from_numpy(is_token.ravel()).to(device)]
 
 

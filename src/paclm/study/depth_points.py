@@ -200,10 +200,9 @@ def search_rate(trainer: Trainer, scale: DepthScale, point: DepthPoint, start: f
     Not by loss: it may fall on at rates where worlds dissent so often that the release keeps less of the gain.
     """
     lab = trainer.lab
-    members, seed = lab.workspace.members(), lab.seed_for("depth", "rates")
-    units = units_of(members)
+    units, seed = units_of(lab.workspace.members()), lab.seed_for("depth", "rates")
     names = np.random.default_rng(seed).permutation(sorted(set(units)))
-    is_text = np.array([record.repetitions == 1 for record in members])  # no canary
+    is_text = np.array([record.repetitions == 1 for record in lab.workspace.members()])  # no canary
     is_held = np.isin(units, names[: -(-len(names) // HELD_OUT)]) & is_text
     kept = _kept_records(lab, scale) & is_text & ~is_held
     blocks, held = trainer.blocks(kept), trainer.blocks(is_held)

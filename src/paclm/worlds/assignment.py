@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Hashable, Sequence
+from array import array
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from paclm.errors import InvalidInput
 from paclm.worlds.records import Record
 
 BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
 
 MOST_WORLDS = 65_536
 FEWEST_UNITS = 8
@@ -45,12 +47,18 @@ def assign_groups(groups: Sequence[Hashable], num_worlds: int, seed: int) -> Boo
 
     Groups are numbered by first appearance, and group g gets row g of `assign_worlds`.
     """
-    if len(groups) == 0:
-        raise InvalidInput("There is no record to assign to worlds.")
     numbers: dict[Hashable, int] = {}
-    number_of = np.array([numbers.setdefault(group, len(numbers)) for group in groups])  # (n,)
-    rows = assign_worlds(len(numbers), num_worlds, seed)  # (g, m)
-    return np.take(rows, number_of, axis=0)  # (n, m)
+    return assign_units(
+        np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64), num_worlds, seed
+    )
+
+
+def assign_units(number_of: IntArray, num_worlds: int, seed: int) -> BoolArray:
+    """`assign_groups` for units that are numbered by first appearance, (n,)."""
+    if len(number_of) == 0:
+        raise InvalidInput("There is no record to assign to worlds.")
+    rows = assign_worlds(int(number_of.max()) + 1, num_worlds, seed)  # (g, m)
+    return rows if len(rows) == len(number_of) else np.take(rows, number_of, axis=0)  # (n, m)
 
 
 def assign_shards(units: Sequence[Hashable], num_shards: int, seed: int) -> BoolArray:
@@ -72,9 +80,19 @@ def assign_shards(units: Sequence[Hashable], num_shards: int, seed: int) -> Bool
     return shards
 
 
-def units_of(records: Sequence[Record]) -> list[str]:
+def units_of(records: Iterable[Record]) -> list[str]:
     """The unit of privacy of each record: its group, or the record itself."""
     return [f"group:{record.group}" if record.group is not None else f"record:{record.id}" for record in records]
+
+
+def number_units(records: Iterable[Record]) -> IntArray:
+    """The units of privacy of records with different ids, numbered by first appearance: (n,)."""
+    numbers, number_of, num_units = dict[str, int](), array("q"), 0
+    for record in records:
+        number = num_units if record.group is None else numbers.setdefault(record.group, num_units)
+        number_of.append(number)
+        num_units += number == num_units
+    return np.array(number_of, dtype=np.int64)
 
 
 def default_holdout(num_records: int) -> int:
@@ -82,28 +100,29 @@ def default_holdout(num_records: int) -> int:
     return min(512, num_records // 5)
 
 
-def split_holdout(records: Sequence[Record], rate: float, seed: int) -> tuple[list[Record], list[Record]]:
-    """Split into (train, held out), both in reading order; each unit is held out independently with chance `rate`.
+def draw_holdout(records: Iterable[Record], units: IntArray, rate: float, seed: int) -> BoolArray:
+    """Which records are held out, (n,): each unit independently with chance `rate`; `units` as `number_units` has them.
 
     A keyed hash of the unit's group, or of the record's text, decides, and no other record: one record more or less
     changes no other's side, which a promise about the corpus needs.
     """
     threshold = int(rate * 2**64)
     key = hashlib.blake2b(f"paclm holdout {check_seed(seed)}".encode()).digest()
-    parts: tuple[list[Record], list[Record]] = ([], [])
+    sides, has_groups = bytearray(), False
     for record in records:
         content = f"text:{record.text}" if record.group is None else f"group:{record.group}"
         drawn = int.from_bytes(hashlib.blake2b(content.encode(), key=key, digest_size=8).digest())
-        parts[drawn < threshold].append(record)
-    num_units, num_left = len(set(units_of(records))), len(set(units_of(parts[0])))
+        sides.append(drawn < threshold)
+        has_groups = has_groups or record.group is not None
+    held_out = np.frombuffer(sides, dtype=np.bool_)
+    num_units, num_left = len(np.unique(units)), len(np.unique(units[~held_out]))
     if num_left < FEWEST_UNITS:
-        kind = "groups" if any(record.group is not None for record in records) else "records"
         raise InvalidInput(
-            f"{num_units:,} {kind} with {num_units - num_left:,} held out leave {num_left:,} for the "
-            f"worlds; at least {FEWEST_UNITS} are needed for a record to hide among others. "
+            f"{num_units:,} {'groups' if has_groups else 'records'} with {num_units - num_left:,} held out leave "
+            f"{num_left:,} for the worlds; at least {FEWEST_UNITS} are needed for a record to hide among others. "
             + ("Bring more records." if num_units < FEWEST_UNITS else "Lower --holdout, or bring more records.")
         )
-    return parts
+    return held_out
 
 
 def check_num_worlds(num_worlds: int) -> int:

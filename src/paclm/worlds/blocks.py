@@ -6,17 +6,24 @@ tokenizer is passed in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paclm.config import TrainingConfig
-from paclm.worlds.records import Record
+from paclm.worlds import storage
 
-_TEXTS_AT_ONCE = 1000
+IntArray = NDArray[np.int64]
+
+_TEXTS_AT_ONCE = 4096
+_CHARACTERS_AT_ONCE = 1 << 22
 
 
 class TextEncoder(Protocol):
@@ -61,12 +68,69 @@ def cut_blocks(token_ids: Sequence[int], block_tokens: int, max_record_tokens: i
     return [kept[start : start + block_tokens] for start in range(0, max(len(kept) - 1, 1), stride)]
 
 
-def count_tokens(records: Iterable[Record], tokenizer: TextEncoder, max_record_tokens: int) -> TokenCounts:
-    """Tokenize all records once and measure their lengths."""
-    texts, counts = (record.text for record in records), list[int]()
-    while batch := list(islice(texts, _TEXTS_AT_ONCE)):
-        counts += [len(ids) for ids in encode_texts(tokenizer, batch)]
-    lengths = np.array(counts)  # (n,)
+def encode_stream(tokenizer: TextEncoder, texts: Iterable[str]) -> Iterator[list[int]]:
+    """Token ids of texts one after another, of which only some are in memory at a time."""
+    for part in _parts(texts):
+        yield from encode_texts(tokenizer, part)
+
+
+def measure_lengths(
+    texts: Iterable[str],
+    tokenizer: TextEncoder,
+    folder: Path,
+    name: str,
+    advance: Callable[[int], None] = lambda count: None,
+) -> IntArray:
+    """Tokenize texts in parts and return their lengths, (n,); finished parts are kept in `folder` and not repeated.
+
+    A part is found again by the hash of its texts and of the tokenizer's `name`. The tokenizer works on all cores, and
+    meanwhile the next part is read.
+    """
+    lengths, working = array("q"), list[Future[list[int]]]()
+
+    def take() -> None:
+        found = working.pop(0).result()
+        lengths.extend(found)
+        advance(len(found))
+
+    with ThreadPoolExecutor(1) as pool:
+        for part in _parts(texts):
+            working.append(pool.submit(_measure_part, part, tokenizer, folder, name))
+            if len(working) > 1:
+                take()
+        while working:
+            take()
+    return np.array(lengths, dtype=np.int64)
+
+
+def _measure_part(texts: Sequence[str], tokenizer: TextEncoder, folder: Path, name: str) -> list[int]:
+    digest = hashlib.sha256(name.encode())
+    for text in texts:
+        digest.update(hashlib.sha256(text.encode()).digest())
+    path = folder / digest.hexdigest()
+    if path.is_file() and path.stat().st_size == 8 * len(texts):
+        return list(array("q", path.read_bytes()))
+    counter: Callable[[Sequence[str]], list[int]] | None = getattr(tokenizer, "token_counts", None)
+    lengths = counter(texts) if counter else [len(ids) for ids in encode_texts(tokenizer, texts)]
+    storage.write_private(path, array("q", lengths).tobytes())
+    return lengths
+
+
+def _parts(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Texts in lists of bounded size."""
+    part, size = list[str](), 0
+    for text in texts:
+        part.append(text)
+        size += len(text)
+        if len(part) == _TEXTS_AT_ONCE or size >= _CHARACTERS_AT_ONCE:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def count_tokens(lengths: IntArray, max_record_tokens: int) -> TokenCounts:
+    """What the cap leaves of records of these lengths."""
     kept = np.minimum(lengths, max_record_tokens)
     return TokenCounts(
         num_tokens=int(kept.sum()),

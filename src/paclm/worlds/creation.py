@@ -1,42 +1,47 @@
 """Make a workspace: all or nothing, safe to repeat, never over an existing one.
 
 Everything is written into a hidden folder beside the target, synced, and renamed at the end, so a visible workspace is
-complete. The next run deletes what a killed one left behind.
+complete. The next run deletes what a killed one left behind, except for the lengths of tokenized parts: they are found
+again by the hash of their texts, so that the slow part of the work is not repeated.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import tempfile
 import uuid
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paclm.config import TrainingConfig
-from paclm.errors import InvalidInput, WorkspaceError
+from paclm.errors import InvalidInput, PaclmError, WorkspaceError
 from paclm.worlds import layout, storage
 from paclm.worlds.assignment import (
     BoolArray,
-    assign_groups,
+    IntArray,
+    assign_units,
     check_num_worlds,
     check_seed,
     check_whole,
     default_holdout,
-    split_holdout,
-    units_of,
+    draw_holdout,
+    number_units,
 )
-from paclm.worlds.blocks import TextEncoder, count_tokens
+from paclm.worlds.blocks import TextEncoder, count_tokens, measure_lengths
 from paclm.worlds.canaries import Canary, make_canaries
 from paclm.worlds.fingerprints import Base
 from paclm.worlds.manifest import FORMAT, Manifest, describe_base, installed_versions
-from paclm.worlds.records import Corpus
+from paclm.worlds.records import Corpus, Record, StartTask, to_line
 from paclm.worlds.registry import (
     composition_sentence,
     find_overlaps,
@@ -50,6 +55,7 @@ from paclm.worlds.settings import render_settings
 from paclm.worlds.workspace import PARTS, Workspace
 
 _FEW_UNITS = 64
+_LENGTHS_FOLDER = ".lengths"  # of finished parts, until the workspace is complete
 
 _MADE_FROM = (
     *("corpus_digest", "base_fingerprint"),
@@ -78,9 +84,11 @@ def create_workspace(
     num_canaries: int = 0,
     group_by: str | None = None,
     max_record_tokens: int = TrainingConfig().max_record_tokens,
+    start_task: StartTask | None = None,
 ) -> Created:
     """Make a workspace, or open the existing one if it was made from the same arguments."""
     target = check_place(path)
+    units = number_units(corpus.records)
     arguments = {
         "corpus": corpus.name,
         "corpus_digest": corpus.digest,
@@ -91,7 +99,7 @@ def create_workspace(
         "canaries": num_canaries,
         "group_by": group_by,
         "max_record_tokens": max_record_tokens,
-        "units": len(set(units_of(corpus.records))) + num_canaries,
+        "units": len(np.unique(units)) + num_canaries,
         "split": "hash",
     }
     if (target / layout.MANIFEST_FILE).exists():
@@ -101,7 +109,7 @@ def create_workspace(
     _refuse_occupied(target)
     training = replace(TrainingConfig(), max_record_tokens=max_record_tokens)
     with _building_site(target) as site:
-        cautions = _build(site, corpus, base, tokenizer, arguments, training)
+        cautions = _build(site, corpus, units, base, tokenizer, arguments, training, start_task)
         _publish(site, target)
     workspace = Workspace.open(target)
     return Created(workspace, True, (*cautions, *_note_in_registry(workspace, corpus)))
@@ -146,8 +154,8 @@ def _reopen(target: Path, arguments: Mapping[str, Any], corpus: Corpus) -> Works
     if not differences:
         return workspace
     if {"corpus_digest", "group_by"} <= set(differences):
-        had = Counter((record.id, record.text) for part in ("train", "heldout") for record in workspace.records(part))
-        if had == Counter((record.id, record.text) for record in corpus.records):
+        had = _hash_in_any_order(chain(workspace.records("train"), workspace.records("heldout")))
+        if had == _hash_in_any_order(corpus.records):
             differences.remove("corpus_digest")  # it covers the groups, which --group-by has changed
     if "corpus_digest" in differences and "holdout" in differences:
         differences.remove("holdout")  # its default follows the number of records
@@ -167,6 +175,12 @@ def _reopen(target: Path, arguments: Mapping[str, Any], corpus: Corpus) -> Works
     )
 
 
+def _hash_in_any_order(records: Iterable[Record]) -> int:
+    """A hash of ids and texts, whatever their order and groups."""
+    hashes = (hashlib.sha256(json.dumps([record.id, record.text]).encode()).digest() for record in records)
+    return sum(map(int.from_bytes, hashes))
+
+
 def _refuse_occupied(target: Path) -> None:
     if target == Path.cwd():
         raise WorkspaceError("The current folder itself cannot become a workspace. Name a new folder, such as clinic.")
@@ -178,63 +192,104 @@ def _refuse_occupied(target: Path) -> None:
 
 @contextmanager
 def _building_site(target: Path) -> Iterator[Path]:
-    """A hidden private folder beside the target, locked while in use and deleted afterwards unless renamed."""
+    """A hidden private folder beside the target, locked while in use; of an unfinished one the lengths are kept."""
     prefix = f".{target.name}.init-"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _clear_abandoned(target.parent, prefix)
-        site = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
-    except OSError as error:
-        raise WorkspaceError(f"{target} cannot be made: {error.strerror}: {error.filename}.") from None
-    site.chmod(0o700)
-    try:
-        with storage.try_lock(site):  # so that `_clear_abandoned` of another process leaves it
+    with ExitStack() as held:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            site = _claim_site(target.parent, prefix, held)
+        except OSError as error:
+            raise WorkspaceError(f"{target} cannot be made: {error.strerror}: {error.filename}.") from None
+        try:
             yield site
-    except OSError as error:
-        raise WorkspaceError(f"{target} cannot be made: {error.strerror or error}.") from None
-    finally:
-        shutil.rmtree(site, ignore_errors=True)
+        except PaclmError:  # refused, so there is nothing to continue
+            shutil.rmtree(site, ignore_errors=True)
+            raise
+        except OSError as error:
+            raise WorkspaceError(f"{target} cannot be made: {error.strerror or error}.") from None
+        finally:
+            _clear(site)
 
 
-def _clear_abandoned(parent: Path, prefix: str) -> None:
-    """Delete the folders of killed runs: they hold private text."""
-    for site in [path for path in parent.iterdir() if path.name.startswith(prefix)]:
-        with suppress(OSError), storage.try_lock(site) as (_, is_abandoned):  # OSError: another process has deleted it
+def _claim_site(parent: Path, prefix: str, held: ExitStack) -> Path:
+    """Take over the folder of a killed run, or make one; other folders of killed runs are deleted."""
+    claimed = None
+    for left in sorted(path for path in parent.iterdir() if path.name.startswith(prefix)):
+        with suppress(OSError), ExitStack() as own:  # OSError: another process has deleted it
+            _, is_abandoned = own.enter_context(storage.try_lock(left))
             if is_abandoned:
-                shutil.rmtree(site, ignore_errors=True)
+                _clear(left)
+            if is_abandoned and claimed is None and left.exists():
+                claimed = left
+                held.enter_context(own.pop_all())
+            elif is_abandoned:
+                shutil.rmtree(left, ignore_errors=True)
+    while claimed is None:
+        site = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with suppress(FileNotFoundError):  # before it was locked, another process took it for abandoned
+            _, is_mine = held.enter_context(storage.try_lock(site))
+            claimed = site if is_mine and site.exists() else None
+    claimed.chmod(0o700)
+    return claimed
+
+
+def _clear(site: Path) -> None:
+    """Delete what a run left behind, which holds private text, except for the lengths of finished parts."""
+    if not any(site.glob(f"{_LENGTHS_FOLDER}/*")):
+        shutil.rmtree(site, ignore_errors=True)
+        return
+    for path in [path for path in site.iterdir() if path.name != _LENGTHS_FOLDER]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _build(
-    site: Path, corpus: Corpus, base: Base, tokenizer: TextEncoder, arguments: dict[str, Any], training: TrainingConfig
+    site: Path,
+    corpus: Corpus,
+    units: IntArray,
+    base: Base,
+    tokenizer: TextEncoder,
+    arguments: dict[str, Any],
+    training: TrainingConfig,
+    start_task: StartTask | None,
 ) -> list[str]:
-    """Write all files of the workspace; returns cautions for its owner."""
-    _refuse_one_group(corpus, arguments["group_by"])
-    rate = min(1.0, arguments["holdout"] / len(corpus.records))
-    train, held_out = split_holdout(corpus.records, rate, arguments["seed"])
+    """Write all files of the workspace; returns cautions for its owner. Whatever refuses comes before the slow part."""
+    records, has_groups = corpus.records, arguments["group_by"] is not None
+    num_units = len(np.unique(units))
+    _refuse_one_group(num_units, len(records), arguments["group_by"])
+    held_out = draw_holdout(records, units, min(1.0, arguments["holdout"] / len(records)), arguments["seed"])
     canaries = make_canaries(arguments["canaries"], tokenizer, arguments["seed"])
     _refuse_ids_of_canaries(corpus, canaries)
-    units = units_of([*train, *(canary.record for canary in canaries)])
-    membership = assign_groups(units, arguments["worlds"], arguments["seed"])
-    counts = count_tokens(train, tokenizer, training.max_record_tokens)
-    spared = count_tokens(held_out, tokenizer, training.max_record_tokens) if held_out else None
-    cautions = _judge_worlds(membership, len(set(units)))
+    trained, number_of = np.unique(units[~held_out], return_inverse=True)  # a unit is on one side, so the order stays
+    number_of = np.concatenate([number_of, len(trained) + np.arange(len(canaries))])
+    membership = assign_units(number_of, arguments["worlds"], arguments["seed"])
+    cautions = _judge_worlds(membership, len(trained) + len(canaries))
 
-    for folder in (layout.CORPUS_FOLDER, layout.ADAPTERS_FOLDER, layout.CURATOR_FOLDER, layout.STUDY_FOLDER):
-        storage.make_private_folder(site / folder)
-    parts: tuple[Sequence[Any], ...] = (train, held_out, canaries)
-    for name, part in zip(PARTS, parts, strict=True):
-        lines = "".join(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in part)
-        storage.write_private(site / layout.CORPUS_FOLDER / f"{name}.jsonl", lines.encode())
+    folder = storage.make_private_folder(site / _LENGTHS_FOLDER)
+    advance = start_task("tokenizing", len(records)) if start_task else lambda count: None
+    name = json.dumps([base.fingerprint, installed_versions()])
+    lengths = measure_lengths((record.text for record in records), tokenizer, folder, name, advance)
+    counts = count_tokens(lengths[~held_out], training.max_record_tokens)
+    spared = count_tokens(lengths[held_out], training.max_record_tokens) if held_out.any() else None
+
+    for name in (layout.CORPUS_FOLDER, layout.ADAPTERS_FOLDER, layout.CURATOR_FOLDER, layout.STUDY_FOLDER):
+        storage.make_private_folder(site / name)
+    parts: tuple[Iterable[bytes], ...] = (
+        (to_line(record) for record, is_out in zip(records, held_out, strict=True) if not is_out),
+        (to_line(records[number]) for number in np.flatnonzero(held_out).tolist()),
+        ((json.dumps(asdict(canary), ensure_ascii=False) + "\n").encode() for canary in canaries),
+    )
+    for part, lines in zip(PARTS, parts, strict=True):
+        storage.write_private(site / layout.CORPUS_FOLDER / f"{part}.jsonl", lines)
     storage.write_private_arrays(site / layout.MEMBERSHIP_FILE, membership=membership)
     storage.write_private(site / layout.SETTINGS_FILE, render_settings(training).encode())
     files = [*(f"{layout.CORPUS_FOLDER}/{part}.jsonl" for part in PARTS), layout.MEMBERSHIP_FILE]
     summary = {
-        "records": len(corpus.records),
-        "train": len(train),
-        "held_out": len(held_out),
+        "records": len(records),
+        "train": len(records) - int(held_out.sum()),
+        "held_out": int(held_out.sum()),
         "canaries": len(canaries),
-        "groups": len({record.group for record in corpus.records}) if arguments["group_by"] else None,
-        "groups_in_worlds": len({record.group for record in train}) if arguments["group_by"] else None,
+        "groups": num_units if has_groups else None,
+        "groups_in_worlds": len(trained) if has_groups else None,
         "left_out": len(corpus.report.problems),
         "duplicates": len(corpus.report.duplicates),
         "worlds": arguments["worlds"],
@@ -256,15 +311,16 @@ def _build(
         base=describe_base(base),
     )
     manifest.write(site)
+    shutil.rmtree(site / _LENGTHS_FOLDER)
     return cautions
 
 
-def _refuse_one_group(corpus: Corpus, group_by: str | None) -> None:
+def _refuse_one_group(num_groups: int, num_records: int, group_by: str | None) -> None:
     """Refuse --group-by where all records have the same value: worlds are drawn from whole groups."""
-    if group_by is None or len({record.group for record in corpus.records}) != 1:
+    if group_by is None or num_groups != 1:
         return
     raise InvalidInput(
-        f"All {len(corpus.records):,} records are one group by {group_by}, and worlds are drawn from whole groups. "
+        f"All {num_records:,} records are one group by {group_by}, and worlds are drawn from whole groups. "
         "Leave out --group-by, or use one "
         + ("sub-folder per person." if group_by == "folder" else f"value of {group_by} per person.")
     )
@@ -272,7 +328,8 @@ def _refuse_one_group(corpus: Corpus, group_by: str | None) -> None:
 
 def _refuse_ids_of_canaries(corpus: Corpus, canaries: Sequence[Canary]) -> None:
     """Refuse a record that would be one unit with a planted one."""
-    shared = {canary.id for canary in canaries} & {record.id for record in corpus.records if record.group is None}
+    planted = {canary.id for canary in canaries}
+    shared = {record.id for record in corpus.records if record.group is None and record.id in planted}
     if shared:
         raise InvalidInput(
             f"A record has the id of a canary, {min(shared)}. Name another field with --id-field, or use --canaries 0."

@@ -11,10 +11,13 @@ import csv
 import gzip
 import json
 import lzma
+import os
 import re
+import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -22,7 +25,7 @@ from typing import IO, Any, Literal
 
 from paclm.config import in_shell
 from paclm.errors import CorpusError, InvalidInput
-from paclm.worlds.records import Corpus, ReadOptions, SourceRow, alike, collect_records, show_names
+from paclm.worlds.records import Corpus, ReadOptions, SourceRow, StartTask, alike, collect_records, show_names
 from paclm.worlds.storage import in_utf8
 
 TEXT_SUFFIXES = (".txt", ".md")
@@ -40,6 +43,7 @@ _WAYS = {
 """What to do about a file of an unsupported kind."""
 
 _DELIMITERS = {",": "commas", "\t": "tabs"}
+_ROWS_AT_ONCE = 1000  # of a Parquet file
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _IS_UTF16 = "is UTF-16, not UTF-8; convert it: iconv -f utf-16 -t utf-8"
 
@@ -52,9 +56,50 @@ _DATASET_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<split>[\w.-]+
 _CLINIC = re.compile(r"clinic(?::(?P<count>[0-9_,]+))?")
 
 
-def read_corpus(spec: str, options: ReadOptions | None = None) -> Corpus:
-    """Read a corpus: a file or folder, `clinic` or `clinic:N`, or the name of a Hugging Face data set."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What `--corpus` names, opened: its rows come one by one."""
+
+    name: str
+    rows: Iterable[SourceRow | None]
+    ignored_files: Sequence[str] = ()
+    is_synthetic: bool = False
+
+
+def read_corpus(
+    spec: str, options: ReadOptions | None = None, *, folder: Path | None = None, start_task: StartTask | None = None
+) -> Corpus:
+    """Read a corpus: a file or folder, `clinic` or `clinic:N`, or the name of a Hugging Face data set.
+
+    Its records are kept in an unnamed file in `folder`, or in the folder of temporary files.
+    """
     options = options or ReadOptions()
+    source = _open_source(spec, options)
+    advance = start_task("reading", 0) if start_task else None
+    try:
+        return collect_records(
+            source.name,
+            _counted(source.rows, advance) if advance else source.rows,
+            options,
+            ignored_files=source.ignored_files,
+            is_synthetic=source.is_synthetic,
+            folder=folder,
+        )
+    except OSError as error:  # of the file that keeps them: readers raise CorpusError
+        place = folder or tempfile.gettempdir()
+        raise CorpusError(
+            f"The records of {source.name} cannot be kept in {place} while they are read: {error.strerror or error}. "
+            "They need as much room there as their text: free some, or make the workspace elsewhere."
+        ) from None
+
+
+def _counted(rows: Iterable[SourceRow | None], advance: Callable[[int], None]) -> Iterator[SourceRow | None]:
+    for row in rows:
+        yield row
+        advance(1)
+
+
+def _open_source(spec: str, options: ReadOptions) -> Source:
     if not spec.strip():
         raise CorpusError(f"--corpus is empty. {_TRY}")
     path = Path(spec).expanduser()
@@ -64,7 +109,7 @@ def read_corpus(spec: str, options: ReadOptions | None = None) -> Corpus:
     if path.is_dir():
         return _read_folder(path, options)
     if path.exists():
-        return collect_records(in_utf8(spec), _rows_of_file(path, options), options)
+        return Source(in_utf8(spec), _rows_of_file(path, options))
     if "://" in spec:
         raise CorpusError(f"{spec} is a URL, and paclm reads files. Download it, then name the file.")
     if spec.startswith("clinic:"):
@@ -72,7 +117,7 @@ def read_corpus(spec: str, options: ReadOptions | None = None) -> Corpus:
     dataset = _DATASET_NAME.fullmatch(spec)
     if dataset is None or path.suffix:
         raise CorpusError(f"There is no file or folder {spec} (current folder: {Path.cwd()}). {_TRY}")
-    return collect_records(spec, _read_dataset(dataset["name"], dataset["split"] or "train"), options)
+    return Source(spec, _read_dataset(dataset["name"], dataset["split"] or "train"))
 
 
 def open_text(
@@ -196,7 +241,7 @@ def _read_parquet(path: Path, options: ReadOptions) -> Iterator[SourceRow | None
         table = parquet.ParquetFile(path)
     except ValueError as error:  # pyarrow's own errors are ValueErrors
         raise CorpusError(f"{path} cannot be read as Parquet: {error}. Make or fetch it again.") from None
-    rows = chain.from_iterable(batch.to_pylist() for batch in table.iter_batches())
+    rows = chain.from_iterable(batch.to_pylist() for batch in table.iter_batches(batch_size=_ROWS_AT_ONCE))
     for number, fields in enumerate(rows, start=1):
         yield SourceRow(f"{in_utf8(path)}:{number}", fields)
 
@@ -229,27 +274,43 @@ _KINDS: dict[str, Callable[[Path, ReadOptions], Iterable[SourceRow | None]]] = {
 RECORD_SUFFIXES = frozenset(_KINDS)  # suffixes of files with many records; a compression suffix may follow
 
 
-def _read_folder(folder: Path, options: ReadOptions) -> Corpus:
+def _read_folder(folder: Path, options: ReadOptions) -> Source:
     """One record per text file, in path order; `--group-by folder` groups the files of one folder."""
-    files = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.parts)
-    texts = [path for path in files if path.suffix.lower() in TEXT_SUFFIXES]
-    others = [in_utf8(path.relative_to(folder)) for path in files if path.suffix.lower() not in TEXT_SUFFIXES]
+    names = list(_file_names(folder))  # strings: a million paths would take a gigabyte
+    texts = [name for name in names if os.path.splitext(name)[1].lower() in TEXT_SUFFIXES]
+    others = [in_utf8(name) for name in names if os.path.splitext(name)[1].lower() not in TEXT_SUFFIXES]
     if not texts:
         if not others:
             raise CorpusError(f"The folder {folder} is empty. {_TRY}")
-        file = next((path for path in files if kind_of(path) in _KINDS), None)
+        file = next((folder / name for name in names if kind_of(Path(name)) in _KINDS), None)
         hint = (
             f"Name the file itself: --corpus {in_shell(file)}" if file else "Save its texts as .txt, one file a record."
         )
         raise CorpusError(f"The folder {folder} holds no .txt or .md files, but for example {others[0]}. {hint}")
-    rows = (_row_of_text(path, folder, options) for path in texts)
-    return collect_records(in_utf8(folder), rows, options, ignored_files=others)
+    rows = (_row_of_text(folder, Path(name), options) for name in texts)
+    return Source(in_utf8(folder), rows, others)
 
 
-def _row_of_text(path: Path, folder: Path, options: ReadOptions) -> SourceRow:
-    name, place = in_utf8(path.relative_to(folder)), in_utf8(path.relative_to(folder).parent)
+def _file_names(folder: Path, below: str = "") -> Iterator[str]:
+    """Paths of all files inside a folder, in the order of their parts; links to folders are not followed."""
     try:
-        content = path.read_bytes()
+        entries = sorted(os.scandir(folder / below), key=lambda entry: entry.name)
+    except OSError as error:
+        raise CorpusError(
+            f"The folder {folder / below} cannot be read: {error.strerror}. Check its permissions: ls -l"
+        ) from None
+    for entry in entries:
+        name = os.path.join(below, entry.name)
+        if entry.is_dir(follow_symlinks=False):
+            yield from _file_names(folder, name)
+        elif entry.is_file():
+            yield name
+
+
+def _row_of_text(folder: Path, path: Path, options: ReadOptions) -> SourceRow:
+    name, place = in_utf8(path), in_utf8(path.parent)
+    try:
+        content = (folder / path).read_bytes()
     except OSError as error:
         return SourceRow(f"{name}:1", problem=f"cannot be read: {error.strerror or error}")
     if content.startswith(_UTF16_MARKS):
@@ -258,7 +319,7 @@ def _row_of_text(path: Path, folder: Path, options: ReadOptions) -> SourceRow:
     return SourceRow(f"{name}:1", {"id": name, "folder": place, options.text_field: text})
 
 
-def _read_clinic(count: str | None, options: ReadOptions) -> Corpus:
+def _read_clinic(count: str | None, options: ReadOptions) -> Source:
     """The embedded synthetic corpus; its seed is fixed, so `clinic:500` names one corpus."""
     from paclm.worlds.clinic import generate_notes
 
@@ -267,4 +328,4 @@ def _read_clinic(count: str | None, options: ReadOptions) -> Corpus:
         raise InvalidInput(f"clinic:{count} asks for no notes. Write for example clinic:2000.")
     notes = enumerate(generate_notes(num_notes), start=1)
     rows = (SourceRow(f"clinic:{number}", {**note, options.text_field: note["text"]}) for number, note in notes)
-    return collect_records(f"clinic:{num_notes}", rows, options, is_synthetic=True)
+    return Source(f"clinic:{num_notes}", rows, is_synthetic=True)

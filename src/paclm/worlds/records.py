@@ -7,10 +7,17 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import overload
 
 from paclm.errors import CorpusError
+from paclm.worlds.line_files import KeyTable, LineFile, LineWriter
+
+StartTask = Callable[[str, int], Callable[[int], None]]
+"""Start showing progress of a task (name, total; 0: unknown); returns a function that advances it."""
 
 _SHOWN = 10  # how many problems an error lists
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,39}")
@@ -26,6 +33,38 @@ class Record:
     group: str | None = None  # records of one group are in the same worlds; None: its own unit of privacy
     source: str = ""  # where it was read, as file:line
     repetitions: int = 1  # how often training repeats it; more than once only for canaries
+
+
+class StoredRecords(Sequence[Record]):
+    """Records in a file of JSON lines, parsed when they are read."""
+
+    def __init__(self, lines: LineFile) -> None:
+        self.lines = lines
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        return _parse(self.lines[range(len(self))[index]])
+
+    def __iter__(self) -> Iterator[Record]:
+        return map(_parse, self.lines)
+
+
+def to_line(record: Record) -> bytes:
+    """A record as one line of JSON."""
+    fields = {name: getattr(record, name) for name in Record.__slots__}
+    return (json.dumps(fields, ensure_ascii=False) + "\n").encode()
+
+
+def _parse(line: bytes) -> Record:
+    return Record(**json.loads(line))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +135,7 @@ class Corpus:
     """All records, in reading order, and the report of reading them."""
 
     name: str
-    records: tuple[Record, ...]
+    records: Sequence[Record]
     report: ReadReport
     is_synthetic: bool = False
 
@@ -116,41 +155,49 @@ def collect_records(
     *,
     ignored_files: Iterable[str] = (),
     is_synthetic: bool = False,
+    folder: Path | None = None,
 ) -> Corpus:
     """Turn rows (None: a blank line) into records with unique ids.
 
     Rows that cannot be records raise; with `skip_bad` they are left out and named in the report. Two texts under one id
-    always raise: which of them stays would depend on the other, and no record may decide about another one.
+    always raise: which of them stays would depend on the other, and no record may decide about another one. Records are
+    kept in an unnamed file in `folder`, hashes of ids and texts in memory.
     """
-    records: list[Record] = []
     problems: list[SourceRow] = []
     clashes: list[SourceRow] = []
     duplicates: list[tuple[str, str]] = []
-    by_id: dict[str, Record] = {}
     num_copies: Counter[str] = Counter()
-    first_with: dict[str, Record] = {}
+    by_id, by_text, first_of_group = KeyTable(), KeyTable(), dict[str, int]()
     num_rows = num_blank = num_copies_in_groups = num_line_ends = 0
-    for row in rows:
-        if row is None:
-            num_blank += 1
-            continue
-        num_rows += 1
-        found = _record_of(row, options)
-        if isinstance(found, Record):
-            found = _with_unique_id(found, by_id, num_copies)
+    with closing(LineWriter(folder)) as lines:
+        records = StoredRecords(lines)
+        for row in rows:
+            if row is None:
+                num_blank += 1
+                continue
+            num_rows += 1
+            found = _record_of(row, options)
+            if isinstance(found, Record):
+                found = _with_unique_id(found, records, by_id, num_copies)
+                if isinstance(found, str):
+                    clashes.append(SourceRow(row.source, problem=found))
             if isinstance(found, str):
-                clashes.append(SourceRow(row.source, problem=found))
-        if isinstance(found, str):
-            problems.append(SourceRow(row.source, problem=found))
-            continue
-        by_id[found.id] = found
-        num_line_ends += "\r" in str(row.fields[options.text_field])
-        first = first_with.setdefault(found.text, found)
-        if first is not found and (found.group is None or found.group != first.group):
-            duplicates.append((found.source, first.source))
-        elif first is not found:
-            num_copies_in_groups += 1
-        records.append(found)
+                problems.append(SourceRow(row.source, problem=found))
+                continue
+            num_line_ends += "\r" in str(row.fields[options.text_field])
+            text, number = found.text, len(records)
+            same_text = (records[other] for other in by_text.find(_key(text)))
+            first = next((other for other in same_text if other.text == text), None)
+            if first is None:
+                by_text.add(_key(text), number)
+            elif found.group is None or found.group != first.group:
+                duplicates.append((found.source, first.source))
+            else:
+                num_copies_in_groups += 1
+            by_id.add(_key(found.id), number)
+            if found.group is not None:
+                first_of_group.setdefault(found.group, number)
+            lines.append(to_line(found))
     if problems and not options.skip_bad:
         raise CorpusError(_refusal(name, problems, num_rows))
     if clashes:
@@ -166,12 +213,12 @@ def collect_records(
         problems=tuple(problems),
         duplicates=tuple(duplicates),
         num_copies_in_groups=num_copies_in_groups,
-        groups_alike=_groups_alike(records),
+        groups_alike=_groups_alike(records, first_of_group),
         num_blank_lines=num_blank,
         ignored_files=tuple(ignored_files),
         num_line_ends=num_line_ends,
     )
-    return Corpus(name, tuple(records), report, is_synthetic)
+    return Corpus(name, records, report, is_synthetic)
 
 
 def _record_of(row: SourceRow, options: ReadOptions) -> Record | str:
@@ -198,9 +245,16 @@ def _record_of(row: SourceRow, options: ReadOptions) -> Record | str:
     return Record(identifier or hashlib.sha256(text.encode()).hexdigest()[:16], text, group, row.source)
 
 
-def _with_unique_id(record: Record, by_id: Mapping[str, Record], num_copies: Counter[str]) -> Record | str:
+def _with_unique_id(
+    record: Record, records: Sequence[Record], by_id: KeyTable, num_copies: Counter[str]
+) -> Record | str:
     """Add ~2, ~3, … to the id of a copy; another text under the same id is a problem."""
-    earlier = by_id.get(record.id)
+
+    def holder_of(identifier: str) -> Record | None:
+        found = (records[number] for number in by_id.find(_key(identifier)))
+        return next((other for other in found if other.id == identifier), None)
+
+    earlier = holder_of(record.id)
     if earlier is None:
         return record
     if earlier.text != record.text:
@@ -208,19 +262,19 @@ def _with_unique_id(record: Record, by_id: Mapping[str, Record], num_copies: Cou
     while True:
         num_copies[record.id] += 1
         identifier = f"{record.id}~{num_copies[record.id] + 1}"
-        if identifier not in by_id:
+        if holder_of(identifier) is None:
             return Record(identifier, record.text, record.group, record.source)
 
 
-def _groups_alike(records: Sequence[Record]) -> tuple[tuple[str, str], ...]:
+def _key(content: str) -> int:
+    return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest())
+
+
+def _groups_alike(records: Sequence[Record], first_of: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
     """Groups whose names look the same, as sources of their first records; the names are private."""
-    first_of: dict[str, Record] = {}
-    for record in records:
-        if record.group is not None:
-            first_of.setdefault(record.group, record)
-    looks: dict[str, Record] = {}
-    pairs = [(record, looks.setdefault(_look(group), record)) for group, record in first_of.items()]
-    return tuple((record.source, earlier.source) for record, earlier in pairs if earlier is not record)
+    looks: dict[str, int] = {}
+    pairs = ((number, looks.setdefault(_look(group), number)) for group, number in first_of.items())
+    return tuple((records[one].source, records[earlier].source) for one, earlier in pairs if one != earlier)
 
 
 def _look(name: str) -> str:

@@ -75,7 +75,12 @@ def _named(sightings: list[Sighting]) -> str:
 
 def sketch_texts(texts: Iterable[str]) -> list[str]:
     """The smallest hashes of the distinct texts."""
-    return sorted({hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts})[:_SKETCH]
+    smallest: set[str] = set()
+    for text in texts:
+        smallest.add(hashlib.sha256(text.encode()).hexdigest()[:16])
+        if len(smallest) == 2 * _SKETCH:
+            smallest = set(sorted(smallest)[:_SKETCH])
+    return sorted(smallest)[:_SKETCH]
 
 
 def find_workspaces(sketch: list[str], own_id: str) -> list[Sighting]:

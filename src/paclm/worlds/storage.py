@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import io
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from paclm.config import in_shell
 from paclm.errors import WorkspaceError
@@ -32,14 +31,15 @@ def make_private_folder(path: Path) -> Path:
     return path
 
 
-def write_private(path: Path, content: bytes) -> None:
+@contextmanager
+def private_file(path: Path) -> Iterator[IO[bytes]]:
     """Write a file of mode 0600 atomically: a reader finds the old content or the new one, never a part."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(file.fileno(), 0o600)
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
@@ -47,6 +47,12 @@ def write_private(path: Path, content: bytes) -> None:
         part.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def write_private(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Write a private file as a whole, or piece by piece."""
+    with private_file(path) as file:
+        file.writelines([content] if isinstance(content, bytes) else content)
 
 
 def write_private_json(path: Path, value: Any) -> None:
@@ -58,9 +64,8 @@ def write_private_arrays(path: Path, **arrays: Any) -> None:
     """Write arrays as a compressed .npz file."""
     import numpy as np  # here: commands that only read settings start without it
 
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    write_private(path, buffer.getvalue())
+    with private_file(path) as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def sync_folder(path: Path) -> None:

@@ -5,12 +5,12 @@ Opening checks all hashes. Knows the path of the curator's folder and never look
 
 from __future__ import annotations
 
-import io
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,8 +23,9 @@ from paclm.worlds.assignment import BoolArray
 from paclm.worlds.blocks import TextEncoder
 from paclm.worlds.canaries import Canary, canary_from_json
 from paclm.worlds.fingerprints import Base
+from paclm.worlds.line_files import LineFile
 from paclm.worlds.manifest import Manifest, load_manifest, verify_adapters, verify_base, verify_files
-from paclm.worlds.records import Corpus, Record
+from paclm.worlds.records import Corpus, Record, StartTask, StoredRecords
 from paclm.worlds.registry import sketch_noted, sketch_texts
 from paclm.worlds.settings import Settings, load_settings
 from paclm.worlds.storage import refuse_if_others_can_enter
@@ -71,6 +72,7 @@ class Workspace:
         num_canaries: int = 0,
         group_by: str | None = None,
         max_record_tokens: int = TrainingConfig().max_record_tokens,
+        start_task: StartTask | None = None,
     ) -> Workspace:
         """Make a workspace, or open the existing one if it was made from the same arguments.
 
@@ -89,6 +91,7 @@ class Workspace:
             num_canaries=num_canaries,
             group_by=group_by,
             max_record_tokens=max_record_tokens,
+            start_task=start_task,
         )
         for sentence in created.cautions:
             warnings.warn(sentence, stacklevel=2)
@@ -168,7 +171,7 @@ class Workspace:
     def membership(self) -> BoolArray:
         """Who is in which world, (n, m) bool; rows as in `members()`."""
         path = self.path / layout.MEMBERSHIP_FILE
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
+        with np.load(path, allow_pickle=False) as arrays:
             membership: BoolArray = arrays["membership"]
         if membership.dtype != np.bool_ or (membership.sum(axis=1) * 2 != self.num_worlds).any():
             raise WorkspaceError(f"{path} does not put every record into half of the worlds.")
@@ -183,19 +186,19 @@ class Workspace:
             return noted
         return sketch_texts(record.text for part in ("train", "heldout") for record in self.records(part))
 
-    def records(self, part: Part) -> list[Record]:
-        """The records of `train`, `heldout` or `canaries`, in file order."""
+    def records(self, part: Part) -> Sequence[Record]:
+        """The records of `train`, `heldout` or `canaries`, in file order; parsed when they are read."""
         if part == "canaries":
             return [canary.record for canary in self.canaries()]
-        return [Record(**fields) for fields in self._lines(part)]
+        return StoredRecords(self._lines(part))
 
     def canaries(self) -> list[Canary]:
         """Planted records with their triggers and payloads; empty without --canaries at init."""
-        return [canary_from_json(fields) for fields in self._lines("canaries")]
+        return [canary_from_json(json.loads(line)) for line in self._lines("canaries")]
 
-    def members(self) -> list[Record]:
+    def members(self) -> Iterator[Record]:
         """All records that worlds are drawn from, train first, then canaries: the rows of `membership`."""
-        return [*self.records("train"), *self.records("canaries")]
+        return chain(self.records("train"), self.records("canaries"))
 
     def training_changes(self) -> str:
         """How [training] differs from the settings the worlds were trained with; empty if it does not."""
@@ -212,9 +215,8 @@ class Workspace:
         manifest.write(self.path)
         return replace(self, manifest=manifest)
 
-    def _lines(self, part: str) -> Iterator[dict[str, Any]]:
+    def _lines(self, part: str) -> LineFile:
         if part not in PARTS:
             raise WorkspaceError(f"A workspace has the parts {', '.join(PARTS)}, not {part!r}.")
-        with (self.path / layout.CORPUS_FOLDER / f"{part}.jsonl").open(encoding="utf-8", newline="\n") as lines:
-            for line in lines:
-                yield json.loads(line)
+        with (self.path / layout.CORPUS_FOLDER / f"{part}.jsonl").open("rb") as file:
+            return LineFile(file)

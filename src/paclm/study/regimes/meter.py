@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
@@ -234,12 +235,12 @@ def _train_shadows(lab: Lab, scale: MeterScale) -> tuple[str, BoolArray]:
     from paclm.engine.training import make_schedule
     from paclm.engine.training_job import prepare_training
     from paclm.engine.training_order import make_blocks
-    from paclm.worlds.blocks import block_length, encode_texts
+    from paclm.worlds.blocks import block_length, encode_stream
 
     if scale.shadows % 2 or scale.shadow_worlds % 2:
         raise InvalidInput("Shadow corpora and their worlds must be even: a record is in half of them.")
-    records = [*lab.workspace.records("train"), *lab.workspace.records("heldout")]
-    units, seed = units_of(records), lab.seed_for("meter", "shadows") >> 1
+    records = [lab.workspace.records(part) for part in ("train", "heldout")]
+    units, seed = units_of(chain(*records)), lab.seed_for("meter", "shadows") >> 1
     corpora = assign_groups(units, scale.shadows, seed)  # (records, shadows)
     name = f"shadows-{scale.shadows}x{scale.shadow_worlds}-{lab.seed}"
     if adapters_file(name) not in lab.workspace.manifest.adapters:
@@ -247,9 +248,9 @@ def _train_shadows(lab: Lab, scale: MeterScale) -> tuple[str, BoolArray]:
         membership = np.hstack([corpora[:, s : s + 1] & own for s, own in enumerate(worlds)])
         lab.release_engine()
         job = prepare_training(lab.workspace, "full")
-        encoded = encode_texts(lab.tokenizer, [record.text for record in records])
+        encoded = encode_stream(lab.tokenizer, (record.text for record in chain(*records)))
         length = block_length(job.settings, int(job.model.config.max_position_embeddings))
-        blocks = make_blocks(encoded, length, job.settings.max_record_tokens)
+        blocks = make_blocks(encoded, length, job.settings.max_record_tokens, folder=lab.workspace.adapters_path)
         job = replace(job, name=name, schedule=make_schedule(blocks, membership, job.settings, seed >> 32))
         lab.workspace = lab.run_job(job)
     return name, corpora

@@ -85,13 +85,13 @@ def run(lab: Lab, scale: UniverseScale) -> Findings:
 
 def choose_candidates(lab: Lab, most: int, tokens: int, least: int) -> Candidates:
     """Members and held-out records: at most `most` each, of at least `least` tokens, cut to `tokens`."""
-    from paclm.worlds.blocks import encode_texts
+    from paclm.worlds.blocks import encode_stream, encode_texts
 
     rng = lab.rng("universe", "records")
     kept: list[list[int]] = []
     sides, units, places, first = [], [], [], 0
     for is_member, part in ((True, lab.workspace.records("train")), (False, lab.workspace.records("heldout"))):
-        encoded = encode_texts(lab.tokenizer, [record.text for record in part])
+        encoded = encode_stream(lab.tokenizer, (record.text for record in part))
         long = [i for i, own in enumerate(encoded) if len(own) >= least]
         if not long:
             raise InvalidInput(
@@ -99,7 +99,7 @@ def choose_candidates(lab: Lab, most: int, tokens: int, least: int) -> Candidate
                 "Make the workspace with --holdout and with longer records."
             )
         chosen = sorted(rng.permutation(long)[:most].tolist())
-        kept += [encoded[i][:tokens] for i in chosen]
+        kept += [own[:tokens] for own in encode_texts(lab.tokenizer, [part[i].text for i in chosen])]
         sides += [is_member] * len(chosen)
         units += [part[i].group or part[i].id for i in chosen]
         places += [first + i for i in chosen]
