@@ -52,8 +52,8 @@ class Blocks:
     def __len__(self) -> int:
         return len(self.records)
 
-    def __getitem__(self, block: int) -> TokenArray:
-        return self.tokens[self.starts[block] : self.starts[block + 1]]
+    def __getitem__(self, block: int) -> IntArray:
+        return self.tokens[self.starts[block] : self.starts[block + 1]].astype(np.int64)
 
 
 def expected_steps(training: TrainingConfig, records_per_world: float, tokens_per_record: float, context: int) -> int:
