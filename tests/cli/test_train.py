@@ -159,7 +159,7 @@ def test_shards_are_disjoint_and_their_assignment_is_kept(clinic):
     assert adapters(clinic, "shards-3").num_worlds == 3
     with np.load(clinic / "adapters" / "shards-3.npz") as arrays:
         membership = arrays["membership"]
-    assert len(membership) == len(list(Workspace.open(clinic).members()))
+    assert len(membership) == len(Workspace.open(clinic).members())
     assert (membership.sum(axis=1) == 1).all()
     assert np.ptp(membership.sum(axis=0)) <= 1
 
@@ -215,7 +215,7 @@ def test_canaries_are_repeated_and_records_are_not(clinic):
     workspace = Workspace.open(clinic)
     blocks = prepare_training(workspace).schedule.blocks
     for record, repetitions in zip(blocks.records, blocks.repetitions, strict=True):
-        assert repetitions == list(workspace.members())[record].repetitions
+        assert repetitions == workspace.members()[record].repetitions
     assert blocks.repetitions.max() == max(record.repetitions for record in workspace.members())
 
 
@@ -378,7 +378,7 @@ def test_another_collection_has_other_worlds_and_uncoupled_ones_start_apart(clin
 def test_who_is_in_which_world_is_known_without_reading_the_records(clinic, monkeypatch):
     workspace = Workspace.open(clinic)
     full = training_job.membership_of(workspace, "full")
-    assert full.shape == (len(list(workspace.members())), 1)
+    assert full.shape == (len(workspace.members()), 1)
     monkeypatch.setattr(Workspace, "members", lambda _: pytest.fail("the records were read"))
     for what in ("worlds", "uncoupled"):
         assert training_job.membership_of(workspace, what) is workspace.membership

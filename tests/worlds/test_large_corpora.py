@@ -57,6 +57,8 @@ def test_stored_records_are_those_that_were_written(texts, at_once):
         assert list(stored) == records
         assert list(zip(stored, stored, strict=True)) == list(zip(records, records, strict=True))
     assert stored[1:-1] == records[1:-1]
+    more = StoredRecords(lines, records)
+    assert list(more) == more[:] == [*records, *records]
     with pytest.raises(IndexError):
         stored[len(records)]
 

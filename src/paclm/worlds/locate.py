@@ -43,7 +43,7 @@ def locate_record(workspace: Workspace, identifier: str) -> Whereabouts:
         )
     in_worlds: tuple[int, ...] = ()
     if part != "heldout":
-        row += len(workspace.records("train")) if part == "canaries" else 0
+        row += len(workspace.membership) - len(workspace.canaries()) if part == "canaries" else 0
         in_worlds = tuple(int(world) for world in workspace.membership[row].nonzero()[0])
     together, same_text = list[str](), list[str]()
     for other in _everyone(workspace):

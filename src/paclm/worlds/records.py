@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import overload
 
@@ -36,13 +37,13 @@ class Record:
 
 
 class StoredRecords(Sequence[Record]):
-    """Records in a file of JSON lines, parsed when they are read."""
+    """Records in a file of JSON lines, parsed when they are read, and `more` after them."""
 
-    def __init__(self, lines: LineFile) -> None:
-        self.lines = lines
+    def __init__(self, lines: LineFile, more: Sequence[Record] = ()) -> None:
+        self._lines, self._more = lines, more
 
     def __len__(self) -> int:
-        return len(self.lines)
+        return len(self._lines) + len(self._more)
 
     @overload
     def __getitem__(self, index: int) -> Record: ...
@@ -51,10 +52,11 @@ class StoredRecords(Sequence[Record]):
     def __getitem__(self, index: int | slice) -> Record | list[Record]:
         if isinstance(index, slice):
             return [self[number] for number in range(len(self))[index]]
-        return _parse(self.lines[range(len(self))[index]])
+        number = range(len(self))[index]
+        return _parse(self._lines[number]) if number < len(self._lines) else self._more[number - len(self._lines)]
 
     def __iter__(self) -> Iterator[Record]:
-        return map(_parse, self.lines)
+        return chain(map(_parse, self._lines), self._more)
 
 
 def to_line(record: Record) -> bytes:

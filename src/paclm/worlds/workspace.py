@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -196,9 +195,9 @@ class Workspace:
         """Planted records with their triggers and payloads; empty without --canaries at init."""
         return [canary_from_json(json.loads(line)) for line in self._lines("canaries")]
 
-    def members(self) -> Iterator[Record]:
+    def members(self) -> Sequence[Record]:
         """All records that worlds are drawn from, train first, then canaries: the rows of `membership`."""
-        return chain(self.records("train"), self.records("canaries"))
+        return StoredRecords(self._lines("train"), self.records("canaries"))
 
     def training_changes(self) -> str:
         """How [training] differs from the settings the worlds were trained with; empty if it does not."""
