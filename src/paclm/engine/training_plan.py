@@ -34,6 +34,7 @@ HEADROOM = 1.4  # for temporaries besides what is kept for the backward pass
 SHARE_OF_FREE = 0.7
 _ENOUGH_POSITIONS = {"cpu": 2048, "cuda": 131072}  # a CPU's cache is limited; a GPU needs enough work per launch
 _TIMED_WORLDS = {"cpu": 2, "cuda": 64}
+_STEPS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,12 +158,16 @@ def counting_kept_bytes() -> Iterator[dict[int, int]]:
 
 def _positions(schedule: Schedule, picks: IntArray) -> int:
     """Positions computed for a group, padding included; picks (G, steps, batch)."""
-    has_block = picks != NOTHING
-    lengths = np.where(has_block, schedule.blocks.lengths[picks], 0)
-    worlds = has_block.any(axis=2).sum(axis=0)  # (steps,)
-    rows = has_block.any(axis=0).sum(axis=1)
-    padded = -(-lengths.max(axis=(0, 2)) // LENGTH_STEP) * LENGTH_STEP
-    return int((worlds * rows * np.minimum(padded, schedule.blocks.lengths.max())).sum())
+    known, total = schedule.blocks.lengths, 0
+    for start in range(0, picks.shape[1], _STEPS_AT_ONCE):
+        some = picks[:, start : start + _STEPS_AT_ONCE]
+        has_block = some != NOTHING
+        lengths = np.where(has_block, known[some], 0)
+        worlds = has_block.any(axis=2).sum(axis=0)  # (steps,)
+        rows = has_block.any(axis=0).sum(axis=1)
+        padded = -(-lengths.max(axis=(0, 2)) // LENGTH_STEP) * LENGTH_STEP
+        total += int((worlds * rows * np.minimum(padded, known.max())).sum())
+    return total
 
 
 def _seconds_per_position(group: GroupTraining) -> float:

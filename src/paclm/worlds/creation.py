@@ -208,7 +208,8 @@ def _building_site(target: Path) -> Iterator[Path]:
         except OSError as error:
             raise WorkspaceError(f"{target} cannot be made: {error.strerror or error}.") from None
         finally:
-            _clear(site)
+            with suppress(OSError):
+                _clear(site)
 
 
 def _claim_site(parent: Path, prefix: str, held: ExitStack) -> Path:
