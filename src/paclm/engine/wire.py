@@ -1,7 +1,9 @@
 """Messages between rank 0 and one worker: a kind, a number and arrays, over a torch.distributed (Gloo) pair.
 
-    frame: 16 KiB, sent whole      number, kind, size of the body │ dtypes and shapes │ the arrays' bytes …
+    frame: up to 1 MiB, every step     number, kind, size of the body │ dtypes and shapes │ the arrays' bytes …
     rest:  what a frame does not hold, sent after it
+
+Both sides always have a receive posted, so that a message leaves when it is sent: Gloo asks the other side otherwise.
 
 Arrays only: nothing is unpickled, and what does not parse ends the connection. The wire is neither encrypted nor
 authenticated. Rank 0 keeps the store through which workers find it; a worker that comes (again) takes the next session
@@ -10,7 +12,9 @@ of its rank, so a pair that is broken is never used again.
 
 from __future__ import annotations
 
+import math
 import socket
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from enum import IntEnum
@@ -19,13 +23,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as torch_distributed
+from torch import Tensor
 
 from paclm.errors import EngineError, InvalidInput
 
-FRAME = 2**14
+FRAME = 2**20
 _MOST_BYTES = 2**34
 _MOST_ARRAYS = 4096
 _HEADER = 4  # int64: number, kind, bytes of the body, arrays
+_AHEAD = 2
+"""Messages that may be on their way when the next one is sent."""
 _DTYPES = tuple(map(np.dtype, ("uint8", "int32", "int64", "float32", "float64", "bool", "uint16")))
 _FOREVER = timedelta(days=365)
 _CONNECT_SECONDS = 20.0
@@ -80,37 +87,50 @@ class Wire:
         except RuntimeError as error:
             raise WireBroken(_first_line(error)) from None
         self._frame = torch.zeros(FRAME, dtype=torch.uint8)
+        self._sending: deque[Any] = deque()
+        self._post_receive()
 
     def send(self, kind: Order, number: int, arrays: Sequence[Array] = (), seconds: float | None = None) -> None:
         """Send a message; waits until it is on its way."""
-        body = _packed(arrays)
-        data = np.zeros(max(FRAME, 8 * _HEADER + len(body)), dtype=np.uint8)
-        data[: 8 * _HEADER] = np.array([number, kind, len(body), len(arrays)], dtype=np.int64).view(np.uint8)
-        data[8 * _HEADER : 8 * _HEADER + len(body)] = body
-        whole = torch.from_numpy(data)
-        parts = [whole[:FRAME], whole[FRAME:]] if len(whole) > FRAME else [whole]
+        self.post(packed(kind, number, arrays), seconds)
+        self._wait_for_sends(0, seconds)
+
+    def post(self, message: Tensor, seconds: float | None = None) -> None:
+        """Send what `packed` returned, without waiting; unless the other side is so many messages behind."""
         try:
-            for work in [self._pair.send([part], self._peer, tag) for tag, part in enumerate(parts)]:
-                work.wait(_limit(seconds))
+            for tag, part in enumerate([message[:FRAME], message[FRAME:]] if len(message) > FRAME else [message]):
+                self._sending.append(self._pair.send([part], self._peer, tag))
         except RuntimeError as error:
             raise WireBroken(_first_line(error)) from None
+        self._wait_for_sends(_AHEAD, seconds)
 
     def receive(self, seconds: float | None = None) -> WireMessage:
         """Wait for the next message; without a limit for as long as the other side lives."""
         try:
-            self._pair.recv([self._frame], self._peer, 0).wait(_limit(seconds))
+            self._receiving.wait(_limit(seconds))
             frame = self._frame.numpy()
             number, kind, size, count = (int(value) for value in frame[: 8 * _HEADER].view(np.int64))
             if not (0 <= size <= _MOST_BYTES and 0 <= count <= _MOST_ARRAYS and kind in list(Order)):
                 raise WireBroken("It sent what is no message of paclm.")
-            first = frame[8 * _HEADER : 8 * _HEADER + size].copy()
-            if size > len(first):
-                rest = torch.empty(size - len(first), dtype=torch.uint8)
+            body = frame[8 * _HEADER : 8 * _HEADER + size].copy()
+            if size > len(body):
+                rest = torch.empty(size - len(body), dtype=torch.uint8)
                 self._pair.recv([rest], self._peer, 1).wait(_limit(seconds))
-                first = np.concatenate([first, rest.numpy()])
+                body = np.concatenate([body, rest.numpy()])
+            self._post_receive()
         except RuntimeError as error:
             raise WireBroken(_first_line(error)) from None
-        return WireMessage(Order(kind), number, _unpacked(first, count))
+        return WireMessage(Order(kind), number, _unpacked(body, count))
+
+    def _post_receive(self) -> None:
+        self._receiving = self._pair.recv([self._frame], self._peer, 0)
+
+    def _wait_for_sends(self, left: int, seconds: float | None) -> None:
+        try:
+            while len(self._sending) > left:
+                self._sending.popleft().wait(_limit(seconds))
+        except RuntimeError as error:
+            raise WireBroken(_first_line(error)) from None
 
 
 def serve_store(host: str, port: int = 0) -> tuple[Store, int]:
@@ -179,29 +199,41 @@ def _limit(seconds: float | None) -> timedelta:
     return _FOREVER if seconds is None else timedelta(seconds=seconds)
 
 
-def _packed(arrays: Sequence[Array]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def packed(kind: Order, number: int, arrays: Sequence[Array]) -> Tensor:
+    """A message as bytes; every array begins at a multiple of 8."""
     shapes: list[int] = []
     for array in arrays:
         shapes += [_DTYPES.index(array.dtype), array.ndim, *array.shape]
-    parts = [np.array([len(shapes), *shapes], dtype=np.int64), *arrays]
-    return np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
+    size = 8 * (1 + len(shapes)) + sum(map(_padded_bytes, arrays))
+    head = np.array([number, kind, size, len(arrays), len(shapes), *shapes], dtype=np.int64).view(np.uint8)
+    data, at = np.empty(8 * _HEADER + size, dtype=np.uint8), len(head)
+    data[:at] = head
+    for array in arrays:
+        data[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        at += _padded_bytes(array)
+    return torch.from_numpy(data)
+
+
+def _padded_bytes(array: Array) -> int:
+    return array.nbytes + -array.nbytes % 8
 
 
 def _unpacked(body: np.ndarray[Any, np.dtype[np.uint8]], count: int) -> list[Array]:
-    """The arrays of a message; every size is checked before it is used."""
+    """The arrays of a message, which share its memory; every size is checked before it is used."""
     try:
         length = int(body[:8].view(np.int64)[0])
         shapes = body[8 : 8 + 8 * length].view(np.int64).tolist()
-        arrays, at, start = [], 0, 8 + 8 * length
+        arrays: list[Array] = []
+        at, start = 0, 8 + 8 * length
         for _ in range(count):
             dtype, ndim = _DTYPES[shapes[at]], shapes[at + 1]
             shape = shapes[at + 2 : at + 2 + ndim]
             at += 2 + ndim
             if ndim < 0 or len(shape) != ndim or min(shape, default=0) < 0:
                 raise ValueError
-            end = start + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-            arrays.append(body[start:end].copy().view(dtype).reshape(shape))  # a copy is aligned
-            start = end
+            end = start + dtype.itemsize * math.prod(shape)
+            arrays.append(body[start:end].view(dtype).reshape(shape))
+            start += _padded_bytes(arrays[-1])
         if start != len(body) or at != len(shapes):
             raise ValueError
     except (ValueError, IndexError, TypeError):

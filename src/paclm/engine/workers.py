@@ -41,6 +41,7 @@ from paclm.engine.wire import (
     accept,
     as_text,
     has_come,
+    packed,
     serve_store,
     text_of,
 )
@@ -177,10 +178,11 @@ class WorkerGroup:
     def order(self, kind: Order, arrays: Sequence[Array] = ()) -> int:
         """Send one order to all; its number. Never fails: that one is lost is found where answers are awaited."""
         self._number += 1
+        message = packed(kind, self._number, arrays)
         for rank, wire in self._wires.items():
             if rank not in self._lost:
                 try:
-                    wire.send(kind, self._number, arrays, self.timeout)
+                    wire.post(message, self.timeout)
                 except WireBroken as broken:
                     self._lost[rank] = str(broken)
         return self._number
@@ -382,8 +384,8 @@ class DistributedStep:
 
 def digest_of(output: StepOutput) -> Array:
     """Of what every rank computes alike: the support and the public model's vote."""
-    digest = hashlib.blake2b(output.support.astype(np.int64).tobytes(), digest_size=16)
-    digest.update(output.votes[:, -1].astype(np.int64).tobytes())
+    digest = hashlib.sha256(output.support.astype(np.int32).tobytes())
+    digest.update(output.votes[:, -1].astype(np.int32).tobytes())
     return np.frombuffer(digest.digest(), dtype=np.uint8)
 
 
