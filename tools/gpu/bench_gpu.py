@@ -27,8 +27,6 @@ from gpu_timing import (
     DTYPES,
     SUPPORT,
     TOKENS,
-    Clock,
-    attempt,
     blocks_for,
     cache_bytes,
     cut,
@@ -36,10 +34,8 @@ from gpu_timing import (
     in_processes,
     milliseconds,
     prompts_of,
-    run_sections,
     shaped,
     step_ms,
-    tidy,
     warm,
 )
 from paclm.engine.decode_step import PlainStep, PromptChunk
@@ -49,6 +45,7 @@ from paclm.engine.fused import DEFAULTS, FusedModel
 from paclm.engine.graphs import FusedStep, GraphStep
 from paclm.engine.stacked import StackedModel
 from paclm.engine.weights import Weights
+from sections import Clock, attempt, run_sections, tidy
 
 CHUNK = 512  # prompt tokens of a pass, as served on a GPU
 LENGTHS = [17, 60, 2, 90, 33, 16, 64, 1, 95, 48, 31, 80]  # of the prompts that are compared

@@ -26,8 +26,6 @@ from gpu_timing import (
     PAGE,
     SUPPORT,
     TOKENS,
-    Clock,
-    attempt,
     blocks_for,
     cache_bytes,
     cut,
@@ -36,11 +34,9 @@ from gpu_timing import (
     in_processes,
     inputs_of,
     milliseconds,
-    run_sections,
     shaped,
     step_ms,
     step_of,
-    tidy,
     warm,
 )
 from paclm.engine.determinism import set_deterministic
@@ -48,6 +44,7 @@ from paclm.engine.engine import Engine
 from paclm.engine.fused import FusedModel
 from paclm.engine.graphs import FusedStep
 from paclm.engine.weights import Weights
+from sections import Clock, attempt, run_sections, tidy
 
 WORLDS, CONTEXT = 128, 2048
 TOPS = {"all": None, "top:15": 15, "top:8": 8}

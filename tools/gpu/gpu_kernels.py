@@ -15,8 +15,6 @@ from gpu_timing import (
     DEVICE,
     DTYPES,
     SUPPORT,
-    Clock,
-    attempt,
     blocks_for,
     graphed,
     milliseconds,
@@ -24,7 +22,6 @@ from gpu_timing import (
     shaped,
     step_ms,
     step_of,
-    tidy,
     warm,
 )
 from paclm.engine.decode_step import PlainStep
@@ -34,6 +31,7 @@ from paclm.engine.graphs import FusedStep
 from paclm.engine.kernels.ballots import cast_votes, public_keys
 from paclm.engine.kernels.products import Tile, multiply
 from paclm.engine.kernels.selection import support_of
+from sections import Clock, attempt, tidy
 
 _ONE_BF16 = {
     "default": BFLOAT16,
