@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tracemalloc
 from dataclasses import asdict
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -167,6 +168,19 @@ def test_ctrl_c_keeps_lengths_without_texts_and_the_next_init_continues(make, te
     assert 0 < rest.num_texts <= len(texts) - 70 + 14
     assert not list(tmp_path.glob(".clinic.init-*"))
     assert not list((tmp_path / "clinic").rglob(".lengths"))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=["stop", "full"])
+def test_texts_that_were_written_are_deleted_and_lengths_kept(make, tmp_path, in_parts, monkeypatch, error):
+    with monkeypatch.context() as patch:
+        patch.setattr(creation.storage, "write_private_arrays", Mock(side_effect=error))  # after the records
+        with pytest.raises((KeyboardInterrupt, WorkspaceError)):
+            make(tokenizer=Fives())
+    (site,) = tmp_path.glob(".clinic.init-*")
+    assert [path.name for path in site.iterdir()] == [".lengths"]
+    rest = Fives()
+    assert make(tokenizer=rest).is_new
+    assert rest.num_texts == 0
 
 
 def test_what_is_refused_is_refused_before_the_slow_part_and_leaves_nothing(make, tmp_path, in_parts, monkeypatch):
