@@ -1,5 +1,6 @@
 """What all tests share. Property tests are derandomised: a failure is the same failure for everyone."""
 
+import gc
 import os
 import random
 import signal
@@ -19,8 +20,16 @@ for name in [name for name in os.environ if name.startswith("PG")]:
 # TLS, where no address asks for it, doubles the time of every connection.
 os.environ.update(PGSSLMODE="disable", PGGSSENCMODE="disable")
 
+# What is imported stays: the garbage collector need not look through it again and again.
+gc.disable()
+
 settings.register_profile("paclm", deadline=None, derandomize=True, max_examples=60, print_blob=True)
 settings.load_profile("paclm")
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

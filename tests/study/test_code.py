@@ -13,14 +13,28 @@ REGIME = "paclm.study.regimes.releases"
 VOTES = "paclm.study.recorded_votes"
 
 
+@pytest.fixture(scope="module")
+def kept():
+    """What was read of a module, by its text: reading all of them takes a second."""
+    return {}
+
+
 @pytest.fixture
-def sources(tmp_path, monkeypatch):
+def sources(tmp_path, monkeypatch, kept):
     """A copy of the sources that a test may edit."""
     shutil.copytree(code._ROOT, tmp_path / "paclm", ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
     monkeypatch.setattr(code, "_ROOT", tmp_path / "paclm")
-    code._read.cache_clear()
-    yield tmp_path / "paclm"
-    code._read.cache_clear()
+    read_anew = code._read.__wrapped__
+
+    def read(module):
+        path = code._path(module)
+        key = module, path and path.read_bytes()
+        if key not in kept:
+            kept[key] = read_anew(module)
+        return kept[key]
+
+    monkeypatch.setattr(code, "_read", read)
+    return tmp_path / "paclm"
 
 
 def edited(path, old, new, module):
@@ -28,7 +42,6 @@ def edited(path, old, new, module):
     before, text = code_digest(module), path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
-    code._read.cache_clear()
     return before, code_digest(module)
 
 
