@@ -115,7 +115,7 @@ def test_adapters_in_the_last_layers_only_are_shown_recorded_and_bound(clinic):
 
 
 def test_more_layers_than_the_model_has_are_refused_before_records_are_read(clinic, monkeypatch):
-    monkeypatch.setattr(training_job, "encode_texts", lambda *_: pytest.fail("the records were read"))
+    monkeypatch.setattr(training_job, "encode_stream", lambda *_: pytest.fail("the records were read"))
     set_training(clinic, 'layers = "all"', 'layers = "top:3"')
     for options in ((), ("--dry-run",)):
         with pytest.raises(EngineError, match=r"top:3.* 2 decoder layers"):
