@@ -67,6 +67,7 @@ def test_training_leaves_one_file_of_adapters_that_the_manifest_knows(clinic):
     assert (entry["seed"], entry["training"]["coupled"]) == (101, True)
     stack = adapters(clinic)
     assert (stack.num_worlds, stack.base) == (WORLDS, workspace.base.fingerprint)
+    assert workspace.manifest.worlds_sha256 == stack.hashes()
     assert [path.name for path in workspace.adapters_path.iterdir()] == ["worlds.safetensors"]
     assert (workspace.adapters_path / "worlds.safetensors").stat().st_mode & 0o077 == 0
 

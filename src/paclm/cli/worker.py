@@ -6,18 +6,20 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paclm.cli.console import TrainedArgument, open_trained
 from paclm.cli.worker_options import InsecureNetworkFlag
 from paclm.engine.rendezvous import check_workers, find_rendezvous
 from paclm.errors import InvalidInput
 
 
 def worker(
-    workspace: TrainedArgument,
+    workspace: Annotated[
+        Path, typer.Argument(help="Folder with trained worlds, or one of paclm export --worker with those of a rank.")
+    ],
     rank: Annotated[int, typer.Option(help="Which of the workers this is, from 1 on; rank 0 is the command itself.")],
     workers: Annotated[int, typer.Option(help="How many there are, with rank 0.")],
     rendezvous: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where rank 0 waits for its workers.")],
@@ -28,8 +30,8 @@ def worker(
     Hold some of the worlds, on this or another host
 
     Waits for rank 0 (`paclm serve --workers N --rendezvous HOST:PORT`), proves what it holds, and votes until rank 0
-    ends. It gets prompts, tokens and coins, and never sees secret, belief, noise or ledger. Its workspace needs the
-    manifest, paclm.toml and the adapters; not the records, and not the folder curator.
+    ends. It gets prompts, tokens and coins, and never sees secret, belief, noise or ledger. On another host it
+    needs no workspace, only the folder of `paclm export --worker`.
 
     Example usage:
 
@@ -38,7 +40,9 @@ def worker(
     """
     if ends_with_input:
         threading.Thread(target=_end_with_input, daemon=True).start()
-    opened = open_trained(workspace)
+    from paclm.worlds.workspace import Workspace
+
+    opened = Workspace.open_for_worker(workspace)
     check_workers(workers, opened.num_worlds)
     if not 1 <= rank < workers:
         raise InvalidInput(f"--rank must be between 1 and {workers - 1}, not {rank}; rank 0 is the command itself.")

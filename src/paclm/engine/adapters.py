@@ -234,12 +234,13 @@ class AdapterStack:
         return self.map(lambda tensor: torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])]))
 
     def hashes(self) -> list[str]:
-        """SHA-256 of each world's adapter: layers in order, their A and B as float32."""
+        """SHA-256 of each world's adapter: its scale, and the layers by name, with A and B as float32."""
         digests = [hashlib.sha256() for _ in range(self.num_worlds)]
-        for layer in self.layers:
-            pair = self.A[layer].float().contiguous().numpy(), self.B[layer].float().contiguous().numpy()
+        for layer in sorted(self.layers, key=_natural):
+            pair = [tensor.detach().cpu().float().contiguous().numpy() for tensor in (self.A[layer], self.B[layer])]
+            head = json.dumps([layer, self.spec.scale, *(tensor.shape[1:] for tensor in pair)]).encode()
             for world, digest in enumerate(digests):
-                digest.update(layer.encode())
+                digest.update(head)
                 for tensor in pair:
                     digest.update(tensor[world])
         return [digest.hexdigest() for digest in digests]

@@ -15,7 +15,7 @@ from paclm.config import RuntimeConfig
 from paclm.engine.adapters import AdapterSpec, AdapterStack
 from paclm.engine.base_model import base_of
 from paclm.engine.engine import Engine
-from paclm.engine.loading import build_step, load_base, load_stack, model_context, resolve_runtime
+from paclm.engine.loading import build_step, load_base, model_context, resolve_runtime
 from paclm.engine.wire import Array, Order, text_of
 from paclm.engine.workers import DistributedStep, Split, WorkerGroup, as_message
 from paclm.errors import EngineError
@@ -38,18 +38,11 @@ def open_distributed_engine(
     model = load_base(workspace, runtime)
     threads = max(1, torch.get_num_threads() // workers.num_local)
     runtime = dataclasses.replace(resolve_runtime(runtime, model_context(model)), threads=threads)
-    whole = load_stack(workspace) if stack is None else stack
-    split = Split(whole.num_worlds, workers.count)
-    own = split.padded(whole.worlds(split.worlds(0)))
-    task = VotesTask(
-        workers,
-        split,
-        runtime,
-        support_size,
-        base_of(workspace).fingerprint,
-        world_hashes(workspace, whole, stack),
-        stack,
-    )
+    split = Split(workspace.num_worlds if stack is None else stack.num_worlds, workers.count)
+    hashes = world_hashes(workspace, split) if stack is None else stack.hashes()
+    own = own_worlds(workspace, split, 0)[0] if stack is None else stack.worlds(split.worlds(0))
+    own = split.padded(own)
+    task = VotesTask(workers, split, runtime, support_size, base_of(workspace).fingerprint, hashes, stack)
     worlds, step, plan = build_step(model, own, runtime, support_size, task.fingerprint, task.agree)
     distributed = DistributedStep(step, workers, split)
     return Engine(
@@ -57,10 +50,31 @@ def open_distributed_engine(
     )
 
 
-def world_hashes(workspace: Workspace, whole: AdapterStack, given: AdapterStack | None) -> list[str]:
-    """What each world's adapter must hash to: as the manifest has it, where it does."""
-    noted = None if given is not None else workspace.manifest.adapters[WORLDS_FILE].get("worlds_sha256")
-    return list(noted) if noted else whole.hashes()
+def world_hashes(workspace: Workspace, split: Split) -> list[str]:
+    """What each world's adapter must hash to: as the manifest has it, or, of an older workspace, as the file has it."""
+    noted = workspace.manifest.worlds_sha256
+    parts = (own_worlds(workspace, split, rank)[1] for rank in range(split.workers))  # one part in memory at a time
+    return noted or [digest for part in parts for digest in part]
+
+
+def own_worlds(workspace: Workspace, split: Split, rank: int) -> tuple[AdapterStack, list[str]]:
+    """The adapters of one rank, read alone, and their hashes: refuses others than the manifest names."""
+    which, path = split.worlds(rank), workspace.adapters_path / WORLDS_FILE
+    held = workspace.manifest.held or slice(0, workspace.num_worlds)
+    if which.start < held.start or which.stop > held.stop:
+        raise EngineError(
+            f"{path} holds the worlds {held.start} to {held.stop - 1}, and rank {rank} of {split.workers} needs "
+            f"{which.start} to {which.stop - 1}. Export them: paclm export WORKSPACE --worker FOLDER --rank {rank} "
+            f"--workers {split.workers}"
+        )
+    stack = AdapterStack.load(path, slice(which.start - held.start, which.stop - held.start))
+    hashes, noted = stack.hashes(), workspace.manifest.worlds_sha256
+    if len(hashes) != which.stop - which.start or (noted and hashes != noted[which]):
+        raise EngineError(
+            f"The adapters in {path} have changed since they were trained: their hashes are not those of the manifest. "
+            "Restore the file from a backup, or export the folder again."
+        )
+    return stack, hashes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -138,7 +138,8 @@ class TrainingJob:
             pass
 
     def _details(self, trained: Trained) -> dict[str, Any]:
-        return {
+        hashes = {"worlds_sha256": trained.stack.hashes()} if self.name == "worlds" else {}  # what workers prove
+        return hashes | {
             "training": asdict(self.settings),
             "seed": self.schedule.seed,
             "dtype": str(self.model.dtype).removeprefix("torch."),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,8 @@ import torch
 from paclm.config import RuntimeConfig
 from paclm.engine.base_model import base_of
 from paclm.engine.decode_step import DecodeStep, PromptChunk, StepOutput
-from paclm.engine.distributed import identity, received
-from paclm.engine.loading import build_step, load_base, load_stack
+from paclm.engine.distributed import identity, own_worlds, received
+from paclm.engine.loading import build_step, load_base
 from paclm.engine.wire import Array, Order, Wire, WireBroken, WireMessage, as_text, find_store, join, text_of
 from paclm.engine.workers import Split, as_message, digest_of
 from paclm.errors import EngineError, PaclmError
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _WAIT_SECONDS = 600.0
 """For rank 0 to start."""
+_TELL_SECONDS = 5.0
+"""For rank 0 to take the reason why this worker ends."""
 
 
 def run_worker(workspace: Workspace, rank: int, host: str, port: int) -> None:
@@ -70,7 +73,8 @@ class Worker:
             except WireBroken:
                 raise
             except (PaclmError, RuntimeError) as error:
-                self._wire.send(Order.FAILED, message.number, [as_text(str(error))])
+                with suppress(WireBroken):
+                    self._wire.send(Order.FAILED, message.number, [as_text(str(error))], _TELL_SECONDS)
                 raise
 
     def _follow(self, message: WireMessage) -> None:
@@ -108,19 +112,25 @@ class Worker:
         self._step = self._output = None
         runtime, split = RuntimeConfig(**setup["runtime"]), Split(setup["worlds"], setup["workers"])
         which = split.worlds(self._rank)
-        stack = received(part) if part else load_stack(self._workspace).worlds(which)
-        proof = identity(base_of(self._workspace).fingerprint, runtime)
-        proof |= {"hashes": stack.hashes()[: which.stop - which.start]}
+        if part:
+            stack = received(part)
+            hashes = stack.hashes()[: which.stop - which.start]
+        else:
+            stack, hashes = own_worlds(self._workspace, split, self._rank)
+            stack = split.padded(stack)
+        proof = identity(base_of(self._workspace).fingerprint, runtime) | {"hashes": hashes}
 
         def agree(num_tokens: int) -> int:
             self._wire.send(Order.PROOF, number, [as_message(proof | {"num_tokens": num_tokens})])
-            room = int(self._wire.receive().arrays[0][0])
+            answer = self._wire.receive()
+            if answer.kind != Order.BUILD:
+                raise EngineError("Rank 0 did not accept this worker, or has ended. It says why where it was started.")
+            room = int(answer.arrays[0][0])
             if room > num_tokens:
                 raise EngineError(f"The cache has room for {num_tokens:,} tokens here, and must hold {room:,}.")
             return room
 
         model = load_base(self._workspace, runtime)
-        stack = stack if part else split.padded(stack)
         self._size = split.size
         _, self._step, _ = build_step(model, stack, runtime, setup["support_size"], proof["base"], agree)
         self._wire.send(Order.ANSWER, number)

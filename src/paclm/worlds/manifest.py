@@ -13,7 +13,7 @@ from typing import Any
 
 from paclm.errors import WorkspaceError
 from paclm.worlds.fingerprints import Base, base_files, fingerprint_base, stat_files
-from paclm.worlds.layout import ADAPTERS_FOLDER, MANIFEST_FILE
+from paclm.worlds.layout import ADAPTERS_FOLDER, MANIFEST_FILE, WORLDS_FILE
 from paclm.worlds.storage import hash_file, write_private_json
 
 FORMAT = 1
@@ -42,7 +42,22 @@ class Manifest:
     base: Mapping[str, Any]
     """Name, folder, fingerprint, and size and time of its files."""
     adapters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By file name inside adapters/: SHA-256, size and time, and details of training."""
+    """By file name inside adapters/: SHA-256, size and time, and details of training.
+
+    For the worlds also `worlds_sha256`, of each one's adapter, unless they come from elsewhere; and `held`,
+    in the folder of a worker: first and last (exclusive) of the worlds that are in the file.
+    """
+
+    @property
+    def worlds_sha256(self) -> list[str]:
+        """Of each world's adapter; empty where training did not note them."""
+        return list(self.adapters.get(WORLDS_FILE, {}).get("worlds_sha256", ()))
+
+    @property
+    def held(self) -> slice | None:
+        """The worlds in the folder of a worker; None in a workspace, which has them all."""
+        held = self.adapters.get(WORLDS_FILE, {}).get("held")
+        return None if held is None else slice(*held)
 
     @property
     def digest(self) -> str:

@@ -50,11 +50,28 @@ class Workspace:
         """
         folder = Path(path).expanduser().absolute()
         manifest = load_manifest(folder)
+        if manifest.held is not None:
+            raise WorkspaceError(
+                f"{folder} is the folder of a worker: some of the worlds, and no records. Only paclm worker opens it. "
+                "Use the workspace that it was exported from."
+            )
         refuse_if_others_can_enter(folder)
         refuse_if_others_can_enter(folder / layout.CURATOR_FOLDER)
         verify_files(folder, manifest)
         verify_base(manifest, verify_in_full)
         verify_adapters(folder, manifest, verify_in_full)
+        return cls(folder, manifest, load_settings(folder / layout.SETTINGS_FILE))
+
+    @classmethod
+    def open_for_worker(cls, path: str | Path) -> Workspace:
+        """Open a workspace or the folder of a worker without looking at records, which a worker does not need.
+
+        The base model of a worker's folder is hashed; adapters are hashed when they are loaded, world by world.
+        """
+        folder = Path(path).expanduser().absolute()
+        manifest = load_manifest(folder)
+        refuse_if_others_can_enter(folder)
+        verify_base(manifest, in_full=manifest.held is not None)
         return cls(folder, manifest, load_settings(folder / layout.SETTINGS_FILE))
 
     @classmethod
@@ -217,5 +234,7 @@ class Workspace:
     def _lines(self, part: str) -> LineFile:
         if part not in PARTS:
             raise WorkspaceError(f"A workspace has the parts {', '.join(PARTS)}, not {part!r}.")
+        if self.manifest.held is not None:
+            raise WorkspaceError(f"{self.path} is the folder of a worker and has no records. Use a whole workspace.")
         with (self.path / layout.CORPUS_FOLDER / f"{part}.jsonl").open("rb") as file:
             return LineFile(file)
