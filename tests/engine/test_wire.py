@@ -1,0 +1,87 @@
+"""Messages between rank 0 and a worker: both ends in one process, over a real Gloo pair."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from paclm.engine.wire import FRAME, Order, WireBroken, accept, find_store, join, packed, serve_store
+
+
+@pytest.fixture
+def pair():
+    """Rank 0's end and the worker's."""
+    store, port = serve_store("127.0.0.1")
+    with ThreadPoolExecutor(1) as pool:
+        worker = pool.submit(lambda: join(find_store("127.0.0.1", port, 20.0), 1, "127.0.0.1"))
+        rank_0 = accept(store, 1, 1, "127.0.0.1")
+        yield rank_0, worker.result()
+
+
+def arrays():
+    """Every type and odd sizes, so that what follows an array would be misaligned without padding."""
+    generator = np.random.default_rng(0)
+    names = ("uint8", "int32", "int64", "float32", "float64", "bool", "uint16")
+    odd = [generator.integers(0, 2, (3, 1 + number)).astype(name) for number, name in enumerate(names)]
+    return [*odd, np.zeros((0, 5), dtype=np.float32), generator.random((4, 6))[:, ::2], np.array(7)]
+
+
+def assert_same(message, kind, number, sent):
+    assert (message.kind, message.number) == (kind, number)
+    assert len(message.arrays) == len(sent)
+    for found, array in zip(message.arrays, sent, strict=True):
+        assert found.dtype == array.dtype
+        assert found.shape == array.shape
+        assert np.array_equal(found, array)
+
+
+def test_messages_arrive_as_they_were_sent_in_both_directions(pair):
+    rank_0, worker = pair
+    rank_0.send(Order.STEP, 1, arrays(), 20.0)
+    assert_same(worker.receive(20.0), Order.STEP, 1, arrays())
+    worker.send(Order.ANSWER, 1, (), 20.0)
+    assert_same(rank_0.receive(20.0), Order.ANSWER, 1, [])
+
+
+@pytest.mark.parametrize("size", [FRAME - 64, FRAME - 56, FRAME - 48, FRAME, FRAME + 1, 3 * FRAME])
+def test_messages_around_and_above_a_frame_arrive_whole(pair, size):
+    rank_0, worker = pair
+    whole = [np.random.default_rng(size).integers(0, 256, size).astype(np.uint8)]
+    rank_0.post(packed(Order.ADAPTERS, 1, whole), 20.0)
+    rank_0.post(packed(Order.STEP, 2, []), 20.0)
+    assert_same(worker.receive(20.0), Order.ADAPTERS, 1, whole)
+    assert_same(worker.receive(20.0), Order.STEP, 2, [])
+
+
+def test_a_short_message_after_a_long_one_has_nothing_of_it(pair):
+    rank_0, worker = pair
+    for number, values in enumerate((np.full(9999, 5), np.full(3, 8), np.full(0, 1)), 1):
+        rank_0.send(Order.STEP, number, [values], 20.0)
+        assert_same(worker.receive(20.0), Order.STEP, number, [values])
+
+
+def test_arrays_of_a_message_outlive_the_next_one(pair):
+    rank_0, worker = pair
+    rank_0.send(Order.STEP, 1, [np.full(100, 1)], 20.0)
+    first = worker.receive(20.0)
+    rank_0.send(Order.STEP, 2, [np.full(100, 2)], 20.0)
+    worker.receive(20.0)
+    assert (first.arrays[0] == 1).all()
+
+
+@pytest.mark.parametrize("place", [1, 2, 3, 4, 5, 6, 7])
+def test_what_is_no_message_ends_the_connection(pair, place):
+    rank_0, worker = pair
+    message = packed(Order.STEP, 1, [np.arange(3)])
+    message.numpy().view(np.int64)[place] = -(2**40) if place != 7 else 2**50
+    rank_0.post(message, 20.0)
+    with pytest.raises(WireBroken, match="no message"):
+        worker.receive(20.0)
+
+
+def test_silence_and_a_lost_peer_are_errors(pair):
+    rank_0, worker = pair
+    with pytest.raises(WireBroken):
+        rank_0.receive(0.2)
+    with pytest.raises(WireBroken):  # the pair is closed for both
+        worker.receive(20.0)
