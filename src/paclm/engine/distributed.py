@@ -18,7 +18,7 @@ from paclm.engine.engine import Engine
 from paclm.engine.loading import build_step, load_base, model_context, resolve_runtime
 from paclm.engine.wire import Array, Order, text_of
 from paclm.engine.workers import DistributedStep, Split, WorkerGroup, as_message
-from paclm.errors import EngineError
+from paclm.errors import EngineError, WorkerLost
 from paclm.worlds.layout import WORLDS_FILE
 from paclm.worlds.manifest import installed_versions
 
@@ -110,12 +110,19 @@ class VotesTask:
         for rank in ranks:
             part = None if self.stack is None else self.split.padded(self.stack.worlds(self.split.worlds(rank)))
             self.workers.send(rank, Order.SETUP, [as_message(setup), *(() if part is None else sent(part))])
-        rooms = []
+        rooms: list[int] = []
         for rank in ranks:
-            found = json.loads(text_of(self.workers.receive(rank)[0]))
+            found = self._proof(rank)
             self._check(rank, found)
-            rooms.append(int(found["num_tokens"]))
+            rooms.append(found["num_tokens"])
         return min(rooms)
+
+    def _proof(self, rank: int) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(text_of(self.workers.receive(rank)[0]))
+            return {**found, "num_tokens": int(found["num_tokens"])}
+        except (IndexError, KeyError, TypeError, ValueError, RecursionError):
+            raise WorkerLost(f"Worker {rank} sent what is no proof of what it holds.") from None
 
     def _check(self, rank: int, found: dict[str, Any]) -> None:
         expected = identity(self.fingerprint, self.runtime) | {"hashes": self.hashes[self.split.worlds(rank)]}

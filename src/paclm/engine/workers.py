@@ -214,7 +214,10 @@ class WorkerGroup:
 
     def receive(self, rank: int, seconds: float = _START_SECONDS) -> list[Array]:
         """The answer of one worker to the last `send`."""
-        return self._patiently(rank, self._number, seconds)
+        try:
+            return self._patiently(rank, self._number, seconds)
+        except WireBroken as broken:
+            raise WorkerLost(f"Worker {rank} was lost ({broken}).") from None
 
     def _patiently(self, rank: int, number: int, seconds: float) -> list[Array]:
         """Wait for an answer in another thread: signals and `while_waiting` are heard meanwhile."""
@@ -289,6 +292,7 @@ class WorkerGroup:
         for rank, process in self._processes.items():
             _end(process, seconds if rank in self._wires and rank not in self._lost else 0.0)
         self._wires.clear()
+        self._store = None
 
     def __enter__(self) -> Self:
         return self
