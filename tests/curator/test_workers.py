@@ -217,7 +217,7 @@ def test_a_worker_with_another_base_or_other_libraries_is_refused(make, monkeypa
     workspace = make()
     with monkeypatch.context() as patch:
         patch.setattr("paclm.engine.worker.identity", lambda _, runtime: identity("another", runtime))
-        with pytest.raises(EngineError, match="Worker 1 .*base model"):
+        with pytest.raises(EngineError, match=r"Worker 1 .*base model"):
             opened(workspace)
     with monkeypatch.context() as patch:
         own = identity("", workspace.runtime)["versions"]
