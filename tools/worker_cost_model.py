@@ -117,6 +117,7 @@ class Measured(NamedTuple):
 
 
 _TRUNK, _LARGE = "speed.md, fewer adapted layers", "speed.md, Llama-8B's shape"
+_WORLDS = "tools/gpu/bench_workers.py, section one"
 FITTED = (
     Measured(Load(SMOLLM2, 128, 1, 96), 1e3 / 703, _TRUNK),
     Measured(Load(SMOLLM2, 128, 16, 96), 16e3 / 4098, _TRUNK),
@@ -129,6 +130,14 @@ HELD_OUT = (
     Measured(Load(SMOLLM2, 128, 16, 96, 8), 16e3 / 8451, _TRUNK),
     Measured(Load(SMOLLM2, 128, 100, 96, 8), 100e3 / 16940, _TRUNK),
     Measured(Load(SMOLLM2, 128, 256, 96), 36.5, "engine.md, with blocks"),
+    Measured(Load(SMOLLM2, 128, 16, 512), 8.48, _WORLDS),
+    Measured(Load(SMOLLM2, 128, 76, 512), 34.45, _WORLDS),
+    Measured(Load(SMOLLM2, 64, 16, 96), 2.98, _WORLDS),
+    Measured(Load(SMOLLM2, 64, 100, 96), 9.46, _WORLDS),
+    Measured(Load(SMOLLM2, 64, 100, 512), 23.14, _WORLDS),
+    Measured(Load(SMOLLM2, 16, 1, 96), 1.32, _WORLDS),
+    Measured(Load(SMOLLM2, 16, 100, 96), 3.67, _WORLDS),
+    Measured(Load(SMOLLM2, 16, 100, 512), 7.52, _WORLDS),
     Measured(Load(GPT2, 128, 16, 96), 3.21, "engine.md, with copies"),
     Measured(Load(GPT2, 128, 100, 96), 16.5, "engine.md, with copies"),
     Measured(Load(LLAMA_8B, 128, 8, 912), 8e3 / 152, _LARGE),
@@ -311,13 +320,15 @@ def network_table() -> str:
 
 def check_table() -> str:
     compute = fit()
-    rows = ["| | layers | streams | context | measured | model | error |", "|---|---|---:|---:|---:|---:|---:|"]
+    rows = ["| | worlds | layers | streams | context | measured | model | error |"]
+    rows += ["|---|---:|---|---:|---:|---:|---:|---:|"]
     for used, group in (("fitted", FITTED), ("held out", HELD_OUT)):
         for found in group:
             load = found.load
             layers = "all" if load.top is None else f"top:{load.top}"
             times = f"{found.ms:.2f} ms | {compute.ms(load):.2f} ms | {compute.error(found):+.0%}"
-            rows.append(f"| {load.shape.name}, {used} | {layers} | {load.streams} | {load.context:,} | {times} |")
+            where = f"{load.worlds} | {layers} | {load.streams} | {load.context:,}"
+            rows.append(f"| {load.shape.name}, {used} | {where} | {times} |")
     return "\n".join(rows)
 
 
