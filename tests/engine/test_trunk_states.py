@@ -147,7 +147,7 @@ def test_states_on_disk_have_no_name_and_nothing_stays(build_model, monkeypatch,
         on_progress=lambda _: seen.update(mapped(folder), (path.name for path in folder.iterdir())),
         checkpoint_seconds=0.0,
     )
-    assert seen == {"run.json", "current.safetensors", "(deleted)"}
+    assert seen == {"run.json", "current-0000.safetensors", "(deleted)"}
     assert not mapped(folder)
 
 

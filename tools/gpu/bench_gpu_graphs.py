@@ -38,10 +38,11 @@ from paclm.engine import training, training_pass
 from paclm.engine.adapters import AdapterStack
 from paclm.engine.base_model import load_model, resolve_base
 from paclm.engine.memory import release_memory
-from paclm.engine.training import Progress, make_schedule, train_worlds
+from paclm.engine.training import make_schedule, train_worlds
 from paclm.engine.training_forward import PlainForward
 from paclm.engine.training_order import Schedule, make_blocks
 from paclm.engine.training_pass import MOST_RECORDED, WorldsPass
+from paclm.engine.training_queue import Progress
 from paclm.worlds.assignment import assign_worlds
 
 SETTINGS = TrainingConfig(epochs=1)

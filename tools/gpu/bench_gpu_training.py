@@ -37,10 +37,11 @@ from launches import count_launches
 from paclm.config import TrainingConfig
 from paclm.engine.adapters import AdapterStack, find_targets
 from paclm.engine.loss import batch_loss, make_batch
-from paclm.engine.training import GroupTraining, Progress, adapter_spec, make_schedule
+from paclm.engine.training import GroupTraining, adapter_spec, make_schedule
 from paclm.engine.training_forward import Forward, OwnForward, PlainForward
 from paclm.engine.training_order import Schedule, make_blocks
 from paclm.engine.training_pass import WorldsPass
+from paclm.engine.training_queue import GroupQueue, Progress
 from paclm.engine.trunk_states import Place, TrunkStates
 from paclm.engine.weights import output_layer
 from paclm.worlds.assignment import assign_worlds
@@ -268,7 +269,7 @@ def take_steps(group: GroupTraining, num_steps: int) -> tuple[list[float], list[
             raise EnoughError
 
     with suppress(EnoughError):
-        group.run(0, [int(group.num_steps.max())], None, note, float("inf"))
+        group.run(0, GroupQueue([int(group.num_steps.max())], on_progress=note), float("inf"))
     return losses, times
 
 

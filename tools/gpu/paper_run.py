@@ -39,8 +39,8 @@ import numpy as np
 from paclm.config import RuntimeConfig
 from paclm.engine.base_model import base_of, load_tokenizer, resolve_base
 from paclm.engine.loading import pick_device
-from paclm.engine.training import Progress
 from paclm.engine.training_job import membership_of, prepare_training
+from paclm.engine.training_queue import Progress
 from paclm.errors import InvalidInput, PaclmError
 from paclm.study.decoding import GREEDY, GUMBEL
 from paclm.study.lab import Advance, Lab

@@ -19,6 +19,7 @@ from paclm.cli.console import (
     warn_of_threads,
 )
 from paclm.cli.training_advice import after_training, learned_little
+from paclm.cli.worker_options import InsecureNetworkFlag, RendezvousOption, WorkersOption, workers_of
 from paclm.config import format_duration, in_shell
 from paclm.errors import InvalidInput, WorkspaceError
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from paclm.engine.training import Trained
     from paclm.engine.training_job import TrainingJob
     from paclm.engine.training_plan import TrainingPlan
+    from paclm.engine.workers import WorkerGroup
     from paclm.worlds.workspace import Workspace
 
 
@@ -57,6 +59,9 @@ def train(
         Literal["auto", "float32", "bfloat16"],
         typer.Option(help="Arithmetic of the base model; auto: bfloat16 where the hardware has it, else float32."),
     ] = "auto",
+    workers: WorkersOption = 1,
+    rendezvous: RendezvousOption = None,
+    insecure_network: InsecureNetworkFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """
@@ -74,6 +79,7 @@ def train(
         paclm train clinic --dry-run
         paclm train clinic
         paclm train clinic --resume
+        paclm train clinic --workers 4
         paclm train clinic --what shards:16
         paclm train clinic --what dp:8 --dry-run
     """
@@ -90,6 +96,8 @@ def train(
     if what.partition(":")[0] == "dp":
         if worlds_per_step != "auto":
             raise InvalidInput("--worlds-per-step is not for dp, which trains one adapter.")
+        if workers != 1:
+            raise InvalidInput("--workers is not for dp, which trains one adapter.")
         from paclm.cli.train_dp import train_dp_adapter
 
         train_dp_adapter(
@@ -113,11 +121,14 @@ def train(
             err=True,
         )
     from paclm.engine.training_job import prepare_training
+    from paclm.engine.training_workers import SILENT_SECONDS
     from paclm.ledger.address import exists
 
     if dry_run:
         typer.echo("Measuring ...", err=True)
-    job = prepare_training(opened, what, dtype=dtype)
+    shared = workers_of(opened, workers, rendezvous, is_insecure=insecure_network)
+    local = workers if rendezvous is None else 1
+    job = prepare_training(opened, what, dtype=dtype, workers=workers, processes=local)
     is_trained = job.file_name in job.workspace.manifest.adapters
     if is_trained and resume and not (job.is_unfinished or again or dry_run):
         typer.echo(f"{job.workspace.adapters_path / job.file_name} is trained already: nothing to resume.")
@@ -139,7 +150,10 @@ def train(
         _refuse_to_overwrite(job, is_trained, resume, command)
     plan = job.plan(group_size)
     try:
-        _, trained = run_job(job, f"training {job.name}", plan.worlds_per_step, resume=resume)
+        with shared as group:
+            if group is not None:
+                group.timeout = max(group.timeout, SILENT_SECONDS)
+            _, trained = run_job(job, f"training {job.name}", plan.worlds_per_step, resume=resume, group=group)
     except KeyboardInterrupt:
         if job.has_kept_work:
             STOP_MESSAGE.set(f"Work so far is kept. To continue: {command} --resume")
@@ -160,11 +174,16 @@ def warn_of_load(job: TrainingJob | DpTrainingJob) -> None:
 
 
 def run_job(
-    job: TrainingJob, label: str, worlds_per_step: int | None = None, *, resume: bool
+    job: TrainingJob,
+    label: str,
+    worlds_per_step: int | None = None,
+    *,
+    resume: bool,
+    group: WorkerGroup | None = None,
 ) -> tuple[Workspace, Trained]:
     """Train with a progress bar; returns the workspace with its new adapters."""
     from paclm.cli.progress import progress
-    from paclm.engine.training import Progress
+    from paclm.engine.training_queue import Progress
 
     with progress() as bar:
         task = bar.add_task(label, total=None)
@@ -173,7 +192,7 @@ def run_job(
             description = f"{label}, group {now.group + 1}/{now.num_groups}, loss {now.loss:.3f}"
             bar.update(task, completed=now.step, total=now.num_steps, description=description)
 
-        return job.run(worlds_per_step, resume=resume, on_progress=show)
+        return job.run(worlds_per_step, resume=resume, on_progress=show, group=group)
 
 
 def _threads() -> int:
@@ -206,11 +225,13 @@ def _show_plan(job: TrainingJob, plan: TrainingPlan, as_json: bool) -> None:
     print_fields(
         {
             "adapters": f"{plan.num_worlds:,} of {plan.parameters_per_world:,} parameters, "
-            f"{plan.worlds_per_step} trained together",
+            f"{plan.worlds_per_step} trained together"
+            + (f" by each of {plan.workers} workers" if plan.workers > 1 else ""),
             "layers": layers_in_words(plan, plan.num_worlds),
             "steps": f"{plan.num_steps:,}",
             "tokens": f"{plan.num_tokens:,} ({plan.num_tokens / plan.num_positions:.0%} of the positions computed)",
-            "memory": f"{format_size(plan.memory_bytes)} beside the base model",
+            "memory": f"{format_size(plan.memory_bytes)} beside the base model"
+            + (", both in each process" if plan.workers > 1 else ""),
             **_trunk(plan),
             "disk": f"{format_size(plan.disk_bytes)} while it runs, about "
             f"{format_size(4 * plan.parameters_per_world * plan.num_worlds)} afterwards",
@@ -257,6 +278,7 @@ def _show_result(
         "trunk": plan.trunk,
         "worlds_per_step": trained.worlds_per_step,
         "threads": _threads(),
+        "workers": job.workers,
         "num_steps": plan.num_steps,
         "steps_per_world": steps,
         "num_tokens": plan.num_tokens,

@@ -18,7 +18,8 @@ from paclm.errors import InvalidInput
 
 def worker(
     workspace: Annotated[
-        Path, typer.Argument(help="Folder with trained worlds, or one of paclm export --worker with those of a rank.")
+        Path,
+        typer.Argument(help="Folder made by paclm init, or one of paclm export --worker with the worlds of a rank."),
     ],
     rank: Annotated[int, typer.Option(help="Which of the workers this is, from 1 on; rank 0 is the command itself.")],
     workers: Annotated[int, typer.Option(help="How many there are, with rank 0.")],
@@ -31,7 +32,8 @@ def worker(
 
     Waits for rank 0 (`paclm serve --workers N --rendezvous HOST:PORT`), proves what it holds, and votes until rank 0
     ends. It gets prompts, tokens and coins, and never sees secret, belief, noise or ledger. On another host it
-    needs no workspace, only the folder of `paclm export --worker`.
+    needs no workspace, only the folder of `paclm export --worker`; for `paclm train` it needs the workspace with its
+    records, and trains some of the worlds.
 
     Example usage:
 

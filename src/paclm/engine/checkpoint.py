@@ -2,7 +2,7 @@
 
     run.json                  a hash of what is trained; a resumed run must have the same
     group-0003.safetensors    the adapters of a finished group
-    current.safetensors       parameters, moments and position of the group under way
+    current-0004.safetensors  parameters, moments and position of a group under way; with workers there are several
 
 Files are written atomically. A run that was killed continues at the last of them and ends with the same adapters.
 """
@@ -34,14 +34,15 @@ from paclm.worlds.storage import make_private_folder, write_private_json
 
 RUN_FILE = "run.json"
 _ROWS_AT_ONCE = 1 << 20
-CURRENT_FILE = "current.safetensors"
+_EARLIER_CURRENT_FILE = "current.safetensors"
+"""Of versions with one group under way."""
 _LATER_SETTINGS = ("layers",)
 """Settings that older versions did not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """State of the group under way."""
+    """State of a group under way."""
 
     group: int
     num_steps: int
@@ -121,7 +122,7 @@ class Checkpoints:
     def save_group(self, group: int, tensors: Mapping[str, Tensor]) -> None:
         """Save a finished group and delete the position inside it."""
         save_tensors(self._group_file(group), tensors, {})
-        (self.folder / CURRENT_FILE).unlink(missing_ok=True)
+        self._current_file(group).unlink(missing_ok=True)
 
     def load_group(self, group: int) -> dict[str, Tensor] | None:
         path = self._group_file(group)
@@ -130,17 +131,16 @@ class Checkpoints:
     def save_position(self, position: Position) -> None:
         tensors = {name: getattr(position, name) for name in ("rows", "first", "second")}
         notes = {"group": str(position.group), "num_steps": str(position.num_steps)}
-        save_tensors(self.folder / CURRENT_FILE, tensors, notes)
+        save_tensors(self._current_file(position.group), tensors, notes)
 
     def load_position(self, group: int) -> Position | None:
         """The saved position inside `group`, if there is one."""
-        path = self.folder / CURRENT_FILE
-        if not path.is_file():
-            return None
-        tensors, notes = _read(path)
-        if int(notes["group"]) != group:
-            return None
-        return Position(group, int(notes["num_steps"]), **tensors)
+        for path in (self._current_file(group), self.folder / _EARLIER_CURRENT_FILE):
+            if path.is_file():
+                tensors, notes = _read(path)
+                if int(notes["group"]) == group:
+                    return Position(group, int(notes["num_steps"]), **tensors)
+        return None
 
     def remove(self) -> None:
         """Delete the folder, once the adapters are saved."""
@@ -148,6 +148,9 @@ class Checkpoints:
 
     def _group_file(self, group: int) -> Path:
         return self.folder / f"group-{group:04d}.safetensors"
+
+    def _current_file(self, group: int) -> Path:
+        return self.folder / f"current-{group:04d}.safetensors"
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -126,13 +126,7 @@ class VotesTask:
 
     def _check(self, rank: int, found: dict[str, Any]) -> None:
         expected = identity(self.fingerprint, self.runtime) | {"hashes": self.hashes[self.split.worlds(rank)]}
-        for name, value in expected.items():
-            if found.get(name) != value:
-                shown = "" if name == "hashes" else f": {found.get(name)!r}, not {value!r}"
-                raise EngineError(
-                    f"Worker {rank} holds other {_NAMES[name]} than this workspace{shown}. Nothing was served. Copy "
-                    "the workspace to its host again, and install the same versions there."
-                )
+        check_proof(rank, found, expected)
 
     def _build(self, ranks: Iterable[int], room: int) -> None:
         for rank in ranks:
@@ -141,7 +135,24 @@ class VotesTask:
             self.workers.receive(rank)
 
 
-_NAMES = {"base": "base model", "hashes": "adapters", "device": "hardware", "versions": "versions of libraries"}
+_NAMES = {
+    "base": "base model",
+    "hashes": "adapters",
+    "run": "records, worlds, settings or seed",
+    "device": "hardware",
+    "versions": "versions of libraries",
+}
+
+
+def check_proof(rank: int, found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Raise unless a worker holds what it must."""
+    for name, value in expected.items():
+        if found.get(name) != value:
+            shown = "" if name in ("hashes", "run") else f": {found.get(name)!r}, not {value!r}"
+            raise EngineError(
+                f"Worker {rank} holds other {_NAMES[name]} than this workspace{shown}. Nothing was served or trained "
+                "there. Copy the workspace to its host again, and install the same versions there."
+            )
 
 
 def identity(fingerprint: str, runtime: RuntimeConfig) -> dict[str, Any]:

@@ -114,6 +114,11 @@ def free_bytes(device: torch.device) -> int:
     return min(free, limit - used)
 
 
+def sharing(device: torch.device, processes: int) -> int:
+    """How many of the processes on this machine use the memory of one device: GPUs are dealt to them in turn."""
+    return processes if device.type != "cuda" else -(-processes // max(1, torch.cuda.device_count()))
+
+
 def peak_memory(device: torch.device) -> int:
     """The most bytes used so far: on a GPU of it, else of this process."""
     if device.type == "cuda":

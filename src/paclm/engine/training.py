@@ -4,6 +4,7 @@
     loss            each world's mean over its own tokens         optimizer     AdamW, one row per world
     training_pass   losses and gradients of a batch               improvement   the check at the end
     trunk_states    layers below the first adapted one, computed once
+    training_queue  the groups, for this process and its workers
 
 The loss of a step is read after the next step is launched, so that a GPU never waits for the host; but a position or
 group is saved only when all of its losses are read and finite. Ctrl-C finishes the current step and saves the position.
@@ -15,9 +16,11 @@ loss is its own mean, and AdamW is elementwise. Knows no workspace and not which
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -33,21 +36,14 @@ from paclm.engine.optimizer import StackedAdamW, flatten, unflatten
 from paclm.engine.training_forward import make_forward
 from paclm.engine.training_order import Blocks, BoolArray, IntArray, Schedule
 from paclm.engine.training_pass import WorldsPass
-from paclm.engine.trunk_states import TrunkStates, choose_place
+from paclm.engine.training_queue import GroupQueue, GroupStep, OnProgress
+from paclm.engine.trunk_states import Place, TrunkStates, choose_place
 from paclm.engine.weights import output_layer
 from paclm.errors import EngineError
 
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """State of training after a step."""
-
-    group: int
-    num_groups: int
-    step: int  # steps done, over all groups
-    num_steps: int
-    num_tokens: int  # tokens predicted in this step by all worlds of the group
-    loss: float  # mean over the worlds of the group in this step
+CHECKPOINT_SECONDS = 60.0
+HelpFrom = Callable[[GroupQueue, str, dict[str, Any]], AbstractContextManager[None]]
+"""Starts workers on a queue of groups, given the hash of what is trained, and how groups are trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +82,6 @@ class Trained:
     seconds: float  # of this call; earlier parts of a resumed run are not counted
 
 
-OnProgress = Callable[[Progress], None]
-
-
 def adapter_spec(settings: TrainingConfig) -> AdapterSpec:
     """The adapters that [training] sets."""
     wanted = settings.targets
@@ -112,71 +105,114 @@ def train_worlds(
     folder: Path | None = None,
     resume: bool = False,
     on_progress: OnProgress | None = None,
-    checkpoint_seconds: float = 60.0,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
     must_improve: bool = True,
+    processes: int = 1,
+    help_from: HelpFrom | None = None,
 ) -> Trained:
     """Train every world of the schedule on a frozen base model (fingerprint `base`), from the seed of the schedule.
 
     With a `folder`, checkpoints are kept there and `resume` continues from them; remove it once the stack is saved.
-    Raises if a world is no better on its own records than the public model; studies can turn this off.
+    Raises if a world is no better on its own records than the public model; studies can turn this off. `help_from`
+    lets workers take groups too; `processes` of them all share this machine.
     """
     began = time.monotonic()
-    spec = adapter_spec(settings)
-    start = AdapterStack.initial(
-        find_targets(model, spec), spec, schedule.num_worlds, schedule.seed, base, settings.coupled
-    )
-    head, forward = output_layer(model), make_forward(model)
     checkpoints = Checkpoints(folder) if folder is not None else None
-    place = choose_place(forward, head, schedule.blocks, start.trunk, folder)
-    if checkpoints is not None:
-        run = identify_run(schedule, {"base": base, "dtype": str(model.dtype), **deciding(settings)})
-        earlier = checkpoints.worlds_per_step(run) if resume else None
-        if earlier is None:
-            checkpoints.begin(run, worlds_per_step, place is not None)
-        elif not checkpoints.has_states:
-            place = None
-        elif place is None:
-            raise EngineError(
-                f"The run in {checkpoints.folder} stores the states of the trunk, and there is no more room for them. "
-                "Free memory or disk space and resume, or start a new run with --again."
-            )
-        worlds_per_step = earlier or worlds_per_step
-    groups = schedule.groups(worlds_per_step)
-    group_steps = [int(schedule.num_steps[worlds].max()) for worlds in groups]
-    rows = flatten(start)  # (m, p)
-    figures = np.zeros((3, schedule.num_worlds))  # public, trained, moved
-    try:
-        states = None
+    with closing(Trainer(model, schedule, settings, base, must_improve)) as trainer:
+        place = trainer.choose_place(folder, processes)
+        if checkpoints is not None:
+            earlier = checkpoints.worlds_per_step(trainer.run_id) if resume else None
+            if earlier is None:
+                checkpoints.begin(trainer.run_id, worlds_per_step, place is not None)
+            elif not checkpoints.has_states:
+                place = None
+            elif place is None:
+                raise EngineError(
+                    f"The run in {checkpoints.folder} stores the states of the trunk, and there is no more room for "
+                    "them. Free memory or disk space and resume, or start a new run with --again."
+                )
+            worlds_per_step = earlier or worlds_per_step
+        groups = schedule.groups(worlds_per_step)
+        rows = flatten(trainer.start)  # (m, p)
+        figures = np.zeros((3, schedule.num_worlds))  # public, trained, moved
+
+        def collect(number: int, done: dict[str, Tensor]) -> None:
+            rows[torch.from_numpy(groups[number])] = done["rows"]
+            figures[:, groups[number]] = done["figures"].numpy()
+
+        group_steps = [int(schedule.num_steps[worlds].max()) for worlds in groups]
+        queue = GroupQueue(group_steps, checkpoints, on_progress, collect)
+        how: dict[str, Any] = {"worlds_per_step": worlds_per_step, "has_states": place is not None}
+        how["checkpoint_seconds"] = checkpoint_seconds
+        with help_from(queue, trainer.run_id, how) if help_from else nullcontext():
+            trainer.prepare(worlds_per_step, place, folder)
+            while (number := queue.take()) is not None:
+                queue.finish(number, trainer.train(number, queue, checkpoint_seconds))
+    return Trained(unflatten(rows, trainer.start), Improvement(*figures), worlds_per_step, time.monotonic() - began)
+
+
+class Journal(Protocol):
+    """Where a group that is trained begins, and who hears how far it is."""
+
+    def position(self, number: int) -> Position | None: ...
+
+    def save(self, position: Position) -> None: ...
+
+    def note(self, number: int, taken: GroupStep) -> None: ...
+
+
+class Trainer:
+    """Trains groups of worlds in this process, one at a time. Each process of a training has one, alike."""
+
+    def __init__(
+        self, model: PreTrainedModel, schedule: Schedule, settings: TrainingConfig, base: str, must_improve: bool = True
+    ) -> None:
+        spec = adapter_spec(settings)
+        targets = find_targets(model, spec)
+        self.start = AdapterStack.initial(targets, spec, schedule.num_worlds, schedule.seed, base, settings.coupled)
+        self.run_id = identify_run(schedule, {"base": base, "dtype": str(model.dtype), **deciding(settings)})
+        """Hash of what is trained."""
+        self._schedule = schedule
+        self._settings = settings
+        self._must_improve = must_improve
+        self._head, self._forward = output_layer(model), make_forward(model)
+
+    def choose_place(self, folder: Path | None, processes: int = 1) -> Place | None:
+        """Where the states of the trunk will be stored; None: nowhere."""
+        return choose_place(self._forward, self._head, self._schedule.blocks, self.start.trunk, folder, processes)
+
+    def prepare(self, worlds_per_step: int, place: Place | None, folder: Path | None) -> None:
+        """Compute the states of the trunk, if they are to be stored, and make room for the largest group."""
+        self._groups = self._schedule.groups(worlds_per_step)
+        self._states = None
         if place is not None:
-            states = TrunkStates.compute(forward, head, schedule.blocks, start.trunk, place, folder)
-        passes = WorldsPass(forward, head, start, max(map(len, groups)))
-        for number, worlds in enumerate(groups):
-            done = checkpoints.load_group(number) if checkpoints is not None else None
-            if done is None:
-                own = start.worlds(worlds.tolist())
-                group = GroupTraining(passes, own, schedule, worlds, settings, states)
-                if checkpoints is not None:  # outside of `try`: Ctrl-C here must not save a position
-                    group.restore(checkpoints.load_position(number))
-                try:
-                    group.run(number, group_steps, checkpoints, on_progress, checkpoint_seconds)
-                    improvement = measure_improvement(
-                        forward, head, own, group.stack, schedule, worlds.tolist(), states
-                    )
-                    if must_improve:
-                        refuse_unimproved(improvement, worlds.tolist())
-                    measured = np.stack([improvement.public, improvement.trained, improvement.moved])
-                    done = {"rows": group.optimizer.rows.cpu(), "figures": torch.from_numpy(measured)}
-                    if checkpoints is not None:
-                        checkpoints.save_group(number, done)
-                except KeyboardInterrupt:
-                    if checkpoints is not None and group.is_whole:
-                        checkpoints.save_position(group.position(number))
-                    raise
-            rows[torch.from_numpy(worlds)] = done["rows"]
-            figures[:, worlds] = done["figures"].numpy()
-    finally:
-        forward.close()
-    return Trained(unflatten(rows, start), Improvement(*figures), worlds_per_step, time.monotonic() - began)
+            blocks, layer = self._schedule.blocks, self.start.trunk
+            self._states = TrunkStates.compute(self._forward, self._head, blocks, layer, place, folder)
+        self._passes = WorldsPass(self._forward, self._head, self.start, max(map(len, self._groups)))
+
+    def train(self, number: int, journal: Journal, checkpoint_seconds: float) -> dict[str, Tensor]:
+        """The rows (G, p) of a trained group, and its figures (3, G); raises if a world is no better than before."""
+        worlds = self._groups[number]
+        own = self.start.worlds(worlds.tolist())
+        group = GroupTraining(self._passes, own, self._schedule, worlds, self._settings, self._states)
+        group.restore(journal.position(number))  # outside of `try`: Ctrl-C here must not save a position
+        try:
+            group.run(number, journal, checkpoint_seconds)
+            improvement = measure_improvement(
+                self._forward, self._head, own, group.stack, self._schedule, worlds.tolist(), self._states
+            )
+            if self._must_improve:
+                refuse_unimproved(improvement, worlds.tolist())
+            measured = np.stack([improvement.public, improvement.trained, improvement.moved])
+            return {"rows": group.optimizer.rows.cpu(), "figures": torch.from_numpy(measured)}
+        except KeyboardInterrupt:
+            if group.is_whole:
+                journal.save(group.position(number))
+            raise
+
+    def close(self) -> None:
+        """Undo what the forward pass changed in the model."""
+        self._forward.close()
 
 
 class GroupTraining:
@@ -201,22 +237,12 @@ class GroupTraining:
         self.num_steps = schedule.num_steps[worlds]  # (G,), falling
         self.num_read = 0
 
-    def run(
-        self,
-        number: int,
-        group_steps: Sequence[int],
-        checkpoints: Checkpoints | None,
-        on_progress: OnProgress | None,
-        checkpoint_seconds: float,
-    ) -> None:
+    def run(self, number: int, journal: Journal, checkpoint_seconds: float) -> None:
         """Take all remaining steps, reporting each in order."""
         picks = self.schedule.batches(self.worlds)  # (G, steps, batch)
 
         def report(taken: StepLoss) -> None:
-            loss = self.read(taken)
-            if on_progress is not None:
-                done = sum(group_steps[:number]) + taken.step
-                on_progress(Progress(number, len(group_steps), done, sum(group_steps), taken.num_tokens, loss))
+            journal.note(number, GroupStep(taken.step, taken.num_tokens, self.read(taken)))
 
         saved = time.monotonic()
         unread: StepLoss | None = None
@@ -226,13 +252,13 @@ class GroupTraining:
                     before, unread = unread, self.step(picks[:, step])
                     if before is not None:
                         report(before)
-                    is_due = checkpoints is not None and time.monotonic() - saved >= checkpoint_seconds
+                    is_due = time.monotonic() - saved >= checkpoint_seconds
                     if is_due or interrupt.came:
                         report(unread)
                         unread = None
                         interrupt.release()
-                    if checkpoints is not None and is_due:
-                        checkpoints.save_position(self.position(number))
+                    if is_due:
+                        journal.save(self.position(number))
                         saved = time.monotonic()
                 if unread is not None:
                     report(unread)

@@ -28,13 +28,17 @@ from paclm.config import TrainingConfig
 from paclm.engine.adapters import decoder_layer, find_targets
 from paclm.engine.base_model import base_of, load_model, load_tokenizer
 from paclm.engine.checkpoint import RUN_FILE, Checkpoints
+from paclm.engine.distributed import identity
 from paclm.engine.loading import pick_device, planned_trunk
 from paclm.engine.loading import pick_dtype as served_dtype
 from paclm.engine.memory import token_bytes
 from paclm.engine.threads import ThreadChoice, set_threads
-from paclm.engine.training import OnProgress, Trained, adapter_spec, make_schedule, train_worlds
+from paclm.engine.training import Trained, adapter_spec, make_schedule, train_worlds
 from paclm.engine.training_order import Blocks, Schedule, make_blocks
 from paclm.engine.training_plan import TrainingPlan, plan_training
+from paclm.engine.training_queue import OnProgress
+from paclm.engine.training_workers import TrainingWorkers
+from paclm.engine.workers import WorkerGroup
 from paclm.errors import EngineError, InvalidInput
 from paclm.worlds.assignment import BoolArray, assign_groups, assign_shards, units_of
 from paclm.worlds.blocks import block_length, encode_stream
@@ -58,6 +62,8 @@ class TrainingJob:
     schedule: Schedule
     settings: TrainingConfig
     threads: ThreadChoice | None = None  # number of threads, if it was measured
+    workers: int = 1  # processes that train, with this one
+    processes: int = 1  # of them, those on this machine
 
     @property
     def file_name(self) -> str:
@@ -97,7 +103,7 @@ class TrainingJob:
 
     def plan(self, worlds_per_step: int | None = None, estimate_time: bool = False) -> TrainingPlan:
         """Memory, disk and time of training."""
-        with _fitting_memory("A test step of two worlds", _smaller_steps(self.settings)):
+        with fitting_memory("A test step of two worlds", smaller_steps(self.settings)):
             return plan_training(
                 self.model,
                 self.schedule,
@@ -105,15 +111,25 @@ class TrainingJob:
                 worlds_per_step=worlds_per_step,
                 estimate_time=estimate_time,
                 folder=self.workspace.path,
+                workers=self.workers,
+                processes=self.processes,
             )
 
     def run(
-        self, worlds_per_step: int | None = None, *, resume: bool = False, on_progress: OnProgress | None = None
+        self,
+        worlds_per_step: int | None = None,
+        *,
+        resume: bool = False,
+        on_progress: OnProgress | None = None,
+        group: WorkerGroup | None = None,
     ) -> tuple[Workspace, Trained]:
-        """Train, save and enter into the manifest; returns the changed workspace."""
+        """Train, with the help of a group of workers if there is one, save and enter into the manifest.
+
+        Returns the changed workspace.
+        """
         with only_training(self.workspace):
             worlds_per_step = worlds_per_step or self.plan().worlds_per_step
-            with _fitting_memory(f"Training {worlds_per_step} worlds at a time", _smaller_steps(self.settings)):
+            with fitting_memory(f"Training {worlds_per_step} worlds at a time", smaller_steps(self.settings)):
                 trained = train_worlds(
                     self.model,
                     self.schedule,
@@ -123,6 +139,8 @@ class TrainingJob:
                     folder=self.folder,
                     resume=resume,
                     on_progress=on_progress,
+                    processes=self.processes,
+                    help_from=None if group is None else self._workers(group).help,
                 )
             trained.stack.save(self.workspace.adapters_path / self.file_name)
             if self.name.startswith("shards"):
@@ -137,12 +155,21 @@ class TrainingJob:
         with only_training(self.workspace):
             pass
 
+    def _workers(self, group: WorkerGroup) -> TrainingWorkers:
+        runtime = replace(self.workspace.runtime, device=self.model.device.type, threads=torch.get_num_threads())
+        setup = {"what": self.name, "dtype": self._dtype, "runtime": asdict(runtime)}
+        return TrainingWorkers(group, setup, identity(self.workspace.base.fingerprint, runtime))
+
+    @property
+    def _dtype(self) -> str:
+        return str(self.model.dtype).removeprefix("torch.")
+
     def _details(self, trained: Trained) -> dict[str, Any]:
         hashes = {"worlds_sha256": trained.stack.hashes()} if self.name == "worlds" else {}  # what workers prove
         return hashes | {
             "training": asdict(self.settings),
             "seed": self.schedule.seed,
-            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "dtype": self._dtype,
             "device": self.model.device.type,
             "worlds": self.schedule.num_worlds,
             "parameters_per_world": trained.stack.num_parameters,
@@ -157,13 +184,25 @@ def only_training(workspace: Workspace) -> AbstractContextManager[None]:
     return only_one(workspace.path / ".training.lock", f"A training in {workspace.path}")
 
 
-def prepare_training(workspace: Workspace, what: str = "worlds", *, dtype: Dtype = "auto") -> TrainingJob:
-    """Load the base model and cut the records into blocks; `what` as in the docstring of this module."""
+def prepare_training(
+    workspace: Workspace, what: str = "worlds", *, dtype: Dtype = "auto", workers: int = 1, processes: int = 1
+) -> TrainingJob:
+    """Load the base model and cut the records into blocks; `what` as in the docstring of this module.
+
+    With `workers`, each of the `processes` on this machine has its share of the threads.
+    """
     settings = replace(workspace.training, coupled=False) if what.startswith("uncoupled") else workspace.training
     seed = int(workspace.manifest.arguments["seed"])
     name, membership = what.replace(":", "-"), membership_of(workspace, what)
+    if not 1 <= workers <= membership.shape[1]:
+        raise InvalidInput(
+            f"--workers must be between 1 and {membership.shape[1]}, the number of adapters of {what}, not {workers}."
+        )
     model, blocks, threads = load_for_training(workspace, settings, dtype)
-    return TrainingJob(workspace, name, model, make_schedule(blocks, membership, settings, seed), settings, threads)
+    if processes > 1:
+        torch.set_num_threads(max(1, torch.get_num_threads() // processes))
+    schedule = make_schedule(blocks, membership, settings, seed)
+    return TrainingJob(workspace, name, model, schedule, settings, threads, workers, processes)
 
 
 def load_for_training(
@@ -174,7 +213,7 @@ def load_for_training(
     device = pick_device(workspace.runtime.device)
     threads = set_threads(workspace.runtime.threads) if device.type == "cpu" else None
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # A CPU compiles products for each shape, MBs each.
-    with _fitting_memory("The base model", 'choose a smaller one, or device = "cpu" in [runtime]'):
+    with fitting_memory("The base model", 'choose a smaller one, or device = "cpu" in [runtime]'):
         model: Any = load_model(base, pick_dtype(dtype, device)).to(device)
     find_targets(model, adapter_spec(settings))  # refuses wrong layers before records are read, and DP is logged
     context = int(model.config.max_position_embeddings)
@@ -191,7 +230,7 @@ def load_for_training(
 
 
 @contextmanager
-def _fitting_memory(what: str, remedy: str) -> Iterator[None]:
+def fitting_memory(what: str, remedy: str) -> Iterator[None]:
     """Turn running out of memory into an EngineError with a remedy."""
     try:
         yield
@@ -201,7 +240,8 @@ def _fitting_memory(what: str, remedy: str) -> Iterator[None]:
         raise EngineError(f"{what} does not fit into memory. Stop other programs that use it, or {remedy}.") from error
 
 
-def _smaller_steps(settings: TrainingConfig) -> str:
+def smaller_steps(settings: TrainingConfig) -> str:
+    """What helps if a step does not fit."""
     return (
         "lower --worlds-per-step (with --again, as a resumed run keeps its number), then batch_size (now "
         f"{settings.batch_size}) or block_tokens (now {settings.block_tokens or 'the whole context'}) in [training]"

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from paclm.config import TrainingConfig
 from paclm.engine.adapters import AdapterStack, find_targets
 from paclm.engine.loss import LENGTH_STEP, batch_loss, make_batch
-from paclm.engine.memory import free_bytes
+from paclm.engine.memory import free_bytes, sharing
 from paclm.engine.training import GroupTraining, adapter_spec
 from paclm.engine.training_forward import Forward, make_forward
 from paclm.engine.training_order import NOTHING, Blocks, IntArray, Schedule
@@ -50,7 +50,8 @@ class TrainingPlan:
     num_steps: int  # over all groups of worlds
     num_tokens: int  # predicted, over all worlds and epochs
     num_positions: int  # computed, padding included
-    memory_bytes: int  # without the base model
+    workers: int  # processes that share the groups
+    memory_bytes: int  # of each, without the base model
     disk_bytes: int  # while training
     trunk_bytes: int  # of the trunk's states, which are then computed once; 0: in every step
     trunk_place: Place | None  # where they are stored
@@ -65,10 +66,13 @@ def plan_training(
     worlds_per_step: int | None = None,
     estimate_time: bool = False,
     folder: Path | None = None,
+    workers: int = 1,
+    processes: int = 1,
 ) -> TrainingPlan:
     """Measure the memory of a world, choose how many train together (unless given), and count steps and tokens.
 
-    With a `folder`, the states of the trunk may be stored on its disk.
+    With a `folder`, the states of the trunk may be stored on its disk. Groups are shared by `workers`, of which so many
+    `processes` share this machine.
     """
     spec = adapter_spec(settings)
     targets = find_targets(model, spec)
@@ -76,24 +80,26 @@ def plan_training(
     try:
         start = AdapterStack.initial(targets, spec, 2, schedule.seed, "", settings.coupled).to(model.device)
         size = start.num_parameters
-        place = choose_place(forward, head, schedule.blocks, start.trunk, folder)
+        place = choose_place(forward, head, schedule.blocks, start.trunk, folder, processes)
         states = None if place is None else TrunkStates.alike(head, schedule.blocks, start.trunk)
         stored = 0 if place is None else num_bytes(schedule.blocks, head)
         beside = stored if place == "device" else 0
         kept = _kept_bytes_per_world(forward, head, start, schedule, states)
         per_world = int(HEADROOM * kept) + BYTES_PER_NUMBER * size
         if worlds_per_step is None:
-            worlds_per_step = _choose(schedule, per_world, free_bytes(model.device) - beside, model.device.type)
+            free = free_bytes(model.device) // sharing(model.device, processes) - beside
+            fair = -(-schedule.num_worlds // workers)
+            worlds_per_step = min(fair, _choose(schedule, per_world, free, model.device.type))
         worlds_per_step = min(worlds_per_step, schedule.num_worlds)
         groups = schedule.groups(worlds_per_step)
-        num_positions = sum(_positions(schedule, schedule.batches(worlds)) for worlds in groups)
+        positions = [_positions(schedule, schedule.batches(worlds)) for worlds in groups]
         seconds = None
         if estimate_time:
             timed = groups[0][: _TIMED_WORLDS.get(model.device.type, 2)]
             begin = AdapterStack.initial(targets, spec, len(timed), schedule.seed, "", settings.coupled)
             passes = WorldsPass(forward, head, begin, len(timed))
             group = GroupTraining(passes, begin, schedule, timed, settings, states)
-            seconds = num_positions * _seconds_per_position(group)
+            seconds = max(sum(positions) / workers, *positions) * _seconds_per_position(group)
             if states is not None:
                 seconds += _trunk_seconds(forward, schedule.blocks, states)
     finally:
@@ -107,9 +113,11 @@ def plan_training(
         worlds_per_step=worlds_per_step,
         num_steps=sum(int(schedule.num_steps[worlds].max()) for worlds in groups),
         num_tokens=int(schedule.num_tokens.sum()),
-        num_positions=num_positions,
+        num_positions=sum(positions),
+        workers=workers,
         memory_bytes=per_world * worlds_per_step + beside,
-        disk_bytes=4 * size * (2 * schedule.num_worlds + 3 * worlds_per_step) + (stored if place == "disk" else 0),
+        disk_bytes=4 * size * (2 * schedule.num_worlds + 3 * min(workers * worlds_per_step, schedule.num_worlds))
+        + (processes * stored if place == "disk" else 0),
         trunk_bytes=stored,
         trunk_place=place,
         seconds=seconds,

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paclm.engine.memory import free_bytes
+from paclm.engine.memory import free_bytes, sharing
 from paclm.engine.training_forward import Forward, PlainForward, ResidualStream
 from paclm.engine.training_order import Blocks, IntArray
 from paclm.errors import EngineError
@@ -41,13 +41,19 @@ def num_bytes(blocks: Blocks, head: nn.Linear) -> int:
     return len(blocks.tokens) * head.in_features * head.weight.dtype.itemsize
 
 
-def choose_place(forward: Forward, head: nn.Linear, blocks: Blocks, layer: int, folder: Path | None) -> Place | None:
-    """Where to store the states at a layer: the fastest place with room. None: compute the trunk in every step."""
+def choose_place(
+    forward: Forward, head: nn.Linear, blocks: Blocks, layer: int, folder: Path | None, processes: int = 1
+) -> Place | None:
+    """Where to store the states at a layer: the fastest place with room. None: compute the trunk in every step.
+
+    With several processes on a machine each has states of its own, and as much of what is free as any other.
+    """
     if layer == 0 or not isinstance(forward, PlainForward):  # a model's own code runs as a whole
         return None
     device, size = head.weight.device, num_bytes(blocks, head)
-    if size <= _SHARES["device"] * free_bytes(device):
+    if size <= _SHARES["device"] * free_bytes(device) / sharing(device, processes):
         return "device"
+    size *= processes
     if device.type != "cpu" and size <= _SHARES["host"] * free_bytes(torch.device("cpu")):
         return "host"
     if folder is not None and hasattr(os, "posix_fallocate"):  # not on macOS

@@ -59,6 +59,8 @@ class Order(IntEnum):
     ADAPTERS = 11
     PROGRESS = 12
     PING = 13
+    TRAIN = 14
+    POSITION = 15
 
 
 class WireMessage(NamedTuple):

@@ -2,7 +2,8 @@
 
     join rank 0 ─► SETUP: settings ─► load base and own adapters ─► PROOF: what was loaded ─► BUILD ─► orders until END
 
-Knows neither secret nor belief, noise or ledger. Reads only manifest, settings and adapters of the workspace.
+Knows neither secret nor belief, noise or ledger. Reads only manifest, settings and adapters of the workspace; a
+training (`training_worker`) reads its records instead of adapters.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from paclm.engine.base_model import base_of
 from paclm.engine.decode_step import DecodeStep, PromptChunk, StepOutput
 from paclm.engine.distributed import identity, own_worlds, received
 from paclm.engine.loading import build_step, load_base
+from paclm.engine.training_worker import TrainingTask
 from paclm.engine.wire import Array, Order, Wire, WireBroken, WireMessage, as_text, find_store, join, text_of
 from paclm.engine.workers import Split, as_message, digest_of
 from paclm.errors import EngineError, PaclmError
@@ -62,6 +64,7 @@ class Worker:
         self._rank = rank
         self._wire = wire
         self._step: DecodeStep | None = None
+        self._training: TrainingTask | None = None
         self._size = 0
         self._output: StepOutput | None = None
 
@@ -80,7 +83,14 @@ class Worker:
     def _follow(self, message: WireMessage) -> None:
         number, arrays = message.number, message.arrays
         if message.kind == Order.SETUP:
-            self._set_up(number, json.loads(text_of(arrays[0])), arrays[1:])
+            setup = json.loads(text_of(arrays[0]))
+            if setup["task"] == "train":
+                self._training = TrainingTask(self._workspace, self._wire, number, setup)
+            else:
+                self._set_up(number, setup, arrays[1:])
+            return
+        if message.kind == Order.TRAIN and self._training is not None:
+            self._training.train(arrays)
             return
         step = self._step
         if step is None:

@@ -147,10 +147,16 @@ class WorkerGroup:
             for rank in self.ranks:
                 self._start_process(rank)
 
-    def connect(self) -> None:
-        """Wait for all workers that are not connected."""
+    def connect(self, ranks: Iterable[int] | None = None) -> None:
+        """Wait for these workers, or all, that are not connected."""
         self.start()
-        self._connect(self.ranks)
+        self._connect(self.ranks if ranks is None else ranks)
+
+    def drop(self, rank: int) -> None:
+        """Go on without this worker."""
+        self._wires.pop(rank, None)
+        if process := self._processes.get(rank):
+            _end(process, 0.0)
 
     def restore(self) -> None:
         """Wait until those that were lost are back and prepared. The caches of all must be filled again."""
@@ -233,6 +239,13 @@ class WorkerGroup:
         while not wait([result], 5 * _LOOK_SECONDS).done:
             self.while_waiting()
         return result.result()
+
+    def hear(self, rank: int) -> WireMessage:
+        """The next message of one worker, within the time that it may be late."""
+        message = self._wires[rank].receive(self.timeout)
+        if message.kind == Order.FAILED:
+            raise EngineError(f"Worker {rank} cannot work here: {_reason(message)}")
+        return message
 
     def _answer(self, rank: int, number: int, seconds: float) -> list[Array]:
         while True:

@@ -38,8 +38,8 @@ from paclm.worlds.workspace import Workspace
 if TYPE_CHECKING:
     from paclm.engine.adapters import AdapterStack
     from paclm.engine.engine import Engine
-    from paclm.engine.training import Progress
     from paclm.engine.training_job import TrainingJob
+    from paclm.engine.training_queue import Progress
 
 Advance = Callable[[int], None]  # called with how many more are done
 StartTask = Callable[[str, int], Advance]  # starts a progress bar: what is counted, and how many there are
