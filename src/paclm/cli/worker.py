@@ -19,7 +19,7 @@ from paclm.errors import InvalidInput
 def worker(
     workspace: Annotated[
         Path,
-        typer.Argument(help="Folder made by paclm init, or one of paclm export --worker with the worlds of a rank."),
+        typer.Argument(help="Folder made by paclm init, or one of paclm export --worker with a rank's worlds."),
     ],
     rank: Annotated[int, typer.Option(help="Which of the workers this is, from 1 on; rank 0 is the command itself.")],
     workers: Annotated[int, typer.Option(help="How many there are, with rank 0.")],
