@@ -118,7 +118,7 @@ def train_worlds(
     """
     began = time.monotonic()
     checkpoints = Checkpoints(folder) if folder is not None else None
-    with closing(Trainer(model, schedule, settings, base, must_improve)) as trainer:
+    with closing(GroupTrainer(model, schedule, settings, base, must_improve)) as trainer:
         place = trainer.choose_place(folder, processes)
         if checkpoints is not None:
             earlier = checkpoints.worlds_per_step(trainer.run_id) if resume else None
@@ -161,7 +161,7 @@ class Journal(Protocol):
     def note(self, number: int, taken: GroupStep) -> None: ...
 
 
-class Trainer:
+class GroupTrainer:
     """Trains groups of worlds in this process, one at a time. Each process of a training has one, alike."""
 
     def __init__(

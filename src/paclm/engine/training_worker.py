@@ -16,7 +16,7 @@ from typing import Any
 from paclm.config import RuntimeConfig
 from paclm.engine.checkpoint import Position
 from paclm.engine.distributed import identity
-from paclm.engine.training import Trainer
+from paclm.engine.training import GroupTrainer
 from paclm.engine.training_job import fitting_memory, prepare_training, smaller_steps
 from paclm.engine.training_queue import GroupStep
 from paclm.engine.training_workers import arrays_of_position, position_of
@@ -46,7 +46,7 @@ class TrainingTask:
             job = prepare_training(own, setup["what"], dtype=setup["dtype"])
             together = int(setup["worlds_per_step"])
             self._fitting = f"Training {together} worlds at a time", smaller_steps(job.settings)
-            self._trainer = Trainer(job.model, job.schedule, job.settings, own.base.fingerprint)
+            self._trainer = GroupTrainer(job.model, job.schedule, job.settings, own.base.fingerprint)
             proof = identity(own.base.fingerprint, runtime) | {"run": self._trainer.run_id}
             self._send(Order.PROOF, [as_message(proof)])
             place = self._trainer.choose_place(own.path) if setup["has_states"] else None
