@@ -6,6 +6,7 @@ Other tests look at an error's class and attributes; wording is compared here al
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "paclm"
@@ -117,6 +118,7 @@ class Messages(ast.NodeVisitor):
         return []
 
 
+@cache
 def messages():
     trees = {path.relative_to(SOURCE): ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
     makers = error_makers([node for tree in trees.values() for node in ast.walk(tree)])

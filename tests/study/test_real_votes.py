@@ -43,16 +43,6 @@ REGRESSION = {  # budget's exponent: accuracy and flips where worlds differ, mea
     ("wiki-greedy", "mixture", -16): (0.46474, 0.24082),
     ("wiki-greedy", "channel", -4): (0.46628, 0.12855),
     ("wiki-greedy", "channel", -16): (0.46747, 0.16998),
-    ("wiki-gumbel", "gaussian", -4): (0.34927, 0.27456),
-    ("wiki-gumbel", "gaussian", -16): (0.34634, 0.52897),
-    ("wiki-gumbel", "mixture", -16): (0.34969, 0.23713),
-    ("wiki-gumbel", "channel", -4): (0.35035, 0.12572),
-    ("wiki-gumbel", "channel", -16): (0.35071, 0.16651),
-    ("cables-greedy", "gaussian", -4): (0.41540, 0.29786),
-    ("cables-greedy", "gaussian", -16): (0.41273, 0.53966),
-    ("cables-greedy", "mixture", -16): (0.41772, 0.26674),
-    ("cables-greedy", "channel", -4): (0.41854, 0.14619),
-    ("cables-greedy", "channel", -16): (0.41894, 0.19060),
     ("cables-gumbel", "gaussian", -4): (0.30983, 0.28154),
     ("cables-gumbel", "gaussian", -16): (0.30657, 0.53348),
     ("cables-gumbel", "mixture", -16): (0.31263, 0.24494),
@@ -103,7 +93,7 @@ def test_the_votes_are_the_recorded_ones(name, recorded):
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_where_worlds_agree_their_token_is_released_and_nothing_is_learnt(rule, recorded):
     belief, noise = some_belief(1), ResearchNoise(1)
-    for row in recorded.votes[~recorded.is_dissent][:300]:
+    for row in recorded.votes[~recorded.is_dissent][:100]:
         step = rule(row, belief, 5, 2.0**-32, noise)
         assert step.token == row[0]
         assert step.information == 0.0
@@ -114,7 +104,7 @@ def test_where_worlds_agree_their_token_is_released_and_nothing_is_learnt(rule, 
 @pytest.mark.parametrize("per_token", [2.0**-4, 2.0**-16, 2.0**-32])
 def test_where_worlds_differ_a_vote_is_released_and_no_step_tells_more_than_its_charge(rule, recorded, per_token):
     noise = ResearchNoise(2)
-    for i, row in enumerate(recorded.votes[recorded.is_dissent][:200]):
+    for i, row in enumerate(recorded.votes[recorded.is_dissent][:100]):
         step = rule(row, some_belief(i), i % 128, per_token, noise)
         assert step.token in row
         assert 0.0 <= step.information <= (per_token * (1 + 1e-9) if rule.reads_secret else 0.0)
@@ -140,7 +130,7 @@ def test_a_release_that_reads_the_secret_would_be_seen_by_the_same_check():
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_sessions_are_charged_by_the_rule_and_stay_below_their_bounds(rule, recorded):
-    per_token, tokens, sessions = 2.0**-10, 256, 60
+    per_token, tokens, sessions = 2.0**-10, 128, 30
     every, dissent = (
         replay(
             recorded,
@@ -163,7 +153,7 @@ def test_sessions_are_charged_by_the_rule_and_stay_below_their_bounds(rule, reco
 
 @pytest.mark.parametrize("rule", READS, ids=lambda rule: rule.name)
 def test_both_estimators_of_the_leak_agree(rule, recorded):
-    streams = list(play_sessions(recorded, rule, 2.0**-5, 300, 48, 4))
+    streams = list(play_sessions(recorded, rule, 2.0**-5, 150, 48, 4))
     beliefs, secrets = (np.concatenate([getattr(s, name) for s in streams]) for name in ("beliefs", "secrets"))
     assert parting(beliefs, secrets) < 4  # false alarm under 1e-4
 
@@ -204,6 +194,7 @@ def test_accuracy_and_flips_are_what_they_were(name, recorded, release, exponent
     assert abs(figures["accuracy"] - accuracy) < 4 * error * figures["dissent"]
 
 
+@pytest.mark.parametrize("name", sorted({name for name, *_ in REGRESSION}))
 def test_the_regression_values_tell_releases_and_budgets_apart(name):
     error = 1.1 * math.sqrt(0.25 / (PASSES * 4096 * KNOWN[name][0]))
     flips = sorted(flips for (votes, _, _), (_, flips) in REGRESSION.items() if votes == name)
