@@ -192,3 +192,22 @@ def test_exported_folders_come_into_another_workspace_and_its_worlds_vote_alike(
             run(path, "--text", text, "--out", file, "--seed", 1)
         here, there = map(RecordedVotes.load, files)
         assert np.array_equal(here.votes, there.votes) is is_alike
+
+
+def test_a_worker_process_changes_no_vote(workspace, text, tmp_path):
+    files = [tmp_path / "alone.npz", tmp_path / "shared.npz"]
+    for file, options in zip(files, ((), ("--workers", 2)), strict=True):
+        run(workspace, "--text", text, "--out", file, "--seed", 1, *options)
+    alone, shared = map(RecordedVotes.load, files)
+    assert np.array_equal(alone.votes, shared.votes)
+    with pytest.raises(InvalidInput):
+        run(workspace, "--prompt", "a", "--workers", WORLDS + 1)
+
+
+def test_a_worker_s_folder_is_exported_and_needs_all_of_its_options(workspace, tmp_path):
+    found = figures_of("export", workspace, "--worker", tmp_path / "rank", "--rank", 1, "--workers", 2)
+    assert found == {"worlds": [2, 4], "folder": str(tmp_path / "rank")}
+    for options in ((), ("--worker", tmp_path / "other"), ("--peft", tmp_path / "other", "--rank", 1)):
+        with pytest.raises(InvalidInput):
+            invoke("export", workspace, *options)
+    assert not (tmp_path / "other").exists()

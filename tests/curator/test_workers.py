@@ -184,7 +184,7 @@ def test_a_worker_that_lies_stops_everything_and_nothing_is_charged(spoiled, mon
 
 
 def test_a_worker_that_does_not_come_back_stops_everything_and_nothing_is_charged(spoiled, monkeypatch):
-    monkeypatch.setattr("paclm.engine.workers._START_SECONDS", 1.0)
+    monkeypatch.setattr("paclm.engine.workers.START_SECONDS", 1.0)
     said, is_gone = [], threading.Event()
     failure = spoiled(EngineError, is_gone.set, leaving(lambda *_: None, is_gone), announce=said.append)
     assert [news.kind for news in said][-2:] == ["lost", "missing"]

@@ -1,11 +1,28 @@
 """Messages between rank 0 and a worker: both ends in one process, over a real Gloo pair."""
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes
+from hypothesis.extra.numpy import arrays as np_arrays
 
-from paclm.engine.wire import FRAME, Order, WireBroken, accept, find_store, join, packed, serve_store
+from paclm.engine.wire import (
+    _DTYPES,
+    _HEADER,
+    FRAME,
+    Order,
+    WireBroken,
+    _unpacked,
+    accept,
+    find_store,
+    join,
+    packed,
+    serve_store,
+)
 
 
 @pytest.fixture
@@ -85,3 +102,40 @@ def test_silence_and_a_lost_peer_are_errors(pair):
         rank_0.receive(0.2)
     with pytest.raises(WireBroken):  # the pair is closed for both
         worker.receive(20.0)
+
+
+def test_whatever_is_packed_is_unpacked(pair):
+    """Any types and shapes, also empty ones and more than a frame, through one connection."""
+    rank_0, worker = pair
+    shapes = array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=12)
+
+    @given(st.lists(st.sampled_from(_DTYPES).flatmap(lambda dtype: np_arrays(dtype, shapes)), max_size=4))
+    def check(sent):
+        rank_0.send(Order.ANSWER, 3, sent, 20.0)
+        message = worker.receive(20.0)
+        assert [found.tobytes() for found in message.arrays] == [array.tobytes() for array in sent]
+        assert [found.shape for found in message.arrays] == [array.shape for array in sent]
+        assert [found.dtype for found in message.arrays] == [array.dtype for array in sent]
+
+    check()
+
+
+@given(
+    st.one_of(st.binary(max_size=200), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20)),
+    st.integers(0, 5),
+)
+def test_garbage_is_a_broken_wire_and_nothing_else(garbage, count):
+    body = garbage if isinstance(garbage, bytes) else np.array(garbage, dtype=np.int64).tobytes()
+    with contextlib.suppress(WireBroken):
+        found = _unpacked(np.frombuffer(body, dtype=np.uint8), count)
+        assert sum(array.nbytes for array in found) <= len(body), "no more than was sent"
+
+
+@given(st.data())
+def test_a_message_with_a_changed_number_in_its_head_is_whole_or_refused(data):
+    body = packed(Order.STEP, 1, [np.arange(3), np.zeros((2, 0), dtype=np.uint16)]).numpy()[8 * _HEADER :].copy()
+    numbers = body[: 8 * 7].view(np.int64)
+    numbers[data.draw(st.integers(0, 6))] = data.draw(st.integers(-(2**63), 2**63 - 1) | st.integers(-8, 64))
+    with contextlib.suppress(WireBroken):
+        found = _unpacked(body, 2)
+        assert sum(array.nbytes for array in found) <= len(body)

@@ -1,14 +1,18 @@
 """The folder of a worker: what is in it, that a worker runs from it, and that no other adapters pass."""
 
 import json
+import pickle
 import shutil
 from dataclasses import replace
 from threading import Thread
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch.distributed import distributed_c10d
 
 from curator.deployments import SUPPORT, build_workspace
 from paclm.engine.adapters import AdapterStack
@@ -127,6 +131,18 @@ def test_an_older_workspace_without_hashes_is_hashed_from_its_file(workspace, fo
     assert open_with(older, folder) == []
     change(folder, in_manifest=True)
     assert [type(error) for error in open_with(older, folder)] == [EngineError] * 2
+
+
+def test_rank_0_and_a_worker_unpickle_nothing(workspace, folder, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("unpickled")
+
+    for owner, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
+        monkeypatch.setattr(owner, name, refuse)
+    monkeypatch.setattr(distributed_c10d, "_unpickler", refuse)
+    assert open_with(workspace, folder) == []
+    for kind in (dist.TCPStore, dist.PrefixStore, dist.ProcessGroupGloo):
+        assert type(kind).__name__ == "pybind11_type", "code in C++, which knows no pickles"
 
 
 def test_a_folder_of_another_rank_is_refused(workspace, tmp_path):

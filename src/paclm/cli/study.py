@@ -20,6 +20,7 @@ from paclm.cli.console import (
     print_json,
     require_packages,
 )
+from paclm.cli.worker_options import WorkersOption, workers_of
 from paclm.config import in_shell
 from paclm.errors import InvalidInput, PaclmError, WorkspaceError
 
@@ -65,6 +66,7 @@ def run(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
     again: Annotated[bool, typer.Option("--again", help="Reuse no votes or finished parts of an earlier run.")] = False,
+    workers: WorkersOption = 1,
     as_json: JsonFlag = False,
 ) -> None:
     """
@@ -74,7 +76,8 @@ def run(
     stopped run continues where it was, unless the code it depends on has changed. The deployment's secret is not read:
     studies draw their own secrets, from a seed. The trainings of dp count against what is promised about the corpus.
     knowledge asks questions about the records: of a corpus of your own they are a file with one JSON object a line,
-    with prompt, answer and perhaps kind and about. Without questions, all leaves it out.
+    with prompt, answer and perhaps kind and about. Without questions, all leaves it out. With --workers the worlds of
+    every engine are shared among processes, and results are the same; capacity, cost, depth and dp run in this one.
 
     Example usage:
 
@@ -127,8 +130,8 @@ def run(
     chosen = regimes_named(regimes, left_out=left_out)
     finished: dict[str, float] = {}
     failed: dict[str, str] = {}
-    with progress(quiet=as_json) as bar:
-        lab.start_task = task_starter(bar)
+    with workers_of(opened, workers, None, is_insecure=False) as group, progress(quiet=as_json) as bar:
+        lab.start_task, lab.workers = task_starter(bar), group
 
         def write(line: str) -> None:
             bar.console.print(line, highlight=False, markup=False)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from paclm.cli.console import JsonFlag, TrainedArgument, open_trained, print_json
+from paclm.cli.worker_options import WorkersOption, workers_of
 from paclm.config import check_temperature
 from paclm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Engine
+    from paclm.engine.workers import WorkerGroup
     from paclm.privacy.randomness import Coins
     from paclm.worlds.workspace import Workspace
 
@@ -35,6 +37,7 @@ def votes(
     seed: Annotated[int | None, typer.Option(help="Seed of the coins.", show_default="random")] = None,
     window: Annotated[int, typer.Option(help="Tokens per window; each window is a new context.")] = _WINDOW,
     limit: Annotated[int | None, typer.Option(help="Use only this many tokens of the text.")] = None,
+    workers: WorkersOption = 1,
     as_json: JsonFlag = False,
 ) -> None:
     """
@@ -68,19 +71,27 @@ def votes(
     voting = opened.settings.voting
     tau = temperature if temperature is not None else voting.temperature
     coins = None if (decoder or voting.decoder) == "greedy" else Coins(seed)
-    if prompt is not None:
-        _vote_on_prompt(opened, prompt, coins, tau, as_json)
-    elif text is not None and out is not None:
-        _vote_along_text(opened, text, out, coins, tau, window, limit, as_json)
+    with workers_of(opened, workers, None, is_insecure=False) as group:
+        if prompt is not None:
+            _vote_on_prompt(opened, prompt, coins, tau, group, as_json)
+        elif text is not None and out is not None:
+            _vote_along_text(opened, text, out, coins, tau, window, limit, group, as_json)
 
 
-def _vote_on_prompt(opened: Workspace, prompt: str, coins: Coins | None, temperature: float, as_json: bool) -> None:
+def _vote_on_prompt(
+    opened: Workspace,
+    prompt: str,
+    coins: Coins | None,
+    temperature: float,
+    workers: WorkerGroup | None,
+    as_json: bool,
+) -> None:
     from paclm.curator.streams import encode_prompt
     from paclm.engine.base_model import base_of, load_tokenizer
 
     tokenizer = load_tokenizer(base_of(opened))
     tokens = encode_prompt(tokenizer, prompt)
-    engine = _open_engine(opened, with_full=False, context=len(tokens))
+    engine = _open_engine(opened, with_full=False, context=len(tokens), workers=workers)
     if len(tokens) > engine.context:
         raise InvalidInput(
             f"The prompt has {len(tokens):,} tokens, more than the base model's context of {engine.context:,}. Shorten "
@@ -107,6 +118,7 @@ def _vote_along_text(
     temperature: float,
     window: int,
     limit: int | None,
+    workers: WorkerGroup | None,
     as_json: bool,
 ) -> None:
     from paclm.cli.progress import progress
@@ -127,7 +139,7 @@ def _vote_along_text(
     if len(tokens) < 2:
         raise InvalidInput(f"{text} has {len(tokens)} tokens. Votes need at least 2: one of context, one to vote on.")
     with_full = (opened.adapters_path / FULL_FILE).is_file()
-    engine = _open_engine(opened, with_full, window)
+    engine = _open_engine(opened, with_full, window, workers)
     passages = cut_passages([Passage.of(tokens)], min(window, engine.context))
     decoding, seed = (GREEDY, 0) if coins is None else (Decoding("gumbel", temperature), coins.seed)
     with progress(quiet=as_json) as bar:
@@ -145,9 +157,10 @@ def _vote_along_text(
         typer.echo("No full-corpus adapter to compare with. To train one: paclm train --what full")
 
 
-def _open_engine(opened: Workspace, with_full: bool, context: int) -> Engine:
+def _open_engine(opened: Workspace, with_full: bool, context: int, workers: WorkerGroup | None) -> Engine:
     from paclm.engine.loading import load_stack, open_engine
 
     given = opened.runtime.context
     runtime = dataclasses.replace(opened.runtime, max_sequences=1, context=given and max(given, context))
-    return open_engine(opened, opened.settings.voting.support_size, runtime, load_stack(opened, with_full))
+    stack = load_stack(opened, with_full) if with_full else None
+    return open_engine(opened, opened.settings.voting.support_size, runtime, stack, workers)

@@ -16,8 +16,8 @@ from paclm.engine.adapters import AdapterSpec, AdapterStack
 from paclm.engine.base_model import base_of
 from paclm.engine.engine import Engine
 from paclm.engine.loading import build_step, load_base, model_context, resolve_runtime
-from paclm.engine.wire import Array, Order, text_of
-from paclm.engine.workers import DistributedStep, Split, WorkerGroup, as_message
+from paclm.engine.wire import Array, Order, WireBroken, text_of
+from paclm.engine.workers import START_SECONDS, DistributedStep, Split, WorkerGroup, as_message
 from paclm.errors import EngineError, WorkerLost
 from paclm.worlds.layout import WORLDS_FILE
 from paclm.worlds.manifest import installed_versions
@@ -93,6 +93,7 @@ class VotesTask:
     def agree(self, num_tokens: int) -> int:
         """Tokens that the cache of every rank has room for; prepares all workers."""
         self.workers.connect()
+        self.workers.task += 1
         room = min(num_tokens, self._prove(self.workers.ranks))
         self._build(self.workers.ranks, room)
 
@@ -105,11 +106,16 @@ class VotesTask:
 
     def _prove(self, ranks: Iterable[int]) -> int:
         """Raise unless each holds what it must; the least room of all."""
+        self.workers.begin()
         setup = {"task": "votes", "workers": self.split.workers, "worlds": self.split.num_worlds}
         setup |= {"support_size": self.support_size, "runtime": dataclasses.asdict(self.runtime)}
         for rank in ranks:
             part = None if self.stack is None else self.split.padded(self.stack.worlds(self.split.worlds(rank)))
-            self.workers.send(rank, Order.SETUP, [as_message(setup), *(() if part is None else sent(part))])
+            arrays = [as_message(setup), *(() if part is None else sent(part))]
+            try:
+                self.workers.send(rank, Order.SETUP, arrays, START_SECONDS)  # adapters may be large
+            except WireBroken as broken:
+                raise WorkerLost(f"Worker {rank} was lost ({broken}).") from None
         rooms: list[int] = []
         for rank in ranks:
             found = self._proof(rank)

@@ -203,9 +203,15 @@ def open_engine(
     stack: AdapterStack | None = None,
     workers: WorkerGroup | None = None,
 ) -> Engine:
-    """The engine of a workspace: its base model and all its worlds, or the adapters given; shared with workers."""
+    """The engine of a workspace: its base model and all its worlds, or the adapters given; shared with workers.
+
+    Fewer adapters than workers, and one that takes the place of the public model, are not shared.
+    """
     runtime = runtime or workspace.runtime
-    if workers is not None and workers.count > 1:
+    is_shared = workers is not None and workers.count > 1
+    if stack is not None and workers is not None:
+        is_shared &= stack.num_worlds >= workers.count and not stack.is_public
+    if workers is not None and is_shared:
         from paclm.engine.distributed import open_distributed_engine
 
         return open_distributed_engine(workspace, support_size, runtime, stack, workers)

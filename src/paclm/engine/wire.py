@@ -61,6 +61,7 @@ class Order(IntEnum):
     PING = 13
     TRAIN = 14
     POSITION = 15
+    FREE = 16
 
 
 class WireMessage(NamedTuple):

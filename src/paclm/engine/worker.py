@@ -21,6 +21,7 @@ from paclm.engine.base_model import base_of
 from paclm.engine.decode_step import DecodeStep, PromptChunk, StepOutput
 from paclm.engine.distributed import identity, own_worlds, received
 from paclm.engine.loading import build_step, load_base
+from paclm.engine.memory import release_memory
 from paclm.engine.training_worker import TrainingTask
 from paclm.engine.wire import Array, Order, Wire, WireBroken, WireMessage, as_text, find_store, join, text_of
 from paclm.engine.workers import Split, as_message, digest_of
@@ -92,6 +93,9 @@ class Worker:
         if message.kind == Order.TRAIN and self._training is not None:
             self._training.train(arrays)
             return
+        if message.kind == Order.FREE:
+            self._free()
+            return
         step = self._step
         if step is None:
             raise EngineError("Rank 0 sent an order before the settings.")
@@ -118,8 +122,12 @@ class Worker:
     def _answer(self, number: int, tensor: torch.Tensor) -> None:
         self._wire.send(Order.ANSWER, number, [tensor.contiguous().cpu().view(torch.uint8).numpy()])
 
+    def _free(self) -> None:
+        self._step = self._output = self._training = None
+        release_memory()
+
     def _set_up(self, number: int, setup: dict[str, Any], part: list[Array]) -> None:
-        self._step = self._output = None
+        self._free()
         runtime, split = RuntimeConfig(**setup["runtime"]), Split(setup["worlds"], setup["workers"])
         which = split.worlds(self._rank)
         if part:

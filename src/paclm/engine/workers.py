@@ -47,7 +47,7 @@ from paclm.engine.wire import (
 )
 from paclm.errors import EngineError, WorkerLost
 
-_START_SECONDS = 600.0
+START_SECONDS = 600.0
 """For a worker to start, load its models and allocate its cache."""
 _LOOK_SECONDS = 0.02
 _LOCAL = Rendezvous("127.0.0.1", 0)
@@ -121,6 +121,8 @@ class WorkerGroup:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._lost: dict[int, str] = {}
         self._number = 0
+        self.task = 0
+        """Changes when the workers are given another task: an engine over an earlier one must not go on."""
         self.prepare: Callable[[Iterable[int]], None] = lambda ranks: None
         """What makes these ranks ready for orders; done again for those that come back."""
 
@@ -148,15 +150,28 @@ class WorkerGroup:
                 self._start_process(rank)
 
     def connect(self, ranks: Iterable[int] | None = None) -> None:
-        """Wait for these workers, or all, that are not connected."""
+        """Wait for these workers, or all, that are not connected; those lost or ended are started again."""
         self.start()
-        self._connect(self.ranks if ranks is None else ranks)
+        wanted = self.ranks if ranks is None else list(ranks)
+        for rank in wanted:
+            process = self._processes.get(rank)
+            if rank in self._lost or (rank in self._wires and process is not None and process.poll() is not None):
+                self._lost.pop(rank, None)
+                self._wires.pop(rank, None)
+                self._start_process(rank)
+        self._connect(wanted)
 
     def drop(self, rank: int) -> None:
         """Go on without this worker."""
         self._wires.pop(rank, None)
         if process := self._processes.get(rank):
             _end(process, 0.0)
+
+    def free(self) -> None:
+        """Let all workers free their models' memory, until they are prepared for another task."""
+        self.task += 1
+        self.prepare = lambda ranks: None
+        self.order(Order.FREE)
 
     def restore(self) -> None:
         """Wait until those that were lost are back and prepared. The caches of all must be filled again."""
@@ -214,15 +229,24 @@ class WorkerGroup:
             named = ", ".join(f"{rank} ({reason})" for rank, reason in sorted(self._lost.items()))
             raise WorkerLost(f"Worker {named} was lost. Nothing was released for this step. Start it again.")
 
-    def send(self, rank: int, kind: Order, arrays: Sequence[Array] = ()) -> None:
-        """One message to one worker."""
-        self._wires[rank].send(kind, self._number, arrays, self.timeout)
+    def begin(self) -> None:
+        """Before a task is given to workers: what they answer to earlier orders does not count any more."""
+        self._number += 1
 
-    def receive(self, rank: int, seconds: float = _START_SECONDS) -> list[Array]:
+    def send(self, rank: int, kind: Order, arrays: Sequence[Array] = (), seconds: float | None = None) -> None:
+        """One message to one worker; raises `WireBroken`."""
+        try:
+            self._wires[rank].send(kind, self._number, arrays, seconds or self.timeout)
+        except WireBroken as broken:
+            self._lost[rank] = str(broken)
+            raise
+
+    def receive(self, rank: int, seconds: float = START_SECONDS) -> list[Array]:
         """The answer of one worker to the last `send`."""
         try:
             return self._patiently(rank, self._number, seconds)
         except WireBroken as broken:
+            self._lost[rank] = str(broken)
             raise WorkerLost(f"Worker {rank} was lost ({broken}).") from None
 
     def _patiently(self, rank: int, number: int, seconds: float) -> list[Array]:
@@ -251,6 +275,7 @@ class WorkerGroup:
         while True:
             message = self._wires[rank].receive(seconds)
             if message.kind == Order.FAILED:
+                self._lost[rank] = "it failed"
                 raise EngineError(f"Worker {rank} cannot work here: {_reason(message)}")
             if message.number == number:
                 return message.arrays
@@ -267,7 +292,7 @@ class WorkerGroup:
         self._processes[rank] = self._start(rank, self.address)
 
     def _connect(self, ranks: Iterable[int]) -> None:
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + START_SECONDS
         if self._start is None:
             self._announce_missing([rank for rank in ranks if rank not in self._wires])
         for rank in ranks:
@@ -290,7 +315,7 @@ class WorkerGroup:
                 raise WorkerLost(f"Worker {rank} ended with status {process.returncode}; it said why above.")
             if time.monotonic() > deadline:
                 raise EngineError(
-                    f"Worker {rank} did not come to {self.address} within {_START_SECONDS:.0f} s. On its host: "
+                    f"Worker {rank} did not come to {self.address} within {START_SECONDS:.0f} s. On its host: "
                     f"{self._command(rank, self.address)}"
                 )
             self.while_waiting()
@@ -336,12 +361,13 @@ class DistributedStep:
         self._step = step
         self._workers = workers
         self._split = split
+        self._task = workers.task
         self._number = 0  # of the step in flight
 
     def launch(
         self, tokens: IntArray, positions: IntArray, table: TableArray, coins: FloatArray, temperature: FloatArray
     ) -> None:
-        self._number = self._workers.order(Order.STEP, [tokens, positions, table, coins, temperature])
+        self._number = self._order(Order.STEP, [tokens, positions, table, coins, temperature])
         self._step.launch(tokens, positions, table, coins, temperature)
 
     def collect(self) -> StepOutput:
@@ -361,31 +387,36 @@ class DistributedStep:
 
     def prefill(self, chunk: PromptChunk) -> Tensor:
         """Hidden states of this rank's worlds only; for those of all see `hidden_states`."""
-        self._workers.order(Order.PREFILL, arrays_of(chunk))
+        self._order(Order.PREFILL, arrays_of(chunk))
         return self._step.prefill(chunk)
 
     def hidden_states(self, chunk: PromptChunk) -> Tensor:
-        number = self._workers.order(Order.HIDDEN, arrays_of(chunk))
+        number = self._order(Order.HIDDEN, arrays_of(chunk))
         return self._joined(number, self._step.hidden_states(chunk), 0)
 
     def logits(self, output: StepOutput) -> Tensor:
-        number = self._workers.order(Order.LOGITS)
+        number = self._order(Order.LOGITS)
         return self._joined(number, self._step.logits(output), 1)
 
     def warm_up(self, max_sequences: int, progress: Callable[[int, int], None]) -> None:
-        number = self._workers.order(Order.WARM_UP, [np.array([max_sequences])])
+        number = self._order(Order.WARM_UP, [np.array([max_sequences])])
         self._step.warm_up(max_sequences, progress)
-        self._workers.answers(number, _START_SECONDS)
+        self._workers.answers(number, START_SECONDS)
 
     def public_logits(self, hidden: Tensor) -> Tensor:
         return self._step.public_logits(hidden)
 
     def check(self) -> None:
-        self._workers.answers(self._workers.order(Order.PING))
+        self._workers.answers(self._order(Order.PING))
 
     def restore(self) -> None:
         """After `WorkerLost`: wait until it is back. Caches are empty then."""
         self._workers.restore()
+
+    def _order(self, kind: Order, arrays: Sequence[Array] = ()) -> int:
+        if self._workers.task != self._task:
+            raise EngineError("The workers have been given another engine since. Open this one again.")
+        return self._workers.order(kind, arrays)
 
     def _joined(self, number: int, own: Tensor, dim: int) -> Tensor:
         """Rows of all worlds along this dimension, and the public model's last."""

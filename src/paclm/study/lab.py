@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from paclm.engine.engine import Engine
     from paclm.engine.training_job import TrainingJob
     from paclm.engine.training_queue import Progress
+    from paclm.engine.workers import WorkerGroup
 
 Advance = Callable[[int], None]  # called with how many more are done
 StartTask = Callable[[str, int], Advance]  # starts a progress bar: what is counted, and how many there are
@@ -60,6 +61,7 @@ class Lab:
         collection: int = 1,
         first_worlds: int | None = None,
         kept: Kept | None = None,
+        workers: WorkerGroup | None = None,
     ) -> None:
         if first_worlds is not None and not 2 <= first_worlds <= workspace.num_worlds:
             raise InvalidInput(
@@ -72,6 +74,7 @@ class Lab:
         self.collection = collection  # 1: the workspace's own worlds; others are drawn from the same records
         self.first_worlds = first_worlds  # study (and train) only this many worlds; for votes, not for attacks
         self.kept = kept or Kept()  # which votes and parts of earlier runs may be used, and which were
+        self.workers = workers  # processes that share the worlds of every engine; results do not depend on them
         self._given_text = test_text
         self._given_questions = questions
         self._engine: tuple[Any, Engine] | None = None
@@ -102,6 +105,7 @@ class Lab:
             collection=collection or self.collection,
             first_worlds=self.first_worlds,
             kept=self.kept,
+            workers=self.workers,
         )
 
     def seed_for(self, *names: object) -> int:
@@ -182,18 +186,29 @@ class Lab:
         folder = self.workspace.adapters_path
         return join_stacks([AdapterStack.load(folder / file, some) for file, some in map(_place, names)])
 
-    def engine(self, *adapters: str, sequences: int = 1, context: int | None = None, support_size: int = 200) -> Engine:
-        """An engine over these adapters (this collection's worlds if none are named); the last one is kept."""
+    def engine(
+        self,
+        *adapters: str,
+        sequences: int = 1,
+        context: int | None = None,
+        support_size: int = 200,
+        is_shared: bool = True,
+    ) -> Engine:
+        """An engine over these adapters (this collection's worlds if none are named); the last one is kept.
+
+        Shared with the workers, if there are any; where time is measured it is not.
+        """
         from paclm.engine.loading import open_engine
 
         names = adapters or (self.worlds_name,)
         runtime = dataclasses.replace(self.runtime, max_sequences=sequences, context=context or self.window)
-        wanted = (names, runtime, support_size)
+        workers = self.workers if is_shared else None
+        wanted = (names, runtime, support_size, workers)
         if self._engine is None or self._engine[0] != wanted:
             self._engine = None  # before the next one is loaded: two may not fit
             stack = self.stack(*names)
             self.release_engine()  # frees the memory that training used, too
-            self._engine = (wanted, open_engine(self.workspace, support_size, runtime, stack))
+            self._engine = (wanted, open_engine(self.workspace, support_size, runtime, stack, workers))
         return self._engine[1]
 
     def release_engine(self) -> None:
@@ -201,6 +216,8 @@ class Lab:
         from paclm.engine.memory import release_memory
 
         self._engine = None
+        if self.workers is not None:
+            self.workers.free()
         release_memory()
 
     @cached_property

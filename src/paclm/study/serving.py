@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paclm.errors import EngineError, InvalidInput
+from paclm.errors import EngineError, InvalidInput, WorkerLost
 from paclm.privacy.belief import FloatArray, IntArray, uniform_belief
 from paclm.privacy.randomness import Coins, ResearchNoise
 from paclm.privacy.releases import Rule
@@ -217,7 +217,7 @@ def engine_for(lab: Lab, *adapters: str, sequences: int, context: int) -> tuple[
             if together == 0:
                 raise EngineError(f"Not even one sequence of {context} tokens fits into the cache.")
             return engine, together
-        except EngineError:
-            if sequences == 1:
+        except EngineError as error:
+            if sequences == 1 or isinstance(error, WorkerLost):
                 raise
             sequences = -(-sequences // 2)

@@ -88,7 +88,8 @@ def _time_forward(lab: Lab, scale: CostScale, batch: int, *adapters: str) -> tup
 
     from paclm.engine.memory import peak_memory
 
-    engine = lab.engine(*adapters, sequences=batch, context=scale.prompt + 1, support_size=SUPPORT)
+    context = scale.prompt + 1
+    engine = lab.engine(*adapters, sequences=batch, context=context, support_size=SUPPORT, is_shared=False)
     handles = [engine.add(prompt) for prompt in lab.prompts(batch, scale.prompt, "cost")]
     coins = Coins(lab.seed_for("cost", "coins"))
     drawn = np.stack([coins.gumbel(SUPPORT) for _ in handles])
