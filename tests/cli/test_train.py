@@ -242,7 +242,7 @@ def test_a_stopped_run_is_resumed_from_the_command_line(clinic, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(
-            TrainingJob, "run", lambda self, size, resume, on_progress: run(self, size, resume=resume, on_progress=stop)
+            TrainingJob, "run", lambda self, size, **options: run(self, size, **options | {"on_progress": stop})
         )
         assert train(clinic, "--worlds-per-step", "2").exit_code != 0
     assert (clinic / "adapters" / ".training-worlds" / "group-0000.safetensors").is_file()
