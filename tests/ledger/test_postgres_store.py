@@ -20,8 +20,10 @@ from paclm.errors import (
     LedgerUnwritable,
     LedgerWrongKey,
 )
-from paclm.ledger.address import name_of, open_reader
+from paclm.ledger.address import Holding, name_of, open_reader, without_password
 from paclm.ledger.events import Usage
+from paclm.ledger.postgres_hold import Hold
+from paclm.ledger.postgres_schema import MIGRATIONS
 from postgres import wait_for
 
 pytestmark = IN_A_DATABASE
@@ -296,3 +298,34 @@ def test_no_password_is_in_the_names_of_an_open_ledger(setup):
         shown = repr((ledger, ledger.name, ledger.store, ledger.store.db, ledger.store.hold, setup.holding))
         assert password not in shown
         assert re.search(rf"127\.0\.0\.1:{setup.server.port}/test_", ledger.name)
+
+
+def test_a_holder_from_before_a_restored_dump_commits_nothing_after_an_equal_epoch_and_row(setup):
+    """On a host without a note of its own nothing else tells the two apart."""
+    setup.with_steps(3).close()
+    dump = setup.copy()
+    with setup.open() as old:
+        setup.commit(old, 4, 5)
+        setup.put(dump)
+        with setup.open(holding=Holding(take_over=True)) as new:
+            setup.commit(new, 14, 15)
+            assert (new.store.epoch, new.head.seq) == (old.store.epoch, old.head.seq)
+            with pytest.raises(LedgerFenced):
+                setup.commit(old, 6)
+            setup.commit(new, 16)
+
+
+def test_who_may_not_hold_an_older_database_does_not_migrate_it_below_a_living_server(setup, monkeypatch):
+    older = {name: MIGRATIONS[name] for name in list(MIGRATIONS)[:3]}
+    monkeypatch.setattr("paclm.ledger.postgres_schema.MIGRATIONS", older)
+    with setup.with_steps(1):
+        monkeypatch.setattr("paclm.ledger.postgres_schema.MIGRATIONS", MIGRATIONS)
+        with pytest.raises(LedgerHeld):
+            Hold.take(setup.address, Holding())
+        assert {name for (name,) in setup.run("SELECT name FROM migrations")} == set(older)
+
+
+@pytest.mark.parametrize("password", ["7/secret", "12,34/secret"])
+def test_the_end_of_a_password_is_not_taken_for_the_name_of_a_database(password):
+    url = f"postgresql://ada:{password}@db.example/clinic"
+    assert "secret" not in name_of(url) + without_password(url)

@@ -140,7 +140,10 @@ def test_changed_figures_by_key_are_found(closed, change, only_recent):
 
 
 NO_NUMBERS = ["-16", "NULL"]
-IN_FILES, IN_DATABASES = ["''", "'x'", "'0,0'", "' 1'", "'-0'"], ["0.5", "'NaN'", "'Infinity'"]
+IN_FILES, IN_DATABASES = (
+    ["''", "'x'", "'0,0'", "' 1'", "'-0'", "'5' || char(0)", f"'{'9' * 5000}'"],
+    ["0.5", "'NaN'", "'Infinity'"],
+)
 
 
 def test_sums_that_are_no_numbers_are_refused_also_where_the_rest_adds_up(closed):

@@ -173,8 +173,10 @@ def name_of(url: str) -> str:
     except psycopg.Error:
         return NO_ADDRESS
     hosts, ports = str(parts.get("host", "")).split(","), str(parts.get("port", "")).split(",")
-    if any("@" in host for host in hosts) or not all(port.isdigit() for port in ports if port):
-        return NO_ADDRESS  # what is taken for a host is the end of a password
+    if any("@" in part for part in (*hosts, str(parts.get("dbname", "")))):
+        return NO_ADDRESS  # what is taken for a host or a database is the end of a password
+    if not all(port.isdigit() for port in ports if port):
+        return NO_ADDRESS  # or for a port
     ports = ports if len(ports) == len(hosts) else ports[:1] * len(hosts)
     places = ",".join(f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=True))
     return f"postgresql://{places}/{parts.get('dbname', '')}"

@@ -70,9 +70,10 @@ class Hold:
 
         db = connect(url)
         try:
-            migrate(db, name, "")
             with translated(name):
-                check(db)  # before the head is locked: a process that may not take it must not block it
+                if has_schema(db):
+                    check(db)  # before anything is changed: who may not take it must not block or migrate it
+            migrate(db, name, "")
             with translated(name), db.transaction():
                 db.execute(f"SET LOCAL lock_timeout = '{_LOCK_WAIT}'")
                 db.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{_IDLE_WAIT}'")

@@ -35,6 +35,7 @@ WITH moved AS (
   UPDATE paclm.head SET seq = %(seq)s
   WHERE epoch = %(epoch)s AND seq = %(after)s AND pg_backend_pid() = %(backend)s
     AND ARRAY['on', 'on', 'on'] = {_DURABLE}
+    AND (SELECT digest FROM paclm.events WHERE events.seq = %(after)s) = %(previous)s
   RETURNING 1
 ), added AS (
   INSERT INTO paclm.events ({_COLUMNS})

@@ -291,7 +291,7 @@ class SqliteStore(Store):
                 name: Usage(name, tokens, dissent, charged, sum(map(int, units.split(","))), public)
                 for name, tokens, dissent, charged, units, public, _ in found
             }
-        except InvalidInput:
+        except (ValueError, InvalidInput):
             raise not_a_number() from None
 
     def _one(self, statement: str, *arguments: object) -> Any:
