@@ -323,6 +323,19 @@ def test_a_copy_without_the_variable_finds_the_same_ledger_or_none(host, shared,
         assert curator._custody.ledger.ledger_id == ledger
 
 
+def test_a_copy_makes_no_second_ledger_where_the_variable_leads_elsewhere(
+    host, shared, open_curator, postgres, monkeypatch, tmp_path
+):
+    workspace, copy, empty = host("one"), tmp_path / "copy", postgres.create_database()
+    with open_curator(workspace):
+        pass
+    shutil.copytree(workspace.path, copy, ignore=shutil.ignore_patterns("secret.json", "*.lock"))
+    monkeypatch.setenv("PACLM_LEDGER", empty)
+    with pytest.raises(WorkspaceError, match="second budget"):
+        open_curator(Workspace.open(copy))
+    postgres.drop_database(empty)
+
+
 @pytest.mark.parametrize("error", [None, PermissionError(13, "Permission denied")])
 def test_the_address_is_kept_before_a_ledger_is_made(host, shared, monkeypatch, error):
     workspace, kept = host("one"), []

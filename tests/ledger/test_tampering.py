@@ -25,7 +25,7 @@ from paclm.errors import (
 )
 from paclm.ledger import sqlite_file
 from paclm.ledger.address import open_reader
-from paclm.ledger.events import Head, LedgerKeys, Row, digest_of, make_row
+from paclm.ledger.events import GENESIS, Head, LedgerKeys, Row, digest_of, make_row
 from paclm.ledger.sqlite_store import transaction
 from paclm.ledger.state import parse_row, to_state_fields
 
@@ -218,6 +218,18 @@ def test_a_row_that_cannot_be_read_is_named(closed, body):
     closed.edit(("UPDATE events SET body = ?, digest = ? WHERE seq = 11", (body, digest_of(*row[:6]))))
     report = closed.verify()
     assert (report.intact, report.bad_seq) == (False, 11)
+
+
+def test_rows_that_were_all_written_again_under_another_key_do_not_pass_for_a_missing_key(closed):
+    head, keys, forged = Head(0, GENESIS), LedgerKeys(bytes(32)), []
+    for found in closed.run("SELECT * FROM events ORDER BY seq"):
+        event, after = parse_row(Row(*found))
+        row = make_row(head, found[0], Row(*found).at, event, to_state_fields(after), keys)
+        forged.append((row.previous, row.digest, row.mac, row.key, row.seq))
+        head = Head(row.seq, row.digest)
+    change = "UPDATE events SET previous = ?, digest = ?, mac = ?, key = ? WHERE seq = ?"
+    closed.edit(*((change, values) for values in forged))
+    assert not closed.verify([closed.key]).intact
 
 
 def test_another_key_and_a_ledger_of_a_newer_paclm_are_refused(closed):

@@ -189,6 +189,46 @@ def test_whatever_an_old_front_holds_a_takeover_is_not_blocked_and_misses_nothin
         postgres.drop_database(database)
 
 
+@pytest.mark.parametrize("what", ["a write by permit", "keys"])
+def test_a_front_under_another_login_blocks_no_takeover_and_keeps_no_rights(postgres, front_role, monkeypatch, what):
+    """The login was changed, as one does after a break-in: the old one must be shut out as well."""
+    database = postgres.create_database(may_create_roles=True)
+    try:
+        old = Hold.take(database, Holding())
+        given = front_login(database, front_role(database), old.epoch)
+        with holding(given, HOLDS[what]) as (session,):
+            new = Hold.take(database, TAKING)
+            later = front_login(database, "", new.epoch)
+            with pytest.raises(psycopg.OperationalError):
+                session.commit()
+        with psycopg.connect(given.url) as db, pytest.raises(psycopg.errors.InsufficientPrivilege):
+            db.execute("SELECT 1 FROM paclm.keys FOR UPDATE")
+        with open_database(*later, is_front=True) as front:
+            KeyStore(front).list()
+        for hold in (old, new):
+            hold.release()
+    finally:
+        postgres.drop_database(database)
+
+
+def test_what_a_made_login_set_for_itself_does_not_outlive_a_takeover(postgres):
+    database = postgres.create_database(may_create_roles=True)
+    try:
+        old = Hold.take(database, Holding())
+        login = front_login(database, "", old.epoch)
+        with psycopg.connect(login.url, autocommit=True) as db:
+            db.execute("ALTER ROLE CURRENT_USER SET default_transaction_read_only = on")
+        new = Hold.take(database, TAKING)
+        with KeyStore.open(database) as keys:
+            keys.add("alice")
+        with open_database(*front_login(database, "", new.epoch), is_front=True) as front:
+            KeyStore(front).reserve("alice", 7)
+        for hold in (old, new):
+            hold.release()
+    finally:
+        postgres.drop_database(database)
+
+
 def test_an_old_front_that_comes_back_can_hold_nothing_while_the_books_are_settled(database, held, login):
     with taken(database) as new:
         shut_out(database, login.url, new.epoch)

@@ -101,6 +101,7 @@ def open_custody(workspace: Workspace, witness: Address | None = None, *, take_o
             "ledger.sqlite from a backup and adopt it, or make a new workspace."
         )
     else:
+        _refuse_other_address(workspace.path)
         check_first_token(config)
         check_trained_as_set(workspace)
         keys, retired = load_keys(workspace.curator_path, may_create=True), []
@@ -147,6 +148,17 @@ def keep_address(folder: Path) -> None:
             f"{folder / SETTINGS_FILE} cannot be written ({error.strerror}). A copy of this workspace without "
             f"PACLM_LEDGER would make a second ledger: write url = {in_toml(address)} into [ledger] there."
         ) from None
+
+
+def _refuse_other_address(folder: Path) -> None:
+    """No new ledger where PACLM_LEDGER leads away from the address in paclm.toml: there may be one already."""
+    url, kept = ledger_config(folder).url, ledger_config(folder, by_environment=False).url
+    if url and kept and without_password(url) != without_password(kept):
+        raise WorkspaceError(
+            f"PACLM_LEDGER names a place without a ledger, and url of [ledger] in {folder / SETTINGS_FILE} another "
+            "place. A second ledger would have a second budget. Correct one of them; to move a ledger: paclm ledger "
+            "move."
+        )
 
 
 def _lower_total(ledger: Ledger, config: MechanismConfig) -> list[str]:

@@ -100,6 +100,8 @@ def _arrive(source: Address, target: Address, keys: LedgerKeys, holding: Holding
             return Head(newest.seq, newest.digest)
     with Ledger(target, keys, in_full=False, accept_moved=True, holding=holding) as ledger:
         check_witness(ledger, witness)
+        if ledger.head.digest != closing_row.digest:
+            raise LedgerError(f"{ledger.name} went on while it was moved there. Nothing was changed.")
         ledger.settle()
         ledger.append(Arrived(event.source, event.target))
         return ledger.head

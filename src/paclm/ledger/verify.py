@@ -164,9 +164,10 @@ def verify(
     except (LedgerMissing, LedgerMoved):
         raise
     except LedgerWrongKey as error:
-        if known is not None and _lacks_key(address, known):
+        contradiction = _contradiction(address, folder)  # rows that were all forged name another key, too
+        if known is not None and not contradiction and _lacks_key(address, known):
             raise LedgerWrongKey(f"The ledger was not checked, for want of the right key. {error}") from None
-        report.intact, report.problem = False, str(error)
+        report.intact, report.problem = False, contradiction or str(error)
     except (LedgerBusy, LedgerFull, LedgerUnwritable) as error:
         raise type(error)(f"The ledger could not be read, so it was not checked. {error}") from None
     except LedgerError as error:
@@ -175,6 +176,17 @@ def verify(
         if isinstance(error, LedgerTampered) and error.verified is not None:
             report.verified_through = error.verified
     return report
+
+
+def _contradiction(address: Address, folder: Path | None) -> str:
+    """What this machine's note says against the rows; empty where there is no note, or it agrees."""
+    with closing(open_reader(address, folder)) as store:
+        try:
+            if store.kind != "copy":
+                check_note(store, read_contents(store, None).head.seq, store.note)
+        except LedgerError as error:
+            return str(error)
+    return ""
 
 
 def _lacks_key(address: Address, keys: LedgerKeys) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any, NamedTuple
 
-from psycopg import sql
+from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from paclm.errors import LedgerBusy, LedgerError, ServiceError
@@ -69,10 +69,18 @@ FROM pg_roles WHERE rolname = %(role)s
 """
 _END = """
 SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity
-WHERE usename = %(role)s AND datname = current_database() AND (%(of)s::integer[] IS NULL OR pid = ANY (%(of)s))
+WHERE usename = ANY (%(roles)s) AND datname = current_database() AND (%(of)s::integer[] IS NULL OR pid = ANY (%(of)s))
   AND (SELECT epoch FROM paclm.head) = %(epoch)s
 """
 """Not by a server that was overtaken: they may be those of its successor."""
+
+
+_FRONTS = """
+SELECT rolname FROM pg_class, aclexplode(relacl) AS entry JOIN pg_roles ON pg_roles.oid = entry.grantee
+WHERE pg_class.oid = 'paclm.replies'::regclass AND entry.grantee <> relowner
+  AND (pg_has_role(rolname, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE'))
+"""
+"""Logins that fronts have had, whose sessions the owner may end."""
 
 
 class Login(NamedTuple):
@@ -117,6 +125,8 @@ def shut_out(url: str, configured: str, epoch: int) -> Login:
         if exists and not configured and not _asked(db, _MAY_END, role=role)[0]:
             db.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(sql.Identifier(role)))
 
+        fronts = {role, *(name for (name,) in db.execute(_FRONTS).fetchall())}
+
         def change() -> None:
             done = db.execute(
                 "UPDATE paclm.writing SET epoch = %(epoch)s, permit = %(permit)s, changes = changes + 1, writer = NULL "
@@ -131,11 +141,15 @@ def shut_out(url: str, configured: str, epoch: int) -> Login:
                 db.execute(
                     sql.SQL(statement).format(sql.Identifier(role), sql.Literal(_CONNECTIONS), sql.Literal(verifier))
                 )
+                db.execute(sql.SQL("ALTER ROLE {} RESET ALL").format(sql.Identifier(role)))  # what it set for itself
+                inside = sql.SQL("ALTER ROLE {} IN DATABASE {} RESET ALL")
+                db.execute(inside.format(sql.Identifier(role), sql.Identifier(db.info.dbname)))
             for what in ("TABLES", "FUNCTIONS"):
                 revoking = sql.SQL("REVOKE ALL ON ALL {} IN SCHEMA paclm FROM {}")
-                db.execute(revoking.format(sql.SQL(what), sql.Identifier(role)))
+                for front in fronts:
+                    db.execute(revoking.format(sql.SQL(what), sql.Identifier(front)))
 
-        _without_sessions(db, name_of(url), role, epoch, change)
+        _without_sessions(db, name_of(url), sorted(fronts), epoch, change)
     if configured:
         return login
     own = {name: value for name, value in conninfo_to_dict(url).items() if name not in _OWNERS}
@@ -153,35 +167,41 @@ def let_in(url: str, login: Login) -> None:
                 db.execute(sql.SQL("GRANT {} TO {}").format(sql.SQL(right), sql.Identifier(role)))
 
 
-def _without_sessions(db: LimitedConnection, name: str, role: str, epoch: int, change: Callable[[], None]) -> None:
-    """Make the change, and end all sessions of that login that began before it: they may hold what it waits for."""
+def _without_sessions(
+    db: LimitedConnection, name: str, roles: list[str], epoch: int, change: Callable[[], None]
+) -> None:
+    """Make the change, and end all sessions of these logins that began before it: they may hold what it waits for."""
     deadline = time.monotonic() + _EVICT_SECONDS
-    sessions, is_made = _end_sessions(db, role, epoch), False
+    sessions, is_made = _end_sessions(db, roles, epoch), False
     while sessions or not is_made:
         if time.monotonic() > deadline:
             raise ServiceError(
-                f"Sessions of the login {role} do not end, and hold the keys and quotas. Run as an administrator: "
-                f"ALTER ROLE {role} NOLOGIN; SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = "
-                f"'{role}'; then give that login a new password, and start again."
+                f"Sessions of {' or '.join(roles)}, or of another login that a front once had, do not end, and hold "
+                "the keys and quotas. Run for each as an administrator: ALTER ROLE x NOLOGIN; SELECT "
+                "pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'x'; then give the login that is "
+                "still used a new password, and start again."
             )
         if is_made:
             time.sleep(0.02)
-            sessions = _end_sessions(db, role, epoch, sessions)
+            sessions = _end_sessions(db, roles, epoch, sessions)
             continue
         with suppress(LedgerBusy), translated(name):
             with db.transaction():
                 db.execute("SET LOCAL lock_timeout = '500ms'")
                 db.execute("SET LOCAL idle_in_transaction_session_timeout = '5s'")
-                change()
+                try:
+                    change()
+                except errors.InternalError_ as error:  # the login was changed by itself at the same time
+                    raise LedgerBusy(str(error)) from None
             is_made = True
-        sessions = _end_sessions(db, role, epoch)
+        sessions = _end_sessions(db, roles, epoch)
 
 
-def _end_sessions(db: LimitedConnection, role: str, epoch: int, of: list[int] | None = None) -> list[int]:
-    """End the sessions of that login, or those of these that are left; returns which."""
+def _end_sessions(db: LimitedConnection, roles: list[str], epoch: int, of: list[int] | None = None) -> list[int]:
+    """End the sessions of these logins, or those of these that are left; returns which."""
     with db.transaction():
         db.execute("SET LOCAL client_min_messages = error")  # it warns of a session that has ended meanwhile
-        return [pid for pid, _ in db.execute(_END, {"role": role, "epoch": epoch, "of": of}).fetchall()]
+        return [pid for pid, _ in db.execute(_END, {"roles": roles, "epoch": epoch, "of": of}).fetchall()]
 
 
 def _check(db: LimitedConnection, address: str) -> str:
