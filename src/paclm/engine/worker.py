@@ -22,12 +22,12 @@ from paclm.engine.decode_step import DecodeStep, PromptChunk, StepOutput
 from paclm.engine.distributed import identity, own_worlds, received
 from paclm.engine.loading import build_step, load_base
 from paclm.engine.memory import release_memory
-from paclm.engine.training_worker import TrainingTask
 from paclm.engine.wire import Array, Order, Wire, WireBroken, WireMessage, as_text, find_store, join, text_of
 from paclm.engine.workers import Split, as_message, digest_of
 from paclm.errors import EngineError, PaclmError
 
 if TYPE_CHECKING:
+    from paclm.engine.training_worker import TrainingTask
     from paclm.worlds.workspace import Workspace
 
 _WAIT_SECONDS = 600.0
@@ -86,6 +86,8 @@ class Worker:
         if message.kind == Order.SETUP:
             setup = json.loads(text_of(arrays[0]))
             if setup["task"] == "train":
+                from paclm.engine.training_worker import TrainingTask  # slow: a worker that votes is back sooner
+
                 self._training = TrainingTask(self._workspace, self._wire, number, setup)
             else:
                 self._set_up(number, setup, arrays[1:])
