@@ -12,6 +12,7 @@ from server.killing import STEPS_IN_FLIGHT, Killing, serve_process
 from server.live import ledger_rows
 from server.load import ask_for
 from server.standing import KillingUnderStandby
+from server.worker_kills import ServedWithWorkers
 
 pytestmark = pytest.mark.stress
 
@@ -68,3 +69,11 @@ def test_100_kills_of_front_curator_and_database_lose_no_count_and_no_reply(make
     assert min(map(killing.victims.count, victims)) == 25
     assert min(killing.kinds.values()) > 0
     assert 0 < killing.received["client-0"] <= 5_000
+
+
+def test_50_kills_of_a_worker_lose_no_count_and_no_answer(make):
+    server = ServedWithWorkers(make(per_token="2^-24").path)
+    server.lose_under_load(times=50, seed=4)
+    assert server.count("worker_lost") == server.count("worker_back") >= 50
+    assert server.end() == 0
+    server.check_ledger()
