@@ -16,6 +16,7 @@ import pytest
 from cli.commands import invoke
 from curator.deployments import ScriptedEngine
 from paclm import Curator
+from paclm.cli.worker_options import refuse_workers
 from paclm.curator.master_key import new_key, write_key
 from paclm.errors import InvalidInput, LedgerBusy, ServiceError, WorkspaceError
 from paclm.server import run
@@ -34,6 +35,19 @@ def test_a_port_in_use_is_named_before_anything_slow_is_imported(clinic, monkeyp
             serve(clinic, "--port", port)
     with pytest.raises(ImportError):  # a free port goes on to it
         serve(clinic, "--port", "0")
+
+
+def test_workers_that_cannot_be_are_refused_before_anything_is_opened(clinic):
+    for options, reason in (
+        (("--workers", "9"), "8 worlds"),
+        (("--rendezvous", "127.0.0.1:0"), "--workers"),
+        (("--workers", "2", "--rendezvous", "192.0.2.1:29500"), "unencrypted"),
+    ):
+        with pytest.raises(InvalidInput, match=reason):
+            serve(clinic, "--port", "0", *options)
+    with pytest.raises(InvalidInput, match="one adapter"):
+        refuse_workers("corpus", 2)
+    assert not (clinic / "curator" / "ledger.sqlite").exists()
 
 
 def test_what_cannot_be_served_is_refused(clinic, tmp_path, small_tokenizer):
