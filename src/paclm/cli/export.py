@@ -24,7 +24,7 @@ def export(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Write every world's adapter as a PEFT folder, or a worker's folder
+    Write adapters as PEFT folders, or the folder of a worker
 
     PEFT folders are for your own inspection only: never publish them. The folder of a worker holds the adapters of its
     worlds and no records, no other worlds and nothing of secret and ledger; only `paclm worker` opens it.
