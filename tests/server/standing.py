@@ -84,8 +84,12 @@ class Server:
         assert self.process.poll() is None, self.said
         return '"started"' in self.said and self.url is not None
 
-    def wait_until_serving(self):
+    def wait_until_ready(self):
         wait_until(self.is_ready, 120)
+        return self
+
+    def wait_until_serving(self):
+        self.wait_until_ready()
         self.front = front_of(self.process)
         return self
 

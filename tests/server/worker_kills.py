@@ -60,10 +60,7 @@ class ServedWithWorkers:
 
     @property
     def children(self):
-        """Process ids by the command's last words: front and worker."""
-        pids = map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split())
-        commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids if is_running(pid)}
-        return {"worker" if b"\0worker\0" in command else "front": pid for pid, command in commands.items()}
+        return children_of(self.pid)
 
     def count(self, event):
         """Lines of the log with this event."""
@@ -147,6 +144,13 @@ class ServedWithWorkers:
             for votes in itertools.chain.from_iterable(step["votes"] for step in steps):
                 followed.release(np.array(votes), ledger.settings.release, ledger.settings.per_token)
             assert np.array_equal(followed.belief, custody.belief.reveal())
+
+
+def children_of(pid):
+    """The front and the worker that a server has started, by name."""
+    pids = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids if is_running(pid)}
+    return {"worker" if b"\0worker\0" in command else "front": pid for pid, command in commands.items()}
 
 
 def ledger_file(path):

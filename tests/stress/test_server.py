@@ -11,8 +11,8 @@ from paclm.engine.base_model import TINY_FOLDER
 from server.killing import STEPS_IN_FLIGHT, Killing, serve_process
 from server.live import ledger_rows
 from server.load import ask_for
-from server.standing import KillingUnderStandby
-from server.worker_kills import ServedWithWorkers
+from server.standing import KillingUnderStandby, copies_of, servers
+from server.worker_kills import ServedWithWorkers, children_of
 
 pytestmark = pytest.mark.stress
 
@@ -77,3 +77,17 @@ def test_50_kills_of_a_worker_lose_no_count_and_no_answer(make):
     assert server.count("worker_lost") == server.count("worker_back") >= 50
     assert server.end() == 0
     server.check_ledger()
+
+
+def test_a_standby_starts_its_workers_when_it_takes_the_ledger(make, roles):
+    here, there = copies_of(make(), "here", "there")
+    ask = {"model": "clinic", "prompt": "the patient", "max_tokens": 4}
+    with servers() as start:
+        first = start(here, roles, "--workers", "2").wait_until_ready()
+        second = start(there, roles, "--workers", "2").wait_until_standby()
+        assert set(children_of(second.process.pid)) == {"front"}
+        first.process.kill()
+        second.wait_until_ready()
+        assert set(children_of(second.process.pid)) == {"front", "worker"}
+        with second.http(first.admin_key) as http:
+            assert http.post("/v1/completions", json=ask).status_code == 200
