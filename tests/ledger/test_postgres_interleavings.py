@@ -63,9 +63,9 @@ def ledger(database, monkeypatch):
     connections.close()
 
 
-def make_row(draw, seq):
+def make_row(draw, seq, previous):
     digest = draw.randbytes(32)
-    return Row(seq, "2026-11-16T08:30:00.000Z", "step", "{}", "key", b"before", digest, b"mac")
+    return Row(seq, "2026-11-16T08:30:00.000Z", "step", "{}", "key", previous, digest, b"mac")
 
 
 class Schedule:
@@ -76,6 +76,7 @@ class Schedule:
         self.holders = [None] * self.draw.choice((2, 2, 3))
         self.views = [0] * len(self.holders)
         self.model = list(db.execute(STATE).fetchone())
+        self.digests = dict(db.execute("SELECT seq, digest FROM paclm.events").fetchall())
         self.done = []
 
     def run(self):
@@ -119,7 +120,7 @@ class Schedule:
         assert taken.epoch == self.model[1]
 
     def append(self, number, store, after, *, is_right, belief=True, secret=None):
-        row = make_row(self.draw, after + 1)
+        row = make_row(self.draw, after + 1, self.digests.get(after, b"none"))
         sealed = self.draw.randbytes(64)
         commit = Commit(row, after, (Usage("key", 1, 0, 1, 1),), (row.seq, sealed) if belief else None, secret)
         if not is_right:
@@ -128,7 +129,7 @@ class Schedule:
             return
         store.append(commit)
         self.views[number] = self.model[0] = self.model[3] = row.seq
-        self.model[4] = row.digest
+        self.model[4] = self.digests[row.seq] = row.digest
         self.model[5:7] = [row.seq, sealed] if belief else self.model[5:7]
         self.model[7] = secret or self.model[7]
         self.model[8] += 1
@@ -197,13 +198,13 @@ def test_holders_that_race_never_both_commit_a_row(ledger):
         draw = random.Random(number)
         for _ in range(15):
             with closing(PostgresStore.open_writer(ledger, Holding(take_over=True))) as store:
-                after = store.newest_row().seq
+                last = store.newest_row()
                 try:
                     for _ in range(draw.randrange(1, 20)):
-                        row = make_row(draw, after + 1)
-                        store.append(Commit(row, after))
+                        row = make_row(draw, last.seq + 1, last.digest)
+                        store.append(Commit(row, last.seq))
                         reports.append((store.epoch, row.seq, row.digest))
-                        after = row.seq
+                        last = row
                 except LedgerFenced:
                     continue
 
@@ -214,6 +215,7 @@ def test_holders_that_race_never_both_commit_a_row(ledger):
         thread.join()
     with closing(connect(ledger)) as db:
         rows = dict(db.execute("SELECT seq, digest FROM paclm.events WHERE seq > 1").fetchall())
+    assert reports
     assert {seq: digest for _, seq, digest in reports} == rows
     assert len(reports) == len(rows)
     assert sorted(rows) == list(range(2, len(rows) + 2))
