@@ -24,7 +24,7 @@ def served(make):
     def served(**environment):
         workspace = make(per_token="2^-20", total="2^-3")
         settings = workspace.path / "paclm.toml"
-        settings.write_text(f"{settings.read_text()}\n[workers]\ntimeout_seconds = 5\n")
+        settings.write_text(f"{settings.read_text()}\n[workers]\ntimeout_seconds = 4\n")
         started.append(ServedWithWorkers(workspace.path, **environment))
         return started[-1]
 
@@ -65,14 +65,7 @@ def test_after_five_kills_all_is_answered_and_charged_once_and_a_stop_is_noticed
     with server.load():
         server.lose(signal.SIGSTOP)
     assert server.overview()["tokens"]["private"] == server.received
-    assert server.end() == 0
-    server.check_ledger()
-
-
-def test_a_worker_ends_with_a_rank_0_that_is_killed(served):
-    server = served()
-    server.ask()
-    server.end(signal.SIGKILL)
+    server.end(signal.SIGKILL)  # of rank 0: front and worker end by themselves
     server.check_ledger()
 
 
