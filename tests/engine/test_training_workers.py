@@ -126,6 +126,7 @@ def test_the_others_continue_where_a_lost_worker_was(how, clinic, alone, watch, 
         save(queue, position)
         if is_worker() and position.num_steps == 2 and not lost:
             lost.append(position.group)
+            group.timeout = 3.0  # only now: starting may take longer
             os.kill(group._processes[1].pid, how)
 
     def note_begin(training, position):
@@ -134,7 +135,7 @@ def test_the_others_continue_where_a_lost_worker_was(how, clinic, alone, watch, 
 
     monkeypatch.setattr(GroupQueue, "save", lose_the_worker)
     monkeypatch.setattr(GroupTraining, "restore", note_begin)
-    with start_workers(clinic, 2, timeout=3.0, announce=said.append) as group:
+    with start_workers(clinic, 2, timeout=SECONDS, announce=said.append) as group:
         trained = train(clinic, group=group)
     assert largest_difference(trained, alone) == 0.0
     assert watch.finished == {"main": {0, 1, 2, 3}, "worker": set()}
