@@ -1,0 +1,52 @@
+"""A proxy before a server that loses the answer to the first request: what a dropped connection or a timeout does."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Self
+
+_CHUNK = 65_536
+
+
+class LosingProxy:
+    """Forwards connections to a port of this machine; what comes back on the first one is read and thrown away."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.root = f"http://127.0.0.1:{self._door.getsockname()[1]}"
+        self.num_lost_bytes = 0
+        self._sockets: list[socket.socket] = [self._door]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        is_first = True
+        while True:
+            try:
+                client, _ = self._door.accept()
+            except OSError:  # closed
+                return
+            server = socket.create_connection(("127.0.0.1", self._target))
+            self._sockets += [client, server]
+            threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
+            threading.Thread(target=self._pump, args=(server, client, is_first), daemon=True).start()
+            is_first = False
+
+    def _pump(self, source: socket.socket, target: socket.socket, is_lost: bool) -> None:
+        try:
+            while piece := source.recv(_CHUNK):
+                if is_lost:
+                    self.num_lost_bytes += len(piece)
+                else:
+                    target.sendall(piece)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:  # either side is gone
+            pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._sockets:
+            one.close()
