@@ -10,18 +10,17 @@ _CHUNK = 65_536
 
 
 class LosingProxy:
-    """Forwards connections to a port of this machine; what comes back on the first one is read and thrown away."""
+    """Forwards connections to a port of this machine; what comes back for the first POST is read and thrown away."""
 
     def __init__(self, target: int) -> None:
         self._target = target
         self._door = socket.create_server(("127.0.0.1", 0))
         self.root = f"http://127.0.0.1:{self._door.getsockname()[1]}"
-        self.num_lost_bytes = 0
+        self._loses: socket.socket | None = None
         self._sockets: list[socket.socket] = [self._door]
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
-        is_first = True
         while True:
             try:
                 client, _ = self._door.accept()
@@ -29,16 +28,15 @@ class LosingProxy:
                 return
             server = socket.create_connection(("127.0.0.1", self._target))
             self._sockets += [client, server]
-            threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
-            threading.Thread(target=self._pump, args=(server, client, is_first), daemon=True).start()
-            is_first = False
+            for ends in ((client, server), (server, client)):
+                threading.Thread(target=self._pump, args=ends, daemon=True).start()
 
-    def _pump(self, source: socket.socket, target: socket.socket, is_lost: bool) -> None:
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
         try:
             while piece := source.recv(_CHUNK):
-                if is_lost:
-                    self.num_lost_bytes += len(piece)
-                else:
+                if self._loses is None and piece.startswith(b"POST"):
+                    self._loses = source
+                if target is not self._loses:
                     target.sendall(piece)
             target.shutdown(socket.SHUT_WR)
         except OSError:  # either side is gone

@@ -25,6 +25,8 @@ def environment_of(client: dict[str, Any]) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         (_install_node if is_node else _install)(folder, packages)
+        for package in client.get("debian_packages", []):
+            _unpack(folder, package)
         (folder / "installed").touch()
     return folder / ("node_modules/.bin" if is_node else "bin")
 
@@ -38,3 +40,14 @@ def _install(folder: Path, packages: list[str]) -> None:
 
 def _install_node(folder: Path, packages: list[str]) -> None:
     subprocess.run(["npm", "install", "--silent", "--no-audit", "--no-fund", *packages], cwd=folder, check=True)
+
+
+def _unpack(folder: Path, package: str) -> None:
+    """Put the programs of a Debian package beside the others."""
+    download = folder / "debian"
+    download.mkdir()
+    subprocess.run(["apt-get", "download", "--quiet", package], cwd=download, check=True, capture_output=True)
+    for archive in download.glob("*.deb"):
+        subprocess.run(["dpkg", "-x", str(archive), str(download)], check=True)
+    for program in (download / "usr" / "bin").iterdir():
+        (folder / "bin" / program.name).symlink_to(program)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -15,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from types import SimpleNamespace
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,19 @@ class Server:
         """The same, by way of the proxy."""
         return f"{self.slow_root}/v1"
 
-    def get(self, path: str) -> Any:
+    def get(self, path: str) -> str:
         """What the admin sees there."""
         ask = urllib.request.Request(self.root + path, headers={"authorization": f"Bearer {self.admin}"})
-        with urllib.request.urlopen(ask, timeout=30) as answer:
-            return json.load(answer)
+        with urllib.request.urlopen(ask, timeout=60) as answer:
+            return str(answer.read().decode())
 
 
 HALF, CORPUS = (Server(**fields) for fields in json.loads(os.environ["PACLM_CLIENT_MATRIX"]))
 """The first needs its key; the second, on loopback without keys, takes any client."""
 PROMPT = "The patient said"
 MESSAGES = [{"role": "user", "content": "How is the patient?"}]
-STOPS = [*"aeiou", *(f"### {number}" for number in range(11))]
-"""Sixteen; one of the vowels comes up in any answer."""
+STOPS = [*(f"### {number}" for number in range(11)), *"aeiou"]
+"""Sixteen; one of the vowels, at the end of the list, comes up in any answer."""
 TOO_LONG = "the patient has a cough " * 400
 SHORT_SECONDS = 4.0
 """A timeout below the patience of the proxy and above the time of a short answer."""
@@ -70,14 +70,18 @@ def feature(name: str) -> Callable[[Callable[[], str | None]], Callable[[], str 
 
 def charged_tokens() -> int:
     """Tokens that the ledger of the first server has charged so far."""
-    return int(HALF.get("/v1/admin/overview")["tokens"]["charged"])
+    return int(json.loads(HALF.get("/v1/admin/overview"))["tokens"]["charged"])
 
 
 @contextmanager
 def charged() -> Iterator[SimpleNamespace]:
-    """How many `tokens` were charged inside the block; clients run one after another, so they are its own."""
-    cost, before = SimpleNamespace(tokens=0), charged_tokens()
+    """How many `tokens` were charged inside the block; clients run one after another, so they are its own.
+
+    `seconds` tells that a timeout passed: an answer was lost and asked for again.
+    """
+    cost, before, started = SimpleNamespace(tokens=0, seconds=0.0), charged_tokens(), time.monotonic()
     yield cost
+    cost.seconds = time.monotonic() - started
     cost.tokens = charged_tokens() - before
 
 
@@ -99,8 +103,8 @@ def refused_with(*errors: type[BaseException]) -> Iterator[SimpleNamespace]:
     raise AssertionError(f"nothing was refused; expected {', '.join(error.__name__ for error in errors)}")
 
 
-def run(*packages: str, **figures: Any) -> None:
-    """Run the registered checks and print the outcomes as one line of JSON."""
+def run(*packages: str, programs: tuple[str, ...] = (), figures: dict[str, str] | None = None) -> None:
+    """Run the registered checks and print the outcomes as one line of JSON, with the versions of what ran."""
     cells: dict[str, dict[str, str]] = {}
     for name, check in _checks.items():
         try:
@@ -109,4 +113,5 @@ def run(*packages: str, **figures: Any) -> None:
         except BaseException as error:
             traceback.print_exc(file=sys.stderr)
             cells[name] = {"outcome": "failed", "error": f"{type(error).__name__}: {error}"[:600]}
-    print(json.dumps({"version": ", ".join(f"{p} {version(p)}" for p in packages), "cells": cells, **figures}))
+    versions = [*(f"{package} {version(package)}" for package in packages), *programs]
+    print(json.dumps({"version": ", ".join(versions), "cells": cells, "figures": figures or {}}))

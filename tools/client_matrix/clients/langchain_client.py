@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -121,6 +122,7 @@ def _() -> None:
     patient = ChatOpenAI(**{**OPTIONS, "base_url": HALF.slow_url}, max_retries=3, timeout=SHORT_SECONDS)
     with charged() as cost:
         message = patient.invoke(QUESTION, extra_headers={"Idempotency-Key": str(uuid.uuid4())})
+    expect(cost.seconds >= SHORT_SECONDS, "no answer was lost")
     expect(message.usage_metadata["output_tokens"] == cost.tokens > 0, cost)
 
 
@@ -162,8 +164,12 @@ figures: dict[str, str] = {}
 @feature("suite")
 def _() -> None:
     suite = Path(__file__).with_name("langchain_suite.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--disable-socket", "--allow-hosts=127.0.0.1"]
-    done = subprocess.run([*command, str(suite)], capture_output=True, text=True, check=False)
+    loop = "asyncio_default_{}_loop_scope=session"  # ChatOpenAI keeps its connections from one test to the next
+    asynchronous = ("-o", "asyncio_mode=auto", "-o", loop.format("fixture"), "-o", loop.format("test"))
+    nothing_else = ("-c", os.devnull, "--rootdir", ".", "--noconftest", "-p", "no:cacheprovider")
+    local = ("--disable-socket", "--allow-hosts=127.0.0.1")
+    command = [sys.executable, "-m", "pytest", "-q", *nothing_else, *asynchronous, *local, str(suite)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(done.stdout[-6000:], file=sys.stderr)
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|skipped|failed|xfailed|error)", done.stdout)}
     shown = [f"{counts.get(word, 0)} {word}" for word in ("passed", "skipped", "xfailed", "failed")]

@@ -1,5 +1,6 @@
 // The official client for Node. Prints the same line of JSON as check.py.
 import { randomUUID } from "node:crypto";
+import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { dirname, join } from "node:path";
 
@@ -12,7 +13,7 @@ const anyKey = new OpenAI({ baseURL: `${CORPUS.root}/v1`, apiKey: "EMPTY", maxRe
 const messages = [{ role: "user", content: "How is the patient?" }];
 const prompt = "The patient said";
 const ask = { model: HALF.model, max_tokens: 8 };
-const stop = [..."aeiou", ...Array.from({ length: 11 }, (_, number) => `### ${number}`)];
+const stop = [...Array.from({ length: 11 }, (_, number) => `### ${number}`), ..."aeiou"];
 const once = () => ({ headers: { "Idempotency-Key": randomUUID() } });
 
 function expect(claim, said = "") {
@@ -153,5 +154,5 @@ for (const [name, check] of Object.entries(CHECKS)) {
     cells[name] = { outcome: "failed", error: `${error}`.slice(0, 600) };
   }
 }
-const { version } = require("openai/package.json");
+const { version } = JSON.parse(readFileSync(join(modules, "..", "openai", "package.json")));
 console.log(JSON.stringify({ version: `openai ${version}, node ${process.versions.node}`, cells }));
