@@ -22,7 +22,18 @@ from paclm.engine.decode_step import DecodeStep, PromptChunk, StepOutput
 from paclm.engine.distributed import identity, own_worlds, received
 from paclm.engine.loading import build_step, load_base
 from paclm.engine.memory import release_memory
-from paclm.engine.wire import Array, Order, Wire, WireBroken, WireMessage, as_text, find_store, join, text_of
+from paclm.engine.wire import (
+    Array,
+    Order,
+    Wire,
+    WireBroken,
+    WireMessage,
+    as_text,
+    break_if_unanswered,
+    find_store,
+    join,
+    text_of,
+)
 from paclm.engine.workers import Split, as_message, digest_of
 from paclm.errors import EngineError, PaclmError
 
@@ -32,6 +43,8 @@ if TYPE_CHECKING:
 
 _WAIT_SECONDS = 600.0
 """For rank 0 to start."""
+_SILENT = 3.0
+"""A host of rank 0 that has not answered for so many times `timeout_seconds` is gone."""
 _TELL_SECONDS = 5.0
 """For rank 0 to take the reason why this worker ends."""
 
@@ -39,10 +52,12 @@ _TELL_SECONDS = 5.0
 def run_worker(workspace: Workspace, rank: int, host: str, port: int) -> None:
     """Work for the rank 0 at this address until it ends."""
     store = find_store(host, port, _WAIT_SECONDS)
-    own = own_address(host, port)
+    own, silent = own_address(host, port), _SILENT * workspace.settings.workers.timeout_seconds
     while True:
         try:
+            break_if_unanswered(host, silent)
             wire = join(store, rank, own)
+            break_if_unanswered(host, silent)
             Worker(workspace, rank, wire).run()
             return
         except WireBroken:  # rank 0 gave this connection up, or is gone: then joining fails
