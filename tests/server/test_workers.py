@@ -11,8 +11,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 
 from paclm.engine.loading import open_engine
+from paclm.engine.wire import FRAME, find_store, join
+from server.killing import is_running
 from server.live import bearer
 from server.stepped import wait_until
 from server.worker_kills import ServedWithWorkers
@@ -57,19 +60,31 @@ def check_health(server):
     metrics = partial(httpx.get, f"{server.url}/metrics", headers=bearer(server.key))
     assert (health().status_code, health().json()) == (200, {"status": "ok"})
     assert "\npaclm_workers_lost 0.0\n" in metrics().text
-    before = server.children["worker"]
-    os.kill(before, signal.SIGKILL)
-    wait_until(lambda: server.children.get("worker", before) != before)
-    os.kill(server.children["worker"], signal.SIGSTOP)  # it stays away until all is seen
+    next_one = server.keep_away()
     wait_until(lambda: health().status_code == 503)
     assert health().json() == {"status": "restoring"}
     assert "\npaclm_workers_lost 1.0\n" in metrics().text
     assert "\npaclm_serving 1.0\n" in metrics().text
     figures = httpx.get(f"{server.url}/v1/admin/overview", headers=bearer(server.key))
     assert (figures.status_code, figures.json()["error"]["code"]) == (503, "waiting_for_workers")
-    os.kill(server.children["worker"], signal.SIGCONT)
+    os.kill(next_one, signal.SIGCONT)
     wait_until(lambda: health().status_code == 200, 60)
     assert "\npaclm_workers_lost 0.0\n" in metrics().text
+
+
+def abort(server):
+    """A stranger takes the place of a lost worker and sends more than a frame, at which torch aborts; the status."""
+    command = Path(f"/proc/{server.children['worker']}/cmdline").read_text().split("\0")
+    host, _, port = command[command.index("--rendezvous") + 1].rpartition(":")
+    next_one = server.keep_away()
+    wire = join(find_store(host, int(port), 60), 1, host)
+    wire.receive(60)
+    wire._pair.send([torch.zeros(FRAME + 1, dtype=torch.uint8)], 0, 0)
+    pids = [*server.children.values()]
+    status = server.process.wait(60)
+    os.kill(next_one, signal.SIGCONT)
+    wait_until(lambda: not any(map(is_running, pids)))
+    return status
 
 
 def test_after_five_kills_all_is_answered_and_charged_once_and_a_stop_is_noticed(served, monkeypatch):
@@ -90,7 +105,7 @@ def test_after_five_kills_all_is_answered_and_charged_once_and_a_stop_is_noticed
     with server.load():
         server.lose(signal.SIGSTOP)
     assert server.overview()["tokens"]["private"] == server.received
-    server.end(signal.SIGKILL)  # of rank 0: front and worker end by themselves
+    assert abort(server) == -signal.SIGABRT  # front and worker end by themselves
     server.check_ledger()
 
 

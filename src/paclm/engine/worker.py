@@ -23,6 +23,7 @@ from paclm.engine.distributed import identity, own_worlds, received
 from paclm.engine.loading import build_step, load_base
 from paclm.engine.memory import release_memory
 from paclm.engine.wire import (
+    PROTOCOL,
     Array,
     Order,
     Wire,
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 _WAIT_SECONDS = 600.0
 """For rank 0 to start."""
+_STEP_ARRAYS = 5
+"""Tokens, positions, table, coins, temperatures; a further one changes `PROTOCOL`."""
 _SILENT = 3.0
 """A host of rank 0 that has not answered for so many times `timeout_seconds` is gone."""
 _TELL_SECONDS = 5.0
@@ -100,6 +103,11 @@ class Worker:
         number, arrays = message.number, message.arrays
         if message.kind == Order.SETUP:
             setup = json.loads(text_of(arrays[0]))
+            if (theirs := setup.get("protocol")) != PROTOCOL:
+                raise EngineError(
+                    f"Rank 0 speaks version {theirs} of the workers' protocol, and this worker version {PROTOCOL}. "
+                    "Install the same paclm on all hosts."
+                )
             if setup["task"] == "train":
                 from paclm.engine.training_worker import TrainingTask  # slow: a worker that votes is back sooner
 
@@ -118,6 +126,8 @@ class Worker:
             raise EngineError("Rank 0 sent an order before the settings.")
         match message.kind:
             case Order.STEP:
+                if len(arrays) != _STEP_ARRAYS:
+                    raise EngineError(f"Rank 0 sent a step of {len(arrays)} arrays, not {_STEP_ARRAYS}.")
                 step.launch(*arrays)
                 self._output = step.collect()
                 votes = self._output.votes[:, : self._size].astype(np.int32)
