@@ -211,7 +211,7 @@ class Answer:
 
     async def _admit(self) -> None:
         """Reserve quota and budget for the worst case of all answers, or refuse."""
-        if self._service.state != "serving":
+        if self._service.state in ("draining", "stopped"):
             raise stopping()
         if self._caller.key is not None:
             try:

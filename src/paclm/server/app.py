@@ -81,7 +81,7 @@ def _add_small_routes(app: FastAPI) -> None:
 
     @app.get("/health", responses={200: {"model": Health}, 503: {"model": Health}}, response_model=None)
     async def health(service: TheService) -> Response:
-        """Whether the server takes requests; reports nothing else."""
+        """Whether requests are answered now; reports nothing else."""
         is_serving = service.state == "serving"
         return JSONResponse({"status": "ok" if is_serving else service.state}, 200 if is_serving else 503)
 

@@ -193,7 +193,7 @@ class Models(_Shape):
 class Health(_Shape):
     """`/health`"""
 
-    status: Literal["ok", "draining", "stopped"]
+    status: Literal["ok", "restoring", "draining", "stopped"]
 
 
 class OwnKey(_Shape):
@@ -283,7 +283,7 @@ class Overview(_Shape):
     model: str
     has_chat_template: bool
     version: str
-    state: Literal["serving", "draining", "stopped"]
+    state: Literal["serving", "restoring", "draining", "stopped"]
     uptime_seconds: float
     budget: dict[str, Any]
     sentences: dict[str, str]
@@ -301,7 +301,7 @@ class CorpusOverview(_Shape):
     model: str
     has_chat_template: bool
     version: str
-    state: Literal["serving", "draining", "stopped"]
+    state: Literal["serving", "restoring", "draining", "stopped"]
     uptime_seconds: float
     promise: dict[str, Any]
     sentences: dict[str, str]

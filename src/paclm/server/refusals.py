@@ -136,6 +136,17 @@ def queue_full(waiting: int) -> Refused:
     )
 
 
+def waiting_for_workers() -> Refused:
+    """A worker was lost: figures come with the next step. Completions wait instead."""
+    return Refused(
+        503,
+        "The server waits for a worker that was lost; nothing is released meanwhile. Retry in a moment.",
+        code="waiting_for_workers",
+        headers={"retry-after": "5"},
+        reason="workers",
+    )
+
+
 def stopping() -> Refused:
     """The server is shutting down, or its curator has stopped."""
     return Refused(

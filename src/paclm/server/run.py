@@ -203,7 +203,7 @@ def _run(
         telemetry.install()
         signalled = _relay_signals(front.process)
         if workers is not None:
-            workers.announce = _log_worker
+            workers.announce = partial(_tell_worker, front.link, set())
             workers.while_waiting = partial(_check_wanted, front.process, signalled, settings.shutdown_seconds)
 
     look = None if workers is None else workers.timeout / 2
@@ -270,10 +270,13 @@ def _front(port: socket.socket, workspace: Workspace) -> Iterator[Front]:
             os.close(lock)
 
 
-def _log_worker(news: WorkerNews) -> None:
+def _tell_worker(link: Link, lost: set[int], news: WorkerNews) -> None:
+    """Log what became of a worker, and tell the front how many are waited for."""
     events: dict[str, telemetry.EventName] = {"missing": "worker_missing", "lost": "worker_lost", "back": "worker_back"}
     level = logging.INFO if news.kind == "back" else logging.WARNING
     telemetry.write(telemetry.Entry(event=events[news.kind], worker=news.rank), level)
+    (lost.discard if news.kind == "back" else lost.add)(news.rank)
+    link.send("workers", len(lost))
 
 
 def _check_wanted(front: subprocess.Popen[bytes], signalled: list[float], shutdown_seconds: float) -> None:

@@ -141,10 +141,12 @@ class Service(ABC):
 
     @property
     def state(self) -> str:
-        """`serving`, `draining` or `stopped`."""
+        """`serving`, `restoring` (a worker is waited for), `draining` or `stopped`."""
         if self.curator.is_over:
             return "stopped"
-        return "draining" if self.is_draining else "serving"
+        if self.is_draining:
+            return "draining"
+        return "restoring" if self.curator.num_workers_lost else "serving"
 
     @property
     def uptime_seconds(self) -> float:
