@@ -169,7 +169,8 @@ def _lower_total(ledger: Ledger, config: MechanismConfig) -> list[str]:
     return [
         f"The total was lowered to {format_budget(config.total)} nats by paclm.toml, from the "
         f"{format_budget(ledger.settings.total)} in force. If that was not meant, this file is older than the last "
-        "paclm ledger extend: copy the newest one here, and extend again."
+        "paclm ledger extend: copy the newest one here, and "
+        + ("open it again." if ledger.state.spent_units else "extend again.")
     ]
 
 
