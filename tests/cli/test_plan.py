@@ -2,8 +2,8 @@
 
 import dataclasses
 import json
-from dataclasses import replace
 import tomllib
+from dataclasses import replace
 from functools import partial
 
 import pytest
