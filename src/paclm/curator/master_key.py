@@ -125,6 +125,12 @@ def keys_at_hand(folder: Path, *, may_create: bool = False) -> list[MasterKeys]:
     if variable == KEY_COMMAND_VARIABLE:
         return [_keys_of_command()]
     path, following = folder / KEY_FILE, folder / NEW_KEY_FILE
+    for file in (path, following):
+        if file.is_symlink():  # elsewhere it may be one: PACLM_KEY_FILE often names a mounted secret
+            raise CuratorError(
+                f"{file} is a symbolic link. Move the key itself to this place, or name where it is: "
+                f"{KEY_FILE_VARIABLE}={in_shell(os.path.realpath(file))}"
+            )
     if may_create and not path.exists():
         write_key(path, new_key())
     found = [MasterKeys.derived(read_key(path))]
