@@ -113,7 +113,7 @@ def hash_file(path: Path) -> str:
 
 
 def refuse_if_shared(file: Path) -> None:
-    """A private file is a plain one, closed to other users; a link could lead to an older copy, or out of its folder."""
+    """A private file is a plain one, closed to other users; a link could lead to an older copy."""
     if file.is_symlink():
         raise WorkspaceError(
             f"{file} is a symbolic link, and what it leads to could be exchanged unnoticed. Move the file itself to "
