@@ -10,6 +10,7 @@ import pytest
 
 from cli.commands import figures_of, invoke
 from curator.deployments import set_mechanism
+from curator.memory import dumpable
 from paclm.curator.curator import Curator
 from paclm.errors import InvalidInput
 from paclm.worlds.manifest import load_manifest
@@ -37,11 +38,13 @@ def test_json_has_the_keys_of_the_contract_and_the_budget_is_kept_between_calls(
 
 
 def test_a_crash_of_a_command_that_holds_the_secret_leaves_no_core_file(clinic, monkeypatch):
-    for command in (("generate", clinic, *ONE), ("ledger", "rotate-key", clinic)):
+    for command in (("generate", clinic, *ONE), ("ledger", "rotate-key", clinic), ("ledger", "verify", clinic)):
         limits = {}
         monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
+        dumpable(1)
         assert invoke(*command).exit_code == 0
         assert limits[resource.RLIMIT_CORE] == (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+        assert dumpable() == 0
 
 
 def test_text_goes_to_standard_output_and_figures_to_standard_error(clinic):

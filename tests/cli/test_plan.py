@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import tomllib
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -202,6 +203,17 @@ def test_a_smaller_total_after_the_first_charge_does_not_state_a_better_bound(wo
     assert found["total_nats"] == 2.0**-21
     assert found["mia_bound"] == paclm.success_bound(2.0**-20, 1 / 2)
     assert found["world_id_bound"] == paclm.success_bound(2.0**-20, 1 / 32)
+
+
+def test_a_total_that_was_lowered_is_raised_again_up_to_the_committed_one(workspace):
+    start_ledger(workspace, tokens=100)
+    with open_ledger(workspace) as ledger:
+        ledger.change_settings(replace(ledger.settings, total=2.0**-22))
+    assert "2^-20" in write(workspace, *tokens(2048))
+    assert "extend" not in write(workspace, *tokens(4096))
+    assert budgets(workspace)[1] == 2.0**-20
+    with pytest.raises(InvalidInput, match="paclm ledger extend"):
+        write(workspace, *tokens(4097))
 
 
 def test_nothing_is_written_for_a_ledger_that_lost_rows_or_is_a_copy(workspace):

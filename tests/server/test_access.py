@@ -1,11 +1,13 @@
 """Who may do what: no key, wrong keys, other keys, path tricks, foreign pages, and headers that pretend."""
 
 import http.client
+from pathlib import Path
 
 import httpx
 import pytest
 
 from paclm.config import ServerConfig
+from paclm.server.access import _PROXY_HEADERS
 from paclm.server.refusals import no_key, unknown_key
 from server.live import bearer
 
@@ -13,8 +15,10 @@ ADMIN_PATHS = ("/v1/admin/overview", "/v1/admin/history", "/metrics")
 KEY_PATHS = ("/v1/models", "/v1/models/clinic", "/v1/privacy", "/openapi.json")
 OPEN_PATHS = ("/health", "/")
 ASK = {"model": "clinic", "prompt": "the", "max_tokens": 2}
-PROXY_HEADERS = ("forwarded", "via", *(f"x-forwarded-{name}" for name in ("for", "host", "proto")))
-PROXY_HEADERS += ("x-client-ip", "cf-connecting-ip")
+HEADERS = Path(__file__).parents[1] / "fixtures" / "headers"
+PROXY_HEADERS = (HEADERS / "proxy.txt").read_text().split()
+PLAIN_HEADERS = (HEADERS / "plain.txt").read_text().split()
+"""Of openai for Python and Node, LangChain, litellm, Open WebUI, curl, browsers, Prometheus and trace propagation."""
 
 
 def wrong_headers(live):
@@ -127,11 +131,17 @@ def test_on_loopback_no_key_is_needed_until_an_ordinary_one_was_made(start):
         wrong = http.post("/v1/completions", json=ASK, headers=bearer("wrong"))
         assert wrong.status_code == 401
         assert "the key none" in wrong.json()["error"]["message"]
-        for header in PROXY_HEADERS:  # a proxy is in front: the client may be on another machine
+        for header in PROXY_HEADERS[::4]:  # a proxy is in front: the client may be on another machine
             assert http.post("/v1/completions", json=ASK, headers={header: "1"}).status_code == 401, header
         live.keys.add("somebody")
         live.keys.revoke("somebody")
         assert http.post("/v1/completions", json=ASK).status_code == 401
+
+
+def test_every_header_of_a_proxy_is_found_and_none_of_a_plain_client():
+    found = [bool(_PROXY_HEADERS.search(name)) for name in (*PROXY_HEADERS, *map(str.upper, PROXY_HEADERS))]
+    assert [name for name, is_found in zip(PROXY_HEADERS * 2, found, strict=True) if not is_found] == []
+    assert [name for name in PLAIN_HEADERS if _PROXY_HEADERS.search(name)] == []
 
 
 def test_the_key_none_is_no_key(start):

@@ -204,7 +204,7 @@ class Generation:
 
 
 class Tokenizer(Protocol):
-    """What the curator asks of a tokenizer."""
+    """All that serving asks of a tokenizer. `backend_tokenizer` is used where it exists: it only saves time."""
 
     @property
     def eos_token_id(self) -> int | None: ...
@@ -215,6 +215,20 @@ class Tokenizer(Protocol):
     def encode(self, text: str, /, *, add_special_tokens: bool, verbose: bool) -> list[int]: ...
 
     def decode(self, ids: list[int], /, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str: ...
+
+    # For conversations; None: the model has no template.
+    @property
+    def chat_template(self) -> object: ...
+
+    def apply_chat_template(
+        self, messages: list[dict[str, str]], /, *, tokenize: bool, add_generation_prompt: bool
+    ) -> object: ...
+
+    # For log-probabilities, under the promise `corpus`.
+    @property
+    def all_special_ids(self) -> Sequence[int]: ...
+
+    def convert_ids_to_tokens(self, token: int, /) -> object: ...
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from paclm.config import MIN_TEMPERATURE
 from paclm.curator.streams import Request as CuratorRequest
-from paclm.curator.streams import encode_prompt
+from paclm.curator.streams import Tokenizer, encode_prompt
 from paclm.errors import ContextExceeded, EngineError, InvalidInput
 from paclm.privacy.accounting import nats_up
 from paclm.server.access import AnyCaller, Caller, TheHalfService, TheService
@@ -155,12 +155,12 @@ def _coins_seed(seed: int | None, number: int) -> int | None:
     return int.from_bytes(hashlib.sha256(f"paclm coins {seed} {number}".encode()).digest()[:16], "big")
 
 
-def has_chat_template(tokenizer: Any) -> bool:
+def has_chat_template(tokenizer: Tokenizer) -> bool:
     """Whether the model takes conversations."""
-    return getattr(tokenizer, "chat_template", None) is not None
+    return tokenizer.chat_template is not None
 
 
-def _conversation(ask: ChatAsk, tokenizer: Any) -> Prompt:
+def _conversation(ask: ChatAsk, tokenizer: Tokenizer) -> Prompt:
     """The conversation in the model's own template, up to where the answer begins."""
     if not has_chat_template(tokenizer):
         raise invalid(

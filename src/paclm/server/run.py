@@ -38,7 +38,7 @@ from paclm.curator.custody import WITNESS_VARIABLE, check_fit, holding_of, named
 from paclm.curator.dp_decoder import DpDecoder, check_dp_adapter, load_dp_models
 from paclm.curator.master_key import KEY_VARIABLES
 from paclm.curator.preflight import budgets_of, load_engine
-from paclm.curator.redacted import disable_core_dumps
+from paclm.curator.redacted import hide_memory
 from paclm.curator.vote_source import VoteSource
 from paclm.engine.base_model import base_of
 from paclm.errors import EngineError, LedgerError, ServiceError
@@ -103,7 +103,7 @@ def serve(
         check_take_over(workspace)
     check_promise(workspace, promise)  # fail fast
     allow_files(settings.max_connections)
-    disable_core_dumps()
+    hide_memory()
     setup = _setup(workspace, settings, promise)
     with address.bind(settings.host, settings.port) as port:
         _check_keys(workspace.path, path, setup)

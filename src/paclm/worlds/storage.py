@@ -112,6 +112,20 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def refuse_if_shared(file: Path) -> None:
+    """A private file is a plain one, closed to other users; a link could lead to an older copy."""
+    if file.is_symlink():
+        raise WorkspaceError(
+            f"{file} is a symbolic link, and what it leads to could be exchanged unnoticed. Move the file itself to "
+            "this place, or link its whole folder."
+        )
+    mode = file.stat().st_mode & 0o777
+    if mode & 0o077:
+        raise WorkspaceError(
+            f"{file} is open to other users (mode {mode:04o}). Close it: chmod -R go-rwx {in_shell(file.parent)}"
+        )
+
+
 def refuse_if_others_can_enter(folder: Path) -> None:
     """Private text in a folder that others can enter is an error, as it is for an SSH key."""
     if not folder.is_dir():
