@@ -23,7 +23,7 @@ DOORS = {
 # What each room may take from outside; rooms that are not named take what they need.
 LIBRARIES = {
     "privacy": {"numpy", "scipy", "dp_accounting"},
-    "worlds": {"numpy", "datasets", "pyarrow"},
+    "worlds": {"numpy", "datasets", "pyarrow", "tomlkit"},
     "engine": {
         "numpy",
         "scipy",
@@ -45,6 +45,7 @@ ABSENT = (
     "gguf",
     "matplotlib",
     "dp_accounting",
+    "tomlkit",
 )
 BARE_ROOMS = ("privacy", "worlds", "engine", "study", "curator.research")
 

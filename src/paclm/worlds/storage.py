@@ -32,13 +32,13 @@ def make_private_folder(path: Path) -> Path:
 
 
 @contextmanager
-def private_file(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file of mode 0600 atomically: a reader finds the old content or the new one, never a part."""
+def private_file(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
+    """Write a file of this mode atomically: a reader finds the old content or the new one, never a part."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), 0o600)
+            os.fchmod(file.fileno(), mode)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -49,9 +49,9 @@ def private_file(path: Path) -> Iterator[IO[bytes]]:
     sync_folder(path.parent)
 
 
-def write_private(path: Path, content: bytes | Iterable[bytes]) -> None:
+def write_private(path: Path, content: bytes | Iterable[bytes], mode: int = 0o600) -> None:
     """Write a private file as a whole, or piece by piece."""
-    with private_file(path) as file:
+    with private_file(path, mode) as file:
         file.writelines([content] if isinstance(content, bytes) else content)
 
 
