@@ -111,8 +111,8 @@ def _print_figures(figures: dict[str, Any]) -> None:
             f"charged {unit}": f"{show('charged_nats', '.4g')} nats ({price})",
             f"leaked {unit}": f"{show('leaked_nats', '.4g')} ± {show('leaked_stderr', '.2g')} nats, "
             f"÷ charged {show('leaked_over_charged', '.4f')}",
-            f"information {unit}": f"{show('conditional_information_nats', '.4g')} nats that the steps {can}"
-            f"{' (exact: trust it over the leak)' if figures['release'] == 'channel' else ''}",
+            f"information {unit}": f"{show('conditional_information_nats', '.4g')} ± "
+            f"{show('conditional_information_stderr', '.2g')} nats that the steps {can}{_how_computed(figures)}",
             "bounds at the total": f"record {format_bound(figures['mia_bound'])}, "
             f"world {format_bound(figures['world_id_bound'])} (named in {show('world_id_rate', '.4f')} by belief, "
             f"{show('world_id_rate_by_agreement', '.4f')} by agreement)",
@@ -138,6 +138,14 @@ def _unit(figures: dict[str, Any]) -> str:
     return "per session" if figures["protocol"] == "session" else "per position"
 
 
+def _how_computed(figures: dict[str, Any]) -> str:
+    """What kind of number the information is, where it is a better figure than the leak."""
+    if figures["release"] != "channel":
+        return ""
+    unit = "sessions" if figures["protocol"] == "session" else "positions"
+    return f" (computed for each step, sample mean over {unit}; steadier than the leak, which is in rare events)"
+
+
 def _broken_bounds(figures: dict[str, Any]) -> str:
     from paclm.study.leak_tests import describe_broken_bounds
 
@@ -159,4 +167,5 @@ def _is_far_below(figures: dict[str, Any]) -> bool:
     """Whether the leak is under half of what could leak (at most log m), beyond the error of the estimate."""
     most = min(float(figures["conditional_information_nats"]), math.log(figures["worlds"]))
     gap = most - float(figures["leaked_nats"])
-    return gap > 0.5 * most and gap > 3.0 * float(figures["leaked_stderr"] or 0.0)
+    errors = (figures[name] for name in ("leaked_stderr", "conditional_information_stderr"))
+    return gap > 0.5 * most and gap > 3.0 * math.hypot(*(error or 0.0 for error in errors))

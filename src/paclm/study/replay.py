@@ -16,7 +16,7 @@ from paclm.errors import InvalidInput
 from paclm.privacy.accounting import UNITS_PER_NAT, charge_units, check_per_token
 from paclm.privacy.belief import BoolArray, FloatArray, IntArray
 from paclm.privacy.bounds import success_bound
-from paclm.privacy.leak import leak_samples_by_entropy, leak_samples_by_truth, mean_and_stderr
+from paclm.privacy.leak import Estimate, leak_samples_by_entropy, leak_samples_by_truth, mean_and_stderr
 from paclm.privacy.releases import Rule, rule_named
 from paclm.study.attacks.belief import chance_to_name
 from paclm.study.leak_tests import Gap, LeakEvidence, broken_bounds, chances_by_agreement
@@ -65,8 +65,7 @@ class _Kept(NamedTuple):
     released: IntArray  # (t,)
     realized: IntArray  # (t,)
     scales: FloatArray  # (dissenting tokens,)
-    information: FloatArray  # (1,) Σ over the stream
-    declared: FloatArray  # (secrets,) the same, per secret
+    declared: FloatArray  # (secrets,) Σ of the conditional information of its tokens
     leaked: FloatArray  # (secrets,) by the belief's entropy
     by_truth: FloatArray  # (secrets,) the other estimate of the leak
     named: FloatArray  # (secrets,) probability that the most likely world is the secret
@@ -86,8 +85,7 @@ class _Kept(NamedTuple):
         known[moved] = np.exp(stream.beliefs.max(axis=1))
         return cls(
             *(stream.positions, stream.released, stream.realized, stream.scales),
-            information=np.array([stream.information]),
-            declared=np.full(count, stream.information / count),
+            declared=stream.information,
             leaked=leaked,
             by_truth=by_truth,
             named=named,
@@ -148,6 +146,9 @@ def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, kept
         world_id_bound=success_bound(committed, 1.0 / recorded.num_worlds),
     )
     by_entropy, by_truth = mean_and_stderr(kept.leaked), mean_and_stderr(kept.by_truth)
+    information = Estimate(math.inf, math.nan)  # without noise a step declares no limit
+    if np.isfinite(kept.declared).all():
+        information = mean_and_stderr(_samples(recorded, settings, kept.declared))
     distinct = [len(set(row.tolist())) for row in recorded.votes[np.unique(kept.positions[is_dissent])]]
     is_flip = (kept.released != kept.realized)[is_dissent]
     has_noise = kept.scales.any()
@@ -172,7 +173,8 @@ def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, kept
         "world_id_rate_by_agreement": float(kept.agreeing.mean()),
         "leaked_nats_by_truth": by_truth.mean,
         "leaked_stderr_by_truth": by_truth.stderr,
-        "conditional_information_nats": sum(kept.information.tolist()) / num_secrets,
+        "conditional_information_nats": information.mean,
+        "conditional_information_stderr": information.stderr,
         "budget_nats": float(evidence.budget.mean()),
         "tells_more_than": broken_bounds(evidence),
         "secrets": num_secrets,
@@ -203,6 +205,17 @@ def _charged(
     return units / num_secrets / UNITS_PER_NAT, per_secret * dissent / UNITS_PER_NAT
 
 
+def _samples(recorded: RecordedVotes, settings: ReplaySettings, values: FloatArray | BoolArray) -> FloatArray:
+    """The means whose spread is the error: of values per token or per secret, (streams · t,).
+
+    Tokens of a session share a secret and a text, so sessions are the samples (tokens, if there is one session);
+    passes share positions, so positions are.
+    """
+    by_stream = values.reshape(_shape(recorded, settings)[0], -1)  # (streams, t)
+    samples: FloatArray = by_stream.mean(axis=1 if settings.protocol == "session" and len(by_stream) > 1 else 0)
+    return samples
+
+
 def _accuracies(recorded: RecordedVotes, settings: ReplaySettings, kept: _Kept) -> dict[str, float | None]:
     names = ("accuracy", "accuracy_stderr", "accuracy_public", "accuracy_full", "accuracy_noiseless", "retained_gain")
     scores: dict[str, float | None] = dict.fromkeys(names)
@@ -210,11 +223,8 @@ def _accuracies(recorded: RecordedVotes, settings: ReplaySettings, kept: _Kept) 
         return scores
     truth = recorded.truth[kept.positions]
     hits = kept.released == truth
-    by_stream = hits.reshape(kept.information.size, -1)  # (streams, t)
-    # Tokens of a session share a secret and a text, so sessions are the samples; passes share positions, so those are.
-    samples = by_stream.mean(axis=1 if settings.protocol == "session" and len(by_stream) > 1 else 0)
     scores["accuracy"] = float(hits.mean())
-    scores["accuracy_stderr"] = mean_and_stderr(samples).stderr
+    scores["accuracy_stderr"] = mean_and_stderr(_samples(recorded, settings, hits)).stderr
     scores["accuracy_noiseless"] = float((kept.realized == truth).mean())
     for name, column in (("accuracy_public", recorded.public), ("accuracy_full", recorded.full)):
         if column is not None:
