@@ -19,7 +19,7 @@ from paclm.privacy.bounds import success_bound
 from paclm.privacy.leak import Estimate, leak_samples_by_entropy, leak_samples_by_truth, mean_and_stderr
 from paclm.privacy.releases import Rule, rule_named
 from paclm.study.attacks.belief import chance_to_name
-from paclm.study.leak_tests import Gap, LeakEvidence, broken_bounds, chances_by_agreement
+from paclm.study.leak_tests import Gap, LeakEvidence, broken_bounds, chances_by_agreement, describe_broken_bounds
 from paclm.study.recorded_votes import RecordedVotes
 from paclm.study.streams import RecordedStream, play_fresh, play_sessions
 
@@ -30,7 +30,7 @@ Protocol = Literal["session", "fresh"]
 class ReplaySettings:
     """What to replay. Defaults follow the paper's sessions; `fresh` covers every position once."""
 
-    release: str = "gaussian"  # any registered rule, including those that cannot be deployed
+    release: str | Rule = "gaussian"  # built in by name, or a rule of your own
     per_token: float | None = None  # b; not needed by a rule that never reads the secret
     charge: ChargeName = "every-token"
     protocol: Protocol = "session"
@@ -40,12 +40,12 @@ class ReplaySettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        rule = rule_named(self.release)
+        rule = self.rule
         if self.per_token is not None:
             check_per_token(self.per_token)
         elif rule.reads_secret:
             raise InvalidInput(
-                f"The release {self.release} reads the secret and needs a budget. Set one, for example "
+                f"The release {rule.name} reads the secret and needs a budget. Set one, for example "
                 "--per-token 2^-16, or inf for no noise."
             )
         if self.protocol not in ("session", "fresh"):
@@ -56,6 +56,10 @@ class ReplaySettings:
                 raise InvalidInput(f"{name} must be at least 1, not {value!r}.")
         if self.seed < 0:
             raise InvalidInput(f"The seed must be an integer ≥ 0, not {self.seed!r}.")
+
+    @property
+    def rule(self) -> Rule:
+        return self.release if isinstance(self.release, Rule) else rule_named(self.release)
 
 
 class _Kept(NamedTuple):
@@ -106,7 +110,7 @@ def replay(
 ) -> dict[str, Any]:
     """Run the release and return the figures of `paclm replay --json`; `advance` gets the number of tokens done."""
     started = time.perf_counter()
-    rule = rule_named(settings.release)
+    rule = settings.rule
     play = play_sessions if settings.protocol == "session" else play_fresh
     per_token = math.inf if settings.per_token is None else settings.per_token
     streams = []
@@ -116,6 +120,27 @@ def replay(
     kept = _Kept.of_all(streams)
     streams.clear()  # all of them exist twice here
     return {**_summary(recorded, rule, settings, kept), "seconds": time.perf_counter() - started}
+
+
+def unit_of(figures: dict[str, Any]) -> str:
+    """What nats of a replay are counted by."""
+    return "per session" if figures["protocol"] == "session" else "per position"
+
+
+def describe_leak(figures: dict[str, Any]) -> str:
+    """Which bounds the release of a replay breaks, with the figures."""
+    return describe_broken_bounds(
+        figures["release"],
+        figures["tells_more_than"],
+        leaked=figures["leaked_nats"],
+        stderr=figures["leaked_stderr"],
+        by_truth=figures["leaked_nats_by_truth"],
+        declared=figures["conditional_information_nats"],
+        budget=figures["budget_nats"],
+        rate=max(figures["world_id_rate"], figures["world_id_rate_by_agreement"]),
+        bound=figures["world_id_bound"],
+        unit=unit_of(figures),
+    )
 
 
 def planned_tokens(recorded: RecordedVotes, settings: ReplaySettings) -> int:

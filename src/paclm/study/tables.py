@@ -383,6 +383,38 @@ _TABLES = (
     ),
     DP,
     rows_table(
+        "tab:attacks",
+        "attacks",
+        "Attacks on the same {sessions} sessions of {horizon:,} tokens. The best-scored world is named, and every "
+        "record is declared a member where the scores give its worlds more than one half; ties count as fair guesses. "
+        "Bounds are at the charge of every token, errors over sessions.",
+        (
+            Column("attack", "{attack}{of_collection}"),
+            Column("package", "{package}"),
+            Column("what it sees", "{sees}"),
+            Column("release", "{release}"),
+            Column("b", "{budget}"),
+            Column("record", "membership_rate ± membership_stderr", ".1%"),
+            Column("record: bound", "membership_bound", ".1%", is_bound=True),
+            Column("world", "world_rate ± world_stderr", ".1%"),
+            Column("world: bound", "world_bound", ".1%", is_bound=True),
+        ),
+    ),
+    rows_table(
+        "tab:baselines",
+        "baselines",
+        "Methods on the same {positions:,} positions, coupled Gumbel votes: next-token accuracy, share of the gain of "
+        "the full-corpus adapter over the public model, and what each guarantees. Errors are over passages.",
+        (
+            Column("method", "{method}{of_collection}"),
+            Column("package", "{package}"),
+            Column("accuracy", "accuracy ±", ".2%"),
+            Column("retained gain", "retained_gain ±", ".0%"),
+            Column("guarantee", "{guarantee}"),
+        ),
+        notes=rows.own_notes,
+    ),
+    rows_table(
         "tab:forgetting",
         "forgetting",
         "Noise calibrated to the belief (tracking) against noise for the uniform prior at every step (forgetting). The "

@@ -48,7 +48,7 @@ def run(lab: Lab, scale: ReleasesScale) -> Findings:
     """Every release at every budget; those that never read the secret have none."""
     votes = lab.gumbel_votes(scale.positions, scale.gumbel_draws)
     parts = lab.parts("releases", [asdict(scale), votes.digest])
-    cells = [(rule, b) for rule in RULES.values() for b in (BUDGETS if rule.reads_secret else BUDGETS[:1])]
+    cells = [(rule, b) for rule in lab.rules.values() for b in (BUDGETS if rule.reads_secret else BUDGETS[:1])]
     paper = _play(lab, scale, votes, RULES["gaussian"], BUDGETS[-1])
     advance = lab.start_task("releases", len(cells))
     rows: list[Row] = []
@@ -72,6 +72,7 @@ def _rows(
     dissent = float(np.mean([votes.is_dissent[stream.positions].mean() for stream in streams]))
     row: Row = {
         "release": rule.name,
+        "package": lab.origin_of(rule.name),
         "reads_secret": rule.reads_secret,
         "budget": format_budget(per_token) if rule.reads_secret else None,
         "per_token_nats": per_token if rule.reads_secret else None,
