@@ -16,9 +16,11 @@ import pytest
 from cli.commands import figures_of, invoke
 from curator.deployments import set_mechanism
 from paclm.errors import CorpusError, InvalidInput, PluginError
+from paclm.study import code
+from paclm.study.extensions import load_for_run
 from paclm.study.regimes import attacks, baselines, releases
 from plugin_packages import TEMPLATE, install, install_hostile, install_template
-from study.small_lab import build_study_workspace
+from study.small_lab import build_study_workspace, open_lab
 
 SHORT = ("--sessions", "4", "--tokens", "200", "--per-token", "2^-8")
 ORIGIN = "paclm-plugin-template 0.1.0"
@@ -94,6 +96,19 @@ def test_a_release_can_be_named_by_module_in_the_current_folder(vote_files, tmp_
         invoke("replay", vote_files["gumbel"], "--release", "no_such_module:RULE", *SHORT)
     with pytest.raises(InvalidInput, match="Unknown release 'gausian'"):
         invoke("replay", vote_files["gumbel"], "--release", "gausian", *SHORT)
+
+
+def test_votes_on_a_prompt_show_what_a_release_would_give(plugged, clinic):
+    words = ["votes", clinic, "--prompt", "the patient", "--seed", "3"]
+    plain = figures_of(*words)
+    found = figures_of(*words, "--release", "response", "--per-token", "2^-8")
+    assert {name: value for name, value in found.items() if name in plain} == plain
+    assert found["release"] == "response"
+    assert found["released"] in found["votes"]
+    assert "The release plurality gives" in invoke(*words, "--release", "plurality").output
+    for wrong in (["--per-token", "1"], ["--release", "response"], ["--release", "nothing", "--per-token", "1"]):
+        with pytest.raises(InvalidInput):
+            invoke(*words, *wrong)
 
 
 def test_everything_of_the_template_runs_through_the_study_and_is_in_the_report(plugged, workspace, small, monkeypatch):
@@ -207,30 +222,31 @@ def test_a_plugin_in_paclm_toml_is_refused_with_the_reason(plugged, clinic, name
     assert "paclm_plugin_template.response" not in sys.modules
 
 
-def test_an_edit_of_a_plugin_ends_what_was_kept_of_its_runs(site, workspace, vote_files):
-    """The digest covers the module, what it imports of its package, and the packages around it."""
+def test_an_edit_of_a_plugin_ends_what_was_kept_of_its_runs(site, workspace, tmp_path):
+    """The key of finished parts covers the module, what it imports of its package, and the packages around it."""
     rule = "from .inner import FACTOR\nfrom paclm.privacy.releases import Rule, release_plurality\n"
     rule += 'RULE = Rule("own", release_plurality, reads_secret=False)\n'
-    (site / "pack").mkdir()
-    install(site, "pack", {"releases": {"own": "pack.rule:RULE"}}, **{"pack/rule": rule, "pack/inner": "FACTOR = 1\n"})
-    install(site, "rest", {}, **{"pack/__init__": "", "pack/unused": "X = 1\n"})
+    modules = {"pack/rule": rule, "pack/inner": "FACTOR = 1\n", "pack/__init__": "", "pack/unused": "X = 1\n"}
+    install(site, "pack", {"releases": {"own": "pack.rule:RULE"}}, **modules)
+    small_lab = open_lab(workspace, tmp_path / "lab")
+    small_lab.plugins = load_for_run(["releases"], ["own"])
 
-    def code():
-        from paclm.study import code as code_of
+    def key():
+        code._read.cache_clear()
+        return small_lab.parts("releases", {}).key
 
-        code_of._read.cache_clear()
-        return figures_of("replay", vote_files["gumbel"], "--release", "own", *SHORT)["plugin"]["code"]
-
-    first = code()
+    with_plugin = key()
     for name, text, is_other in (
         ("unused", "X = 2\n", False),
         ("inner", "FACTOR = 1  # a remark\n", False),
         ("inner", "FACTOR = 2\n", True),
         ("__init__", "X = 3\n", True),
     ):
+        before = key()
         (site / "pack" / f"{name}.py").write_text(text)
-        assert (code() != first) == is_other, name
-        first = code()
+        assert (key() != before) == is_other, name
+    small_lab.plugins = ()
+    assert key() != with_plugin
 
 
 @pytest.mark.stress
