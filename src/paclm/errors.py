@@ -7,6 +7,7 @@ PaclmError
 ├── RandomnessMisuse      coins where noise belongs, a seed where none may be; also a TypeError
 ├── UnsoundState          a broken invariant, such as a belief that does not sum to one: release nothing
 ├── MissingExtra          a package of an extra is not installed; also an ImportError
+├── PluginError           a plugin that cannot be imported, is of another kind, or takes a built-in name
 ├── CorpusError           records that cannot be read
 ├── WorkspaceError        a workspace that is missing, broken, changed or exists already
 ├── ModelError            a base model that is missing or not supported
@@ -117,6 +118,10 @@ def _how_to_install(extra: str) -> str:
     if origin.get("dir_info", {}).get("editable"):
         return f"Install it with: pip install -e {shlex.quote(f'{url2pathname(place.path)}[{extra}]')}"
     return f"Install it with: pip install 'paclm[{extra}] @ {place.geturl()}'"
+
+
+class PluginError(PaclmError):
+    """A plugin that cannot be imported, is of another kind, or takes a built-in name."""
 
 
 class CorpusError(PaclmError):
