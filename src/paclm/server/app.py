@@ -79,6 +79,7 @@ def _add_small_routes(app: FastAPI) -> None:
             raise Refused(404, f"This server has one model, {service.setup.model_id}.", code="model_not_found")
         return JSONResponse(_model(service))
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", responses={200: {"model": Health}, 503: {"model": Health}}, response_model=None)
     async def health(service: TheService) -> Response:
         """Whether the server takes requests; reports nothing else."""
