@@ -197,6 +197,9 @@ def test_a_page_of_another_site_cannot_spend(start):
     assert "access-control-allow-origin" not in own.headers
     allowed = live.complete(headers={"origin": "https://notes.example"})
     assert allowed.headers["access-control-allow-origin"] == "https://notes.example"
+    shown = {name for name in allowed.headers if name.startswith("paclm-")}
+    assert shown
+    assert shown <= set(allowed.headers["access-control-expose-headers"].split(", "))
 
 
 def test_every_response_has_the_protective_headers_and_there_is_no_cors_unless_set(live):

@@ -16,7 +16,7 @@ from paclm import __version__
 from paclm.errors import CuratorError, ServiceError
 from paclm.server import completions, corpus, stats, telemetry
 from paclm.server.access import AccessMiddleware, AnyCaller, TheService, route_of
-from paclm.server.openapi import Health, Model, Models, describe, described
+from paclm.server.openapi import ANSWER_HEADERS, Health, Model, Models, describe, described
 from paclm.server.refusals import Refused, database_unavailable, error_body, stopping
 from paclm.server.service import Service
 
@@ -61,6 +61,7 @@ def create_app(service: Service) -> FastAPI:
             allow_origins=service.setup.settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type", "idempotency-key"],
+            expose_headers=[*ANSWER_HEADERS, "x-request-id", "retry-after"],
         )
     app.add_middleware(AccessMiddleware, service=service)
     return app

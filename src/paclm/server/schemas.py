@@ -30,9 +30,11 @@ from starlette.requests import ClientDisconnect
 from paclm.config import ServerConfig
 from paclm.server.refusals import Refused, invalid, misfit
 from paclm.server.unused_options import (
+    LONGEST_REMARK,
     NO_TOOLS,
     PARTS,
     AnyTier,
+    Metadata,
     NoAudio,
     NoBias,
     NoCalls,
@@ -43,7 +45,7 @@ from paclm.server.unused_options import (
     NoTools,
     NotStored,
     OneOnly,
-    TextFormat,
+    TextModality,
     TextOnly,
     Unread,
     UsualVerbosity,
@@ -60,7 +62,6 @@ _LARGE_BYTES = 65_536
 _JSON = re.compile(r"application/json\s*(;\s*charset=\"?utf-8\"?\s*)?", re.IGNORECASE)
 MOST_TOKENS = 2**31 - 1
 _MOST_STOPS, _LONGEST_STOP, _ALL_STOPS = 64, 1000, 4000
-_MOST_METADATA, _LONGEST_REMARK = 16, 512
 _TEXT = {"type": "string"}
 _STOP = {"type": "string", "minLength": 1, "maxLength": _LONGEST_STOP}
 _IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -102,36 +103,12 @@ def _read_stops(value: object) -> tuple[str, ...]:
     )
 
 
-def _read_metadata(value: object) -> dict[str, str]:
-    """Read whole, because the keys are the client's and an error must not name them."""
-    if (
-        isinstance(value, dict)
-        and len(value) <= _MOST_METADATA
-        and all(isinstance(text, str) and len(text) <= _LONGEST_REMARK for text in value.values())
-    ):
-        return value
-    raise problem(
-        f"must be an object of at most {_MOST_METADATA} entries, each a text of at most {_LONGEST_REMARK} characters"
-    )
-
-
 Stops = Annotated[
     tuple[str, ...],
     PlainValidator(_read_stops),
     WithJsonSchema({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": _MOST_STOPS}, {"type": "null"}]}),
 ]
-Remark = Annotated[str, StringConstraints(max_length=_LONGEST_REMARK)]
-Metadata = Annotated[
-    dict[str, str],
-    PlainValidator(_read_metadata),
-    WithJsonSchema(
-        {
-            "type": "object",
-            "maxProperties": _MOST_METADATA,
-            "additionalProperties": {"type": "string", "maxLength": _LONGEST_REMARK},
-        }
-    ),
-]
+Remark = Annotated[str, StringConstraints(max_length=LONGEST_REMARK)]
 
 
 class Strict(BaseModel):
@@ -308,8 +285,8 @@ class ChatAsk(_Ask):
     function_call: NoToolChoice = None
     parallel_tool_calls: bool | None = None
     """Accepted: there are no tools."""
-    response_format: TextFormat = None
-    modalities: TextOnly = None
+    response_format: TextOnly = None
+    modalities: TextModality = None
     audio: NoAudio = None
     reasoning_effort: NoReasoning = None
     verbosity: UsualVerbosity = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError, core_schema
 
 
@@ -35,6 +36,7 @@ class Only:
         raise problem(self.why)
 
 
+LONGEST_REMARK, _MOST_METADATA = 512, 16
 _NO_SHAPING = "is not offered: requests cannot re-weight the candidates"
 _CUT = "must be 1: the candidates are the model's top k, and requests cannot cut them further"
 NO_TOOLS = "tools are not offered: this model answers with text"
@@ -57,6 +59,19 @@ _NOTHING: list[dict[str, Any]] = [
 ]
 
 
+def _read_metadata(value: object) -> dict[str, str]:
+    """Read whole, because the keys are the client's and an error must not name them."""
+    if (
+        isinstance(value, dict)
+        and len(value) <= _MOST_METADATA
+        and all(isinstance(text, str) and len(text) <= LONGEST_REMARK for text in value.values())
+    ):
+        return value
+    raise problem(
+        f"must be an object of at most {_MOST_METADATA} entries, each a text of at most {LONGEST_REMARK} characters"
+    )
+
+
 def _one_of(why: str, *values: str | float) -> Only:
     return Only(values, why, {"const": values[0]} if len(values) == 1 else {"enum": list(values)})
 
@@ -74,8 +89,8 @@ OneOnly = Annotated[
     object, _one_of("must be 1: choosing the best of several answers would charge for all of them and show one", 1)
 ]
 NoSuffix = Annotated[object, _one_of("is not offered: the model continues a text and does not fill gaps", "")]
-TextFormat = Annotated[object, Only(({"type": "text"},), _NO_FORMAT, {"const": {"type": "text"}})]
-TextOnly = Annotated[object, Only((["text"],), _NO_AUDIO, {"const": ["text"]})]
+TextOnly = Annotated[object, Only(({"type": "text"},), _NO_FORMAT, {"const": {"type": "text"}})]
+TextModality = Annotated[object, Only((["text"],), _NO_AUDIO, {"const": ["text"]})]
 NotStored = Annotated[object, _one_of("must be false: no answer is stored to be read later", False)]
 AnyTier = Annotated[object, _one_of("is not offered: all requests are served alike", "auto", "default")]
 NoReasoning = Annotated[object, _one_of(_NO_REASONING, "none")]
@@ -84,3 +99,14 @@ Unread = Annotated[object, _empty(_UNREAD)]
 NoCalls = Annotated[object, _empty(NO_TOOLS)]
 NoAudio = Annotated[object, _empty(_NO_AUDIO)]
 NoImages = Annotated[object, _empty(_NO_IMAGES)]
+Metadata = Annotated[
+    dict[str, str],
+    PlainValidator(_read_metadata),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": _MOST_METADATA,
+            "additionalProperties": {"type": "string", "maxLength": LONGEST_REMARK},
+        }
+    ),
+]
