@@ -61,9 +61,10 @@ class ContextExceeded(InvalidInput):
         self.prompt_tokens = prompt_tokens
         self.max_new_tokens = max_new_tokens
         self.context = context
-        super().__init__(
-            f"The prompt has {'at least ' if is_least else ''}{prompt_tokens:,} tokens and {max_new_tokens:,} more "
-            f"were asked for; the context holds {context:,}. Shorten the prompt or ask for fewer tokens."
+        super().__init__(  # litellm knows it by the first words, LangChain by the last; some read the first number
+            f"This model's maximum context length is {context} tokens: the prompt has "
+            f"{'at least ' if is_least else ''}{prompt_tokens} and {max_new_tokens} more were asked for. Shorten the "
+            "prompt or ask for fewer tokens (context_length_exceeded)."
         )
 
 

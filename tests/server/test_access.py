@@ -50,6 +50,8 @@ def test_without_a_right_key_there_is_nothing_but_health_and_the_page(live):
                 assert http.post(path, json=ASK, headers=headers).status_code == 401, (name, path)
         assert [http.get(path).status_code for path in OPEN_PATHS] == [200, 200]
         assert http.get("/health").json() == {"status": "ok"}
+        probe = http.head("/health")
+        assert (probe.status_code, probe.content) == (200, b"")
     assert live.spent_tokens == 0
 
 
@@ -144,19 +146,21 @@ def test_every_header_of_a_proxy_is_found_and_none_of_a_plain_client():
     assert [name for name in PLAIN_HEADERS if _PROXY_HEADERS.search(name)] == []
 
 
-def test_the_key_none_is_no_key(start):
+def test_a_word_for_no_key_is_no_key(start):
     live = start(has_ward=False)
     with nobody(live) as http:
-        for said in ("Bearer none", "bearer none"):
+        for said in ("Bearer none", "bearer none", "Bearer EMPTY", "Bearer DUMMY_KEY"):
             assert http.post("/v1/completions", json=ASK, headers={"authorization": said}).status_code == 200
         assert live.curator.usage().by_tag.keys() == {"local"}
-        for said in ("Bearer None", "Bearer none needed", "Basic none", "none"):
+        for said in ("Bearer None", "Bearer empty", "Bearer none needed", "Basic none", "Basic EMPTY", "none", "EMPTY"):
             assert http.post("/v1/completions", json=ASK, headers={"authorization": said}).status_code == 401
-        behind_a_proxy = {"x-forwarded-for": "1", **bearer("none")}
-        assert http.post("/v1/completions", json=ASK, headers=behind_a_proxy).status_code == 401
-        assert http.get("/v1/admin/overview", headers=bearer("none")).status_code == 401
+        for word in ("none", "EMPTY", "DUMMY_KEY"):
+            behind_a_proxy = {"x-forwarded-for": "1", **bearer(word)}
+            assert http.post("/v1/completions", json=ASK, headers=behind_a_proxy).status_code == 401
+            assert http.get("/v1/admin/overview", headers=bearer(word)).status_code == 401
         live.keys.add("somebody")
-        assert http.post("/v1/completions", json=ASK, headers=bearer("none")).status_code == 401
+        for word in ("none", "EMPTY", "DUMMY_KEY"):
+            assert http.post("/v1/completions", json=ASK, headers=bearer(word)).status_code == 401
 
 
 def test_a_missing_key_and_a_wrong_one_are_told_apart_and_a_revoked_one_is_refused_at_once(live):
@@ -203,6 +207,9 @@ def test_a_page_of_another_site_cannot_spend(start):
     assert "access-control-allow-origin" not in own.headers
     allowed = live.complete(headers={"origin": "https://notes.example"})
     assert allowed.headers["access-control-allow-origin"] == "https://notes.example"
+    shown = {name for name in allowed.headers if name.startswith("paclm-")}
+    assert shown
+    assert shown <= set(allowed.headers["access-control-expose-headers"].split(", "))
 
 
 def test_every_response_has_the_protective_headers_and_there_is_no_cors_unless_set(live):

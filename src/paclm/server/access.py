@@ -3,8 +3,8 @@
 A web page of another site must not spend the budget through its reader's browser: requests with a foreign `Origin` are
 refused, and on loopback so is a `Host` that is not this machine (DNS rebinding).
 
-loopback, no ordinary key was ever made    no key needed for answers; the caller is `local`. `none` counts as no key,
-                                           because the official clients always send one
+loopback, no ordinary key was ever made    no key needed for answers; the caller is `local`. `none`, `EMPTY` and
+                                           `DUMMY_KEY` count as no key, because clients always send one
 loopback, ordinary keys exist              a key is needed
 any other address                          a key is needed; the server does not start without one
 admin endpoints                            an admin key, always
@@ -44,6 +44,8 @@ _PROXY_HEADERS = re.compile(
 )
 """Names that proxies, load balancers and content networks add: behind one, the peer on loopback is not the caller. By
 words, not by whole names: a header that no list knows yet is found too. A proxy that adds none cannot be detected."""
+_NO_KEYS = ("none", "EMPTY", "DUMMY_KEY")
+"""What clients send that insist on a key: as our pages, those of other servers and the tool `llm` spell it."""
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.IGNORECASE)
 """A name or an address, optionally a port, and nothing else that a lenient parser could read as a name."""
@@ -213,9 +215,9 @@ async def _holder_of_key(request: Request) -> Caller | None:
 
 
 def _presented(request: Request) -> list[str]:
-    """The Authorization headers; the key `none` counts as no header."""
+    """The Authorization headers; a word for no key counts as no header."""
     headers: list[str] = request.headers.getlist("authorization")
-    return [] if [_parts(header) for header in headers] == [("bearer", "none")] else headers
+    return [] if [_parts(header) for header in headers] in ([("bearer", word)] for word in _NO_KEYS) else headers
 
 
 def _parts(header: str) -> tuple[str, str]:

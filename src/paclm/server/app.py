@@ -16,7 +16,7 @@ from paclm import __version__
 from paclm.errors import CuratorError, ServiceError
 from paclm.server import completions, corpus, stats, telemetry
 from paclm.server.access import AccessMiddleware, AnyCaller, TheService, route_of
-from paclm.server.openapi import Health, Model, Models, describe, described
+from paclm.server.openapi import ANSWER_HEADERS, Health, Model, Models, describe, described
 from paclm.server.refusals import Refused, database_unavailable, error_body, stopping
 from paclm.server.service import Service
 
@@ -61,6 +61,7 @@ def create_app(service: Service) -> FastAPI:
             allow_origins=service.setup.settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type", "idempotency-key"],
+            expose_headers=[*ANSWER_HEADERS, "x-request-id", "retry-after"],
         )
     app.add_middleware(AccessMiddleware, service=service)
     return app
@@ -79,6 +80,7 @@ def _add_small_routes(app: FastAPI) -> None:
             raise Refused(404, f"This server has one model, {service.setup.model_id}.", code="model_not_found")
         return JSONResponse(_model(service))
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", responses={200: {"model": Health}, 503: {"model": Health}}, response_model=None)
     async def health(service: TheService) -> Response:
         """Whether requests are answered now; reports nothing else."""

@@ -112,12 +112,13 @@ def requests_for(ask: Ask, service: Service, tag: str) -> list[CuratorRequest]:
     if ask.num_logprobs is not None and not service.has_logprobs:
         raise invalid(f"logprobs: {NO_LOGPROBS}. They are answered under the promise corpus.", "logprobs")
     prompts = [_conversation(ask, tokenizer)] if isinstance(ask, ChatAsk) else ask.prompt
+    asked = "messages" if isinstance(ask, ChatAsk) else "prompt"
     num_answers = len(prompts) * ask.answers_each
     if num_answers > settings.max_answers:
         raise invalid(
             f"The request asks for {num_answers} answers (prompts times n); at most {settings.max_answers} are "
             "allowed. Send several requests.",
-            "n" if ask.answers_each > 1 else "prompt",
+            "n" if ask.answers_each > 1 else asked,
         )
     try:
         least = max((service.prompt_length.least_tokens(p) for p in prompts if isinstance(p, str)), default=0)
@@ -140,10 +141,10 @@ def requests_for(ask: Ask, service: Service, tag: str) -> list[CuratorRequest]:
             for number in range(ask.answers_each)
         ]
     except ContextExceeded as error:
-        param = "prompt" if error.prompt_tokens >= error.context else "max_tokens"
+        param = asked if error.prompt_tokens >= error.context else "max_tokens"
         raise invalid(str(error), param, "context_length_exceeded") from None
     except (EngineError, InvalidInput) as error:  # ids beyond the vocabulary, text that cannot be encoded
-        raise invalid(str(error), "prompt") from None
+        raise invalid(str(error), asked) from None
 
 
 def _coins_seed(seed: int | None, number: int) -> int | None:

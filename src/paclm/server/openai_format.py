@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
+from urllib.parse import quote
 
 from paclm.curator.streams import BudgetFigures, FinishReason, Mark, Piece, Tokenizer
 from paclm.privacy.accounting import nats_up
@@ -21,6 +22,7 @@ from paclm.server.schemas import Ask, ChatAsk, CompletionAsk
 
 DONE = b"data: [DONE]\n\n"
 _quoted = json.JSONEncoder(ensure_ascii=False).encode
+_AFTERWARDS = ("charged_nats", "private_tokens", "public_tokens")
 Figures = dict[str, Any]
 
 
@@ -218,6 +220,20 @@ def _as_text(prompt: str | list[int], tokenizer: Tokenizer) -> str:
     if isinstance(prompt, str):
         return prompt
     return tokenizer.decode(prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def headers_of(cost: Figures, *, is_complete: bool = True) -> dict[str, str]:
+    """The `privacy` object as response headers, for clients that drop it. Before a stream: what is known by then."""
+    return {
+        header_name(name): quote(value, safe=" ") if isinstance(value, str) else json.dumps(value)
+        for name, value in cost.items()
+        if value is not None and (is_complete or name not in _AFTERWARDS)
+    }
+
+
+def header_name(figure: str) -> str:
+    """The header that says a figure of `privacy`."""
+    return f"paclm-{figure.replace('_', '-')}"
 
 
 def cost_of(streams: Sequence[Transcript], figures: BudgetFigures, price: int | None = None) -> Figures:

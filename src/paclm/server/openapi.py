@@ -13,6 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict
 
 from paclm import __version__
+from paclm.server.openai_format import header_name
 from paclm.server.schemas import ChatAsk, CompletionAsk
 
 ANSWER_ERRORS = {400, 404, 408, 409, 413, 415, 429}
@@ -23,9 +24,9 @@ _REASONS = {
     403: "The host, origin or key may not do this.",
     404: "There is no such model.",
     408: "The body took too long.",
-    409: "The Idempotency-Key was used for another request, its first request is in progress, or its reply is lost.",
+    409: "The Idempotency-Key was used for another request, its reply is lost, or too many repeats wait for it.",
     413: "The body is too long.",
-    415: "The body is not JSON.",
+    415: "The body is not JSON, or it is compressed.",
     429: "The privacy budget, or the key's share of it, does not cover the request. Do not retry.",
     500: "A fault of the server.",
     503: "The queue is full, or the server is stopping. Retry later.",
@@ -36,9 +37,15 @@ _EVENT = {
     "properties": {"data": {"type": "string"}},
     "required": ["data"],
 }
-_BUDGET_HEADER = {
-    "description": "`exhausted`: the privacy budget is spent and tokens of this answer come from the public model.",
-    "schema": {"type": "string", "enum": ["exhausted"]},
+_HEADERS: dict[str, dict[str, Any]] = {
+    "paclm-budget": {
+        "description": "`exhausted`: the privacy budget is spent and tokens of this answer come from the public model.",
+        "schema": {"type": "string", "enum": ["exhausted"]},
+    },
+    "idempotent-replayed": {
+        "description": "`true`: the answer to an earlier request with this Idempotency-Key; nothing new was charged.",
+        "schema": {"type": "string", "enum": ["true"]},
+    },
 }
 _REF = "#/components/schemas/"
 
@@ -92,6 +99,15 @@ class Promise(_Shape):
     unit: str
     mia_bound: float | None
     is_promised: bool
+
+
+ANSWER_HEADERS = _HEADERS | {
+    header_name(name): {
+        "description": f"`{name}` of `privacy`; absent where it is null, and in a stream where it is known at the end.",
+        "schema": {"type": "string"},
+    }
+    for name in (*Cost.model_fields, *Promise.model_fields)
+}
 
 
 class TextLogprobs(_Shape):
@@ -361,7 +377,7 @@ def described(
     }
     responses[200] = {"model": shape, "description": "The answer."}
     if streams:
-        responses[200]["headers"] = {"paclm-budget": _BUDGET_HEADER}
+        responses[200]["headers"] = ANSWER_HEADERS
         responses[200]["content"] = {"text/event-stream": {"schema": _EVENT}}
     extra: dict[str, Any] = {"security": [{"key": []}]}
     if body is not None:
