@@ -32,7 +32,7 @@ from paclm.server import telemetry
 from paclm.server.access import Caller, route_of
 from paclm.server.curator_client import Transcript
 from paclm.server.idempotency import Fresh, InProgress, Stored, Ticket, body_digest
-from paclm.server.openai_format import Figures, Reply, event
+from paclm.server.openai_format import Figures, Reply
 from paclm.server.refusals import (
     NO_RETRY,
     Refused,
@@ -317,7 +317,7 @@ class Answer:
             return
         if self._has_client and isinstance(error, Interrupted):
             self.outbox.put(self._reply.held_back(self._streams))
-        self.outbox.put(event(refusal.body()))
+        self.outbox.put(self._reply.failure(refusal))
 
     def _observe(self, answer: int, at: float) -> None:
         before = self._last_token.get(answer)

@@ -124,20 +124,22 @@ Stops = Annotated[
 Remark = Annotated[str, StringConstraints(max_length=512)]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """Unknown fields are refused, and no error repeats a value."""
+
     model_config = ConfigDict(
         extra="forbid", strict=True, hide_input_in_errors=True, frozen=True, use_attribute_docstrings=True
     )
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """How a stream ends."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class _Ask(_Strict):
+class _Ask(Strict):
     model: Remark
     """As `/v1/models` names it."""
     n: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -213,14 +215,14 @@ class CompletionAsk(_Ask):
         return self
 
 
-class TextPart(_Strict):
+class TextPart(Strict):
     """A piece of a message."""
 
     type: Literal["text"]
     text: Annotated[str, Field(repr=False)]
 
 
-class Message(_Strict):
+class Message(Strict):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
