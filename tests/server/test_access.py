@@ -230,7 +230,7 @@ def test_a_wrong_path_or_method_has_an_error_body_too(live):
     for path in ("/nothing", "/completions", "/chat/completions", "/models"):  # the last three: a base_url without /v1
         assert "/v1" in live.http.get(path).json()["error"]["message"]
     assert "/openapi.json" in live.http.get("/v1").json()["error"]["message"]
-    for path in ("/v1/responses", "/v1/embeddings"):
+    for path in ("/v1/responses/input_tokens", "/v1/embeddings"):
         refused = live.http.post(path, json=ASK)
         assert refused.status_code == 404
         assert refused.json()["error"]["type"] == "not_found_error"

@@ -64,6 +64,7 @@ _ROUTES: dict[str, Route] = {
     "/metrics": "metrics",
     "/v1/completions": "completions",
     "/v1/chat/completions": "chat",
+    "/v1/responses": "responses",
     "/v1/models": "models",
     "/v1/privacy": "privacy",
     "/v1/privacy/plan": "plan",

@@ -28,7 +28,7 @@ from paclm.server import telemetry
 from paclm.server.access import Caller, route_of
 from paclm.server.curator_client import Transcript
 from paclm.server.idempotency import Fresh, InProgress, Stored, Ticket, body_digest
-from paclm.server.openai_format import Figures, Reply, event, headers_of
+from paclm.server.openai_format import Figures, Reply, headers_of
 from paclm.server.refusals import (
     Refused,
     cut_off,
@@ -321,7 +321,7 @@ class Answer:
             self._response.set_exception(error)
         elif self._has_client and self._turn is not None:  # the stream of a repeat has begun
             refusal = error if isinstance(error, Refused) else database_unavailable()
-            self.outbox.put(event(refusal.body()))
+            self.outbox.put(self._reply.failure(refusal))
 
     def _fail(self, error: Exception) -> None:
         """Tell the client that the answer broke off: an error event in a stream, an error response otherwise."""
@@ -335,7 +335,7 @@ class Answer:
             return
         if self._has_client and isinstance(error, Interrupted):
             self.outbox.put(self._reply.held_back(self._streams))
-        self.outbox.put(event(refusal.body()))
+        self.outbox.put(self._reply.failure(refusal))
 
     def _observe(self, answer: int, at: float) -> None:
         before = self._last_token.get(answer)

@@ -44,7 +44,7 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    app.openapi = lambda: describe(app, service.setup.model_id)  # type: ignore[method-assign]
+    app.openapi = lambda: describe(app, service.setup.model_id, completions.BODIES)  # type: ignore[method-assign]
     of_promise = (corpus.router,) if service.promise == "corpus" else (completions.half_router, stats.router)
     for router in (completions.router, *of_promise):
         app.include_router(router)
@@ -135,5 +135,7 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
     sentences = {404: "Not found. The API is under /v1.", 405: "This path does not allow that method."}
     message = sentences.get(error.status_code, "The request cannot be answered.")
     if error.status_code == 404 and f"{request.url.path}/".startswith("/v1/"):  # perhaps another endpoint of OpenAI's
-        message = "Of OpenAI's API only completions, chat completions and models are offered; see /openapi.json."
+        message = (
+            "Of OpenAI's API only completions, chat completions, responses and models are offered; see /openapi.json."
+        )
     return JSONResponse(error_body(error.status_code, message), error.status_code, error.headers)

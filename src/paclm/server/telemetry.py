@@ -45,7 +45,9 @@ from paclm.server.api_keys import KeyInfo
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-Route = Literal["completions", "chat", "models", "privacy", "plan", "health", "metrics", "dashboard", "admin", "other"]
+Route = Literal[
+    "completions", "chat", "responses", "models", "privacy", "plan", "health", "metrics", "dashboard", "admin", "other"
+]
 """A path is never a label, because clients choose paths."""
 RefusalReason = Literal["budget", "quota", "queue", "idempotency", "key", "input", "stopping", "books", "workers"]
 """Why a request was refused; docs/guide/server.md lists the statuses."""

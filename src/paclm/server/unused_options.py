@@ -41,6 +41,7 @@ _NO_SHAPING = "is not offered: requests cannot re-weight the candidates"
 _CUT = "must be 1: the candidates are the model's top k, and requests cannot cut them further"
 NO_TOOLS = "tools are not offered: this model answers with text"
 _NO_IMAGES, _NO_AUDIO = "images are not offered: this model reads text", "audio is not offered: this model uses text"
+_NO_FILES = "files are not offered: this model reads text"
 _NO_FORMAT = "is not offered: this model answers with plain text"
 _NO_REASONING = "is not offered: this model answers at once and does not reason first"
 _UNREAD = "must be empty: of a message only role and content are read"
@@ -49,7 +50,8 @@ PARTS = {
     "input_image": _NO_IMAGES,
     "image": _NO_IMAGES,
     "input_audio": _NO_AUDIO,
-    "file": "files are not offered: this model reads text",
+    "file": _NO_FILES,
+    "input_file": _NO_FILES,
 }
 """Parts of a message that OpenAI's API knows, and why they are refused."""
 _NOTHING: list[dict[str, Any]] = [
@@ -72,33 +74,40 @@ def _read_metadata(value: object) -> dict[str, str]:
     )
 
 
-def _one_of(why: str, *values: str | float) -> Only:
+def one_of(why: str, *values: str | float) -> Only:
+    """One of these, or left out."""
     return Only(values, why, {"const": values[0]} if len(values) == 1 else {"enum": list(values)})
 
 
-def _empty(why: str) -> Only:
+def empty(why: str) -> Only:
+    """An empty text, list or object, or left out."""
     return Only(("", [], {}), why, {"anyOf": _NOTHING})
 
 
-Zero = Annotated[object, _one_of(_NO_SHAPING, 0)]
+def none_of(why: str) -> Only:
+    """Always left out."""
+    return Only((), why, {"type": "null"})
+
+
+Zero = Annotated[object, one_of(_NO_SHAPING, 0)]
 NoBias = Annotated[object, Only(({},), _NO_SHAPING, {"type": "object", "maxProperties": 0})]
 NoTools = Annotated[object, Only(([],), NO_TOOLS, {"type": "array", "maxItems": 0})]
-NoToolChoice = Annotated[object, _one_of(NO_TOOLS, "none", "auto")]
-Whole = Annotated[object, _one_of(_CUT, 1)]
+NoToolChoice = Annotated[object, one_of(NO_TOOLS, "none", "auto")]
+Whole = Annotated[object, one_of(_CUT, 1)]
 OneOnly = Annotated[
-    object, _one_of("must be 1: choosing the best of several answers would charge for all of them and show one", 1)
+    object, one_of("must be 1: choosing the best of several answers would charge for all of them and show one", 1)
 ]
-NoSuffix = Annotated[object, _one_of("is not offered: the model continues a text and does not fill gaps", "")]
+NoSuffix = Annotated[object, one_of("is not offered: the model continues a text and does not fill gaps", "")]
 TextOnly = Annotated[object, Only(({"type": "text"},), _NO_FORMAT, {"const": {"type": "text"}})]
 TextModality = Annotated[object, Only((["text"],), _NO_AUDIO, {"const": ["text"]})]
-NotStored = Annotated[object, _one_of("must be false: no answer is stored to be read later", False)]
-AnyTier = Annotated[object, _one_of("is not offered: all requests are served alike", "auto", "default")]
-NoReasoning = Annotated[object, _one_of(_NO_REASONING, "none")]
-UsualVerbosity = Annotated[object, _one_of("is not offered: max_tokens limits an answer", "medium")]
-Unread = Annotated[object, _empty(_UNREAD)]
-NoCalls = Annotated[object, _empty(NO_TOOLS)]
-NoAudio = Annotated[object, _empty(_NO_AUDIO)]
-NoImages = Annotated[object, _empty(_NO_IMAGES)]
+NotStored = Annotated[object, one_of("must be false: no answer is stored to be read later", False)]
+AnyTier = Annotated[object, one_of("is not offered: all requests are served alike", "auto", "default")]
+NoReasoning = Annotated[object, one_of(_NO_REASONING, "none")]
+UsualVerbosity = Annotated[object, one_of("is not offered: max_tokens limits an answer", "medium")]
+Unread = Annotated[object, empty(_UNREAD)]
+NoCalls = Annotated[object, empty(NO_TOOLS)]
+NoAudio = Annotated[object, empty(_NO_AUDIO)]
+NoImages = Annotated[object, empty(_NO_IMAGES)]
 Metadata = Annotated[
     dict[str, str],
     PlainValidator(_read_metadata),
