@@ -1,13 +1,19 @@
 """What `import paclm` gives, and what it says where a part is not installed."""
 
 import builtins
+import json
 import pickle
+import re
 import sys
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 import paclm
 from paclm.errors import MissingExtra
+
+ROOT = Path(__file__).parent.parent
 
 
 def test_every_public_name_is_there_and_listed_once():
@@ -21,7 +27,7 @@ def test_every_public_name_is_there_and_listed_once():
 @pytest.mark.parametrize(
     ("missing", "error", "words"),
     [
-        ("cryptography", MissingExtra, r"pip install 'paclm\[core\]'"),
+        ("cryptography", MissingExtra, r"pip install .*\[core\]'"),
         ("a_package_of_nobody", ModuleNotFoundError, "a_package_of_nobody"),
     ],
 )
@@ -38,6 +44,35 @@ def test_a_name_that_needs_an_extra_says_which(missing, error, words, monkeypatc
     monkeypatch.setattr("importlib.import_module", bare)
     with pytest.raises(error, match=words):
         _ = paclm.Curator
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        ({"url": "file://{here}/a%20b", "dir_info": {"editable": True}}, "pip install -e '{here}/a b[dp]'"),
+        ({"url": "file://{here}/a%20b", "dir_info": {}}, "pip install 'paclm[dp] @ file://{here}/a%20b'"),
+        ({"url": "file://{here}/p.whl", "archive_info": {}}, "pip install 'paclm[dp] @ file://{here}/p.whl'"),
+        ({"url": "file://{here}/gone.whl", "archive_info": {}}, "checkout of paclm with: pip install '.[dp]'"),
+        ({"url": "https://example.org/p.whl"}, "checkout of paclm with: pip install '.[dp]'"),
+        (None, "checkout of paclm with: pip install '.[dp]'"),
+    ],
+)
+def test_a_missing_extra_is_installed_from_where_paclm_came_from_and_never_by_its_name(
+    tmp_path, monkeypatch, origin, command
+):
+    """The name is not ours on any index: `pip install paclm[dp]` would install what a stranger put there."""
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "p.whl").touch()
+    recorded = None if origin is None else json.dumps(origin).replace("{here}", str(tmp_path))
+    monkeypatch.setattr("paclm.errors.distribution", lambda name: Mock(read_text=lambda file: recorded))
+    assert str(MissingExtra("dp_accounting")).endswith(command.replace("{here}", str(tmp_path)))
+
+
+def test_nothing_suggests_to_install_a_name_that_is_not_published():
+    texts = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("deploy/*")]
+    for path in texts:
+        if path.is_file() and path.name != "CHANGELOG.md":
+            assert not re.search(r"pip install [^`\n]*paclm(?!-\w)(\[[^]]*\])?(?! @)['`\s]", path.read_text()), path
 
 
 def test_a_missing_extra_is_an_import_error_and_can_cross_processes():

@@ -10,6 +10,11 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "paclm"
 OPEN_TO_ALL = {"config", "errors"}
+# The files that look for plugins, and no others. What holds the secret or serves is not among them.
+PLUGIN_USERS = {
+    *("cli/replay.py", "cli/study.py", "cli/votes.py", "worlds/readers.py"),
+    *("study/extensions.py", "study/lab.py", "study/regimes/__init__.py", "study/run.py"),
+}
 DOORS = {
     "privacy": set(),
     "worlds": set(),
@@ -23,7 +28,7 @@ DOORS = {
 # What each room may take from outside; rooms that are not named take what they need.
 LIBRARIES = {
     "privacy": {"numpy", "scipy", "dp_accounting"},
-    "worlds": {"numpy", "datasets", "pyarrow"},
+    "worlds": {"numpy", "datasets", "pyarrow", "tomlkit"},
     "engine": {
         "numpy",
         "scipy",
@@ -45,6 +50,7 @@ ABSENT = (
     "gguf",
     "matplotlib",
     "dp_accounting",
+    "tomlkit",
 )
 BARE_ROOMS = ("privacy", "worlds", "engine", "study", "curator.research")
 
@@ -103,7 +109,27 @@ def test_no_class_name_stands_twice_and_no_file_name_in_three_rooms():
     assert [name for name, found in rooms.items() if len(found) > 2 and name != "__init__.py"] == []
 
 
-@pytest.mark.parametrize("name", sorted(OPEN_TO_ALL))
+def plugin_users(source=SOURCE):
+    """Files that import `paclm.plugins` or what imports plugins on request."""
+    doors = {"paclm.plugins", "paclm.study.extensions"}
+    return {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*.py")
+        if any(door in doors for name in imports_of(path) for door in (name, name.rpartition(".")[0]))
+    }
+
+
+def test_plugins_are_looked_for_by_research_commands_and_init_alone():
+    assert plugin_users() == PLUGIN_USERS
+
+
+def test_the_walk_sees_a_curator_that_looks_for_plugins(tmp_path):
+    (tmp_path / "curator").mkdir()
+    (tmp_path / "curator" / "bad.py").write_text("def f():\n    from paclm.plugins import find_plugins\n")
+    assert plugin_users(tmp_path) == {"curator/bad.py"}
+
+
+@pytest.mark.parametrize("name", sorted({*OPEN_TO_ALL, "plugins"}))
 def test_what_is_open_to_all_imports_nothing_of_ours_but_its_kind(name):
     ours = {module for module in imports_of(SOURCE / f"{name}.py") if module.startswith("paclm")}
     assert ours <= {"paclm.errors"}

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeGuard, TypeVar, get_args, get_origin, get_t
 from paclm.errors import InvalidInput
 
 RELEASES = ("gaussian", "plurality", "mixture", "channel")
-"""Releases with a proven bound, which may be deployed. Other rules in `paclm.privacy.releases` run in studies only."""
+"""Releases with a proven bound, which may be deployed. Rules of plugins run in research only."""
 CHARGES = ("every-token", "dissent")
 PROMISES = ("half", "corpus")
 """`half`: which half of the corpus was used (PAC); `corpus`: whether a record is in the corpus (DP)."""
@@ -187,8 +187,8 @@ class MechanismConfig:
                 raise InvalidInput(f"{name}: {error} To find values: paclm plan") from None
         if self.release not in RELEASES:
             raise InvalidInput(
-                f"release must be one of {', '.join(RELEASES)}, not {self.release!r}: only releases with proven bounds "
-                "may be deployed. Your own run in studies: paclm replay, paclm study."
+                f"release must be one of {', '.join(RELEASES)}, not {self.release!r}: serving takes built-in releases "
+                "only, because the proof is about those. Plugins run in research: paclm replay, paclm study run."
             )
         _one_of("charge", self.charge, CHARGES)
         _one_of("decoder", self.decoder, ("gumbel", "greedy"))

@@ -7,6 +7,7 @@ PaclmError
 ├── RandomnessMisuse      coins where noise belongs, a seed where none may be; also a TypeError
 ├── UnsoundState          a broken invariant, such as a belief that does not sum to one: release nothing
 ├── MissingExtra          a package of an extra is not installed; also an ImportError
+├── PluginError           a plugin that cannot be imported, is of another kind, or takes a built-in name
 ├── CorpusError           records that cannot be read
 ├── WorkspaceError        a workspace that is missing, broken, changed or exists already
 ├── ModelError            a base model that is missing or not supported
@@ -37,6 +38,13 @@ PaclmError
 
 from __future__ import annotations
 
+import json
+import shlex
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
 
 class PaclmError(Exception):
     """Base of all errors raised on purpose; the command line prints its message and exits with status 2."""
@@ -53,9 +61,10 @@ class ContextExceeded(InvalidInput):
         self.prompt_tokens = prompt_tokens
         self.max_new_tokens = max_new_tokens
         self.context = context
-        super().__init__(
-            f"The prompt has {'at least ' if is_least else ''}{prompt_tokens:,} tokens and {max_new_tokens:,} more "
-            f"were asked for; the context holds {context:,}. Shorten the prompt or ask for fewer tokens."
+        super().__init__(  # litellm knows it by the first words, LangChain by the last; some read the first number
+            f"This model's maximum context length is {context} tokens: the prompt has "
+            f"{'at least ' if is_least else ''}{prompt_tokens} and {max_new_tokens} more were asked for. Shorten the "
+            "prompt or ask for fewer tokens (context_length_exceeded)."
         )
 
 
@@ -72,7 +81,9 @@ class UnsoundState(PaclmError):
 
 
 EXTRAS = {
-    **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "gguf", "cryptography"), "core"),
+    **dict.fromkeys(
+        ("torch", "transformers", "tokenizers", "safetensors", "gguf", "accelerate", "cryptography"), "core"
+    ),
     **dict.fromkeys(("fastapi", "uvicorn", "pydantic", "prometheus_client"), "serve"),
     **dict.fromkeys(("matplotlib", "jinja2"), "report"),
     "dp_accounting": "dp",
@@ -85,11 +96,33 @@ class MissingExtra(PaclmError, ImportError):
     """A package of an extra is not installed."""
 
     def __init__(self, package: str) -> None:
-        super().__init__(f"This needs the package {package!r}. Install it with: pip install 'paclm[{EXTRAS[package]}]'")
+        super().__init__(f"This needs the package {package!r}. {_how_to_install(EXTRAS[package])}")
         self.package = package
 
     def __reduce__(self) -> tuple[type[MissingExtra], tuple[str]]:
         return MissingExtra, (self.package,)
+
+
+def _how_to_install(extra: str) -> str:
+    """The command that adds an extra to this installation.
+
+    paclm is on no index, and a package of its name there would be a stranger's: pip is given the checkout or the wheel
+    that this installation came from, as pip recorded it.
+    """
+    try:
+        origin = json.loads(distribution("paclm").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:  # run from src/
+        origin = {}
+    place = urlsplit(origin.get("url", ""))
+    if place.scheme != "file" or not Path(url2pathname(place.path)).exists():
+        return f"Install it in a checkout of paclm with: pip install '.[{extra}]'"
+    if origin.get("dir_info", {}).get("editable"):
+        return f"Install it with: pip install -e {shlex.quote(f'{url2pathname(place.path)}[{extra}]')}"
+    return f"Install it with: pip install 'paclm[{extra}] @ {place.geturl()}'"
+
+
+class PluginError(PaclmError):
+    """A plugin that cannot be imported, is of another kind, or takes a built-in name."""
 
 
 class CorpusError(PaclmError):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cli.commands import invoke
+from curator.memory import dumpable
 from paclm.cli import demo as demo_module
 from paclm.cli import demo_texts
 from paclm.cli.side_by_side import Screen
@@ -30,7 +31,10 @@ def small_demo(monkeypatch):
 
 
 def test_demo_runs_everything_and_resumes_instead_of_repeating(small_demo, tmp_path):
-    first, second = invoke("demo", tmp_path / "demo"), invoke("demo", tmp_path / "demo", "--json")
+    dumpable(1)
+    first = invoke("demo", tmp_path / "demo")
+    assert dumpable() == 0  # it opened a curator: no core dump, no reader of its memory
+    second = invoke("demo", tmp_path / "demo", "--json")
     assert (first.exit_code, second.exit_code) == (0, 0)
     for text in ("Made", "worlds: loss", "a patient was", "public model:", "without noise", "paclm serve", "--open"):
         assert text in first.stdout

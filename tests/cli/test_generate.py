@@ -1,5 +1,6 @@
 """`paclm generate` as a user types it."""
 
+import os
 import resource
 import subprocess
 import sys
@@ -10,9 +11,11 @@ import pytest
 
 from cli.commands import figures_of, invoke
 from curator.deployments import set_mechanism
+from curator.memory import dumpable
 from paclm.curator.curator import Curator
 from paclm.errors import InvalidInput
 from paclm.worlds.manifest import load_manifest
+from plugin_packages import install_hostile
 
 KEYS = [
     *("text", "tokens", "private_tokens", "public_tokens", "charged_nats", "spent_nats", "total_nats"),
@@ -37,11 +40,13 @@ def test_json_has_the_keys_of_the_contract_and_the_budget_is_kept_between_calls(
 
 
 def test_a_crash_of_a_command_that_holds_the_secret_leaves_no_core_file(clinic, monkeypatch):
-    for command in (("generate", clinic, *ONE), ("ledger", "rotate-key", clinic)):
+    for command in (("generate", clinic, *ONE), ("ledger", "rotate-key", clinic), ("ledger", "verify", clinic)):
         limits = {}
         monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
+        dumpable(1)
         assert invoke(*command).exit_code == 0
         assert limits[resource.RLIMIT_CORE] == (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+        assert dumpable() == 0
 
 
 def test_text_goes_to_standard_output_and_figures_to_standard_error(clinic):
@@ -106,17 +111,26 @@ def test_mistakes_are_refused_and_cost_nothing(clinic, options, words):
     assert figures(clinic, *ONE)["spent_nats"] == 2**-16
 
 
-def test_an_answer_needs_no_transformers(clinic):
+def test_an_answer_needs_no_transformers_and_neither_it_nor_help_looks_for_plugins(clinic, tmp_path):
+    """A package that claims built-in names in every group of plugins is on the path: nothing sees it."""
+    site = install_hostile(tmp_path / "site")
     program = f"""
 import sys
 from paclm.cli.main import main
-sys.argv = ["paclm", "generate", {str(clinic)!r}, "--prompt", "the patient", "--max-tokens", "2"]
-try:
-    main()
-except SystemExit as left:
-    assert not left.code
+answer = ["generate", {str(clinic)!r}, "--prompt", "the patient", "--max-tokens", "2"]
+for words in (["--help"], ["replay", "--help"], answer):
+    sys.argv = ["paclm", *words]
+    try:
+        main()
+    except SystemExit as left:
+        assert not left.code
 assert "torch" in sys.modules
-sys.exit(", ".join({{"transformers", "torch._dynamo", "sympy", "pandas"}} & set(sys.modules)) or 0)
+unwanted = {{"transformers", "torch._dynamo", "sympy", "pandas", "hostile", "paclm.plugins"}} & set(sys.modules)
+import importlib.metadata
+assert importlib.metadata.entry_points(group="paclm.releases"), "it was there to be found"
+sys.exit(", ".join(unwanted) or 0)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-600:]
+    assert not (site / "imported").exists()

@@ -53,7 +53,7 @@ def test_json_has_the_promise_and_no_charges(clinic):
 
 
 def test_after_one_training_serving_needs_no_accounting(clinic, monkeypatch):
-    """The figures are logged with the adapter: `paclm[serve]` is enough."""
+    """The figures are logged with the adapter: the extra `serve` is enough."""
     whole = figures_of("generate", clinic, *ASK)
     for name in [name for name in sys.modules if name.partition(".")[0] == "dp_accounting"]:
         monkeypatch.delitem(sys.modules, name)
@@ -65,7 +65,7 @@ def test_after_one_training_serving_needs_no_accounting(clinic, monkeypatch):
     (begun,) = log.trainings().values()
     details = {name: value for name, value in begun.items() if name not in ("seq", "at", "kind", "previous", "hash")}
     log.append("training", **{**details, "run": "another"})  # begun, and in no card: both must be composed
-    with pytest.raises(MissingExtra, match=r"paclm\[dp\]"):
+    with pytest.raises(MissingExtra, match=r"\[dp\]"):
         invoke("generate", clinic, *ASK)
 
 

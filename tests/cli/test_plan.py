@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import tomllib
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -128,6 +129,7 @@ def test_a_plan_for_a_workspace_with_groups_names_the_group(workspace):
 
 
 def test_a_plan_is_written_into_the_settings_and_nothing_else_of_them_changes(workspace):
+    (workspace / "paclm.toml").chmod(0o640)
     before = (workspace / "paclm.toml").read_text().splitlines()
     shown = write(workspace, *TARGET)
     assert "1/32" in shown
@@ -136,7 +138,7 @@ def test_a_plan_is_written_into_the_settings_and_nothing_else_of_them_changes(wo
     assert [old for old, _ in changed] == ['# per_token = "2^-32"', '# total = "2^-10"']
     assert all(new in shown.splitlines() for _, new in changed)
     assert (workspace / "paclm.toml").is_symlink()
-    assert (workspace / "paclm.toml").stat().st_mode & 0o777 == 0o600
+    assert (workspace / "paclm.toml").stat().st_mode & 0o777 == 0o640
     found = json.loads(write(workspace, *TARGET, "--json"))
     assert budgets(workspace) == (found["per_token_nats"], found["total_nats"], "every-token")
     assert found["workspace"] == str(workspace)
@@ -148,7 +150,7 @@ def test_a_second_plan_replaces_the_first_and_keeps_comments(workspace):
     (workspace / "paclm.toml").write_text(text.replace("\n\n# How votes", "  # agreed in May\n\n# How votes", 1))
     write(workspace, *tokens(4096), "--charge", "dissent")
     assert budgets(workspace) == (2.0**-32, 2.0**-20, "dissent")
-    assert '\ntotal = "2^-20"  # agreed in May\n' in (workspace / "paclm.toml").read_text()
+    assert '\n  total="2^-20"  # agreed in May\n' in (workspace / "paclm.toml").read_text()
     assert "charge = " not in write(workspace, *TARGET)  # it stays the workspace's
     assert budgets(workspace)[2] == "dissent"
 
@@ -202,6 +204,17 @@ def test_a_smaller_total_after_the_first_charge_does_not_state_a_better_bound(wo
     assert found["total_nats"] == 2.0**-21
     assert found["mia_bound"] == paclm.success_bound(2.0**-20, 1 / 2)
     assert found["world_id_bound"] == paclm.success_bound(2.0**-20, 1 / 32)
+
+
+def test_a_total_that_was_lowered_is_raised_again_up_to_the_committed_one(workspace):
+    start_ledger(workspace, tokens=100)
+    with open_ledger(workspace) as ledger:
+        ledger.change_settings(replace(ledger.settings, total=2.0**-22))
+    assert "2^-20" in write(workspace, *tokens(2048))
+    assert "extend" not in write(workspace, *tokens(4096))
+    assert budgets(workspace)[1] == 2.0**-20
+    with pytest.raises(InvalidInput, match="paclm ledger extend"):
+        write(workspace, *tokens(4097))
 
 
 def test_nothing_is_written_for_a_ledger_that_lost_rows_or_is_a_copy(workspace):

@@ -100,3 +100,17 @@ def test_a_rule_that_claims_not_to_read_the_secret_and_does_is_refused(vote_file
     monkeypatch.setitem(RULES, "cheat", cheat)
     with pytest.raises(UnsoundState, match="'cheat'"):
         run(vote_files["gumbel"], "--release", "cheat", "--protocol", protocol)
+
+
+@pytest.mark.parametrize("protocol", ["session", "fresh"])
+def test_the_mean_information_of_the_channel_has_an_error_and_is_not_called_exact(vote_files, protocol):
+    """A step's information is computed; the mean over sessions or positions is a sample mean, and says so."""
+    words = [vote_files["gumbel"], "--release", "channel", "--per-token", "2^-8", "--protocol", protocol]
+    words += ["--tokens", "300", "--sessions", "6"]
+    found = figures(*words)
+    mean, error = found["conditional_information_nats"], found["conditional_information_stderr"]
+    assert 0.0 < error < mean
+    shown = next(line for line in run(*words).output.splitlines() if line.startswith("information"))
+    assert f"{mean:.4g} ± {error:.2g} nats" in shown
+    assert "sample mean over" in shown
+    assert "exact" not in shown

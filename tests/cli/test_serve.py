@@ -21,6 +21,7 @@ from paclm.curator.master_key import new_key, write_key
 from paclm.errors import InvalidInput, LedgerBusy, ServiceError, WorkspaceError
 from paclm.server import run
 from paclm.server.run import is_loopback_address
+from plugin_packages import install_hostile
 
 serve = partial(invoke, "serve")
 
@@ -71,9 +72,12 @@ def test_what_counts_as_this_machine_alone(host, expected):
     assert is_loopback_address(host) is expected
 
 
-def test_it_prints_its_address_answers_and_ends_cleanly_on_sigterm(clinic):
+def test_it_prints_its_address_answers_and_ends_cleanly_on_sigterm(clinic, tmp_path):
+    """A package that claims built-in names in every group of plugins is on the path, and is never imported."""
+    site = install_hostile(tmp_path / "site")
     command = [sys.executable, "-m", "paclm", "serve", str(clinic), "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(site)}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         banner = {}
         while "admin" not in banner:
@@ -100,6 +104,7 @@ def test_it_prints_its_address_answers_and_ends_cleanly_on_sigterm(clinic):
         _, log = process.communicate(timeout=120)
     assert process.returncode == 0, log
     assert '"answered"' in log
+    assert not (site / "imported").exists()
     assert f"process {process.pid}" not in invoke("keys", "add", clinic, "ward-4").output
 
 

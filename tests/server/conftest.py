@@ -61,7 +61,8 @@ def start_corpus(tmp_path, dp_template, dp_engine, chat_tokenizer):
             if workspace is None:
                 workspace = Workspace.open(shutil.copytree(dp_template, tmp_path / "clinic"))
             dp_engine.clear()
-            return servers.enter_context(serve(workspace, dp_engine, chat_tokenizer, promise="corpus", **options))
+            tokenizer = options.pop("tokenizer", chat_tokenizer)
+            return servers.enter_context(serve(workspace, dp_engine, tokenizer, promise="corpus", **options))
 
         yield start_corpus
 

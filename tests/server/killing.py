@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 
 from paclm.server.api_keys import KeyStore
 from paclm.server.database import service_database
@@ -26,6 +27,14 @@ from server.live import bearer, ledger_rows
 from server.stepped import wait_until
 
 assert Path("/proc/self/stat").exists(), "These tests find and kill processes by /proc: run them on Linux."
+
+_CAP_SYS_PTRACE = 19
+_CAPABILITIES = re.search(r"^CapEff:\s*(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+MAY_READ_PROCESSES = _CAPABILITIES is not None and bool(int(_CAPABILITIES[1], 16) >> _CAP_SYS_PTRACE & 1)
+"""Memory, environment and open files of paclm's processes, which are not dumpable: only with CAP_SYS_PTRACE."""
+READS_PROCESSES = pytest.mark.skipif(
+    not MAY_READ_PROCESSES, reason="paclm's processes are not dumpable: to read them run as root (CAP_SYS_PTRACE)"
+)
 
 TOKENS = 40
 """Of an answer; a client has one under way, so that no more can be on its way to it."""

@@ -1,11 +1,13 @@
 """Who may do what: no key, wrong keys, other keys, path tricks, foreign pages, and headers that pretend."""
 
 import http.client
+from pathlib import Path
 
 import httpx
 import pytest
 
 from paclm.config import ServerConfig
+from paclm.server.access import _PROXY_HEADERS
 from paclm.server.refusals import no_key, unknown_key
 from server.live import bearer
 
@@ -13,8 +15,10 @@ ADMIN_PATHS = ("/v1/admin/overview", "/v1/admin/history", "/metrics")
 KEY_PATHS = ("/v1/models", "/v1/models/clinic", "/v1/privacy", "/openapi.json")
 OPEN_PATHS = ("/health", "/")
 ASK = {"model": "clinic", "prompt": "the", "max_tokens": 2}
-PROXY_HEADERS = ("forwarded", "via", *(f"x-forwarded-{name}" for name in ("for", "host", "proto")))
-PROXY_HEADERS += ("x-client-ip", "cf-connecting-ip")
+HEADERS = Path(__file__).parents[1] / "fixtures" / "headers"
+PROXY_HEADERS = (HEADERS / "proxy.txt").read_text().split()
+PLAIN_HEADERS = (HEADERS / "plain.txt").read_text().split()
+"""Of openai for Python and Node, LangChain, litellm, Open WebUI, curl, browsers, Prometheus and trace propagation."""
 
 
 def wrong_headers(live):
@@ -46,6 +50,8 @@ def test_without_a_right_key_there_is_nothing_but_health_and_the_page(live):
                 assert http.post(path, json=ASK, headers=headers).status_code == 401, (name, path)
         assert [http.get(path).status_code for path in OPEN_PATHS] == [200, 200]
         assert http.get("/health").json() == {"status": "ok"}
+        probe = http.head("/health")
+        assert (probe.status_code, probe.content) == (200, b"")
     assert live.spent_tokens == 0
 
 
@@ -127,26 +133,34 @@ def test_on_loopback_no_key_is_needed_until_an_ordinary_one_was_made(start):
         wrong = http.post("/v1/completions", json=ASK, headers=bearer("wrong"))
         assert wrong.status_code == 401
         assert "the key none" in wrong.json()["error"]["message"]
-        for header in PROXY_HEADERS:  # a proxy is in front: the client may be on another machine
+        for header in PROXY_HEADERS[::4]:  # a proxy is in front: the client may be on another machine
             assert http.post("/v1/completions", json=ASK, headers={header: "1"}).status_code == 401, header
         live.keys.add("somebody")
         live.keys.revoke("somebody")
         assert http.post("/v1/completions", json=ASK).status_code == 401
 
 
-def test_the_key_none_is_no_key(start):
+def test_every_header_of_a_proxy_is_found_and_none_of_a_plain_client():
+    found = [bool(_PROXY_HEADERS.search(name)) for name in (*PROXY_HEADERS, *map(str.upper, PROXY_HEADERS))]
+    assert [name for name, is_found in zip(PROXY_HEADERS * 2, found, strict=True) if not is_found] == []
+    assert [name for name in PLAIN_HEADERS if _PROXY_HEADERS.search(name)] == []
+
+
+def test_a_word_for_no_key_is_no_key(start):
     live = start(has_ward=False)
     with nobody(live) as http:
-        for said in ("Bearer none", "bearer none"):
+        for said in ("Bearer none", "bearer none", "Bearer EMPTY", "Bearer DUMMY_KEY"):
             assert http.post("/v1/completions", json=ASK, headers={"authorization": said}).status_code == 200
         assert live.curator.usage().by_tag.keys() == {"local"}
-        for said in ("Bearer None", "Bearer none needed", "Basic none", "none"):
+        for said in ("Bearer None", "Bearer empty", "Bearer none needed", "Basic none", "Basic EMPTY", "none", "EMPTY"):
             assert http.post("/v1/completions", json=ASK, headers={"authorization": said}).status_code == 401
-        behind_a_proxy = {"x-forwarded-for": "1", **bearer("none")}
-        assert http.post("/v1/completions", json=ASK, headers=behind_a_proxy).status_code == 401
-        assert http.get("/v1/admin/overview", headers=bearer("none")).status_code == 401
+        for word in ("none", "EMPTY", "DUMMY_KEY"):
+            behind_a_proxy = {"x-forwarded-for": "1", **bearer(word)}
+            assert http.post("/v1/completions", json=ASK, headers=behind_a_proxy).status_code == 401
+            assert http.get("/v1/admin/overview", headers=bearer(word)).status_code == 401
         live.keys.add("somebody")
-        assert http.post("/v1/completions", json=ASK, headers=bearer("none")).status_code == 401
+        for word in ("none", "EMPTY", "DUMMY_KEY"):
+            assert http.post("/v1/completions", json=ASK, headers=bearer(word)).status_code == 401
 
 
 def test_a_missing_key_and_a_wrong_one_are_told_apart_and_a_revoked_one_is_refused_at_once(live):
@@ -193,6 +207,9 @@ def test_a_page_of_another_site_cannot_spend(start):
     assert "access-control-allow-origin" not in own.headers
     allowed = live.complete(headers={"origin": "https://notes.example"})
     assert allowed.headers["access-control-allow-origin"] == "https://notes.example"
+    shown = {name for name in allowed.headers if name.startswith("paclm-")}
+    assert shown
+    assert shown <= set(allowed.headers["access-control-expose-headers"].split(", "))
 
 
 def test_every_response_has_the_protective_headers_and_there_is_no_cors_unless_set(live):
@@ -213,7 +230,7 @@ def test_a_wrong_path_or_method_has_an_error_body_too(live):
     for path in ("/nothing", "/completions", "/chat/completions", "/models"):  # the last three: a base_url without /v1
         assert "/v1" in live.http.get(path).json()["error"]["message"]
     assert "/openapi.json" in live.http.get("/v1").json()["error"]["message"]
-    for path in ("/v1/responses", "/v1/embeddings"):
+    for path in ("/v1/responses/input_tokens", "/v1/embeddings"):
         refused = live.http.post(path, json=ASK)
         assert refused.status_code == 404
         assert refused.json()["error"]["type"] == "not_found_error"

@@ -22,7 +22,7 @@ from server.stepped import SteppedEngine, asking, wait_until
 B = 2.0**-12
 TWO_HUNDRED = {"per_token": B, "total": 200 * B, "charge": "dissent"}
 NOW = datetime(2026, 11, 16, 14, 20, tzinfo=UTC)
-RANDOM = re.compile(rb'"id": ?"[^"]*"|"created": ?\d+')
+RANDOM = re.compile(rb'"(item_)?id": ?"[^"]*"|"(created|created_at|completed_at)": ?\d+')
 
 
 class Dissenting(SteppedEngine):
@@ -58,7 +58,7 @@ def served(workspace, tokenizer, engine, clock, **options):
 
 
 @pytest.fixture
-def pair(make, small_tokenizer, clock):
+def pair(make, chat_tokenizer, clock):
     """Start two servers that differ in nothing but dissent: none, and on every token."""
 
     @contextmanager
@@ -66,8 +66,8 @@ def pair(make, small_tokenizer, clock):
         engines = Dissenting(False), Dissenting(True)
         made = [make(name, **{**TWO_HUNDRED, **mechanism}) for name in ("quiet", "loud")]
         with (
-            served(made[0], small_tokenizer, engines[0], clock) as quiet,
-            served(made[1], small_tokenizer, engines[1], clock) as loud,
+            served(made[0], chat_tokenizer, engines[0], clock) as quiet,
+            served(made[1], chat_tokenizer, engines[1], clock) as loud,
         ):
             yield quiet, loud
             assert quiet.curator.account.spent_units == 0 < quiet.spent_tokens
@@ -90,6 +90,8 @@ def session(live, key):
 
         def ask(name, path, **body):
             fields = {"model": "clinic", "prompt": "the", "max_tokens": 5, "temperature": 0, **body}
+            if "input" in body:
+                del fields["prompt"], fields["max_tokens"]
             answer = http.get(path) if not body else http.post(path, json=fields)
             seen[name] = shown(answer)
 
@@ -97,6 +99,8 @@ def session(live, key):
             ask((turn, "whole"), "/v1/completions", n=2)
             ask((turn, "stream"), "/v1/completions", stream=True, stream_options={"include_usage": True})
             ask((turn, "one token"), "/v1/completions", max_tokens=1)
+            ask((turn, "response"), "/v1/responses", input="the", max_output_tokens=5)
+            ask((turn, "events"), "/v1/responses", input="the", max_output_tokens=5, stream=True)
             ask((turn, "privacy"), "/v1/privacy")
             for tokens in (40, 45, 46, 48, 50, 55):  # 160 to 220 tokens
                 ask((turn, "plan", tokens), "/v1/privacy/plan", max_tokens=tokens, n=4)
@@ -121,7 +125,7 @@ def test_no_sequence_of_requests_shows_dissent_within_the_hour(pair, settings):
     with pair(**settings) as both:
         assert differences(both, lambda live: live.ward) == set()
         caught = differences(both, lambda live: live.admin)
-        assert caught >= {"whole", "stream", "one token", "privacy", "plan", "admin", "metrics"}
+        assert caught >= {"whole", "stream", "one token", "response", "events", "privacy", "plan", "admin", "metrics"}
 
 
 def test_admission_by_the_exact_account_would_show_dissent(pair):

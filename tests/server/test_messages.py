@@ -13,6 +13,7 @@ from paclm.config import MechanismConfig
 from paclm.curator.streams import Limits, Request
 from paclm.server.curator_client import CuratorClient
 from paclm.server.messages import MAX_BYTES, BrokenLink, Link, Unpacker, pack
+from paclm.server.refusals import Refused
 from paclm.server.scheduler import Scheduler
 from server.stepped import wait_until
 
@@ -165,29 +166,66 @@ class Counting:
         pass
 
 
+STATE = {"spent_nats": 0.0, "total_nats": 1.0, "remaining_tokens": 5, "mia_bound": 0.5, "world_id_bound": 0.1}
+HELLO = {
+    "vocabulary": 100,
+    "context": 100,
+    "num_worlds": 4,
+    "num_places": 4,
+    "worst_price": 1,
+    "cautions": [],
+    "config": dataclasses.asdict(MechanismConfig(per_token=2**-16, total=0.01)),
+    "state": STATE,
+    "default_temperature": 1.0,
+    "are_promises_mixed": False,
+}
+REQUEST = Request(prompt=(1, 2), max_new_tokens=50, temperature=0.0, limits=Limits(100, 100), tag="k")
+
+
+def test_while_a_worker_is_waited_for_queries_are_refused_and_requests_wait():
+    async def ask():
+        front, curator = socket.socketpair()
+        client = CuratorClient(HELLO)
+        await client.start(front)
+        admitting = asyncio.create_task(client.admit(Counting(), [REQUEST], []))
+        asked = asyncio.create_task(client.ask_leak())
+        await asyncio.sleep(0)  # both messages are sent: calls 0 and 1
+        curator.sendall(pack(["workers", 1]))
+        for query in (asked, client.ask_usage()):
+            with pytest.raises(Refused) as refused:
+                await query
+            assert (refused.value.status, refused.value.code) == (503, "waiting_for_workers")
+        assert not admitting.done()
+        curator.sendall(pack(["workers", 0]) + pack(["reply", 0, None]) + pack(["reply", 1, 0.5]))
+        await admitting
+        later = asyncio.create_task(client.ask_leak())
+        await asyncio.sleep(0)
+        curator.sendall(pack(["reply", 2, 0.25]))
+        assert await later == 0.25
+        curator.close()
+        client.close()
+
+    asyncio.run(ask())
+
+
 @pytest.mark.parametrize("is_admitted", [True, False], ids=["running", "reply unread"])
 @pytest.mark.parametrize("writes", [False, True], ids=["reads", "writes first"])
 def test_all_that_a_dead_curator_had_sent_is_counted(writes, is_admitted):
     """A write to a closed link fails and ends it, with messages still unread: tokens that were committed."""
-    state = {"spent_nats": 0.0, "total_nats": 1.0, "remaining_tokens": 5, "mia_bound": 0.5, "world_id_bound": 0.1}
-    config = dataclasses.asdict(MechanismConfig(per_token=2**-16, total=0.01))
-    hello = {"vocabulary": 100, "context": 100, "config": config, "num_worlds": 4, "num_places": 4, "worst_price": 1}
-    hello |= {"cautions": [], "state": state, "default_temperature": 1.0, "are_promises_mixed": False}
 
     async def count():
         front, curator = socket.socketpair()
-        client = CuratorClient(hello)
+        client = CuratorClient(HELLO)
         await client.start(front)
-        request = Request(prompt=(1, 2), max_new_tokens=50, temperature=0.0, limits=Limits(100, 100), tag="k")
         transcripts, ended = [], asyncio.Event()
         client.on_end = lambda has_failed: ended.set()
-        admitting = asyncio.create_task(client.admit(Counting(), [request], transcripts))
+        admitting = asyncio.create_task(client.admit(Counting(), [REQUEST], transcripts))
         await asyncio.sleep(0)  # its message is sent
         curator.sendall(pack(["reply", 0, None]))
         if is_admitted:
             await admitting
         for _ in range(7):
-            curator.sendall(pack(["step", [[0, 5, "x", "agreed", 1, None]], state, 0.0, 0.0]))
+            curator.sendall(pack(["step", [[0, 5, "x", "agreed", 1, None]], STATE, 0.0, 0.0]))
         curator.close()
         if writes:
             client.stop()

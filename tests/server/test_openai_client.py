@@ -150,6 +150,52 @@ def test_a_conversation_is_answered_where_the_model_has_a_template(start, chat_t
         assert client.chat.completions.create(model="clinic", messages=parts, max_tokens=2).choices
 
 
+def test_the_very_message_that_a_client_returned_goes_back_as_the_next_turn(corpus):
+    """The objects of the official library, and each form that they are dumped in; its streams return others."""
+    user = {"role": "user", "content": "the cough"}
+    ask = {"model": "clinic", "max_tokens": 20, "seed": 1, "stop": [*"aeiou"]}  # `parse` needs one that was not cut
+    with client_of(corpus) as client:
+        returned = client.chat.completions.create(messages=[user], **ask).choices[0].message
+        with client.chat.completions.stream(messages=[user], **ask) as stream:
+            streamed = stream.get_final_completion().choices[0].message
+        parsed = client.chat.completions.parse(messages=[user], **ask).choices[0].message
+        expected = None
+        for message in (returned, streamed, parsed):
+            for form in (message, message.model_dump(), message.to_dict(), message.model_dump(exclude_unset=True)):
+                messages = [user, form, user]
+                usage = client.chat.completions.create(messages=messages, **ask).usage
+                assert usage is not None
+                expected = expected or usage.prompt_tokens
+                assert usage.prompt_tokens == expected
+        given = dict.fromkeys(type(parsed).model_fields)  # all that this version of the library knows
+        assert {"refusal", "parsed", "tool_calls"} <= given.keys()
+        back = [user, {**given, "role": "assistant", "content": returned.content}, user]
+        assert client.chat.completions.create(messages=back, **ask).choices
+
+
+def test_an_error_names_its_place_to_the_client(corpus):
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,ZEBRA"}}
+    parts = [{"role": "user", "content": [{"type": "text", "text": "the"}, image]}]
+    with client_of(corpus) as client, pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="clinic", messages=parts)
+    assert refused.value.param == "messages[0].content[1]"
+    assert "messages[0].content[1]: images are not offered" in refused.value.message
+    assert "ZEBRA" not in refused.value.response.text
+
+
+def test_a_context_that_is_too_long_is_told_as_other_libraries_expect_it(corpus):
+    """What litellm and LangChain search for in an error's text: they then shorten the conversation."""
+    with client_of(corpus) as client:
+        for content, tokens, param in (("the " * 100, 4, "messages"), ("the", 1000, "max_tokens")):
+            messages = [{"role": "user", "content": content}]
+            with pytest.raises(openai.BadRequestError) as refused:
+                client.chat.completions.create(model="clinic", messages=messages, max_tokens=tokens)
+            assert (refused.value.code, refused.value.param) == ("context_length_exceeded", param)
+            limit = corpus.service.curator.limits.context
+            assert f"This model's maximum context length is {limit} tokens" in refused.value.message
+            assert "context_length_exceeded" in str(refused.value)
+
+
 def test_a_conversation_that_the_template_refuses_is_not_quoted(start, chat_tokenizer):
     live = start(tokenizer=chat_tokenizer)
     messages = [{"role": "assistant", "content": "ZEBRA"}]
@@ -180,7 +226,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "max_tokens": {"max_tokens": 0},
     "more than the context": {"max_tokens": 64},
     "empty stop": {"stop": ""},
-    "too many stops": {"stop": ["a", "b", "c", "d", "e"]},
+    "too many stops": {"stop": ["a"] * 65},
     "an unknown field": {"extra_body": {"top_k": 5}},
     "a number as text": {"extra_body": {"max_tokens": "5"}},
     "options without a stream": {"stream_options": {"include_usage": True}},

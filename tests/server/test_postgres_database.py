@@ -86,7 +86,7 @@ def test_after_a_takeover_the_old_front_changes_nothing_and_its_replies_are_repe
         owner.add("alice", quota_tokens=100)
     keys, replies = KeyStore(front), Replies(front)
     keys.reserve("alice", 10)
-    replies.finish(replies.begin("alice", "done", BODY).ticket, status=200, body=b"text", media_type="text/plain")
+    replies.finish(replies.begin("alice", "done", BODY).ticket, Stored(200, b"text", "text/plain", {}))
     ticket = replies.begin("alice", "halfway", BODY).ticket
     new = Hold.take(database, TAKING)
     later = front_login(database, login.url, new.epoch)
@@ -111,7 +111,7 @@ def test_after_a_takeover_the_old_front_changes_nothing_and_its_replies_are_repe
     with open_database(database, later.permit) as opened:
         assert KeyStore(opened).recover() == 10
         assert Replies(opened).recover() == 1
-        assert Replies(opened).begin("alice", "done", BODY) == Stored(200, b"text", "text/plain")
+        assert Replies(opened).begin("alice", "done", BODY) == Stored(200, b"text", "text/plain", {})
         assert Replies(opened).begin("alice", "halfway", BODY) == Lost()
         (alice,) = KeyStore(opened).list()
         assert (alice.used_tokens, alice.reserved_tokens) == (10, 0)
@@ -550,12 +550,12 @@ def test_keys_counters_and_replies_move_whole(path, database, is_back):
         keys.add("root", admin=True)
         keys.reserve("alice", 30)
         keys.revoke("root")
-        replies.finish(replies.begin("alice", "done", BODY).ticket, status=200, body=b"text", media_type="text/plain")
+        replies.finish(replies.begin("alice", "done", BODY).ticket, Stored(200, b"text", "text/plain", {}))
         for _ in range(2):  # repeated after a crash it does the same
             copy_service(source, target)
         assert KeyStore(target).list() == keys.list()
         assert KeyStore(target).identify(key).reserved_tokens == 30
-        assert Replies(target).begin("alice", "done", BODY) == Stored(200, b"text", "text/plain")
+        assert Replies(target).begin("alice", "done", BODY) == Stored(200, b"text", "text/plain", {})
         KeyStore(target).add("bob")
         with pytest.raises(ServiceError, match="differ"):
             copy_service(source, target)

@@ -8,6 +8,8 @@ import pytest
 
 from paclm.config import ServerConfig
 from paclm.server import telemetry
+from paclm.server.refusals import Refused
+from paclm.server.schemas import ChatAsk, CompletionAsk, check
 from server.sockets import ask, post_with_key
 from server.stepped import wait_until
 
@@ -63,6 +65,136 @@ BODIES: dict[str, bytes] = {
     "temperature as text": filled(temperature=WORD),
     "a long text": filled(prompt=WORD * 20_000),
 }
+
+
+USER = {"role": "user", "content": "the"}
+NOTHING_CHANGES = {
+    "store": [False],
+    "service_tier": ["auto", "default"],
+    "safety_identifier": ["somebody"],
+    "prompt_cache_key": ["one"],
+    "user": ["somebody"],
+    "metadata": [{}, {"a": "b"}],
+    "top_p": [1, 1.0],
+    "logit_bias": [{}],
+    "stop": [[], ["a"] * 16, [f"\n{n}" for n in range(64)]],
+}
+ONLY_CHAT = {
+    "tools": [[]],
+    "functions": [[]],
+    "tool_choice": ["none", "auto"],
+    "function_call": ["none", "auto"],
+    "parallel_tool_calls": [True, False],
+    "modalities": [["text"]],
+    "response_format": [{"type": "text"}],
+    "logprobs": [False],
+    "top_logprobs": [0],
+    "reasoning_effort": ["none"],
+    "verbosity": ["medium"],
+}
+REFUSED_EVERYWHERE = {
+    "store": [True, 0],
+    "service_tier": ["flex", "priority"],
+    "top_p": [0.9, True],
+    "metadata": [{"zebra": 3}, {"zebra": "a" * 513}, dict.fromkeys(map(str, range(17)), "")],
+    "stop": ["", ["a"] * 65, ["a" * 1001], ["a" * 1000] * 5, [3]],
+    "n": [0],
+}
+REFUSED_CHAT = {
+    "tools": [[{"type": "function"}], {}],
+    "functions": [[{}]],
+    "tool_choice": ["required", {"type": "function"}],
+    "function_call": [{"name": "zebra"}],
+    "modalities": [["text", "audio"], []],
+    "audio": [{"voice": "zebra"}],
+    "response_format": [{"type": "json_object"}],
+    "top_logprobs": [3],
+    "reasoning_effort": ["low"],
+    "verbosity": ["low"],
+    "web_search_options": [{}],
+    "prediction": [{"type": "content"}],
+}
+REFUSED_COMPLETIONS = {"suffix": ["end"], "best_of": [2], "messages": [[USER]]}
+
+
+def refusal_of(shape, **fields):
+    with pytest.raises(Refused) as refused:
+        check(shape, {"model": "clinic", **fields})
+    assert refused.value.status == 400
+    assert "zebra" not in refused.value.message.lower()
+    return refused.value
+
+
+def cases(*tables):
+    return [(name, value) for table in tables for name, values in table.items() for value in values]
+
+
+def test_what_changes_nothing_is_taken():
+    for name, value in cases(NOTHING_CHANGES, ONLY_CHAT):
+        assert check(ChatAsk, {"model": "clinic", "messages": [USER], name: value}), (name, value)
+    for name, value in cases(NOTHING_CHANGES, {"suffix": [""], "best_of": [1]}):
+        assert check(CompletionAsk, {"model": "clinic", "prompt": "the", name: value}), (name, value)
+
+
+def test_null_is_as_good_as_leaving_a_field_out_whatever_the_field():
+    names = [*ChatAsk.model_fields, *CompletionAsk.model_fields, "top_k", "prediction", "zebra"]
+    nulls = {name: None for name in names if name not in ("model", "prompt", "messages")}
+    plain = check(ChatAsk, {"model": "clinic", "messages": [USER]})
+    assert check(ChatAsk, {"model": "clinic", "messages": [{**USER, "zebra": None}], **nulls}) == plain
+    plain = check(CompletionAsk, {"model": "clinic", "prompt": "the"})
+    assert check(CompletionAsk, {"model": "clinic", "prompt": "the", **nulls}) == plain
+    assert refusal_of(CompletionAsk, prompt=None).param == "prompt"
+    assert refusal_of(ChatAsk, messages=None).param == "messages"
+
+
+def test_what_would_be_ignored_or_change_the_guarantee_is_refused_with_its_place():
+    for name, value in cases(REFUSED_EVERYWHERE, REFUSED_CHAT):
+        refused = refusal_of(ChatAsk, messages=[USER], **{name: value})
+        assert refused.param == name, (name, value)
+        assert name in refused.message
+    for name, value in cases(REFUSED_EVERYWHERE, REFUSED_COMPLETIONS):
+        assert refusal_of(CompletionAsk, prompt="the", **{name: value}).param == name, (name, value)
+
+
+ADDED = ("refusal", "parsed", "annotations", "reasoning", "reasoning_content", "provider_specific_fields")
+ADDED += ("reasoning_items", "thinking_blocks", "images", "audio", "function_call", "tool_calls")
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_what_libraries_add_to_a_message_must_be_empty(name):
+    for empty in (None, "", [], {}):
+        assert check(ChatAsk, {"model": "clinic", "messages": [USER, {**USER, name: empty}]})
+    for full in ("zebra", ["zebra"], {"zebra": "zebra"}, 0, False):
+        refused = refusal_of(ChatAsk, messages=[USER, {**USER, name: full}])
+        assert refused.param == f"messages[1].{name}"
+        assert refused.message.startswith(f"messages[1].{name}: ")
+
+
+@pytest.mark.parametrize(
+    ("message", "place", "said"),
+    [
+        ({"content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}]}, ".content[1]", "images"),
+        ({"content": [{"type": "input_audio", "input_audio": {"data": "zebra"}}]}, ".content[0]", "audio"),
+        ({"content": [{"type": "file", "file": {}}]}, ".content[0]", "files"),
+        ({"content": [{"type": "zebra", "text": "a"}]}, ".content[0].type", "text"),
+        ({"content": [{"type": "text", "text": "a", "Zebra": 1}]}, ".content[0]", "not known"),
+        ({"content": [{"type": "text", "text": 3}]}, ".content[0].text", "string"),
+        ({"content": 3}, ".content", "string"),
+        ({"content": None}, ".content", "required"),
+        ({"content": None, "tool_calls": [{"id": "zebra"}]}, ".tool_calls", "tools are not offered"),
+        ({"role": "tool", "tool_call_id": "zebra"}, ".role", "tools are not offered"),
+        ({"role": "zebra"}, ".role", "assistant"),
+        ({"role": None}, ".role", "required"),
+        ({"audio": {"id": "zebra"}}, ".audio", "audio is not offered"),
+        ({"a_field": 1}, ".a_field", "not known"),
+        ({"Zebra and more": 1}, "", "not known"),
+    ],
+)
+def test_a_refusal_names_the_place_in_a_message_and_repeats_nothing(message, place, said):
+    refused = refusal_of(ChatAsk, messages=[USER, {**USER, **message}])
+    assert refused.param == f"messages[1]{place}"
+    assert f"messages[1]{place}" in refused.message
+    assert said in refused.message
 
 
 @pytest.fixture
@@ -148,6 +280,16 @@ def test_a_body_that_does_not_come_is_not_waited_for(start):
 def test_a_body_is_json_however_that_is_spelt_and_nothing_else(shared, status, content_type):
     answer = shared.http.post("/v1/completions", content=filled(), headers={"content-type": content_type})
     assert answer.status_code == status
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip", "zstd", WORD])
+def test_a_compressed_body_is_refused_before_it_is_read(shared, encoding):
+    for content in (filled(), b"\x1f\x8b broken"):
+        answer = shared.http.post("/v1/completions", content=content, headers={**JSON, "content-encoding": encoding})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_content_encoding")
+        assert WORD not in answer.text
+    plain = shared.http.post("/v1/completions", content=filled(), headers={**JSON, "content-encoding": "identity"})
+    assert plain.status_code == 200
 
 
 def test_random_damage_to_a_good_body_never_breaks_the_server(live):

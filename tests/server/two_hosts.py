@@ -1,15 +1,18 @@
 """Two hosts as two network namespaces of this machine, joined by one cable: 10.83.0.1 and 10.83.0.2.
 
 Run inside `unshare --user --map-root-user --net`, as `python two_hosts.py WORKSPACE`: rank 0 here, its worker there.
-Prints what listens at each address, and the votes of both.
+Prints what listens at each address, the votes of both, at once and after a pause, and how the worker ends without the
+cable.
 """
 
 import json
 import subprocess
 import sys
+import time
 from contextlib import suppress
 
 ADDRESS = "10.83.0.1"
+PAUSE_SECONDS = 8.0
 
 
 def run(*command):
@@ -41,17 +44,22 @@ def main(workspace):
         with start_workers(opened.path, 2, rendezvous=rendezvous) as group:
             group.start()
             command = [sys.executable, "-m", "paclm", "worker", str(workspace), "--rank", "1", "--workers", "2"]
-            worker = subprocess.Popen([*at, *command, "--rendezvous", group.address])
-            votes = open_engine(opened, 40, workers=group).votes([1, 2, 3]).tolist()
+            worker = subprocess.Popen([*at, *command, "--rendezvous", group.address], stderr=-1, text=True)
+            engine = open_engine(opened, 40, workers=group)
+            votes = [engine.votes([1, 2, 3]).tolist()]
             listening = [run("ss", "-tlnH"), run(*at, "ss", "-tlnH")]
-        status = worker.wait(30)
+            time.sleep(PAUSE_SECONDS)
+            votes.append(engine.votes([1, 2, 3]).tolist())
+            pause_status = worker.poll()
+            run("ip", "link", "set", "here", "down")
+            said = worker.communicate(timeout=60)[1]
     finally:
         with suppress(ProcessLookupError):
             if worker is not None and worker.poll() is None:
                 worker.kill()
         there.kill()
     addresses = [[line.split()[3].rpartition(":")[0] for line in lines.splitlines()] for lines in listening]
-    print(json.dumps({"votes": votes, "listening": addresses, "status": status}))
+    print(json.dumps({"votes": votes, "listening": addresses, "pause_status": pause_status, "said": said}))
 
 
 if __name__ == "__main__":

@@ -110,6 +110,14 @@ class ServedWithWorkers:
         assert self.children["worker"] != before
         assert not is_running(before)
 
+    def keep_away(self):
+        """Kill the worker and stop the one that is started in its place, until SIGCONT; its process id."""
+        before = self.children["worker"]
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: self.children.get("worker", before) != before)
+        os.kill(started := self.children["worker"], signal.SIGSTOP)
+        return started
+
     def lose_under_load(self, times, seed):
         """SIGKILL at random instants; returns when as many answers came after the last as before."""
         chance = random.Random(seed)

@@ -7,6 +7,8 @@ from paclm.study.regimes import (
     NAMES,
     ablation,
     accuracy,
+    attacks,
+    baselines,
     canaries,
     capacity,
     census,
@@ -34,6 +36,8 @@ from study.small_lab import build_study_workspace, open_lab
 SCALES = {
     "ablation": ablation.AblationScale(trials=2, length=6, prompt=8),
     "accuracy": accuracy.AccuracyScale(60, 2),
+    "attacks": attacks.AttacksScale(60, 2, 4, 20, (2.0**-4, 2.0**-16)),
+    "baselines": baselines.BaselinesScale(60, 2),
     "canaries": canaries.CanariesScale(trials=40, trials_outside=6, draws=2, imagined=12),
     "capacity": capacity.CapacityScale(3, 40, 2, (1, 4)),
     "census": census.CensusScale(40),

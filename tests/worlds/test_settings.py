@@ -1,6 +1,7 @@
 """paclm.toml: what is written into it from here, and what of it is known before a budget is set."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -44,12 +45,76 @@ def test_a_file_of_an_older_version_without_dp_has_its_defaults(settings_file):
     assert (found.training.learning_rate, found.dp.learning_rate) == (0.5, 0.25)
 
 
-def test_a_file_that_cannot_be_edited_is_left_unchanged(settings_file):
-    written = "training = {epochs = 3}\n"
+FORMS = {
+    "an inline table": ("training = {epochs = 3} # here\n", "training = {epochs = 5} # here\n"),
+    "a dotted key": ("training.epochs = 3\nserver.port = 81\n", "training.epochs = 5\nserver.port = 81\n"),
+    "quoted names": ('["training"]\n  "epochs"  =  3 # here\n', '["training"]\n  "epochs"  =  5 # here\n'),
+    "a comment after the value": ("[training]\nepochs = 3\t# = 3 #\n", "[training]\nepochs = 5\t# = 3 #\n"),
+    "a comment after the header": ("[training] # [x]\nepochs = 3\n", "[training] # [x]\nepochs = 5\n"),
+    "an example, and the setting": ("[training]\n# epochs = 1\nepochs = 3\n", "[training]\n# epochs = 1\nepochs = 5\n"),
+    "an example only": ("[training]\n  #epochs=1\n\n[dp]\n", "[training]\n  epochs = 5\n\n[dp]\n"),
+    "an example of another section": ("[dp]\n# epochs = 1\n", "[dp]\n# epochs = 1\n\n[training]\nepochs = 5\n"),
+    "Windows' line ends": ("[training]\r\nepochs = 3\r\n", "[training]\r\nepochs = 5\r\n"),
+    "Windows' line ends, new": ("[training]\r\nrank = 3\r\n", "[training]\r\nrank = 3\r\nepochs = 5\r\n"),
+    "no line end": ("[training]\nrank = 3", "[training]\nrank = 3\nepochs = 5\n"),
+    "no section and no line end": ("[dp]\nsteps = 3", "[dp]\nsteps = 3\n[training]\nepochs = 5\n"),
+    "an array over lines": (
+        '[training]\ntargets = [\n  "[dp]", # epochs = 1\n  "q",\n]\nepochs = 3\n',
+        '[training]\ntargets = [\n  "[dp]", # epochs = 1\n  "q",\n]\nepochs = 5\n',
+    ),
+    "a string over lines": (
+        '[ledger]\nurl = """\n[training]\nepochs = 1\n"""\n[training]\nepochs = 3\n',
+        '[ledger]\nurl = """\n[training]\nepochs = 1\n"""\n[training]\nepochs = 5\n',
+    ),
+    "other scripts": ("# Größe 寸法 🙂\n[training]\nepochs = 3 # é\n", "# Größe 寸法 🙂\n[training]\nepochs = 5 # é\n"),
+    "nothing": ("", "[training]\nepochs = 5\n"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_setting_is_written_in_every_form_of_toml_and_nothing_else_changes(settings_file, form):
+    before, after = FORMS[form]
+    settings_file.write_bytes(before.encode())
+    write_settings(settings_file, "training", {"epochs": 5})
+    assert settings_file.read_bytes().decode() == after
+    write_settings(settings_file, "training", {"epochs": 5})
+    assert settings_file.read_bytes().decode() == after, "twice is once"
+
+
+def test_values_of_every_kind_are_read_as_they_were_written(settings_file):
+    url = 'postgresql://réné@[::1]/"a"?options=\\x#hash'
+    write_settings(settings_file, "ledger", {"url": url})
+    changes = {"learning_rate": 1e-05, "coupled": False, "targets": ("q_proj", "v_proj")}
+    write_settings(settings_file, "training", changes)
+    found = load_settings(settings_file)
+    assert found.ledger.url == url
+    assert found.training == replace(TrainingConfig(), **changes)
+
+
+@pytest.mark.parametrize("written", ["training = 3\n", "training = [1]\n", "[[training]]\nepochs = 3\n", "= broken\n"])
+def test_a_file_that_cannot_be_edited_is_left_unchanged(settings_file, written):
     settings_file.write_text(written)
     with pytest.raises(WorkspaceError, match="epochs = 5"):
         write_settings(settings_file, "training", {"epochs": 5})
     assert settings_file.read_text() == written
+
+
+def test_an_edit_keeps_the_mode_and_a_link_and_happens_as_a_whole_or_not_at_all(settings_file, tmp_path, monkeypatch):
+    link = tmp_path / "link.toml"
+    link.symlink_to(settings_file)
+    for mode in (0o640, 0o600):
+        settings_file.chmod(mode)
+        write_settings(link, "training", {"epochs": mode})
+        assert settings_file.stat().st_mode & 0o777 == mode
+    assert link.is_symlink()
+    before, files = settings_file.read_bytes(), set(tmp_path.iterdir())
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"paclm.worlds.storage.os.{name}", Mock(side_effect=OSError(28, "full")))
+            with pytest.raises(OSError, match="full"):
+                write_settings(settings_file, "training", {"epochs": 5})
+        assert settings_file.read_bytes() == before
+        assert set(tmp_path.iterdir()) == files
 
 
 def test_how_worlds_vote_is_known_before_a_budget_is_set(settings_file):

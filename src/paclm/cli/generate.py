@@ -134,9 +134,7 @@ def _open(
             curator: Curator | DpDecoder = DpDecoder.open(workspace, mix_promises=mix_promises)
         else:
             from paclm.curator.curator import Curator
-            from paclm.curator.redacted import disable_core_dumps
 
-            disable_core_dumps()
             curator = Curator.open(workspace, witness=witness, mix_promises=mix_promises, workers=workers)
     for caution in curator.cautions:
         print_wrapped(f"Warning: {caution}", err=True)

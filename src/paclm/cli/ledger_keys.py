@@ -76,11 +76,11 @@ def mac_keys(place: Path, key_files: list[Path] | None = None) -> list[bytes]:
     counts as the newest.
     """
     from paclm.curator.custody import sealings_of
-    from paclm.curator.redacted import disable_core_dumps
+    from paclm.curator.redacted import hide_memory
     from paclm.ledger.events import key_name
     from paclm.ledger.verify import signing_key
 
-    disable_core_dumps()
+    hide_memory()
     address = find_ledger(place)
     newest = signing_key(address)  # raises where nothing was served yet
     given, sealings = _keys_given(place, key_files), sealings_of(address, curator_folder(place))

@@ -214,12 +214,10 @@ def rotate_key(
         PACLM_KEY_FILE=/safe/old.key paclm ledger rotate-key clinic --new-key-file /safe/new.key
     """
     from paclm.curator import master_key as keys
-    from paclm.curator.redacted import disable_core_dumps
     from paclm.curator.rotation import rotate_key as rotate
     from paclm.ledger.address import exists
     from paclm.worlds.workspace import Workspace
 
-    disable_core_dumps()
     opened = Workspace.open(workspace)
     if not exists(opened.ledger_address):
         raise LedgerMissing(

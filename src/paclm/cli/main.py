@@ -20,6 +20,7 @@ from paclm.cli.console import STOP_MESSAGE
 from paclm.cli.demo import demo
 from paclm.cli.export import export
 from paclm.cli.generate import generate
+from paclm.cli.import_worlds import import_worlds
 from paclm.cli.init import init
 from paclm.cli.keys import keys
 from paclm.cli.ledger import ledger
@@ -74,10 +75,12 @@ def _root(
 
 
 # In the order of work, which is also the order of --help.
-_COMMANDS: tuple[Callable[..., None], ...] = (demo, init, train, plan, generate, serve, worker, votes, replay, export)
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    *(demo, init, train, import_worlds, plan, generate, serve, worker, votes, replay, export),
+)
 _LEDGER_COMMANDS: tuple[Callable[..., None], ...] = (explain, move, backup, adopt, replace_witness, rotate_key)
 for command in _COMMANDS:
-    app.command()(command)
+    app.command("import" if command is import_worlds else None)(command)  # `import` is a word of Python
 for command in _LEDGER_COMMANDS:
     ledger.command()(command)
 for name, group in {"ledger": ledger, "keys": keys, "study": study, "records": records, "models": models}.items():

@@ -156,7 +156,7 @@ def _check_total(path: Path, total: float, contents: Contents) -> tuple[float, s
             f"The plan's total, {format_budget(total)} nats, is less than the {format_budget(account.spent_nats)} "
             "already spent. Nothing was written. Plan for more."
         )
-    if units_down(total) <= account.total_units:
+    if units_down(total) <= committed:
         if not account.spent_units or units_down(total) >= committed:
             return 0.0, ""
         nats = nats_up(committed)
@@ -166,7 +166,7 @@ def _check_total(path: Path, total: float, contents: Contents) -> tuple[float, s
         )
     if account.spent_units:
         raise InvalidInput(
-            f"The plan's total, {format_budget(total)} nats, is more than the {format_budget(account.total_nats)} "
+            f"The plan's total, {format_budget(total)} nats, is more than the {format_budget(nats_up(committed))} "
             f"committed, with {account.charged_tokens:,} tokens charged: it would weaken the guarantee for everything "
             f"released. Nothing was written. To accept that, write total = {total!r} into [mechanism] of "
             f"{path / SETTINGS_FILE}, then: paclm ledger extend {in_shell(path)}"

@@ -15,9 +15,10 @@ Protocol = Literal["session", "fresh"]
 
 
 def _releases() -> list[str]:
+    from paclm.plugins import find_plugins
     from paclm.privacy.releases import RULES
 
-    return list(RULES)
+    return [*RULES, *(plugin.name for plugin in find_plugins("releases", RULES))]
 
 
 def replay(
@@ -28,7 +29,7 @@ def replay(
     release: Annotated[
         str,
         typer.Option(
-            help="How votes become a token: gaussian, plurality, mixture, channel, or a rule you registered.",
+            help="How votes become a token: gaussian, plurality, mixture, channel, a plugin's, or module:NAME.",
             autocompletion=_releases,
         ),
     ] = "gaussian",
@@ -57,15 +58,18 @@ def replay(
     \b
         paclm replay votes.npz --per-token 2^-16
         paclm replay votes.npz --release plurality
+        paclm replay votes.npz --release my_rules:RULE --per-token 2^-8
         paclm replay votes.npz --release channel --per-token 2^-8 --protocol fresh --json | jq .retained_gain
     """
     from paclm.cli.progress import progress
+    from paclm.study.extensions import identify, load_release
     from paclm.study.recorded_votes import RecordedVotes
-    from paclm.study.replay import ReplaySettings, planned_tokens
+    from paclm.study.replay import ReplaySettings, describe_leak, planned_tokens
     from paclm.study.replay import replay as run
 
+    plugin = load_release(release)
     settings = ReplaySettings(
-        release=release,
+        release=release if plugin is None else plugin.value,
         per_token=None if per_token is None else parse_budget(per_token),
         charge=charge,
         protocol=protocol,
@@ -77,27 +81,34 @@ def replay(
     with progress() as bar:
         task = bar.add_task("tokens", total=planned_tokens(recorded, settings))
         figures = run(recorded, settings, lambda count: bar.advance(task, count))
+    figures["plugin"] = None if plugin is None else identify(plugin)
     if as_json:
         print_json(figures)
     else:
         _print_figures(figures)
     if figures["tells_more_than"]:
-        typer.echo(f"Warning: {_broken_bounds(figures)}", err=True)
+        typer.echo(f"Warning: {describe_leak(figures)}", err=True)
 
 
 def _print_figures(figures: dict[str, Any]) -> None:
     from paclm.privacy.bounds import format_bound
+    from paclm.study.replay import unit_of
 
     def show(name: str, spec: str) -> str:
         return "–" if figures[name] is None else format(figures[name], spec)
 
-    unit, per_token = _unit(figures), figures["per_token_nats"]
+    unit, per_token = unit_of(figures), figures["per_token_nats"]
     price = "no budget" if per_token is None else f"{figures['charge']}, {format_budget(per_token)} per token"
     known = None not in (figures["accuracy_public"], figures["accuracy_full"])
     no_gain = " (the full corpus gains nothing here)" if known and figures["retained_gain"] is None else ""
     can = "can leak" if figures["release"] in RELEASES else "declare"
+    plugin = figures["plugin"]
+    release = f"{figures['release']} of {plugin['package']} {plugin['version']}" if plugin else figures["release"]
+    if plugin and plugin["package"] is None:
+        release = f"{figures['release']}, {plugin['target']}"
     print_fields(
         {
+            "release": release,
             "votes": f"{show('positions', ',')} positions, {figures['worlds']} worlds, "
             f"unanimity {show('unanimity', '.4f')}",
             "replayed": f"{show('tokens', ',')} tokens, dissent {show('dissent', '.4f')}, "
@@ -111,8 +122,8 @@ def _print_figures(figures: dict[str, Any]) -> None:
             f"charged {unit}": f"{show('charged_nats', '.4g')} nats ({price})",
             f"leaked {unit}": f"{show('leaked_nats', '.4g')} ± {show('leaked_stderr', '.2g')} nats, "
             f"÷ charged {show('leaked_over_charged', '.4f')}",
-            f"information {unit}": f"{show('conditional_information_nats', '.4g')} nats that the steps {can}"
-            f"{' (exact: trust it over the leak)' if figures['release'] == 'channel' else ''}",
+            f"information {unit}": f"{show('conditional_information_nats', '.4g')} ± "
+            f"{show('conditional_information_stderr', '.2g')} nats that the steps {can}{_how_computed(figures)}",
             "bounds at the total": f"record {format_bound(figures['mia_bound'])}, "
             f"world {format_bound(figures['world_id_bound'])} (named in {show('world_id_rate', '.4f')} by belief, "
             f"{show('world_id_rate_by_agreement', '.4f')} by agreement)",
@@ -134,29 +145,17 @@ def _print_figures(figures: dict[str, Any]) -> None:
     typer.echo(figures["stamp"])
 
 
-def _unit(figures: dict[str, Any]) -> str:
-    return "per session" if figures["protocol"] == "session" else "per position"
-
-
-def _broken_bounds(figures: dict[str, Any]) -> str:
-    from paclm.study.leak_tests import describe_broken_bounds
-
-    return describe_broken_bounds(
-        figures["release"],
-        figures["tells_more_than"],
-        leaked=figures["leaked_nats"],
-        stderr=figures["leaked_stderr"],
-        by_truth=figures["leaked_nats_by_truth"],
-        declared=figures["conditional_information_nats"],
-        budget=figures["budget_nats"],
-        rate=max(figures["world_id_rate"], figures["world_id_rate_by_agreement"]),
-        bound=figures["world_id_bound"],
-        unit=_unit(figures),
-    )
+def _how_computed(figures: dict[str, Any]) -> str:
+    """What kind of number the information is, where it is a better figure than the leak."""
+    if figures["release"] != "channel":
+        return ""
+    unit = "sessions" if figures["protocol"] == "session" else "positions"
+    return f" (computed for each step, sample mean over {unit}; steadier than the leak, which is in rare events)"
 
 
 def _is_far_below(figures: dict[str, Any]) -> bool:
     """Whether the leak is under half of what could leak (at most log m), beyond the error of the estimate."""
     most = min(float(figures["conditional_information_nats"]), math.log(figures["worlds"]))
     gap = most - float(figures["leaked_nats"])
-    return gap > 0.5 * most and gap > 3.0 * float(figures["leaked_stderr"] or 0.0)
+    errors = (figures[name] for name in ("leaked_stderr", "conditional_information_stderr"))
+    return gap > 0.5 * most and gap > 3.0 * math.hypot(*(error or 0.0 for error in errors))

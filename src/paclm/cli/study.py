@@ -39,6 +39,7 @@ class _ListsRegimes(TyperCommand):
     """Lists every regime with its tables at the end of --help; imports the study only then."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        from paclm.plugins import find_plugins
         from paclm.study.figures import all_figures
         from paclm.study.regimes import NAMES
         from paclm.study.tables import all_tables
@@ -46,13 +47,16 @@ class _ListsRegimes(TyperCommand):
         shown: list[Table | Figure] = [*all_tables(), *all_figures()]
         with formatter.section("Regimes, and the tables and figures made from them"):
             labels = {name: ", ".join(one.label for one in shown if name in one.regimes) for name in NAMES}
+            labels |= {plugin.name: f"plugin of {plugin.origin}" for plugin in find_plugins("regimes", NAMES)}
             formatter.write_dl(list(labels.items()))
 
 
 @study.command(cls=_ListsRegimes)
 def run(
     workspace: TrainedArgument,
-    regimes: Annotated[list[str], typer.Argument(help="Names, listed below; or all, which leaves out dp.")],
+    regimes: Annotated[
+        list[str], typer.Argument(help="Names, listed below; or all: every built-in but dp, attacks, baselines.")
+    ],
     preset: Annotated[Literal["quick", "paper"], typer.Option(help="Scale: minutes, or the paper's.")] = "quick",
     collections: Annotated[
         int, typer.Option(help="Collections of worlds to run on; all but the first are drawn and trained here.")
@@ -63,6 +67,12 @@ def run(
     questions: Annotated[
         Path | None,
         typer.Option(help="What knowledge asks, as JSONL.", show_default="of the embedded corpus"),
+    ] = None,
+    release: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A plugin's release, or module:NAME, beside the built-in ones in releases, pmixed, attacks, baselines."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
     again: Annotated[bool, typer.Option("--again", help="Reuse no votes or finished parts of an earlier run.")] = False,
@@ -78,6 +88,8 @@ def run(
     knowledge asks questions about the records: of a corpus of your own they are a file with one JSON object a line,
     with prompt, answer and perhaps kind and about. Without questions, all leaves it out. With --workers the worlds of
     every engine are shared among processes, and results are the same; capacity, cost, depth and dp run in this one.
+    Regimes of installed plugins are run by name; attacks and baselines run what plugins bring. Results record the
+    package, version and code of each plugin.
 
     Example usage:
 
@@ -85,10 +97,11 @@ def run(
         paclm study run clinic census accuracy
         paclm study run clinic all --preset quick
         paclm study run notes knowledge --questions questions.jsonl
+        paclm study run clinic releases --release my_rules:RULE
         paclm study report clinic
     """
     from paclm.ledger.address import exists
-    from paclm.study.regimes import ASKING, SPENDING, check_names
+    from paclm.study.regimes import ASKING, ON_REQUEST, check_names
 
     check_names(regimes)
     if collections < 1:
@@ -105,6 +118,7 @@ def run(
     STOP_MESSAGE.set("Finished regimes and trained adapters are kept. Run the same command to continue.")
     from paclm.cli.progress import progress, task_starter
     from paclm.study.eval_text import read_test_text
+    from paclm.study.extensions import TAKING, load_for_run
     from paclm.study.lab import Lab
     from paclm.study.parts import Kept
     from paclm.study.questions import read_questions
@@ -112,10 +126,13 @@ def run(
     from paclm.study.run import regimes_named, run_regimes
 
     asked = None if questions is None else read_questions(questions)
-    lab = Lab(opened, seed=seed, questions=asked, kept=Kept(again))
+    plugged = load_for_run([name for name in regimes if name != "all"], release or ())
+    if any(loaded.plugin.group == "releases" for loaded in plugged) and set(regimes).isdisjoint((*TAKING, "all")):
+        raise InvalidInput(f"--release is for {', '.join(TAKING)}, none of which is among the regimes named. Name one.")
+    lab = Lab(opened, seed=seed, questions=asked, kept=Kept(again), plugins=plugged)
     if test_text is not None:
         text = read_test_text(test_text, lab.tokenizer)
-        lab = Lab(lab.workspace, seed=seed, test_text=text, questions=asked, kept=lab.kept)
+        lab = Lab(lab.workspace, seed=seed, test_text=text, questions=asked, kept=lab.kept, plugins=plugged)
     is_asked = not set(ASKING).isdisjoint(regimes)
     if is_asked:
         lab.need_questions()  # before another regime runs for long
@@ -123,7 +140,7 @@ def run(
         raise InvalidInput(
             f"--questions is for {', '.join(ASKING)}, which is not among the regimes named. Name it too."
         )
-    left_out: tuple[str, ...] = SPENDING
+    left_out: tuple[str, ...] = ON_REQUEST
     if "all" in regimes and not is_asked and lab.questions is None:
         left_out += ASKING
         typer.echo(f"all leaves out {', '.join(ASKING)}: no questions. Give a file with --questions.", err=True)
@@ -144,6 +161,9 @@ def run(
             write(f"{regime.name}: {len(result.rows)} rows in {result.seconds:.0f} s ({scale})")
             if used := result.provenance["kept_from_before"]:
                 write(f"  Files of an earlier run that were reused (votes, finished parts): {used}. To redo: --again")
+            for plugin in result.provenance["plugins"]:
+                origin = f"{plugin['package']} {plugin['version']}" if plugin["package"] else plugin["target"]
+                write(f"  With the {plugin['group'][:-1]} {plugin['name']} of {origin}")
             for figure in regime.summary(result):
                 write(f"  {figure}")
 
@@ -186,6 +206,8 @@ def report(
     from paclm.study.report import write_report
 
     written = write_report(folder)
+    for sentence in written.left_out:
+        typer.echo(f"Warning: {sentence}", err=True)
     is_open = in_browser and _open_in_browser(written.page)
     if as_json:
         print_json({"report": str(written.page), "tables": len(written.tables), "figures": len(written.figures)})
@@ -194,6 +216,36 @@ def report(
     if in_browser and not is_open:
         remedy = f"There is no display here: copy {written.page} to a machine with a browser, and open it there."
     typer.echo(f"Tables: {len(written.tables)}, figures: {len(written.figures)}. {remedy}")
+
+
+@study.command()
+def plugins(as_json: JsonFlag = False) -> None:
+    """
+    List installed plugins and import each once
+
+    Releases, regimes, attacks, baselines and readers of other packages, with the package and whether it can be used;
+    exit status 1 if one cannot. generate and serve import none of them.
+
+    Example usage:
+
+    \b
+        paclm study plugins
+        paclm study plugins --json | jq '.plugins[] | select(.problem)'
+    """
+    from paclm.study.extensions import survey
+
+    found = survey()
+    if as_json:
+        print_json({"plugins": [{**plugin._asdict(), "problem": error and str(error)} for plugin, error in found]})
+    else:
+        for plugin, error in found:
+            typer.echo(f"{plugin.group[:-1]:9s} {plugin.name:20s} {plugin.origin:30s} {plugin.target}")
+            if error is not None:
+                typer.echo(f"  Error: {error}")
+        if not found:
+            typer.echo("There are no plugins.")
+    if any(error is not None for _, error in found):
+        raise typer.Exit(1)
 
 
 def _open_in_browser(page: Path) -> bool:

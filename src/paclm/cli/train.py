@@ -87,6 +87,7 @@ def train(
     if worlds_per_step != "auto" and not group_size:
         raise InvalidInput(f"--worlds-per-step must be auto or a number of at least 1, not {worlds_per_step!r}.")
     from paclm.curator.custody import keep_address
+    from paclm.curator.preflight import refuse_new_worlds
     from paclm.worlds.workspace import Workspace
 
     if resume and again:
@@ -122,7 +123,6 @@ def train(
         )
     from paclm.engine.training_job import prepare_training
     from paclm.engine.training_workers import SILENT_SECONDS
-    from paclm.ledger.address import exists
 
     if dry_run:
         typer.echo("Measuring ...", err=True)
@@ -140,11 +140,8 @@ def train(
     if dry_run:
         _show_plan(job, job.plan(group_size, estimate_time=True), as_json)
         return
-    if what == "worlds" and exists(opened.ledger_address):
-        raise WorkspaceError(
-            f"{workspace} has served tokens, and its secret and ledger are bound to its worlds: new adapters would "
-            "make them unusable. To retrain, make another workspace; budgets over the same records add up."
-        )
+    if what == "worlds":
+        refuse_new_worlds(opened)
     job.refuse_if_running()
     if not again:
         _refuse_to_overwrite(job, is_trained, resume, command)

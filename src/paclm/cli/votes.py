@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from paclm.cli.console import JsonFlag, TrainedArgument, open_trained, print_json
 from paclm.cli.worker_options import WorkersOption, workers_of
-from paclm.config import check_temperature
+from paclm.config import check_temperature, parse_budget
 from paclm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from paclm.engine.engine import Engine
     from paclm.engine.workers import WorkerGroup
     from paclm.privacy.randomness import Coins
+    from paclm.study.replay import ReplaySettings
     from paclm.worlds.workspace import Workspace
 
 _WINDOW = 512
@@ -37,6 +39,11 @@ def votes(
     seed: Annotated[int | None, typer.Option(help="Seed of the coins.", show_default="random")] = None,
     window: Annotated[int, typer.Option(help="Tokens per window; each window is a new context.")] = _WINDOW,
     limit: Annotated[int | None, typer.Option(help="Use only this many tokens of the text.")] = None,
+    release: Annotated[
+        str | None,
+        typer.Option(help="On a prompt: the token of this release too; built-in, a plugin's, or module:NAME."),
+    ] = None,
+    per_token: Annotated[str | None, typer.Option(help="Nats for --release, if it reads the secret.")] = None,
     workers: WorkersOption = 1,
     as_json: JsonFlag = False,
 ) -> None:
@@ -44,12 +51,14 @@ def votes(
     Show or record every world's votes
 
     On one context, or along a text. Releases nothing and charges nothing. Keep the output private: it shows the
-    votes of all worlds.
+    votes of all worlds. With --release it shows what a release would give on a prompt, for a secret that is made up for
+    this and a uniform belief; the deployment's own secret is not read.
 
     Example usage:
 
     \b
         paclm votes clinic --prompt $'[synthetic note]\\nClinic note:' --decoder greedy --json | jq .unanimous
+        paclm votes clinic --prompt "The patient" --release my_rules:RULE --per-token 2^-8 --seed 1
         paclm votes clinic --text heldout.txt --out votes.npz
         paclm replay votes.npz --per-token 2^-16
     """
@@ -59,6 +68,8 @@ def votes(
         raise InvalidInput("--text FILE and --out VOTES.npz go together: pass both.")
     if text is None and (limit is not None or window != _WINDOW):
         raise InvalidInput("--limit and --window apply to --text FILE only: a prompt is one context.")
+    if (release is not None and prompt is None) or (per_token is not None and release is None):
+        raise InvalidInput("--release goes with --prompt, and --per-token with --release. For a text: paclm replay.")
     if limit is not None and limit < 2:
         raise InvalidInput(f"--limit must be at least 2, one token of context and one to vote on, not {limit}.")
     if temperature is not None:
@@ -67,15 +78,41 @@ def votes(
         raise InvalidInput(f"{out} exists already, and votes never overwrite a file. Pass a new name to --out.")
     from paclm.privacy.randomness import Coins
 
+    rule = None if release is None else _settings_of(release, per_token, seed)
     opened = open_trained(workspace)
     voting = opened.settings.voting
     tau = temperature if temperature is not None else voting.temperature
     coins = None if (decoder or voting.decoder) == "greedy" else Coins(seed)
     with workers_of(opened, workers, None, is_insecure=False) as group:
         if prompt is not None:
-            _vote_on_prompt(opened, prompt, coins, tau, group, as_json)
+            _vote_on_prompt(opened, prompt, coins, tau, group, rule, as_json)
         elif text is not None and out is not None:
             _vote_along_text(opened, text, out, coins, tau, window, limit, group, as_json)
+
+
+def _settings_of(release: str, per_token: str | None, seed: int | None) -> ReplaySettings:
+    """A release by name with its budget, checked as `replay` does."""
+    from paclm.study.extensions import load_release
+    from paclm.study.replay import ReplaySettings
+
+    plugin = load_release(release)
+    return ReplaySettings(
+        release=release if plugin is None else plugin.value,
+        per_token=None if per_token is None else parse_budget(per_token),
+        seed=seed or 0,
+    )
+
+
+def _release(settings: ReplaySettings, chosen: list[int]) -> int:
+    """One token, for a secret drawn from the seed."""
+    import numpy as np
+
+    from paclm.curator.research import ResearchSession
+    from paclm.privacy.randomness import ResearchNoise
+
+    per_token = math.inf if settings.per_token is None else settings.per_token
+    session = ResearchSession(len(chosen), settings.rule, per_token, ResearchNoise(settings.seed))
+    return session.release(np.array(chosen)).token
 
 
 def _vote_on_prompt(
@@ -84,6 +121,7 @@ def _vote_on_prompt(
     coins: Coins | None,
     temperature: float,
     workers: WorkerGroup | None,
+    release: ReplaySettings | None,
     as_json: bool,
 ) -> None:
     from paclm.curator.streams import encode_prompt
@@ -99,13 +137,19 @@ def _vote_on_prompt(
         )
     ballot = engine.ballot(tokens, None if coins is None else coins.gumbel(engine.support_size), temperature)
     support, chosen = ballot.support[0].tolist(), ballot.votes[0].tolist()
+    released: dict[str, Any] = (
+        {} if release is None else {"release": release.rule.name, "released": _release(release, chosen)}
+    )
     if as_json:
-        print_json({"support": support, "votes": chosen, "unanimous": len(set(chosen)) == 1})
+        print_json({"support": support, "votes": chosen, "unanimous": len(set(chosen)) == 1, **released})
         return
     counts = {token: chosen.count(token) for token in dict.fromkeys(chosen)}
     for token, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         typer.echo(f"{count:5d} of {len(chosen)}  {token:6d}  {tokenizer.decode([token])!r}")
     typer.echo(f"The public model votes for {tokenizer.decode([int(ballot.public[0])])!r}.")
+    if release is not None:
+        token = tokenizer.decode([released["released"]])
+        typer.echo(f"The release {release.rule.name} gives {token!r} (a made-up secret, seed {release.seed}).")
     if coins is not None:
         typer.echo(f"Coins: seed {coins.seed}.")
 

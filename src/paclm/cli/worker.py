@@ -51,10 +51,10 @@ def worker(
     networks = opened.settings.workers.private_networks
     where = find_rendezvous(rendezvous, networks, is_insecure=insecure_network)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # waiting for rank 0 does not return to Python; nothing is to be kept
-    from paclm.curator.redacted import disable_core_dumps
+    from paclm.curator.redacted import hide_memory
     from paclm.engine.worker import run_worker
 
-    disable_core_dumps()
+    hide_memory()
     run_worker(opened, rank, *where)
 
 

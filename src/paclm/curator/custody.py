@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,7 @@ from paclm.privacy.belief import FloatArray
 from paclm.worlds.layout import CURATOR_FOLDER, SETTINGS_FILE
 from paclm.worlds.registry import note_place, remember_ledger
 from paclm.worlds.settings import ledger_config, write_settings
+from paclm.worlds.storage import refuse_if_shared
 from paclm.worlds.workspace import Workspace
 
 WITNESS_VARIABLE = "PACLM_WITNESS"
@@ -89,6 +91,10 @@ def open_custody(workspace: Workspace, witness: Address | None = None, *, take_o
     """Take the right to write and restore ledger, secret and belief; create them on first use."""
     config = budgets_of(workspace)
     digest = worlds_digest(workspace)
+    for own in sorted(workspace.curator_path.iterdir()):
+        if own.is_symlink() or own.is_file():
+            with suppress(FileNotFoundError):  # the part of a file that another process has just completed
+                refuse_if_shared(own)
     file = SealedFile(workspace.curator_path)
     keep_address(workspace.path)
     has_secret = file.exists()  # read first: another process on first use creates the ledger before the secret
@@ -169,7 +175,8 @@ def _lower_total(ledger: Ledger, config: MechanismConfig) -> list[str]:
     return [
         f"The total was lowered to {format_budget(config.total)} nats by paclm.toml, from the "
         f"{format_budget(ledger.settings.total)} in force. If that was not meant, this file is older than the last "
-        "paclm ledger extend: copy the newest one here, and extend again."
+        "paclm ledger extend: copy the newest one here, and "
+        + ("open it again." if ledger.state.spent_units else "extend again.")
     ]
 
 

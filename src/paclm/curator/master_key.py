@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from paclm.config import in_shell
-from paclm.curator.redacted import Redacted, disable_core_dumps, redact_traceback
+from paclm.curator.redacted import Redacted, hide_memory, redact_traceback
 from paclm.errors import CuratorError, UnsoundState
 from paclm.ledger.events import key_name
 from paclm.worlds.storage import sync_folder
@@ -112,7 +112,11 @@ def load_keys(folder: Path, *, may_create: bool) -> MasterKeys:
 
 
 def keys_at_hand(folder: Path, *, may_create: bool = False) -> list[MasterKeys]:
-    """Two keys if a rotation of curator/key was interrupted: only the ledger knows then which is in force."""
+    """Two keys if a rotation of curator/key was interrupted: only the ledger knows then which is in force.
+
+    Hides the memory of this process first: all that opens a curator comes through here.
+    """
+    hide_memory()
     variable = key_variable()
     if variable == KEY_VARIABLE:
         return [MasterKeys.derived(parse_key(Redacted(os.environ[KEY_VARIABLE]), KEY_VARIABLE))]
@@ -121,6 +125,12 @@ def keys_at_hand(folder: Path, *, may_create: bool = False) -> list[MasterKeys]:
     if variable == KEY_COMMAND_VARIABLE:
         return [_keys_of_command()]
     path, following = folder / KEY_FILE, folder / NEW_KEY_FILE
+    for file in (path, following):
+        if file.is_symlink():  # elsewhere it may be one: PACLM_KEY_FILE often names a mounted secret
+            raise CuratorError(
+                f"{file} is a symbolic link. Move the key itself to this place, or name where it is: "
+                f"{KEY_FILE_VARIABLE}={in_shell(os.path.realpath(file))}"
+            )
     if may_create and not path.exists():
         write_key(path, new_key())
     found = [MasterKeys.derived(read_key(path))]
@@ -226,7 +236,6 @@ def _keys_of_command() -> MasterKeys:
     Not kept for the next opening: the key may have been rotated. No error repeats the output, nor the command, which
     may hold a PIN, or the key itself by mistake.
     """
-    disable_core_dumps()  # also of the program, which inherits the limit
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PACLM_")}
     try:
         words = shlex.split(os.environ[KEY_COMMAND_VARIABLE])

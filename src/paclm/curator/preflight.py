@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paclm.config import SMALLEST_PER_TOKEN, MechanismConfig, format_budget, in_shell
+from paclm.curator.sealed import SealedFile
 from paclm.curator.streams import Tokenizer
 from paclm.curator.vote_source import VoteSource
 from paclm.errors import CuratorError, EngineError, InvalidInput, WorkspaceError
+from paclm.ledger.address import exists
 from paclm.ledger.ledger import Ledger
 from paclm.privacy.bounds import format_bound, success_bound
 from paclm.worlds.layout import SETTINGS_FILE, WORLDS_FILE
@@ -85,7 +87,13 @@ def check_trained_as_set(workspace: Workspace) -> None:
 
 
 def training_cautions(workspace: Workspace) -> list[str]:
-    """Warn that [training] is not how these worlds were trained. The guarantee does not depend on it."""
+    """Warn that worlds were trained elsewhere, or that [training] is not how they were trained, which is harmless."""
+    if imported := workspace.manifest.imported:
+        return [
+            f"The worlds were trained elsewhere and imported on {imported[:10]}. The guarantee holds if each was "
+            "trained on its own records alone and all of them alike: the operator vouched for that, and paclm cannot "
+            "check it."
+        ]
     changes = workspace.training_changes()
     if not changes:
         return []
@@ -93,6 +101,15 @@ def training_cautions(workspace: Workspace) -> list[str]:
         f"[training] was changed after the worlds were trained ({changes}); they are served as they were trained. "
         "Change it back, or make another workspace to train with it: this ledger belongs to these worlds."
     ]
+
+
+def refuse_new_worlds(workspace: Workspace) -> None:
+    """Refuse to replace worlds that a secret was drawn from: a belief about other worlds protects nothing."""
+    if exists(workspace.ledger_address) or SealedFile(workspace.curator_path).exists():
+        raise WorkspaceError(
+            f"{workspace.path} has served tokens, and its secret and ledger are bound to its worlds: new adapters "
+            "would make them unusable. For other worlds, make another workspace; budgets over the same records add up."
+        )
 
 
 def deployment_cautions(workspace: Workspace, ledger: str, tokens: int) -> list[str]:

@@ -7,12 +7,16 @@ private value is `Redacted` in every frame that can fail, and is revealed only i
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import resource
+import sys
 from collections.abc import Callable
 from typing import Generic, NoReturn, ParamSpec, TypeVar, final
 
-from paclm.errors import PaclmError, UnsoundState
+from paclm.errors import CuratorError, PaclmError, UnsoundState
+
+_PR_SET_DUMPABLE = 4
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -49,9 +53,19 @@ class Redacted(Generic[T]):
         self.__reduce_ex__(0)
 
 
-def disable_core_dumps() -> None:
-    """Write no core file if this process crashes: its memory holds the secret. For programs, not for libraries."""
+def hide_memory() -> None:
+    """Write no core file if this process crashes, and on Linux let no other process of this user read its memory.
+
+    Called before a master key is read. The limit alone does not stop a program that receives dumps (core_pattern). A
+    process that is not dumpable gives neither memory nor environment to debuggers or /proc readers without
+    CAP_SYS_PTRACE. Children that are forked inherit both; programs that are started inherit the limit alone.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise CuratorError(
+            "This process cannot be closed to debuggers: the kernel or a sandbox refuses prctl(PR_SET_DUMPABLE). "
+            "Allow that call; without it the memory with the secret could be read."
+        )
 
 
 def redact_errors(work: Callable[P, T]) -> Callable[P, T]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from paclm.curator.master_key import PACKED_SIZE, MasterKeys
 from paclm.curator.redacted import Redacted
 from paclm.curator.secret import FORMAT, Secret
 from paclm.errors import CuratorError
-from paclm.worlds.storage import write_private
+from paclm.worlds.storage import refuse_if_shared, write_private
 
 SECRET_FILE = "secret.json"
 _RETIRED = b"paclm retired keys 1"
@@ -61,8 +62,8 @@ class SealedFile:
         self.path = folder / SECRET_FILE
 
     def exists(self) -> bool:
-        """Whether a secret was drawn."""
-        return self.path.exists()
+        """Whether a secret was drawn. A link counts, also one that leads nowhere: `read` refuses it."""
+        return os.path.lexists(self.path)
 
     def write(self, sealings: Mapping[str, Sealing]) -> None:
         """Write durably and atomically."""
@@ -72,6 +73,7 @@ class SealedFile:
         """The sealings by key id; empty if there is no file."""
         if not self.exists():
             return {}
+        refuse_if_shared(self.path)
         try:
             content = self.path.read_bytes()
         except OSError:

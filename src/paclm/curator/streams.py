@@ -204,7 +204,7 @@ class Generation:
 
 
 class Tokenizer(Protocol):
-    """What the curator asks of a tokenizer."""
+    """All that serving asks of a tokenizer. `backend_tokenizer` is used where it exists: it only saves time."""
 
     @property
     def eos_token_id(self) -> int | None: ...
@@ -215,6 +215,20 @@ class Tokenizer(Protocol):
     def encode(self, text: str, /, *, add_special_tokens: bool, verbose: bool) -> list[int]: ...
 
     def decode(self, ids: list[int], /, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str: ...
+
+    # For conversations; None: the model has no template.
+    @property
+    def chat_template(self) -> object: ...
+
+    def apply_chat_template(
+        self, messages: list[dict[str, str]], /, *, tokenize: bool, add_generation_prompt: bool
+    ) -> object: ...
+
+    # For log-probabilities, under the promise `corpus`.
+    @property
+    def all_special_ids(self) -> Sequence[int]: ...
+
+    def convert_ids_to_tokens(self, token: int, /) -> object: ...
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -244,6 +258,7 @@ class TextStream:
         # Characters of that text. A prompt of token ids may end inside a character, which is not known yet.
         self._known = len(self._decode(self._tokens).rstrip(_BROKEN))
         self._stop = tuple(stop)
+        self._first_characters = {text[0] for text in stop}
         self._held = ""  # known, but perhaps the beginning of a stop string
         self.is_stopped = False
         """A stop string was found; the text ends before it."""
@@ -292,9 +307,11 @@ class TextStream:
     def _possible_stop(self, text: str) -> int:
         """Length of the longest suffix of the text that is a prefix of a stop string."""
         longest = max((len(stop) - 1 for stop in self._stop), default=0)
-        for length in range(min(longest, len(text)), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stop):
-                return length
+        for start in range(max(0, len(text) - longest), len(text)):
+            if text[start] in self._first_characters:  # seldom, so that many stop strings cost little
+                suffix = text[start:]
+                if any(stop.startswith(suffix) for stop in self._stop):
+                    return len(suffix)
         return 0
 
     def _decode(self, tokens: list[int]) -> str:

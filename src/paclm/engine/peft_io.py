@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -26,7 +27,16 @@ from paclm.worlds.storage import make_private_folder, write_private, write_priva
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_PLAIN = {"use_dora": False, "bias": "none", "rank_pattern": {}, "alpha_pattern": {}, "use_rslora": False}
+_PLAIN_START = (True, False, "gaussian", "orthogonal", "eva")  # pissa and others change the base model, too
+_UNDERSTOOD = {
+    *("peft_type", "base_model_name_or_path", "r", "lora_alpha", "lora_dropout", "target_modules", "init_lora_weights"),
+    *("layers_to_transform", "layers_pattern", "fan_in_fan_out"),
+}
+_WITHOUT_EFFECT = {
+    *("task_type", "inference_mode", "peft_version", "auto_mapping", "revision", "megatron_core", "qalora_group_size"),
+}
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+"""What float32 holds exactly."""
 
 
 def export_peft(stack: AdapterStack, folder: Path, base_name: str, conv1d: bool) -> list[Path]:
@@ -37,8 +47,7 @@ def export_peft(stack: AdapterStack, folder: Path, base_name: str, conv1d: bool)
     """
     if folder.exists() and any(folder.iterdir()):
         raise EngineError(f"{folder} is not empty. Name a folder that does not exist yet.")
-    digits = max(3, len(str(stack.num_worlds - 1)))
-    places = [folder / f"world-{world:0{digits}d}" for world in range(stack.num_worlds)]
+    places = world_folders(folder, stack.num_worlds)
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     make_private_folder(folder)
@@ -57,15 +66,23 @@ def export_peft(stack: AdapterStack, folder: Path, base_name: str, conv1d: bool)
     return places
 
 
+def world_folders(folder: Path, num_worlds: int) -> list[Path]:
+    """The PEFT folders of all worlds under `folder`, by name: world-000, world-001, …"""
+    digits = max(3, len(str(num_worlds - 1)))
+    return [folder / f"world-{world:0{digits}d}" for world in range(num_worlds)]
+
+
 def import_peft(folders: Sequence[Path], base: str, num_layers: int | None = None) -> AdapterStack:
     """Stack PEFT folders, one world each, in the order given; they must agree in shape and settings.
 
     With the base model's number of decoder layers, the stack's spec says where only the last of them are adapted.
+    Numbers are float32, as training makes them. Only safetensors are read: another file could run code.
     """
     if not folders:
         raise EngineError("No PEFT folder was given to import.")
-    configs, worlds = [_read_config(folder) for folder in folders], [_read_tensors(folder) for folder in folders]
+    configs = [read_config(folder) for folder in folders]
     specs = [_read_spec(folder, config) for folder, config in zip(folders, configs, strict=True)]
+    worlds = [_read_tensors(folder) for folder in folders]
     for folder, spec, tensors in zip(folders, specs, worlds, strict=True):
         if spec != specs[0]:
             raise EngineError(f"{folder} has other adapter settings ({spec}) than {folders[0]} ({specs[0]}).")
@@ -73,6 +90,11 @@ def import_peft(folders: Sequence[Path], base: str, num_layers: int | None = Non
             raise EngineError(f"{folder} adapts other layers or sizes than {folders[0]}.")
     for folder, config in zip(folders, configs, strict=True):
         _check_layers(folder, config, worlds[0])
+        if other := [name for name in sorted(_UNDERSTOOD) if _value(config, name) != _value(configs[0], name)]:
+            raise EngineError(
+                f"{folder} has another {other[0]} ({config.get(other[0])!r}) than {folders[0]} "
+                f"({configs[0].get(other[0])!r}). All worlds must be trained alike."
+            )
     stacked = {key: torch.stack([tensors[key] for tensors in worlds]) for key in worlds[0]}
     A = {key.removesuffix(".lora_A.weight"): value for key, value in stacked.items() if key.endswith(".lora_A.weight")}
     B = {key.removesuffix(".lora_B.weight"): value for key, value in stacked.items() if key.endswith(".lora_B.weight")}
@@ -118,31 +140,49 @@ def _peft_tensors(stack: AdapterStack, world: int) -> dict[str, Tensor]:
     return tensors
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """The adapter_config.json of a PEFT folder."""
     try:
-        config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise EngineError(f"{folder} is not a PEFT folder: its {CONFIG} cannot be read ({error}).") from error
+    if not isinstance(config, dict):
+        raise EngineError(f"{folder} is not a PEFT folder: its {CONFIG} holds no settings.")
     return config
+
+
+def _value(config: dict[str, Any], name: str) -> Any:
+    """A setting to compare: PEFT writes sets as lists, in any order."""
+    value = config.get(name)
+    return sorted(map(str, value)) if isinstance(value, list) else value
 
 
 def _read_spec(folder: Path, config: dict[str, Any]) -> AdapterSpec:
     if config.get("peft_type") != "LORA":
         raise EngineError(f"{folder} holds a {config.get('peft_type')!r} adapter; paclm stacks LORA adapters only.")
-    for setting, plain in _PLAIN.items():
-        if config.get(setting, plain) != plain:
-            raise EngineError(
-                f"{folder} sets {setting} to {config[setting]!r}, which paclm does not support; only {plain!r}."
-            )
-    targets = config["target_modules"]
+    set_otherwise = [name for name in config if name not in _UNDERSTOOD | _WITHOUT_EFFECT and config[name] != "none"]
+    if changed := [name for name in set_otherwise if config[name]]:  # also what a later PEFT has and paclm has not
+        raise EngineError(
+            f"{folder} sets {changed[0]} to {config[changed[0]]!r}, which paclm does not support: a plain LoRA adapter "
+            "is needed, without it."
+        )
+    if config.get("init_lora_weights", True) not in _PLAIN_START:
+        raise EngineError(
+            f"{folder} was started by init_lora_weights = {config['init_lora_weights']!r}, which changes the base "
+            "model too. Train with PEFT's default, or save the adapter converted for the unchanged base model."
+        )
+    targets = config.get("target_modules")
     if not isinstance(targets, list):
         raise EngineError(f"{folder} names its target modules by the pattern {targets!r}; a list is needed.")
-    return AdapterSpec(
-        rank=config["r"],
-        alpha=float(config["lora_alpha"]),
-        dropout=config["lora_dropout"],
-        targets=tuple(sorted(targets)),
-    )
+    try:
+        return AdapterSpec(
+            rank=int(config["r"]),
+            alpha=float(config["lora_alpha"]),
+            dropout=float(config.get("lora_dropout", 0.0)),
+            targets=tuple(sorted(map(str, targets))),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineError(f"{folder / CONFIG} is not one of a LoRA adapter: {error!r}. Save it again.") from None
 
 
 def _check_layers(folder: Path, config: dict[str, Any], tensors: Iterable[str]) -> None:
@@ -167,9 +207,20 @@ def _as_list(value: Any) -> list[Any]:
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
     path = folder / WEIGHTS
     if not path.is_file():
-        raise EngineError(f"{folder} has no {WEIGHTS}. Save the adapter with PEFT's save_pretrained and try again.")
-    tensors = load_file(path)
+        raise EngineError(
+            f"{folder} has no {WEIGHTS}. Save the adapter with PEFT's save_pretrained and try again. Files of other "
+            "formats, such as adapter_model.bin, are never read: they can run code."
+        )
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise EngineError(f"{path} is damaged ({error}). Copy or save it again.") from None
     strange = [key for key in tensors if not key.endswith((".lora_A.weight", ".lora_B.weight"))]
     if strange:
         raise EngineError(f"{path} holds {strange[0]}, which is not a plain LoRA tensor.")
-    return {key.removeprefix(_PREFIX): tensor for key, tensor in tensors.items()}
+    for key, tensor in tensors.items():
+        if tensor.dtype not in _FLOATS:
+            raise EngineError(f"{path} holds {key} as {tensor.dtype}; save it as float32, bfloat16 or float16.")
+        if not bool(torch.isfinite(tensor).all()):
+            raise EngineError(f"{path} holds numbers in {key} that are not finite: that training diverged.")
+    return {key.removeprefix(_PREFIX): tensor.float() for key, tensor in tensors.items()}

@@ -72,7 +72,7 @@ class TrainingJob:
     @property
     def folder(self) -> Path:
         """Checkpoints of an unfinished run."""
-        return self.workspace.adapters_path / f".training-{self.name}"
+        return training_folder(self.workspace, self.name)
 
     @property
     def is_unfinished(self) -> bool:
@@ -177,6 +177,11 @@ class TrainingJob:
             "loss_public": float(trained.improvement.public.mean()),
             "loss_trained": float(trained.improvement.trained.mean()),
         }
+
+
+def training_folder(workspace: Workspace, name: str) -> Path:
+    """Where an unfinished training of these adapters is kept."""
+    return workspace.adapters_path / f".training-{name}"
 
 
 def only_training(workspace: Workspace) -> AbstractContextManager[None]:

@@ -23,7 +23,7 @@ import torch
 from paclm.engine.checkpoint import Position
 from paclm.engine.distributed import check_proof
 from paclm.engine.training_queue import GroupQueue, GroupStep
-from paclm.engine.wire import Array, Order, WireBroken, text_of
+from paclm.engine.wire import PROTOCOL, Array, Order, WireBroken, text_of
 from paclm.engine.workers import WorkerGroup, WorkerNews, as_message
 
 SILENT_SECONDS = 60.0
@@ -44,7 +44,7 @@ class TrainingWorkers:
     def help(self, queue: GroupQueue, run_id: str, how: dict[str, Any]) -> Iterator[None]:
         """Let the workers take groups from this queue meanwhile; at the end they are idle, after an error killed."""
         ranks = self._workers.ranks[: max(0, queue.num_left - 1)]  # this process takes a group too
-        arguments = (queue, {"task": "train", **self._setup, **how}, run_id)
+        arguments = (queue, {"task": "train", "protocol": PROTOCOL, **self._setup, **how}, run_id)
         threads = {rank: threading.Thread(target=self._serve, args=(rank, *arguments), daemon=True) for rank in ranks}
         self._workers.start()
         for thread in threads.values():

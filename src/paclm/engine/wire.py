@@ -12,10 +12,14 @@ of its rank, so a pair that is broken is never used again.
 
 from __future__ import annotations
 
+import ipaddress
 import math
+import os
 import socket
+import stat
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -27,6 +31,8 @@ from torch import Tensor
 
 from paclm.errors import EngineError, InvalidInput
 
+PROTOCOL = 1
+"""Changes with the meaning of messages: rank 0 and a worker of another one refuse each other."""
 FRAME = 2**20
 _MOST_BYTES = 2**34
 _MOST_ARRAYS = 4096
@@ -167,13 +173,43 @@ def find_store(host: str, port: int, seconds: float) -> Store:
         ) from None
 
 
+def break_if_unanswered(host: str, seconds: float) -> None:
+    """Let connections of this process to a host break once the host has not answered for so long: it is gone.
+
+    The other kernel answers, however busy, stopped or idle the process there is. torch has no setting for it.
+    """
+    probe = max(1, int(seconds / 3))
+    options = {"TCP_KEEPIDLE": probe, "TCP_KEEPINTVL": probe, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": int(1000 * seconds)}
+    for name in os.listdir("/dev/fd"):
+        with suppress(OSError):  # closed since, or not connected
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as connection:
+                    if _is_to(host, connection):
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                        for option, value in options.items():
+                            if hasattr(socket, option):
+                                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def _is_to(host: str, connection: socket.socket) -> bool:
+    is_tcp = connection.type == socket.SOCK_STREAM and connection.family in (socket.AF_INET, socket.AF_INET6)
+    return is_tcp and _plain(connection.getpeername()[0]) == _plain(host)
+
+
+def _plain(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
+
+
 def join(store: Store, rank: int, host: str) -> Wire:
     """As a worker: take the next session of this rank and wait until rank 0 wants it."""
     try:
         session = store.add(f"sessions-{rank}", 1)
         store.wait([f"wanted-{rank}-{session}"], _FOREVER)
     except RuntimeError:
-        raise EngineError("Rank 0 has ended. Start it again, then its workers.") from None
+        raise EngineError(
+            "Rank 0 has ended, or its host does not answer any more. Start it again, then its workers."
+        ) from None
     return Wire(store, f"{rank}-{session}", True, host)
 
 

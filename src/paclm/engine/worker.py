@@ -22,7 +22,19 @@ from paclm.engine.decode_step import DecodeStep, PromptChunk, StepOutput
 from paclm.engine.distributed import identity, own_worlds, received
 from paclm.engine.loading import build_step, load_base
 from paclm.engine.memory import release_memory
-from paclm.engine.wire import Array, Order, Wire, WireBroken, WireMessage, as_text, find_store, join, text_of
+from paclm.engine.wire import (
+    PROTOCOL,
+    Array,
+    Order,
+    Wire,
+    WireBroken,
+    WireMessage,
+    as_text,
+    break_if_unanswered,
+    find_store,
+    join,
+    text_of,
+)
 from paclm.engine.workers import Split, as_message, digest_of
 from paclm.errors import EngineError, PaclmError
 
@@ -32,6 +44,10 @@ if TYPE_CHECKING:
 
 _WAIT_SECONDS = 600.0
 """For rank 0 to start."""
+_STEP_ARRAYS = 5
+"""Tokens, positions, table, coins, temperatures; a further one changes `PROTOCOL`."""
+_SILENT = 3.0
+"""A host of rank 0 that has not answered for so many times `timeout_seconds` is gone."""
 _TELL_SECONDS = 5.0
 """For rank 0 to take the reason why this worker ends."""
 
@@ -39,10 +55,12 @@ _TELL_SECONDS = 5.0
 def run_worker(workspace: Workspace, rank: int, host: str, port: int) -> None:
     """Work for the rank 0 at this address until it ends."""
     store = find_store(host, port, _WAIT_SECONDS)
-    own = own_address(host, port)
+    own, silent = own_address(host, port), _SILENT * workspace.settings.workers.timeout_seconds
     while True:
         try:
+            break_if_unanswered(host, silent)
             wire = join(store, rank, own)
+            break_if_unanswered(host, silent)
             Worker(workspace, rank, wire).run()
             return
         except WireBroken:  # rank 0 gave this connection up, or is gone: then joining fails
@@ -85,6 +103,11 @@ class Worker:
         number, arrays = message.number, message.arrays
         if message.kind == Order.SETUP:
             setup = json.loads(text_of(arrays[0]))
+            if (theirs := setup.get("protocol")) != PROTOCOL:
+                raise EngineError(
+                    f"Rank 0 speaks version {theirs} of the workers' protocol, and this worker version {PROTOCOL}. "
+                    "Install the same paclm on all hosts."
+                )
             if setup["task"] == "train":
                 from paclm.engine.training_worker import TrainingTask  # slow: a worker that votes is back sooner
 
@@ -103,6 +126,8 @@ class Worker:
             raise EngineError("Rank 0 sent an order before the settings.")
         match message.kind:
             case Order.STEP:
+                if len(arrays) != _STEP_ARRAYS:
+                    raise EngineError(f"Rank 0 sent a step of {len(arrays)} arrays, not {_STEP_ARRAYS}.")
                 step.launch(*arrays)
                 self._output = step.collect()
                 votes = self._output.votes[:, : self._size].astype(np.int32)

@@ -54,6 +54,8 @@ _LOCAL = Rendezvous("127.0.0.1", 0)
 _RESTARTS = 5
 """In a row, after which a worker that is lost again and again is given up."""
 _END_SECONDS = 5.0
+_MOST_REASON = 2000
+"""Bytes of a worker's reason that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class WorkerGroup:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._lost: dict[int, str] = {}
         self._number = 0
+        self._restarts = 0  # since all workers last answered
         self.task = 0
         """Changes when the workers are given another task: an engine over an earlier one must not go on."""
         self.prepare: Callable[[Iterable[int]], None] = lambda ranks: None
@@ -175,7 +178,8 @@ class WorkerGroup:
 
     def restore(self) -> None:
         """Wait until those that were lost are back and prepared. The caches of all must be filled again."""
-        for _ in range(_RESTARTS):
+        while self._restarts < _RESTARTS:
+            self._restarts += 1
             reasons, self._lost = self._lost, {}
             for rank, reason in reasons.items():
                 said = f"Worker {rank} was lost ({reason}). Nothing was released; waiting until it is back."
@@ -221,6 +225,7 @@ class WorkerGroup:
                 except WireBroken as broken:
                     self._lost[rank] = str(broken)
         self.check()
+        self._restarts = 0
         return found
 
     def check(self) -> None:
@@ -351,7 +356,8 @@ def _end(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def _reason(message: WireMessage) -> str:
-    return text_of(message.arrays[0]) if message.arrays else "no reason given"
+    text = text_of(message.arrays[0][:_MOST_REASON]) if message.arrays else "no reason given"
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 class DistributedStep:
@@ -383,6 +389,11 @@ class DistributedStep:
                 )
             votes.append(theirs)
         worlds = np.concatenate(votes, axis=1, dtype=np.int64)[:, : self._split.num_worlds]
+        if not are_inside(worlds, own.support):
+            raise EngineError(
+                "A worker voted for a token outside of the support. Nothing was released. Check the workers' hosts and "
+                "who can reach the rendezvous, then start again."
+            )
         return StepOutput(own.support, np.concatenate([worlds, own.votes[:, -1:]], axis=1), own.logits, own.logprobs)
 
     def prefill(self, chunk: PromptChunk) -> Tensor:
@@ -428,6 +439,16 @@ class DistributedStep:
             parts.append(torch.from_numpy(raw).view(own.dtype).reshape(shape).to(own.device))
         worlds = torch.cat(parts, dim).narrow(dim, 0, self._split.num_worlds)
         return torch.cat([worlds, own.narrow(dim, size, 1)], dim)
+
+
+def are_inside(votes: IntArray, support: IntArray) -> bool:
+    """Whether each row of votes (n, m) is of that row's support (n, k)."""
+    size = int(support.max(initial=-1)) + 1
+    if votes.size and not 0 <= votes.min() <= votes.max() < size:
+        return False
+    is_allowed = np.zeros((len(support), size), dtype=bool)
+    np.put_along_axis(is_allowed, support, True, 1)
+    return bool(np.take_along_axis(is_allowed, votes, 1).all())
 
 
 def digest_of(output: StepOutput) -> Array:

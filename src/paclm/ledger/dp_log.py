@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from paclm.errors import InvalidInput, LedgerTampered, LedgerUnwritable
+from paclm.ledger.sqlite_file import refuse_link
 from paclm.privacy.dp import DpMechanism
 
 DpEventKind = Literal["training", "trained", "served", "mixed"]
@@ -50,6 +51,7 @@ class DpLog:
 
     def events(self) -> list[dict[str, Any]]:
         """All events, oldest first, after checking the chain."""
+        refuse_link(self.path)
         try:
             return self._parse(self.path.read_bytes())[0]
         except FileNotFoundError:
@@ -83,8 +85,9 @@ class DpLog:
         """Add one event; it is durable when this returns."""
         if kind not in get_args(DpEventKind):
             raise InvalidInput(f"The log has no event {kind!r}.")
+        refuse_link(self.path)
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             with os.fdopen(descriptor, "r+b") as file:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)  # until it is closed
                 os.fchmod(descriptor, 0o600)

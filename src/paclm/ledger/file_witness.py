@@ -15,7 +15,7 @@ from pathlib import Path
 from paclm.errors import LedgerBusy, LedgerFull, LedgerRolledBack, LedgerTampered, LedgerUnwritable, WitnessMissing
 from paclm.ledger.events import LedgerKeys
 from paclm.ledger.head_notes import TwoSlots
-from paclm.ledger.sqlite_file import sync_folder
+from paclm.ledger.sqlite_file import refuse_link, sync_folder
 from paclm.ledger.testimony import IF_LOST, Signed, Testimony, Witness
 
 _MAGIC = b"paclm witness 1\n"
@@ -27,8 +27,9 @@ class FileWitness(Witness):
 
     def __init__(self, path: Path, keys: LedgerKeys) -> None:
         super().__init__(str(path), keys)
+        refuse_link(path)
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
             raise WitnessMissing(
                 f"The witness {path} cannot be opened ({error.strerror}). Mount its disk, or name the right file "
@@ -56,6 +57,7 @@ class FileWitness(Witness):
     @classmethod
     def create(cls, path: Path, keys: LedgerKeys, testimony: Testimony) -> FileWitness:
         """Make a witness with its first testimony; the file is complete or absent, with room for larger beliefs."""
+        refuse_link(path)
         if path.exists():
             raise LedgerRolledBack(
                 f"{path} already exists. A new witness starts empty; pass an existing one when opening instead."

@@ -91,7 +91,7 @@ def open_notes(folder: Path) -> HeadNotes:
     path = lock_path(folder / "ledger")
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        return HeadNotes(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        return HeadNotes(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     except OSError as error:
         raise LedgerUnwritable(f"{path} cannot be opened ({error.strerror}). The folder must be writable.") from None
 

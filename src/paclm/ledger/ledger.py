@@ -311,7 +311,10 @@ class Ledger:
         self.append(SecretSealed(hash_sealed(sealed_secret), origin), sealed_secret=sealed_secret)
 
     def change_settings(self, settings: MechanismConfig) -> bool:
-        """Use other settings from now on; False when they are the same. A larger total is refused: see `extend`."""
+        """Use other settings from now on; False when they are the same.
+
+        A total above the committed one is refused: see `extend`. One that was lowered may be raised again up to it.
+        """
         if settings == self.settings:
             return False
         Price.of(settings)

@@ -71,7 +71,8 @@ def adopt_restored(
     keys = LedgerKeys(mac_key, old_keys)
     with Ledger(address, keys, in_full=True, accept_copy=True, holding=holding) as ledger:
         if witness is None:
-            total = ledger.state.total_units if largest_total is None else units_down(largest_total)
+            named = 0 if largest_total is None else units_down(largest_total)
+            total = max(named, ledger.state.committed_units)  # a lowered total may have been raised again up to that
             _rotate_to(ledger, keys)
             event = Restored("none", ledger.head.seq, ledger.head.seq, total, None, None, None, confirmed_by)
             ledger.append(event)

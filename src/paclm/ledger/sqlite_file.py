@@ -192,6 +192,14 @@ def _check_one_name(file: Path) -> None:
         )
 
 
+def refuse_link(file: Path) -> None:
+    """Refuse a symbolic link in the place of a file that records the past: it could be turned to an older copy."""
+    if file.is_symlink():
+        raise LedgerError(
+            f"{file} is a symbolic link, which could be turned to an older copy. Name the file itself: {file.resolve()}"
+        )
+
+
 def check_exists(path: Path) -> None:
     """Refuse a path at which there is no ledger."""
     if not path.is_file():

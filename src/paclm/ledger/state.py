@@ -43,7 +43,8 @@ class State:
     total_units: int
     committed_units: int
     """The total that the guarantee is stated at: the largest under which anything was charged. Lowering the total
-    after the first charge stops spending earlier and leaves the bound: it was lowered knowing outputs."""
+    after the first charge stops spending earlier and leaves the bound: it was lowered knowing outputs. So a setting may
+    raise it again, up to this: every path stays within what the bound is stated at."""
     settings_seq: int
     """The row with the settings in force."""
     belief_row: int
@@ -129,8 +130,10 @@ def apply(state: State | None, seq: int, event: Event) -> State:
         case Stepped():
             return _step(state, seq, event)
         case SettingsChanged():
-            if event.total_units > state.total_units:
-                raise InvalidInput(_LARGER.format(nats_up(event.total_units), nats_up(state.total_units)))
+            if event.total_units > state.committed_units:
+                raise InvalidInput(_LARGER.format(nats_up(event.total_units), nats_up(state.committed_units)))
+            if event.total_units > state.total_units and state.belief_is_lost:
+                raise UnsoundState(_LOST_BELIEF)
             if event.total_units < state.spent_units:
                 raise InvalidInput(_BELOW_SPENT.format(nats_up(event.total_units), nats_up(state.spent_units)))
             return _with_total(replace(state, settings_seq=seq), event.total_units)

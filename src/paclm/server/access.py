@@ -3,8 +3,8 @@
 A web page of another site must not spend the budget through its reader's browser: requests with a foreign `Origin` are
 refused, and on loopback so is a `Host` that is not this machine (DNS rebinding).
 
-loopback, no ordinary key was ever made    no key needed for answers; the caller is `local`. `none` counts as no key,
-                                           because the official clients always send one
+loopback, no ordinary key was ever made    no key needed for answers; the caller is `local`. `none`, `EMPTY` and
+                                           `DUMMY_KEY` count as no key, because clients always send one
 loopback, ordinary keys exist              a key is needed
 any other address                          a key is needed; the server does not start without one
 admin endpoints                            an admin key, always
@@ -28,8 +28,24 @@ from paclm.server.refusals import Refused, internal_error, no_key, not_admin, to
 from paclm.server.service import HalfService, Service
 from paclm.server.telemetry import Route, log_error
 
-_PROXY_HEADERS = re.compile(r"forwarded|via|x-forwarded.*|x-real-ip|(x-|true-|cf-connecting-|x-cluster-)(client-)?ip")
-"""Behind a proxy the peer on loopback is not the caller. A proxy that adds no header cannot be detected."""
+_PROXY_HEADERS = re.compile(
+    r"""
+    forward | prox(y|ied) | client[-_]?ip | real[-_]?ip                          # anywhere in the name
+    | ^x[-_]original[-_] | ^x[-_](scheme|host|request[-_]start)$ | ^remote[-_] | ^x[-_]remote[-_] | ^front[-_]end[-_]
+    | (^|[-_])(                                                                  # a whole word of the name
+        via | hops? | cdn | ip(v?[46]|s|addr(ess)?|country)? | xff | gateway | ingress | (load)?balancer | lb
+        | surrogate | nginx | envoy | istio | traefik | varnish | squid | kong | apisix | bluecoat | auth[-_]request
+        | cf | cloudflare | cloudfront | fastly | fly | akamai | vercel | nf | netlify | azure | arr | waws | disguised
+        | appengine | cloud[-_]trace | amzn | heroku | railway | rndr | ngrok | tailscale | incap | sucuri | zscaler
+        | ali | tencent | bunny
+      )([-_]|$)
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+"""Names that proxies, load balancers and content networks add: behind one, the peer on loopback is not the caller. By
+words, not by whole names: a header that no list knows yet is found too. A proxy that adds none cannot be detected."""
+_NO_KEYS = ("none", "EMPTY", "DUMMY_KEY")
+"""What clients send that insist on a key: as our pages, those of other servers and the tool `llm` spell it."""
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.IGNORECASE)
 """A name or an address, optionally a port, and nothing else that a lenient parser could read as a name."""
@@ -48,6 +64,7 @@ _ROUTES: dict[str, Route] = {
     "/metrics": "metrics",
     "/v1/completions": "completions",
     "/v1/chat/completions": "chat",
+    "/v1/responses": "responses",
     "/v1/models": "models",
     "/v1/privacy": "privacy",
     "/v1/privacy/plan": "plan",
@@ -199,9 +216,9 @@ async def _holder_of_key(request: Request) -> Caller | None:
 
 
 def _presented(request: Request) -> list[str]:
-    """The Authorization headers; the key `none` counts as no header."""
+    """The Authorization headers; a word for no key counts as no header."""
     headers: list[str] = request.headers.getlist("authorization")
-    return [] if [_parts(header) for header in headers] == [("bearer", "none")] else headers
+    return [] if [_parts(header) for header in headers] in ([("bearer", word)] for word in _NO_KEYS) else headers
 
 
 def _parts(header: str) -> tuple[str, str]:
@@ -215,7 +232,7 @@ def _noted(request: Request, caller: Caller) -> Caller:
 
 
 def _needs_no_key(request: Request, service: Service) -> bool:
-    return service.setup.is_loopback and not any(map(_PROXY_HEADERS.fullmatch, request.headers))
+    return service.setup.is_loopback and not any(map(_PROXY_HEADERS.search, request.headers))
 
 
 async def _has_ordinary_keys(service: Service) -> bool:

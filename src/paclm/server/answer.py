@@ -16,42 +16,38 @@ from typing import Any
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from paclm.curator.streams import Piece, Request
 from paclm.errors import (
     CuratorError,
-    InvalidInput,
     KeyRefused,
     PaclmError,
     QuotaExceeded,
-    RepliesFull,
-    ReplyConflict,
 )
 from paclm.server import telemetry
 from paclm.server.access import Caller, route_of
 from paclm.server.curator_client import Transcript
 from paclm.server.idempotency import Fresh, InProgress, Stored, Ticket, body_digest
-from paclm.server.openai_format import Figures, Reply, event
+from paclm.server.openai_format import Figures, Reply, headers_of
 from paclm.server.refusals import (
-    NO_RETRY,
     Refused,
     cut_off,
+    database_unavailable,
     internal_error,
-    invalid,
     quota_exhausted,
     stopping,
     unknown_key,
 )
+from paclm.server.repeats import first_failed, look_up, reply_lost
 from paclm.server.service import Service
 from paclm.server.telemetry import log_error
+from paclm.server.web_server import EVENTS, KEEP_ALIVE_SECONDS, EventStream, Outbox, unless_client_leaves
 
 JSON = "application/json"
-EVENTS = "text/event-stream; charset=utf-8"
 BUDGET_GONE = {"paclm-budget": "exhausted"}
 """A header of answers that hold tokens of the public model."""
-_KEEP_ALIVE_SECONDS = 15.0
-_KEEP_ALIVE = b": waiting\n\n"
+REPLAYED = {"idempotent-replayed": "true"}
+"""A header of answers to an earlier request with the same Idempotency-Key."""
 
 
 class Interrupted(Exception):
@@ -71,6 +67,7 @@ class Answer:
         self._is_stream = is_stream
         self._idempotency_key: str | None = None
         self._ticket: Ticket | None = None
+        self._turn: asyncio.Future[None] | None = None
         self._has_client = True
         self._is_admitted = False
         self._is_settled = False
@@ -107,6 +104,8 @@ class Answer:
         if not self._is_over and self._has_client:
             self._has_client = False
             self._service.metrics.disconnects.inc()
+            if self._turn is not None and not self._turn.done():
+                self._turn.set_result(None)
             if self._idempotency_key is None:
                 self.interrupt()
                 if self._streams and not self._is_admitted:  # else the task does: it must not get into the next step
@@ -146,9 +145,20 @@ class Answer:
 
     async def _run(self, http: HttpRequest, body: bytes) -> None:
         try:
+            await self._answer(http, body)
+        finally:
+            self._is_over = True
+            self.outbox.close()
+            if self._ticket is not None:
+                self._service.repeats.end(self._ticket.id)
+
+    async def _answer(self, http: HttpRequest, body: bytes) -> None:
+        try:
             stored = await self._begin(http, body)
             if stored is not None:
                 self._is_over = True
+                if self._response.done():  # the stream of a repeat has begun
+                    self.outbox.put(bytes(stored.body))
                 self._set_response(stored)
                 return
             await self._admit()
@@ -167,51 +177,49 @@ class Answer:
             await self._give_up()  # tokens are final from here on
             self._log("failed" if self._has_client else "disconnected", None, line)
             self._fail(error)
-        finally:
-            self._is_over = True
-            self.outbox.close()
 
     async def _begin(self, http: HttpRequest, body: bytes) -> Response | None:
         """Take a ticket for the Idempotency-Key, if there is one, or return the stored response."""
         key = self._idempotency_key
         if key is None:
             return None
-        digest = body_digest(f"{self._service.promise} {http.method} {http.url.path}", body)
-        try:
-            name = self._caller.name
-            found = await self._service.writes.run(name, self._service.replies.begin, name, key, digest)
-        except InvalidInput as error:
-            raise invalid(str(error), code="invalid_idempotency_key") from None
-        except ReplyConflict as error:
-            raise _conflict(str(error), "idempotency_key_reused", NO_RETRY) from None
-        except RepliesFull as error:
-            headers = {"retry-after": "60"}
-            raise Refused(503, str(error), code="replies_full", headers=headers, reason="idempotency") from None
-        match found:
-            case Fresh(ticket):
-                self._ticket = ticket
-                return None
-            case Stored(status, stored, media_type):
-                self._service.metrics.replays.inc()
-                entry = telemetry.Entry(
-                    event="replayed", request=http.state.request_id, key=self._caller.name, status=status
-                )
-                telemetry.write(entry)
-                return Response(stored, status, {"idempotent-replayed": "true"}, media_type=media_type)
-            case InProgress():
-                headers = {"retry-after": "1", "x-should-retry": "true"}
-                raise _conflict("The first request with this key is in progress.", "idempotency_in_progress", headers)
-            case _:
-                raise _conflict(
-                    "A request with this key was charged, or may have been, and its text is lost. Send a new "
-                    "Idempotency-Key; the request is then charged again.",
-                    "idempotency_reply_lost",
-                    NO_RETRY,
-                )
+        service, name = self._service, self._caller.name
+        digest = body_digest(f"{service.promise} {http.method} {http.url.path}", body)
+        while True:
+            found = await look_up(service.writes, service.replies, name, key, digest)
+            match found:
+                case InProgress(request):
+                    await self._wait_for(service.repeats.wait_for(request, name))
+                case Fresh(ticket):
+                    self._ticket = ticket
+                    service.repeats.begin(ticket.id)
+                    if self._turn is not None and self._response.done():  # its headers promise the first answer
+                        raise first_failed()
+                    return None
+                case Stored(status, stored, media_type, headers):
+                    service.metrics.replays.inc()
+                    entry = telemetry.Entry(event="replayed", request=http.state.request_id, key=name, status=status)
+                    telemetry.write(entry)
+                    return Response(stored, status, headers | REPLAYED, media_type=media_type)
+                case _:
+                    raise reply_lost()
+
+    async def _wait_for(self, turn: asyncio.Future[None]) -> None:
+        """Wait until the request under way is over, or the client leaves; a stream begins, and is kept alive."""
+        self._turn = turn
+        if not self._has_client:
+            turn.set_result(None)
+        if self._is_stream:
+            await asyncio.wait({turn}, timeout=KEEP_ALIVE_SECONDS)
+            if not turn.done():
+                self._set_response(EventStream(self, headers=REPLAYED))
+        await turn
+        if not self._has_client:
+            raise stopping()
 
     async def _admit(self) -> None:
         """Reserve quota and budget for the worst case of all answers, or refuse."""
-        if self._service.state != "serving":
+        if self._service.state in ("draining", "stopped"):
             raise stopping()
         if self._caller.key is not None:
             try:
@@ -238,18 +246,19 @@ class Answer:
         await self._complete()
         cost = await self._settle()
         body = self._reply.whole(self._streams, cost)
-        is_public = any(stream.num_public for stream in self._streams)
-        await self._store(body, JSON)
-        self._set_response(Response(body, media_type=JSON, headers=BUDGET_GONE if is_public else None))
+        headers = self._headers(cost)
+        await self._store(body, JSON, headers)
+        self._set_response(Response(body, media_type=JSON, headers=headers))
 
     async def _stream(self) -> None:
         """Emit events: the cost when everything is settled, [DONE] when the reply is stored."""
-        self._set_response(EventStream(self, headers=BUDGET_GONE if self._service.is_public_now else None))
+        known = headers_of(self._service.cost_of((), is_admin=self._caller.is_admin), is_complete=False)
+        self._set_response(EventStream(self, headers=known | (BUDGET_GONE if self._service.is_public_now else {})))
         answer, piece = await self._complete()
         cost = await self._settle()
         self._emit(self._reply.events(answer, piece, cost))
         closing = self._reply.closing(self._streams, cost)
-        await self._store(b"".join([*self._sent, closing]), EVENTS)
+        await self._store(b"".join([*self._sent, closing]), EVENTS, self._headers(cost))
         self.outbox.put(closing)
 
     async def _complete(self) -> tuple[int, Piece]:
@@ -290,8 +299,14 @@ class Answer:
             await self._service.record(partial(settle, used=used), self._caller.name)
         return cost
 
-    async def _store(self, body: bytes, media_type: str) -> None:
-        await self._end_ticket(partial(self._service.replies.finish, status=200, body=body, media_type=media_type))
+    def _headers(self, cost: Figures) -> dict[str, str]:
+        """Of a whole answer."""
+        is_public = any(stream.num_public for stream in self._streams)
+        return headers_of(cost) | (BUDGET_GONE if is_public else {})
+
+    async def _store(self, body: bytes, media_type: str, headers: dict[str, str]) -> None:
+        reply = Stored(200, body, media_type, headers)
+        await self._end_ticket(partial(self._service.replies.finish, reply=reply))
 
     async def _end_ticket(self, end: Callable[..., None]) -> None:
         if self._ticket is not None:
@@ -304,6 +319,9 @@ class Answer:
     def _set_error(self, error: Exception) -> None:
         if self._has_client and not self._response.done():
             self._response.set_exception(error)
+        elif self._has_client and self._turn is not None:  # the stream of a repeat has begun
+            refusal = error if isinstance(error, Refused) else database_unavailable()
+            self.outbox.put(self._reply.failure(refusal))
 
     def _fail(self, error: Exception) -> None:
         """Tell the client that the answer broke off: an error event in a stream, an error response otherwise."""
@@ -317,7 +335,7 @@ class Answer:
             return
         if self._has_client and isinstance(error, Interrupted):
             self.outbox.put(self._reply.held_back(self._streams))
-        self.outbox.put(event(refusal.body()))
+        self.outbox.put(self._reply.failure(refusal))
 
     def _observe(self, answer: int, at: float) -> None:
         before = self._last_token.get(answer)
@@ -341,89 +359,3 @@ class Answer:
             **line,
         )
         telemetry.write(entry)
-
-
-class Outbox:
-    """Bytes on their way to a client. The sender is woken once, however many were put in."""
-
-    def __init__(self) -> None:
-        self._chunks: list[bytes] = []
-        self._is_closed = False
-        self._reader: asyncio.Future[None] | None = None
-
-    def put(self, chunk: bytes) -> None:
-        """Add bytes, possibly none."""
-        if chunk:
-            self._chunks.append(chunk)
-            self._wake()
-
-    def close(self) -> None:
-        """No more will come."""
-        self._is_closed = True
-        self._wake()
-
-    async def get(self) -> bytes:
-        """All there is, once there is something; nothing at the end."""
-        if not self._chunks and not self._is_closed:
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        chunks, self._chunks = self._chunks, []
-        return b"".join(chunks)
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-
-class EventStream(Response):
-    """Sends the events of an answer; a disconnect is noticed immediately, not at the next token."""
-
-    def __init__(self, answer: Answer, headers: dict[str, str] | None) -> None:
-        super().__init__(media_type=EVENTS, headers=headers)
-        del self.headers["content-length"]
-        self._answer = answer
-        self._is_silent = True
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the end, or until the client leaves."""
-        sending = asyncio.ensure_future(self._send_all(send))
-        keeping_alive = asyncio.ensure_future(self._keep_alive())
-        try:
-            await unless_client_leaves(sending, receive)
-        finally:
-            keeping_alive.cancel()
-            self._answer.client_left()
-
-    async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        while chunk := await self._answer.outbox.get():
-            self._is_silent = False
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _keep_alive(self) -> None:
-        while True:
-            self._is_silent = True
-            await asyncio.sleep(_KEEP_ALIVE_SECONDS)
-            if self._is_silent:
-                self._answer.outbox.put(_KEEP_ALIVE)
-
-
-async def unless_client_leaves(work: asyncio.Future[Any], receive: Receive) -> Any:
-    """The result of the work, or None once the connection is gone; the work is then cancelled."""
-    watching = asyncio.ensure_future(_wait_for_disconnect(receive))
-    try:
-        await asyncio.wait({work, watching}, return_when=asyncio.FIRST_COMPLETED)
-        return work.result() if work.done() else None
-    finally:
-        work.cancel()
-        watching.cancel()
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _conflict(message: str, code: str, headers: dict[str, str]) -> Refused:
-    return Refused(409, message, code=code, headers=headers, reason="idempotency")

@@ -16,7 +16,7 @@ from paclm import __version__
 from paclm.errors import CuratorError, ServiceError
 from paclm.server import completions, corpus, stats, telemetry
 from paclm.server.access import AccessMiddleware, AnyCaller, TheService, route_of
-from paclm.server.openapi import Health, Model, Models, describe, described
+from paclm.server.openapi import ANSWER_HEADERS, Health, Model, Models, describe, described
 from paclm.server.refusals import Refused, database_unavailable, error_body, stopping
 from paclm.server.service import Service
 
@@ -44,7 +44,7 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    app.openapi = lambda: describe(app, service.setup.model_id)  # type: ignore[method-assign]
+    app.openapi = lambda: describe(app, service.setup.model_id, completions.BODIES)  # type: ignore[method-assign]
     of_promise = (corpus.router,) if service.promise == "corpus" else (completions.half_router, stats.router)
     for router in (completions.router, *of_promise):
         app.include_router(router)
@@ -61,6 +61,7 @@ def create_app(service: Service) -> FastAPI:
             allow_origins=service.setup.settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type", "idempotency-key"],
+            expose_headers=[*ANSWER_HEADERS, "x-request-id", "retry-after"],
         )
     app.add_middleware(AccessMiddleware, service=service)
     return app
@@ -79,9 +80,10 @@ def _add_small_routes(app: FastAPI) -> None:
             raise Refused(404, f"This server has one model, {service.setup.model_id}.", code="model_not_found")
         return JSONResponse(_model(service))
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", responses={200: {"model": Health}, 503: {"model": Health}}, response_model=None)
     async def health(service: TheService) -> Response:
-        """Whether the server takes requests; reports nothing else."""
+        """Whether requests are answered now; reports nothing else."""
         is_serving = service.state == "serving"
         return JSONResponse({"status": "ok" if is_serving else service.state}, 200 if is_serving else 503)
 
@@ -133,5 +135,7 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
     sentences = {404: "Not found. The API is under /v1.", 405: "This path does not allow that method."}
     message = sentences.get(error.status_code, "The request cannot be answered.")
     if error.status_code == 404 and f"{request.url.path}/".startswith("/v1/"):  # perhaps another endpoint of OpenAI's
-        message = "Of OpenAI's API only completions, chat completions and models are offered; see /openapi.json."
+        message = (
+            "Of OpenAI's API only completions, chat completions, responses and models are offered; see /openapi.json."
+        )
     return JSONResponse(error_body(error.status_code, message), error.status_code, error.headers)

@@ -1,4 +1,4 @@
-"""`/v1/completions`, `/v1/chat/completions` and `/v1/privacy/plan`: from a body to curator requests."""
+"""Completions, chat, responses and plans: from a body to curator requests."""
 
 from __future__ import annotations
 
@@ -11,22 +11,35 @@ from fastapi.responses import JSONResponse, Response
 
 from paclm.config import MIN_TEMPERATURE
 from paclm.curator.streams import Request as CuratorRequest
-from paclm.curator.streams import encode_prompt
+from paclm.curator.streams import Tokenizer, encode_prompt
 from paclm.errors import ContextExceeded, EngineError, InvalidInput
 from paclm.privacy.accounting import nats_up
 from paclm.server.access import AnyCaller, Caller, TheHalfService, TheService
 from paclm.server.answer import Answer
 from paclm.server.curator_client import CuratorClient
 from paclm.server.messages import CuratorState
-from paclm.server.openai_format import reply_for
+from paclm.server.openai_format import Reply, reply_for
 from paclm.server.openapi import ANSWER_ERRORS, ChatCompletion, Completion, RequestPlan, described
 from paclm.server.refusals import Refused, invalid
+from paclm.server.responses_format import ResponseReply
+from paclm.server.responses_schemas import ResponseAsk, ResponseObject
 from paclm.server.schemas import Ask, ChatAsk, CompletionAsk, Prompt, check, is_large, parse_object, read_body
 from paclm.server.service import Service
 
 router, half_router = APIRouter(), APIRouter()
 
+AnyAsk = Ask | ResponseAsk
+BODIES = (CompletionAsk, ChatAsk, ResponseAsk)
+OR_BODIES = ("ChatAsk", "ResponseAsk")
+"""Bodies that a plan takes besides CompletionAsk."""
 NO_LOGPROBS = "is not offered: probabilities leak more about the private records than one token does"
+_IN_RESPONSES: dict[str | None, str] = {
+    "messages": "input",
+    "prompt": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+}
+"""What fields of a chat are called in `/v1/responses`."""
 _SHORT_BYTES = 4096
 """A body up to this length is tokenized at once: that takes less time than the way to a thread and back."""
 
@@ -43,8 +56,14 @@ async def chat_completions(request: Request, caller: AnyCaller, service: TheServ
     return await _answer(request, caller, service, ChatAsk)
 
 
+@router.post("/v1/responses", **described(ResponseObject, ANSWER_ERRORS, body="ResponseAsk", streams=True))
+async def responses(request: Request, caller: AnyCaller, service: TheService) -> Response:
+    """Answer a conversation privately, in the format of OpenAI's responses; nothing is stored between requests."""
+    return await _answer(request, caller, service, ResponseAsk)
+
+
 @half_router.post(
-    "/v1/privacy/plan", **described(RequestPlan, {400, 404, 408, 413, 415}, body="CompletionAsk", or_body="ChatAsk")
+    "/v1/privacy/plan", **described(RequestPlan, {400, 404, 408, 413, 415}, body="CompletionAsk", or_bodies=OR_BODIES)
 )
 async def plan(request: Request, caller: AnyCaller, service: TheHalfService) -> Response:
     """What a request would cost at most; changes nothing and charges nothing."""
@@ -52,23 +71,33 @@ async def plan(request: Request, caller: AnyCaller, service: TheHalfService) -> 
     return JSONResponse(_plan(service.curator, await service.curator.ask_state(), caller, requests))
 
 
-async def _answer(request: Request, caller: Caller, service: Service, shape: type[Ask]) -> Response:
+async def _answer(request: Request, caller: Caller, service: Service, shape: type[AnyAsk]) -> Response:
     body, ask, requests = await prepare(request, caller, service, shape)
-    reply = reply_for(ask, service.setup.model_id, is_admin=caller.is_admin, tokenizer=service.tokenizer)
+    model_id, is_admin = service.setup.model_id, caller.is_admin
+    if isinstance(ask, ResponseAsk):
+        reply: Reply = ResponseReply(ask, model_id, is_admin=is_admin)
+    else:
+        reply = reply_for(ask, model_id, is_admin=is_admin, tokenizer=service.tokenizer)
     return await Answer(service, caller, requests, reply, is_stream=bool(ask.stream)).respond(request, body)
 
 
 async def prepare(
-    request: Request, caller: Caller, service: Service, shape: type[Ask] | None
-) -> tuple[bytes, Ask, list[CuratorRequest]]:
-    """Body, fields and requests. Without a shape, `messages` tell a chat. A key prepares few large bodies at a time."""
+    request: Request, caller: Caller, service: Service, shape: type[AnyAsk] | None
+) -> tuple[bytes, AnyAsk, list[CuratorRequest]]:
+    """Body, fields and requests; without a shape the fields tell it. A key prepares few large bodies at a time."""
     async with service.large_bodies[caller.name] if is_large(request) else nullcontext():
         body = await read_body(request, service.setup.settings)
         fields = parse_object(body)
-        ask: Ask = check(shape or (ChatAsk if "messages" in fields else CompletionAsk), fields)
+        ask: AnyAsk = check(shape or _shape_of(fields), fields)
         if len(body) <= _SHORT_BYTES and ask.answers_each == 1:
             return body, ask, requests_for(ask, service, caller.name)
         return body, ask, await service.tokenizing.run(caller.name, requests_for, ask, service, caller.name)
+
+
+def _shape_of(fields: dict[str, Any]) -> type[AnyAsk]:
+    if "messages" in fields:
+        return ChatAsk
+    return ResponseAsk if "input" in fields else CompletionAsk
 
 
 def _plan(
@@ -100,8 +129,14 @@ def _plan(
     }
 
 
-def requests_for(ask: Ask, service: Service, tag: str) -> list[CuratorRequest]:
+def requests_for(ask: AnyAsk, service: Service, tag: str) -> list[CuratorRequest]:
     """One request per answer, all answers of a prompt together, or a refusal. Costs nothing; repeats no text."""
+    if isinstance(ask, ResponseAsk):
+        try:
+            return requests_for(ask.as_chat(), service, tag)
+        except Refused as refusal:
+            refusal.param = _IN_RESPONSES.get(refusal.param, refusal.param)
+            raise
     tokenizer, curator, limits = service.tokenizer, service.curator, service.curator.limits
     settings, model_id = service.setup.settings, service.setup.model_id
     if ask.model != model_id:
@@ -112,12 +147,13 @@ def requests_for(ask: Ask, service: Service, tag: str) -> list[CuratorRequest]:
     if ask.num_logprobs is not None and not service.has_logprobs:
         raise invalid(f"logprobs: {NO_LOGPROBS}. They are answered under the promise corpus.", "logprobs")
     prompts = [_conversation(ask, tokenizer)] if isinstance(ask, ChatAsk) else ask.prompt
+    asked = "messages" if isinstance(ask, ChatAsk) else "prompt"
     num_answers = len(prompts) * ask.answers_each
     if num_answers > settings.max_answers:
         raise invalid(
             f"The request asks for {num_answers} answers (prompts times n); at most {settings.max_answers} are "
             "allowed. Send several requests.",
-            "n" if ask.answers_each > 1 else "prompt",
+            "n" if ask.answers_each > 1 else asked,
         )
     try:
         least = max((service.prompt_length.least_tokens(p) for p in prompts if isinstance(p, str)), default=0)
@@ -140,10 +176,10 @@ def requests_for(ask: Ask, service: Service, tag: str) -> list[CuratorRequest]:
             for number in range(ask.answers_each)
         ]
     except ContextExceeded as error:
-        param = "prompt" if error.prompt_tokens >= error.context else "max_tokens"
+        param = asked if error.prompt_tokens >= error.context else "max_tokens"
         raise invalid(str(error), param, "context_length_exceeded") from None
     except (EngineError, InvalidInput) as error:  # ids beyond the vocabulary, text that cannot be encoded
-        raise invalid(str(error), "prompt") from None
+        raise invalid(str(error), asked) from None
 
 
 def _coins_seed(seed: int | None, number: int) -> int | None:
@@ -155,12 +191,12 @@ def _coins_seed(seed: int | None, number: int) -> int | None:
     return int.from_bytes(hashlib.sha256(f"paclm coins {seed} {number}".encode()).digest()[:16], "big")
 
 
-def has_chat_template(tokenizer: Any) -> bool:
+def has_chat_template(tokenizer: Tokenizer) -> bool:
     """Whether the model takes conversations."""
-    return getattr(tokenizer, "chat_template", None) is not None
+    return tokenizer.chat_template is not None
 
 
-def _conversation(ask: ChatAsk, tokenizer: Any) -> Prompt:
+def _conversation(ask: ChatAsk, tokenizer: Tokenizer) -> Prompt:
     """The conversation in the model's own template, up to where the answer begins."""
     if not has_chat_template(tokenizer):
         raise invalid(

@@ -18,7 +18,7 @@ from paclm import __version__
 from paclm.privacy.bounds import format_bound
 from paclm.privacy.dp import format_up
 from paclm.server.access import Admin, AnyCaller, the_service
-from paclm.server.completions import has_chat_template, prepare
+from paclm.server.completions import OR_BODIES, has_chat_template, prepare
 from paclm.server.curator_client import DecoderClient, Transcript
 from paclm.server.messages import CorpusState
 from paclm.server.openai_format import Figures
@@ -95,7 +95,7 @@ async def privacy(caller: AnyCaller, service: TheCorpusService) -> Response:
 
 
 @router.post(
-    "/v1/privacy/plan", **described(CorpusPlan, {400, 404, 408, 413, 415}, body="CompletionAsk", or_body="ChatAsk")
+    "/v1/privacy/plan", **described(CorpusPlan, {400, 404, 408, 413, 415}, body="CompletionAsk", or_bodies=OR_BODIES)
 )
 async def plan(request: Request, caller: AnyCaller, service: TheCorpusService) -> Response:
     """How many tokens a request may take of the key's quota; nothing is charged to the promise."""

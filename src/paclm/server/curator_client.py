@@ -16,7 +16,14 @@ from paclm.curator.streams import BudgetFigures, FinishReason, Limits, Logprobs,
 from paclm.errors import CuratorError
 from paclm.ledger.events import Usage
 from paclm.server.messages import BrokenLink, CuratorState, DecoderState, Reason, Topic, Unpacker, pack
-from paclm.server.refusals import budget_exhausted, budget_reserved, internal_error, queue_full, stopping
+from paclm.server.refusals import (
+    budget_exhausted,
+    budget_reserved,
+    internal_error,
+    queue_full,
+    stopping,
+    waiting_for_workers,
+)
 
 
 class Transcript:
@@ -90,11 +97,14 @@ class DecoderClient(asyncio.Protocol):
         self.on_end: Callable[[bool], None] = lambda has_failed: None
         """Called once, when the curator has stopped; whether it failed."""
         self.is_over = False
+        self.num_workers_lost = 0
+        """Workers that the curator waits for: no step ends meanwhile, and no call is answered."""
         self._unpacker = Unpacker()
         self._transport: asyncio.WriteTransport | None = None
         self._next_call = 0
         self._next_stream = 0
         self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._queries: set[asyncio.Future[Any]] = set()  # those of the calls that need not wait for a lost worker
         self._open: dict[int, tuple[Subscriber, int, Transcript]] = {}
 
     async def start(self, end: socket.socket) -> None:
@@ -147,14 +157,22 @@ class DecoderClient(asyncio.Protocol):
             self._transport.close()
 
     async def _ask(self, topic: Topic) -> Any:
-        return await self._call("query", topic)
+        if self.num_workers_lost:
+            raise waiting_for_workers()
+        future = self._begin_call("query", topic)
+        self._queries.add(future)
+        future.add_done_callback(self._queries.discard)
+        return await future
 
     async def _call(self, kind: str, *content: object) -> Any:
+        return await self._begin_call(kind, *content)
+
+    def _begin_call(self, kind: str, *content: object) -> asyncio.Future[Any]:
         if self.is_over:
             raise CuratorError("The curator has stopped; start the server again.")
         number, future = self._new_call()
         self._send(kind, number, *content)
-        return await future
+        return future
 
     def _new_call(self) -> tuple[int, asyncio.Future[Any]]:
         number, future = self._next_call, asyncio.get_running_loop().create_future()
@@ -183,6 +201,8 @@ class DecoderClient(asyncio.Protocol):
                     self._replied(*content)
                 case "refused":
                     self._refused(*content)
+                case "workers":
+                    self._workers_changed(*content)
                 case "ended":
                     self._ended(*content)
                 case "stopped":
@@ -227,6 +247,11 @@ class DecoderClient(asyncio.Protocol):
         future = self._calls.pop(call)
         if not future.done():
             future.set_exception(_refusal(reason, *figures))
+
+    def _workers_changed(self, num_lost: int) -> None:
+        self.num_workers_lost = num_lost
+        for query in [query for query in self._queries if num_lost and not query.done()]:
+            query.set_exception(waiting_for_workers())
 
     def _ended(self, rows: list[tuple[int, bool, str]]) -> None:
         for number, has_started, held_back in rows:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paclm.config import ServerConfig
+from paclm.curator.redacted import hide_memory
 from paclm.curator.streams import Tokenizer
 from paclm.engine.base_model import load_tokenizer
 from paclm.server import telemetry
@@ -33,6 +34,7 @@ from paclm.worlds.fingerprints import Base
 
 def main(link: int, listening: int, base_folder: str) -> None:
     """Serve until the end; errors are logged as everything is."""
+    hide_memory()  # prompts and API keys
     telemetry.install()
     end, port = socket.socket(fileno=link), socket.socket(fileno=listening)
     sys.modules["torch"] = None  # type: ignore[assignment]  # not needed here: importing it fails

@@ -73,6 +73,9 @@ class Fresh:
 class InProgress:
     """The first request with this key is in progress."""
 
+    id: bytes = field(repr=False)
+    """As in its ticket."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -81,6 +84,7 @@ class Stored:
     status: int
     body: bytes = field(repr=False)
     media_type: str
+    headers: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +142,13 @@ class Replies:
                 "first one, send the same bytes to the same path."
             )
         if state == "running":
-            return InProgress()
+            return InProgress(row_id)
         return Lost() if sealed is None else _open(_mixed(b"seal", salt, idempotency_key.encode(), digest), sealed)
 
-    def finish(self, ticket: Ticket, *, status: int, body: bytes, media_type: str) -> None:
+    def finish(self, ticket: Ticket, reply: Stored) -> None:
         """Store a whole reply. Nothing is stored for an API key that was revoked meanwhile."""
-        head = json.dumps([status, media_type]).encode()
-        sealed = AESGCM(ticket.seal).encrypt(_NONCE, head + b"\n" + body, None)
+        head = json.dumps([reply.status, reply.media_type, reply.headers]).encode()
+        sealed = AESGCM(ticket.seal).encrypt(_NONCE, head + b"\n" + reply.body, None)
         if len(sealed) > min(self._keep.reply_bytes, self._keep.total_bytes):
             self.lose(ticket)
             return
@@ -231,5 +235,5 @@ def _open(seal: bytes, sealed: bytes) -> Stored | Lost:
         head, _, body = AESGCM(seal).decrypt(_NONCE, sealed, None).partition(b"\n")
     except InvalidTag:  # the file was damaged
         return Lost()
-    status, media_type = json.loads(head)
-    return Stored(status, body, media_type)
+    status, media_type, headers = json.loads(head)
+    return Stored(status, body, media_type, headers)

@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from paclm.curator.streams import FinishReason, Logprobs
+from paclm.curator.streams import FinishReason, Logprobs, Tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
@@ -28,7 +28,7 @@ def _byte_of() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
 
 
-def bytes_of(tokenizer: Any, token: int) -> bytes:
+def bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
     """What a token adds to a text, as UTF-8: often a part of a character only."""
     written = str(tokenizer.convert_ids_to_tokens(token))
     if found := _BYTE_TOKEN.fullmatch(written):
@@ -54,7 +54,7 @@ class TokenEntry(NamedTuple):
 class TokenLogprobs:
     """Those of one answer, in the order of its tokens."""
 
-    def __init__(self, tokenizer: Any, num_top: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
         self._tokenizer = tokenizer
         self._num_top = num_top
         self._num_characters = 0

@@ -2,7 +2,8 @@
 
     front ──► curator   Ready, Admit, Cancel, Query, Stop
     curator ──► front   hello, then replies and refusals by the number of the call; after every step all its pieces in
-                        one `step`; at the end `ended` (streams that will not finish) and `stopped`
+                        one `step`; `workers`, how many are waited for, when one is lost or back; at the end `ended`
+                        (streams that will not finish) and `stopped`
 
 The front is the less trusted side. The curator checks the form of its messages here and their values in
 `curator.streams.Request`; a wrong form ends the server, a wrong value is refused. Knows no HTTP and no secret.

@@ -12,15 +12,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
+from urllib.parse import quote
 
 from paclm.curator.streams import BudgetFigures, FinishReason, Mark, Piece, Tokenizer
 from paclm.privacy.accounting import nats_up
 from paclm.server.curator_client import Transcript
 from paclm.server.logprobs import TokenEntry, TokenLogprobs
+from paclm.server.refusals import Refused
 from paclm.server.schemas import Ask, ChatAsk, CompletionAsk
 
 DONE = b"data: [DONE]\n\n"
-_quoted = json.JSONEncoder(ensure_ascii=False).encode
+quoted = json.JSONEncoder(ensure_ascii=False).encode
+"""A text as JSON."""
+_AFTERWARDS = ("charged_nats", "private_tokens", "public_tokens")
 Figures = dict[str, Any]
 
 
@@ -32,21 +36,61 @@ def event(content: dict[str, Any]) -> bytes:
 class Reply(ABC):
     """The format of one request's answers."""
 
-    kind: str
-    chunk_kind: str
     prefix: str
 
-    def __init__(self, ask: Ask, model_id: str, *, is_admin: bool, tokenizer: Tokenizer) -> None:
-        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
+    def __init__(self, model_id: str, *, is_admin: bool) -> None:
+        self.id = f"{self.prefix}{secrets.token_hex(12)}"
         self._created = int(time.time())
         self._model = model_id
+        self._is_admin = is_admin
+        self._unmarked: dict[int, list[Mark]] = {}  # marks of tokens whose text is still held back
+
+    @abstractmethod
+    def opening(self, num_answers: int) -> bytes:
+        """Events before the first token."""
+
+    @abstractmethod
+    def whole(self, streams: Sequence[Transcript], cost: Figures) -> bytes:
+        """The whole response body."""
+
+    @abstractmethod
+    def events(self, answer: int, piece: Piece, cost: Figures | None = None) -> bytes:
+        """The events of one piece; none while its text is held back, as part of a character or of a stop string.
+
+        `cost` is given with the last piece of the request.
+        """
+
+    @abstractmethod
+    def held_back(self, streams: Sequence[Transcript]) -> bytes:
+        """Before the error of a stream that is cut off: text and marks of released tokens that were held back."""
+
+    @abstractmethod
+    def failure(self, refusal: Refused) -> bytes:
+        """The end of a stream that is cut off."""
+
+    @abstractmethod
+    def closing(self, streams: Sequence[Transcript], cost: Figures) -> bytes:
+        """The end of a stream that is complete."""
+
+    def _shown_marks(self, marks: list[Mark]) -> list[Mark | Literal["private"]]:
+        if self._is_admin:
+            return list(marks)
+        return [mark if mark == "public" else "private" for mark in marks] if "public" in marks else []
+
+
+class ChoicesReply(Reply):
+    """Answers as a list of choices."""
+
+    kind: str
+    chunk_kind: str
+
+    def __init__(self, ask: Ask, model_id: str, *, is_admin: bool, tokenizer: Tokenizer) -> None:
+        super().__init__(model_id, is_admin=is_admin)
         self._answers_each = ask.answers_each
         self._wants_usage = ask.wants_usage
-        self._is_admin = is_admin
         self._tokenizer = tokenizer
         self._num_logprobs = ask.num_logprobs
         self._logprobs: dict[int, TokenLogprobs] = {}
-        self._unmarked: dict[int, list[Mark]] = {}  # marks of tokens whose text is still held back
         self._plain: dict[int, tuple[bytes, bytes]] = {}
 
     @abstractmethod
@@ -62,7 +106,7 @@ class Reply(ABC):
         """Log-probabilities of an answer."""
 
     def opening(self, num_answers: int) -> bytes:
-        """Events before the first token."""
+        """Events before the first token: none."""
         return b""
 
     def whole(self, streams: Sequence[Transcript], cost: Figures) -> bytes:
@@ -89,7 +133,7 @@ class Reply(ABC):
         marks.clear()
         if piece.finish_reason is None and not shown and cost is None and self._num_logprobs is None:
             before, after = self._plain.get(answer) or self._plain_event(answer)
-            return before + _quoted(piece.text).encode() + after
+            return before + quoted(piece.text).encode() + after
         choice = self._delta(answer, piece.text, piece.finish_reason)
         content = self._frame(self.chunk_kind, [choice | self._new_logprobs(answer, piece.text, piece.finish_reason)])
         if shown or cost:
@@ -130,16 +174,15 @@ class Reply(ABC):
                 events.append(event(content | ({"privacy": {"marks": marks}} if marks else {})))
         return b"".join(events)
 
+    def failure(self, refusal: Refused) -> bytes:
+        """The error as an event."""
+        return event(refusal.body())
+
     def closing(self, streams: Sequence[Transcript], cost: Figures) -> bytes:
         """The end of a stream, with counts only if asked for: many clients expect a choice in every other event."""
         if not self._wants_usage:
             return DONE
         return event(self._frame(self.chunk_kind, []) | {"usage": self._usage(streams), "privacy": cost}) + DONE
-
-    def _shown_marks(self, marks: list[Mark]) -> list[Mark | Literal["private"]]:
-        if self._is_admin:
-            return list(marks)
-        return [mark if mark == "public" else "private" for mark in marks] if "public" in marks else []
 
     def _no_usage(self) -> dict[str, Any]:
         return {"usage": None} if self._wants_usage else {}
@@ -154,11 +197,11 @@ class Reply(ABC):
         return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
 
-class TextReply(Reply):
+class TextReply(ChoicesReply):
     """`/v1/completions`"""
 
     kind = chunk_kind = "text_completion"
-    prefix = "cmpl"
+    prefix = "cmpl-"
 
     def __init__(self, ask: CompletionAsk, model_id: str, *, is_admin: bool, tokenizer: Tokenizer) -> None:
         super().__init__(ask, model_id, is_admin=is_admin, tokenizer=tokenizer)
@@ -184,11 +227,11 @@ class TextReply(Reply):
         return b"".join(event(self._frame(self.kind, [choice]) | self._no_usage()) for choice in choices)
 
 
-class ChatReply(Reply):
+class ChatReply(ChoicesReply):
     """`/v1/chat/completions`"""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
-    prefix = "chatcmpl"
+    prefix = "chatcmpl-"
 
     def _written(self, index: int, entries: list[TokenEntry]) -> dict[str, Any]:
         return self._logprobs_of(index).as_chat(entries)
@@ -218,6 +261,20 @@ def _as_text(prompt: str | list[int], tokenizer: Tokenizer) -> str:
     if isinstance(prompt, str):
         return prompt
     return tokenizer.decode(prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def headers_of(cost: Figures, *, is_complete: bool = True) -> dict[str, str]:
+    """The `privacy` object as response headers, for clients that drop it. Before a stream: what is known by then."""
+    return {
+        header_name(name): quote(value, safe=" ") if isinstance(value, str) else json.dumps(value)
+        for name, value in cost.items()
+        if value is not None and (is_complete or name not in _AFTERWARDS)
+    }
+
+
+def header_name(figure: str) -> str:
+    """The header that says a figure of `privacy`."""
+    return f"paclm-{figure.replace('_', '-')}"
 
 
 def cost_of(streams: Sequence[Transcript], figures: BudgetFigures, price: int | None = None) -> Figures:

@@ -13,7 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict
 
 from paclm import __version__
-from paclm.server.schemas import ChatAsk, CompletionAsk
+from paclm.server.openai_format import header_name
 
 ANSWER_ERRORS = {400, 404, 408, 409, 413, 415, 429}
 _EVERYWHERE = {400, 401, 403, 500, 503}
@@ -23,31 +23,39 @@ _REASONS = {
     403: "The host, origin or key may not do this.",
     404: "There is no such model.",
     408: "The body took too long.",
-    409: "The Idempotency-Key was used for another request, its first request is in progress, or its reply is lost.",
+    409: "The Idempotency-Key was used for another request, its reply is lost, or too many repeats wait for it.",
     413: "The body is too long.",
-    415: "The body is not JSON.",
+    415: "The body is not JSON, or it is compressed.",
     429: "The privacy budget, or the key's share of it, does not cover the request. Do not retry.",
     500: "A fault of the server.",
     503: "The queue is full, or the server is stopping. Retry later.",
 }
 _EVENT = {
     "type": "object",
-    "description": "One event of a stream: a piece of the answer as JSON, and [DONE] at the end.",
+    "description": "One event of a stream, as JSON. Completions and chats end with [DONE], responses by their status.",
     "properties": {"data": {"type": "string"}},
     "required": ["data"],
 }
-_BUDGET_HEADER = {
-    "description": "`exhausted`: the privacy budget is spent and tokens of this answer come from the public model.",
-    "schema": {"type": "string", "enum": ["exhausted"]},
+_HEADERS: dict[str, dict[str, Any]] = {
+    "paclm-budget": {
+        "description": "`exhausted`: the privacy budget is spent and tokens of this answer come from the public model.",
+        "schema": {"type": "string", "enum": ["exhausted"]},
+    },
+    "idempotent-replayed": {
+        "description": "`true`: the answer to an earlier request with this Idempotency-Key; nothing new was charged.",
+        "schema": {"type": "string", "enum": ["true"]},
+    },
 }
 _REF = "#/components/schemas/"
 
 
-class _Shape(BaseModel):
+class Shape(BaseModel):
+    """All fields, and no others."""
+
     model_config = ConfigDict(extra="forbid")
 
 
-class ErrorDetail(_Shape):
+class ErrorDetail(Shape):
     """What went wrong."""
 
     message: str
@@ -56,13 +64,13 @@ class ErrorDetail(_Shape):
     code: str | None
 
 
-class Error(_Shape):
+class Error(Shape):
     """Error response."""
 
     error: ErrorDetail
 
 
-class TokenUsage(_Shape):
+class TokenUsage(Shape):
     """Tokens read and written."""
 
     prompt_tokens: int
@@ -70,7 +78,7 @@ class TokenUsage(_Shape):
     total_tokens: int
 
 
-class Cost(_Shape):
+class Cost(Shape):
     """What the request cost; the bound is at the committed total, for all requests together.
 
     Without the admin key `charged_nats` is what the private tokens cost at most; `remaining_tokens` as in `Privacy`.
@@ -83,7 +91,7 @@ class Cost(_Shape):
     public_tokens: int
 
 
-class Promise(_Shape):
+class Promise(Shape):
     """The promise `corpus`: the same for every request, and no request is charged. Without it the bounds are null."""
 
     promise: Literal["corpus"]
@@ -94,7 +102,16 @@ class Promise(_Shape):
     is_promised: bool
 
 
-class TextLogprobs(_Shape):
+ANSWER_HEADERS = _HEADERS | {
+    header_name(name): {
+        "description": f"`{name}` of `privacy`; absent where it is null, and in a stream where it is known at the end.",
+        "schema": {"type": "string"},
+    }
+    for name in (*Cost.model_fields, *Promise.model_fields)
+}
+
+
+class TextLogprobs(Shape):
     """Of the tokens of a completion; offsets count from the beginning of the prompt."""
 
     tokens: list[str]
@@ -103,7 +120,7 @@ class TextLogprobs(_Shape):
     text_offset: list[int]
 
 
-class TextChoice(_Shape):
+class TextChoice(Shape):
     """One answer."""
 
     index: int
@@ -112,7 +129,7 @@ class TextChoice(_Shape):
     finish_reason: Literal["stop", "length"]
 
 
-class Completion(_Shape):
+class Completion(Shape):
     """`/v1/completions`"""
 
     id: str
@@ -124,7 +141,7 @@ class Completion(_Shape):
     privacy: Cost | Promise
 
 
-class ChatMessage(_Shape):
+class ChatMessage(Shape):
     """The model's turn."""
 
     role: Literal["assistant"]
@@ -132,7 +149,7 @@ class ChatMessage(_Shape):
     refusal: None
 
 
-class LikelyToken(_Shape):
+class LikelyToken(Shape):
     """A token that was likely at some place."""
 
     token: str
@@ -146,14 +163,14 @@ class ChatToken(LikelyToken):
     top_logprobs: list[LikelyToken]
 
 
-class ChatLogprobs(_Shape):
+class ChatLogprobs(Shape):
     """Of the tokens of a message."""
 
     content: list[ChatToken]
     refusal: None
 
 
-class ChatChoice(_Shape):
+class ChatChoice(Shape):
     """One answer."""
 
     index: int
@@ -162,7 +179,7 @@ class ChatChoice(_Shape):
     finish_reason: Literal["stop", "length"]
 
 
-class ChatCompletion(_Shape):
+class ChatCompletion(Shape):
     """`/v1/chat/completions`"""
 
     id: str
@@ -174,7 +191,7 @@ class ChatCompletion(_Shape):
     privacy: Cost | Promise
 
 
-class Model(_Shape):
+class Model(Shape):
     """The one model of a workspace; worlds are never listed."""
 
     id: str
@@ -183,20 +200,20 @@ class Model(_Shape):
     owned_by: str
 
 
-class Models(_Shape):
+class Models(Shape):
     """`/v1/models`"""
 
     object: Literal["list"]
     data: list[Model]
 
 
-class Health(_Shape):
+class Health(Shape):
     """`/health`"""
 
-    status: Literal["ok", "draining", "stopped"]
+    status: Literal["ok", "restoring", "draining", "stopped"]
 
 
-class OwnKey(_Shape):
+class OwnKey(Shape):
     """The caller's key. Its own spend bounds nothing: all keys share one belief."""
 
     name: str
@@ -204,7 +221,7 @@ class OwnKey(_Shape):
     used_tokens: int
 
 
-class Privacy(_Shape):
+class Privacy(Shape):
     """`/v1/privacy`
 
     Without the admin key `spent_nats` and `remaining_tokens` are of the last full hour (`as_of`) and rounded to 1 % of
@@ -255,7 +272,7 @@ class CorpusPlan(Promise):
     budget: str
 
 
-class RequestPlan(_Shape):
+class RequestPlan(Shape):
     """`/v1/privacy/plan`
 
     Without the admin key `fits` goes by `remaining_tokens` of the last full hour (`as_of`), so it may be wrong.
@@ -277,13 +294,13 @@ class RequestPlan(_Shape):
     world_id_bound: float
 
 
-class Overview(_Shape):
+class Overview(Shape):
     """`/v1/admin/overview`"""
 
     model: str
     has_chat_template: bool
     version: str
-    state: Literal["serving", "draining", "stopped"]
+    state: Literal["serving", "restoring", "draining", "stopped"]
     uptime_seconds: float
     budget: dict[str, Any]
     sentences: dict[str, str]
@@ -295,13 +312,13 @@ class Overview(_Shape):
     cautions: list[str]
 
 
-class CorpusOverview(_Shape):
+class CorpusOverview(Shape):
     """`/v1/admin/overview` under the promise `corpus`"""
 
     model: str
     has_chat_template: bool
     version: str
-    state: Literal["serving", "draining", "stopped"]
+    state: Literal["serving", "restoring", "draining", "stopped"]
     uptime_seconds: float
     promise: dict[str, Any]
     sentences: dict[str, str]
@@ -311,7 +328,7 @@ class CorpusOverview(_Shape):
     cautions: list[str]
 
 
-class Point(_Shape):
+class Point(Shape):
     """An hour or a day."""
 
     at: str
@@ -322,7 +339,7 @@ class Point(_Shape):
     spent_nats: float
 
 
-class RecentPoint(_Shape):
+class RecentPoint(Shape):
     """A few seconds. Under the promise `corpus` every token counts as private and `dissent_tokens` is 0."""
 
     at: str
@@ -332,14 +349,14 @@ class RecentPoint(_Shape):
     steps: int
 
 
-class RecentPoints(_Shape):
+class RecentPoints(Shape):
     """The last minutes."""
 
     seconds: int
     points: list[RecentPoint]
 
 
-class History(_Shape):
+class History(Shape):
     """`/v1/admin/history`"""
 
     bin: Literal["hour", "day"]
@@ -352,7 +369,7 @@ def described(
     errors: Iterable[int],
     *,
     body: str | None = None,
-    or_body: str | None = None,
+    or_bodies: Iterable[str] = (),
     streams: bool = False,
 ) -> dict[str, Any]:
     """Route arguments for FastAPI: responses and request body. Responses are built by hand and not converted."""
@@ -361,22 +378,22 @@ def described(
     }
     responses[200] = {"model": shape, "description": "The answer."}
     if streams:
-        responses[200]["headers"] = {"paclm-budget": _BUDGET_HEADER}
+        responses[200]["headers"] = ANSWER_HEADERS
         responses[200]["content"] = {"text/event-stream": {"schema": _EVENT}}
     extra: dict[str, Any] = {"security": [{"key": []}]}
     if body is not None:
-        refs = [{"$ref": _REF + name} for name in (body, or_body) if name]
+        refs = [{"$ref": _REF + name} for name in (body, *or_bodies)]
         schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
         extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return {"responses": responses, "openapi_extra": extra, "response_model": None}
 
 
-def describe(app: FastAPI, model_id: str) -> dict[str, Any]:
-    """The document, built once."""
+def describe(app: FastAPI, model_id: str, bodies: Iterable[type[BaseModel]]) -> dict[str, Any]:
+    """The document, built once, with the bodies that requests may have."""
     if app.openapi_schema is None:
         document = get_openapi(title="paclm", version=__version__, routes=app.routes, description=_ABOUT)
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        for model in (CompletionAsk, ChatAsk):
+        for model in bodies:
             schema = model.model_json_schema(ref_template=_REF + "{model}")
             schemas.update(schema.pop("$defs", {}))
             schema["properties"]["model"]["enum"] = [model_id]

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paclm.curator.streams import Tokenizer
+
 _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(_OTHERS)}
@@ -25,7 +27,7 @@ _LONGEST_DECOMPOSITION = 4
 class PromptLength:
     """The bound for one tokenizer."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         described: dict[str, Any] = {} if backend is None else json.loads(backend.to_str())
         self._is_known = _known_bytes(described)

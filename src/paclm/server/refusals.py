@@ -7,6 +7,8 @@ No message repeats anything that a client sent: prompts would end up in error me
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -17,6 +19,8 @@ from paclm.server.telemetry import RefusalReason
 NO_RETRY = {"x-should-retry": "false"}
 """The official clients retry a refused request unless this header says no."""
 
+_FIELD = re.compile(r"[a-z][a-z0-9_]{0,40}")
+"""An unknown field is named in the refusal only if it looks like a field name and not like text."""
 _KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -67,6 +71,47 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return Refused(400, message, param=param, code=code)
 
 
+def misfit(found: Sequence[Any], fields: dict[str, Any]) -> Refused:
+    """A body that its Pydantic model refused with these errors. Of several the deepest: in a union it says most."""
+    places = [(_place(error, fields), error) for error in found]
+    place, worst = max(places, key=lambda pair: (len(pair[0]), pair[1]["type"] != "missing"))
+    where = _written(place)
+    if worst["type"] == "extra_forbidden":
+        is_shown = _FIELD.fullmatch(str(place[-1])) is not None
+        name = f"The field {where}" if is_shown else f"A field of {where}" if where else "A field"
+        return invalid(f"{name} is not known to this server. Remove it.", where)
+    if not place:
+        return invalid(f"{worst['msg']}.", worst.get("ctx", {}).get("field"))
+    said = worst["msg"][0].lower() + worst["msg"][1:]
+    if worst["type"] == "missing":
+        said = "this field is required"
+    return invalid(f"{where}: {said}." if where else f"A field does not fit: {said}.", where)
+
+
+def _place(error: Any, fields: Any) -> list[str | int]:
+    """Where in the body. Pydantic adds names of types, which the body does not have."""
+    place: list[str | int] = []
+    inside, parts = fields, error["loc"]
+    for part in parts:
+        is_entry = isinstance(inside, list) and isinstance(part, int) and part < len(inside)
+        if is_entry or (isinstance(inside, dict) and part in inside):
+            place.append(part)
+            inside = inside[part]
+    if error["type"] == "missing" and len(place) < len(parts):
+        place.append(parts[-1])
+    return place
+
+
+def _written(place: Sequence[str | int]) -> str | None:
+    """As in `messages[0].content[1]`; up to a name that may be text of the client."""
+    written = ""
+    for part in place:
+        if isinstance(part, str) and not _FIELD.fullmatch(part):
+            break
+        written += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return written.removeprefix(".") or None
+
+
 def no_key() -> Refused:
     """No key, and one is needed."""
     return Refused(
@@ -83,7 +128,7 @@ def unknown_key(*, is_needed: bool) -> Refused:
     way_out = (
         " The operator makes one with `paclm keys add`."
         if is_needed
-        else " None is needed on this machine: remove it, or send the key none."
+        else " None is needed on this machine: remove it, or send the key none or EMPTY."
     )
     return Refused(
         401,
@@ -133,6 +178,17 @@ def queue_full(waiting: int) -> Refused:
         code="queue_full",
         headers={"retry-after": "2"},
         reason="queue",
+    )
+
+
+def waiting_for_workers() -> Refused:
+    """A worker was lost: figures come with the next step. Completions wait instead."""
+    return Refused(
+        503,
+        "The server waits for a worker that was lost; nothing is released meanwhile. Retry in a moment.",
+        code="waiting_for_workers",
+        headers={"retry-after": "5"},
+        reason="workers",
     )
 
 

@@ -38,7 +38,7 @@ from paclm.curator.custody import WITNESS_VARIABLE, check_fit, holding_of, named
 from paclm.curator.dp_decoder import DpDecoder, check_dp_adapter, load_dp_models
 from paclm.curator.master_key import KEY_VARIABLES
 from paclm.curator.preflight import budgets_of, load_engine
-from paclm.curator.redacted import disable_core_dumps
+from paclm.curator.redacted import hide_memory
 from paclm.curator.vote_source import VoteSource
 from paclm.engine.base_model import base_of
 from paclm.errors import EngineError, LedgerError, ServiceError
@@ -103,7 +103,7 @@ def serve(
         check_take_over(workspace)
     check_promise(workspace, promise)  # fail fast
     allow_files(settings.max_connections)
-    disable_core_dumps()
+    hide_memory()
     setup = _setup(workspace, settings, promise)
     with address.bind(settings.host, settings.port) as port:
         _check_keys(workspace.path, path, setup)
@@ -203,7 +203,7 @@ def _run(
         telemetry.install()
         signalled = _relay_signals(front.process)
         if workers is not None:
-            workers.announce = _log_worker
+            workers.announce = partial(_tell_worker, front.link, set())
             workers.while_waiting = partial(_check_wanted, front.process, signalled, settings.shutdown_seconds)
 
     look = None if workers is None else workers.timeout / 2
@@ -270,10 +270,13 @@ def _front(port: socket.socket, workspace: Workspace) -> Iterator[Front]:
             os.close(lock)
 
 
-def _log_worker(news: WorkerNews) -> None:
+def _tell_worker(link: Link, lost: set[int], news: WorkerNews) -> None:
+    """Log what became of a worker, and tell the front how many are waited for."""
     events: dict[str, telemetry.EventName] = {"missing": "worker_missing", "lost": "worker_lost", "back": "worker_back"}
     level = logging.INFO if news.kind == "back" else logging.WARNING
     telemetry.write(telemetry.Entry(event=events[news.kind], worker=news.rank), level)
+    (lost.discard if news.kind == "back" else lost.add)(news.rank)
+    link.send("workers", len(lost))
 
 
 def _check_wanted(front: subprocess.Popen[bytes], signalled: list[float], shutdown_seconds: float) -> None:

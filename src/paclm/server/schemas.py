@@ -1,7 +1,8 @@
 """What clients may send, as strict types, and how a body becomes one.
 
 Every field is checked before anything is charged. A field that is not listed is refused: a client that relies on an
-option which is silently ignored would spend budget on something it did not ask for. No message repeats a value.
+option which is silently ignored would spend budget on something it did not ask for. Null counts as left out, whatever
+the field. A refusal names the place, such as `messages[1].tool_calls`, and repeats no value.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Request
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainValidator,
@@ -23,11 +24,35 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError, core_schema, from_json
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from paclm.config import ServerConfig
-from paclm.server.refusals import Refused, invalid
+from paclm.server.refusals import Refused, invalid, misfit
+from paclm.server.unused_options import (
+    LONGEST_REMARK,
+    NO_TOOLS,
+    PARTS,
+    AnyTier,
+    Metadata,
+    NoAudio,
+    NoBias,
+    NoCalls,
+    NoImages,
+    NoReasoning,
+    NoSuffix,
+    NoToolChoice,
+    NoTools,
+    NotStored,
+    OneOnly,
+    TextModality,
+    TextOnly,
+    Unread,
+    UsualVerbosity,
+    Whole,
+    Zero,
+    problem,
+)
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -35,19 +60,13 @@ _DRAIN_SECONDS = 5.0
 """How long to keep reading a body that is too long: the client reads the refusal only if it can finish sending."""
 _LARGE_BYTES = 65_536
 _JSON = re.compile(r"application/json\s*(;\s*charset=\"?utf-8\"?\s*)?", re.IGNORECASE)
-_FIELD = re.compile(r"[a-z][a-z0-9_]{0,40}")
-"""An unknown field is named in the refusal only if it looks like a field name and not like text."""
 MOST_TOKENS = 2**31 - 1
-_MOST_STOPS, _LONGEST_STOP = 4, 1000
+_MOST_STOPS, _LONGEST_STOP, _ALL_STOPS = 64, 1000, 4000
 _TEXT = {"type": "string"}
 _STOP = {"type": "string", "minLength": 1, "maxLength": _LONGEST_STOP}
 _IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
 Prompt = str | list[int]
-
-
-def _problem(sentence: str) -> PydanticCustomError:
-    return PydanticCustomError("paclm", sentence)
 
 
 def _read_prompts(value: object) -> list[Prompt]:
@@ -61,7 +80,7 @@ def _read_prompts(value: object) -> list[Prompt]:
             return value
         if all(isinstance(entry, list) and entry and _are_ids(entry) for entry in value):
             return value
-    raise _problem("must be a text, a list of texts, a list of token ids or a list of such lists; none may be empty")
+    raise problem("must be a text, a list of texts, a list of token ids or a list of such lists; none may be empty")
 
 
 def _are_ids(entries: list[Any]) -> bool:
@@ -70,74 +89,56 @@ def _are_ids(entries: list[Any]) -> bool:
 
 def _read_stops(value: object) -> tuple[str, ...]:
     """No stop string, one, or a few."""
-    stops: Any = [] if value is None else [value] if isinstance(value, str) else value
+    stops: Any = [value] if isinstance(value, str) else value
     is_short = isinstance(stops, list) and len(stops) <= _MOST_STOPS
-    if is_short and all(isinstance(stop, str) and 0 < len(stop) <= _LONGEST_STOP for stop in stops):
+    if (
+        is_short
+        and all(isinstance(stop, str) and 0 < len(stop) <= _LONGEST_STOP for stop in stops)
+        and sum(map(len, stops)) <= _ALL_STOPS  # every answer of the request carries them
+    ):
         return tuple(stops)
-    raise _problem("must be a text or a list of at most 4 texts, each of 1 to 1,000 characters")
+    raise problem(
+        f"must be a text or a list of at most {_MOST_STOPS} texts, each of 1 to {_LONGEST_STOP:,} characters, together "
+        f"at most {_ALL_STOPS:,}"
+    )
 
-
-@dataclass(frozen=True, slots=True)
-class Only:
-    """Marks a field of OpenAI's that is accepted while it changes nothing: null, or this value."""
-
-    value: object
-    why: str
-    schema: dict[str, Any]
-
-    def __get_pydantic_core_schema__(self, source: object, handler: object) -> core_schema.CoreSchema:
-        """The check."""
-        return core_schema.no_info_plain_validator_function(self._check)
-
-    def __get_pydantic_json_schema__(self, schema: object, handler: object) -> dict[str, Any]:
-        """The entry in the OpenAPI document."""
-        return {"anyOf": [self.schema, {"type": "null"}], "description": f"{self.why[0].upper()}{self.why[1:]}."}
-
-    def _check(self, value: object) -> object:
-        if value is None or (value == self.value and isinstance(value, bool) == isinstance(self.value, bool)):
-            return value
-        raise _problem(self.why)
-
-
-_NO_SHAPING = "is not offered: requests cannot re-weight the candidates"
-_CUT = "must be 1: the candidates are the model's top k, and requests cannot cut them further"
-_NO_TOOLS = "is not offered: this model answers with text"
-
-Zero = Annotated[object, Only(0, _NO_SHAPING, {"const": 0})]
-NoBias = Annotated[object, Only({}, _NO_SHAPING, {"type": "object", "maxProperties": 0})]
-NoList = Annotated[object, Only([], _NO_TOOLS, {"type": "array", "maxItems": 0})]
-Whole = Annotated[object, Only(1, _CUT, {"const": 1})]
-OneOnly = Annotated[
-    object,
-    Only(1, "must be 1: choosing the best of several answers would charge for all of them and show one", {"const": 1}),
-]
-NoSuffix = Annotated[
-    object, Only(None, "is not offered: the model continues a text and does not fill gaps", {"type": "null"})
-]
-TextOnly = Annotated[object, Only({"type": "text"}, _NO_TOOLS, {"const": {"type": "text"}})]
 
 Stops = Annotated[
     tuple[str, ...],
     PlainValidator(_read_stops),
     WithJsonSchema({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": _MOST_STOPS}, {"type": "null"}]}),
 ]
-Remark = Annotated[str, StringConstraints(max_length=512)]
+Remark = Annotated[str, StringConstraints(max_length=LONGEST_REMARK)]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A part of a body. Fields that are not listed are refused unless they are null."""
+
     model_config = ConfigDict(
-        extra="forbid", strict=True, hide_input_in_errors=True, frozen=True, use_attribute_docstrings=True
+        extra="forbid",
+        strict=True,
+        hide_input_in_errors=True,
+        frozen=True,
+        use_attribute_docstrings=True,
+        json_schema_extra={"additionalProperties": {"type": "null"}},
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None}
 
-class StreamOptions(_Strict):
+
+class StreamOptions(Strict):
     """How a stream ends."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class _Ask(_Strict):
+class _Ask(Strict):
     model: Remark
     """As `/v1/models` names it."""
     n: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -153,7 +154,14 @@ class _Ask(_Strict):
     stream_options: StreamOptions | None = None
     user: Remark | None = None
     """Accepted; neither used nor stored."""
-    metadata: Annotated[dict[str, Remark], Field(max_length=16)] | None = None
+    safety_identifier: Remark | None = None
+    """Accepted; neither used nor stored."""
+    prompt_cache_key: Remark | None = None
+    """Accepted and not used: prompts of one API key share their cache."""
+    metadata: Metadata | None = None
+    """Accepted; neither used nor stored."""
+    store: NotStored = None
+    service_tier: AnyTier = None
     top_p: Whole = None
     logit_bias: NoBias = None
     presence_penalty: Zero = None
@@ -172,7 +180,7 @@ class _Ask(_Strict):
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> _Ask:
         if self.stream_options is not None and not self.stream:
-            raise _problem("stream_options is for streams: set stream to true, or leave it out")
+            raise problem("stream_options is for streams: set stream to true, or leave it out", "stream_options")
         return self
 
 
@@ -209,23 +217,51 @@ class CompletionAsk(_Ask):
     @model_validator(mode="after")
     def _no_echo_with_logprobs(self) -> CompletionAsk:
         if self.echo and self.logprobs is not None:
-            raise _problem("logprobs are those of the answer: leave out echo, which would ask for the prompt's as well")
+            raise problem(
+                "logprobs are those of the answer: leave out echo, which asks for the prompt's as well", "echo"
+            )
         return self
 
 
-class TextPart(_Strict):
+class TextPart(Strict):
     """A piece of a message."""
 
     type: Literal["text"]
     text: Annotated[str, Field(repr=False)]
 
+    @model_validator(mode="before")
+    @classmethod
+    def _not_an_image(cls, fields: Any) -> Any:
+        kind = fields.get("type") if isinstance(fields, dict) else None
+        if isinstance(kind, str) and kind in PARTS:
+            raise problem(PARTS[kind])
+        return fields
 
-class Message(_Strict):
-    """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+def _read_role(value: object) -> object:
+    if value in ("tool", "function"):
+        raise problem(NO_TOOLS)
+    return value
+
+
+class Message(Strict):
+    """One turn of a conversation, also as a client's library returned it: what it adds must be empty."""
+
+    role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_read_role)]
     content: Annotated[str | Annotated[list[TextPart], Field(min_length=1, max_length=64)], Field(repr=False)]
     name: Remark | None = None
+    refusal: Unread = None
+    parsed: Unread = None
+    annotations: Unread = None
+    reasoning: Unread = None
+    reasoning_content: Unread = None
+    reasoning_items: Unread = None
+    thinking_blocks: Unread = None
+    provider_specific_fields: Unread = None
+    tool_calls: NoCalls = None
+    function_call: NoCalls = None
+    audio: NoAudio = None
+    images: NoImages = None
 
     @property
     def text(self) -> str:
@@ -243,9 +279,17 @@ class ChatAsk(_Ask):
     """Log-probabilities of the tokens; only under the promise `corpus`."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Of how many others at each token; needs `logprobs`."""
-    tools: NoList = None
-    functions: NoList = None
+    tools: NoTools = None
+    functions: NoTools = None
+    tool_choice: NoToolChoice = None
+    function_call: NoToolChoice = None
+    parallel_tool_calls: bool | None = None
+    """Accepted: there are no tools."""
     response_format: TextOnly = None
+    modalities: TextModality = None
+    audio: NoAudio = None
+    reasoning_effort: NoReasoning = None
+    verbosity: UsualVerbosity = None
 
     @property
     def limit(self) -> int | None:
@@ -259,15 +303,15 @@ class ChatAsk(_Ask):
 
     @model_validator(mode="after")
     def _others_need_logprobs(self) -> ChatAsk:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise _problem("top_logprobs needs logprobs: set logprobs to true, or leave it out")
+        if self.top_logprobs and not self.logprobs:
+            raise problem("top_logprobs needs logprobs: set logprobs to true, or leave it out", "top_logprobs")
         return self
 
     @model_validator(mode="after")
     def _one_limit(self) -> ChatAsk:
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits) > 1:
-            raise _problem("max_tokens and max_completion_tokens mean the same and differ: name one of them")
+            raise problem("max_tokens and max_completion_tokens mean the same and differ: name one", "max_tokens")
         return self
 
 
@@ -282,6 +326,13 @@ def is_large(request: Request) -> bool:
 
 async def read_body(request: Request, settings: ServerConfig) -> bytes:
     """Read the whole body or refuse; never keeps more than the limit."""
+    if any(encoding.strip().lower() != "identity" for encoding in request.headers.getlist("content-encoding")):
+        raise Refused(
+            415,
+            "The body is compressed, and this server reads plain JSON: send it without content-encoding.",
+            code="unsupported_content_encoding",
+            headers={"accept-encoding": "identity"},
+        )
     if not _JSON.fullmatch(request.headers.get("content-type", "")):
         raise Refused(415, "The body must be JSON: content-type: application/json", code="unsupported_media_type")
     try:
@@ -329,24 +380,9 @@ def parse_object(content: bytes) -> dict[str, Any]:
 
 
 def check(model: type[Model], fields: dict[str, Any]) -> Model:
-    """Validate, or refuse with the field's name and without its value."""
+    """Validate, or refuse with the place and without its value."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False, include_context=False)
-    raise _refusal(found[0])
-
-
-def _refusal(problem: Any) -> Refused:
-    place = problem["loc"]
-    field = str(place[0]) if place else ""
-    is_shown = _FIELD.fullmatch(field) is not None
-    if problem["type"] == "extra_forbidden" and len(place) == 1:
-        name = f"The field {field}" if is_shown else "A field"
-        return invalid(f"{name} is not known to this server. Remove it.", field if is_shown else None)
-    said = problem["msg"][0].lower() + problem["msg"][1:].removeprefix("Value error, ")
-    if problem["type"] == "missing":
-        return invalid(f"{field}: this field is required.", field)
-    if not place:
-        return invalid(f"{problem['msg']}.")
-    return invalid(f"{field}: {said}." if is_shown else f"A field does not fit: {said}.", field if is_shown else None)
+        found = error.errors(include_url=False, include_input=False)
+    raise misfit(found, fields)

@@ -27,6 +27,7 @@ from paclm.server.idempotency import Replies
 from paclm.server.openai_format import Figures, cost_of
 from paclm.server.prompt_length import PromptLength
 from paclm.server.refusals import Refused
+from paclm.server.repeats import Repeats
 from paclm.server.telemetry import Metrics, Recent, log_error
 from paclm.server.workers import Turns, Workers, Writer
 
@@ -76,6 +77,7 @@ class Service(ABC):
         self.setup = setup
         self.keys = keys
         self.replies = replies
+        self.repeats = Repeats()
         self.metrics = Metrics(self.promise)
         self.recent = Recent()
         self.num_requests: Counter[str] = Counter()
@@ -141,10 +143,12 @@ class Service(ABC):
 
     @property
     def state(self) -> str:
-        """`serving`, `draining` or `stopped`."""
+        """`serving`, `restoring` (a worker is waited for), `draining` or `stopped`."""
         if self.curator.is_over:
             return "stopped"
-        return "draining" if self.is_draining else "serving"
+        if self.is_draining:
+            return "draining"
+        return "restoring" if self.curator.num_workers_lost else "serving"
 
     @property
     def uptime_seconds(self) -> float:

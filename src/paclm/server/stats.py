@@ -177,7 +177,8 @@ async def scraped(service: Service, promise: Mapping[str, float]) -> Response:
         promise=promise,
         running=service.curator.state["running"],
         queued=service.curator.state["waiting"],
-        is_serving=service.state == "serving",
+        workers_lost=service.curator.num_workers_lost,
+        is_serving=service.state in ("serving", "restoring"),
         keys=await service.read(service.keys.list),
     )
     return Response(service.metrics.render(standing), headers={"content-type": CONTENT_TYPE})

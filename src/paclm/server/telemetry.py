@@ -45,9 +45,11 @@ from paclm.server.api_keys import KeyInfo
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-Route = Literal["completions", "chat", "models", "privacy", "plan", "health", "metrics", "dashboard", "admin", "other"]
+Route = Literal[
+    "completions", "chat", "responses", "models", "privacy", "plan", "health", "metrics", "dashboard", "admin", "other"
+]
 """A path is never a label, because clients choose paths."""
-RefusalReason = Literal["budget", "quota", "queue", "idempotency", "key", "input", "stopping", "books"]
+RefusalReason = Literal["budget", "quota", "queue", "idempotency", "key", "input", "stopping", "books", "workers"]
 """Why a request was refused; docs/guide/server.md lists the statuses."""
 
 ROUTES: tuple[str, ...] = get_args(Route)
@@ -237,6 +239,8 @@ class Standing:
     """Streams in the batch."""
     queued: int
     """Requests that wait for room in the batch."""
+    workers_lost: int = 0
+    """Workers that are waited for."""
     is_serving: bool
     """False once the curator has stopped and needs a restart."""
     keys: Sequence[KeyInfo] = ()
@@ -281,6 +285,7 @@ class Metrics:
         self._promise = {name: gauge(name, about) for name, about in _GAUGES[promise].items()}
         self._running = gauge("paclm_streams_running", "Streams in the batch.")
         self._queued = gauge("paclm_requests_queued", "Requests that wait for room in the batch.")
+        self._workers_lost = gauge("paclm_workers_lost", "Workers that are waited for; above 0 nothing is released.")
         self._serving = gauge("paclm_serving", "1 while serving; 0 once the curator has stopped.")
         self._key_used = gauge("paclm_key_used_tokens", "Private tokens counted against a key's quota.", ["key"])
         self._key_reserved = gauge("paclm_key_reserved_tokens", "Worst cases of a key's requests in progress.", ["key"])
@@ -312,6 +317,7 @@ class Metrics:
             self._promise[name].set(value)
         self._running.set(standing.running)
         self._queued.set(standing.queued)
+        self._workers_lost.set(standing.workers_lost)
         self._serving.set(standing.is_serving)
         for gauge in (self._key_used, self._key_reserved, self._key_quota):
             gauge.clear()

@@ -6,6 +6,8 @@ takes a file descriptor. Connections that take all descriptors of the process wo
 Where a place is needed, the connection that has waited longest for its client is closed: for a request, for the rest of
 a body, or for a reader. One address holds at most seven eighths of the places; while all of those are at work, it gets
 more only for `/health` and for callers with keys.
+
+Here is also how an answer in events is sent: a client that leaves is noticed at once, not at the next token.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, Protocol
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paclm.config import ServerConfig
@@ -31,6 +35,9 @@ from paclm.errors import ServiceError
 from paclm.server.refusals import too_many_connections
 from paclm.server.service import Service
 
+EVENTS = "text/event-stream; charset=utf-8"
+KEEP_ALIVE_SECONDS = 15.0
+_KEEP_ALIVE = b": waiting\n\n"
 _FLUSH_SECONDS = 3
 """To send what is ready once every answer is complete or cut off; then uvicorn closes the connections."""
 _OTHER_FILES = 128
@@ -153,6 +160,97 @@ class LimitedProtocol(H11Protocol):
         self.waits_since = self.loop.time()
         _cancel(self._head)
         self._head = self.loop.call_later(self.seconds, self.transport.abort)
+
+
+class Outbox:
+    """Bytes on their way to a client. The sender is woken once, however many were put in."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._is_closed = False
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, chunk: bytes) -> None:
+        """Add bytes, possibly none."""
+        if chunk:
+            self._chunks.append(chunk)
+            self._wake()
+
+    def close(self) -> None:
+        """No more will come."""
+        self._is_closed = True
+        self._wake()
+
+    async def get(self) -> bytes:
+        """All there is, once there is something; nothing at the end."""
+        if not self._chunks and not self._is_closed:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        chunks, self._chunks = self._chunks, []
+        return b"".join(chunks)
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+class Streamed(Protocol):
+    """An answer in events."""
+
+    outbox: Outbox
+
+    def client_left(self) -> None:
+        """The connection is gone."""
+
+
+class EventStream(Response):
+    """Sends the events of an answer; a disconnect is noticed immediately, not at the next token."""
+
+    def __init__(self, answer: Streamed, headers: dict[str, str]) -> None:
+        super().__init__(media_type=EVENTS, headers=headers)
+        del self.headers["content-length"]
+        self._answer = answer
+        self._is_silent = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the end, or until the client leaves."""
+        sending = asyncio.ensure_future(self._send_all(send))
+        keeping_alive = asyncio.ensure_future(self._keep_alive())
+        try:
+            await unless_client_leaves(sending, receive)
+        finally:
+            keeping_alive.cancel()
+            self._answer.client_left()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        while chunk := await self._answer.outbox.get():
+            self._is_silent = False
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _keep_alive(self) -> None:
+        while True:
+            self._is_silent = True
+            await asyncio.sleep(KEEP_ALIVE_SECONDS)
+            if self._is_silent:
+                self._answer.outbox.put(_KEEP_ALIVE)
+
+
+async def unless_client_leaves(work: asyncio.Future[Any], receive: Receive) -> Any:
+    """The result of the work, or None once the connection is gone; the work is then cancelled."""
+    watching = asyncio.ensure_future(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait({work, watching}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        work.cancel()
+        watching.cancel()
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class WebServer(uvicorn.Server):

@@ -1,7 +1,8 @@
 """A digest of the code behind a result: parts of an earlier run are reused only if the code is the same.
 
 It covers a module and every module of this package that it imports, at the top or inside a function, directly or
-through others. Comments, docstrings and formatting do not count. Libraries are not covered.
+through others. Of a plugin it covers the modules of the plugin's package in the same way. Comments, docstrings and
+formatting do not count. Libraries are not covered.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ast
 import hashlib
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import paclm
@@ -19,15 +21,16 @@ _ROOT = Path(paclm.__file__).parent
 
 
 def code_digest(*modules: str) -> str:
-    """The digest of these modules (`paclm.study.regimes.sweep`) and all that they import."""
+    """The digest of these modules (`paclm.study.regimes.sweep`) and all that they import of their packages and ours."""
     found: set[str] = set()
     waiting = list(modules)
+    packages = {"paclm", *(name.partition(".")[0] for name in modules)}
     for name in modules:
         if _path(name) is None:
             raise InvalidInput(f"There is no module {name}, so the code behind its parts cannot be identified.")
     while waiting:
         name = waiting.pop()
-        if name not in found:
+        if name not in found and name.partition(".")[0] in packages and _path(name) is not None:
             found.add(name)
             waiting += _read(name)[1]
     text = "".join(f"{name} {_read(name)[0]}\n" for name in sorted(found))
@@ -36,23 +39,30 @@ def code_digest(*modules: str) -> str:
 
 @cache
 def _read(module: str) -> tuple[str, tuple[str, ...]]:
-    """The digest of a module's own code, and the modules of this package that it imports."""
+    """The digest of a module's own code, and the names that it imports: of modules, or of something in one."""
     path = _path(module)
+    if path is not None and path.suffix != ".py":  # compiled
+        return hashlib.sha256(path.read_bytes()).hexdigest(), ()
     tree = ast.parse(path.read_text(encoding="utf-8") if path else "")
-    imported = tuple(sorted({name for name in _imported(tree) if _path(name) is not None}))
+    package = module if path and path.name == "__init__.py" else module.rpartition(".")[0]
+    imported = set(_imported(tree, package))
+    if not module.startswith("paclm."):
+        imported.add(module.rpartition(".")[0])  # importing a module runs the packages around it
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             node.body = [line for line in node.body if not _is_text(line)]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), imported
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), tuple(sorted(imported))
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
+def _imported(tree: ast.Module, package: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)  # a module, or a name in one
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            place = ".".join([*above, *([node.module] if node.module else [])])
+            yield place
+            yield from (f"{place}.{alias.name}" for alias in node.names)  # a module, or a name in one
 
 
 def _is_text(line: ast.stmt) -> bool:
@@ -60,9 +70,20 @@ def _is_text(line: ast.stmt) -> bool:
 
 
 def _path(module: str) -> Path | None:
-    """Its file; None for the package itself, which has no code, and for other packages."""
+    """Its file; None for the package itself, which has no code, and for what is no module."""
     head, *rest = module.split(".")
-    if head != "paclm" or not rest:
+    if head != "paclm":
+        return _path_elsewhere(module)
+    if not rest:
         return None
     place = _ROOT.joinpath(*rest)
     return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
+
+
+def _path_elsewhere(module: str) -> Path | None:
+    """The file of a module of another package, which a plugin has imported already."""
+    try:
+        spec = find_spec(module) if module else None
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.has_location else None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paclm.errors import InvalidInput
-from paclm.worlds.readers import DAMAGE, RECORD_SUFFIXES, kind_of, open_text, read_corpus
+from paclm.worlds.readers import DAMAGE, is_record_file, open_text, read_corpus
 
 UNKNOWN = "<unk>"
 
@@ -77,7 +77,7 @@ def take_positions(passages: Sequence[Passage], num_positions: int) -> list[Pass
 
 def read_test_text(path: Path, tokenizer: Any) -> list[Passage]:
     """The documents of a file as passages; tokens of unknown words are marked as not scored."""
-    if kind_of(path) in RECORD_SUFFIXES:
+    if is_record_file(path):
         documents = [record.text for record in read_corpus(str(path)).records]
     else:
         text = read_text(path, "Check the path after --test-text; without it the held-out records are scored.")

@@ -25,6 +25,7 @@ import numpy as np
 from paclm.config import RuntimeConfig
 from paclm.errors import InvalidInput
 from paclm.privacy.belief import BoolArray
+from paclm.privacy.releases import RULES, Rule
 from paclm.study.code import code_digest
 from paclm.study.decoding import GREEDY, GUMBEL, Decoding
 from paclm.study.eval_text import Passage, cut_passages, take_positions
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from paclm.engine.training_job import TrainingJob
     from paclm.engine.training_queue import Progress
     from paclm.engine.workers import WorkerGroup
+    from paclm.plugins import Group, Loaded
 
 Advance = Callable[[int], None]  # called with how many more are done
 StartTask = Callable[[str, int], Advance]  # starts a progress bar: what is counted, and how many there are
@@ -62,6 +64,7 @@ class Lab:
         first_worlds: int | None = None,
         kept: Kept | None = None,
         workers: WorkerGroup | None = None,
+        plugins: Sequence[Loaded] = (),
     ) -> None:
         if first_worlds is not None and not 2 <= first_worlds <= workspace.num_worlds:
             raise InvalidInput(
@@ -75,6 +78,7 @@ class Lab:
         self.first_worlds = first_worlds  # study (and train) only this many worlds; for votes, not for attacks
         self.kept = kept or Kept()  # which votes and parts of earlier runs may be used, and which were
         self.workers = workers  # processes that share the worlds of every engine; results do not depend on them
+        self.plugins = plugins  # those that this run names
         self._given_text = test_text
         self._given_questions = questions
         self._engine: tuple[Any, Engine] | None = None
@@ -106,12 +110,26 @@ class Lab:
             first_worlds=self.first_worlds,
             kept=self.kept,
             workers=self.workers,
+            plugins=self.plugins,
         )
 
     def seed_for(self, *names: object) -> int:
         """A seed of 63 bits for a purpose: follows from the lab's seed, its collection and the names alone."""
         text = json.dumps([self.seed, self.collection, *map(str, names)])
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
+
+    def plugged(self, group: Group) -> list[Loaded]:
+        """The plugins of a group."""
+        return [loaded for loaded in self.plugins if loaded.plugin.group == group]
+
+    @property
+    def rules(self) -> dict[str, Rule]:
+        """The releases under study by name: the built-in ones, then plugins."""
+        return RULES | {plugin.name: rule for plugin, rule in self.plugged("releases")}
+
+    def origin_of(self, release: str) -> str | None:
+        """The package and version of a release; None if it is built in."""
+        return next((plugin.origin for plugin, _ in self.plugged("releases") if plugin.name == release), None)
 
     def rng(self, *names: object) -> np.random.Generator:
         """A generator for a purpose."""
@@ -313,7 +331,9 @@ class Lab:
         given = None if self._given_text is None else _digest_of(self._given_text)  # held out: fixed by the workspace
         text = [given, self.window]
         worlds = [self.collection, self._adapters([self.worlds_name])]
-        code = code_digest(f"paclm.study.regimes.{regime}")
+        modules = {plugin.name: plugin.module for plugin, _ in self.plugged("regimes")}
+        own = modules.get(regime, f"paclm.study.regimes.{regime}")
+        code = code_digest(own, *sorted({plugin.module for plugin, _ in self.plugins}))
         circumstances = [regime, scale, self.seed, worlds, text, self.arithmetic, code]
         return Parts(self.folder / "parts", circumstances, self.kept)
 

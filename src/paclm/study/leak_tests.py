@@ -4,8 +4,7 @@
 more often than its bound allows. It is meant for releases under development: deployed ones are proven. P-values are
 bounds for any number of secrets and any distribution of their leaks, so small excesses over few secrets are missed. It
 sees beliefs and tokens, not code: leakage that the belief does not follow is found only if tokens agree with the
-realized world more often than with others. For single tokens (protocol `fresh`) only the total of the declared
-information is known, and is spread evenly.
+realized world more often than with others.
 
 *Attacks.* A cell is a violation if its p-value is below FALSE_ALARMS ÷ number of tests (Bonferroni, so cells may be
 dependent). Exact for counts; for means it uses Student's t, which is anti-conservative under left skew.

@@ -62,6 +62,11 @@ class Regime:
     """The tests of the regime, one line each; a test that failed starts with ALARM."""
     for_each_collection: bool = True
     """Whether another collection of worlds gives other rows (they then carry a column `collection`)."""
+    tables: tuple[Any, ...] = ()
+    """Of a plugin, `Table` each; those of built-in regimes are in `tables.py`. Not typed: an edit of how tables are
+    written would otherwise count as an edit of every regime."""
+    figures: tuple[Any, ...] = ()
+    """Of a plugin, `Figure` each; those of built-in regimes are in `figures.py`."""
 
     def summary(self, result: Result) -> list[str]:
         """Verdicts, sentences, then headlines, one line each."""

@@ -16,10 +16,10 @@ from paclm.errors import InvalidInput
 from paclm.privacy.accounting import UNITS_PER_NAT, charge_units, check_per_token
 from paclm.privacy.belief import BoolArray, FloatArray, IntArray
 from paclm.privacy.bounds import success_bound
-from paclm.privacy.leak import leak_samples_by_entropy, leak_samples_by_truth, mean_and_stderr
+from paclm.privacy.leak import Estimate, leak_samples_by_entropy, leak_samples_by_truth, mean_and_stderr
 from paclm.privacy.releases import Rule, rule_named
 from paclm.study.attacks.belief import chance_to_name
-from paclm.study.leak_tests import Gap, LeakEvidence, broken_bounds, chances_by_agreement
+from paclm.study.leak_tests import Gap, LeakEvidence, broken_bounds, chances_by_agreement, describe_broken_bounds
 from paclm.study.recorded_votes import RecordedVotes
 from paclm.study.streams import RecordedStream, play_fresh, play_sessions
 
@@ -30,7 +30,7 @@ Protocol = Literal["session", "fresh"]
 class ReplaySettings:
     """What to replay. Defaults follow the paper's sessions; `fresh` covers every position once."""
 
-    release: str = "gaussian"  # any registered rule, including those that cannot be deployed
+    release: str | Rule = "gaussian"  # built in by name, or a rule of your own
     per_token: float | None = None  # b; not needed by a rule that never reads the secret
     charge: ChargeName = "every-token"
     protocol: Protocol = "session"
@@ -40,12 +40,12 @@ class ReplaySettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        rule = rule_named(self.release)
+        rule = self.rule
         if self.per_token is not None:
             check_per_token(self.per_token)
         elif rule.reads_secret:
             raise InvalidInput(
-                f"The release {self.release} reads the secret and needs a budget. Set one, for example "
+                f"The release {rule.name} reads the secret and needs a budget. Set one, for example "
                 "--per-token 2^-16, or inf for no noise."
             )
         if self.protocol not in ("session", "fresh"):
@@ -57,6 +57,10 @@ class ReplaySettings:
         if self.seed < 0:
             raise InvalidInput(f"The seed must be an integer ≥ 0, not {self.seed!r}.")
 
+    @property
+    def rule(self) -> Rule:
+        return self.release if isinstance(self.release, Rule) else rule_named(self.release)
+
 
 class _Kept(NamedTuple):
     """What is kept of a stream. Its beliefs, (secrets, m), would fill the memory."""
@@ -65,8 +69,7 @@ class _Kept(NamedTuple):
     released: IntArray  # (t,)
     realized: IntArray  # (t,)
     scales: FloatArray  # (dissenting tokens,)
-    information: FloatArray  # (1,) Σ over the stream
-    declared: FloatArray  # (secrets,) the same, per secret
+    declared: FloatArray  # (secrets,) Σ of the conditional information of its tokens
     leaked: FloatArray  # (secrets,) by the belief's entropy
     by_truth: FloatArray  # (secrets,) the other estimate of the leak
     named: FloatArray  # (secrets,) probability that the most likely world is the secret
@@ -86,8 +89,7 @@ class _Kept(NamedTuple):
         known[moved] = np.exp(stream.beliefs.max(axis=1))
         return cls(
             *(stream.positions, stream.released, stream.realized, stream.scales),
-            information=np.array([stream.information]),
-            declared=np.full(count, stream.information / count),
+            declared=stream.information,
             leaked=leaked,
             by_truth=by_truth,
             named=named,
@@ -108,7 +110,7 @@ def replay(
 ) -> dict[str, Any]:
     """Run the release and return the figures of `paclm replay --json`; `advance` gets the number of tokens done."""
     started = time.perf_counter()
-    rule = rule_named(settings.release)
+    rule = settings.rule
     play = play_sessions if settings.protocol == "session" else play_fresh
     per_token = math.inf if settings.per_token is None else settings.per_token
     streams = []
@@ -118,6 +120,27 @@ def replay(
     kept = _Kept.of_all(streams)
     streams.clear()  # all of them exist twice here
     return {**_summary(recorded, rule, settings, kept), "seconds": time.perf_counter() - started}
+
+
+def unit_of(figures: dict[str, Any]) -> str:
+    """What nats of a replay are counted by."""
+    return "per session" if figures["protocol"] == "session" else "per position"
+
+
+def describe_leak(figures: dict[str, Any]) -> str:
+    """Which bounds the release of a replay breaks, with the figures."""
+    return describe_broken_bounds(
+        figures["release"],
+        figures["tells_more_than"],
+        leaked=figures["leaked_nats"],
+        stderr=figures["leaked_stderr"],
+        by_truth=figures["leaked_nats_by_truth"],
+        declared=figures["conditional_information_nats"],
+        budget=figures["budget_nats"],
+        rate=max(figures["world_id_rate"], figures["world_id_rate_by_agreement"]),
+        bound=figures["world_id_bound"],
+        unit=unit_of(figures),
+    )
 
 
 def planned_tokens(recorded: RecordedVotes, settings: ReplaySettings) -> int:
@@ -148,6 +171,9 @@ def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, kept
         world_id_bound=success_bound(committed, 1.0 / recorded.num_worlds),
     )
     by_entropy, by_truth = mean_and_stderr(kept.leaked), mean_and_stderr(kept.by_truth)
+    information = Estimate(math.inf, math.nan)  # without noise a step declares no limit
+    if np.isfinite(kept.declared).all():
+        information = mean_and_stderr(_samples(recorded, settings, kept.declared))
     distinct = [len(set(row.tolist())) for row in recorded.votes[np.unique(kept.positions[is_dissent])]]
     is_flip = (kept.released != kept.realized)[is_dissent]
     has_noise = kept.scales.any()
@@ -172,7 +198,8 @@ def _summary(recorded: RecordedVotes, rule: Rule, settings: ReplaySettings, kept
         "world_id_rate_by_agreement": float(kept.agreeing.mean()),
         "leaked_nats_by_truth": by_truth.mean,
         "leaked_stderr_by_truth": by_truth.stderr,
-        "conditional_information_nats": sum(kept.information.tolist()) / num_secrets,
+        "conditional_information_nats": information.mean,
+        "conditional_information_stderr": information.stderr,
         "budget_nats": float(evidence.budget.mean()),
         "tells_more_than": broken_bounds(evidence),
         "secrets": num_secrets,
@@ -203,6 +230,17 @@ def _charged(
     return units / num_secrets / UNITS_PER_NAT, per_secret * dissent / UNITS_PER_NAT
 
 
+def _samples(recorded: RecordedVotes, settings: ReplaySettings, values: FloatArray | BoolArray) -> FloatArray:
+    """The means whose spread is the error: of values per token or per secret, (streams · t,).
+
+    Tokens of a session share a secret and a text, so sessions are the samples (tokens, if there is one session);
+    passes share positions, so positions are.
+    """
+    by_stream = values.reshape(_shape(recorded, settings)[0], -1)  # (streams, t)
+    samples: FloatArray = by_stream.mean(axis=1 if settings.protocol == "session" and len(by_stream) > 1 else 0)
+    return samples
+
+
 def _accuracies(recorded: RecordedVotes, settings: ReplaySettings, kept: _Kept) -> dict[str, float | None]:
     names = ("accuracy", "accuracy_stderr", "accuracy_public", "accuracy_full", "accuracy_noiseless", "retained_gain")
     scores: dict[str, float | None] = dict.fromkeys(names)
@@ -210,11 +248,8 @@ def _accuracies(recorded: RecordedVotes, settings: ReplaySettings, kept: _Kept) 
         return scores
     truth = recorded.truth[kept.positions]
     hits = kept.released == truth
-    by_stream = hits.reshape(kept.information.size, -1)  # (streams, t)
-    # Tokens of a session share a secret and a text, so sessions are the samples; passes share positions, so those are.
-    samples = by_stream.mean(axis=1 if settings.protocol == "session" and len(by_stream) > 1 else 0)
     scores["accuracy"] = float(hits.mean())
-    scores["accuracy_stderr"] = mean_and_stderr(samples).stderr
+    scores["accuracy_stderr"] = mean_and_stderr(_samples(recorded, settings, hits)).stderr
     scores["accuracy_noiseless"] = float((kept.realized == truth).mean())
     for name, column in (("accuracy_public", recorded.public), ("accuracy_full", recorded.full)):
         if column is not None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paclm.config import format_duration, in_shell
-from paclm.errors import InvalidInput
+from paclm.errors import InvalidInput, PluginError
 from paclm.study.figure import Figure, save_figure
 from paclm.study.figures import all_figures
-from paclm.study.regime import scale_in_words
+from paclm.study.regime import Regime, scale_in_words
 from paclm.study.regimes import NAMES, regime_named
 from paclm.study.results import Result, load_results
 from paclm.study.table import Table, TableData, to_csv, to_latex, to_markdown
@@ -31,36 +31,67 @@ class Written(NamedTuple):
     page: Path
     tables: list[Path]  # Markdown; CSV and LaTeX are beside them
     figures: list[Path]  # SVG; PDF is beside them
+    left_out: list[str]  # results whose plugin is missing or broken, a sentence each
 
 
 def write_report(study_folder: Path) -> Written:
     """Write tables, figures and report.html from `results/` of a study folder."""
-    results = load_results(study_folder / "results")
-    results = {name: results[name] for name in NAMES if name in results}
+    every = load_results(study_folder / "results")
+    regimes, left_out = _regimes_of(every)
+    results = {name: every[name] for name in regimes}
     if not results:
         raise InvalidInput(
             f"There are no results in {study_folder / 'results'}. Make some: paclm study run "
             f"{in_shell(study_folder.parent)} all"
         )
     table_folder, figure_folder = (make_private_folder(study_folder / name) for name in ("tables", "figures"))
-    found = {table: table.build(results) for table in all_tables() if all(name in results for name in table.regimes)}
+    every_table = [*all_tables(), *(table for regime in regimes.values() for table in regime.tables)]
+    found = {table: table.build(results) for table in every_table if all(name in results for name in table.regimes)}
     tables = {table: data for table, data in found.items() if data.rows or data.notes}
     for table, data in tables.items():
         texts = {"md": to_markdown(data), "csv": to_csv(data), "tex": to_latex(data, table.label)}
         for suffix, text in texts.items():
             write_private(table_folder / f"{table.file_name}.{suffix}", text.encode())
     figures: dict[Figure, str] = {}
-    for figure in all_figures():
+    for figure in (*all_figures(), *(figure for regime in regimes.values() for figure in regime.figures)):
         if all(name in results for name in figure.regimes):
             svg, _ = save_figure(figure, results, figure_folder)
             figures[figure] = inline_svg(svg.read_text(encoding="utf-8"), figure.file_name, figure.caption)
     page = study_folder / "report.html"
-    write_private(page, _render(results, tables, figures).encode())
+    write_private(page, _render(regimes, results, tables, figures, left_out).encode())
     return Written(
         page,
         [table_folder / f"{table.file_name}.md" for table in tables],
         [figure_folder / f"{figure.file_name}.svg" for figure in figures],
+        left_out,
     )
+
+
+def _regimes_of(results: Mapping[str, Result]) -> tuple[dict[str, Regime], list[str]]:
+    """The regimes that have results, built-in ones first, and why those of missing or broken plugins are left out."""
+    regimes = {name: regime_named(name) for name in NAMES if name in results}
+    labels = {table.label for table in all_tables()} | {figure.label for figure in all_figures()}
+    left_out = []
+    for name, result in results.items():
+        if name in NAMES:
+            continue
+        try:
+            regime = regime_named(name)
+            if taken := labels.intersection(one.label for one in (*regime.tables, *regime.figures)):
+                raise PluginError(f"Its label {min(taken)!r} is taken: the plugin has to choose another.")
+        except (PluginError, InvalidInput) as error:
+            made_by = "; ".join(map(_plugin_in_words, result.provenance.get("plugins", ()))) or "no plugin"
+            left_out.append(f"The results of {name} (run with {made_by}) are not in this report. {error}")
+        else:
+            regimes[name] = regime
+            labels.update(one.label for one in (*regime.tables, *regime.figures))
+    return regimes, left_out
+
+
+def _plugin_in_words(plugin: Mapping[str, Any]) -> str:
+    """A plugin as a result records it: its name, package and version, and the beginning of its code's digest."""
+    origin = f"{plugin['package']} {plugin['version']}" if plugin["package"] else plugin["target"]
+    return f"{plugin['group'][:-1]} {plugin['name']} of {origin} (code {plugin['code'][:12]})"
 
 
 def inline_svg(svg: str, prefix: str, description: str) -> str:
@@ -85,7 +116,13 @@ def typeset(text: object) -> Any:
     return Markup(re.sub(r"(?<![\w.])-(?=\d)", "−", html))
 
 
-def _render(results: Mapping[str, Result], tables: Mapping[Table, TableData], figures: Mapping[Figure, str]) -> str:
+def _render(
+    regimes: Mapping[str, Regime],
+    results: Mapping[str, Result],
+    tables: Mapping[Table, TableData],
+    figures: Mapping[Figure, str],
+    left_out: Sequence[str],
+) -> str:
     import jinja2
     from markupsafe import Markup
 
@@ -98,7 +135,7 @@ def _render(results: Mapping[str, Result], tables: Mapping[Table, TableData], fi
 
     sections = []
     for name, result in results.items():
-        regime, own = regime_named(name), shown((name,))
+        regime, own = regimes[name], shown((name,))
         in_tables = {note for _, data in own["tables"] for note in data.notes}
         sections.append(
             {
@@ -108,6 +145,7 @@ def _render(results: Mapping[str, Result], tables: Mapping[Table, TableData], fi
                 "headlines": [line for headline in regime.headlines for line in headline.lines(result)],
                 "in_short": regime.in_short(result),
                 "verdicts": regime.verdicts(result),
+                "plugins": [_plugin_in_words(one) for one in result.provenance.get("plugins", ())],
                 "notes": [note for note in result.notes if note not in in_tables],
                 **own,
             }
@@ -125,6 +163,7 @@ def _render(results: Mapping[str, Result], tables: Mapping[Table, TableData], fi
     return environment.get_template("report.html").render(
         sections=sections,
         general=general,
+        left_out=left_out,
         num_collections=max(int(row.get("collection", 1)) for r in results.values() for row in r.rows),
         **_origin(results),
     )

@@ -13,17 +13,23 @@ import torch
 from paclm.curator.research import STAMP
 from paclm.engine.loading import pick_device
 from paclm.errors import PaclmError
+from paclm.study.extensions import identify
 from paclm.study.lab import Lab
 from paclm.study.regime import Preset, Regime
-from paclm.study.regimes import NAMES, SPENDING, check_names, regime_named
+from paclm.study.regimes import NAMES, ON_REQUEST, check_names, regime_named
 from paclm.study.results import Result, Row, plain, provenance
 from paclm.worlds.storage import make_private_folder
 
 
-def regimes_named(names: Sequence[str], *, left_out: Sequence[str] = SPENDING) -> list[Regime]:
-    """Regimes by name, `all` for every one but those left out; each once, in the order of the paper."""
+def regimes_named(names: Sequence[str], *, left_out: Sequence[str] = ON_REQUEST) -> list[Regime]:
+    """Regimes by name, `all` for every built-in one but those left out; each once, in the order of the paper.
+
+    Plugins come last, in the order named.
+    """
     check_names(names)
-    return [regime_named(name) for name in NAMES if name in names or ("all" in names and name not in left_out)]
+    own = [name for name in NAMES if name in names or ("all" in names and name not in left_out)]
+    plugged = [name for name in dict.fromkeys(names) if name not in (*NAMES, "all")]
+    return [regime_named(name) for name in (*own, *plugged)]
 
 
 def results_folder(lab: Lab) -> Path:
@@ -55,6 +61,7 @@ def run_regime(lab: Lab, regime: Regime, preset: Preset, collections: int = 1, s
             **provenance(lab.workspace, device_name(lab)),
             "worlds": lab.num_worlds,
             "kept_from_before": len(lab.kept.from_before),
+            "plugins": [identify(loaded) for loaded in lab.plugins],
             "stamp": STAMP,
         },
     )

@@ -25,7 +25,7 @@ class RecordedStream(NamedTuple):
     released: IntArray  # (t,)
     realized: IntArray  # (t,)
     scales: FloatArray  # (dissenting tokens,) σ of the noise
-    information: float  # Σ of the conditional information of the tokens
+    information: FloatArray  # (secrets,) Σ of the conditional information of each secret's tokens
     secrets: IntArray  # (secrets,)
     beliefs: FloatArray  # (moved, m) final beliefs, of the secrets whose votes dissented
     moved: IntArray  # (moved,) the indices of those secrets; every other belief is still uniform
@@ -64,7 +64,7 @@ def _play_batch(recorded: RecordedVotes, sessions: ResearchSessions, positions: 
             released[row],
             recorded.votes[positions[row], secret],
             scales[row],
-            float(information[row]),
+            information[row : row + 1],
             sessions.secrets[row : row + 1],
             sessions.beliefs[row : row + 1],
             np.zeros(1, dtype=np.int64),
@@ -83,12 +83,12 @@ def play_fresh(
         realized = released.copy()
         beliefs = np.empty((dissenting.size, recorded.num_worlds))
         secrets = np.zeros(length, dtype=np.int64)  # where worlds agree, any secret gives the same figures
-        scales, information = [], 0.0
+        scales, information = [], np.zeros(length)
         for row, t in enumerate(dissenting):
             session = ResearchSession(recorded.num_worlds, rule, per_token, noise)
             step = session.release(recorded.votes[t])
             released[t], beliefs[row], secrets[t] = step.token, step.belief, session.secret
             realized[t] = recorded.votes[t, session.secret]
             scales.append(step.noise_scale)
-            information += step.information
+            information[t] = step.information
         yield RecordedStream(positions, released, realized, np.array(scales), information, secrets, beliefs, dissenting)

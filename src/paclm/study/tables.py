@@ -11,7 +11,7 @@ from paclm.study import table_rows as rows
 from paclm.study.cell import Column
 from paclm.study.computed_tables import CANARY, DP, EVAL_REGIMES, KNOWLEDGE, PMIXED_FULL, PMIXED_FULL_EPS2, SETUP
 from paclm.study.paper_numbers import CANARIES, COST_SETUP
-from paclm.study.regimes.releases import TARGET
+from paclm.study.regimes.releases import RARE, TARGET
 from paclm.study.table import Table, quantities_table, rows_table
 
 
@@ -341,7 +341,8 @@ _TABLES = (
         "All releases, coupled Gumbel votes: {sessions} sessions of {tokens_per_session:,} tokens; errors of the first "
         "three columns are over passages of the text; the lead is over gaussian at 2^-32, paired; nats are per "
         "session: leak by the belief's entropy, by its value at the secret, and Σ I, the sum of what each step can "
-        "leak (exact for channel, an upper bound for gaussian, what the release declares for others). Last columns: "
+        "leak (computed for channel, an upper bound for gaussian, what the release declares for others; mean and error "
+        "are over sessions). Last columns: "
         f"tokens until a total that bounds membership inference at {TARGET:.0%} is used up (under dissent: expected at "
         "the rate seen here), and what is promised about whether a record is in the corpus at all. The full-corpus "
         "adapter and DP adapters are the same for every world and leak nothing about which was realized; those of dp "
@@ -354,7 +355,7 @@ _TABLES = (
             Column("lead in accuracy", "lead_points ± lead_stderr", ".2%"),
             Column("leak (entropy)", "leaked_nats ± leaked_stderr", ".3g"),
             Column("leak (truth)", "leaked_nats_by_truth ± leaked_stderr_by_truth", ".3g"),
-            Column("Σ I", "can_tell_nats", ".3g"),
+            Column("Σ I", "can_tell_nats ± can_tell_stderr", ".3g"),
             Column("charged: every token", "charged_every_token", ".3g"),
             Column("charged: dissent", "charged_dissent", ".3g"),
             Column(f"tokens to {TARGET:.0%}: every token", "tokens_until_every_token"),
@@ -362,7 +363,7 @@ _TABLES = (
             Column("about the corpus", "{corpus}"),
         ),
         rows.with_end,
-        rows.own_notes,
+        (RARE,),
         rows.with_plain_adapters,
     ),
     KNOWLEDGE,
@@ -381,6 +382,38 @@ _TABLES = (
         lambda result: result.select(part="example", collection=1),
     ),
     DP,
+    rows_table(
+        "tab:attacks",
+        "attacks",
+        "Attacks on the same {sessions} sessions of {horizon:,} tokens. The best-scored world is named, and every "
+        "record is declared a member where the scores give its worlds more than one half; ties count as fair guesses. "
+        "Bounds are at the charge of every token, errors over sessions.",
+        (
+            Column("attack", "{attack}{of_collection}"),
+            Column("package", "{package}"),
+            Column("what it sees", "{sees}"),
+            Column("release", "{release}"),
+            Column("b", "{budget}"),
+            Column("record", "membership_rate ± membership_stderr", ".1%"),
+            Column("record: bound", "membership_bound", ".1%", is_bound=True),
+            Column("world", "world_rate ± world_stderr", ".1%"),
+            Column("world: bound", "world_bound", ".1%", is_bound=True),
+        ),
+    ),
+    rows_table(
+        "tab:baselines",
+        "baselines",
+        "Methods on the same {positions:,} positions, coupled Gumbel votes: next-token accuracy, share of the gain of "
+        "the full-corpus adapter over the public model, and what each guarantees. Errors are over passages.",
+        (
+            Column("method", "{method}{of_collection}"),
+            Column("package", "{package}"),
+            Column("accuracy", "accuracy ±", ".2%"),
+            Column("retained gain", "retained_gain ±", ".0%"),
+            Column("guarantee", "{guarantee}"),
+        ),
+        notes=rows.own_notes,
+    ),
     rows_table(
         "tab:forgetting",
         "forgetting",

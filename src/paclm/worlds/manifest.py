@@ -44,14 +44,21 @@ class Manifest:
     adapters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By file name inside adapters/: SHA-256, size and time, and details of training.
 
-    For the worlds also `worlds_sha256`, of each one's adapter, unless they come from elsewhere; and `held`,
-    in the folder of a worker: first and last (exclusive) of the worlds that are in the file.
+    For the worlds also `worlds_sha256`, of each one's adapter; `imported`, when they were trained elsewhere: the date,
+    the base model their folders name, and what the operator vouched for; and `held`, in the folder of a worker: first
+    and last (exclusive) of the worlds that are in the file.
     """
 
     @property
     def worlds_sha256(self) -> list[str]:
         """Of each world's adapter; empty where training did not note them."""
         return list(self.adapters.get(WORLDS_FILE, {}).get("worlds_sha256", ()))
+
+    @property
+    def imported(self) -> str | None:
+        """When worlds that were trained elsewhere were imported; None: `paclm train` made them."""
+        imported = self.adapters.get(WORLDS_FILE, {}).get("imported")
+        return None if imported is None else str(imported["at"])
 
     @property
     def held(self) -> slice | None:

@@ -21,12 +21,15 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from paclm.config import in_shell
 from paclm.errors import CorpusError, InvalidInput
 from paclm.worlds.records import Corpus, ReadOptions, SourceRow, StartTask, alike, collect_records, show_names
 from paclm.worlds.storage import in_utf8
+
+if TYPE_CHECKING:
+    from paclm.plugins import Plugin
 
 TEXT_SUFFIXES = (".txt", ".md")
 DEFAULT_NUM_NOTES = 2000
@@ -51,6 +54,9 @@ DAMAGE = (EOFError, zlib.error, lzma.LZMAError)
 """Raised, besides OSError, by reading a compressed file that is cut off or broken."""
 
 _OPENERS: dict[str, Callable[..., IO[str]]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+
+Reader = Callable[[Path, ReadOptions], Iterable[SourceRow | None]]
+"""Reads one file: a row per record, None for a blank line, a row with a `problem` for what cannot be a record."""
 
 _DATASET_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<split>[\w.-]+))?")
 _CLINIC = re.compile(r"clinic(?::(?P<count>[0-9_,]+))?")
@@ -136,14 +142,9 @@ def kind_of(path: Path) -> str:
 
 def _rows_of_file(path: Path, options: ReadOptions) -> Iterator[SourceRow | None]:
     """The rows of one file; damage to the file itself becomes one CorpusError."""
-    kind = kind_of(path)
-    if kind not in _KINDS:
-        known = f"{', '.join(sorted(_KINDS))} (also with .gz, .xz, .bz2), or a folder of .txt and .md"
-        way = _WAYS.get(kind, _WAYS[""])
-        raise CorpusError(f"{path} is of an unsupported kind. Supported are: {known}. {way}")
     last = "its start"
     try:
-        for row in _KINDS[kind](path, options):
+        for row in _reader_of(path)(path, options):
             if row is not None:
                 last = row.source
             yield row
@@ -153,6 +154,47 @@ def _rows_of_file(path: Path, options: ReadOptions) -> Iterator[SourceRow | None
         raise CorpusError(f"{path} is damaged or cut off after {last}: {error}. Make or fetch it again.") from None
     except OSError as error:
         raise CorpusError(f"{path} cannot be read: {error.strerror or error}. Check its permissions: ls -l") from None
+
+
+def _reader_of(path: Path) -> Reader:
+    """The reader of a file's kind: built in, or a plugin, whose errors become a CorpusError without private text."""
+    kind = kind_of(path)
+    if kind in _KINDS:
+        return _KINDS[kind]
+    plugin = _plugin_for(kind)
+    if plugin is None:
+        known = f"{', '.join(sorted(_KINDS))} (also with .gz, .xz, .bz2), or a folder of .txt and .md"
+        way = _WAYS.get(kind, _WAYS[""])
+        raise CorpusError(f"{path} is of an unsupported kind. Supported are: {known}. {way}")
+    from paclm.plugins import load
+
+    read: Reader = load(plugin, Callable, RESERVED).value
+
+    def rows(path: Path, options: ReadOptions) -> Iterator[SourceRow | None]:
+        try:
+            yield from read(path, options)
+        except (OSError, CorpusError, *DAMAGE):
+            raise
+        except Exception as error:  # its message may quote a record
+            raise CorpusError(
+                f"{path} cannot be read: the reader {plugin.name!r} of {plugin.origin} failed with "
+                f"{type(error).__name__}. Check the file, or update that package."
+            ) from None
+
+    return rows
+
+
+def _plugin_for(kind: str) -> Plugin | None:
+    """The installed reader of a suffix. Package metadata is read for unknown suffixes only; nothing is imported."""
+    from paclm.plugins import plugin_named
+
+    return plugin_named("readers", kind.removeprefix("."), RESERVED) if kind else None
+
+
+def is_record_file(path: Path) -> bool:
+    """Whether a reader takes this file for many records; a compression suffix may follow the one that names it."""
+    kind = kind_of(path)
+    return kind in _KINDS or (kind.removeprefix(".") not in RESERVED and _plugin_for(kind) is not None)
 
 
 @contextmanager
@@ -264,14 +306,15 @@ def _package(module: str, package: str, what: str) -> Any:
         raise CorpusError(f"{what} needs the package {package!r}. Install it with: pip install {package}") from None
 
 
-_KINDS: dict[str, Callable[[Path, ReadOptions], Iterable[SourceRow | None]]] = {
+_KINDS: dict[str, Reader] = {
     ".jsonl": _read_jsonl,
     ".ndjson": _read_jsonl,
     ".csv": _read_csv,
     ".tsv": _read_csv,
     ".parquet": _read_parquet,
 }
-RECORD_SUFFIXES = frozenset(_KINDS)  # suffixes of files with many records; a compression suffix may follow
+RESERVED = tuple(suffix.removeprefix(".") for suffix in (*_KINDS, *TEXT_SUFFIXES, *_OPENERS))
+"""Suffixes that no plugin may take."""
 
 
 def _read_folder(folder: Path, options: ReadOptions) -> Source:

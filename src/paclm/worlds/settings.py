@@ -7,13 +7,13 @@ import dataclasses
 import inspect
 import json
 import os
-import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from paclm.config import (
     DpConfig,
@@ -30,6 +30,9 @@ from paclm.config import (
 from paclm.errors import InvalidInput, WorkspaceError
 from paclm.worlds.layout import SETTINGS_FILE, ledger_path
 from paclm.worlds.storage import write_private
+
+if TYPE_CHECKING:
+    from tomlkit.items import Item, Table
 
 _BUDGETS = ("per_token", "total")
 
@@ -55,7 +58,6 @@ _ADDRESSES = {"url": "PACLM_LEDGER", "front_url": "PACLM_LEDGER_FRONT"}
 ADDRESS_VARIABLES = tuple(_ADDRESSES.values())
 """They may hold passwords."""
 _EXAMPLES = {"per_token": "2^-32", "total": "2^-10"}
-_REMARK = re.compile(r"(?<=\S)\s+#.*$")
 
 
 class Voting(NamedTuple):
@@ -131,32 +133,52 @@ def explain_settings(settings: type) -> dict[str, str]:
 
 
 def write_settings(path: Path, section: Literal["mechanism", "training", "ledger"], changes: Mapping[str, Any]) -> None:
-    """Write settings into a section of paclm.toml; comments, order and everything else stay unchanged."""
+    """Write settings into a section of paclm.toml; comments, order, line ends, mode and all else stay unchanged.
+
+    A setting that stands only as an example behind a # takes the example's place.
+    """
+    import tomlkit  # here: a bare GPU image reads settings and writes none
+    from tomlkit.exceptions import TOMLKitError
+    from tomlkit.items import Table
+
     text = path.read_bytes().decode("utf-8")
-    before, lines = tomllib.loads(text), text.rstrip("\n").split("\n")
-    start = next((i + 1 for i, line in enumerate(lines) if re.match(rf"\s*\[\s*{section}\s*\]", line)), None)
-    if start is None:
-        lines += ["", f"[{section}]"]
-        start = len(lines)
-    for name, value in reversed(list(changes.items())):
-        end = next((i for i in range(start, len(lines)) if lines[i].lstrip().startswith("[")), len(lines))
-        places = [i for i in range(start, end) if re.match(rf"\s*(#\s*)?{name}\s*=", lines[i])]
-        places.sort(key=lambda i: lines[i].lstrip().startswith("#"))
-        if not places:  # neither the setting nor its example
-            lines.insert(start, f"{name} = {in_toml(value)}")
-            continue
-        remark = _REMARK.search(lines[places[0]])
-        lines[places[0]] = f"{name} = {in_toml(value)}{remark[0] if remark else ''}"
-    written = "\n".join(lines) + "\n"
+    has_crlf = "\r\n" in text and text.count("\r\n") == text.count("\n")
     try:
-        after = tomllib.loads(written)
-    except tomllib.TOMLDecodeError:
-        after = {}
-    as_read = json.loads(json.dumps(dict(changes)))  # tuples are lists in a file
-    if after != {**before, section: {**before.get(section, {}), **as_read}}:
+        before, document = tomllib.loads(text), tomlkit.parse(text.replace("\r\n", "\n") if has_crlf else text)
+        table: Any = document.setdefault(section, tomlkit.table())
+        for name, value in changes.items():
+            setting = tomlkit.value(in_toml(value))
+            if name in table or not isinstance(table, Table) or not _replace_example(table, name, setting):
+                table[name] = setting
+        written = tomlkit.dumps(document)
+        written = written.replace("\n", "\r\n") if has_crlf else written
+        is_written = tomllib.loads(written) == {**before, section: {**before.get(section, {}), **_as_read(changes)}}
+    except (tomllib.TOMLDecodeError, TOMLKitError, TypeError, AttributeError):  # broken, or no table
+        is_written = False
+    if not is_written:
         wanted = "; ".join(f"{name} = {in_toml(value)}" for name, value in changes.items())
         raise WorkspaceError(f"{path} has a form that paclm cannot edit. Write by hand: {wanted}")
-    write_private(path.resolve(), written.encode())  # a link stays one
+    file = path.resolve()  # a link stays one
+    write_private(file, written.encode(), mode=stat.S_IMODE(file.stat().st_mode))
+
+
+def _as_read(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes as they will be read: tuples are lists in a file."""
+    found: dict[str, Any] = json.loads(json.dumps(dict(changes)))
+    return found
+
+
+def _replace_example(table: Table, name: str, setting: Item) -> bool:
+    """Put a setting in the place of its example, a comment `# name = …`; returns whether there is one."""
+    from tomlkit.items import Comment, SingleKey
+
+    for place, (_, item) in enumerate(table.value.body):
+        words = item.trivia.comment.removeprefix("#").split("=", 1) if isinstance(item, Comment) else []
+        if len(words) == 2 and words[0].strip() == name:
+            setting.trivia.indent, setting.trivia.trail = item.trivia.indent, item.trivia.trail
+            table.value.body[place] = (SingleKey(name), setting)
+            return True
+    return False
 
 
 def load_settings(path: Path) -> Settings:

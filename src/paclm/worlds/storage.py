@@ -32,13 +32,13 @@ def make_private_folder(path: Path) -> Path:
 
 
 @contextmanager
-def private_file(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file of mode 0600 atomically: a reader finds the old content or the new one, never a part."""
+def private_file(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
+    """Write a file of this mode atomically: a reader finds the old content or the new one, never a part."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), 0o600)
+            os.fchmod(file.fileno(), mode)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -49,9 +49,9 @@ def private_file(path: Path) -> Iterator[IO[bytes]]:
     sync_folder(path.parent)
 
 
-def write_private(path: Path, content: bytes | Iterable[bytes]) -> None:
+def write_private(path: Path, content: bytes | Iterable[bytes], mode: int = 0o600) -> None:
     """Write a private file as a whole, or piece by piece."""
-    with private_file(path) as file:
+    with private_file(path, mode) as file:
         file.writelines([content] if isinstance(content, bytes) else content)
 
 
@@ -110,6 +110,20 @@ def hash_file(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def refuse_if_shared(file: Path) -> None:
+    """A private file is a plain one, closed to other users; a link could lead to an older copy."""
+    if file.is_symlink():
+        raise WorkspaceError(
+            f"{file} is a symbolic link, and what it leads to could be exchanged unnoticed. Move the file itself to "
+            "this place, or link its whole folder."
+        )
+    mode = file.stat().st_mode & 0o777
+    if mode & 0o077:
+        raise WorkspaceError(
+            f"{file} is open to other users (mode {mode:04o}). Close it: chmod -R go-rwx {in_shell(file.parent)}"
+        )
 
 
 def refuse_if_others_can_enter(folder: Path) -> None:

@@ -58,7 +58,7 @@ function onRefusal(refusal) {
     leave(refusal.message);
   } else {
     state.failures += 1;
-    setConnection("lost", "Connection lost");
+    setConnection("lost", refusal.code === "waiting_for_workers" ? "Waiting for a worker" : "Connection lost");
     saySentence("toast-text", `${refusal.message} The figures are those of ${clock(state.lastAt)}.`);
     byId("toast").hidden = false;
   }

@@ -1,4 +1,4 @@
-"""The regimes, one file each. To add one: write a file with a `REGIME` and put its name into `NAMES`."""
+"""The built-in regimes, one file each with a `REGIME`, named in `NAMES`. Regimes of plugins are found by name."""
 
 from __future__ import annotations
 
@@ -22,25 +22,37 @@ NAMES = (  # in the order of the paper, then what goes past it
         "meter",
         "depth",
         "dp",
+        "attacks",
+        "baselines",
     ),
 )
 SPENDING = ("dp",)
-"""Regimes that use up a promise about the corpus; `all` leaves them out."""
+"""Regimes that use up a promise about the corpus."""
+ON_REQUEST = (*SPENDING, "attacks", "baselines")
+"""Regimes that `all` leaves out, as it does plugins: run by name."""
 ASKING = ("knowledge",)
 """Regimes that need questions; `all` leaves them out where there are none."""
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse names that no regime has; `all` is every one that spends nothing."""
+    """Refuse names that neither a built-in regime nor a plugin has. Imports no plugin."""
+    from paclm.plugins import find_plugins
+
+    installed = [plugin.name for plugin in find_plugins("regimes", (*NAMES, "all"))]
     for name in names:
-        if name not in (*NAMES, "all"):
+        if name not in (*NAMES, *installed, "all"):
             raise InvalidInput(
-                f"There is no regime {name!r}. There are: {', '.join(NAMES)}; or all, without {', '.join(SPENDING)}."
+                f"There is no regime {name!r}. There are: {', '.join((*NAMES, *installed))}; or all, without "
+                f"{', '.join((*ON_REQUEST, *installed))}."
             )
 
 
 def regime_named(name: str) -> Regime:
-    """The regime of that name."""
-    check_names([name])
+    """The regime of that name; a plugin is imported for it."""
+    if name not in NAMES:
+        from paclm.plugins import load_named
+
+        plugged: Regime = load_named("regimes", name, Regime, (*NAMES, "all")).value
+        return plugged
     regime: Regime = import_module(f"paclm.study.regimes.{name}").REGIME
     return regime

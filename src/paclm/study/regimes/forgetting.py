@@ -80,7 +80,7 @@ def _rows(lab: Lab, scale: ForgettingScale, votes: TextVotes, per_token: float, 
     is_dissent, truth = votes.is_dissent, votes.truth
     streams = list(play_sessions(votes, CURATORS[curator], per_token, scale.sessions, tokens, seed))
     final, secrets = (np.concatenate([getattr(s, name) for s in streams]) for name in ("beliefs", "secrets"))
-    leaks = [stream.information for stream in streams]  # at most
+    leaks = np.concatenate([stream.information for stream in streams])  # (sessions,) at most
     right = [float((stream.released == truth[stream.positions]).mean()) for stream in streams]
     dissent = [float(is_dissent[stream.positions].mean()) for stream in streams]
     row: Row = {"curator": curator, "budget": format_budget(per_token), "per_token_nats": per_token}

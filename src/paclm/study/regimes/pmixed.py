@@ -17,7 +17,7 @@ import numpy as np
 
 from paclm.privacy.belief import FloatArray, IntArray
 from paclm.privacy.leak import mean_and_stderr
-from paclm.privacy.releases import RULES, Rule
+from paclm.privacy.releases import Rule
 from paclm.study.baselines.accountants import matched_nats, success_at_half
 from paclm.study.baselines.distributions import Distributions, text_distributions
 from paclm.study.baselines.neighbours import Neighbours
@@ -261,8 +261,8 @@ def _pac(lab: Lab, scale: PMixedScale) -> list[Row]:
     near = scale.epsilons[0], min(scale.neighbour_queries, positions)
     points = [(e, t) for e in scale.epsilons for t in scale.horizons]
     rows: list[Row] = []
-    advance = lab.start_task("PAC at matched bounds", len(points) * len(RULES))
-    for rule in RULES.values():
+    advance = lab.start_task("PAC at matched bounds", len(points) * len(lab.rules))
+    for rule in lab.rules.values():
         whole: Row | None = None
         for epsilon, queries in points:
             per_token = matched_nats(epsilon, DELTA) / queries

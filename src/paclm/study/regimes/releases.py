@@ -31,7 +31,8 @@ BUDGETS = tuple(2.0**-n for n in (4, 8, 12, 16, 24, 32))
 TARGET = 0.51  # the bound on membership inference up to which tokens are counted
 RARE = (
     "The channel leaks in rare events. A few dozen sessions seldom contain one, so both estimates of its leak are "
-    "rough and their errors too small; Σ I is computed and not estimated."
+    "rough and their errors too small. Each term of Σ I is computed; its mean over these sessions is a sample mean, "
+    "with the error shown."
 )
 
 
@@ -47,7 +48,7 @@ def run(lab: Lab, scale: ReleasesScale) -> Findings:
     """Every release at every budget; those that never read the secret have none."""
     votes = lab.gumbel_votes(scale.positions, scale.gumbel_draws)
     parts = lab.parts("releases", [asdict(scale), votes.digest])
-    cells = [(rule, b) for rule in RULES.values() for b in (BUDGETS if rule.reads_secret else BUDGETS[:1])]
+    cells = [(rule, b) for rule in lab.rules.values() for b in (BUDGETS if rule.reads_secret else BUDGETS[:1])]
     paper = _play(lab, scale, votes, RULES["gaussian"], BUDGETS[-1])
     advance = lab.start_task("releases", len(cells))
     rows: list[Row] = []
@@ -71,6 +72,7 @@ def _rows(
     dissent = float(np.mean([votes.is_dissent[stream.positions].mean() for stream in streams]))
     row: Row = {
         "release": rule.name,
+        "package": lab.origin_of(rule.name),
         "reads_secret": rule.reads_secret,
         "budget": format_budget(per_token) if rule.reads_secret else None,
         "per_token_nats": per_token if rule.reads_secret else None,
@@ -81,7 +83,8 @@ def _rows(
     }
     row["leaked_nats"], row["leaked_stderr"] = leak_by_entropy(beliefs)
     row["leaked_nats_by_truth"], row["leaked_stderr_by_truth"] = leak_by_truth(beliefs, secrets)
-    row["can_tell_nats"], row["can_tell_stderr"] = mean_and_stderr([stream.information for stream in streams])
+    declared = np.concatenate([stream.information for stream in streams])  # (sessions,)
+    row["can_tell_nats"], row["can_tell_stderr"] = mean_and_stderr(declared)
     charges: tuple[tuple[ChargeName, float], ...] = (("every-token", 1.0), ("dissent", dissent))
     for charge, share in charges:
         name = charge.replace("-", "_")
@@ -93,7 +96,7 @@ def _rows(
     evidence = LeakEvidence(
         leaked=leak_samples_by_entropy(beliefs),
         gap=Gap.between(beliefs, secrets),
-        declared=np.array([stream.information for stream in streams]),
+        declared=declared,
         budget=cost * np.array([votes.is_dissent[stream.positions].sum() for stream in streams]),
         named=chance_to_name(beliefs, secrets),
         agreeing=np.concatenate(agreeing),
