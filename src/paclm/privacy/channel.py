@@ -155,7 +155,7 @@ def _weights(heaviest: list[float], size: int, excess: float) -> list[float]:
 
 
 def _information(heaviest: list[float], weights: list[float], gain: float) -> float:
-    """Σ_v π(v)·KL(P(·|v) ‖ q) to about 1e-12 of itself. Equals I(V; Y) when q is the marginal, and exceeds it if not."""
+    """Σ_v π(v)·KL(P(·|v) ‖ q) to about 1e-12 of itself. Equals I(V; Y) if q is the marginal, and exceeds it if not."""
     total = math.fsum(weights)
     others = math.fsum(weights[1:]) / total
     terms = [heaviest[0] * _divergence(weights[0] / total, others, gain)]
