@@ -11,7 +11,7 @@ from paclm.study.eval_text import Passage
 from paclm.study.lab import Lab
 from paclm.study.parts import Kept
 from paclm.study.regime import Findings, Regime
-from paclm.study.regimes import NAMES, SPENDING
+from paclm.study.regimes import NAMES, READING, SPENDING
 from paclm.study.results import Result
 from paclm.study.run import regimes_named, results_folder, run_regime
 
@@ -146,7 +146,7 @@ def test_votes_of_the_same_run_are_shared_also_when_all_is_made_anew(small_lab, 
 
 
 def test_every_name_is_a_regime_sorted_as_in_the_paper_and_unknown_ones_are_refused():
-    regimes = regimes_named(["all", *SPENDING])
+    regimes = regimes_named(["all", *SPENDING, *READING])
     assert tuple(regime.name for regime in regimes) == tuple(NAMES)
     assert all(set(regime.presets) == {"quick", "paper"} and regime.question.endswith("?") for regime in regimes)
     assert [regime.name for regime in regimes_named(["flatness", "census", "flatness"])] == ["census", "flatness"]

@@ -52,7 +52,7 @@ class _ListsRegimes(TyperCommand):
 @study.command(cls=_ListsRegimes)
 def run(
     workspace: TrainedArgument,
-    regimes: Annotated[list[str], typer.Argument(help="Names, listed below; or all, which leaves out dp.")],
+    regimes: Annotated[list[str], typer.Argument(help="Names, listed below; or all, which leaves out dp and lm_eval.")],
     preset: Annotated[Literal["quick", "paper"], typer.Option(help="Scale: minutes, or the paper's.")] = "quick",
     collections: Annotated[
         int, typer.Option(help="Collections of worlds to run on; all but the first are drawn and trained here.")
@@ -78,6 +78,7 @@ def run(
     knowledge asks questions about the records: of a corpus of your own they are a file with one JSON object a line,
     with prompt, answer and perhaps kind and about. Without questions, all leaves it out. With --workers the worlds of
     every engine are shared among processes, and results are the same; capacity, cost, depth and dp run in this one.
+    lm_eval runs nothing: it reads what `lm_eval --model paclm --output_path WORKSPACE/study/lm-eval` has written.
 
     Example usage:
 
@@ -88,7 +89,7 @@ def run(
         paclm study report clinic
     """
     from paclm.ledger.address import exists
-    from paclm.study.regimes import ASKING, SPENDING, check_names
+    from paclm.study.regimes import ASKING, READING, SPENDING, check_names
 
     check_names(regimes)
     if collections < 1:
@@ -123,7 +124,7 @@ def run(
         raise InvalidInput(
             f"--questions is for {', '.join(ASKING)}, which is not among the regimes named. Name it too."
         )
-    left_out: tuple[str, ...] = SPENDING
+    left_out: tuple[str, ...] = (*SPENDING, *READING)
     if "all" in regimes and not is_asked and lab.questions is None:
         left_out += ASKING
         typer.echo(f"all leaves out {', '.join(ASKING)}: no questions. Give a file with --questions.", err=True)

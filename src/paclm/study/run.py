@@ -15,12 +15,12 @@ from paclm.engine.loading import pick_device
 from paclm.errors import PaclmError
 from paclm.study.lab import Lab
 from paclm.study.regime import Preset, Regime
-from paclm.study.regimes import NAMES, SPENDING, check_names, regime_named
+from paclm.study.regimes import NAMES, READING, SPENDING, check_names, regime_named
 from paclm.study.results import Result, Row, plain, provenance
 from paclm.worlds.storage import make_private_folder
 
 
-def regimes_named(names: Sequence[str], *, left_out: Sequence[str] = SPENDING) -> list[Regime]:
+def regimes_named(names: Sequence[str], *, left_out: Sequence[str] = (*SPENDING, *READING)) -> list[Regime]:
     """Regimes by name, `all` for every one but those left out; each once, in the order of the paper."""
     check_names(names)
     return [regime_named(name) for name in NAMES if name in names or ("all" in names and name not in left_out)]

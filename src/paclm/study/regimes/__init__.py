@@ -22,12 +22,15 @@ NAMES = (  # in the order of the paper, then what goes past it
         "meter",
         "depth",
         "dp",
+        "lm_eval",
     ),
 )
 SPENDING = ("dp",)
 """Regimes that use up a promise about the corpus; `all` leaves them out."""
 ASKING = ("knowledge",)
 """Regimes that need questions; `all` leaves them out where there are none."""
+READING = ("lm_eval",)
+"""Regimes that read what another program has measured; `all` leaves them out."""
 
 
 def check_names(names: Iterable[str]) -> None:
