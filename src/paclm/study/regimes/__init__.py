@@ -34,11 +34,12 @@ READING = ("lm_eval",)
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse names that no regime has; `all` is every one that spends nothing."""
+    """Refuse names that no regime has; `all` is every one that spends nothing and reads no other program's results."""
     for name in names:
         if name not in (*NAMES, "all"):
             raise InvalidInput(
-                f"There is no regime {name!r}. There are: {', '.join(NAMES)}; or all, without {', '.join(SPENDING)}."
+                f"There is no regime {name!r}. There are: {', '.join(NAMES)}; or all, without "
+                f"{', '.join((*SPENDING, *READING))}."
             )
 
 
