@@ -56,7 +56,7 @@ def run(
     workspace: TrainedArgument,
     regimes: Annotated[
         list[str],
-        typer.Argument(help="Names, listed below; or all: every built-in but dp, attacks, baselines, lm_eval."),
+        typer.Argument(help="Names, listed below; or all: without dp, attacks, baselines, lm_eval, plugins."),
     ],
     preset: Annotated[Literal["quick", "paper"], typer.Option(help="Scale: minutes, or the paper's.")] = "quick",
     collections: Annotated[
